@@ -1,0 +1,157 @@
+"""B3: dataset to trainer, with a trainer that sleeps where it would compute (as MLPerf Storage does).
+
+Phases of one cell, on one iterator: warm-up; flat out, which gives the producing rate of this loader; then
+paced, with a sleep of 1 / (0.9 x that rate) after each batch. Utilisation is slept time over wall time of
+the paced phase, its first step left out. CPU per GB is taken in the paced phase, over all processes that
+cannot leave the trainer's node.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench import machine
+from bench.stats import percentile
+from bench.work import Proof, sums
+
+DEMAND = 0.9
+SIDE = 224
+_BASE_SIDE = 256
+_CHECK_EVERY = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    producers: int
+    """Workers, feeders or actors."""
+    flat_out_s: float
+    paced_s: float
+    batch: int = 64
+    batches: int = 2000
+    """Length of the dataset in batches; more than any cell takes."""
+    smoke: bool = False
+
+    @property
+    def warm(self) -> int:
+        return 4 if self.smoke else 16
+
+    @property
+    def name(self) -> str:
+        return f"{self.producers} producer{'s' if self.producers > 1 else ''}"
+
+
+class Images(torch.utils.data.Dataset[Any]):
+    """Crop, flip and tone of a stored picture, all fixed by the index: about 2.5 CPU-s/GB, 3 with collate."""
+
+    def __init__(self, case: Case) -> None:
+        self._length = case.batch * case.batches
+        rng = np.random.default_rng(7)
+        # uint8, shape (pictures, channels, height, width)
+        self._base = rng.integers(0, 256, (4, 3, _BASE_SIDE, _BASE_SIDE), dtype=np.uint8)
+        self._tone = np.clip((np.arange(256) / 255.0) ** 0.8 * 255.0, 0, 255).astype(np.uint8)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def picture(self, index: int) -> np.ndarray:
+        """uint8, shape (3, 224, 224)."""
+        mixed = (index * 2_654_435_761) & 0xFFFF_FFFF
+        y, x = mixed % 32, (mixed >> 8) % 32
+        crop = self._base[(mixed >> 16) & 3, :, y : y + SIDE, x : x + SIDE]
+        if (mixed >> 20) & 1:
+            crop = crop[:, :, ::-1]
+        return self._tone[crop]
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.from_numpy(self.picture(index)), index
+
+    def stacked(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """A whole batch as arrays, for peers that do not collate with torch: pictures and int64 indices."""
+        return np.stack([self.picture(int(i)) for i in indices]), np.asarray(indices, dtype=np.int64)
+
+
+def numbers_of(case: Case, batch: int) -> range:
+    """Indices of batch number `batch`."""
+    return range(batch * case.batch, (batch + 1) * case.batch)
+
+
+class _Taker:
+    """Takes batches, checks each one's indices and every 16th one's pictures, and times the waits.
+
+    What the checked ones must hold is made here, before anything is measured, from the same dataset.
+    """
+
+    def __init__(self, stream: Iterator[Any], case: Case) -> None:
+        self._stream, self._case = stream, case
+        dataset = Images(case)
+        self.number = 0
+        self.proof = Proof()
+        self.check_ns = 0
+        checked = range(3 if case.smoke else 10)
+        self._expected = {
+            i * _CHECK_EVERY: [sums(dataset.stacked(numbers_of(case, i * _CHECK_EVERY))[0])] for i in checked
+        }
+
+    def take(self) -> int:
+        """Takes one batch. Returns the wait in nanoseconds."""
+        t0 = time.perf_counter_ns()
+        pictures, indices = next(self._stream)
+        waited = time.perf_counter_ns() - t0
+        start = time.thread_time_ns()
+        expected = np.arange(self.number * self._case.batch, (self.number + 1) * self._case.batch)
+        if not np.array_equal(np.asarray(indices), expected):
+            raise RuntimeError(f"batch {self.number} holds the indices {np.asarray(indices)[:8]}...")
+        if self.number in self._expected:
+            self.proof.add(self.number, [np.asarray(pictures)], self._expected[self.number])
+        self.number += 1
+        self.check_ns += time.thread_time_ns() - start
+        return waited
+
+
+def measure(stream: Iterator[Any], case: Case, *, node_pids: Callable[[], Iterable[int]]) -> dict[str, Any]:
+    """Runs the three phases. `node_pids`: processes that must be on the trainer's node, asked when warm."""
+    taker = _Taker(stream, case)
+    for _ in range(case.warm):
+        taker.take()
+    start, first = time.perf_counter(), taker.number
+    while time.perf_counter() - start < case.flat_out_s:
+        taker.take()
+    rate = (taker.number - first) / (time.perf_counter() - start)
+    pids = sorted(set(node_pids()))
+    paced = _paced(taker, case, step_s=1.0 / (DEMAND * rate), pids=pids)
+    figures = {"batches_per_s": rate, **paced}
+    return {"figures": {case.name: figures}, "proof": taker.proof.as_json()}
+
+
+def _paced(taker: _Taker, case: Case, *, step_s: float, pids: list[int]) -> dict[str, float]:
+    taker.take()
+    time.sleep(step_s)
+    waits: list[int] = []
+    slept = 0.0
+    cpu, checks = machine.cpu_ns(pids), taker.check_ns
+    before = machine.snapshot()
+    start = time.perf_counter()
+    while time.perf_counter() - start < case.paced_s:
+        waits.append(taker.take())
+        t0 = time.perf_counter()
+        time.sleep(step_s)
+        slept += time.perf_counter() - t0
+    wall = time.perf_counter() - start
+    cpu = machine.cpu_ns(pids) - cpu - (taker.check_ns - checks)
+    load = machine.between(before, machine.snapshot())
+    nbytes = len(waits) * case.batch * 3 * SIDE * SIDE
+    return {
+        "utilisation": slept / wall,
+        "node_cpu_s_per_gb": cpu / nbytes,
+        "node_ms_per_batch": cpu / 1e6 / len(waits),
+        "wait_p50_us": percentile(waits, 0.5) / 1e3,
+        "wait_p99_us": percentile(waits, 0.99) / 1e3,
+        "demand_batches_per_s": 1.0 / step_s,
+        "machine_busy_share": load.busy_share,
+    }

@@ -1,0 +1,222 @@
+"""B1: from a ready batch to torch tensors in the trainer. How it is measured, the same for all.
+
+The stream gives batch 0, 1, 2 ... of `ReadyBatches`. Two ways of taking them:
+
+- ready: sleep until several are there, take them in a burst, hold them, then let all go;
+- as they come: take each as soon as it can be had, let it go before the next.
+
+Counted are next() and letting go, with every thread of the process. Not counted: checks and the sleep.
+The burst's tensors are then read at one byte of each page; that CPU is a figure of its own, because a
+loader that maps fresh memory for each batch pays for it there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.meter import Meter
+from bench.stats import percentile
+from bench.work import KINDS, Contents, Proof
+
+PAGE_NBYTES = 4096
+MAX_REFILL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    nbytes: int
+    tensors: int
+    smoke: bool = False
+    """A few batches only."""
+
+    @property
+    def burst(self) -> int:
+        return 4 if self.nbytes > 4e6 else 16
+
+    @property
+    def bursts(self) -> int:
+        if self.smoke:
+            return 3
+        return 14 if self.nbytes > 4e6 else 24
+
+    @property
+    def warm_bursts(self) -> int:
+        return 1 if self.smoke else 3
+
+    @property
+    def window(self) -> int:
+        """Batches that a loader may have ready: a burst and a half."""
+        return self.burst + self.burst // 2
+
+    @property
+    def warm_batches(self) -> int:
+        """Taken first: each place of a pool has been written by then."""
+        return self.window if self.smoke else 2 * (self.window + self.burst)
+
+    @property
+    def taken(self) -> int:
+        """Batches of the second way of taking."""
+        if self.smoke:
+            return 10
+        return 60 if self.nbytes > 4e6 else 500
+
+    @property
+    def batches(self) -> int:
+        """All that both ways take, warm-up included."""
+        return self.warm_batches + self.window + self.burst * (self.warm_bursts + self.bursts) + self.taken
+
+
+class ReadyBatches(torch.utils.data.Dataset[Any]):
+    """Item i is a whole batch: one uint8 tensor, or a list of them, each stamped with i."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self._contents: Contents | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"case": self.case, "_contents": None}
+
+    def __len__(self) -> int:
+        return self.case.batches
+
+    def __getitem__(self, number: int) -> Any:
+        parts = [torch.from_numpy(array) for array in self.arrays(number)]
+        return parts[0] if self.case.tensors == 1 else parts
+
+    def arrays(self, number: int) -> list[np.ndarray]:
+        """Fresh arrays of batch `number`."""
+        if self._contents is None:
+            self._contents = Contents(self.case.nbytes, self.case.tensors)
+        parts = [part.copy() for part in self._contents.parts[number % KINDS]]
+        for part in parts:
+            part[:8].view(np.uint64)[0] = number
+        return parts
+
+
+class Checker:
+    """Verifies taken batches; reads of a batch happen here, outside the measured time."""
+
+    def __init__(self, case: Case) -> None:
+        self._contents = Contents(case.nbytes, case.tensors)
+        self.proof = Proof()
+
+    def full(self, number: int, batch: Any) -> None:
+        arrays = [t.numpy() for t in tensors_of(batch)]
+        self.proof.add(number, arrays, self._contents.expected(number, stamped=True))
+
+    def stamp(self, number: int, batch: Any) -> None:
+        found = int(tensors_of(batch)[0].numpy()[:8].view(np.uint64)[0])
+        if found != number:
+            raise RuntimeError(f"batch {number} was due, found batch {found}")
+
+
+def tensors_of(batch: Any) -> list[torch.Tensor]:
+    return [batch] if isinstance(batch, torch.Tensor) else list(batch)
+
+
+def measure(stream: Iterator[Any], case: Case) -> dict[str, Any]:
+    """Takes `case.batches` batches. Returns the figures of both ways and the proof."""
+    checker = Checker(case)
+    produce_s, number = _produce_s(stream, checker, case.warm_batches, case.window)
+    ready, number = _ready(
+        stream, case, checker, number, refill_s=min(1.5 * produce_s * case.burst + 0.005, MAX_REFILL_S)
+    )
+    come = _as_they_come(stream, case, checker, number)
+    name = case_name(case)
+    return {
+        "figures": {f"{name}, ready": ready, f"{name}, as they come": come},
+        "proof": checker.proof.as_json(),
+    }
+
+
+def case_name(case: Case) -> str:
+    return f"{case.nbytes / 1e6:.1f} MB, {case.tensors} tensor{'s' if case.tensors > 1 else ''}"
+
+
+def _produce_s(stream: Iterator[Any], checker: Checker, warm: int, count: int) -> tuple[float, int]:
+    """Seconds that the producer needs for a batch, of `count` batches after `warm`."""
+    for number in range(warm + count):
+        if number == warm:
+            start = time.perf_counter()
+        checker.stamp(number, next(stream))
+    return (time.perf_counter() - start) / count, warm + count
+
+
+def _ready(
+    stream: Iterator[Any], case: Case, checker: Checker, number: int, *, refill_s: float
+) -> tuple[dict[str, float], int]:
+    meter, latencies, touch_ns = Meter(), [], 0
+    held: list[Any] = []
+    for burst in range(case.warm_bursts + case.bursts):
+        if burst == case.warm_bursts:
+            latencies.clear()
+            touch_ns = 0
+            meter.start()
+        if burst >= case.warm_bursts:
+            meter.pause()
+        time.sleep(refill_s)
+        if burst >= case.warm_bursts:
+            meter.resume()
+        for _ in range(case.burst):
+            t0 = time.perf_counter_ns()
+            held.append(next(stream))
+            latencies.append(time.perf_counter_ns() - t0)
+        if burst >= case.warm_bursts:
+            meter.pause()
+        touch_ns += _touch_ns(held)
+        for batch in held:
+            checker.full(number, batch)
+            number += 1
+        del batch
+        if burst >= case.warm_bursts:
+            meter.resume()
+        held.clear()
+    cpu_s, _ = meter.stop()
+    count = case.burst * case.bursts
+    return {
+        "cpu_us": 1e6 * cpu_s / count,
+        "touched_us": 1e6 * cpu_s / count + touch_ns / 1e3 / count,
+        **_latency(latencies),
+    }, number
+
+
+def _as_they_come(stream: Iterator[Any], case: Case, checker: Checker, number: int) -> dict[str, float]:
+    meter, latencies = Meter(), []
+    meter.start()
+    for i in range(case.taken):
+        t0 = time.perf_counter_ns()
+        batch = next(stream)
+        latencies.append(time.perf_counter_ns() - t0)
+        meter.pause()
+        if i % 8 == 0:
+            checker.full(number + i, batch)
+        else:
+            checker.stamp(number + i, batch)
+        meter.resume()
+        batch = None
+    cpu_s, _ = meter.stop()
+    return {"cpu_us": 1e6 * cpu_s / case.taken, **_latency(latencies)}
+
+
+def _touch_ns(batches: list[Any]) -> int:
+    """CPU of reading one byte of each page of these batches."""
+    start = time.thread_time_ns()
+    for batch in batches:
+        for tensor in tensors_of(batch):
+            tensor.numpy()[::PAGE_NBYTES].sum()
+    return time.thread_time_ns() - start
+
+
+def _latency(latencies_ns: list[int]) -> dict[str, float]:
+    late = sum(1 for x in latencies_ns if x > 1_000_000)
+    return {
+        "p50_us": percentile(latencies_ns, 0.5) / 1e3,
+        "p99_us": percentile(latencies_ns, 0.99) / 1e3,
+        "over_1ms_share": late / len(latencies_ns),
+    }

@@ -1,0 +1,157 @@
+"""Our side of each benchmark. A part that does not exist yet raises NotImplementedError with its name;
+the harness then reports `missing`, never a number."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench import endtoend, handoff, machine, start, transport
+from bench.raybox import SCRATCH
+from bench.service import need, service
+from bench.work import KINDS, Contents, Proof, sums
+
+_SPARE_NBYTES = 256_000_000
+TICKET_CASE = "a ticket of 256 indices"
+_TICKET_KEYS = 256
+
+
+def b1_handoff(case: handoff.Case) -> dict[str, Any]:
+    """One feeder; a window of batches ahead, as the peers have."""
+    room = 3 * (case.window + case.burst) * case.nbytes + _SPARE_NBYTES
+    with service(feeders=1, shared_memory_nbytes=room, prefetch=case.window):
+        from dataloaderjob import DataLoader
+
+        loader = DataLoader(handoff.ReadyBatches(case), batch_size=None)
+        stream = iter(loader)
+        found = handoff.measure(stream, case)
+        _no_copies(loader)
+        return found
+
+
+def _no_copies(loader: Any) -> None:
+    copies = loader._client.ring.copies
+    if copies:
+        raise RuntimeError(
+            f"{copies} batches were served as copies: the ring is too small for what is measured"
+        )
+
+
+class _Indices(torch.utils.data.Dataset[Any]):
+    """A batch is its own indices, int64."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitems__(self, keys: list[int]) -> list[int]:
+        return keys
+
+    def __getitem__(self, key: int) -> int:
+        return key
+
+
+def b1_ticket(case: handoff.Case) -> dict[str, Any]:
+    """CPU of what `next()` does to pack and send one list of 256 ints, in place, while batches flow."""
+    batches = 60 if case.smoke else 800
+    with service(feeders=1, shared_memory_nbytes=_SPARE_NBYTES, prefetch=16):
+        from dataloaderjob import DataLoader
+
+        dataset = _Indices(batches * _TICKET_KEYS)
+        iterator: Any = iter(DataLoader(dataset, batch_size=_TICKET_KEYS, collate_fn=torch.tensor))
+        submit, spent, proof = iterator._submit, [], Proof()
+
+        def timed(number: int, keys: list[int]) -> None:
+            began = time.thread_time_ns()
+            submit(number, keys)
+            spent.append(time.thread_time_ns() - began)
+
+        iterator._submit = timed
+        for number, batch in enumerate(iterator):
+            expected = np.arange(number * _TICKET_KEYS, (number + 1) * _TICKET_KEYS)
+            proof.add(number, [batch.numpy().view(np.uint8)], [sums(expected.view(np.uint8))])
+        warm = spent[len(spent) // 4 :]
+        figures = {TICKET_CASE: {"cpu_us": sum(warm) / len(warm) / 1e3}}
+        return {"figures": figures, "proof": proof.as_json()}
+
+
+class _Bodies(torch.utils.data.Dataset[Any]):
+    """Item i is a body that lies ready in the feeder, as the peers' senders have theirs."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self._made: list[torch.Tensor] | None = None
+
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        if self._made is None:
+            self._made = [torch.from_numpy(body) for body in transport.bodies(self._nbytes)]
+        return self._made[number % KINDS]
+
+
+def b2_transport(case: transport.Case) -> dict[str, Any]:
+    """The receiver is a process of its own; its CPU is read from outside. This process takes and checks."""
+    window = 2 * case.depth
+    room = 4 * window * case.nbytes + _SPARE_NBYTES
+    with service(feeders=1, shared_memory_nbytes=room, prefetch=window) as running:
+        from dataloaderjob import DataLoader
+
+        loader = DataLoader(_Bodies(case.nbytes), batch_size=None)
+        stream = iter(loader)
+        contents, proof = Contents(case.nbytes, 1), Proof()
+        first = (1 if case.smoke else 2) * case.slots
+        for _ in range(first):
+            next(stream)
+        receivers = running.receivers()
+        before, cpu = machine.snapshot(), machine.cpu_ns(receivers)
+        began, checking, number = time.perf_counter(), 0.0, first
+        while time.perf_counter() - began - checking < case.seconds or (number - first) % case.slots:
+            batch = next(stream)
+            if case.nbytes > 4e6 or (number - first) // case.slots % 8 == 0:
+                paused = time.perf_counter()
+                proof.add(number, [batch.numpy()], contents.expected(number, stamped=False))
+                checking += time.perf_counter() - paused
+            number += 1
+        wall_s = time.perf_counter() - began - checking
+        cpu_s = (machine.cpu_ns(receivers) - cpu) / 1e9
+        _no_copies(loader)
+        load = machine.between(before, machine.snapshot())
+        return transport.result(case, number - first, cpu_s, wall_s, load, proof)
+
+
+def b3_end_to_end(case: endtoend.Case) -> dict[str, Any]:
+    """As many feeders as producers; trainer, sidecar and receiver are the node's processes."""
+    with service(feeders=case.producers, shared_memory_nbytes=1_000_000_000, prefetch=16) as running:
+        from dataloaderjob import DataLoader
+
+        stream = iter(DataLoader(endtoend.Images(case), batch_size=case.batch))
+        return endtoend.measure(stream, case, node_pids=running.on_trainer_node)
+
+
+def b7_start(case: start.Case) -> dict[str, Any]:
+    """The private service of this machine, Ray included, as a plain script gets it."""
+    need("dataloaderjob.local.service")
+    os.environ["DATALOADERJOB_DIR"] = os.environ.get(SCRATCH, "/tmp")
+    from dataloaderjob import DataLoader
+
+    def new_loader() -> Any:
+        return DataLoader(start.Small(case), batch_size=case.batch, num_workers=case.producers)
+
+    return start.measure(new_loader, case)
+
+
+OURS = {
+    "B1": b1_handoff,
+    "B1 ticket": b1_ticket,
+    "B2": b2_transport,
+    "B3": b3_end_to_end,
+    "B7": b7_start,
+}

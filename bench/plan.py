@@ -1,0 +1,239 @@
+"""Which cells run and what is claimed about them. Pure: tables, no measuring.
+
+`Cell` is one party on one case in one process. `Claim` is one row of the table. Floors and targets stand
+here and nowhere else; a claim with a peer is about the ratio, one without is about our own figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.cell import OURS
+from bench.work import LARGE_NBYTES, MIDDLE_NBYTES, SMALL_NBYTES, size_name
+
+ROUNDS = 5
+ROUNDS_WITH_FLOOR = 7
+FULL_ROUNDS = 7
+TITLES = {
+    "B1": "Hand-off: a ready batch to torch tensors",
+    "B2": "Transport: another process to a warm ring",
+    "B3": "End to end, with a sleeping trainer",
+    "B7": "Start and turn-around",
+}
+FILES = {"B1": "b1-handoff", "B2": "b2-transport", "B3": "b3-end-to-end", "B7": "b7-start"}
+
+DATALOADER_FD = "DataLoader, file_descriptor"
+DATALOADER_FS = "DataLoader, file_system"
+SPDL = "SPDL segment pool"
+RAY_GET = "ray.get"
+FLIGHT = "Arrow Flight"
+RAY_COPY_FAR = "ray.get with copy, two raylets"
+TRANSPORTS = (FLIGHT, "grpcio", "pyzmq", "asyncio streams", RAY_COPY_FAR, "ray.get with copy, same store")
+LOADERS = ("DataLoader", "Ray Data", "Ray actors")
+STARTERS = ("DataLoader", "DataLoader, persistent workers", "Ray Data")
+BEST_PEER = "best peer"
+"""A peer name of claims: whichever has the best median."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    benchmark: str
+    party: str
+    case: dict[str, Any] = field(hash=False)
+    rounds: int
+    processes: int = 1
+    """Copies that run at the same time; figures are their mean."""
+
+    @property
+    def label(self) -> str:
+        case = ", ".join(f"{k} {v}" for k, v in self.case.items() if k != "smoke")
+        return f"{self.benchmark} {self.party} ({case}{copies(self.processes)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    benchmark: str
+    case: str
+    """Name of the case, as the cells report it."""
+    figure: str
+    unit: str
+    says: str = ""
+    """What the figure is, behind the case's name in the table."""
+    lower_is_better: bool = True
+    peer: str | None = None
+    floor: float | None = None
+    target: float | None = None
+
+
+def cells(benchmark: str, *, full: bool, smoke: bool) -> list[Cell]:
+    """The cells of one round, ours first."""
+    made = list({"B1": _handoff, "B2": _transport, "B3": _end_to_end, "B7": _start}[benchmark](full))
+    if full:
+        made = [Cell(c.benchmark, c.party, c.case, FULL_ROUNDS, c.processes) for c in made]
+    if smoke:
+        made = [Cell(c.benchmark, c.party, {**c.case, **_short(c.case)}, 1, c.processes) for c in made]
+    return made
+
+
+def _short(case: dict[str, Any]) -> dict[str, Any]:
+    return {"smoke": True, **{k: 0.5 for k in case if k.endswith("_s") or k == "seconds"}}
+
+
+def _sizes(full: bool) -> tuple[int, ...]:
+    return (SMALL_NBYTES, MIDDLE_NBYTES, LARGE_NBYTES) if full else (SMALL_NBYTES, LARGE_NBYTES)
+
+
+def _tensors(full: bool) -> tuple[int, ...]:
+    return (1, 8, 32) if full else (1, 8)
+
+
+def _handoff(full: bool) -> Iterator[Cell]:
+    floored = (OURS, DATALOADER_FD)
+    for processes in (1, 2, 8) if full else (1,):
+        for nbytes in _sizes(full):
+            for tensors in _tensors(full):
+                for party in (*floored, DATALOADER_FS, SPDL, RAY_GET):
+                    rounds = ROUNDS_WITH_FLOOR if party in floored else ROUNDS
+                    yield Cell("B1", party, {"nbytes": nbytes, "tensors": tensors}, rounds, processes)
+    yield Cell("B1 ticket", OURS, {"nbytes": SMALL_NBYTES, "tensors": 1}, ROUNDS)
+
+
+def _transport(full: bool) -> Iterator[Cell]:
+    for nbytes in _sizes(full):
+        for party in (OURS, *TRANSPORTS):
+            if party == RAY_COPY_FAR and nbytes != LARGE_NBYTES and not full:
+                continue  # 20 s a cell, for small objects that Ray does not send through its store anyway
+            rounds = ROUNDS_WITH_FLOOR if party == OURS else ROUNDS
+            yield Cell("B2", party, {"nbytes": nbytes, "seconds": 4.0 if full else 1.5}, rounds)
+
+
+def _end_to_end(full: bool) -> Iterator[Cell]:
+    times = {"flat_out_s": 6.0, "paced_s": 8.0} if full else {"flat_out_s": 2.5, "paced_s": 4.0}
+    for producers in (1, 2):
+        for party in (OURS, *LOADERS):
+            if producers == 1 and party not in (OURS, "DataLoader") and not full:
+                continue  # the comparison on equal cores is made with both cores at work
+            rounds = ROUNDS_WITH_FLOOR if party == OURS else ROUNDS
+            yield Cell("B3", party, {"producers": producers, **times}, rounds)
+
+
+def _start(full: bool) -> Iterator[Cell]:
+    for party in (OURS, *STARTERS):
+        yield Cell("B7", party, {}, ROUNDS)
+
+
+def claims(benchmark: str, *, full: bool) -> list[Claim]:
+    """The rows of one benchmark, in the table's order."""
+    makers = {"B1": _handoff_claims, "B2": _transport_claims, "B3": _end_to_end_claims, "B7": _start_claims}
+    return list(makers[benchmark](full))
+
+
+def _handoff_claims(full: bool) -> Iterator[Claim]:
+    for nbytes in _sizes(full):
+        for tensors in _tensors(full):
+            case = f"{size_name(nbytes)}, {tensors} tensor{'s' if tensors > 1 else ''}"
+            promised = {1: (10.0, 25.0, 20.0), 8: (20.0, 50.0, 40.0)}.get(tensors, (None, None, None))
+            floor, target, own_us = promised
+            for way in ("ready", "as they come"):
+                cpu = {
+                    "benchmark": "B1",
+                    "case": f"{case}, {way}",
+                    "figure": "cpu_us",
+                    "unit": "µs CPU/batch",
+                }
+                yield Claim(**cpu, peer=DATALOADER_FD, floor=floor, target=target)
+                yield Claim(**cpu, peer=DATALOADER_FS, target=target)
+                yield Claim(**cpu, peer=SPDL, target=8.0)
+                yield Claim(**cpu, peer=RAY_GET)
+                yield Claim(**cpu, target=own_us)
+            late = {"benchmark": "B1", "case": f"{case}, ready"}
+            yield Claim(**late, figure="p99_us", unit="µs", says="p99 of next()", target=100.0)
+            for peer in (DATALOADER_FD, SPDL):
+                yield Claim(
+                    **late,
+                    figure="touched_us",
+                    unit="µs CPU/batch",
+                    says="and one read of each page",
+                    peer=peer,
+                )
+    if full:
+        yield from _shared_claims()
+    yield Claim(
+        benchmark="B1", case="a ticket of 256 indices", figure="cpu_us", unit="µs CPU", says="made and sent",
+        target=15.0,
+    )  # fmt: skip
+
+
+def _shared_claims() -> Iterator[Claim]:
+    """Several trainer processes at the same time, each with a loader of its own."""
+    for processes in (2, 8):
+        for nbytes in _sizes(True):
+            for tensors in _tensors(True):
+                case = f"{size_name(nbytes)}, {tensors} tensor{'s' if tensors > 1 else ''}"
+                for peer in (DATALOADER_FD, SPDL):
+                    yield Claim(
+                        benchmark="B1", case=f"{case}, as they come{copies(processes)}", figure="cpu_us",
+                        unit="µs CPU/batch", peer=peer,
+                    )  # fmt: skip
+
+
+def copies(processes: int) -> str:
+    """What several copies add to a case's name."""
+    return f", {processes} processes" if processes > 1 else ""
+
+
+def _transport_claims(full: bool) -> Iterator[Claim]:
+    for nbytes in _sizes(full):
+        large = nbytes == LARGE_NBYTES
+        case = {"benchmark": "B2", "case": size_name(nbytes)}
+        cost = {**case, "figure": "rx_cpu_s_per_gb", "unit": "CPU-s/GB", "says": "receiver's CPU"}
+        yield Claim(**cost, floor=0.3 if large else None, target=0.2 if large else None)
+        for peer in TRANSPORTS:
+            yield Claim(**cost, peer=peer, target=7.0 if large and peer == FLIGHT else None)
+        if not large:
+            yield Claim(
+                **case, figure="batches_per_core_s", unit="batch/s", says="that one receiver's core can take",
+                lower_is_better=False, target=20_000.0 if nbytes == SMALL_NBYTES else None,
+            )  # fmt: skip
+        for peer in TRANSPORTS:
+            yield Claim(
+                **case, figure="gb_per_s", unit="GB/s", says="taken in", lower_is_better=False, peer=peer
+            )
+
+
+def _end_to_end_claims(full: bool) -> Iterator[Claim]:
+    for producers in (1, 2):
+        case = {"benchmark": "B3", "case": f"{producers} producer{'s' if producers > 1 else ''}"}
+        peers = LOADERS if producers == 2 or full else LOADERS[:1]
+        busy = {**case, "figure": "utilisation", "unit": "share", "says": "utilisation at 0.9 of the rate"}
+        yield Claim(**busy, lower_is_better=False, floor=0.97, target=0.99)
+        for peer in peers:
+            yield Claim(**busy, lower_is_better=False, peer=peer)
+        for peer in peers:
+            yield Claim(
+                **case, figure="node_cpu_s_per_gb", unit="CPU-s/GB", says="CPU on the trainer's node",
+                peer=peer, target=5.0 if peer == "DataLoader" else None,
+            )  # fmt: skip
+        rate = {
+            **case,
+            "figure": "batches_per_s",
+            "unit": "batch/s",
+            "says": "flat out",
+            "lower_is_better": False,
+        }
+        for peer in peers:
+            yield Claim(**rate, peer=peer)
+        yield Claim(**rate, peer=BEST_PEER, target=0.98)
+
+
+def _start_claims(full: bool) -> Iterator[Claim]:
+    rows = (
+        ("cold_s", "s", "process start to first batch"),
+        ("warm_s", "s", "second loader to its first batch"),
+        ("gap_ms", "ms", "gap between epochs"),
+    )
+    for figure, unit, says in rows:
+        for peer in STARTERS:
+            yield Claim(benchmark="B7", case="2 producers", figure=figure, unit=unit, says=says, peer=peer)

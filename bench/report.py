@@ -1,0 +1,155 @@
+"""Makes docs/benchmarks.md from bench/results/*.json: `python -m bench.report [--check]`.
+
+Every row of every file stands in the table, the losses as plain as the wins.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+NOTES = ROOT / "bench" / "notes"
+"""Markdown by benchmark (`b1-handoff.md` ...): profiles of missed targets and what was tried."""
+
+HEAD = """# Benchmarks
+
+Made by `python -m bench.report` from `bench/results/*.json`; do not edit. `make bench` measures anew.
+
+How to read it. Ours and the peers run in the same job, interleaved, each cell in a process of its own, the
+order reversed every other round; *ratio* is the median of the per-round ratios, how many times better ours
+is, with its bootstrap 95 % interval: **below 1 we lose**. *Promised*: a floor must hold and a target is the
+aim, for a ratio where a peer is named, else for our own figure. *Met* says which of the two the worse end
+of the interval still meets. Every cell verified the bytes that it received; the method is in bench/README.md.
+
+What cannot be shown on one machine without a GPU: network cards, copies to the GPU, more than two cores.
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Writes the page; with --check only compares, and returns 1 where it differs."""
+    text = page([json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))])
+    if "--check" in (sys.argv[1:] if arguments is None else arguments):
+        same = PAGE.exists() and PAGE.read_text() == text
+        print(
+            "docs/benchmarks.md is up to date"
+            if same
+            else "docs/benchmarks.md differs: run python -m bench.report"
+        )
+        return 0 if same else 1
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(text)
+    return 0
+
+
+def page(results: list[dict[str, Any]]) -> str:
+    """The whole page as Markdown."""
+    parts = [HEAD]
+    if not results:
+        parts.append("No results are there yet.\n")
+    else:
+        parts.append(_summary(results))
+    parts += [_section(found) for found in results]
+    return "\n".join(parts)
+
+
+def _summary(results: list[dict[str, Any]]) -> str:
+    rows = [row for found in results for row in found["rows"]]
+    lost = [r for r in rows if r["ratio"] is not None and r["ratio_high"] < 1.0]
+    promised = [r for r in rows if r["target"] is not None or r["floor"] is not None]
+    counts = {
+        met: sum(1 for r in promised if r["met"] == met) for met in ("target", "floor", "no", "missing")
+    }
+    compared = sum(1 for r in rows if r["ratio"] is not None)
+    intro = (
+        f"Of {len(promised)} promises {counts['target']} meet their target, "
+        f"{counts['floor']} their floor only, {counts['no']} neither, {counts['missing']} were not measured. "
+        f"In {len(lost)} of {compared} comparisons the peer is better.\n"
+    )
+    lines = [intro]
+    missed = [r for r in promised if r["met"] in ("no", "floor")]
+    if missed or lost:
+        lines.append("Missed or lost:\n")
+        lines += [f"- {r['benchmark']} {r['case']}{_beside(r)}: {figure_text(r)}" for r in missed]
+        lines += [
+            f"- {r['benchmark']} {r['case']}{_beside(r)}: {figure_text(r)}" for r in lost if r not in missed
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _section(found: dict[str, Any]) -> str:
+    versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
+    load, machine = found["load"], found["machine"]
+    measured = (
+        f"{found['date'][:10]}, commit {found['commit']}, {machine['cpus']} x {machine['cpu']}, "
+        f"{machine['memory_gb']} GB; {versions}. Load average up to {load['load1_max']:.1f}; other "
+        f"processes took up to {load['foreign_share_max']:.0%} of the CPU during a cell, the host up to "
+        f"{load['steal_share_max']:.0%}; {load['rounds_run_again']} rounds were run again.\n"
+    )
+    lines = [
+        f"## {found['benchmark']}  {found['title']}\n",
+        "| case | beside | unit | ours | peer | ratio | 95 % | floor | target | met |",
+        "|---|---|---|--:|--:|--:|---|--:|--:|---|",
+        *(_line(row) for row in found["rows"]),
+        "",
+        measured,
+    ]
+    lines += [f"Missing: {what} ({why}).\n" for what, why in found["missing"].items()]
+    if found["failed_cells"]:
+        lines.append(f"{found['failed_cells']} cells failed and give no figure.\n")
+    for note in sorted(NOTES.glob(f"{found['benchmark'].lower()}-*.md")):
+        lines.append(note.read_text())
+    return "\n".join(lines)
+
+
+def _line(row: dict[str, Any]) -> str:
+    interval = ("ratio_low", "ratio_high") if row["peer_name"] else ("ours_low", "ours_high")
+    ends = [number(row.get(key)) for key in interval]
+    met = {"target": "target", "floor": "floor", "no": "**no**", "missing": "not measured", None: ""}[
+        row["met"]
+    ]
+    if row["ratio"] is not None and row["ratio_high"] < 1.0:
+        met = f"{met} (we lose)".strip()
+    cells = [
+        row["case"], row["peer_name"] or "", row["unit"], number(row["ours"]), number(row["peer"]),
+        number(row["ratio"]), " to ".join(ends) if all(ends) else "", number(row["floor"]),
+        number(row["target"]), met,
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def figure_text(row: dict[str, Any]) -> str:
+    """Figure, interval and promise of a row in one phrase."""
+    promised = ", ".join(f"{k} {number(row[k])}" for k in ("floor", "target") if row[k] is not None)
+    if row["peer_name"]:
+        found = f"{number(row['ratio'])} times ({number(row['ratio_low'])} to {number(row['ratio_high'])})"
+        found += f", ours {number(row['ours'])}, peer {number(row['peer'])} {row['unit']}"
+    else:
+        found = f"{number(row['ours'])} {row['unit']}"
+        if "ours_low" in row:
+            found += f" ({number(row['ours_low'])} to {number(row['ours_high'])})"
+    return f"{found}; {promised}" if promised else found
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, thousands apart; empty for None."""
+    if value is None:
+        return ""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+def _beside(row: dict[str, Any]) -> str:
+    return f" beside {row['peer_name']}" if row["peer_name"] else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Our service for one cell: feeders and a sidecar as processes of this machine, without Ray.
+
+Ray places feeders and restarts them; it is not in the data path, so B1 to B3 leave it out and start in
+two seconds. B7 measures the start, Ray included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.raybox import SCRATCH
+
+_END_TIMEOUT_S = 5.0
+_START_TIMEOUT_S = 60.0
+
+
+def need(*modules: str) -> None:
+    """Raises NotImplementedError naming the first module that is not there."""
+    for name in modules:
+        try:
+            found = importlib.util.find_spec(name)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            raise NotImplementedError(f"{name} does not exist yet")
+
+
+class Service:
+    """The processes of a running service."""
+
+    def __init__(self, sidecar: subprocess.Popen[str]) -> None:
+        self._sidecar = sidecar
+
+    def receivers(self) -> list[int]:
+        """Pids of the receivers: one for each attached trainer process."""
+        return [p.pid for p in psutil.Process(self._sidecar.pid).children()]
+
+    def on_trainer_node(self) -> list[int]:
+        """Pids that cannot be elsewhere: this process, the sidecar and its receivers."""
+        return [os.getpid(), self._sidecar.pid, *self.receivers()]
+
+
+@contextlib.contextmanager
+def service(*, feeders: int, shared_memory_nbytes: int, prefetch: int) -> Iterator[Service]:
+    """Starts both, announces the sidecar to `dataloaderjob.DataLoader` in this process, ends both by pid."""
+    need("dataloaderjob.trainer.loader", "dataloaderjob.sidecar.__main__", "dataloaderjob.feeder.server")
+    from dataloaderjob.core import auth
+    from dataloaderjob.core.settings import FeederSettings, dump
+    from dataloaderjob.sidecar.settings import SidecarSettings
+
+    home = Path(tempfile.mkdtemp(prefix="s", dir=os.environ.get(SCRATCH, "/tmp")))
+    key = home / "key"
+    key.write_bytes(auth.new_key())
+    started: list[subprocess.Popen[str]] = []
+    try:
+        endpoints = []
+        for i in range(feeders):
+            settings = FeederSettings(
+                job="bench", name=f"feeder-{i}", index=i, num_feeders=feeders, key_path=str(key),
+                blob_folder=str(home / "blobs"),
+            )  # fmt: skip
+            path = home / f"feeder-{i}.json"
+            dump(settings, path)
+            started.append(_start("dataloaderjob.feeder.server", path))
+        for i, process in enumerate(started):
+            ready = _first_line(process)
+            endpoints.append((f"feeder-{i}", ready["instance"], ready["host"], ready["port"]))
+        sidecar_settings = SidecarSettings(
+            job="bench", socket=str(home / "s"), key_path=str(key), blobs=str(home / "blobs"),
+            feeders=tuple(endpoints), shared_memory_nbytes=shared_memory_nbytes, prefetch=prefetch,
+        )  # fmt: skip
+        path = home / "sidecar.json"
+        dump(sidecar_settings, path)
+        sidecar = _start("dataloaderjob.sidecar", path)
+        started.append(sidecar)
+        os.environ["DATALOADERJOB_SOCKET"] = _first_line(sidecar)["socket"]
+        os.environ["DATALOADERJOB_PREFETCH"] = str(prefetch)
+        yield Service(sidecar)
+    finally:
+        _end(started)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _start(module: str, settings: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", module, "--settings", str(settings)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+
+
+def _first_line(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        code = process.wait(_START_TIMEOUT_S)
+        raise RuntimeError(f"{process.args!r} ended with {code} before it was ready")
+    return dict(json.loads(line))
+
+
+def _end(processes: list[subprocess.Popen[str]]) -> None:
+    for process in reversed(processes):
+        process.terminate()
+    deadline = time.monotonic() + _END_TIMEOUT_S
+    for process in processes:
+        try:
+            process.wait(max(deadline - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,84 @@
+"""B7: time to the first batch, cold and warm, and the gap between epochs.
+
+Cold: from the start of the process (the harness notes it in BENCH_STARTED, Unix seconds) to the first
+batch, imports and service included. Warm: from `iter()` of a second loader in the same process. Gap: from
+the last batch of an epoch to the first of the next one, same loader. Sampled over a few short epochs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.stats import median
+from bench.work import Proof, sums
+
+STARTED = "BENCH_STARTED"
+SIDE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    producers: int = 2
+    batch: int = 32
+    batches: int = 12
+    epochs: int = 3
+    smoke: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.producers} producers"
+
+
+class Small(torch.utils.data.Dataset[Any]):
+    """uint8 pictures of 3 x 128 x 128 that hold their index: batches of 1.6 MB for next to no CPU."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    def __len__(self) -> int:
+        return self.case.batch * self.case.batches
+
+    def picture(self, index: int) -> np.ndarray:
+        return np.full((3, SIDE, SIDE), index % 251, dtype=np.uint8)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.from_numpy(self.picture(index))
+
+    def stacked(self, number: int) -> np.ndarray:
+        """Batch `number`, uint8, shape (batch, 3, 128, 128)."""
+        return np.stack(
+            [self.picture(i) for i in range(number * self.case.batch, (number + 1) * self.case.batch)]
+        )
+
+
+def measure(new_loader: Callable[[], Iterable[Any]], case: Case) -> dict[str, Any]:
+    """`new_loader` makes a loader that can be iterated again and again."""
+    dataset, proof = Small(case), Proof()
+    expected = [[sums(dataset.stacked(i))] for i in range(case.batches)]
+    loader = new_loader()
+    cold_s, gaps, last = 0.0, [], 0.0
+    for epoch in range(2 if case.smoke else case.epochs):
+        for number, batch in enumerate(loader):
+            now = time.time()
+            if number == 0 and epoch == 0:
+                cold_s = now - float(os.environ[STARTED])
+            elif number == 0:
+                gaps.append(now - last)
+            proof.add(number, [np.asarray(batch)], expected[number])
+            last = time.time()
+        if number != case.batches - 1:
+            raise RuntimeError(f"an epoch has {case.batches} batches, found {number + 1}")
+    again = new_loader()
+    start = time.time()
+    batch = next(iter(again))
+    warm_s = time.time() - start
+    proof.add(0, [np.asarray(batch)], expected[0])
+    figures = {"cold_s": cold_s, "warm_s": warm_s, "gap_ms": 1e3 * median(gaps)}
+    return {"figures": {case.name: figures}, "proof": proof.as_json()}

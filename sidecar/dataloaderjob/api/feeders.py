@@ -1,0 +1,119 @@
+"""spec.feeders: the processes that run the user's Dataset and collate_fn. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from pydantic import Field
+
+from dataloaderjob.api.base import Model, Path, Rule, Whole, nested
+from dataloaderjob.api.pods import Image, PodTemplate, reserved_env_rule
+from dataloaderjob.api.quantities import Resources, resources
+
+CONTAINER = "feeder"
+"""Name of the container in which feeders run; `template` may add to it."""
+OWNED = {
+    "command": "nothing: the operator starts the feeders",
+    "args": "nothing: the operator starts the feeders",
+    "image": "spec.feeders.image",
+    "resources": "spec.feeders.resources",
+}
+
+
+def _min_over_max(feeders: FeedersSpec) -> Iterator[tuple[Path, str]]:
+    if feeders.max_replicas is not None and feeders.min_replicas > feeders.max_replicas:
+        yield ("minReplicas",), f"{feeders.min_replicas}, above maxReplicas {feeders.max_replicas}"
+
+
+def _too_few(feeders: FeedersSpec) -> Iterator[tuple[Path, str]]:
+    if feeders.replicas < feeders.min_replicas:
+        yield ("replicas",), f"{feeders.replicas}, below minReplicas {feeders.min_replicas}"
+
+
+def _too_many(feeders: FeedersSpec) -> Iterator[tuple[Path, str]]:
+    if feeders.max_replicas is not None and feeders.replicas > feeders.max_replicas:
+        yield ("replicas",), f"{feeders.replicas}, above maxReplicas {feeders.max_replicas}"
+
+
+def _owned_field(field: str) -> Rule:
+    def check(feeders: FeedersSpec) -> Iterator[tuple[Path, str]]:
+        for i, container in enumerate(feeders.template.spec.containers):
+            if container.name == CONTAINER and field in container.model_fields_set:
+                yield ("template", "spec", "containers", i, field), f"{field} of the container {CONTAINER}"
+
+    containers = "self.template.spec.containers"
+    return Rule(
+        field="template",
+        use=OWNED[field],
+        cel=f"!has({containers}) || {containers}.all(c, c.name != '{CONTAINER}' || !has(c.{field}))",
+        found=f"'{field} of the container {CONTAINER}'",
+        check=check,
+    )
+
+
+class FeedersSpec(Model):
+    """Feeders: one Ray actor, in a process of its own, each."""
+
+    replicas: Whole = Field(default=1, ge=0, le=1_024)
+    """Feeder pods; on one machine, a factor of the number of feeders. May change while the job runs.
+
+    `kubectl scale dlj` changes it.
+    """
+    min_replicas: Whole = Field(default=1, ge=0, le=1_024)
+    """Least that `replicas` may be set to. 0 allows a job without feeders, whose trainers wait."""
+    max_replicas: Whole | None = Field(default=None, ge=1, le=1_024)
+    """Most that `replicas` may be set to. Left out: no bound but that of `replicas`."""
+    processes_per_pod: Whole = Field(default=1, ge=1, le=64)
+    """Feeders in each pod, replicas * processesPerPod in all. They share one copy of the dataset's arrays."""
+    resources: Resources = resources(
+        requests={"cpu": "1", "memory": "2Gi"}, limits={"cpu": "1", "memory": "2Gi"}
+    )
+    """Resources of each feeder pod, all of its processes together. Ignored on one machine."""
+    image: Image | None = None
+    """Image of feeders and Ray head. Left out: the trainer's, which then needs `dataloaderjob[feeder]`."""
+    template: PodTemplate = nested(PodTemplate)
+    """What to add to the feeder pods: volumes, tolerations, ...
+
+    A container named `feeder` adds to the feeders' own (env, volumeMounts, ...).
+    """
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="minReplicas",
+            use="a number up to maxReplicas",
+            cel="!has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
+            found="string(self.minReplicas) + ', above maxReplicas ' + string(self.maxReplicas)",
+            check=_min_over_max,
+        ),
+        Rule(
+            field="replicas",
+            use="minReplicas or more, or lower minReplicas (0 allows a job without feeders)",
+            cel="self.replicas >= self.minReplicas",
+            found="string(self.replicas) + ', below minReplicas ' + string(self.minReplicas)",
+            check=_too_few,
+        ),
+        Rule(
+            field="replicas",
+            use="maxReplicas or less, or raise maxReplicas",
+            cel="!has(self.maxReplicas) || self.replicas <= self.maxReplicas",
+            found="string(self.replicas) + ', above maxReplicas ' + string(self.maxReplicas)",
+            check=_too_many,
+        ),
+        *(_owned_field(field) for field in OWNED),
+        reserved_env_rule(
+            names=("RAY_ADDRESS",),
+            prefixes=("DATALOADERJOB_", "RAY_AUTH_"),
+            use="another name: dataloaderjob sets this one itself",
+        ),
+        reserved_env_rule(
+            names=("RAY_worker_register_timeout_seconds",),
+            prefixes=("RAY_health_check_",),
+            use="spec.ray.tuning, which sets it for the head and all feeders alike",
+        ),
+    )
+
+    @property
+    def count(self) -> int:
+        """Feeder processes in all."""
+        return self.replicas * self.processes_per_pod

@@ -1,0 +1,241 @@
+"""DataLoaderJob v1alpha1: a training job and the feeders that make its batches. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from dataloaderjob.api.base import Flag, Free, Immutable, Model, Path, Rule, Use, Whole, nested
+from dataloaderjob.api.feeders import FeedersSpec
+from dataloaderjob.api.quantities import in_units
+from dataloaderjob.api.ray import RaySpec
+from dataloaderjob.api.sidecar import (
+    FIRST_RING_OVERHEAD_NBYTES,
+    FURTHER_RING_OVERHEAD_NBYTES,
+    MIN_RING_NBYTES,
+    SidecarSpec,
+)
+from dataloaderjob.api.trainer import TrainerSpec
+
+GROUP = "dataloading.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "DataLoaderJob"
+PLURAL = "dataloaderjobs"
+SHORT_NAME = "dlj"
+MAX_NAME_LENGTH = 40
+"""Names of children add up to 23 characters to the job's and must stay within 63."""
+_NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+
+
+class Deadlines(Model):
+    """How long things may take. Whoever is late is named when a deadline ends the job."""
+
+    batch_seconds: Whole = Field(default=300, ge=1, le=604_800)
+    """For one batch, from the trainer's wait for it; what `timeout=0` of the DataLoader means."""
+    startup_seconds: Whole = Field(default=900, ge=1, le=604_800)
+    """From the job's start until head, sidecars and `minReplicas` feeders serve."""
+    active_deadline_seconds: Whole | None = Field(default=None, ge=1, le=31_536_000)
+    """For the whole job. Left out: no bound."""
+    progress_after_seconds: Whole = Field(default=30, ge=1, le=604_800)
+    """A trainer that waits longer than this for a batch says so once in its output, with who is late."""
+
+
+def _slow_start(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
+    timeout, startup = spec.ray.tuning.worker_register_timeout_seconds, spec.deadlines.startup_seconds
+    if timeout > startup:
+        yield (
+            ("ray", "tuning", "workerRegisterTimeoutSeconds"),
+            f"{timeout}, above deadlines.startupSeconds {startup}",
+        )
+
+
+def _crowded_rings(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
+    rings, ring = spec.trainer.processes_per_replica, spec.sidecar.ring_size
+    if ring is not None and rings * ring.nbytes > spec.sidecar.shared_memory.nbytes:
+        yield (
+            ("sidecar", "ringSize"),
+            f"{ring} for each of {rings} processes, above sharedMemory {spec.sidecar.shared_memory}",
+        )
+
+
+def _thin_rings(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
+    rings, shared = spec.trainer.processes_per_replica, spec.sidecar.shared_memory
+    if shared.nbytes < rings * MIN_RING_NBYTES:
+        yield ("sidecar", "sharedMemory"), f"{shared} for {rings} processes"
+
+
+def _tight_sidecar(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
+    limit = spec.sidecar.resources.limits.get("memory")
+    rings, shared = spec.trainer.processes_per_replica, spec.sidecar.shared_memory
+    needed = shared.nbytes + spec.sidecar.overhead_nbytes(rings)
+    if limit is not None and limit.value < needed:
+        yield (
+            ("sidecar", "resources", "limits", "memory"),
+            f"{limit}, below the {in_units(needed)} that sharedMemory {shared} and the sidecar itself need",
+        )
+
+
+_MEMORY_LIMIT = "self.sidecar.resources.limits['memory']"
+_SHARED = "quantity(string(self.sidecar.sharedMemory)).asInteger()"
+_RING = "quantity(string(self.sidecar.ringSize)).asInteger()"
+
+
+class DataLoaderJobSpec(Model):
+    """What the job is to be."""
+
+    ray: RaySpec = nested(RaySpec)
+    """The Ray cluster that places and restarts feeders."""
+    feeders: FeedersSpec = nested(FeedersSpec)
+    """The processes that make batches."""
+    sidecar: SidecarSpec = nested(SidecarSpec)
+    """The process beside each trainer that receives batches into shared memory."""
+    trainer: TrainerSpec
+    """The training command."""
+    deadlines: Deadlines = nested(Deadlines)
+    """How long things may take."""
+    backoff_limit: Whole = Field(default=3, ge=0, le=1_000)
+    """How often all trainers are started anew after one of them failed. Ignored on one machine."""
+    ttl_seconds_after_finished: Whole | None = Field(default=None, ge=0, le=31_536_000)
+    """When the finished job is deleted. Left out: never. Ignored on one machine."""
+    allow_pickle: Flag = False
+    """Batches may hold objects that only pickle can carry. The trainer then unpickles what feeders send."""
+    suspend: Flag = False
+    """Hold the job: all of its pods are released until this is false again."""
+    managed_by: Annotated[
+        str | None,
+        Field(max_length=63, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"),
+        Use("a controller's name such as kueue.x-k8s.io/multikueue"),
+    ] = None
+    """Another controller that runs this job instead of the operator. Ignored on one machine."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="ray.tuning.workerRegisterTimeoutSeconds",
+            use="a timeout within spec.deadlines.startupSeconds, or raise that",
+            cel="self.ray.tuning.workerRegisterTimeoutSeconds <= self.deadlines.startupSeconds",
+            found="string(self.ray.tuning.workerRegisterTimeoutSeconds) + ', above deadlines.startupSeconds '"
+            " + string(self.deadlines.startupSeconds)",
+            check=_slow_start,
+        ),
+        Rule(
+            field="sidecar.ringSize",
+            use="rings that fit into spec.sidecar.sharedMemory together, or raise that",
+            cel=f"!has(self.sidecar.ringSize) || {_RING} * self.trainer.processesPerReplica <= {_SHARED}",
+            found="string(self.sidecar.ringSize) + ' for each of ' + string(self.trainer.processesPerReplica)"
+            " + ' processes, above sharedMemory ' + string(self.sidecar.sharedMemory)",
+            check=_crowded_rings,
+        ),
+        Rule(
+            field="sidecar.sharedMemory",
+            use="at least 1Mi for each process of a replica",
+            cel=f"{_SHARED} >= self.trainer.processesPerReplica * {MIN_RING_NBYTES}",
+            found="string(self.sidecar.sharedMemory) + ' for ' +"
+            " string(self.trainer.processesPerReplica) + ' processes'",
+            check=_thin_rings,
+        ),
+        Rule(
+            field="sidecar.resources.limits",
+            use="sharedMemory plus 64Mi, plus 16Mi for each process of a replica after the first,"
+            " or leave memory out: the operator then sets it",
+            cel="!has(self.sidecar.resources) || !has(self.sidecar.resources.limits) ||"
+            " !('memory' in self.sidecar.resources.limits) ||"
+            f" quantity(string({_MEMORY_LIMIT})).asInteger() >="
+            f" {_SHARED} + {FIRST_RING_OVERHEAD_NBYTES} +"
+            f" {FURTHER_RING_OVERHEAD_NBYTES} * (self.trainer.processesPerReplica - 1)",
+            found=f"string({_MEMORY_LIMIT}) + ' of memory for sharedMemory ' +"
+            " string(self.sidecar.sharedMemory)",
+            check=_tight_sidecar,
+        ),
+    )
+    IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
+        Immutable(field="managedBy", use="a new job: two controllers must not share one"),
+    )
+
+
+def _long_name(metadata: Metadata) -> Iterator[tuple[Path, str]]:
+    if len(metadata.name) > MAX_NAME_LENGTH:
+        yield ("name",), f'"{metadata.name}" ({len(metadata.name)} characters)'
+
+
+def _bad_name(metadata: Metadata) -> Iterator[tuple[Path, str]]:
+    if not re.fullmatch(_NAME, metadata.name):
+        yield ("name",), f'"{metadata.name}"'
+
+
+class Metadata(Model):
+    """Kubernetes' object metadata."""
+
+    name: Annotated[str, Use("a name of lower-case letters, digits and hyphens, beginning with a letter")]
+    """Name: a letter, then letters, digits and hyphens, all in lower case, at most 40 characters."""
+    namespace: Annotated[str | None, Field(max_length=63)] = None
+    """Namespace of the job. Ignored on one machine."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of the object."""
+    annotations: dict[str, str] = Field(default_factory=dict)
+    """Annotations of the object."""
+    uid: str | None = None
+    """Set by the cluster."""
+    generation: int | None = None
+    """Set by the cluster."""
+    resource_version: str | None = None
+    """Set by the cluster."""
+    creation_timestamp: str | None = None
+    """Set by the cluster."""
+    deletion_timestamp: str | None = None
+    """Set by the cluster."""
+    deletion_grace_period_seconds: int | None = None
+    """Set by the cluster."""
+    generate_name: str | None = None
+    """Set by the cluster's clients."""
+    self_link: str | None = None
+    """Set by the cluster."""
+    finalizers: tuple[str, ...] = ()
+    """Set by the cluster's controllers."""
+    owner_references: tuple[Free, ...] = ()
+    """Set by the cluster's controllers."""
+    managed_fields: tuple[Free, ...] = ()
+    """Set by the cluster."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="name",
+            use="at most 40 characters: names of pods and Services are made from it",
+            cel=f"size(self.name) <= {MAX_NAME_LENGTH}",
+            found="self.name + ' (' + string(size(self.name)) + ' characters)'",
+            check=_long_name,
+        ),
+        Rule(
+            field="name",
+            use="lower-case letters, digits and hyphens, beginning with a letter",
+            cel=f"self.name.matches('{_NAME}')",
+            found="self.name",
+            check=_bad_name,
+        ),
+    )
+
+
+class DataLoaderJob(Model):
+    """A DataLoaderJob manifest."""
+
+    api_version: Literal["dataloading.dev/v1alpha1"] = "dataloading.dev/v1alpha1"
+    """`dataloading.dev/v1alpha1`."""
+    kind: Literal["DataLoaderJob"] = "DataLoaderJob"
+    """`DataLoaderJob`."""
+    metadata: Metadata
+    """Name, namespace, labels and annotations."""
+    spec: DataLoaderJobSpec
+    """What the job is to be."""
+    status: Free | None = None
+    """What the operator reports; ignored in a manifest."""
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    def manifest(self) -> dict[str, Any]:
+        """The job as an object of the API, all defaults filled in; plain values, camelCase."""
+        return self.model_dump(mode="json", by_alias=True)

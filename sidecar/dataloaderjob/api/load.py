@@ -1,0 +1,142 @@
+"""From a file or text to a DataLoaderJob. Every problem is told, with its line; nothing is guessed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import Any
+
+from pydantic import ValidationError
+
+from dataloaderjob.api.base import Path, spell
+from dataloaderjob.api.documents import Document, parse_documents
+from dataloaderjob.api.job import API_VERSION, KIND, DataLoaderJob
+from dataloaderjob.api.problems import ManifestError, Problem, describe, line_of, near_misses, translate
+
+MAX_NBYTES = 1 << 20
+"""A larger object would not fit into etcd either."""
+
+
+def load_manifest(path_or_text: str | os.PathLike[str]) -> DataLoaderJob:
+    """Reads the manifest at a path, or the manifest itself where a string has a line break or `key: value`.
+
+    Raises ManifestError (an InputError) that names every problem.
+    """
+    if isinstance(path_or_text, str) and _is_text(path_or_text):
+        return parse_manifest(path_or_text)
+    path = FilePath(path_or_text)
+    return parse_manifest(_read(path), source=str(path))
+
+
+def parse_manifest(text: str | bytes, *, source: str = "manifest") -> DataLoaderJob:
+    """Raises ManifestError, whose message begins with `source`."""
+    if isinstance(text, bytes):
+        text = _decode(text, source)
+    documents = parse_documents(text, source)
+    if not documents:
+        raise _whole(source, "an empty file", f"a manifest that begins with apiVersion: {API_VERSION}")
+    if len(documents) > 1:
+        kinds = ", ".join(f"{_kind(d.data)} at line {d.line}" for d in documents[:5])
+        raise _whole(
+            source,
+            f"{len(documents)} YAML documents ({kinds})",
+            f"one file for the {KIND} alone, without ---",
+            line=documents[1].line,
+        )
+    return _build(documents[0], source)
+
+
+def parse_object(data: Mapping[str, Any], *, source: str = "object") -> DataLoaderJob:
+    """A DataLoaderJob from plain values, such as the API server sends them. Raises ManifestError."""
+    return _build(Document(data=data, lines={}, line=None, problems=()), source)
+
+
+def refused_changes(old: DataLoaderJob, new: DataLoaderJob) -> list[Problem]:
+    """The changes that may not be made while the job lives, as the API server refuses them."""
+    problems: list[Problem] = []
+    pairs: list[tuple[Path, Any, Any]] = [
+        (("spec",), old.spec, new.spec),
+        (("spec", "sidecar"), old.spec.sidecar, new.spec.sidecar),
+        (("spec", "trainer"), old.spec.trainer, new.spec.trainer),
+    ]
+    for path, before, after in pairs:
+        values = [part.model_dump(by_alias=True, mode="json") for part in (before, after)]
+        for rule in type(before).IMMUTABLE:
+            was, now = (part.get(rule.field) for part in values)
+            if was != now:
+                found = f"{describe(now)} instead of {describe(was)}"
+                problems.append(Problem(path=spell((*path, rule.field)), found=found, use=rule.use))
+    return problems
+
+
+def _build(document: Document, source: str) -> DataLoaderJob:
+    problems = list(document.problems)
+    if not isinstance(document.data, Mapping):
+        raise _whole(
+            source, describe(document.data), "a mapping with apiVersion, kind, metadata and spec", line=1
+        )
+    wrong = _wrong_type(document)
+    if wrong:
+        raise ManifestError(source, problems + wrong)
+    problems += near_misses(DataLoaderJob, document.data, lines=document.lines)
+    try:
+        job = DataLoaderJob.model_validate(document.data, by_alias=True, by_name=False)
+    except ValidationError as exc:
+        told = {problem.path for problem in problems}
+        more = translate(exc, DataLoaderJob, lines=document.lines)
+        problems += [problem for problem in more if problem.path not in told]
+        raise ManifestError(source, problems) from exc
+    if problems:
+        raise ManifestError(source, problems)
+    return job
+
+
+def _wrong_type(document: Document) -> list[Problem]:
+    """Another kind of object: its other differences are no news."""
+    return [
+        Problem(
+            path=key, found=describe(document.data.get(key)), use=right, line=line_of((key,), document.lines)
+        )
+        for key, right in (("apiVersion", API_VERSION), ("kind", KIND))
+        if document.data.get(key) != right
+    ]
+
+
+def _read(path: FilePath) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_NBYTES + 1)
+    except FileNotFoundError as exc:
+        raise _whole(str(path), "no such file", "the path of a DataLoaderJob manifest") from exc
+    except IsADirectoryError as exc:
+        raise _whole(str(path), "a folder", "the path of the manifest in it") from exc
+    except (OSError, ValueError) as exc:
+        raise _whole(str(path), f"a file that cannot be read ({exc})", "a readable manifest") from exc
+    if len(content) > MAX_NBYTES:
+        raise _whole(str(path), "more than 1 MiB", "a manifest; data and code do not belong into it")
+    return content
+
+
+def _decode(content: bytes, source: str) -> str:
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise _whole(source, "UTF-16", "UTF-8: save the file in that encoding")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        line = content.count(b"\n", 0, exc.start) + 1
+        found = f"byte 0x{content[exc.start]:02x}, which is not UTF-8"
+        raise _whole(source, found, "UTF-8: save the file in that encoding", line=line) from exc
+
+
+def _is_text(value: str) -> bool:
+    return not value.strip() or "\n" in value or ": " in value or value.lstrip().startswith("{")
+
+
+def _kind(data: object) -> str:
+    kind = data.get("kind") if isinstance(data, Mapping) else None
+    return kind if isinstance(kind, str) else "one without a kind"
+
+
+def _whole(source: str, found: str, use: str, *, line: int | None = None) -> ManifestError:
+    return ManifestError(source, [Problem(path="", found=found, use=use, line=line)])

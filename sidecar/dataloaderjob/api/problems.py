@@ -1,0 +1,170 @@
+"""From pydantic's errors to problems a user can act on: where, what was found, what would do. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from dataloaderjob.api.base import BREACHES, OpenModel, Path, aliases, spell
+from dataloaderjob.api.fields import (
+    Shape,
+    expectation,
+    field_shape,
+    fields_by_alias,
+    paths_ending_in,
+    shape_at,
+    shape_of,
+)
+from dataloaderjob.core.errors import InputError
+
+MAX_SHOWN = 60
+"""Characters of a value that a message shows."""
+OLD_NAMES = {
+    "numHeartbeatsTimeout": "healthCheck.failureThreshold, which replaced it in Ray",
+    "workerRegisterTimeout": "workerRegisterTimeoutSeconds",
+    "startupDeadlineSeconds": "spec.deadlines.startupSeconds",
+    "sharedMemorySize": "spec.sidecar.sharedMemory",
+    "numWorkers": "spec.feeders.replicas",
+}
+"""Names that users of other tools bring along, and what they are here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing to change in a manifest."""
+
+    path: str
+    """Path of the field in the manifest's spelling; empty for the manifest as a whole."""
+    found: str
+    use: str
+    line: int | None = None
+    """Line of the file, from 1."""
+
+    def __str__(self) -> str:
+        subject = f"{self.path}: " if self.path else ""
+        return f"{subject}found {self.found}; use {self.use}"
+
+
+class ManifestError(InputError):
+    """A manifest that cannot work, with every problem that was found in it."""
+
+    def __init__(self, source: str, problems: Iterable[Problem]) -> None:
+        self.source = source
+        self.problems = tuple(sorted(problems, key=lambda p: (p.line or 0, p.path)))
+        lines = [f"{source}:{p.line}: {p}" if p.line else f"{source}: {p}" for p in self.problems]
+        if len(lines) > 1:
+            lines = [f"{source} has {len(lines)} problems:", *(f"  {line}" for line in lines)]
+        super().__init__("\n".join(lines))
+
+
+def translate(error: ValidationError, model: type[BaseModel], *, lines: Mapping[Path, int]) -> list[Problem]:
+    """Every problem in a pydantic error of `model`. `lines`: line of each path that the file has."""
+    problems = []
+    for detail in error.errors(include_url=False):
+        loc: Path = tuple(part for part in detail["loc"] if part != "[key]")
+        for path, found, use in _explain(model, loc, detail):
+            problems.append(Problem(path=spell(path), found=found, use=use, line=line_of(path, lines)))
+    return problems
+
+
+def near_misses(
+    model: type[BaseModel], data: Any, *, lines: Mapping[Path, int], path: Path = ()
+) -> Iterator[Problem]:
+    """Keys in open parts that are nearly a typed field: handed on to Kubernetes, they would be lost."""
+    if isinstance(data, Mapping):
+        known = fields_by_alias(model)
+        for key, value in data.items():
+            here = (*path, key)
+            if key in known:
+                yield from _below(field_shape(known[key]), value, lines, here)
+            elif issubclass(model, OpenModel):
+                for near in difflib.get_close_matches(str(key), known, n=1, cutoff=0.85):
+                    yield Problem(
+                        path=spell(here), found="an unknown field", use=near, line=line_of(here, lines)
+                    )
+
+
+def _below(shape: Shape, value: Any, lines: Mapping[Path, int], path: Path) -> Iterator[Problem]:
+    if shape.model is not None:
+        yield from near_misses(shape.model, value, lines=lines, path=path)
+    elif isinstance(value, list) and shape.items is not None:
+        for index, item in enumerate(value):
+            yield from _below(shape_of(shape.items), item, lines, (*path, index))
+
+
+def line_of(path: Path, lines: Mapping[Path, int]) -> int | None:
+    """Line of the path, or of the nearest part above it that the file has."""
+    for end in range(len(path), 0, -1):
+        if path[:end] in lines:
+            return lines[path[:end]]
+    return lines.get(())
+
+
+def describe(value: object) -> str:
+    """A value as a message shows it, in YAML's words."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'"{value[:MAX_SHOWN]}..."' if len(value) > MAX_SHOWN else f'"{value}"'
+    if isinstance(value, Mapping):
+        keys = ", ".join(str(key) for key in list(value)[:4])
+        return f"a mapping ({keys}{', ...' if len(value) > 4 else ''})" if value else "an empty mapping"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}" if value else "an empty list"
+    text = str(value)
+    return f"{text[:MAX_SHOWN]}..." if len(text) > MAX_SHOWN else text
+
+
+def _explain(model: type[BaseModel], loc: Path, detail: Any) -> Iterator[tuple[Path, str, str]]:
+    kind = detail["type"]
+    if kind == BREACHES:
+        for breach in detail["ctx"]["breaches"]:
+            yield loc + breach.path, breach.found, breach.use
+    elif kind == "extra_forbidden":
+        yield loc, "an unknown field", _instead_of(model, loc)
+    elif kind == "too_short" and detail["input"]:
+        return  # pydantic counts the entries that passed; the entries' own problems are told
+    elif kind == "missing":
+        yield loc, "nothing", _expected(model, loc)
+    elif kind == "string_too_long":
+        yield loc, f"{len(detail['input'])} characters", f"at most {detail['ctx']['max_length']}"
+    elif kind == "too_long":
+        yield loc, f"{len(detail['input'])} entries", f"at most {detail['ctx']['max_length']}"
+    else:
+        yield loc, describe(detail["input"]), _expected(model, loc)
+
+
+def _expected(model: type[BaseModel], loc: Path) -> str:
+    shape = shape_at(model, loc)
+    return expectation(shape) if shape else "a value that the reference of the manifest allows"
+
+
+def _instead_of(model: type[BaseModel], loc: Path) -> str:
+    """What a user who wrote the unknown field `loc` may have meant."""
+    name, parent = str(loc[-1]), shape_at(model, loc[:-1])
+    owner = parent.model if isinstance(parent, Shape) else model
+    if owner is None:
+        return "no such field"
+    known = aliases(owner)
+    if name in OLD_NAMES:
+        return OLD_NAMES[name]
+    plain = {alias.lower(): alias for alias in known}
+    same = plain.get(name.replace("_", "").replace("-", "").lower())
+    if same:
+        return same
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    if near:
+        return near[0]
+    elsewhere = paths_ending_in(owner, name)
+    if elsewhere:
+        return " or ".join(spell(loc[:-1]) + "." + path for path in elsewhere[:2])
+    elsewhere = [path for path in paths_ending_in(model, name) if path != spell(loc)]
+    if elsewhere:
+        return " or ".join(elsewhere[:2])
+    return f"one of {', '.join(known)}, or remove it"

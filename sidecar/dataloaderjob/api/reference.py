@@ -1,0 +1,137 @@
+"""The field reference of the manifest, made from the models: `python -m dataloaderjob.api.reference`.
+
+It writes Markdown to its output; docs/manifest.md is that, and a test fails when it differs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from dataloaderjob.api.base import Model, OpenModel
+from dataloaderjob.api.fields import Shape, expectation, field_shape, fields_by_alias, shape_of
+from dataloaderjob.api.job import DataLoaderJob, Metadata
+from dataloaderjob.api.quantities import Quantity
+from dataloaderjob.api.schema import structural_schema
+
+EXAMPLE = """\
+apiVersion: dataloading.dev/v1alpha1
+kind: DataLoaderJob
+metadata:
+  name: fashion-mnist
+spec:
+  feeders:
+    replicas: 2
+  sidecar:
+    sharedMemory: 1Gi
+  trainer:
+    replicas: 2
+    template:
+      spec:
+        containers:
+          - name: trainer
+            image: registry.example/fashion-mnist:1
+            command: [python, train.py]
+"""
+_HEAD = f"""\
+# The manifest: DataLoaderJob v1alpha1
+
+<!-- Made by `python -m dataloaderjob.api.reference > docs/manifest.md`. Change the models, not this file. -->
+
+One manifest for one machine (`dataloaderjob run job.yaml`) and for a cluster (`kubectl apply -f job.yaml`):
+
+```yaml
+{EXAMPLE}```
+
+- Fields are camelCase. A field that is not listed here is an error, except where a table ends with
+  "and all others of Kubernetes". A field set to null counts as left out.
+- Quantities are Kubernetes': `500m`, `"1.5"`, `2`, `512Mi`, `2Gi`. Numbers with a decimal point need quotes.
+- A file holds one DataLoaderJob. An error names the file, the line, the field, what was found and what
+  would do, for all problems at once.
+- Rules that cross fields ("Checked besides") are CEL expressions in the schema too, for the API server.
+"""
+
+
+def reference() -> str:
+    """The whole reference as Markdown. A model that several fields share is told where it first occurs."""
+    first: dict[type[BaseModel], str] = {}
+    for path, model in _sections(DataLoaderJob, ""):
+        first.setdefault(model, path)
+    return "\n".join([_HEAD, *(_section(path, model, first) for model, path in first.items())])
+
+
+def _sections(model: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    yield path or "DataLoaderJob", model
+    for alias, info in fields_by_alias(model).items():
+        shape = field_shape(info)
+        below = f"{path}.{alias}" if path else alias
+        if shape.model is None and shape.items is not None:
+            shape, below = shape_of(shape.items), f"{below}[]"
+        if shape.model is not None:
+            yield from _sections(shape.model, below)
+
+
+def _section(path: str, model: type[BaseModel], first: dict[type[BaseModel], str]) -> str:
+    text = [f"## {path}", "", inspect.cleandoc(model.__doc__ or ""), ""]
+    text += ["| field | type | default | meaning |", "|---|---|---|---|"]
+    properties = structural_schema(model)["properties"] if issubclass(model, Model) else {}
+    for alias, info in fields_by_alias(model).items():
+        meaning = " ".join((info.description or "").split())
+        if model is Metadata and meaning.startswith("Set by the cluster"):
+            continue
+        if meaning:
+            default = _default(info, properties[alias])
+            text.append(f"| `{alias}` | {_type(field_shape(info), first)} | {default} | {meaning} |")
+    if issubclass(model, OpenModel):
+        text.append("| ... | | | and all others of Kubernetes, handed on as they are |")
+    text += _refusals(model)
+    return "\n".join([*text, ""])
+
+
+def _refusals(model: type[BaseModel]) -> list[str]:
+    if not issubclass(model, Model):
+        return []
+    lines = [f"- `{rule.field}`: use {rule.use}" for rule in model.RULES]
+    lines += [f"- `{rule.field}` cannot change: use {rule.use}" for rule in model.IMMUTABLE]
+    return ["", "Checked besides:", "", *dict.fromkeys(lines)] if lines else []
+
+
+def _default(info: FieldInfo, schema: dict[str, Any]) -> str:
+    if info.is_required():
+        return "required"
+    if "default" not in schema or schema["default"] == {}:
+        return ""
+    return f"`{json.dumps(schema['default'])}`".replace('"', "")
+
+
+def _type(shape: Shape, first: dict[type[BaseModel], str]) -> str:
+    kind = shape.type
+    if shape.model is not None:
+        return f"[mapping](#{_anchor(first[shape.model])})"
+    if get_origin(kind) is tuple:
+        inner = shape_of(shape.items)
+        if inner.model is not None:
+            return f"[list](#{_anchor(first[inner.model])})"
+        return "list of strings" if inner.type is str else "list of mappings"
+    if get_origin(kind) is dict:
+        values = get_args(kind)[1]
+        named = {str: "strings", Quantity: "quantities"}.get(shape_of(values).type)
+        return f"mapping of {named}" if named else "mapping"
+    if isinstance(kind, type) and issubclass(kind, Quantity):
+        return "bytes" if "bytes" in kind.EXAMPLE else "quantity"
+    return {str: "string", bool: "true or false"}.get(kind) or expectation(shape)
+
+
+def _anchor(path: str) -> str:
+    """The anchor that Markdown renderers give a heading."""
+    return path.lower().replace(".", "").replace("[]", "")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

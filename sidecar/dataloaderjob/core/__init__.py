@@ -1,0 +1,1 @@
+"""What every process shares: errors, frames, layout, protocol machines. Standard library only."""

@@ -1,0 +1,106 @@
+"""Mutual challenge with the job's key, and the small JSON messages that carry it. Pure.
+
+Every TCP link of a job begins so (c = the side that connected):
+
+    s -> c   {"nonce": s, "protocol": n}
+    c -> s   {"nonce": c, "protocol": n, "role": ..., "name": ..., "job": ..., "facts": {...}, "mac": ...}
+    s -> c   {"mac": ..., "facts": {...}}       or  {"error": "..."} and the end
+
+Each mac is HMAC-SHA256 over a label for its direction, both nonces and the fields that it vouches for,
+so neither side can be replayed or reflected. It stops peers without the key; it does not stop somebody
+who sits on the path (TLS does).
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import struct
+from typing import Any
+
+from dataloaderjob.core.errors import AuthError, RemoteProtocolError
+from dataloaderjob.core.frames import PROTOCOL
+
+LENGTH = struct.Struct("<I")
+MAX_HELLO_NBYTES = 4096
+"""What an unauthenticated peer may make us hold."""
+HANDSHAKE_TIMEOUT_S = 5.0
+KEY_NBYTES = 32
+
+
+def new_key() -> bytes:
+    return os.urandom(KEY_NBYTES)
+
+
+def pack_message(message: dict[str, Any]) -> bytes:
+    """u32 length, then JSON."""
+    data = json.dumps(message, separators=(",", ":")).encode()
+    return LENGTH.pack(len(data)) + data
+
+
+def parse_message(data: bytes | bytearray | memoryview) -> dict[str, Any]:
+    try:
+        message = json.loads(bytes(data))
+    except ValueError as exc:
+        raise RemoteProtocolError("a message is not JSON") from exc
+    if not isinstance(message, dict):
+        raise RemoteProtocolError("a message is not a JSON object")
+    return message
+
+
+def _mac(key: bytes, label: str, *fields: object) -> str:
+    text = json.dumps([label, *fields], separators=(",", ":"), sort_keys=True)
+    return hmac.new(key, text.encode(), "sha256").hexdigest()
+
+
+def challenge() -> dict[str, Any]:
+    """First message, of the side that accepted."""
+    return {"nonce": os.urandom(16).hex(), "protocol": PROTOCOL}
+
+
+def answer(
+    key: bytes, challenge: dict[str, Any], *, role: str, name: str, job: str, facts: dict[str, Any]
+) -> dict[str, Any]:
+    """Second message, of the side that connected. Raises AuthError on another protocol version."""
+    _check_protocol(challenge)
+    nonce = os.urandom(16).hex()
+    fields = (challenge.get("nonce"), nonce, role, name, job, facts)
+    return {
+        "nonce": nonce, "protocol": PROTOCOL, "role": role, "name": name, "job": job, "facts": facts,
+        "mac": _mac(key, "connector", *fields),
+    }  # fmt: skip
+
+
+def accept(
+    key: bytes, challenge: dict[str, Any], reply: dict[str, Any], *, job: str, facts: dict[str, Any]
+) -> dict[str, Any]:
+    """Third message: checks the answer and vouches for us. Raises AuthError with the reason."""
+    _check_protocol(reply)
+    fields = (challenge["nonce"], *(reply.get(k) for k in ("nonce", "role", "name", "job", "facts")))
+    if not hmac.compare_digest(_mac(key, "connector", *fields), str(reply.get("mac"))):
+        raise AuthError("the peer does not hold this job's key")
+    if reply["job"] != job:
+        raise AuthError(f"this is job {job!r}, the peer belongs to job {reply['job']!r}")
+    return {"mac": _mac(key, "acceptor", challenge["nonce"], reply["nonce"], facts), "facts": facts}
+
+
+def confirm(
+    key: bytes, challenge: dict[str, Any], reply: dict[str, Any], last: dict[str, Any]
+) -> dict[str, Any]:
+    """Checks the third message; returns the acceptor's facts. Raises AuthError with the reason."""
+    if "error" in last:
+        raise AuthError(f"the peer refused: {last['error']}")
+    facts = last.get("facts", {})
+    expected = _mac(key, "acceptor", challenge.get("nonce"), reply["nonce"], facts)
+    if not hmac.compare_digest(expected, str(last.get("mac"))):
+        raise AuthError("the peer that answered does not hold this job's key")
+    return dict(facts)
+
+
+def _check_protocol(message: dict[str, Any]) -> None:
+    if message.get("protocol") != PROTOCOL:
+        raise AuthError(
+            f"protocol version {PROTOCOL} is needed, the peer speaks {message.get('protocol')}: "
+            "install the same dataloaderjob version in the trainer, sidecar and feeder images"
+        )

@@ -1,0 +1,120 @@
+"""A folder of blobs named by their content: how user code and data travel once, and only if changed.
+
+A *spec* is what makes batches: the pickle of (dataset, collate_fn, worker_init_fn) and its large
+buffers, each a blob, plus facts about the process that made it. Its manifest is JSON, its id the first
+16 bytes of the manifest's SHA-256. SHA-256 at 1.1 GB/s is the fastest collision-safe hash of the
+standard library measured (blake2b 0.48).
+
+A trainer and its sidecar share one such folder; a node's feeders share one; on one machine all do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dataloaderjob.core.errors import RemoteProtocolError
+
+CHUNK_NBYTES = 4 * 1024 * 1024
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What makes batches. `blobs[0]` is the pickle, the others its out-of-band buffers, in order."""
+
+    blobs: tuple[tuple[str, int], ...]
+    """(SHA-256 in hex, bytes) of each blob."""
+    allow_pickle: bool = False
+    """Leaves of other types may travel pickled from feeder to trainer."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Python, torch, numpy versions of the trainer."""
+
+    def manifest(self) -> bytes:
+        body = {"blobs": [list(b) for b in self.blobs], "allow_pickle": self.allow_pickle, "facts": self.facts}
+        return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+    @property
+    def id(self) -> bytes:
+        return hashlib.sha256(self.manifest()).digest()[:16]
+
+    @staticmethod
+    def parse(manifest: bytes | memoryview) -> Spec:
+        """Raises RemoteProtocolError when the manifest is not one."""
+        try:
+            body = json.loads(bytes(manifest))
+            blobs = tuple((str(d), int(n)) for d, n in body["blobs"])
+            spec = Spec(blobs=blobs, allow_pickle=bool(body["allow_pickle"]), facts=dict(body["facts"]))
+        except (ValueError, KeyError, TypeError) as exc:
+            raise RemoteProtocolError(f"a spec's manifest cannot be read: {exc}") from exc
+        if not blobs or any(not _DIGEST.match(d) or n < 0 for d, n in blobs):
+            raise RemoteProtocolError("a spec's manifest names a blob that is no SHA-256")
+        return spec
+
+
+class BlobStore:
+    """A folder of blobs. Safe for several processes: a blob appears whole, by rename."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o770)
+
+    def path(self, digest: str) -> Path:
+        if not _DIGEST.match(digest):
+            raise RemoteProtocolError(f"{digest!r} is no SHA-256")
+        return self.folder / digest
+
+    def has(self, digest: str, nbytes: int) -> bool:
+        try:
+            return self.path(digest).stat().st_size == nbytes
+        except FileNotFoundError:
+            return False
+
+    def missing(self, spec: Spec) -> list[tuple[str, int]]:
+        return [(d, n) for d, n in spec.blobs if not self.has(d, n)]
+
+    def put(self, data: bytes | memoryview) -> tuple[str, int]:
+        """Stores `data` unless it is there; returns (digest, bytes)."""
+        view = memoryview(data).cast("B")
+        digest = hashlib.sha256(view).hexdigest()
+        if not self.has(digest, view.nbytes):
+            self.write(digest, (view,))
+        return digest, view.nbytes
+
+    def write(self, digest: str, chunks: Iterable[bytes | memoryview]) -> None:
+        """Stores the chunks under `digest`. Raises RemoteProtocolError if they hash to something else."""
+        target = self.path(digest)
+        found = hashlib.sha256()
+        fd, name = tempfile.mkstemp(dir=self.folder, prefix=".part-")
+        try:
+            with os.fdopen(fd, "wb") as out:
+                for chunk in chunks:
+                    found.update(chunk)
+                    out.write(chunk)
+            if found.hexdigest() != digest:
+                raise RemoteProtocolError(f"a blob came damaged: {digest} was promised, {found.hexdigest()} came")
+            os.chmod(name, 0o640)
+            os.rename(name, target)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+            raise
+
+    @contextlib.contextmanager
+    def lock(self, digest: str) -> Iterator[None]:
+        """Held by the one process of this node that fetches `digest`; the others wait for it."""
+        fd = os.open(self.folder / f".lock-{digest}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)

@@ -1,0 +1,178 @@
+"""The control memfd that a trainer process and its receiver share. The only module that touches it.
+
+    words    64 u64   wake flags and figures, see the constants
+    index    ROWS x WINDOW u64   one word for each ticket in flight: what is ready
+    entries  LEASES x 40 B   where a ready batch lies
+    ended    LEASES bytes   1 = the trainer's lease has ended
+
+Publishing ticket k of stream s: its entry, a fence, then the one word index[s % ROWS][k % WINDOW] =
+(k + 1) << 32 | (s & 0xFFFF) << 16 | lease. The word names stream and ticket, so what an earlier stream
+left in the row is never mistaken. Words are stored and loaded whole (memoryview cast to "Q": one 8-byte
+copy); `struct` would go byte by byte. What the receiver reads here, a stranger may have written: it
+takes only flags and figures from it while running, and checks every entry when it adopts.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from dataloaderjob.core.fence import Expedite, Fence
+
+MAGIC = 0x444C4A_0001
+WORDS = 512
+ROWS = 64
+WINDOW = 1024
+LEASES = 0xFFFF
+FAILED = 0xFFFF
+"""In place of a lease: the ticket failed; the error came, or comes, over the socket."""
+
+_ENTRY = struct.Struct("<QQQQQ")
+ENTRY_NBYTES = _ENTRY.size
+_INDEX_AT = WORDS * 8
+_ENTRIES_AT = _INDEX_AT + ROWS * WINDOW * 8
+_ENDED_AT = _ENTRIES_AT + LEASES * ENTRY_NBYTES
+NBYTES = -(-(_ENDED_AT + LEASES) // 4096) * 4096
+
+# Words, each group on cache lines of its own. T: stored by the trainer, R: by the receiver.
+W_MAGIC = 0
+W_ASLEEP = 8  # T: wake me by eventfd when you publish
+W_WANT = 16  # R: wake me by eventfd when a lease ends
+W_NEXT_CALLS = 24  # T: batches taken
+W_WAIT_NS = 25  # T: time spent waiting in next()
+W_COPIES = 26  # T: batches served as copies, because leases were at their limit
+W_LEASED_NBYTES = 27  # T: bytes under lease
+W_STREAMS = 28  # T: live iterators
+W_STEP_NS = 29  # T: time between the end of one next() and the start of the following one
+W_READY_CALLS = 30  # T: calls of next() that found their batch ready
+W_FIGURES = 64  # R: figures of the receiver, in the order of `sidecar.figures.RECEIVER`
+
+
+class Entry(NamedTuple):
+    """Where a ready batch lies."""
+
+    stream: int
+    ticket: int
+    region: int
+    offset: int
+    nbytes: int
+
+
+class Control:
+    """One side's view of the control memfd. Each side, and each thread of it, makes its own."""
+
+    def __init__(self, fd: int) -> None:
+        self._map = mmap.mmap(fd, NBYTES)
+        view = memoryview(self._map)
+        self.words = view[: WORDS * 8].cast("Q")
+        self._index = view[_INDEX_AT:_ENTRIES_AT].cast("Q")
+        self._entries = view[_ENTRIES_AT:_ENDED_AT]
+        self.ended = view[_ENDED_AT : _ENDED_AT + LEASES]
+        self._fence = Fence()
+        self._expedite = Expedite()
+
+    @staticmethod
+    def create() -> int:
+        """Returns a new control memfd, sealed against resizing."""
+        fd = os.memfd_create("dlj-control", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, NBYTES)
+        seal(fd)
+        with mmap.mmap(fd, 4096) as page:
+            memoryview(page).cast("Q")[W_MAGIC] = MAGIC
+        return fd
+
+    @property
+    def valid(self) -> bool:
+        return bool(self.words[W_MAGIC] == MAGIC)
+
+    # Receiver's side
+
+    def publish(self, lease: int, stream: int, ticket: int, region: int, offset: int, nbytes: int) -> bool:
+        """Makes a batch visible to the trainer. Returns whether the trainer sleeps and wants the eventfd."""
+        _ENTRY.pack_into(self._entries, lease * ENTRY_NBYTES, stream, ticket, region, offset, nbytes)
+        return self.publish_word(lease, stream, ticket)
+
+    def publish_word(self, lease: int, stream: int, ticket: int) -> bool:
+        """The second half of `publish`; alone, with `FAILED` for a lease, it says that the ticket failed."""
+        self._fence.full()
+        self._index[(stream % ROWS) * WINDOW + ticket % WINDOW] = (
+            ((ticket + 1) & 0xFFFFFFFF) << 32 | (stream & 0xFFFF) << 16 | lease
+        )
+        self._fence.full()
+        return self.words[W_ASLEEP] != 0
+
+    def unpublish(self, stream: int, ticket: int) -> None:
+        """Only for a ticket behind one that was never published: the trainer cannot be looking at it."""
+        self._index[(stream % ROWS) * WINDOW + ticket % WINDOW] = 0
+        self._fence.full()
+
+    def ended_leases(self, highest: int) -> Iterator[int]:
+        """Leases up to `highest` that the trainer has ended; each is told once."""
+        at = _ENDED_AT
+        stop = _ENDED_AT + highest + 1
+        while (at := self._map.find(b"\x01", at, stop)) >= 0:
+            lease = at - _ENDED_AT
+            self.ended[lease] = 0
+            yield lease
+
+    def want(self, flag: bool) -> None:
+        """Says whether a lease's end should wake the receiver. Look at `ended_leases` again after True."""
+        self.words[W_WANT] = flag
+        if flag:
+            self._fence.full()
+            self._expedite()
+
+    def reset(self, leases: set[int]) -> None:
+        """Forgets all that is published and all ended leases but those named: the start of an adoption."""
+        self._index[:] = memoryview(bytes(self._index.nbytes)).cast("Q")
+        for lease in range(LEASES):
+            if self.ended[lease] and lease not in leases:
+                self.ended[lease] = 0
+        self._fence.full()
+
+    # Trainer's side
+
+    def ready(self, stream: int, ticket: int) -> int | None:
+        """Returns the lease of a ready ticket (or `FAILED`), None while it is not ready."""
+        word: int = self._index[(stream % ROWS) * WINDOW + ticket % WINDOW]
+        if word >> 16 != (((ticket + 1) & 0xFFFFFFFF) << 16 | (stream & 0xFFFF)):
+            return None
+        self._fence.full()
+        return word & 0xFFFF
+
+    def entry(self, lease: int) -> Entry:
+        return Entry(*_ENTRY.unpack_from(self._entries, lease * ENTRY_NBYTES))
+
+    def sleep(self) -> None:
+        """Says that the trainer is about to sleep. Look at `ready` once more before sleeping."""
+        self.words[W_ASLEEP] = 1
+        self._fence.full()
+        self._expedite()
+
+    def awake(self) -> None:
+        self.words[W_ASLEEP] = 0
+
+    def close(self) -> None:
+        """Drops this side's views. The mapping itself goes with the last of them."""
+        for view in (self.words, self._index, self._entries, self.ended):
+            view.release()
+
+
+def seal(fd: int) -> None:
+    """Seals a memfd against resizing, so that a peer's mapping can never be cut away under it (SIGBUS)."""
+    import fcntl
+
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+
+
+def sealed(fd: int) -> bool:
+    import fcntl
+
+    needed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & needed == needed
+    except OSError:
+        return False

@@ -1,0 +1,430 @@
+"""The receiver's protocol machine: tickets in, feeders asked, bodies placed, batches published. Pure.
+
+Events come in by method calls with the time; what is to be done goes out as instructions. No socket,
+no clock, no payload of a batch. The shell is `sidecar.receiver`; the policies are in `choose` (which
+feeder), `lateness` (when is one late) and `placing` (where a batch lies); `overseer` acts on lateness.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from dataloaderjob.core import choose, frames, tickets
+from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.facts import mismatch
+from dataloaderjob.core.frames import Flag, Header, Kind
+from dataloaderjob.core.instructions import (
+    Close,
+    Connect,
+    Discard,
+    Endpoint,
+    Fail,
+    Instruction,
+    Note,
+    Publish,
+    Send,
+)
+from dataloaderjob.core.lateness import MAX_STRIKES
+from dataloaderjob.core.placing import Placer, mb
+from dataloaderjob.core.space import Extent
+from dataloaderjob.core.streams import Ask, AskState, Event, Link, State, Stream, Ticket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchSettings:
+    """What the manifest fixes for one ring."""
+
+    limit_nbytes: int
+    """Shared memory that this ring may take, everything counted."""
+    ring_nbytes: int | None = None
+    """Size of the ring; None: (window + reserve) times the first batch."""
+    batch_deadline_s: float = 300.0
+    progress_after_s: float = 30.0
+    checksum: bool = False
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the receiver started."""
+
+    batches: int = 0
+    nbytes: int = 0
+    asks: int = 0
+    reasks: int = 0
+    hedges: int = 0
+    late_copies: int = 0
+    failures: int = 0
+    feeders_lost: int = 0
+
+
+class Dispatcher:
+    """The state of one ring: its streams, its links to feeders, its space."""
+
+    def __init__(self, settings: DispatchSettings, *, generation: int) -> None:
+        self.settings = settings
+        self.generation = generation
+        self.streams: dict[int, Stream] = {}
+        self.links: dict[str, Link] = {}
+        self.counters = Counters()
+        self.links_lost_at: float | None = None
+        self.desired_feeders: int | None = None
+        self.supervisor_notes: list[str] = []
+        self.starved = False
+        """An announced body waits for space: the shell should hear of ended leases at once."""
+        self._out: list[Instruction] = []
+        self.placer = Placer(settings.limit_nbytes, settings.ring_nbytes, self._out)
+
+    def take(self) -> list[Instruction]:
+        """What is to be done, in order. Call after every event."""
+        out = self._out[:]
+        self._out.clear()
+        return out
+
+    @property
+    def busy(self) -> bool:
+        """Whether `take` would return anything."""
+        return bool(self._out)
+
+    # Events from the trainer
+
+    def open_stream(self, stream: int, *, manifest: bytes, spec: bytes, facts: dict[str, Any], window: int, awaited: int = 0) -> None:
+        self.streams[stream] = Stream(stream, spec, manifest, facts, window, awaited)
+
+    def ticket(self, now: float, stream_id: int, number: int, payload: bytes, awaited: int) -> None:
+        """Raises RemoteProtocolError for a ticket of no stream or one told twice."""
+        stream = self.streams.get(stream_id)
+        if stream is None or number in stream.tickets:
+            raise RemoteProtocolError(f"ticket {number} of stream {stream_id} was not expected")
+        ticket = Ticket(stream, number, payload, now)
+        stream.tickets[number] = ticket
+        stream.enqueue(ticket)
+        self.advance(stream, awaited)
+        self.dispatch(now)
+
+    def advance(self, stream: Stream, awaited: int) -> None:
+        """The trainer has taken all tickets below `awaited`."""
+        while stream.awaited < awaited:
+            stream.tickets.pop(stream.awaited, None)
+            stream.awaited += 1
+
+    def close_stream(self, now: float, stream_id: int, awaited: int) -> None:
+        stream = self.streams.pop(stream_id, None)
+        if stream is None:
+            return
+        self.advance(stream, awaited)
+        for ticket in stream.tickets.values():
+            for ask in ticket.asks[:]:
+                self.drop_ask(ask, cancel=True)
+            if ticket.lease is not None:
+                self.placer.end_lease(ticket.lease)
+        self.grant(now)
+        self.dispatch(now)
+
+    def leases_ended(self, now: float, leases: Iterable[int]) -> None:
+        ended = False
+        for lease in leases:
+            ended = self.placer.end_lease(lease) or ended
+        if ended:
+            self.grant(now)
+            self.dispatch(now)
+
+    # Events from the supervisor and the links
+
+    def feeders(self, now: float, endpoints: list[Endpoint]) -> None:
+        """The list of feeders as it should be. A feeder that is no longer listed finishes what it has."""
+        listed = {e.instance: e for e in endpoints}
+        for instance, endpoint in listed.items():
+            if instance not in self.links:
+                self.links[instance] = Link(endpoint, now)
+                self._out.append(Connect(endpoint))
+            else:
+                self.links[instance].draining = False
+        for instance, link in list(self.links.items()):
+            if instance not in listed:
+                link.draining = True
+                self._retire(link)
+        self.dispatch(now)
+
+    def _retire(self, link: Link) -> None:
+        if link.draining and not link.asks:
+            del self.links[link.endpoint.instance]
+            self._out.append(Close(link.endpoint.instance, "no longer listed", False))
+
+    def link_up(self, now: float, instance: str, facts: dict[str, Any]) -> None:
+        link = self.links.get(instance)
+        if link is None:
+            return
+        link.up, link.facts, link.heard_at, link.answered_at = True, facts, now, now
+        link.suspect_since, link.load = None, 0
+        link.specs_sent.clear()
+        link.refused.clear()
+        self.dispatch(now)
+
+    def link_down(self, now: float, instance: str, reason: str) -> None:
+        """The link ended, for whatever reason. All that was asked there is asked again elsewhere."""
+        link = self.links.get(instance)
+        if link is None or not link.up:
+            return
+        link.up, link.down_since, link.replace_asked = False, now, False
+        self.counters.feeders_lost += 1
+        for ask in list(link.asks.values()):
+            ticket = ask.ticket
+            if ask.position is not None:
+                ticket.strikes += 1
+                ticket.position = ask.position
+            ticket.probe = True
+            self.drop_ask(ask, cancel=False)
+            self.counters.reasks += 1
+            if ticket.strikes >= MAX_STRIKES and ticket.state is State.QUEUED:
+                self._fail_deadly(ticket, reason)
+        self._retire(link)
+        if not any(other.up for other in self.links.values()):
+            self.links_lost_at = now
+        self.grant(now)
+        self.dispatch(now)
+
+    def frame(self, now: float, instance: str, header: Header, payload: bytes) -> None:
+        """Any frame of a feeder but BODY. Raises RemoteProtocolError: the shell closes the link."""
+        link = self.links.get(instance)
+        if link is None or header.generation != self.generation:
+            return
+        self._heard(now, link, header)
+        if header.kind == Kind.NEED_SPEC:
+            self._send_spec(link, header.spec)
+            return
+        if header.kind == Kind.NOTE:
+            self._out.append(Note(f"{link.endpoint.name}: {payload.decode(errors='replace')}"))
+            return
+        ask = link.asks.get((header.stream, header.ticket))
+        if ask is None:
+            return  # cancelled, or asked elsewhere since
+        if header.kind == Kind.PROGRESS:
+            ask.position = header.room
+        elif header.kind == Kind.ANNOUNCE:
+            self._announced(now, ask, header.room)
+        elif header.kind == Kind.FAILED:
+            self._answered(now, ask)
+            self.fail(ask.ticket, payload)
+        self.dispatch(now)
+
+    def begin_body(self, now: float, instance: str, header: Header) -> Extent | None:
+        """A body's header came. Returns where it goes, None to read it and throw it away.
+
+        Raises RemoteProtocolError when the body is larger than what was granted.
+        """
+        link = self.links.get(instance)
+        if link is None or header.generation != self.generation:
+            return None
+        self._heard(now, link, header)
+        ask = link.asks.get((header.stream, header.ticket))
+        if ask is None or ask.extent is None:
+            self.counters.late_copies += 1
+            return None
+        if header.nbytes > ask.extent.nbytes:
+            raise RemoteProtocolError(f"a body of {header.nbytes} bytes came where {ask.extent.nbytes} were granted")
+        if ask.state is AskState.ASKED:
+            ask.granted_at = now
+        ask.state, ask.nbytes = AskState.RECEIVING, header.nbytes
+        return ask.extent
+
+    def end_body(self, now: float, instance: str, header: Header) -> None:
+        """The body is whole in its extent. The first copy of a ticket wins."""
+        link = self.links.get(instance)
+        ask = None if link is None else link.asks.get((header.stream, header.ticket))
+        if ask is None or ask.extent is None:
+            return
+        extent = self.placer.space.trim(ask.extent, header.nbytes)
+        ask.extent = None
+        self._answered(now, ask)
+        ticket, stream = ask.ticket, ask.ticket.stream
+        self.drop_ask(ask, cancel=False, requeue=False)
+        for other in ticket.asks[:]:
+            self.drop_ask(other, cancel=True, requeue=False)
+        ticket.move(Event.FILL)
+        ticket.lease = self.placer.lease(ticket, extent)
+        self.counters.batches += 1
+        self.counters.nbytes += header.nbytes
+        self._out.append(Publish(ticket.lease, stream.id, ticket.number, extent, header.nbytes))
+        self._saw_size(stream, header.nbytes)
+        self.dispatch(now)
+
+    # Decisions
+
+    def dispatch(self, now: float) -> None:
+        """Asks feeders for queued tickets, nearest to their turn first, while a feeder has room."""
+        links = self.links.values()
+        while True:
+            nearest: Ticket | None = None
+            for stream in self.streams.values():
+                ticket = stream.peek()
+                if ticket is not None and (
+                    nearest is None or ticket.number - stream.awaited < nearest.number - nearest.stream.awaited
+                ):
+                    if self._reject_spec(stream, ticket):
+                        continue
+                    nearest = ticket
+            if nearest is None:
+                return
+            link = choose.choose(links, nearest.stream)
+            if link is None:
+                if not self._trust_suspects():
+                    return
+                continue
+            self.ask(now, nearest, link)
+
+    def _trust_suspects(self) -> bool:
+        """With nobody else left, silent feeders are asked again. Says whether that changed anything."""
+        up = [link for link in self.links.values() if link.up and not link.draining]
+        if not up or any(link.suspect_since is None for link in up):
+            return False
+        for link in up:
+            link.suspect_since = None
+        return True
+
+    def ask(self, now: float, ticket: Ticket, link: Link) -> None:
+        """Asks one feeder for a copy of `ticket`, with room for it where the ring has some."""
+        stream = ticket.stream
+        ask = Ask(ticket, link, now)
+        if stream.size_hint:
+            ask.extent = self.placer.space.alloc(stream.size_hint)
+        ticket.move(Event.ASK)
+        ticket.asks.append(ask)
+        if ticket.first_asked_at is None:
+            ticket.first_asked_at = now
+        link.asks[stream.id, ticket.number] = ask
+        self.counters.asks += 1
+        flags = (Flag.CHECKSUM if self.settings.checksum else 0) | (Flag.PROBE if ticket.probe else 0)
+        header = frames.pack(
+            Kind.TICKET, generation=self.generation, stream=stream.id, ticket=ticket.number, spec=stream.spec,
+            nbytes=len(ticket.payload), room=ask.extent.nbytes if ask.extent else 0, flags=flags,
+        )  # fmt: skip
+        self._out.append(Send(link.endpoint.instance, header, ticket.payload))
+
+    def drop_ask(self, ask: Ask, *, cancel: bool, requeue: bool = True) -> None:
+        """Forgets one feeder's copy; with no other copy in the making the ticket is queued again."""
+        ticket, link = ask.ticket, ask.link
+        ticket.asks.remove(ask)
+        link.asks.pop((ticket.stream.id, ticket.number), None)
+        if ask.extent is not None:
+            if ask.state is AskState.RECEIVING and link.up:
+                self._out.append(Discard(link.endpoint.instance))
+            self.placer.free(ask.extent)
+            ask.extent = None
+        if cancel and link.up:
+            header = frames.pack(
+                Kind.CANCEL, generation=self.generation, stream=ticket.stream.id, ticket=ticket.number
+            )
+            self._out.append(Send(link.endpoint.instance, header, b""))
+        if requeue and not ticket.asks and ticket.state is State.ASKED:
+            ticket.move(Event.LOSE)
+            ticket.stream.enqueue(ticket)
+        self._retire(link)
+
+    def grant(self, now: float) -> None:
+        """Gives places to announced bodies, in ticket order; the awaited ones always get theirs."""
+        waiting = [
+            a for link in self.links.values() if link.up
+            for a in link.asks.values() if a.state is AskState.ANNOUNCED
+        ]  # fmt: skip
+        waiting.sort(key=lambda a: a.ticket.number - a.ticket.stream.awaited)
+        self.starved = False
+        for ask in waiting:
+            extent = self.placer.space.alloc(ask.nbytes)
+            if extent is None and ask.ticket.number == ask.ticket.stream.first_unpublished():
+                extent = self.placer.make_room(ask.ticket, ask.nbytes, self.streams.values())
+            if extent is None:
+                self.starved = True
+                continue
+            ask.extent, ask.state, ask.granted_at = extent, AskState.GRANTED, now
+            header = frames.pack(
+                Kind.GRANT, generation=self.generation, stream=ask.ticket.stream.id,
+                ticket=ask.ticket.number, room=extent.nbytes,
+            )  # fmt: skip
+            self._out.append(Send(ask.link.endpoint.instance, header, b""))
+
+    def fail(self, ticket: Ticket, payload: bytes) -> None:
+        """The ticket failed for good; the trainer raises when its turn comes."""
+        for ask in ticket.asks[:]:
+            self.drop_ask(ask, cancel=True, requeue=False)
+        ticket.move(Event.FAIL)
+        self.counters.failures += 1
+        self._out.append(Fail(ticket.stream.id, ticket.number, payload))
+
+    def fail_service(self, ticket: Ticket, error: str, message: str) -> None:
+        """As `fail`, with one of our own errors by its class name."""
+        self.fail(ticket, json.dumps({"service": error, "message": message}).encode())
+
+    def report(self, instruction: Instruction) -> None:
+        self._out.append(instruction)
+
+    # Details
+
+    def _fail_deadly(self, ticket: Ticket, reason: str) -> None:
+        self.fail_service(
+            ticket,
+            "FeederLost",
+            f"{ticket.strikes} feeder processes died, each while making "
+            f"{tickets.describe(ticket.payload, ticket.position)} of batch {ticket.number} (the last one: {reason}): "
+            "look for os._exit, a crash in native code or too little memory there; the feeders' last output "
+            "is in the job's log",
+        )
+
+    def _heard(self, now: float, link: Link, header: Header) -> None:
+        link.heard_at, link.load = now, header.load
+        link.suspect_since, link.replace_asked = None, False
+
+    def _answered(self, now: float, ask: Ask) -> None:
+        """The feeder finished making this batch: what it took is the time since it could begin."""
+        ask.ticket.stream.pace.add(now - max(ask.asked_at, ask.link.answered_at))
+        ask.link.answered_at = now
+
+    def _announced(self, now: float, ask: Ask, nbytes: int) -> None:
+        if ask.state is not AskState.ASKED:
+            return
+        self._answered(now, ask)
+        if not self.placer.fits(nbytes):
+            self.fail_service(
+                ask.ticket,
+                "InputError",
+                f"a batch of {mb(nbytes)} needs a place in shared memory, the limit is "
+                f"{mb(self.settings.limit_nbytes)}: raise spec.sidecar.sharedMemory or lower the batch size",
+            )
+            return
+        if ask.extent is not None:
+            self.placer.free(ask.extent)
+            ask.extent = None
+        ask.state, ask.nbytes = AskState.ANNOUNCED, nbytes
+        self._saw_size(ask.ticket.stream, nbytes)
+        self.grant(now)
+
+    def _saw_size(self, stream: Stream, nbytes: int) -> None:
+        before = stream.size_hint
+        stream.saw_size(nbytes)
+        if stream.size_hint > before:
+            self.placer.fit(self.streams.values(), nbytes)
+
+    def _send_spec(self, link: Link, spec: bytes) -> None:
+        for stream in self.streams.values():
+            if stream.spec == spec:
+                header = frames.pack(
+                    Kind.SPEC, generation=self.generation, spec=spec, nbytes=len(stream.manifest)
+                )
+                self._out.append(Send(link.endpoint.instance, header, stream.manifest))
+                return
+
+    def _reject_spec(self, stream: Stream, ticket: Ticket) -> bool:
+        """Checks feeders' versions against the trainer's. Fails the ticket when no feeder can serve it."""
+        up = [link for link in self.links.values() if link.up and not link.draining]
+        for link in up:
+            if stream.spec not in link.specs_sent:
+                link.specs_sent.add(stream.spec)
+                if reason := mismatch(stream.facts, link.facts):
+                    link.refused[stream.spec] = f"{link.endpoint.name}: {reason}"
+        if not up or not all(stream.spec in link.refused for link in up):
+            return False
+        reasons = "; ".join(sorted({link.refused[stream.spec] for link in up})[:3])
+        self.fail_service(ticket, "ServiceUnavailable", f"no feeder can run this trainer's code: {reasons}")
+        return True

@@ -1,0 +1,68 @@
+"""The tree of errors. One class for each `except` that a caller would write.
+
+    DataLoaderJobError
+    ├── InputError            the user's input cannot work: arguments, dataset, manifest (also ValueError)
+    │   └── UnsupportedBatch  a leaf of the batch cannot travel (also TypeError)
+    ├── ServiceError          the service cannot do its work
+    │   ├── ServiceUnavailable  no sidecar there, or it refused us
+    │   ├── DeadlineExceeded    a wait ran past its deadline; names who is late (also TimeoutError)
+    │   └── FeederLost          feeders died again and again on one batch
+    ├── UserCodeError         the user's code raised a type that cannot be rebuilt here
+    └── ProtocolError         what a peer sent is not the protocol
+        ├── RemoteProtocolError   the peer's fault
+        └── AuthError             the peer does not hold the job's key
+
+A message says what was needed, what was found and what to do.
+"""
+
+from __future__ import annotations
+
+
+class DataLoaderJobError(Exception):
+    """Root of all errors raised on purpose by this package."""
+
+
+class InputError(DataLoaderJobError, ValueError):
+    """The user's input cannot work; the message says what would."""
+
+
+class UnsupportedBatch(InputError, TypeError):
+    """A leaf of a batch cannot travel; the message names the leaf and the option."""
+
+
+class ServiceError(DataLoaderJobError, RuntimeError):
+    """The service (sidecar, supervisor, feeders) cannot do its work."""
+
+
+class ServiceUnavailable(ServiceError):
+    """No sidecar answers, or it refused this process."""
+
+
+class DeadlineExceeded(ServiceError, TimeoutError):
+    """A wait ran past its deadline; the message names index, feeder and phase."""
+
+
+class FeederLost(ServiceError):
+    """Feeders died repeatedly while they made one batch."""
+
+
+class UserCodeError(DataLoaderJobError, RuntimeError):
+    """The user's code raised an exception whose own type cannot be rebuilt in the trainer."""
+
+
+class ProtocolError(DataLoaderJobError):
+    """Bytes that are not the protocol."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent what it may not send."""
+
+
+class AuthError(ProtocolError):
+    """The peer does not hold the job's key, or speaks another protocol version."""
+
+
+def first_line(error: BaseException) -> str:
+    """Type and first line of an error, for one-line reports."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

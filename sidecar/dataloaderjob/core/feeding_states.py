@@ -1,0 +1,140 @@
+"""States of a feeder's tickets, and what the machine tells its shell. Values and one table.
+
+PARKED     its spec (the user's code and data) is not here yet
+QUEUED     waits for its turn
+BUILDING   the build thread makes it
+DISCARDED  cancelled, or its link ended, while it was being built
+HELD       built, larger than the room that the receiver gave: announced, waits for GRANT
+READY      built, its body waits in the link's output
+SENDING    a part of its body is out: it is finished whatever comes
+GONE       forgotten
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+
+class State(Enum):
+    PARKED = auto()
+    QUEUED = auto()
+    BUILDING = auto()
+    DISCARDED = auto()
+    HELD = auto()
+    READY = auto()
+    SENDING = auto()
+    GONE = auto()
+
+
+class Event(Enum):
+    GRANT = auto()
+    CANCEL = auto()
+    SPEC = auto()
+    """The spec is here."""
+    SPEC_LOST = auto()
+    """The spec cannot be had."""
+    BUILD = auto()
+    FITS = auto()
+    """Built; the body fits the room."""
+    EXCEEDS = auto()
+    """Built; the body exceeds the room."""
+    FAILED = auto()
+    """User code failed."""
+    START = auto()
+    """The first byte of the body is about to go."""
+    SENT = auto()
+
+
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (State.PARKED, Event.GRANT): State.PARKED,
+    (State.PARKED, Event.CANCEL): State.GONE,
+    (State.PARKED, Event.SPEC): State.QUEUED,
+    (State.PARKED, Event.SPEC_LOST): State.GONE,
+    (State.QUEUED, Event.GRANT): State.QUEUED,
+    (State.QUEUED, Event.CANCEL): State.GONE,
+    (State.QUEUED, Event.BUILD): State.BUILDING,
+    (State.BUILDING, Event.GRANT): State.BUILDING,
+    (State.BUILDING, Event.CANCEL): State.DISCARDED,
+    (State.BUILDING, Event.FITS): State.READY,
+    (State.BUILDING, Event.EXCEEDS): State.HELD,
+    (State.BUILDING, Event.FAILED): State.GONE,
+    (State.DISCARDED, Event.FITS): State.GONE,
+    (State.DISCARDED, Event.EXCEEDS): State.GONE,
+    (State.DISCARDED, Event.FAILED): State.GONE,
+    (State.HELD, Event.GRANT): State.READY,
+    (State.HELD, Event.CANCEL): State.GONE,
+    (State.READY, Event.GRANT): State.READY,
+    (State.READY, Event.CANCEL): State.GONE,
+    (State.READY, Event.START): State.SENDING,
+    (State.SENDING, Event.CANCEL): State.GONE,
+    (State.SENDING, Event.SENT): State.GONE,
+}
+"""(SENDING, CANCEL) is the end of the link: a CANCEL frame no longer finds a job that is SENDING."""
+
+
+class IllegalTransition(Exception):  # noqa: N818  named for what it tells, as in the style of the machines
+    """The shell reported what cannot have happened; carries the last events."""
+
+    def __init__(self, job: Job, event: Event, history: list[tuple[int, str]]) -> None:
+        super().__init__(f"{job} cannot take {event.name}; last events (job, event): {history}")
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One ticket of one link."""
+
+    serial: int
+    link: int
+    generation: int
+    stream: int
+    ticket: int
+    spec: bytes
+    flags: int
+    room: int
+    """Bytes that may be sent unasked."""
+    payload: bytes = field(repr=False)
+    """`tickets.pack`; opaque here."""
+    state: State
+    nbytes: int = 0
+    """Of the built body."""
+    body: Any = field(default=None, repr=False)
+    """The shell's: what it keeps until the body is sent. Dropped when the job is GONE."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeedSpec:
+    """Ask the receiver on this link for a spec's manifest."""
+
+    link: int
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Put the body into the link's output; report START and SENT."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Take the body, of which no byte has gone, out of the link's output."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Tell the receiver that this ticket failed."""
+
+    job: Job
+
+
+Instruction = NeedSpec | Announce | Send | Withdraw | Fail

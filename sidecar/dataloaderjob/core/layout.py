@@ -1,0 +1,275 @@
+"""The bytes of a batch: header, schema, leaf buffers, values. Pure: knows neither torch nor numpy.
+
+    u16 magic, u8 version, u8 0, u32 schema bytes
+    schema          one value of `core.values`: the tree, with a tuple for each node
+    leaf buffers    in the order of the tree, depth first, each at a multiple of 64 bytes
+    values          what is plain in the tree, one after the other, to the end of the body
+
+The schema says all about structure, types, shapes and places, and nothing about content. So header and
+schema are the same bytes for every batch of one kind, and serve a decoder as the key of what it worked
+out before; numbers and strings that change lie behind, in the values.
+
+A node is a tuple that starts with its kind:
+
+| node | meaning |
+|------|---------|
+| (VALUE, i) | value number i, however large a tree of plain values it is |
+| (PICKLE, i) | value number i is a pickle |
+| (TENSOR ARRAY SCALAR, dtype, itemsize, shape, strides, flags) | a leaf buffer; see `Buffer` |
+| (LIST TUPLE SET FROZENSET, children) | |
+| (NAMEDTUPLE SEQUENCE, class, children) | SEQUENCE: made from an iterable, such as torch.Size |
+| (DICT, keys, children) | |
+| (MAPPING, class, keys, children) | rebuilt as class(dict) |
+| (DEFAULTDICT, factory or None, keys, children) | |
+| (DATACLASS, class, names, children) | |
+
+A class is (module, qualified name). To add a kind of leaf: a `Kind` here, a case in `_parse`, one in
+`fetch.encoding` and one in `fetch.decoding`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from dataloaderjob.core import values
+from dataloaderjob.core.errors import RemoteProtocolError
+
+MAGIC = 0x4A42
+VERSION = 1
+HEADER = struct.Struct("<HBBI")
+ALIGNMENT = 64
+MAX_SCHEMA_NBYTES = 64 * 1024 * 1024
+MAX_DEPTH = values.MAX_DEPTH // 2 - 8
+"""Each level of the batch is two levels of the schema's value; the rest is for keys and dtypes."""
+
+
+class Kind(IntEnum):
+    VALUE = 0
+    PICKLE = 1
+    TENSOR = 2
+    ARRAY = 3
+    SCALAR = 4
+    """A numpy scalar: an array without dimensions."""
+    LIST = 8
+    TUPLE = 9
+    SET = 10
+    FROZENSET = 11
+    NAMEDTUPLE = 12
+    SEQUENCE = 13
+    DICT = 14
+    MAPPING = 15
+    DEFAULTDICT = 16
+    DATACLASS = 17
+
+
+REQUIRES_GRAD = 1
+PARAMETER = 2
+"""Flags of a TENSOR."""
+
+_BUFFERS = frozenset({Kind.TENSOR, Kind.ARRAY, Kind.SCALAR})
+_BARE = frozenset({Kind.LIST, Kind.TUPLE, Kind.SET, Kind.FROZENSET})
+_WITH_CLASS = frozenset({Kind.NAMEDTUPLE, Kind.SEQUENCE})
+
+ClassName = tuple[str, str]
+"""(module, qualified name)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """One leaf buffer: where it lies in the body and how to see it."""
+
+    kind: Kind
+    dtype: Any
+    """torch's name of a tensor's dtype; numpy's descriptor of an array's: a plain value."""
+    itemsize: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    """In items. None: C order."""
+    flags: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node of a parsed schema."""
+
+    kind: Kind
+    index: int = -1
+    """Of the value or of the leaf buffer."""
+    cls: ClassName | None = None
+    keys: tuple[Any, ...] = ()
+    """Of a dict; names of a dataclass's fields."""
+    children: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A parsed schema: the tree and where everything lies. Offsets are relative to the body."""
+
+    root: Node
+    buffers: tuple[Buffer, ...]
+    num_values: int
+    values_offset: int
+    """End of the last leaf buffer; the body has at least this many bytes."""
+
+
+def node(kind: Kind, *rest: Any) -> tuple[Any, ...]:
+    """A node of a schema, of the parts that the table above lists."""
+    return (int(kind), *rest)
+
+
+def aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def place(start: int, sizes: Iterable[int]) -> tuple[list[int], int]:
+    """Returns the offsets of leaf buffers of these sizes, and the end of the last."""
+    offsets = []
+    for nbytes in sizes:
+        start = aligned(start)
+        offsets.append(start)
+        start += nbytes
+    return offsets, start
+
+
+def pack_schema(node: tuple[Any, ...]) -> bytes:
+    """Header and schema, the first bytes of a body."""
+    schema = values.pack(node)
+    return HEADER.pack(MAGIC, VERSION, 0, len(schema)) + schema
+
+
+def key_nbytes(head: bytes | memoryview) -> int:
+    """Bytes of header and schema together, from the first bytes of a body. Raises RemoteProtocolError."""
+    if len(head) < HEADER.size:
+        raise RemoteProtocolError(f"a batch needs at least {HEADER.size} bytes, found {len(head)}")
+    magic, version, _, nbytes = HEADER.unpack_from(head)
+    if magic != MAGIC or version != VERSION:
+        raise RemoteProtocolError(f"no batch of version {VERSION} begins with {bytes(head[:3]).hex()}")
+    if nbytes > MAX_SCHEMA_NBYTES:
+        raise RemoteProtocolError(f"a batch's schema of {nbytes} bytes exceeds {MAX_SCHEMA_NBYTES}")
+    return HEADER.size + int(nbytes)
+
+
+def parse(key: bytes) -> Layout:
+    """Checks and parses header and schema. Raises RemoteProtocolError on anything that is not one."""
+    if len(key) != key_nbytes(key):
+        raise RemoteProtocolError(f"a batch's schema ends after {len(key)} of {key_nbytes(key)} bytes")
+    schema = values.unpack(key[HEADER.size :])
+    parser = _Parser(end=len(key))
+    try:
+        root = parser.node(schema, 0)
+    except (TypeError, ValueError, IndexError) as exc:
+        raise RemoteProtocolError(f"a batch's schema is malformed: {exc}") from exc
+    if parser.indices != set(range(len(parser.indices))):
+        raise RemoteProtocolError("a batch's schema leaves out some of its values")
+    return Layout(
+        root=root,
+        buffers=tuple(parser.buffers),
+        num_values=len(parser.indices),
+        values_offset=parser.end,
+    )
+
+
+@dataclass(slots=True)
+class _Parser:
+    end: int
+    buffers: list[Buffer] = field(default_factory=list)
+    indices: set[int] = field(default_factory=set)
+
+    def node(self, schema: tuple[Any, ...], depth: int) -> Node:
+        if type(schema) is not tuple:
+            raise TypeError(f"a node is a {type(schema).__name__}")
+        if depth > MAX_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+        kind = Kind(schema[0])
+        if kind in _BUFFERS:
+            return self._buffer(kind, *schema[1:])
+        if kind in (Kind.VALUE, Kind.PICKLE):
+            (index,) = schema[1:]
+            self.indices.add(_natural(index))
+            return Node(kind=kind, index=index)
+        cls: ClassName | None = None
+        keys: tuple[Any, ...] = ()
+        if kind in _BARE:
+            (children,) = schema[1:]
+        elif kind in _WITH_CLASS:
+            cls, children = _class_name(schema[1]), schema[2]
+        elif kind is Kind.DICT:
+            _, keys, children = schema
+        else:
+            _, cls, keys, children = schema
+            cls = None if kind is Kind.DEFAULTDICT and cls is None else _class_name(cls)
+        if keys or kind >= Kind.DICT:
+            _check_keys(kind, keys, len(children))
+        nodes = tuple([self.node(child, depth + 1) for child in _sized(children)])
+        return Node(kind=kind, cls=cls, keys=keys, children=nodes)
+
+    def _buffer(
+        self,
+        kind: Kind,
+        dtype: Any,
+        itemsize: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None,
+        flags: int,
+    ) -> Node:
+        nbytes = _natural(itemsize)
+        for size in _sized(shape):
+            nbytes *= _natural(size)
+        if strides is not None and not is_dense(shape, _sized(strides)):
+            raise ValueError(f"strides {strides} of shape {shape} leave gaps or overlap")
+        offset = aligned(self.end)
+        self.end = offset + nbytes
+        self.buffers.append(
+            Buffer(
+                kind=kind, dtype=dtype, itemsize=itemsize, shape=shape, strides=strides,
+                flags=_natural(flags), offset=offset, nbytes=nbytes,
+            )
+        )  # fmt: skip
+        return Node(kind=kind, index=len(self.buffers) - 1)
+
+
+def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the items fill one block of memory without gaps or overlaps, in any order of dimensions."""
+    if len(shape) != len(strides):
+        return False
+    expected = 1
+    long = [(stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1]
+    for stride, size in sorted(long):
+        if stride != expected:
+            return False
+        expected *= size
+    return all(stride >= 0 for stride in strides)
+
+
+def _natural(number: int) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{number!r} is no natural number")
+    return number
+
+
+def _sized(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    if type(items) is not tuple:
+        raise TypeError(f"a tuple is needed, found a {type(items).__name__}")
+    return items
+
+
+def _class_name(name: tuple[str, ...]) -> ClassName:
+    module, qualname = _sized(name)
+    if type(module) is not str or type(qualname) is not str:
+        raise TypeError(f"{name!r} names no class")
+    return module, qualname
+
+
+def _check_keys(kind: Kind, keys: tuple[Any, ...], count: int) -> None:
+    if len(_sized(keys)) != count:
+        raise ValueError(f"{len(keys)} keys for {count} children")
+    if not all(map(values.is_key, keys)):
+        raise ValueError("a key that cannot be one")
+    if kind is Kind.DATACLASS and not all(type(k) is str and not k.startswith("__") for k in keys):
+        raise ValueError("a field of a dataclass that cannot be one")

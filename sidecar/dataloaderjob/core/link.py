@@ -1,0 +1,141 @@
+"""Messages between a trainer process and its sidecar over a Unix SEQPACKET socket. Pure.
+
+One packet is a head of 24 bytes and a payload. A payload above CHUNK_NBYTES goes in several packets, all
+but the last with MORE set (a SEQPACKET message is capped by the send buffer, 208 KiB by default).
+
+    u8 type, u8 more, u16 protocol, u32 stream, u64 ticket, u64 awaiting
+
+The first message is HELLO, with the trainer's pidfd (and, when a sidecar has died, the control memfd,
+the two eventfds and the regions' memfds that the trainer kept). WELCOME brings the control memfd and the
+two eventfds, or REFUSED the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from array import array
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.frames import PROTOCOL
+
+HEAD = struct.Struct("<BBHIQQ")
+HEAD_NBYTES = HEAD.size
+CHUNK_NBYTES = 96 * 1024
+MAX_MESSAGE_NBYTES = 64 * 1024 * 1024
+MAX_PATH_NBYTES = 107
+"""sun_path of Linux is 108 bytes with its final NUL."""
+MAX_FDS = 250
+
+
+class Type(IntEnum):
+    HELLO = 1
+    """T: JSON `Hello`; descriptors: pidfd, then those of an adoption."""
+    WELCOME = 2
+    """S: JSON settings; descriptors: control, wake-trainer, wake-receiver (none when adopted)."""
+    REFUSED = 3
+    """S: JSON {"error": ...}; the link ends."""
+    OPEN = 4
+    """T: a new stream. JSON {"spec": manifest, ...}; `awaiting`: first ticket that is wanted."""
+    TICKET = 5
+    """T: `tickets.pack`. `awaiting`: the ticket that the trainer will take next."""
+    CLOSE = 6
+    """T: the stream ends; tickets from `awaiting` on were not taken."""
+    REGION = 7
+    """S: a new memfd (one descriptor): JSON {"region", "nbytes", "single", "lease_limit"}."""
+    DROP = 8
+    """S: a single region ended; JSON {"region"}."""
+    FAILED = 9
+    """S: ticket `ticket` failed; payload: `fetch.failures`, or JSON {"service": class, "message": ...}."""
+    NOTE = 10
+    """S: a line for the user, JSON {"text": ...}."""
+    STATUS = 11
+    """Any: JSON request and answer about the sidecar's state; no ring."""
+
+
+class Packet(NamedTuple):
+    type: int
+    more: int
+    protocol: int
+    stream: int
+    ticket: int
+    awaiting: int
+    payload: bytes
+
+
+def pack(type_: int, payload: bytes = b"", *, stream: int = 0, ticket: int = 0, awaiting: int = 0) -> list[bytes]:
+    """Returns the packets of one message."""
+    if len(payload) <= CHUNK_NBYTES:
+        return [HEAD.pack(type_, 0, PROTOCOL, stream, ticket, awaiting) + payload]
+    pieces = [payload[i : i + CHUNK_NBYTES] for i in range(0, len(payload), CHUNK_NBYTES)]
+    last = len(pieces) - 1
+    return [HEAD.pack(type_, i < last, PROTOCOL, stream, ticket, awaiting) + p for i, p in enumerate(pieces)]
+
+
+def unpack(packet: bytes) -> Packet:
+    if len(packet) < HEAD_NBYTES:
+        raise RemoteProtocolError(f"a packet of {len(packet)} bytes came on the sidecar's socket; {HEAD_NBYTES} are needed")
+    type_, more, protocol, stream, ticket, awaiting = HEAD.unpack_from(packet)
+    return Packet(type_, more, protocol, stream, ticket, awaiting, packet[HEAD_NBYTES:])
+
+
+def pack_json(type_: int, message: dict[str, Any], **fields: int) -> list[bytes]:
+    return pack(type_, json.dumps(message, separators=(",", ":")).encode(), **fields)
+
+
+def parse_json(payload: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(payload)
+    except ValueError as exc:
+        raise RemoteProtocolError("a message on the sidecar's socket is not JSON") from exc
+    if not isinstance(message, dict):
+        raise RemoteProtocolError("a message on the sidecar's socket is not a JSON object")
+    return message
+
+
+class Assembler:
+    """Puts the packets of one direction together again."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._nbytes = 0
+
+    def feed(self, packet: bytes) -> Packet | None:
+        """Returns a whole message, None while more is to come."""
+        part = unpack(packet)
+        if not part.more and not self._parts:
+            return part
+        self._parts.append(part.payload)
+        self._nbytes += len(part.payload)
+        if self._nbytes > MAX_MESSAGE_NBYTES:
+            raise RemoteProtocolError(f"a message on the sidecar's socket exceeds {MAX_MESSAGE_NBYTES} bytes")
+        if part.more:
+            return None
+        payload = b"".join(self._parts)
+        self._parts, self._nbytes = [], 0
+        return part._replace(payload=payload)
+
+
+def recv_with_fds(sock: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
+    """One packet and its descriptors (close-on-exec). Raises RemoteProtocolError when some were lost."""
+    # not socket.recv_fds: in Python 3.11 it drops its flags
+    space = socket.CMSG_SPACE(MAX_FDS * 4)
+    data, ancillary, msg_flags, _ = sock.recvmsg(
+        HEAD_NBYTES + CHUNK_NBYTES, space, flags | socket.MSG_CMSG_CLOEXEC
+    )
+    received = array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received.frombytes(content[: len(content) - len(content) % received.itemsize])
+    fds = received.tolist()
+    if msg_flags & socket.MSG_CTRUNC:
+        for fd in fds:
+            os.close(fd)
+        raise RemoteProtocolError(
+            "descriptors were lost on the sidecar's socket: the limit of open files is reached; raise `ulimit -n`"
+        )
+    return data, fds

@@ -1,0 +1,202 @@
+"""Acts on lateness, at every tick: suspects silent feeders, hedges, gives up, tells who is late. Pure."""
+
+from __future__ import annotations
+
+from dataloaderjob.core import choose, lateness, tickets
+from dataloaderjob.core.dispatch import Dispatcher
+from dataloaderjob.core.instructions import Close, Note, Replace
+from dataloaderjob.core.streams import Ask, AskState, Link, State, Stream, Ticket
+
+TICK_S = 0.1
+NOTE_EVERY_S = 30.0
+
+
+def tick(machine: Dispatcher, now: float) -> None:
+    """Looks at every link and every awaited ticket once."""
+    _check_links(machine, now)
+    for stream in list(machine.streams.values()):
+        ticket = stream.blocking()
+        if ticket is not None and ticket.state is not State.FAILED:
+            _check_awaited(machine, now, stream, ticket)
+    machine.dispatch(now)
+
+
+def _check_links(machine: Dispatcher, now: float) -> None:
+    up = [link for link in machine.links.values() if link.up]
+    for link in list(machine.links.values()):
+        if not link.up:
+            _maybe_replace(machine, now, link, now - link.down_since)
+            continue
+        stuck = next((a for a in link.asks.values() if _transfer_late(now, a)), None)
+        if stuck is not None:
+            reason = (
+                f"{link.endpoint.name} sent no whole batch of {stuck.nbytes} bytes within "
+                f"{lateness.transfer_after(stuck.nbytes):.1f} s of its grant"
+            )
+            machine.report(Close(link.endpoint.instance, reason, True))
+            machine.link_down(now, link.endpoint.instance, reason)
+        elif link.suspect_since is not None:
+            _maybe_replace(machine, now, link, now - max(link.heard_at, link.suspect_since))
+        elif _overdue(now, link):
+            _maybe_suspect(machine, now, link, up)
+
+
+def _head(link: Link) -> tuple[int, Ask] | None:
+    """The ask that this feeder should be making, and how many it has before it."""
+    for ahead, ask in enumerate(link.asks.values()):
+        if ask.state is AskState.ASKED:
+            return ahead, ask
+    return None
+
+
+def _waiting(now: float, link: Link, ask: Ask) -> float:
+    return now - max(ask.asked_at, link.answered_at)
+
+
+def _limit(ahead: int, ask: Ask) -> float | None:
+    return lateness.overdue_after(ask.ticket.stream.pace, ahead)
+
+
+def _overdue(now: float, link: Link) -> bool:
+    head = _head(link)
+    if head is None or (limit := _limit(*head)) is None:
+        return False
+    return _waiting(now, link, head[1]) > limit
+
+
+def _healthy(now: float, link: Link) -> bool:
+    if not link.up or link.draining or link.suspect_since is not None:
+        return False
+    head = _head(link)
+    if head is None or (limit := _limit(*head)) is None:
+        return True
+    return lateness.healthy(_waiting(now, link, head[1]), limit)
+
+
+def _transfer_late(now: float, ask: Ask) -> bool:
+    sending = ask.state in (AskState.GRANTED, AskState.RECEIVING)
+    return sending and now - ask.granted_at > lateness.transfer_after(ask.nbytes)
+
+
+def _maybe_suspect(machine: Dispatcher, now: float, link: Link, up: list[Link]) -> None:
+    """Gives nothing more to a silent feeder, and what it has to others, while another one is well."""
+    if not any(_healthy(now, other) for other in up if other is not link):
+        return
+    head = _head(link)
+    link.suspect_since = now
+    for ask in list(link.asks.values()):
+        ticket = ask.ticket
+        if ask.state is not AskState.ASKED:
+            continue
+        if head is not None and ask is head[1]:
+            if ticket.reasks >= lateness.MAX_REASKS:
+                continue  # slow or hanging by itself: it waits for its deadline here
+            ticket.reasks += 1
+            ticket.probe = True
+        machine.counters.reasks += 1
+        machine.drop_ask(ask, cancel=True)
+    machine.dispatch(now)
+
+
+def _maybe_replace(machine: Dispatcher, now: float, link: Link, silent_s: float) -> None:
+    paces = [s.pace for s in machine.streams.values()]
+    limit = max(map(lateness.replace_after, paces), default=lateness.REPLACE_AFTER_S)
+    if silent_s > limit and not link.replace_asked and not link.draining:
+        link.replace_asked = True
+        what = "silent with work to do" if link.up else "not reachable"
+        machine.report(Replace(link.endpoint, f"{what} for {silent_s:.0f} s"))
+
+
+def _check_awaited(machine: Dispatcher, now: float, stream: Stream, ticket: Ticket) -> None:
+    if ticket.state is State.READY:
+        return
+    _unblock(machine, now, ticket)
+    since = _waiting_since(machine, ticket)
+    waited = now - since
+    if waited > machine.settings.batch_deadline_s:
+        _give_up(machine, now, ticket, waited)
+        return
+    if waited > machine.settings.progress_after_s and now - max(ticket.noted_at, since) > NOTE_EVERY_S:
+        ticket.noted_at = now
+        machine.report(Note(f"batch {ticket.number} has been awaited for {waited:.0f} s: {_who(machine, ticket)}"))
+    _maybe_hedge(machine, now, stream, ticket)
+
+
+def _waiting_since(machine: Dispatcher, ticket: Ticket) -> float:
+    """A ticket that no feeder could take yet waits since the last feeder went, or since it was queued."""
+    if ticket.asks:
+        return min(a.asked_at for a in ticket.asks) if ticket.reasks == 0 else ticket.first_asked_at or ticket.queued_at
+    return max(ticket.queued_at, machine.links_lost_at or 0.0)
+
+
+def _give_up(machine: Dispatcher, now: float, ticket: Ticket, waited: float) -> None:
+    links = [a.link for a in ticket.asks]
+    machine.fail_service(
+        ticket,
+        "DeadlineExceeded",
+        f"batch {ticket.number} was not ready after {waited:.0f} s (the deadline is "
+        f"{machine.settings.batch_deadline_s:.0f} s, spec.deadlines.batchSeconds): {_who(machine, ticket)}",
+    )
+    for link in links:
+        if not link.replace_asked:
+            link.replace_asked = True
+            link.suspect_since = link.suspect_since or now
+            machine.report(Replace(link.endpoint, f"did not finish batch {ticket.number} within the deadline"))
+
+
+def _maybe_hedge(machine: Dispatcher, now: float, stream: Stream, ticket: Ticket) -> None:
+    after = lateness.hedge_after(stream.pace)
+    if after is None or ticket.reasks or len(ticket.asks) != 1 or ticket.asks[0].state is not AskState.ASKED:
+        return
+    if now - max(ticket.asks[0].asked_at, ticket.asks[0].link.answered_at) < after:
+        return
+    counters = machine.counters
+    if not lateness.hedge_allowed(counters.hedges, counters.batches):
+        return
+    up = [link for link in machine.links.values() if link.up]
+    slow = [link for link in up if link.asks and now - link.answered_at > after]
+    if lateness.all_slow(len(slow), len(up)):
+        return
+    link = choose.idle(up, stream, without=[a.link for a in ticket.asks])
+    if link is not None:
+        counters.hedges += 1
+        ticket.reasks += 1
+        machine.ask(now, ticket, link)
+
+
+def _unblock(machine: Dispatcher, now: float, ticket: Ticket) -> None:
+    """Makes way for an awaited ticket that came to its feeder behind later ones which wait for space.
+
+    A feeder builds nothing more for us while it holds two batches without a place, so an awaited ticket
+    that was asked again would wait for their space, and they for the trainer, which waits for it.
+    """
+    links = {id(a.link): a.link for a in ticket.asks} if ticket.asks else None
+    if ticket.asks and any(a.state is not AskState.ASKED for a in ticket.asks):
+        return
+    held = [
+        a
+        for link in machine.links.values()
+        if link.up and (links is None or id(link) in links)
+        for a in link.asks.values()
+        if a.state is AskState.ANNOUNCED and a.ticket is not ticket
+    ]
+    if len(held) >= (1 if links is None else 2):
+        held.sort(key=lambda a: a.ticket.number - a.ticket.stream.awaited)
+        machine.drop_ask(held[-1], cancel=True)
+
+
+def _who(machine: Dispatcher, ticket: Ticket) -> str:
+    """Names feeder, phase and index of a late ticket."""
+    if ticket.asks:
+        parts = [
+            f"{a.link.endpoint.name} is {'making' if a.state is AskState.ASKED else a.state.value}"
+            f" {tickets.describe(ticket.payload, a.position)}"
+            for a in ticket.asks
+        ]
+        return "; ".join(parts)
+    up = sum(link.up for link in machine.links.values())
+    if up:
+        return f"{up} feeders are connected and busy with other batches or silent"
+    notes = f" ({'; '.join(machine.supervisor_notes[:3])})" if machine.supervisor_notes else ""
+    wanted = "" if machine.desired_feeders is None else f" of {machine.desired_feeders}"
+    return f"no feeder is connected, {len(machine.links)}{wanted} known{notes}"

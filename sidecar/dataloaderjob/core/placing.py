@@ -1,0 +1,136 @@
+"""Places for batches: creating regions, making room for the awaited ticket, leases. Pure.
+
+The awaited ticket of every stream always gets a place: a free extent; else the place of a ready batch
+that its trainer cannot have reached; else a memfd of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heappop, heappush
+
+from dataloaderjob.core.control import LEASES
+from dataloaderjob.core.instructions import CreateRegion, DropRegion, Instruction, Unpublish
+from dataloaderjob.core.space import Extent, Space, round_up
+from dataloaderjob.core.streams import Event, State, Stream, Ticket
+
+RESERVE = 4
+"""Batches of room beyond the window: those that the trainer works on, or keeps for a step or two."""
+
+
+def mb(nbytes: int) -> str:
+    """Bytes for people."""
+    return f"{nbytes / 1e6:.1f} MB" if nbytes >= 100_000 else f"{nbytes} bytes"
+
+
+class Placer:
+    """Space and leases of one ring."""
+
+    def __init__(self, limit_nbytes: int, ring_nbytes: int | None, out: list[Instruction]) -> None:
+        self.space = Space(limit_nbytes)
+        self.ring_nbytes = ring_nbytes
+        self.drops = 0
+        self.largest = 0
+        self.lent: dict[int, tuple[Stream | None, int, Extent]] = {}
+        """lease -> (stream, ticket number, extent); the stream is None for what was adopted."""
+        self.highest_lease = -1
+        self._free_leases: list[int] = []
+        self._out = out
+
+    # Regions
+
+    def fit(self, streams: Iterable[Stream], nbytes: int) -> None:
+        """Grows the ring to what the live streams need, within the limit: (window + reserve) batches each."""
+        self.largest = max(self.largest, nbytes)
+        space = self.space
+        if self.ring_nbytes is not None:
+            need = self.ring_nbytes - space.ring_nbytes
+        else:
+            wanted = sum((s.window + RESERVE) * round_up(s.size_hint) for s in streams if s.size_hint)
+            need = wanted - space.ring_nbytes
+            if space.ring_nbytes and need < wanted / 3:
+                return
+        need = min(need, space.limit_nbytes - space.total_nbytes) // round_up(nbytes) * round_up(nbytes)
+        if need >= round_up(nbytes):
+            region = space.add(need)
+            self._out.append(CreateRegion(region, need, False, self.lease_limit))
+
+    @property
+    def lease_limit(self) -> int:
+        """Bytes that the trainer may hold: what remains must place two of the largest batches."""
+        ring = self.space.ring_nbytes
+        return max(ring - 2 * round_up(self.largest), ring // 2)
+
+    # Extents
+
+    def make_room(self, ticket: Ticket, nbytes: int, streams: Iterable[Stream]) -> Extent:
+        """A place for an awaited ticket, whatever it takes short of the limit (`fits` was asked before)."""
+        space = self.space
+        if (extent := space.alloc(nbytes)) is not None:
+            return extent
+        for victim in self._droppable(streams):
+            self._drop(victim)
+            if (extent := space.alloc(nbytes)) is not None:
+                return extent
+        region = space.add(round_up(nbytes), single=True)
+        self._out.append(CreateRegion(region, round_up(nbytes), True, self.lease_limit))
+        offset = space.arenas[region].alloc(nbytes)
+        assert offset == 0  # noqa: S101  a new region holds what it was made for
+        return Extent(region, 0, round_up(nbytes))
+
+    def fits(self, nbytes: int) -> bool:
+        return round_up(nbytes) <= self.space.limit_nbytes
+
+    def _droppable(self, streams: Iterable[Stream]) -> list[Ticket]:
+        """Ready tickets behind one that is not published, farthest from their turn first."""
+        found = []
+        for stream in streams:
+            wall = stream.first_unpublished()
+            found += [t for t in stream.tickets.values() if t.state is State.READY and t.number > wall]
+        return sorted(found, key=lambda t: t.number - t.stream.awaited, reverse=True)
+
+    def _drop(self, ticket: Ticket) -> None:
+        assert ticket.lease is not None  # noqa: S101  READY has a lease
+        self._out.append(Unpublish(ticket.stream.id, ticket.number))
+        self.end_lease(ticket.lease)
+        ticket.lease = None
+        ticket.move(Event.DROP)
+        ticket.stream.enqueue(ticket)
+        self.drops += 1
+
+    def free(self, extent: Extent) -> None:
+        if (region := self.space.free(extent)) is not None:
+            self._out.append(DropRegion(region))
+
+    # Leases
+
+    def lease(self, ticket: Ticket, extent: Extent) -> int:
+        lease = heappop(self._free_leases) if self._free_leases else self.highest_lease + 1
+        assert lease < LEASES  # noqa: S101  ROWS x WINDOW tickets and the trainer's own limit are fewer
+        self.highest_lease = max(self.highest_lease, lease)
+        self.lent[lease] = (ticket.stream, ticket.number, extent)
+        return lease
+
+    def end_lease(self, lease: int) -> bool:
+        """Frees what lies under `lease`. False if nothing does: the peer made it up."""
+        entry = self.lent.pop(lease, None)
+        if entry is None:
+            return False
+        heappush(self._free_leases, lease)
+        self.free(entry[2])
+        return True
+
+    def adopt(self, lease: int, extent: Extent) -> bool:
+        """Enters a lease that outlived this sidecar's predecessor. False if its extent cannot be true."""
+        arena = self.space.arenas.get(extent.region)
+        if arena is None or lease in self.lent or not 0 <= lease < LEASES:
+            return False
+        if not arena.take(extent.offset, extent.nbytes):
+            return False
+        self.lent[lease] = (None, 0, Extent(extent.region, extent.offset, arena.used[extent.offset]))
+        return True
+
+    def adopted(self) -> None:
+        """Ends the adoption: leases between those taken over are free."""
+        self.highest_lease = max(self.lent, default=-1)
+        self._free_leases = [n for n in range(self.highest_lease + 1) if n not in self.lent]

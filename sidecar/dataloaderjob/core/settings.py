@@ -1,0 +1,148 @@
+"""Settings of the processes that a starter hands over in a JSON file. Values only.
+
+Units are in the names; each process reads its file once, in its `__main__`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dataloaderjob.core.errors import InputError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayTuning:
+    """Ray's own deadlines. They hold where they are in the environment of raylet and GCS when these start."""
+
+    worker_register_timeout_s: int = 120
+    """A worker process that has not reported by then is killed by its raylet. Ray's default of 60 s is
+    too short for slow imports on a loaded node; one that is shorter than a worker's start hangs ray.init."""
+    health_check_initial_delay_s: float = 5.0
+    health_check_period_s: float = 3.0
+    health_check_timeout_s: float = 10.0
+    health_check_failure_threshold: int = 5
+    """Checks in a row that a node may miss (once num_heartbeats_timeout)."""
+    gcs_reconnect_timeout_s: int = 60
+    """How long raylets and workers outlive a GCS that is gone."""
+
+    def env(self) -> dict[str, str]:
+        """The environment that puts this in force, for head and nodes alike."""
+        return {
+            "RAY_worker_register_timeout_seconds": str(self.worker_register_timeout_s),
+            "RAY_health_check_initial_delay_ms": str(round(self.health_check_initial_delay_s * 1000)),
+            "RAY_health_check_period_ms": str(round(self.health_check_period_s * 1000)),
+            "RAY_health_check_timeout_ms": str(round(self.health_check_timeout_s * 1000)),
+            "RAY_health_check_failure_threshold": str(self.health_check_failure_threshold),
+            "RAY_gcs_rpc_server_reconnect_timeout_s": str(self.gcs_reconnect_timeout_s),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeederSettings:
+    """One feeder process."""
+
+    job: str
+    name: str = "feeder-0"
+    index: int = 0
+    """Number in the name; what `get_worker_info().id` tells user code."""
+    num_feeders: int = 1
+    """Feeders of the job when this one was placed; `get_worker_info().num_workers`."""
+    key_path: str
+    """File with the job's key, 32 bytes or more."""
+    blob_folder: str
+    """Shared by the feeders of one node."""
+    supervisor_host: str | None = None
+    """None: a feeder by itself, which reports to nobody and finds all blobs in its folder."""
+    supervisor_port: int = 0
+    bind_host: str = "127.0.0.1"
+    advertise_host: str | None = None
+    """What receivers connect to; None: as bound or, bound to all addresses, the node's address."""
+    port: int = 0
+    torch_threads: int = 1
+    """More than one makes sums depend on the machine."""
+    max_ungranted: int = 2
+    """Built batches kept for one receiver that has no room for them."""
+    max_loaded_specs: int = 8
+    """Datasets kept loaded; the one used longest ago goes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorSettings:
+    """The supervisor, one for a job, on the Ray head."""
+
+    job: str
+    key_path: str
+    blob_folder: str
+    """The supervisor's own; uploads for other nodes lie here."""
+    ray_address: str
+    """host:port of the GCS."""
+    num_feeders: int = 1
+    """At the first start; a number that was set later is kept in `state_path`."""
+    state_path: str
+    """File in which a supervisor that is started again finds the number of feeders."""
+    bind_host: str = "127.0.0.1"
+    port: int
+    """Fixed for the life of the job: a supervisor started again is found here."""
+    feeder_supervisor_host: str = "127.0.0.1"
+    """Where feeders find this supervisor."""
+    feeder_blob_folder: str
+    feeder_key_path: str | None = None
+    """The key where feeders run; None: at the same path as here."""
+    feeder_bind_host: str = "127.0.0.1"
+    feeder_advertise_host: str | None = None
+    feeder_resources: dict[str, float] = field(default_factory=lambda: {"feeder": 1.0})
+    """What one feeder takes of a node, in Ray's custom resources."""
+    ready_timeout_s: float = 150.0
+    """A feeder that has not reported by then is made anew. Above worker_register_timeout."""
+    init_timeout_s: float = 60.0
+    drain_timeout_s: float = 10.0
+    """A feeder that is no longer wanted may finish what it has for so long."""
+    worker_register_timeout_s: int = 120
+    """What the raylets were given; for messages."""
+
+
+def dump(settings: Any, path: Path) -> None:
+    """Writes a settings dataclass as JSON, whole or not at all, readable by this user only."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as out:
+        json.dump(dataclasses.asdict(settings), out, indent=1)
+    part.rename(path)
+
+
+def load(kind: type[T], path: Path) -> T:
+    """Reads what `dump` wrote. Raises InputError naming the file and the field that does not fit."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as exc:
+        raise InputError(f"settings for {kind.__name__} are needed in {path}: {exc}") from exc
+    if not isinstance(found, Mapping):
+        raise InputError(f"settings for {kind.__name__} in {path} must be a JSON object")
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(set(found) - set(fields))
+    needed = [
+        n for n, f in fields.items()
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING and n not in found
+    ]  # fmt: skip
+    if unknown or needed:
+        raise InputError(f"settings for {kind.__name__} in {path}: unknown {unknown}, missing {needed}")
+    return kind(**found)
+
+
+def read_key(path: str | Path) -> bytes:
+    """Raises InputError when the job's key is not there or too short to be one."""
+    try:
+        key = Path(path).read_bytes()
+    except OSError as exc:
+        raise InputError(f"the job's key is needed in {path}: {exc.strerror}") from exc
+    if len(key) < 16:
+        raise InputError(f"the job's key in {path} has {len(key)} bytes, at least 16 are needed")
+    return key

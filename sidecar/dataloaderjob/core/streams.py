@@ -1,0 +1,178 @@
+"""Records of the dispatcher: streams, tickets, asks, links, and which step may follow which.
+
+A *ticket* is one batch of one stream. An *ask* is one feeder's copy of it in the making; a hedged ticket
+has two. A *link* is the connection to one feeder process.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from heapq import heappop, heappush
+from typing import Any
+
+from dataloaderjob.core.instructions import Endpoint
+from dataloaderjob.core.lateness import Pace
+from dataloaderjob.core.space import Extent
+
+SIZES_REMEMBERED = 32
+
+
+class State(Enum):
+    """Of a ticket."""
+
+    QUEUED = "queued"
+    ASKED = "asked"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class Event(Enum):
+    ASK = "ask"
+    LOSE = "lose"
+    FILL = "fill"
+    DROP = "drop"
+    FAIL = "fail"
+
+
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (State.QUEUED, Event.ASK): State.ASKED,
+    (State.ASKED, Event.ASK): State.ASKED,  # a hedge
+    (State.ASKED, Event.LOSE): State.QUEUED,  # its last ask is gone
+    (State.ASKED, Event.FILL): State.READY,
+    (State.READY, Event.DROP): State.QUEUED,  # its place was needed by an awaited ticket
+    (State.QUEUED, Event.FAIL): State.FAILED,
+    (State.ASKED, Event.FAIL): State.FAILED,
+}
+
+
+class AskState(Enum):
+    """Of one feeder's copy."""
+
+    ASKED = "building"
+    ANNOUNCED = "waiting for space"
+    GRANTED = "sending"
+    RECEIVING = "receiving"
+
+
+class IllegalTransition(AssertionError):
+    """A step that the table does not have: a defect of ours, told with the ticket's history."""
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One batch of one stream."""
+
+    stream: Stream
+    number: int
+    payload: bytes
+    queued_at: float
+    state: State = State.QUEUED
+    asks: list[Ask] = field(default_factory=list)
+    first_asked_at: float | None = None
+    reasks: int = 0
+    strikes: int = 0
+    probe: bool = False
+    position: int | None = None
+    """Sample that the last dead feeder was making."""
+    noted_at: float = 0.0
+    lease: int | None = None
+    history: list[Event] = field(default_factory=list)
+
+    def move(self, event: Event) -> None:
+        """Raises IllegalTransition if the table has no such step."""
+        after = TRANSITIONS.get((self.state, event))
+        if after is None:
+            steps = ", ".join(e.value for e in self.history[-8:])
+            raise IllegalTransition(
+                f"ticket {self.number} of stream {self.stream.id}: {event.value} while {self.state.value}; after {steps}"
+            )
+        self.state = after
+        self.history.append(event)
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """One feeder's copy of a ticket in the making."""
+
+    ticket: Ticket
+    link: Link
+    asked_at: float
+    extent: Extent | None = None
+    state: AskState = AskState.ASKED
+    nbytes: int = 0
+    granted_at: float = 0.0
+    position: int | None = None
+    """Sample being made, if the feeder reports it (PROBE)."""
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """The connection to one feeder process."""
+
+    endpoint: Endpoint
+    down_since: float
+    up: bool = False
+    draining: bool = False
+    asks: dict[tuple[int, int], Ask] = field(default_factory=dict)
+    load: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    heard_at: float = 0.0
+    answered_at: float = 0.0
+    suspect_since: float | None = None
+    replace_asked: bool = False
+    specs_sent: set[bytes] = field(default_factory=set)
+    refused: dict[bytes, str] = field(default_factory=dict)
+    """Specs that this feeder cannot serve, and why."""
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One live iterator of the trainer."""
+
+    id: int
+    spec: bytes
+    manifest: bytes
+    facts: dict[str, Any]
+    window: int
+    awaited: int = 0
+    """First ticket that the trainer has not taken, as far as it told."""
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
+    _queue: list[int] = field(default_factory=list)
+    _sizes: deque[int] = field(default_factory=lambda: deque(maxlen=SIZES_REMEMBERED))
+    size_hint: int = 0
+    """Largest of the last batches, in bytes; 0 before the first."""
+
+    def enqueue(self, ticket: Ticket) -> None:
+        heappush(self._queue, ticket.number)
+
+    def peek(self) -> Ticket | None:
+        """The lowest queued ticket, or None."""
+        queue = self._queue
+        while queue:
+            ticket = self.tickets.get(queue[0])
+            if ticket is not None and ticket.state is State.QUEUED:
+                return ticket
+            heappop(queue)
+        return None
+
+    def saw_size(self, nbytes: int) -> None:
+        dropped = self._sizes[0] if len(self._sizes) == SIZES_REMEMBERED else 0
+        self._sizes.append(nbytes)
+        if nbytes >= self.size_hint:
+            self.size_hint = nbytes
+        elif dropped == self.size_hint:
+            self.size_hint = max(self._sizes)
+
+    def first_unpublished(self) -> int:
+        """The ticket that the trainer cannot have passed."""
+        number = self.awaited
+        while (ticket := self.tickets.get(number)) is not None and ticket.state in (State.READY, State.FAILED):
+            number += 1
+        return number
+
+    def blocking(self) -> Ticket | None:
+        """The ticket at `first_unpublished`, if the trainer has sent it."""
+        return self.tickets.get(self.first_unpublished())

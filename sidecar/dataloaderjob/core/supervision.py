@@ -1,0 +1,63 @@
+"""The supervisor's messages: who says what over its one port. JSON, after the handshake of `core.auth`.
+
+The role in the handshake says what a connection is for:
+
+sidecar   s -> c  {"type": "feeders", "feeders": [{"name", "instance", "host", "port"}], "desired": n,
+                   "notes": [...]}  at once after the handshake and at every change
+          c -> s  {"type": "figures", ...}              kept, the last one for each sidecar
+          c -> s  {"type": "have", "digest", "nbytes"}  this sidecar can upload that blob
+          s -> c  {"type": "want", "digest"}            upload it, over a connection of its own
+          c -> s  {"type": "replace", "name", "instance", "reason"}   that feeder process hangs
+feeder    c -> s  {"type": "ready", "host", "port", "instance", "pid", "node"}
+          s -> c  {"type": "drain"}                     no longer listed: say when nothing is owed to anybody
+          c -> s  {"type": "drained"}
+blob      c -> s  {"type": "blob", "digest", "nbytes"}, then the bytes;  s -> c  {"type": "stored"}
+          c -> s  {"type": "get", "digest", "nbytes"}
+          s -> c  {"type": "blob", "digest", "nbytes"}, then the bytes, or {"type": "gone"}: nobody has it now
+control   c -> s  {"type": "scale", "feeders": n} | {"type": "status"} | {"type": "stop"}
+          s -> c  {"type": "ok"} | {"type": "status", ...} | {"type": "error", "message"}
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from dataloaderjob.core import sockets
+from dataloaderjob.core.errors import RemoteProtocolError, ServiceError
+
+MAX_FEEDERS = 4096
+
+
+def ask(
+    host: str, port: int, key: bytes, *, job: str, message: dict[str, Any], timeout_s: float = 10.0
+) -> dict[str, Any]:
+    """One request of a control client. Raises OSError, ProtocolError, and ServiceError when it is refused."""
+    with socket.create_connection((host, port), timeout=timeout_s) as sock:
+        sockets.greet(sock, key, role="control", name="control", job=job)
+        sock.settimeout(timeout_s)
+        sockets.send_message(sock, message)
+        answer = sockets.recv_message(sock)
+    if answer.get("type") == "error":
+        raise ServiceError(f"the supervisor refused {message.get('type')!r}: {answer.get('message')}")
+    return answer
+
+
+def text(message: dict[str, Any], field: str) -> str:
+    """A text field of a peer's message. Raises RemoteProtocolError."""
+    value = message.get(field)
+    if not isinstance(value, str):
+        raise RemoteProtocolError(
+            f"a {message.get('type')!r} message needs the text {field!r}, found {value!r}"
+        )
+    return value
+
+
+def number(message: dict[str, Any], field: str, limit: int) -> int:
+    """A whole number from 0 to `limit` of a peer's message. Raises RemoteProtocolError."""
+    value = message.get(field)
+    if type(value) is not int or not 0 <= value <= limit:
+        raise RemoteProtocolError(
+            f"a {message.get('type')!r} message needs {field!r} from 0 to {limit}, found {value!r}"
+        )
+    return value

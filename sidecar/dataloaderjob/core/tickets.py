@@ -1,0 +1,96 @@
+"""The payload of a ticket: seeds, position and the keys of one batch. Pure.
+
+The receiver hands it on unread; a feeder, and a message about a late batch, decode it.
+
+    u64 base_seed, u64 first_position, u8 form, u8 key_form, u16 0, u32 count, then the keys
+
+`form` says how torch's fetcher sees the keys: a batch (list) or one bare key (`batch_size=None`).
+`key_form`: INTS is count int64; PICKLED is one pickle of the list (any other kind of key: trainer to
+feeder is the direction in which pickle is allowed). STREAM_POSITION is kept for iterable datasets:
+a stream's name and a position instead of indices.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from dataloaderjob.core.errors import RemoteProtocolError
+
+_HEAD = struct.Struct("<QQBBHI")
+HEAD_NBYTES = _HEAD.size
+
+
+class Form(IntEnum):
+    BATCH = 0
+    BARE = 1
+
+
+class KeyForm(IntEnum):
+    INTS = 0
+    PICKLED = 1
+    STREAM_POSITION = 2
+
+
+class Ticket(NamedTuple):
+    """What a feeder needs to make one batch."""
+
+    base_seed: int
+    first_position: int
+    bare: bool
+    keys: list[Any]
+
+
+@lru_cache(maxsize=64)
+def _ints(count: int) -> struct.Struct:
+    return struct.Struct(f"<QQBBHI{count}q")
+
+
+def pack(base_seed: int, first_position: int, keys: Sequence[Any], *, bare: bool = False) -> bytes:
+    """Packs the keys of one batch; ints in 8 bytes each, anything else pickled.
+
+    Only `int` itself is packed: a numpy integer or a bool keeps its type, as torch's workers see it.
+    """
+    n = len(keys)
+    if set(map(type, keys)) <= {int}:
+        try:
+            return _ints(n).pack(base_seed, first_position, bare, KeyForm.INTS, 0, n, *keys)
+        except struct.error:
+            pass  # beyond 64 bits: pickled below
+    blob = pickle.dumps(list(keys), protocol=5)
+    return _HEAD.pack(base_seed, first_position, bare, KeyForm.PICKLED, 0, n) + blob
+
+
+def unpack(data: bytes | memoryview) -> Ticket:
+    """Decodes what `pack` made. Raises RemoteProtocolError on anything else."""
+    if len(data) < HEAD_NBYTES:
+        raise RemoteProtocolError(f"a ticket needs at least {HEAD_NBYTES} bytes, found {len(data)}")
+    base_seed, first, bare, key_form, _, n = _HEAD.unpack_from(data)
+    if key_form == KeyForm.INTS:
+        if len(data) != HEAD_NBYTES + 8 * n:
+            raise RemoteProtocolError(f"a ticket of {n} indices needs {HEAD_NBYTES + 8 * n} bytes, found {len(data)}")
+        return Ticket(base_seed, first, bool(bare), list(_ints(n).unpack_from(data)[6:]))
+    if key_form == KeyForm.PICKLED:
+        keys = pickle.loads(data[HEAD_NBYTES:])  # noqa: S301  authenticated, trainer to feeder only
+        if len(keys) != n:
+            raise RemoteProtocolError(f"a ticket says {n} keys and holds {len(keys)}")
+        return Ticket(base_seed, first, bool(bare), keys)
+    raise RemoteProtocolError(f"key form {key_form} is not known: this feeder serves map-style datasets only")
+
+
+def describe(data: bytes | memoryview, position: int | None = None, limit: int = 8) -> str:
+    """The keys of a packed ticket as text for a message, without unpickling anything."""
+    if len(data) < HEAD_NBYTES:
+        return "unknown indices"
+    _, _, _, key_form, _, n = _HEAD.unpack_from(data)
+    if key_form != KeyForm.INTS or len(data) != HEAD_NBYTES + 8 * n:
+        return f"{n} keys" if position is None else f"key number {position} of {n}"
+    keys = _ints(n).unpack_from(data)[6:]
+    if position is not None and 0 <= position < n:
+        return f"index {keys[position]}"
+    more = f", ... {n} in all" if n > limit else ""
+    return f"indices [{', '.join(map(str, keys[:limit]))}{more}]"

@@ -1,0 +1,203 @@
+"""The supervisor's port: a thread for each connection, whose role says what it is for (`core.supervision`).
+
+Nothing here calls Ray: feeders and sidecars are told and heard while Ray is slow or gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from dataloaderjob.core import sockets, supervision
+from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
+from dataloaderjob.core.frames import MAX_BODY_NBYTES
+from dataloaderjob.feeder.door import Door
+from dataloaderjob.feeder.exchange import Exchange
+from dataloaderjob.feeder.roster import Endpoint
+
+log = logging.getLogger(__name__)
+
+SEND_TIMEOUT_S = 5
+"""A peer that takes in nothing for so long is dropped; it connects again when it lives."""
+IDLE_TIMEOUT_S = 60.0
+
+
+class Desk(Protocol):
+    """What the connections tell the supervisor and ask of it. Called from many threads."""
+
+    def feeder_ready(self, endpoint: Endpoint) -> bool: ...
+    def feeder_left(self, name: str, instance: str) -> None: ...
+    def feeder_drained(self, name: str, instance: str) -> None: ...
+    def replace(self, name: str, instance: str, reason: str) -> None: ...
+    def figures(self, sidecar: str, figures: dict[str, Any] | None) -> None: ...
+    def listing(self) -> dict[str, Any]: ...
+    def control(self, message: dict[str, Any]) -> dict[str, Any]: ...
+
+
+class _Peer:
+    """A connection after its handshake."""
+
+    def __init__(self, number: int, sock: socket.socket, name: str) -> None:
+        self.number, self.sock, self.name = number, sock, name
+        self._lock = threading.Lock()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
+
+    def send(self, make: Callable[[], dict[str, Any]]) -> None:
+        """Sends what `make` returns; made under the lock, so that the newest goes last. Raises OSError."""
+        with self._lock:
+            sockets.send_message(self.sock, make())
+
+    def receive(self) -> dict[str, Any]:
+        return sockets.recv_message(self.sock)
+
+
+class Hub:
+    """All connections of the supervisor."""
+
+    def __init__(self, host: str, port: int, *, key: bytes, job: str, blob_folder: Path, desk: Desk) -> None:
+        """Binds the port. Raises OSError when it is taken."""
+        self._desk = desk
+        self._exchange = Exchange(blob_folder)
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._sidecars: dict[int, _Peer] = {}
+        self._feeders: dict[str, _Peer] = {}
+        self._roles = {
+            "sidecar": self._sidecar,
+            "feeder": self._feeder,
+            "blob": self._blob,
+            "control": self._control,
+        }
+        self._door = Door(host, port, key=key, job=job, facts={}, welcomed=self._welcomed)
+        threading.Thread(target=self._accept_forever, name="dlj-hub", daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        return self._door.port
+
+    def publish(self) -> None:
+        """Tells every sidecar the list of feeders as it is now."""
+        with self._lock:
+            peers = list(self._sidecars.values())
+        for peer in peers:
+            try:
+                peer.send(self._desk.listing)
+            except OSError:
+                _shutdown(peer.sock)
+
+    def drain(self, instance: str) -> None:
+        """Asks a feeder to say when nothing is owed to anybody."""
+        with self._lock:
+            peer = self._feeders.get(instance)
+        if peer is not None:
+            with contextlib.suppress(OSError):
+                peer.send(lambda: {"type": "drain"})
+
+    def _accept_forever(self) -> None:
+        while True:
+            select.select([self._door.sock], [], [], 1.0)
+            self._door.accept_all()
+            self._door.expire()
+
+    def _welcomed(self, sock: socket.socket, answer: dict[str, Any]) -> None:
+        """In the handshake's thread, which is the connection's from here on."""
+        peer = _Peer(next(self._numbers), sock, str(answer.get("name")))
+        serve = self._roles.get(str(answer.get("role")))
+        try:
+            if serve is None:
+                raise RemoteProtocolError(f"role {answer.get('role')!r} is not known to the supervisor")
+            serve(peer)
+        except ProtocolError as exc:
+            log.warning("the connection of %s is closed: %s", peer.name, exc)
+        except OSError as exc:
+            log.debug("the connection of %s ended: %s", peer.name, exc)
+        finally:
+            sock.close()
+
+    def _sidecar(self, peer: _Peer) -> None:
+        with self._lock:
+            self._sidecars[peer.number] = peer
+        try:
+            peer.send(self._desk.listing)
+            while True:
+                self._heard_sidecar(peer, peer.receive())
+        finally:
+            with self._lock:
+                del self._sidecars[peer.number]
+                over = all(other.name != peer.name for other in self._sidecars.values())
+            self._exchange.gone(peer.number)
+            if over:
+                self._desk.figures(peer.name, None)
+
+    def _heard_sidecar(self, peer: _Peer, message: dict[str, Any]) -> None:
+        kind = message.get("type")
+        if kind == "figures":
+            self._desk.figures(peer.name, message)
+        elif kind == "have":
+            digest = supervision.text(message, "digest")
+            self._exchange.has(
+                peer.number, digest, lambda d: peer.send(lambda: {"type": "want", "digest": d})
+            )
+        elif kind == "replace":
+            name, instance = supervision.text(message, "name"), supervision.text(message, "instance")
+            self._desk.replace(name, instance, supervision.text(message, "reason"))
+        else:
+            raise RemoteProtocolError(f"a sidecar may not send {kind!r}")
+
+    def _feeder(self, peer: _Peer) -> None:
+        message = peer.receive()
+        endpoint = Endpoint(
+            peer.name,
+            supervision.text(message, "instance"),
+            supervision.text(message, "host"),
+            supervision.number(message, "port", 65535),
+            supervision.number(message, "pid", 1 << 31),
+            supervision.text(message, "node"),
+        )
+        with self._lock:
+            self._feeders[endpoint.instance] = peer
+        try:
+            if not self._desk.feeder_ready(endpoint):
+                return
+            while True:
+                if peer.receive().get("type") == "drained":
+                    self._desk.feeder_drained(endpoint.name, endpoint.instance)
+        finally:
+            with self._lock:
+                newest = self._feeders.get(endpoint.instance) is peer
+                if newest:
+                    del self._feeders[endpoint.instance]
+            if newest:
+                self._desk.feeder_left(endpoint.name, endpoint.instance)
+
+    def _blob(self, peer: _Peer) -> None:
+        peer.sock.settimeout(IDLE_TIMEOUT_S)
+        message = peer.receive()
+        digest = supervision.text(message, "digest")
+        nbytes = supervision.number(message, "nbytes", MAX_BODY_NBYTES)
+        if message.get("type") == "get":
+            self._exchange.serve(peer.sock, digest, nbytes)
+            return
+        started = time.monotonic()
+        self._exchange.receive(peer.sock, digest, nbytes)
+        log.info("%s uploaded %.1f MB in %.1f s", peer.name, nbytes / 1e6, time.monotonic() - started)
+        sockets.send_message(peer.sock, {"type": "stored"})
+
+    def _control(self, peer: _Peer) -> None:
+        while True:
+            answer = self._desk.control(peer.receive())
+            sockets.send_message(peer.sock, answer)
+
+
+def _shutdown(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

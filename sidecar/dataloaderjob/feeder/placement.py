@@ -1,0 +1,166 @@
+"""All calls of the supervisor to Ray: connect, place, kill, find feeders. Only its main thread comes here."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import ray
+
+from dataloaderjob.core.errors import ServiceError, first_line
+from dataloaderjob.core.settings import FeederSettings, SupervisorSettings
+from dataloaderjob.feeder import output
+from dataloaderjob.feeder.actor import Feeder
+from dataloaderjob.feeder.roster import index_of, name_of
+
+log = logging.getLogger(__name__)
+
+EXIT_RAY_LATE = 3
+"""ray.init did not return."""
+EXIT_RAY_LOST = 4
+"""Ray was there and is gone, or refused us."""
+GCS_GONE_S = 5.0
+"""Calls to Ray hang when its GCS is gone; after so long without it this process ends."""
+
+
+class Placement:
+    """Feeders as Ray sees them: detached named actors of one namespace."""
+
+    def __init__(self, settings: SupervisorSettings) -> None:
+        self._settings = settings
+        self._namespace = f"dataloaderjob-{settings.job}"
+        self._remote = ray.remote(Feeder)
+
+    def connect(self) -> None:
+        """ray.init, which has no deadline of its own, under a watchdog that ends this process.
+
+        Raises ServiceError when Ray refuses.
+        """
+        settings = self._settings
+        with _deadline(settings.init_timeout_s, self._late_text()):
+            try:
+                ray.init(
+                    address=settings.ray_address,
+                    namespace=self._namespace,
+                    log_to_driver=True,
+                    configure_logging=False,
+                )
+            except Exception as exc:
+                raise ServiceError(
+                    f"Ray at {settings.ray_address} refused the supervisor: {exc} (needed: a live head, and "
+                    "RAY_AUTH_MODE=token with the cluster's token in RAY_AUTH_TOKEN_PATH)"
+                ) from exc
+        output.show()
+        watch = threading.Thread(target=_end_when_gone, args=(settings.ray_address,), name="dlj-gcs", daemon=True)
+        watch.start()
+
+    def _late_text(self) -> str:
+        settings = self._settings
+        return (
+            f"ray.init to {settings.ray_address} did not return within {settings.init_timeout_s:.0f} s. "
+            f"Ray's worker_register_timeout is {settings.worker_register_timeout_s} s: where a worker "
+            "process takes longer than that to start, Ray kills and starts it for ever. Raise "
+            "spec.ray.tuning.workerRegisterTimeoutSeconds, or see the logs of gcs_server and raylet if the "
+            "head itself does not answer"
+        )
+
+    def found(self) -> list[int]:
+        """Numbers of the feeders that an earlier supervisor placed."""
+        names = ray.util.list_named_actors(all_namespaces=False)
+        return sorted(index for name in names if (index := index_of(name)) is not None)
+
+    def place(self, index: int, num_feeders: int) -> None:
+        """Asks Ray for a feeder; it reports by itself when it is up. Raises ServiceError when Ray refuses."""
+        options = {
+            "name": name_of(index),
+            "namespace": self._namespace,
+            "lifetime": "detached",
+            "max_restarts": -1,
+            "num_cpus": 0,
+            "resources": self._settings.feeder_resources,
+        }
+        try:
+            self._remote.options(**options).remote(self._feeder(index, num_feeders))
+        except Exception as exc:
+            raise ServiceError(f"Ray does not place it: {first_line(exc)}") from exc
+
+    def _feeder(self, index: int, num_feeders: int) -> FeederSettings:
+        settings = self._settings
+        return FeederSettings(
+            job=settings.job,
+            name=name_of(index),
+            index=index,
+            num_feeders=num_feeders,
+            key_path=settings.feeder_key_path or settings.key_path,
+            blob_folder=settings.feeder_blob_folder,
+            supervisor_host=settings.feeder_supervisor_host,
+            supervisor_port=settings.port,
+            bind_host=settings.feeder_bind_host,
+            advertise_host=settings.feeder_advertise_host,
+        )
+
+    def kill(self, index: int) -> None:
+        """Ends a feeder for good. One that is not there, or not yet, is fine."""
+        try:
+            ray.kill(ray.get_actor(name_of(index), namespace=self._namespace), no_restart=True)
+        except ValueError:
+            log.debug("%s is not there", name_of(index))
+        except Exception as exc:
+            log.warning("%s could not be killed: %s", name_of(index), first_line(exc))
+
+    def why_not(self) -> str:
+        """What Ray says about room for one more feeder; empty if there is some."""
+        needed = self._settings.feeder_resources
+        try:
+            total = ray.cluster_resources()  # type: ignore[no-untyped-call]
+            free = ray.available_resources()  # type: ignore[no-untyped-call]
+        except Exception as exc:
+            return f"Ray does not say what is free: {first_line(exc)}"
+        lacking = [
+            f"{name}: {amount:g} needed, {free.get(name, 0):g} of {total.get(name, 0):g} free"
+            for name, amount in needed.items()
+            if free.get(name, 0) < amount
+        ]
+        return (
+            f"no node has room ({'; '.join(lacking)}): add nodes or lower the number of feeders"
+            if lacking
+            else ""
+        )
+
+
+def _end_when_gone(address: str) -> None:
+    """Ends this process with EXIT_RAY_LOST once nothing listens at the GCS's address any more."""
+    host, port = address.rsplit(":", 1)
+    seen = time.monotonic()
+    while time.monotonic() - seen < GCS_GONE_S:
+        with contextlib.suppress(OSError):
+            socket.create_connection((host, int(port)), timeout=1.0).close()
+            seen = time.monotonic()
+        time.sleep(0.5)
+    log.error("Ray at %s is gone: nothing listens there for %.0f s", address, GCS_GONE_S)
+    logging.shutdown()
+    os._exit(EXIT_RAY_LOST)
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float, text: str) -> Iterator[None]:
+    """Ends this process with EXIT_RAY_LATE and `text` unless the block ends in time."""
+
+    def end(*_: Any) -> None:
+        log.error("%s", text)
+        logging.shutdown()
+        os._exit(EXIT_RAY_LATE)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

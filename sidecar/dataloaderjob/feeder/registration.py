@@ -1,0 +1,71 @@
+"""A feeder's connection to its supervisor: reports the server, for ever, with back-off."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from dataloaderjob.core import sockets
+from dataloaderjob.core.errors import ProtocolError
+from dataloaderjob.core.settings import FeederSettings, read_key
+from dataloaderjob.feeder import supplies
+
+if TYPE_CHECKING:
+    from dataloaderjob.feeder.server import FeederServer
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 0.1
+LAST_RETRY_S = 2.0
+DRAIN_POLL_S = 0.05
+
+
+class Registration:
+    """Runs in a thread of its own until the process ends."""
+
+    def __init__(self, settings: FeederSettings, server: FeederServer, *, host: str, node: str) -> None:
+        self._settings, self._server = settings, server
+        self._key = read_key(settings.key_path)
+        self._ready = {
+            "type": "ready",
+            "host": host,
+            "port": server.port,
+            "instance": server.instance,
+            "pid": os.getpid(),
+            "node": node,
+        }
+
+    def start(self) -> None:
+        threading.Thread(target=self._forever, name="dlj-registration", daemon=True).start()
+
+    def _forever(self) -> None:
+        delay_s = FIRST_RETRY_S
+        told = ""
+        while True:
+            since = time.monotonic()
+            try:
+                with supplies.connect(self._settings, self._key, "feeder") as sock:
+                    sockets.send_message(sock, self._ready)
+                    told = ""
+                    self._listen(sock)
+            except (OSError, ProtocolError) as exc:
+                if str(exc) != told:
+                    told = str(exc)
+                    log.warning("%s has no supervisor, trying again: %s", self._settings.name, exc)
+            if time.monotonic() - since > LAST_RETRY_S:
+                delay_s = FIRST_RETRY_S  # it was a connection for a while
+            time.sleep(delay_s * random.uniform(0.5, 1.0))  # noqa: S311  jitter
+            delay_s = min(2 * delay_s, LAST_RETRY_S)
+
+    def _listen(self, sock: socket.socket) -> None:
+        """Until the connection ends, which raises ConnectionError."""
+        while True:
+            if sockets.recv_message(sock).get("type") == "drain":
+                while not self._server.idle:
+                    time.sleep(DRAIN_POLL_S)
+                sockets.send_message(sock, {"type": "drained"})

@@ -1,0 +1,290 @@
+"""Which feeders there should be, and what to do about each one. Pure: no Ray, no sockets, no clock.
+
+A feeder has a seat, by its number. Events move seats by TRANSITIONS; `step` tells what time asks for.
+
+    PLACING   asked of Ray, has not reported yet
+    READY     has reported; receivers know it
+    LOST      its connection ended; Ray starts it again, or it connects again
+    DRAINING  no longer wanted; receivers no longer know it, it finishes what it has
+    BACKOFF   was killed or could not be placed; is placed again later
+    (none)    not wanted, not there
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+FIRST_BACKOFF_S = 1.0
+LAST_BACKOFF_S = 30.0
+DRAIN_GRACE_S = 0.5
+"""A feeder with nothing to do may be asked by a receiver that has not read the new list yet."""
+
+
+class Phase(Enum):
+    PLACING = auto()
+    READY = auto()
+    LOST = auto()
+    DRAINING = auto()
+    BACKOFF = auto()
+    NONE = auto()
+
+
+class Event(Enum):
+    REPORT = auto()
+    LEAVE = auto()
+    """Its connection ended."""
+    FAIL = auto()
+    """Ray refused to place it."""
+    REPLACE = auto()
+    """A receiver says that it hangs."""
+    LATE = auto()
+    """The phase's deadline is over."""
+    UNWANT = auto()
+    WANT = auto()
+
+
+TRANSITIONS: dict[tuple[Phase, Event], Phase] = {
+    (Phase.PLACING, Event.REPORT): Phase.READY,
+    (Phase.PLACING, Event.FAIL): Phase.BACKOFF,
+    (Phase.PLACING, Event.LATE): Phase.BACKOFF,
+    (Phase.PLACING, Event.UNWANT): Phase.NONE,
+    (Phase.READY, Event.REPORT): Phase.READY,
+    (Phase.READY, Event.LEAVE): Phase.LOST,
+    (Phase.READY, Event.REPLACE): Phase.BACKOFF,
+    (Phase.READY, Event.UNWANT): Phase.DRAINING,
+    (Phase.LOST, Event.REPORT): Phase.READY,
+    (Phase.LOST, Event.REPLACE): Phase.BACKOFF,
+    (Phase.LOST, Event.LATE): Phase.BACKOFF,
+    (Phase.LOST, Event.UNWANT): Phase.NONE,
+    (Phase.DRAINING, Event.REPORT): Phase.DRAINING,
+    (Phase.DRAINING, Event.LATE): Phase.NONE,
+    (Phase.DRAINING, Event.WANT): Phase.READY,
+    (Phase.BACKOFF, Event.LATE): Phase.PLACING,
+    (Phase.BACKOFF, Event.UNWANT): Phase.NONE,
+}
+"""A pair that is not here changes nothing: the event came late."""
+
+
+class Endpoint(NamedTuple):
+    """A feeder process as it reported itself."""
+
+    name: str
+    instance: str
+    host: str
+    port: int
+    pid: int = 0
+    node: str = ""
+
+
+@dataclass(slots=True)
+class Seat:
+    """One feeder of the job."""
+
+    index: int
+    phase: Phase
+    since: float
+    deadline: float
+    failures: int = 0
+    """In a row: of placements that gave no feeder."""
+    why: str = ""
+    endpoint: Endpoint | None = None
+
+    @property
+    def name(self) -> str:
+        return name_of(self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    endpoint: Endpoint
+
+
+Action = Place | Kill | Drain
+
+
+def name_of(index: int) -> str:
+    return f"feeder-{index}"
+
+
+def index_of(name: str) -> int | None:
+    """The number in a feeder's name, None if it is not one."""
+    head, _, tail = name.rpartition("-")
+    return int(tail) if head == "feeder" and tail.isdecimal() and str(int(tail)) == tail else None
+
+
+class Roster:
+    """All seats. Every method that changes something says so by `version`."""
+
+    def __init__(self, desired: int, *, ready_timeout_s: float, drain_timeout_s: float) -> None:
+        self.desired = desired
+        self.seats: dict[int, Seat] = {}
+        self.version = 0
+        self._strays: set[int] = set()
+        """Feeders that reported and have no seat: left from before, they must go."""
+        self._ready_timeout_s = ready_timeout_s
+        self._drain_timeout_s = drain_timeout_s
+
+    def listed(self) -> list[Endpoint]:
+        """The feeders that receivers should know, by number."""
+        ready = [s for _, s in sorted(self.seats.items()) if s.phase is Phase.READY]
+        return [s.endpoint for s in ready if s.endpoint is not None]
+
+    def notes(self) -> list[str]:
+        """What keeps feeders from being ready, a line each."""
+        return [
+            f"{s.name}: {s.why}"
+            for _, s in sorted(self.seats.items())
+            if s.why and s.phase not in (Phase.READY, Phase.DRAINING)
+        ]
+
+    @property
+    def next_deadline(self) -> float:
+        """When `step` has something to do at the latest, if nothing happens before."""
+        return min((seat.deadline for seat in self.seats.values()), default=float("inf"))
+
+    # Events
+
+    def scale(self, desired: int) -> None:
+        """`step` does the rest."""
+        if desired != self.desired:
+            self.desired = desired
+            self.version += 1
+
+    def adopt(self, index: int, now: float) -> None:
+        """An actor of this name was found; it has the usual time to report."""
+        if index not in self.seats:
+            self.seats[index] = Seat(index, Phase.PLACING, now, now + self._ready_timeout_s)
+
+    def report(self, endpoint: Endpoint, now: float) -> bool:
+        """A feeder reported. Returns whether it has a seat; one without must go.
+
+        One that reports before it was looked for was placed by an earlier supervisor: it is adopted.
+        """
+        index = index_of(endpoint.name)
+        if index is not None and index < self.desired:
+            self.adopt(index, now)
+        seat = None if index is None else self.seats.get(index)
+        if seat is None or (seat.phase, Event.REPORT) not in TRANSITIONS:
+            if seat is None and index is not None:
+                self._strays.add(index)
+            return False
+        seat.endpoint = endpoint
+        seat.failures = 0
+        self._move(seat, Event.REPORT, now)
+        return True
+
+    def leave(self, name: str, instance: str, now: float) -> None:
+        """The connection of this process ended."""
+        seat = self._seat(name, instance)
+        if seat is None:
+            return
+        if seat.phase is Phase.DRAINING:
+            seat.deadline = now
+        self._move(seat, Event.LEAVE, now, why="its connection ended; it is being started again")
+
+    def drained(self, name: str, instance: str, now: float) -> None:
+        seat = self._seat(name, instance)
+        if seat is not None and seat.phase is Phase.DRAINING:
+            seat.deadline = min(seat.deadline, max(now, seat.since + DRAIN_GRACE_S))
+
+    def replace(self, name: str, instance: str, why: str, now: float) -> list[Action]:
+        """A receiver's word that this process hangs: it is killed and made anew."""
+        seat = self._seat(name, instance)
+        if seat is None or (seat.phase, Event.REPLACE) not in TRANSITIONS:
+            return []
+        self._move(seat, Event.REPLACE, now, why=f"replaced: {why}")
+        return [Kill(seat.index)]
+
+    def failed(self, index: int, why: str, now: float) -> None:
+        """Ray refused to place it."""
+        seat = self.seats.get(index)
+        if seat is not None:
+            self._move(seat, Event.FAIL, now, why=why)
+
+    def explain(self, index: int, why: str) -> None:
+        """Says more about a seat that is not ready yet."""
+        seat = self.seats.get(index)
+        if seat is not None and seat.why != why:
+            seat.why = why
+            self.version += 1
+
+    def step(self, now: float) -> list[Action]:
+        """What the number of feeders and the time ask for now."""
+        actions: list[Action] = [Kill(i) for i in self._strays if i not in self.seats]
+        self._strays.clear()
+        for index in range(self.desired):
+            seat = self.seats.get(index)
+            if seat is None:
+                self.seats[index] = Seat(index, Phase.PLACING, now, now + self._ready_timeout_s)
+                actions.append(Place(index))
+            elif seat.phase is Phase.DRAINING:
+                self._move(seat, Event.WANT, now)
+        for index in [i for i in self.seats if i >= self.desired]:
+            actions += self._unwant(self.seats[index], now)
+        for seat in list(self.seats.values()):
+            if now >= seat.deadline:
+                actions += self._late(seat, now)
+        return actions
+
+    # Within
+
+    def _unwant(self, seat: Seat, now: float) -> list[Action]:
+        was = seat.phase
+        self._move(seat, Event.UNWANT, now)
+        if seat.phase is Phase.DRAINING and was is not Phase.DRAINING and seat.endpoint is not None:
+            return [Drain(seat.endpoint)]
+        return [Kill(seat.index)] if seat.phase is Phase.NONE else []
+
+    def _late(self, seat: Seat, now: float) -> list[Action]:
+        if (seat.phase, Event.LATE) not in TRANSITIONS:
+            return []
+        why = seat.why
+        if seat.phase in (Phase.PLACING, Phase.LOST):
+            why = f"had not reported {now - seat.since:.0f} s after it was placed, is made anew" + (
+                f" ({why})" if why else ""
+            )
+        self._move(seat, Event.LATE, now, why=why)
+        return [Place(seat.index)] if seat.phase is Phase.PLACING else [Kill(seat.index)]
+
+    def _seat(self, name: str, instance: str) -> Seat | None:
+        index = index_of(name)
+        seat = None if index is None else self.seats.get(index)
+        if seat is None or seat.endpoint is None or seat.endpoint.instance != instance:
+            return None
+        return seat
+
+    def _move(self, seat: Seat, event: Event, now: float, *, why: str = "") -> None:
+        phase = TRANSITIONS.get((seat.phase, event))
+        if phase is None:
+            return
+        if phase is seat.phase and event is not Event.REPORT:
+            return
+        seat.phase, seat.why = phase, why
+        self.version += 1
+        if phase is Phase.DRAINING and event is Event.REPORT:
+            return
+        seat.since = now
+        if phase is Phase.NONE:
+            del self.seats[seat.index]
+        elif phase is Phase.READY:
+            seat.deadline = float("inf")
+        elif phase is Phase.DRAINING:
+            seat.deadline = now + self._drain_timeout_s
+        elif phase is Phase.BACKOFF:
+            seat.endpoint = None
+            seat.deadline = now + min(FIRST_BACKOFF_S * 2**seat.failures, LAST_BACKOFF_S)
+            seat.failures += 1
+        else:
+            seat.deadline = now + self._ready_timeout_s

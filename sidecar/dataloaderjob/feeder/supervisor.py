@@ -1,0 +1,269 @@
+"""The supervisor: one process on the Ray head that keeps the wanted number of feeders in place.
+
+    python -m dataloaderjob.feeder.supervisor --settings FILE.json
+
+Only its main thread calls Ray; `hub` has the connections, `roster` decides. Started again, it adopts the
+feeders that it finds. It ends with EXIT_RAY_LATE or EXIT_RAY_LOST when Ray does not come or goes, and
+whoever started it starts it again; the feeders, detached, go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from dataloaderjob.core import supervision
+from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
+from dataloaderjob.core.settings import SupervisorSettings, load, read_key
+from dataloaderjob.feeder.hub import Hub
+from dataloaderjob.feeder.placement import EXIT_RAY_LOST, Placement
+from dataloaderjob.feeder.roster import Action, Endpoint, Kill, Phase, Place, Roster
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+EXPLAIN_AFTER_S = 5.0
+EXIT_FAILED = 1
+
+
+class Supervisor:
+    """State of one job's feeders, and the loop that acts on it."""
+
+    def __init__(self, settings: SupervisorSettings) -> None:
+        """Binds the job's port. Raises InputError, OSError."""
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._state_path = Path(settings.state_path)
+        self._roster = Roster(
+            _read_desired(self._state_path, settings.num_feeders),
+            ready_timeout_s=settings.ready_timeout_s,
+            drain_timeout_s=settings.drain_timeout_s,
+        )
+        self._urgent: list[Action] = []
+        self._figures: dict[str, dict[str, Any]] = {}
+        self._stopping = False
+        self._started = time.monotonic()
+        self._placement = Placement(settings)
+        self._hub = Hub(
+            settings.bind_host,
+            settings.port,
+            key=read_key(settings.key_path),
+            job=settings.job,
+            blob_folder=Path(settings.blob_folder),
+            desk=self,
+        )
+
+    # The loop, in the main thread
+
+    def run(self) -> int:
+        """Returns the exit code: 0 after a stop request."""
+        self._placement.connect()
+        with self._lock:
+            for index in self._placement.found():
+                self._roster.adopt(index, time.monotonic())
+        published = -1
+        while True:
+            with self._changed:
+                actions = self._urgent + self._roster.step(time.monotonic())
+                self._urgent = []
+                desired, version = self._roster.desired, self._roster.version
+                if not actions and not self._stopping and version == published:
+                    self._changed.wait(min(TICK_S, max(0.01, self._roster.next_deadline - time.monotonic())))
+                stopping = self._stopping
+            if version != published:
+                published = version
+                self._hub.publish()
+            if stopping:
+                self._end()
+                return 0
+            for action in actions:
+                self._act(action, desired)
+            self._explain()
+
+    def _act(self, action: Action, desired: int) -> None:
+        if isinstance(action, Place):
+            try:
+                self._placement.place(action.index, desired)
+            except ServiceError as exc:
+                with self._changed:
+                    self._roster.failed(action.index, str(exc), time.monotonic())
+        elif isinstance(action, Kill):
+            self._placement.kill(action.index)
+        else:
+            self._hub.drain(action.endpoint.instance)
+
+    def _explain(self) -> None:
+        """Says why feeders that are long in coming do not come."""
+        now = time.monotonic()
+        with self._lock:
+            late = [
+                seat.index
+                for seat in self._roster.seats.values()
+                if seat.phase is Phase.PLACING and now - seat.since > EXPLAIN_AFTER_S
+            ]
+        if not late:
+            return
+        why = self._placement.why_not() or "Ray has room for it; its process has not reported yet"
+        with self._lock:
+            for index in late:
+                self._roster.explain(index, why)
+
+    def _end(self) -> None:
+        with self._lock:
+            left = list(self._roster.seats)
+        for index in left:
+            self._placement.kill(index)
+
+    # What the hub's threads tell
+
+    def feeder_ready(self, endpoint: Endpoint) -> bool:
+        with self._changed:
+            seated = self._roster.report(endpoint, time.monotonic())
+            self._changed.notify()
+        log.info(
+            "%s (%s) reported from %s:%d", endpoint.name, endpoint.instance, endpoint.host, endpoint.port
+        )
+        if seated:
+            self._hub.publish()
+        return seated
+
+    def feeder_left(self, name: str, instance: str) -> None:
+        with self._changed:
+            before = self._roster.version
+            self._roster.leave(name, instance, time.monotonic())
+            changed = self._roster.version != before
+            self._changed.notify()
+        if changed:
+            log.warning("%s (%s) is gone", name, instance)
+            self._hub.publish()
+
+    def feeder_drained(self, name: str, instance: str) -> None:
+        with self._changed:
+            self._roster.drained(name, instance, time.monotonic())
+            self._changed.notify()
+
+    def replace(self, name: str, instance: str, reason: str) -> None:
+        with self._changed:
+            actions = self._roster.replace(name, instance, reason, time.monotonic())
+            self._urgent += actions
+            self._changed.notify()
+        if actions:
+            log.warning("%s (%s) is replaced: %s", name, instance, reason)
+            self._hub.publish()
+
+    def figures(self, sidecar: str, figures: dict[str, Any] | None) -> None:
+        with self._lock:
+            if figures is None:
+                self._figures.pop(sidecar, None)
+            else:
+                self._figures[sidecar] = {k: v for k, v in figures.items() if k != "type"}
+
+    def listing(self) -> dict[str, Any]:
+        with self._lock:
+            return {
+                "type": "feeders",
+                "feeders": [
+                    {"name": e.name, "instance": e.instance, "host": e.host, "port": e.port}
+                    for e in self._roster.listed()
+                ],
+                "desired": self._roster.desired,
+                "notes": self._roster.notes(),
+            }
+
+    def control(self, message: dict[str, Any]) -> dict[str, Any]:
+        kind = message.get("type")
+        if kind == "status":
+            return self._status()
+        try:
+            with self._changed:
+                if kind == "scale":
+                    desired = supervision.number(message, "feeders", supervision.MAX_FEEDERS)
+                    _write_desired(self._state_path, desired)
+                    self._roster.scale(desired)
+                elif kind == "stop":
+                    self._stopping = True
+                else:
+                    return {"type": "error", "message": f"scale, status or stop is needed, found {kind!r}"}
+                self._changed.notify()
+        except (ProtocolError, OSError) as exc:
+            return {"type": "error", "message": str(exc)}
+        return {"type": "ok"}
+
+    def _status(self) -> dict[str, Any]:
+        now = time.monotonic()
+        with self._lock:
+            feeders = [
+                {
+                    "name": seat.name,
+                    "state": seat.phase.name.lower(),
+                    "seconds": round(now - seat.since, 1),
+                    "why": seat.why,
+                    **({} if seat.endpoint is None else seat.endpoint._asdict()),
+                }
+                for _, seat in sorted(self._roster.seats.items())
+            ]
+            return {
+                "type": "status",
+                "pid": os.getpid(),
+                "up_seconds": round(now - self._started, 1),
+                "desired": self._roster.desired,
+                "ready": sum(f["state"] == "ready" for f in feeders),
+                "feeders": feeders,
+                "notes": self._roster.notes(),
+                "sidecars": dict(self._figures),
+            }
+
+
+def _read_desired(path: Path, default: int) -> int:
+    """The number of feeders that was last asked for, by this supervisor or one before it."""
+    try:
+        return int(json.loads(path.read_text())["feeders"])
+    except FileNotFoundError:
+        return default
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        log.warning("the number of feeders cannot be read from %s, %d it is: %s", path, default, exc)
+        return default
+
+
+def _write_desired(path: Path, desired: int) -> None:
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps({"feeders": desired}))
+    part.rename(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="keeps the feeders of one job in place")
+    parser.add_argument("--settings", type=Path, required=True, help="JSON file of SupervisorSettings")
+    logging.basicConfig(format="supervisor: %(levelname)s %(message)s", level=logging.INFO)
+    try:
+        supervisor = Supervisor(load(SupervisorSettings, parser.parse_args().settings))
+    except (DataLoaderJobError, OSError) as exc:
+        log.error("%s", exc)
+        return EXIT_FAILED
+    try:
+        return supervisor.run()
+    except ServiceError as exc:
+        log.error("%s", exc)
+        return EXIT_RAY_LOST
+
+
+def _exit(code: int) -> None:
+    """Without Ray's own farewell, which waits for a head that may be gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    logging.shutdown()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: _exit(0))
+    _exit(main())

@@ -1,0 +1,125 @@
+"""Finds the part of an object that cannot be pickled, for a message that names it."""
+
+from __future__ import annotations
+
+import functools
+import io
+import time
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from dataloaderjob.fetch.classes import full_name
+from dataloaderjob.fetch.pickling import UserCodePickler
+
+_SEARCH_S = 5.0
+"""A list of a million samples is searched no longer than this; the message then names the list."""
+Part = tuple[str, Any]
+"""(path, object)."""
+_OWN = frozenset({"__dict__", "__weakref__", "__builtins__"})
+"""Attributes of a class or a module that lead back to it, or that no pickle holds."""
+
+
+class _Nowhere(io.RawIOBase):
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def find(roots: Mapping[str, Any]) -> str:
+    """Returns `path: type (why)` of the innermost thing that does not pickle, as in
+    `dataset.lock: _thread.lock (TypeError: cannot pickle '_thread.lock' object)`."""
+    deadline = time.monotonic() + _SEARCH_S
+    seen: set[int] = set()
+    parts: Iterable[Part] = roots.items()
+    found: tuple[str, Any, BaseException] | None = None
+    while (failing := _first_failing(parts, seen, deadline)) is not None:
+        found = failing
+        parts = _parts(found[0], found[1])
+    if found is None:
+        return " and ".join(roots)
+    path, leaf, why = found
+    return f"{path}: {full_name(type(leaf))} ({type(why).__name__}: {why})"
+
+
+def _first_failing(
+    parts: Iterable[Part], seen: set[int], deadline: float
+) -> tuple[str, Any, BaseException] | None:
+    for path, part in parts:
+        if time.monotonic() > deadline:
+            return None
+        if id(part) not in seen:
+            why = _why_not(part)
+            if why is not None:
+                seen.add(id(part))
+                return path, part, why
+    return None
+
+
+def _why_not(part: Any) -> BaseException | None:
+    try:
+        UserCodePickler(_Nowhere(), _ignore).dump(part)  # type: ignore[arg-type]
+    except Exception as exc:  # whatever a __reduce__ of the user raises
+        return exc
+    return None
+
+
+def _ignore(buffer: memoryview) -> None:
+    buffer.release()
+
+
+def _parts(path: str, whole: Any) -> Iterator[Part]:
+    """What an object's pickle consists of, nearest first."""
+    if isinstance(whole, types.FunctionType):
+        yield from _function_parts(path, whole)
+    elif isinstance(whole, types.MethodType):
+        yield from ((f"{path}.__self__", whole.__self__), (f"{path}.__func__", whole.__func__))
+    elif isinstance(whole, functools.partial):
+        yield from (
+            (f"{path}.func", whole.func), (f"{path}.args", whole.args), (f"{path}.keywords", whole.keywords)
+        )  # fmt: skip
+    elif isinstance(whole, type | types.ModuleType):
+        yield from ((f"{path}.{name}", part) for name, part in list(vars(whole).items()) if name not in _OWN)
+    elif isinstance(whole, staticmethod | classmethod):
+        yield path, whole.__func__
+    elif isinstance(whole, dict):
+        yield from ((f"{path}[{key!r}]", part) for key, part in whole.items())
+        yield from ((f"{path}: the key {key!r}", key) for key in whole)
+    elif isinstance(whole, list | tuple | set | frozenset):
+        yield from ((f"{path}[{i}]", part) for i, part in enumerate(whole))
+    else:
+        yield from _object_parts(path, whole)
+
+
+def _function_parts(path: str, function: types.FunctionType) -> Iterator[Part]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f"{path}: its variable {name}", cell.cell_contents
+        except ValueError:
+            continue  # empty yet
+    for name in _names(function.__code__):
+        if name in function.__globals__:
+            yield f"{path}: the global {name}", function.__globals__[name]
+    for i, default in enumerate(function.__defaults__ or ()):
+        yield f"{path}: its default argument {i}", default
+    yield from (
+        (f"{path}: its default {name}", part) for name, part in (function.__kwdefaults__ or {}).items()
+    )
+
+
+def _names(code: types.CodeType) -> list[str]:
+    inner = [name for const in code.co_consts if isinstance(const, types.CodeType) for name in _names(const)]
+    return [*code.co_names, *inner]
+
+
+def _object_parts(path: str, whole: Any) -> Iterator[Part]:
+    try:
+        state = whole.__getstate__()
+    except Exception:  # user code; that it fails is what is reported then
+        return
+    slots: Any = {}
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
+        state, slots = state
+    for own in (state, slots):
+        if isinstance(own, dict):
+            yield from ((f"{path}.{name}", part) for name, part in own.items())
+    yield f"{path}: its class", type(whole)

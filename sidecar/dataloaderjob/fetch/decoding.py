@@ -1,0 +1,276 @@
+"""Bytes to batch tree, without a copy: tensors and arrays are views of the body.
+
+What the schema says is worked out once and kept under the schema's bytes; a batch of a known schema
+costs one numpy view and one torch view per leaf. Neighbours: `core.layout`, `encoding`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+
+from dataloaderjob.core import layout, values
+from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.layout import Buffer, Kind, Node
+from dataloaderjob.fetch import classes, dtypes
+from dataloaderjob.fetch.encoding import is_class_of_items
+
+Body = np.ndarray[Any, np.dtype[np.uint8]]
+"""Shape (bytes of the body,)."""
+Maker = Callable[[Body], Any]
+Builder = Callable[[list[Any]], Any]
+
+_MAX_SCHEMAS = 256
+"""Kept by one decoder; ragged batches make a new schema each, some KB once worked out."""
+_MAX_KEY_NBYTES = 1 << 20
+_SMALL_NBYTES = 1 << 16
+
+_header: Callable[[Any], tuple[Any, ...]] = layout.HEADER.unpack_from
+_ndarray = np.ndarray
+_from_numpy = torch.from_numpy
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Plan:
+    makers: tuple[Maker, ...]
+    build: Builder
+    num_values: int
+    values_offset: int
+
+
+class Decoder:
+    """Decodes bodies; one for each thread."""
+
+    def __init__(self, *, allow_pickle: bool) -> None:
+        self._allow_pickle = allow_pickle
+        self._plans: dict[bytes, _Plan] = {}
+
+    def decode(self, base: Body) -> Any:
+        """Returns the batch of the body that `base` covers exactly; every tensor and array is a view of it.
+
+        Each tensor has a storage of its own, of exactly its bytes, and keeps `base` alive.
+        Raises RemoteProtocolError when the body is not one, UnsupportedBatch when this process lacks a
+        class of the batch.
+        """
+        size = len(base)
+        if size < layout.HEADER.size:
+            raise RemoteProtocolError(f"a batch needs at least {layout.HEADER.size} bytes, found {size}")
+        key = base[: layout.HEADER.size + min(_header(base)[3], layout.MAX_SCHEMA_NBYTES)].tobytes()
+        plan = self._plans.get(key) or self._prepare(key, base)
+        if size < plan.values_offset:
+            raise RemoteProtocolError(f"a batch needs {plan.values_offset} bytes at least, found {size}")
+        leaves = [make(base) for make in plan.makers]
+        if plan.num_values or size != plan.values_offset:
+            leaves += _values(base, plan)
+        return plan.build(leaves)
+
+    def _prepare(self, key: bytes, base: Body) -> _Plan:
+        """Works out a schema and tries its buffers once, so that later only their end has to be checked."""
+        plan = _plan(layout.parse(key), self._allow_pickle)
+        if len(base) < plan.values_offset:
+            raise RemoteProtocolError(f"a batch needs {plan.values_offset} bytes at least, found {len(base)}")
+        try:
+            for make in plan.makers:
+                make(base)
+        except (ValueError, TypeError, OverflowError, RuntimeError) as exc:
+            raise RemoteProtocolError(f"a batch has a leaf that cannot be: {exc}") from exc
+        if len(key) <= _MAX_KEY_NBYTES:
+            if len(self._plans) >= _MAX_SCHEMAS:
+                del self._plans[next(iter(self._plans))]
+            self._plans[key] = plan
+        return plan
+
+
+def _values(base: Body, plan: _Plan) -> list[Any]:
+    section = base.data[plan.values_offset :]
+    return values.unpack_many(
+        section if section.nbytes > _SMALL_NBYTES else section.tobytes(), plan.num_values
+    )
+
+
+def _plan(parsed: layout.Layout, allow_pickle: bool) -> _Plan:
+    builders = _Builders(num_buffers=len(parsed.buffers), allow_pickle=allow_pickle)
+    return _Plan(
+        makers=tuple([_maker(buffer) for buffer in parsed.buffers]),
+        build=builders.node(parsed.root),
+        num_values=parsed.num_values,
+        values_offset=parsed.values_offset,
+    )
+
+
+# Leaves
+
+
+def _maker(buffer: Buffer) -> Maker:
+    return _tensor_maker(buffer) if buffer.kind is Kind.TENSOR else _array_maker(buffer)
+
+
+def _byte_strides(buffer: Buffer) -> tuple[int, ...] | None:
+    return None if buffer.strides is None else tuple([s * buffer.itemsize for s in buffer.strides])
+
+
+def _tensor_maker(buffer: Buffer) -> Maker:
+    known = dtypes.tensor_type(buffer.dtype, buffer.itemsize)
+    shape, dtype, offset, strides = buffer.shape, known.numpy, buffer.offset, _byte_strides(buffer)
+    requires_grad = bool(buffer.flags & layout.REQUIRES_GRAD)
+
+    def plain(base: Body) -> torch.Tensor:
+        return _from_numpy(_ndarray(shape, dtype, base, offset, strides))
+
+    def carried(base: Body) -> torch.Tensor:
+        return _from_numpy(_ndarray(shape, dtype, base, offset, strides)).view(known.dtype)
+
+    make = carried if known.carrier else plain
+    if buffer.flags & layout.PARAMETER:
+        return lambda base: torch.nn.Parameter(make(base), requires_grad)
+    if requires_grad:
+        return lambda base: make(base).requires_grad_()
+    return make
+
+
+def _array_maker(buffer: Buffer) -> Maker:
+    dtype = dtypes.array_type(buffer.dtype, buffer.itemsize)
+    shape, offset, strides = buffer.shape, buffer.offset, _byte_strides(buffer)
+
+    def array(base: Body) -> Any:
+        return _ndarray(shape, dtype, base, offset, strides)
+
+    if buffer.kind is Kind.ARRAY:
+        return array
+    if shape:
+        raise RemoteProtocolError(f"a scalar of shape {shape}")
+    # A copy: a structured scalar would be a view.
+    return lambda base: array(base).copy()[()]
+
+
+# Containers
+
+
+class _Builders:
+    """Makes, for each node, the function that puts its part of the tree together.
+
+    Such a function takes the list of all leaves: first those with buffers, then the values.
+    """
+
+    def __init__(self, *, num_buffers: int, allow_pickle: bool) -> None:
+        self.num_buffers = num_buffers
+        self.allow_pickle = allow_pickle
+
+    def node(self, node: Node) -> Builder:
+        leaf = self._leaf(node)
+        if leaf is not None:
+            return itemgetter(leaf)
+        if node.kind is Kind.PICKLE:
+            return self._pickle(node)
+        return _CONTAINERS[node.kind](node, self._items(node.children))
+
+    def _leaf(self, node: Node) -> int | None:
+        if node.kind in (Kind.TENSOR, Kind.ARRAY, Kind.SCALAR):
+            return node.index
+        return self.num_buffers + node.index if node.kind is Kind.VALUE else None
+
+    def _items(self, children: tuple[Node, ...]) -> Builder:
+        """The list of the children. Neighbouring leaves, the usual case, are one slice."""
+        places = [self._leaf(child) for child in children]
+        first = places[0] if places else 0
+        if first is not None and places == list(range(first, first + len(places))):
+            return itemgetter(slice(first, first + len(places)))
+        builders = [self.node(child) for child in children]
+        return lambda leaves: [build(leaves) for build in builders]
+
+    def _pickle(self, node: Node) -> Builder:
+        if not self.allow_pickle:
+            raise RemoteProtocolError(
+                "a feeder sent a pickled leaf, which this process does not load: "
+                "pass allow_pickle=True to its DataLoader"
+            )
+        index = self.num_buffers + node.index
+
+        def load(leaves: list[Any]) -> Any:
+            if type(leaves[index]) is not bytes:
+                raise RemoteProtocolError("a pickled leaf is no bytes")
+            return pickle.loads(leaves[index])  # noqa: S301  the user allowed it
+
+        return load
+
+
+def _class(node: Node, base: type) -> type:
+    if node.cls is None:
+        raise RemoteProtocolError(f"a {node.kind.name} without a class")
+    cls = classes.resolve(*node.cls)
+    if not issubclass(cls, base):
+        raise RemoteProtocolError(f"{classes.full_name(cls)} is no {base.__name__} in this process")
+    return cls
+
+
+def _namedtuple(node: Node, items: Builder) -> Builder:
+    cls = _class(node, tuple)
+    if len(getattr(cls, "_fields", ())) != len(node.children):
+        count = len(node.children)
+        raise RemoteProtocolError(f"{classes.full_name(cls)} has no {count} fields in this process")
+    return lambda leaves: tuple.__new__(cls, items(leaves))
+
+
+def _class_of_items(node: Node, items: Builder) -> Builder:
+    cls: Any = _class(node, tuple)
+    if not is_class_of_items(cls):
+        raise RemoteProtocolError(f"{classes.full_name(cls)} is not made from items")
+    return lambda leaves: cls(items(leaves))
+
+
+def _dict(node: Node, items: Builder) -> Builder:
+    keys = node.keys
+    return lambda leaves: dict(zip(keys, items(leaves), strict=True))
+
+
+def _mapping(node: Node, items: Builder) -> Builder:
+    cls: Any = _class(node, Mapping)
+    keys = node.keys
+    return lambda leaves: cls(dict(zip(keys, items(leaves), strict=True)))
+
+
+def _defaultdict(node: Node, items: Builder) -> Builder:
+    factory = None if node.cls is None else _class(node, object)
+    keys = node.keys
+    return lambda leaves: defaultdict(factory, zip(keys, items(leaves), strict=True))
+
+
+def _dataclass(node: Node, items: Builder) -> Builder:
+    cls = _class(node, object)
+    if not dataclasses.is_dataclass(cls):
+        raise RemoteProtocolError(f"{classes.full_name(cls)} is no dataclass in this process")
+    names = node.keys
+
+    def build(leaves: list[Any]) -> Any:
+        # As unpickling does it: neither __init__ nor __post_init__ runs again, frozen is no hindrance.
+        made = cls.__new__(cls)
+        for name, item in zip(names, items(leaves), strict=True):
+            object.__setattr__(made, name, item)
+        return made
+
+    return build
+
+
+def _of(build: Callable[[list[Any]], Any]) -> Callable[[Node, Builder], Builder]:
+    return lambda node, items: lambda leaves: build(items(leaves))  # noqa: ARG005
+
+
+_CONTAINERS: dict[Kind, Callable[[Node, Builder], Builder]] = {
+    Kind.LIST: lambda node, items: items,  # noqa: ARG005
+    Kind.TUPLE: _of(tuple),
+    Kind.SET: _of(set),
+    Kind.FROZENSET: _of(frozenset),
+    Kind.NAMEDTUPLE: _namedtuple,
+    Kind.SEQUENCE: _class_of_items,
+    Kind.DICT: _dict,
+    Kind.MAPPING: _mapping,
+    Kind.DEFAULTDICT: _defaultdict,
+    Kind.DATACLASS: _dataclass,
+}

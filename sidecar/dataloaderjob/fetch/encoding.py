@@ -1,0 +1,324 @@
+"""Batch tree to bytes: walks the tree once, writes the schema, collects views of the leaves.
+
+Neighbours: `core.layout` is the format, `decoding` the way back, `tree` the names to import.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pickle
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from dataloaderjob.core import layout, values
+from dataloaderjob.core.errors import UnsupportedBatch
+from dataloaderjob.core.layout import Kind
+from dataloaderjob.fetch import classes, dtypes
+
+Part = bytes | memoryview
+Schema = tuple[Any, ...]
+_ZEROS = bytes(layout.ALIGNMENT)
+_SMALL_NBYTES = 4096
+"""Neighbouring parts below this size are joined: a copy of 4 KiB costs less than an iovec of its own."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedBatch:
+    """A batch ready to be sent. Its buffers are views of the tensors, which they keep alive."""
+
+    nbytes: int
+    buffers: list[Part]
+    """One-dimensional, of bytes, `nbytes` in all, none of them empty."""
+
+    def owned(self) -> EncodedBatch:
+        """A copy, which later changes of the tensors do not reach.
+
+        For a batch that waits to be sent while user code runs on, which may reuse what it returned: with
+        `batch_size=None`, or a collate_fn that returns the dataset's own arrays.
+        """
+        return EncodedBatch(nbytes=self.nbytes, buffers=[bytes(b) for b in self.buffers])
+
+
+def encode(batch: Any, *, allow_pickle: bool) -> EncodedBatch:
+    """Encodes a batch tree without copying its tensors and arrays.
+
+    Until the buffers are sent, a change of the tensors changes what is sent.
+    Raises UnsupportedBatch naming the leaf that cannot travel and the option that lets it.
+    """
+    encoder = _Encoder(allow_pickle)
+    try:
+        schema = encoder.node(batch, 0) or encoder.value(batch)
+    except _RefusedError as refused:
+        raise UnsupportedBatch(refused.message(allow_pickle)) from refused.__cause__
+    head = layout.pack_schema(schema)
+    parts: list[Part] = [head]
+    at = len(head)
+    for view, nbytes in encoder.buffers:
+        offset = layout.aligned(at)
+        parts.append(_ZEROS[: offset - at])
+        if nbytes:
+            parts.append(view)
+        at = offset + nbytes
+    if encoder.values:
+        first = len(parts)
+        for value in encoder.values:
+            values.pack_into(parts, value)
+        at += sum(map(len, parts[first:]))
+    return EncodedBatch(nbytes=at, buffers=_join_small(parts))
+
+
+def _join_small(parts: Iterable[Part]) -> list[Part]:
+    joined: list[Part] = []
+    small: list[Part] = []
+    for part in parts:
+        if len(part) < _SMALL_NBYTES:
+            small.append(part)
+            continue
+        if small:
+            joined.append(b"".join(small))
+            small = []
+        joined.append(part)
+    rest = b"".join(small)
+    if rest:
+        joined.append(rest)
+    return joined
+
+
+class _RefusedError(Exception):
+    """A leaf cannot travel. The path to it is put together while the walk unwinds."""
+
+    def __init__(self, leaf: object, why: str) -> None:
+        super().__init__(why)
+        self.leaf = leaf
+        self.why = why
+        self.path: list[str] = []
+
+    def message(self, allow_pickle: bool) -> str:
+        path = "batch" + "".join(reversed(self.path))
+        found = f"{path}: {classes.full_name(type(self.leaf))}{self.why}"
+        if allow_pickle:
+            return f"this leaf cannot travel from feeder to trainer, not even pickled: {found}"
+        return (
+            f"this leaf cannot travel from feeder to trainer: {found}. Let collate_fn return tensors, "
+            "arrays, numbers, strings or bytes in lists, tuples, dicts or dataclasses, or pass "
+            "allow_pickle=True to the DataLoader to have such leaves pickled"
+        )
+
+
+class _Encoder:
+    """One walk. `node` returns the schema of what it is given, or None for a tree of plain values."""
+
+    def __init__(self, allow_pickle: bool) -> None:
+        self.allow_pickle = allow_pickle
+        self.buffers: list[tuple[Part, int]] = []
+        self.values: list[Any] = []
+
+    def node(self, item: Any, depth: int) -> Schema | None:
+        kind = type(item)
+        if kind in values.SCALARS:
+            return None
+        if depth > layout.MAX_DEPTH:
+            raise _RefusedError(item, f", nested deeper than {layout.MAX_DEPTH} levels (or within itself)")
+        return _HANDLERS.get(kind, _Encoder._other)(self, item, depth)
+
+    def value(self, item: Any) -> Schema:
+        """A tree of plain values, whole: it changes from batch to batch without changing the schema."""
+        self.values.append(item)
+        return layout.node(Kind.VALUE, len(self.values) - 1)
+
+    def refuse(self, item: Any, why: str = "") -> Schema:
+        """Pickles the leaf where that is allowed; raises otherwise."""
+        if not self.allow_pickle:
+            raise _RefusedError(item, why)
+        out = io.BytesIO()
+        try:
+            _LeafPickler(out, protocol=5).dump(item)
+        except Exception as exc:  # user code: __reduce__ and __getstate__
+            raise _RefusedError(item, f"{why} ({type(exc).__name__}: {exc})") from exc
+        self.values.append(out.getvalue())
+        return layout.node(Kind.PICKLE, len(self.values) - 1)
+
+    def children(
+        self, items: Iterable[Any], depth: int, label: Callable[[int], str], *, plain: bool = False
+    ) -> tuple[Schema, ...] | None:
+        """Schemas of the children; None if all are plain and `plain` says that the parent may be, too."""
+        items = list(items)
+        found: list[Schema | None] = []
+        try:
+            for item in items:
+                found.append(self.node(item, depth + 1))  # its length tells where it stopped
+        except _RefusedError as refused:
+            refused.path.append(label(len(found)))
+            raise
+        if plain and not any(found):
+            return None
+        return tuple([s or self.value(i) for s, i in zip(found, items, strict=True)])
+
+    # Leaves
+
+    def _tensor(self, t: torch.Tensor, depth: int, flags: int = 0) -> Schema:  # noqa: ARG002
+        known = dtypes.TENSOR_TYPES.get(t.dtype)
+        if known is None or not t.is_cpu or t.layout is not torch.strided or t.is_nested:
+            return self.refuse(t, f" ({t.layout}, {t.dtype}, {t.device}{', nested' if t.is_nested else ''})")
+        if t.requires_grad:
+            if not t.is_leaf:
+                return self.refuse(t, " with a grad_fn: a graph stays in its process, call .detach()")
+            flags |= layout.REQUIRES_GRAD
+            t = t.detach()
+        if t.is_conj() or t.is_neg():
+            t = t.resolve_conj().resolve_neg()
+        shape, strides = tuple(t.shape), None
+        if not t.is_contiguous():
+            if layout.is_dense(shape, t.stride()):
+                strides = t.stride()
+                t = t.as_strided((t.numel(),), (1,))
+            else:
+                t = t.contiguous()
+        flat = (t.view(known.carrier) if known.carrier else t).numpy()
+        self._buffer(flat)
+        return layout.node(Kind.TENSOR, known.name, flat.itemsize, shape, strides, flags)
+
+    def _array(self, a: np.ndarray[Any, Any], depth: int, kind: Kind = Kind.ARRAY) -> Schema:  # noqa: ARG002
+        descr = dtypes.describe(a.dtype)
+        if descr is None:
+            return self.refuse(a, f" of dtype {a.dtype}")
+        shape, itemsize, strides = a.shape, a.itemsize, None
+        if not a.flags.c_contiguous:
+            strides = tuple([s // itemsize for s in a.strides]) if itemsize else ()
+            whole = all(s % itemsize == 0 for s in a.strides) if itemsize else False
+            if a.size and whole and layout.is_dense(shape, strides):
+                a = a.transpose(np.argsort(a.strides, kind="stable")[::-1])
+            if not a.flags.c_contiguous:
+                a, strides = np.ascontiguousarray(a), None
+        self._buffer(a)
+        return layout.node(kind, descr, itemsize, shape, strides, 0)
+
+    def _scalar(self, s: np.generic) -> Schema:
+        a = np.asarray(s)
+        if a.dtype.kind in "SU" and a[()] != s:
+            return self.refuse(s, " that ends in NUL characters, which numpy drops")
+        return self._array(a, 0, Kind.SCALAR)
+
+    def _buffer(self, a: np.ndarray[Any, Any]) -> None:
+        """`a` is in C order."""
+        nbytes = a.nbytes
+        self.buffers.append((a.reshape(-1).view(dtypes.BYTE).data if nbytes else b"", nbytes))
+
+    # Containers
+
+    def _sequence(self, items: Any, depth: int) -> Schema | None:
+        if set(map(type, items)) <= values.SCALARS:
+            return None
+        children = self.children(items, depth, lambda i: f"[{i}]", plain=True)
+        return children and layout.node(_SEQUENCES[type(items)], children)
+
+    def _dict(self, items: dict[Any, Any], depth: int) -> Schema | None:
+        keys = self._keys(items)
+        if keys is None:
+            return self.refuse(items, f" with keys other than {_KEYS}")
+        children = self.children(items.values(), depth, lambda i: f"[{keys[i]!r}]", plain=True)
+        return children and layout.node(Kind.DICT, keys, children)
+
+    def _mapping(self, items: Mapping[Any, Any], depth: int) -> Schema:
+        cls, keys = classes.name_of(type(items)), self._keys(items)
+        if keys is None or cls is None:
+            return self.refuse(items, f" with keys other than {_KEYS}" if cls else _LOCAL)
+        own = [items[key] for key in keys]
+        if not _rebuilds(type(items), dict(zip(keys, own, strict=True))):
+            return self.refuse(items, ", which cannot be made from a dict")
+        return layout.node(Kind.MAPPING, cls, keys, self.children(own, depth, lambda i: f"[{keys[i]!r}]"))
+
+    def _defaultdict(self, items: defaultdict[Any, Any], depth: int) -> Schema:
+        factory, keys = items.default_factory, self._keys(items)
+        name = classes.name_of(factory) if isinstance(factory, type) else None
+        if keys is None or (factory is not None and name is None):
+            return self.refuse(items, f" with keys other than {_KEYS}, or a factory that is no class")
+        children = self.children(items.values(), depth, lambda i: f"[{keys[i]!r}]")
+        return layout.node(Kind.DEFAULTDICT, name, keys, children)
+
+    def _keys(self, items: Mapping[Any, Any]) -> tuple[Any, ...] | None:
+        keys = tuple(items)
+        return keys if all(map(values.is_key, keys)) else None
+
+    def _namedtuple(self, items: Any, depth: int) -> Schema:
+        cls, fields = classes.name_of(type(items)), type(items)._fields
+        if cls is None or len(fields) != len(items):
+            return self.refuse(items, _LOCAL if cls is None else " with more items than fields")
+        return layout.node(Kind.NAMEDTUPLE, cls, self.children(items, depth, lambda i: f".{fields[i]}"))
+
+    def _class_of_items(self, items: tuple[Any, ...], depth: int) -> Schema:
+        cls = classes.name_of(type(items))
+        return layout.node(Kind.SEQUENCE, cls, self.children(items, depth, lambda i: f"[{i}]"))
+
+    def _dataclass(self, item: Any, depth: int) -> Schema:
+        cls = classes.name_of(type(item))
+        if cls is None:
+            return self.refuse(item, _LOCAL)
+        names = [f.name for f in dataclasses.fields(item) if hasattr(item, f.name)]
+        # Attributes beside the fields, but not what typing adds (__orig_class__).
+        names += [n for n in getattr(item, "__dict__", ()) if n not in names and not n.startswith("__")]
+        own = [getattr(item, name) for name in names]
+        return layout.node(
+            Kind.DATACLASS, cls, tuple(names), self.children(own, depth, lambda i: f".{names[i]}")
+        )
+
+    def _other(self, item: Any, depth: int) -> Schema | None:
+        """Types that no table lists: subclasses, and what has to be refused."""
+        if isinstance(item, np.generic):
+            return self._scalar(item)
+        if isinstance(item, np.memmap):
+            return self._array(np.asarray(item), depth)
+        if isinstance(item, Mapping):
+            return self._mapping(item, depth)
+        if isinstance(item, tuple):
+            if hasattr(item, "_fields"):
+                return self._namedtuple(item, depth)
+            if is_class_of_items(type(item)):
+                return self._class_of_items(item, depth)
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            return self._dataclass(item, depth)
+        return self.refuse(item)
+
+
+def is_class_of_items(cls: type) -> bool:
+    """torch.Size, and C-made tuples such as torch.return_types.max: made from one iterable."""
+    return cls is torch.Size or (issubclass(cls, tuple) and hasattr(cls, "n_sequence_fields"))
+
+
+def _rebuilds(cls: type, items: dict[Any, Any]) -> bool:
+    """Whether the class can be made from a dict, as torch's default_collate makes it."""
+    try:
+        made = cls(items)
+        return len(made) == len(items) and isinstance(made, cls)
+    except Exception:  # user code
+        return False
+
+
+class _LeafPickler(pickle.Pickler):
+    """Pickles one leaf in a feeder. Classes go by name even where the feeder has them by value only."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type) and obj.__module__ != "builtins" and "<locals>" not in obj.__qualname__:
+            return classes.resolve, (obj.__module__, obj.__qualname__)
+        return NotImplemented
+
+
+_KEYS = "numbers, strings, bytes and tuples of these"
+_LOCAL = ", a class made inside a function: define it at the top level of a module"
+_SEQUENCES: dict[type, Kind] = {list: Kind.LIST, tuple: Kind.TUPLE, set: Kind.SET, frozenset: Kind.FROZENSET}
+_HANDLERS: dict[type, Callable[[_Encoder, Any, int], Schema | None]] = {
+    torch.Tensor: _Encoder._tensor,  # noqa: SLF001  this module's own
+    torch.nn.Parameter: lambda e, t, depth: e._tensor(t, depth, layout.PARAMETER),  # noqa: SLF001
+    np.ndarray: _Encoder._array,  # noqa: SLF001
+    **dict.fromkeys(_SEQUENCES, _Encoder._sequence),  # noqa: SLF001
+    dict: _Encoder._dict,  # noqa: SLF001
+    OrderedDict: _Encoder._mapping,  # noqa: SLF001
+    defaultdict: _Encoder._defaultdict,  # noqa: SLF001
+    types.MappingProxyType: _Encoder._mapping,  # noqa: SLF001
+}

@@ -1,0 +1,267 @@
+"""A failure of user code as bytes, from the feeder to the trainer, where it is raised again.
+
+JSON; the exception's arguments and attributes travel in it only as plain values, never pickled.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType, WrapperDescriptorType
+from typing import Any, TypeVar
+
+from dataloaderjob.core import values
+from dataloaderjob.core.errors import (
+    DataLoaderJobError,
+    RemoteProtocolError,
+    UserCodeError,
+)
+from dataloaderjob.core.layout import ClassName
+from dataloaderjob.fetch import classes
+from dataloaderjob.fetch.fetcher import SampleError
+
+T = TypeVar("T")
+
+MAX_TRACEBACK_NBYTES = 48 * 1024
+_MAX_TEXT_NBYTES = 16 * 1024
+_MAX_VALUES_NBYTES = 16 * 1024
+
+_NEVER_REBUILT = (StopIteration, StopAsyncIteration, GeneratorExit)
+"""Raised inside a loop's `next()`, they would end the epoch early and in silence."""
+
+
+class _ReadableText(str):
+    """KeyError prints the repr of its argument; the repr of this is the text, with its line ends."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def pack_failure(
+    exc: BaseException,
+    *,
+    position: int | None = None,
+    key: Any = None,
+    phase: str = "",
+    feeder: str = "",
+) -> bytes:
+    """Describes an exception for another process; a SampleError by its cause.
+
+    `phase` names the function of the user that ran; `position` and `key` the sample, if it was one.
+    What is not given is taken from a SampleError.
+    """
+    if isinstance(exc, SampleError):
+        position = exc.position if position is None else position
+        key, phase, exc = exc.key if key is None else key, phase or exc.phase, exc.cause
+    own = {name: value for name, value in getattr(exc, "__dict__", {}).items() if not name.startswith("__")}
+    plain = {name: value for name, value in own.items() if _plain(value)}
+    body = {
+        "type": [type(exc).__module__, type(exc).__qualname__],
+        "text": _cut(_text(exc), _MAX_TEXT_NBYTES),
+        "args": _plain(exc.args),
+        "attributes": _plain(plain),
+        "complete": len(plain) == len(own),
+        "traceback": _traceback(exc),
+        "position": position,
+        "key": None if position is None and key is None else _cut(_repr(key), 256),
+        "phase": phase,
+        "feeder": feeder,
+    }
+    return json.dumps(body).encode()
+
+
+def unpack_failure(data: bytes | memoryview) -> BaseException:
+    """Rebuilds the exception, to be raised.
+
+    Its type is the original one where this process finds it and can build it, else UserCodeError. Its
+    text is the original text, then where it was raised and the feeder's traceback. Raises
+    RemoteProtocolError when `data` is no failure.
+    """
+    told = _parse(data)
+    cls = _exception_class(*told.name)
+    made = _rebuild(cls, told) if cls else None
+    if made is not None:
+        return made
+    module, qualname = told.name
+    shown = qualname if module == "builtins" else f"{module}.{qualname}"
+    return UserCodeError(f"{shown}: {told.text}{told.details}")
+
+
+def as_raised(error: SampleError) -> BaseException:
+    """What to raise for a SampleError in the process itself: the user's own exception.
+
+    StopIteration becomes UserCodeError, as it does on its way from a feeder.
+    """
+    if not isinstance(error.cause, _NEVER_REBUILT):
+        return error.cause
+    made = UserCodeError(f"{type(error.cause).__name__} raised by {error.phase}")
+    made.__cause__ = error.cause
+    return made
+
+
+# Packing
+
+
+def _text(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception:  # user code
+        return f"<{type(exc).__name__} whose __str__ fails>"
+
+
+def _repr(key: Any) -> str:
+    try:
+        return repr(key)
+    except Exception:  # user code
+        return f"<{type(key).__name__}>"
+
+
+def _cut(text: str, nbytes: int) -> str:
+    """Keeps beginning and end; JSON may not hold lone surrogates, so they are escaped."""
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) <= nbytes:
+        return data.decode()
+    head, tail = data[: nbytes // 4], data[-nbytes // 2 :]
+    left_out = len(data) - len(head) - len(tail)
+    return (
+        f"{head.decode(errors='ignore')}\n[... {left_out} bytes left out ...]\n{tail.decode(errors='ignore')}"
+    )
+
+
+def _plain(value: Any) -> str | None:
+    try:
+        data = values.pack(value)
+    except values.NotPlainError:
+        return None
+    return base64.b64encode(data).decode() if len(data) <= _MAX_VALUES_NBYTES else None
+
+
+def _traceback(exc: BaseException) -> str:
+    """Formatted, without our own frames before the user's; nothing for errors that we raise to explain."""
+    if isinstance(exc, DataLoaderJobError):
+        return ""
+    try:
+        lines = traceback.format_exception(type(exc), exc, _users_part(exc.__traceback__))
+    except Exception as failed:  # a __str__ or __repr__ of user code somewhere in the chain
+        lines = [f"(the traceback cannot be formatted: {type(failed).__name__})"]
+    return _cut("".join(lines), MAX_TRACEBACK_NBYTES)
+
+
+def _users_part(tb: TracebackType | None) -> TracebackType | None:
+    here = __package__ or ""
+    rest = tb
+    while rest is not None and str(rest.tb_frame.f_globals.get("__name__", "")).startswith(here):
+        rest = rest.tb_next
+    return rest or tb
+
+
+# Rebuilding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What a failure says."""
+
+    name: ClassName
+    text: str
+    details: str
+    """Where it was raised, and the traceback."""
+    args: tuple[Any, ...] | None
+    """None: not all of them are plain values."""
+    attributes: dict[str, Any]
+    """Those that are plain values."""
+    complete: bool
+    """There are no others."""
+
+
+def _parse(data: bytes | memoryview) -> _Told:
+    try:
+        body = json.loads(bytes(data))
+        module, qualname = map(str, body["type"])
+        trace = str(body["traceback"])
+        args, attributes = _unplain(body["args"]), _unplain(body["attributes"])
+        return _Told(
+            name=(module, qualname),
+            text=str(body["text"]),
+            details=f"\n\nraised {_where(body)}{':' if trace else ''}\n{trace}".rstrip(),
+            args=args if type(args) is tuple else None,
+            attributes=attributes if type(attributes) is dict else {},
+            complete=bool(body["complete"]) and type(attributes) is dict,
+        )
+    except (ValueError, KeyError, TypeError) as exc:
+        raise RemoteProtocolError(f"a failure cannot be read: {exc}") from exc
+
+
+def _where(body: Mapping[str, Any]) -> str:
+    if body["key"] is not None:
+        what = [f"for index {body['key']}"]
+    else:
+        what = [f"by {body['phase']}"] if body["phase"] else []
+    return " ".join(what + ([f"in {body['feeder']}"] if body["feeder"] else [])) or "in another process"
+
+
+def _unplain(data: str | None) -> Any:
+    return None if data is None else values.unpack(base64.b64decode(data))
+
+
+def _exception_class(module: str, qualname: str) -> type[Exception] | None:
+    try:
+        cls = classes.resolve(module, qualname)
+    except Exception:  # not there, or a module of the user that fails while it is imported
+        return None
+    # Not BaseException: a SystemExit or KeyboardInterrupt of a feeder is not this process's.
+    return cls if issubclass(cls, Exception) and not issubclass(cls, _NEVER_REBUILT) else None
+
+
+def _rebuild(cls: type[Exception], told: _Told) -> Exception | None:
+    """An exception of `cls` that shows the details, or None."""
+    args, whole = told.args, told.text + told.details
+    if issubclass(cls, KeyError):
+        whole = _ReadableText(whole)
+    made: Exception | None = None
+    if issubclass(cls, OSError) and args and len(args) >= 2 and type(args[0]) is int:
+        # errno stays, and strerror carries what str() shows; a file name would be appended to that.
+        made = _build(cls, args[0], told.text.removeprefix(f"[Errno {args[0]}] ") + told.details)
+    elif issubclass(cls, UnicodeError) and args and len(args) == 5 and type(args[4]) is str:
+        made = _build(cls, *args[:4], args[4] + told.details)
+    elif _is_builtin(cls.__init__) and _is_builtin(cls.__str__):
+        made = _build(cls, whole)
+    elif told.complete and args is not None:
+        # As unpickling does it: args and attributes are all there is, so __init__ need not run, whose
+        # arguments may be quite others than args.
+        made = _call(lambda: cls.__new__(cls, *args), cls)
+    made = made or (_build(cls, *args) if args is not None else None) or _build(cls, whole)
+    if made is None:
+        return None
+    for name, value in told.attributes.items():
+        _call(functools.partial(setattr, made, name, value), type(None))
+    if told.details not in _text(made):
+        if _is_builtin(cls.__str__):
+            made.args = (whole,)
+        else:
+            made.add_note(told.details.strip())
+    return made
+
+
+def _is_builtin(method: object) -> bool:
+    """Whether an exception's method is one of C, which takes any text for an argument."""
+    return isinstance(method, WrapperDescriptorType)
+
+
+def _build(cls: type[Exception], *args: Any) -> Exception | None:
+    return _call(lambda: cls(*args), cls)
+
+
+def _call(function: Callable[[], Any], cls: type[T]) -> T | None:
+    """The result, if it is of `cls`; None if user code raises."""
+    try:
+        made = function()
+    except Exception:
+        return None
+    return made if isinstance(made, cls) else None

@@ -1,0 +1,86 @@
+"""Makes one batch from one ticket, as torch's map-style fetcher does, with seeds from the ticket.
+
+The same class runs in feeders and, for `num_workers=0`, in the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import default_collate, default_convert, get_worker_info
+
+from dataloaderjob.core.tickets import Ticket
+from dataloaderjob.fetch.collating import stack_in_private_memory
+from dataloaderjob.fetch.seeding import seed_batch, seed_sample
+
+SAMPLE = "__getitem__"
+SAMPLES = "__getitems__"
+COLLATE = "collate_fn"
+"""Phases of a fetch, by the user's function that runs."""
+
+OnSample = Callable[[int], None]
+
+
+class SampleError(Exception):
+    """User code raised. Internal: it says where; the cause (`__cause__`) is what the user gets to see."""
+
+    def __init__(self, phase: str, cause: BaseException, *, position: int | None = None, key: Any = None):
+        super().__init__(f"{phase} raised {type(cause).__name__}")
+        self.phase = phase
+        """SAMPLE, SAMPLES or COLLATE."""
+        self.cause = cause
+        self.position = position
+        """Of the sample within its batch, for SAMPLE."""
+        self.key = key
+        """The sampler's key of that sample."""
+
+
+class Fetcher:
+    """Dataset and collate_fn of one loader."""
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any] | None) -> None:
+        """collate_fn None: torch's own, `default_collate` for batches, `default_convert` for bare keys."""
+        self._dataset = dataset
+        self._collate_fn = collate_fn
+        self._getitems = getattr(dataset, "__getitems__", None) or None
+
+    def fetch(self, ticket_no: int, ticket: Ticket, on_sample: OnSample | None = None) -> Any:
+        """Returns the batch of one ticket. Seeds the process's generators before each piece of user code.
+
+        `on_sample` is told the number of each sample in the batch before it is made.
+        Raises SampleError from the exception when user code raises one.
+        """
+        if get_worker_info() is not None:
+            stack_in_private_memory()
+        seed, keys = ticket.base_seed, ticket.keys
+        if ticket.bare:
+            data = self._sample(ticket, 0, on_sample)
+        elif self._getitems is not None:
+            if on_sample is not None:
+                on_sample(0)
+            seed_batch(seed, ticket_no)
+            data = _call(SAMPLES, self._getitems, keys)
+        else:
+            data = [self._sample(ticket, i, on_sample) for i in range(len(keys))]
+        seed_batch(seed, ticket_no)
+        collate = self._collate_fn or (default_convert if ticket.bare else default_collate)
+        return _call(COLLATE, collate, data)
+
+    def _sample(self, ticket: Ticket, i: int, on_sample: OnSample | None) -> Any:
+        key = ticket.keys[i]
+        if on_sample is not None:
+            on_sample(i)
+        seed_sample(ticket.base_seed, ticket.first_position + i, key)
+        try:
+            return self._dataset[key]
+        except (Exception, SystemExit) as exc:
+            raise SampleError(SAMPLE, exc, position=i, key=key) from exc
+
+
+def _call(phase: str, function: Callable[[Any], Any], argument: Any) -> Any:
+    # SystemExit, too: a sys.exit() in user code fails the batch and must not end a feeder.
+    try:
+        return function(argument)
+    except (Exception, SystemExit) as exc:
+        raise SampleError(phase, exc) from exc

@@ -1,0 +1,404 @@
+"""The sidecar's parent: attaches trainers, forks a receiver for each, follows the supervisor, answers
+metrics and health. It has no thread (it forks) and no part in the data path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dataloaderjob.core import link
+from dataloaderjob.core.blobs import BlobStore, Spec
+from dataloaderjob.core.control import Control
+from dataloaderjob.core.dispatch import DispatchSettings
+from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, RemoteProtocolError, first_line
+from dataloaderjob.core.frames import PROTOCOL
+from dataloaderjob.core.settings import read_key
+from dataloaderjob.sidecar import figures
+from dataloaderjob.sidecar.http import HttpServer
+from dataloaderjob.sidecar.receiver import Receiver
+from dataloaderjob.sidecar.settings import SidecarSettings
+from dataloaderjob.sidecar.upstream import Upstream
+
+TICK_S = 0.5
+FIGURES_EVERY_S = 1.0
+HELLO_TIMEOUT_S = 2.0
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(slots=True, eq=False)
+class Ring:
+    """A receiver that runs, as the parent sees it."""
+
+    rank: str
+    trainer_pid: int
+    pidfd: int
+    pid: int
+    channel: socket.socket
+    control: Control
+    figures: dict[str, int] = field(default_factory=dict)
+
+
+class Sidecar:
+    """`run` until SIGTERM."""
+
+    def __init__(self, settings: SidecarSettings) -> None:
+        settings.check()
+        self.settings = settings
+        self.key = read_key(settings.key_path)
+        self.store = BlobStore(Path(settings.blobs))
+        self.rings: dict[int, Ring] = {}
+        """By the pid of the receiver."""
+        self._gone = dict.fromkeys((*figures.RECEIVER, *figures.TRAINER), 0)
+        self._stop = False
+        self._select = selectors.DefaultSelector()
+        self._listener = self._listen()
+        self._select.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._upstream: Upstream | None = None
+        self._upstream_fd: int | None = None
+        if settings.supervisor_host is not None:
+            self._upstream = Upstream(
+                (settings.supervisor_host, settings.supervisor_port), key=self.key, job=settings.job, name=self.name, store=self.store
+            )
+        self.http: HttpServer | None = None
+        if settings.metrics_port is not None:
+            self.http = HttpServer(settings.metrics_host, settings.metrics_port, self._http)
+            self._select.register(self.http.sock, selectors.EVENT_READ, self.http.on_ready)
+        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._select.register(self._wake_r, selectors.EVENT_READ, self._on_signal)
+        self._figures_at = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"sidecar-{socket.gethostname()}-{os.getpid()}"
+
+    def _listen(self) -> socket.socket:
+        path = self.settings.socket
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        old = os.umask(0o117)
+        try:
+            sock.bind(path)
+        finally:
+            os.umask(old)
+        sock.listen(128)
+        sock.setblocking(False)
+        return sock
+
+    # The loop
+
+    def run(self) -> None:
+        signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        while not self._stop:
+            for key, _ in self._select.select(TICK_S):
+                key.data()
+            self._reap()
+            self._tick(time.monotonic())
+        self.close()
+
+    def _on_signal(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if set(os.read(self._wake_r, 512)) & {signal.SIGTERM, signal.SIGINT}:
+                self._stop = True
+
+    def close(self) -> None:
+        """Ends the receivers and removes the socket."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.settings.socket)
+        for ring in self.rings.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(ring.pid, signal.SIGKILL)
+        for ring in list(self.rings.values()):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(ring.pid, 0)
+
+    def _tick(self, now: float) -> None:
+        if self._upstream is not None:
+            self._upstream.try_connect(now)
+            self._watch_upstream()
+        if now >= self._figures_at:
+            self._figures_at = now + FIGURES_EVERY_S
+            if self._upstream is not None:
+                self._upstream.send({"type": "figures", "figures": self._totals(), "rings": len(self.rings)})
+
+    def _watch_upstream(self) -> None:
+        assert self._upstream is not None  # noqa: S101
+        fd = self._upstream.fileno
+        if fd != self._upstream_fd:
+            if self._upstream_fd is not None:
+                with contextlib.suppress(KeyError, ValueError):
+                    self._select.unregister(self._upstream_fd)
+            if fd is not None:
+                self._select.register(fd, selectors.EVENT_READ, self._on_upstream)
+            self._upstream_fd = fd
+
+    def _on_upstream(self) -> None:
+        if self._upstream is None or self._upstream.fileno is None:
+            return
+        if self._upstream.on_readable(time.monotonic()):
+            for ring in self.rings.values():
+                self._tell_feeders(ring.channel)
+        self._upstream.flush()
+        self._watch_upstream()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            ring = self.rings.pop(pid, None)
+            if ring is None:
+                continue  # an upload
+            if status:
+                log(f"the receiver of rank {ring.rank} ended with status {os.waitstatus_to_exitcode(status)}")
+            for name, value in figures.read(ring.control, ring.rank).values.items():
+                if name not in figures.GAUGES:
+                    self._gone[name] += value
+            with contextlib.suppress(KeyError):
+                self._select.unregister(ring.channel)
+            ring.channel.close()
+            ring.control.close()
+            os.close(ring.pidfd)
+
+    # Attaching
+
+    def _accept(self) -> None:
+        try:
+            client, _ = self._listener.accept()
+        except OSError:
+            return
+        client.settimeout(HELLO_TIMEOUT_S)
+        fds: list[int] = []
+        try:
+            data, fds = link.recv_with_fds(client)
+            packet = link.unpack(data)
+            if packet.type == link.Type.STATUS:
+                self._send(client, link.pack_json(link.Type.STATUS, self.status()))
+            elif packet.type == link.Type.HELLO:
+                self._attach(client, packet, fds)
+                return
+            client.close()
+        except (OSError, ProtocolError, DataLoaderJobError, KeyError, TypeError, ValueError) as exc:
+            with contextlib.suppress(OSError):
+                self._send(client, link.pack_json(link.Type.REFUSED, {"error": first_line(exc)}))
+            client.close()
+            for fd in fds:
+                os.close(fd)
+
+    @staticmethod
+    def _send(client: socket.socket, packets: list[bytes]) -> None:
+        for packet in packets:
+            client.send(packet)
+
+    def _attach(self, client: socket.socket, packet: link.Packet, fds: list[int]) -> None:
+        if packet.protocol != PROTOCOL:
+            raise RemoteProtocolError(
+                f"this sidecar speaks protocol version {PROTOCOL}, the trainer {packet.protocol}: install the same "
+                "dataloaderjob version in both images"
+            )
+        hello = link.parse_json(packet.payload)
+        adoption = hello.get("adopt")
+        if not fds or (adoption and len(fds) != 4 + len(adoption["regions"])):
+            raise RemoteProtocolError("the trainer did not send its pidfd and the descriptors of its rings")
+        rank, pid = str(hello["rank"]), int(hello["pid"])
+        self._claim(rank, pid)
+        if adoption:
+            control_fd, wake_trainer, wake_receiver = fds[1:4]
+        else:
+            control_fd, wake_trainer, wake_receiver = Control.create(), _eventfd(), _eventfd()
+        control = Control(control_fd)
+        if not control.valid:
+            raise RemoteProtocolError("the control memory that the trainer gave back is not one")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        self._tell_feeders(ours)
+        child = os.fork()
+        if child == 0:
+            handles = (control_fd, wake_trainer, wake_receiver)
+            self._child(client, theirs, fds[0], handles, rank, adoption, fds[4:])
+        theirs.close()
+        welcome = link.pack_json(link.Type.WELCOME, self._welcome())
+        if adoption:
+            self._send(client, welcome)
+        else:
+            socket.send_fds(client, welcome, [control_fd, wake_trainer, wake_receiver])
+        client.close()
+        for fd in (control_fd, wake_trainer, wake_receiver, *fds[4:]):
+            os.close(fd)
+        ours.setblocking(False)
+        ring = Ring(rank, pid, fds[0], child, ours, control)
+        self.rings[child] = ring
+        self._select.register(ours, selectors.EVENT_READ, lambda: self._on_receiver(ring))
+
+    def _claim(self, rank: str, pid: int) -> None:
+        """Raises RemoteProtocolError if another live process holds this rank."""
+        self._reap()
+        for ring in list(self.rings.values()):
+            if ring.rank != rank:
+                continue
+            alive = not select.select([ring.pidfd], [], [], 0)[0]
+            if alive and ring.trainer_pid != pid:
+                raise RemoteProtocolError(
+                    f"rank {rank} is held by the live process {ring.trainer_pid}; process {pid} cannot have it too: "
+                    "give each process its own RANK, or end the other one"
+                )
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(ring.pid, signal.SIGKILL)
+            while ring.pid in self.rings:
+                time.sleep(0.001)
+                self._reap()
+
+    def _child(
+        self,
+        client: socket.socket,
+        channel: socket.socket,
+        pidfd: int,
+        handles: tuple[int, int, int],
+        rank: str,
+        adoption: dict[str, Any] | None,
+        region_fds: list[int],
+    ) -> None:
+        """The forked receiver; does not return."""
+        code = 1
+        try:
+            die_with_parent()
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)  # the trainer may still read; the parent ends us
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._select.close()
+            self._listener.close()
+            for ring in self.rings.values():
+                ring.channel.close()
+                os.close(ring.pidfd)
+            gc.freeze()
+            settings = DispatchSettings(
+                limit_nbytes=self.settings.limit_nbytes, ring_nbytes=self.settings.ring_nbytes,
+                batch_deadline_s=self.settings.batch_deadline_s, progress_after_s=self.settings.progress_after_s,
+                checksum=self.settings.checksum,
+            )  # fmt: skip
+            receiver = Receiver(
+                client, channel, pidfd, *handles, settings=settings, key=self.key, job=self.settings.job,
+                name=f"{self.name}/rank-{rank}",
+            )  # fmt: skip
+            if adoption:
+                receiver.adopt(adoption, region_fds)
+            receiver.run()
+            code = 0
+        except BaseException as exc:
+            import traceback
+
+            traceback.print_exc()
+            log(f"the receiver of rank {rank} failed: {first_line(exc)}")
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _welcome(self) -> dict[str, Any]:
+        return {
+            "protocol": PROTOCOL, "job": self.settings.job, "blobs": self.settings.blobs,
+            "prefetch": self.settings.prefetch, "allow_pickle": self.settings.allow_pickle,
+            "batch_deadline_s": self.settings.batch_deadline_s, "limit_nbytes": self.settings.limit_nbytes,
+            "feeders": self._desired(),
+        }  # fmt: skip
+
+    # Receivers
+
+    def _desired(self) -> int:
+        if self._upstream is not None and self._upstream.desired is not None:
+            return self._upstream.desired
+        return len(self.settings.feeders)
+
+    def _tell_feeders(self, channel: socket.socket) -> None:
+        if self._upstream is None:
+            message: dict[str, Any] = {"feeders": self.settings.feeders, "desired": len(self.settings.feeders)}
+        elif self._upstream.known:
+            message = {"feeders": self._upstream.feeders, "desired": self._upstream.desired, "notes": self._upstream.notes}
+        else:
+            return
+        with contextlib.suppress(OSError):
+            channel.send(json.dumps(message).encode())
+
+    def _on_receiver(self, ring: Ring) -> None:
+        try:
+            data = ring.channel.recv(1 << 20)
+        except OSError:
+            return
+        if not data:
+            with contextlib.suppress(KeyError):
+                self._select.unregister(ring.channel)
+            return
+        message = json.loads(data)
+        if self._upstream is None:
+            return
+        if message["type"] == "spec":
+            for digest, nbytes in Spec.parse(message["spec"].encode()).blobs:
+                self._upstream.have(digest, nbytes)
+        elif message["type"] == "replace":
+            self._upstream.send(message)
+
+    # Figures
+
+    def _totals(self) -> dict[str, int]:
+        live = figures.total([figures.read(ring.control, ring.rank) for ring in self.rings.values()])
+        return {name: value + self._gone[name] for name, value in live.items()}
+
+    def status(self) -> dict[str, Any]:
+        """What `dataloaderjob run` shows and /status returns."""
+        return {
+            "job": self.settings.job, "pid": os.getpid(), "protocol": PROTOCOL, "desired": self._desired(),
+            "supervisor": self._upstream is not None and self._upstream.fileno is not None,
+            "notes": [] if self._upstream is None else self._upstream.notes,
+            "rings": [
+                {"rank": r.rank, "trainer": r.trainer_pid, "receiver": r.pid, **figures.read(r.control, r.rank).values}
+                for r in self.rings.values()
+            ],
+            "totals": self._totals(),
+            "metrics_port": None if self.http is None else self.http.port,
+        }  # fmt: skip
+
+    def _http(self, path: str) -> tuple[int, str, str]:
+        if path == "/metrics":
+            rings = [figures.read(r.control, r.rank) for r in self.rings.values()]
+            return 200, "text/plain; version=0.0.4", figures.prometheus(rings, self.settings.job)
+        if path == "/healthz":
+            return 200, "text/plain", "ok\n"
+        if path == "/status":
+            return 200, "application/json", json.dumps(self.status()) + "\n"
+        return 404, "text/plain", "only /metrics, /healthz and /status are served here\n"
+
+
+def _eventfd() -> int:
+    return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+
+def die_with_parent() -> None:
+    """A receiver never outlives its sidecar: the trainer would not know whom to talk to."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def log(text: str) -> None:
+    sys.stderr.write(f"[sidecar] {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,358 @@
+"""The receiver: one process for each ring, forked by the parent when a trainer process attaches.
+
+One loop: the trainer's socket, the links to feeders, the parent's channel, the trainer's pidfd. It feeds
+the dispatcher with events and carries out its instructions. Nothing of a batch passes through Python.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import time
+from collections import deque
+from typing import Any
+
+from dataloaderjob.core import link, overseer
+from dataloaderjob.core.blobs import Spec
+from dataloaderjob.core.control import FAILED, Control
+from dataloaderjob.core.dispatch import Dispatcher, DispatchSettings
+from dataloaderjob.core.errors import ProtocolError
+from dataloaderjob.core.frames import Header
+from dataloaderjob.core.instructions import (
+    Close,
+    Connect,
+    CreateRegion,
+    Discard,
+    DropRegion,
+    Endpoint,
+    Fail,
+    Note,
+    Publish,
+    Replace,
+    Send,
+    Unpublish,
+)
+from dataloaderjob.core.space import Extent
+from dataloaderjob.sidecar import figures, regions
+from dataloaderjob.sidecar.flow import Flow, LinkError
+from dataloaderjob.sidecar.regions import Region
+
+PACKETS_AT_ONCE = 64
+IDLE_S = 1.0
+
+
+class TrainerGone(Exception):
+    """The trainer process ended or closed its socket."""
+
+
+class Receiver:
+    """Shell of one ring."""
+
+    def __init__(
+        self,
+        trainer: socket.socket,
+        parent: socket.socket,
+        pidfd: int,
+        control_fd: int,
+        wake_trainer: int,
+        wake_receiver: int,
+        *,
+        settings: DispatchSettings,
+        key: bytes,
+        job: str,
+        name: str,
+    ) -> None:
+        self.control = Control(control_fd)
+        self.machine = Dispatcher(settings, generation=int.from_bytes(os.urandom(4), "little"))
+        self.regions: dict[int, Region] = {}
+        self._trainer, self._parent, self._pidfd = trainer, parent, pidfd
+        self._wake_trainer, self._wake_receiver = wake_trainer, wake_receiver
+        self._key, self._job, self._name = key, job, name
+        self._flows: dict[str, Flow] = {}
+        self._by_fd: dict[int, Flow] = {}
+        self._masks: dict[int, int] = {}
+        self._to_trainer: deque[tuple[bytes, int | None]] = deque()
+        self._incoming = link.Assembler()
+        self._dirty: set[Flow] = set()
+        self._poll = select.epoll()
+        trainer.setblocking(False)
+        parent.setblocking(False)
+        for fd in (trainer.fileno(), parent.fileno(), pidfd, wake_receiver):
+            self._poll.register(fd, select.EPOLLIN)
+
+    def adopt(self, adoption: dict[str, Any], fds: list[int]) -> None:
+        """Takes over rings that outlived an earlier sidecar. What the trainer says is checked first."""
+        placer = self.machine.placer
+        for told, fd in zip(adoption["regions"], fds, strict=True):
+            number, nbytes, single = int(told["region"]), int(told["nbytes"]), bool(told["single"])
+            self.regions[number] = regions.adopt(number, nbytes, single=single, fd=fd)
+            placer.space.adopt(number, nbytes, single=single)
+        leases = [tuple(map(int, entry)) for entry in adoption["leases"]]
+        self.control.reset({entry[0] for entry in leases})
+        for lease, region, offset, nbytes in leases:
+            if not placer.adopt(lease, Extent(region, offset, nbytes)):
+                raise ProtocolError(f"lease {lease} that the trainer claims does not fit its region")
+        placer.adopted()
+        held = {region for _, region, _, _ in leases}
+        for number in [n for n in placer.space.singles if n not in held]:
+            del placer.space.arenas[number]
+            placer.space.singles.discard(number)
+            self.regions.pop(number).close()
+
+    # The loop
+
+    def run(self) -> None:
+        """Until the trainer is gone."""
+        next_tick = time.monotonic()
+        try:
+            while True:
+                self._before_sleep()
+                cold = next((r for r in self.regions.values() if r.cold), None)
+                timeout = 0.0 if cold else max(0.0, min(next_tick - time.monotonic(), IDLE_S))
+                events = self._poll.poll(timeout)
+                now = time.monotonic()
+                if not events and cold is not None:
+                    cold.populate_some()
+                for fd, mask in events:
+                    self._event(now, fd, mask)
+                self.machine.leases_ended(now, self.control.ended_leases(self.machine.placer.highest_lease))
+                if now >= next_tick:
+                    next_tick = now + overseer.TICK_S
+                    self._tick(now)
+                self._settle(now)
+        except TrainerGone:
+            return
+
+    def _before_sleep(self) -> None:
+        starved = self.machine.starved
+        self.control.want(starved)
+        if starved:
+            now = time.monotonic()
+            self.machine.leases_ended(now, self.control.ended_leases(self.machine.placer.highest_lease))
+            self._settle(now)
+
+    def _event(self, now: float, fd: int, mask: int) -> None:
+        flow = self._by_fd.get(fd)
+        if flow is not None:
+            self._flow_event(now, flow, mask)
+        elif fd == self._trainer.fileno():
+            if mask & select.EPOLLOUT:
+                self._send_to_trainer()
+            if mask & ~select.EPOLLOUT:
+                self._trainer_packets(now)
+        elif fd == self._wake_receiver:
+            os.eventfd_read(fd)
+        elif fd == self._pidfd:
+            raise TrainerGone
+        elif fd == self._parent.fileno():
+            self._parent_messages(now)
+
+    def _tick(self, now: float) -> None:
+        for flow in self._flows.values():
+            if flow.handshake_late(now):
+                self._end_flow(now, flow, f"{flow.endpoint.name} did not answer the handshake")
+            elif flow.sock is None and now >= flow.retry_at:
+                self._open(flow, now)
+        overseer.tick(self.machine, now)
+        figures.store(self.control, self.machine)
+
+    # The trainer's socket
+
+    def _trainer_packets(self, now: float) -> None:
+        for _ in range(PACKETS_AT_ONCE):
+            try:
+                data = self._trainer.recv(link.HEAD_NBYTES + link.CHUNK_NBYTES)
+            except BlockingIOError:
+                return
+            except ConnectionError as exc:
+                raise TrainerGone from exc
+            if not data:
+                raise TrainerGone
+            if (packet := self._incoming.feed(data)) is None:
+                continue
+            if packet.type == link.Type.TICKET:
+                self.machine.ticket(now, packet.stream, packet.ticket, packet.payload, packet.awaiting)
+            elif packet.type == link.Type.OPEN:
+                self._open_stream(packet)
+            elif packet.type == link.Type.CLOSE:
+                self.machine.close_stream(now, packet.stream, packet.awaiting)
+
+    def _open_stream(self, packet: link.Packet) -> None:
+        message = link.parse_json(packet.payload)
+        manifest = str(message["spec"]).encode()
+        spec = Spec.parse(manifest)
+        self.machine.open_stream(
+            packet.stream, manifest=manifest, spec=spec.id, facts=spec.facts,
+            window=int(message["window"]), awaited=packet.awaiting,
+        )  # fmt: skip
+        self._tell_parent({"type": "spec", "spec": message["spec"]})
+
+    def _send_to_trainer(self) -> None:
+        while self._to_trainer:
+            data, fd = self._to_trainer[0]
+            try:
+                if fd is None:
+                    self._trainer.send(data)
+                else:
+                    socket.send_fds(self._trainer, [data], [fd])
+            except BlockingIOError:
+                self._watch(self._trainer.fileno(), select.EPOLLIN | select.EPOLLOUT)
+                return
+            except OSError as exc:
+                raise TrainerGone from exc
+            self._to_trainer.popleft()
+        self._watch(self._trainer.fileno(), select.EPOLLIN)
+
+    def _tell_trainer(self, packets: list[bytes], fd: int | None = None) -> None:
+        self._to_trainer += [(p, fd) for p in packets]
+        self._send_to_trainer()
+
+    # The parent's channel
+
+    def _parent_messages(self, now: float) -> None:
+        while True:
+            try:
+                data = self._parent.recv(1 << 20)
+            except BlockingIOError:
+                return
+            if not data:
+                raise TrainerGone  # the parent has gone, and with it the sidecar
+            message = json.loads(data)
+            self.machine.desired_feeders = message.get("desired")
+            self.machine.supervisor_notes = [str(n) for n in message.get("notes", [])]
+            self.machine.feeders(now, [Endpoint(*e) for e in message["feeders"]])
+
+    def _tell_parent(self, message: dict[str, Any]) -> None:
+        try:
+            self._parent.send(json.dumps(message).encode())
+        except BlockingIOError:
+            return  # a parent that does not read for so long is told again by the next tick's figures
+        except OSError as exc:
+            raise TrainerGone from exc
+
+    # Links to feeders: the sink of `flow`
+
+    def _flow_event(self, now: float, flow: Flow, mask: int) -> None:
+        try:
+            flow.on_ready(mask)
+        except LinkError as exc:
+            self._end_flow(now, flow, f"{flow.endpoint.name}: {exc}")
+            return
+        self._dirty.add(flow)
+
+    def flow_up(self, flow: Flow, facts: dict[str, Any]) -> None:
+        self.machine.link_up(time.monotonic(), flow.endpoint.instance, facts)
+
+    def flow_frame(self, flow: Flow, header: Header, payload: bytes) -> None:
+        self.machine.frame(time.monotonic(), flow.endpoint.instance, header, payload)
+
+    def flow_body(self, flow: Flow, header: Header) -> tuple[Extent, memoryview] | None:
+        extent = self.machine.begin_body(time.monotonic(), flow.endpoint.instance, header)
+        if extent is None:
+            return None
+        region = self.regions[extent.region]
+        return extent, region.view[extent.offset : extent.offset + header.nbytes]
+
+    def flow_body_done(self, flow: Flow, header: Header) -> None:
+        self.machine.end_body(time.monotonic(), flow.endpoint.instance, header)
+
+    def _open(self, flow: Flow, now: float) -> None:
+        try:
+            flow.connect(now)
+        except OSError as exc:
+            flow.give_up(now, exc)
+            return
+        assert flow.sock is not None  # noqa: S101
+        fd = flow.sock.fileno()
+        self._by_fd[fd] = flow
+        self._masks[fd] = flow.interest
+        self._poll.register(fd, flow.interest)
+
+    def _end_flow(self, now: float, flow: Flow, reason: str) -> None:
+        self._forget_fd(flow)
+        flow.give_up(now, reason)
+        self.machine.link_down(now, flow.endpoint.instance, reason)
+
+    def _forget_fd(self, flow: Flow) -> None:
+        self._dirty.discard(flow)
+        if flow.sock is not None:
+            fd = flow.sock.fileno()
+            self._poll.unregister(fd)
+            del self._by_fd[fd], self._masks[fd]
+
+    def _watch(self, fd: int, mask: int) -> None:
+        if self._masks.get(fd) != mask:
+            self._masks[fd] = mask
+            self._poll.modify(fd, mask)
+
+    # Instructions
+
+    def _settle(self, now: float) -> None:
+        """Carries out all instructions and sends all frames; a link that breaks meanwhile makes new ones."""
+        while True:
+            for item in self.machine.take():
+                self._do(now, item)
+            self._flush()
+            if not self.machine.busy:
+                return
+
+    def _do(self, now: float, item: object) -> None:  # noqa: PLR0912
+        match item:
+            case Send(instance, header, payload):
+                flow = self._flows[instance]
+                flow.send(header, payload)
+                self._dirty.add(flow)
+            case Publish(lease, stream, ticket, extent, nbytes):
+                if self.control.publish(lease, stream, ticket, extent.region, extent.offset, nbytes):
+                    os.eventfd_write(self._wake_trainer, 1)
+            case Unpublish(stream, ticket):
+                self.control.unpublish(stream, ticket)
+            case Fail(stream, ticket, payload):
+                self._tell_trainer(link.pack(link.Type.FAILED, payload, stream=stream, ticket=ticket))
+                self.control.publish_word(FAILED, stream, ticket)
+                os.eventfd_write(self._wake_trainer, 1)
+            case CreateRegion(number, nbytes, single, lease_limit):
+                region = regions.create(number, nbytes, single=single)
+                self.regions[number] = region
+                about = {"region": number, "nbytes": nbytes, "single": single, "lease_limit": lease_limit}
+                self._tell_trainer(link.pack_json(link.Type.REGION, about), region.fd)
+            case DropRegion(number):
+                self._tell_trainer(link.pack_json(link.Type.DROP, {"region": number}))
+                self.regions.pop(number).close()
+            case Connect(endpoint):
+                flow = Flow(endpoint, self, key=self._key, job=self._job, name=self._name)
+                self._flows[endpoint.instance] = flow
+                self._open(flow, now)
+            case Close(instance, reason, again):
+                self._close_flow(now, instance, reason, again)
+            case Discard(instance):
+                self._flows[instance].discard()
+            case Note(text):
+                self._tell_trainer(link.pack_json(link.Type.NOTE, {"text": text}))
+            case Replace(endpoint, reason):
+                self._tell_parent({"type": "replace", "name": endpoint.name, "instance": endpoint.instance, "reason": reason})
+
+    def _close_flow(self, now: float, instance: str, reason: str, again: bool) -> None:
+        flow = self._flows[instance]
+        self._forget_fd(flow)
+        if again:
+            flow.give_up(now, reason)
+        else:
+            flow.close()
+            del self._flows[instance]
+
+    def _flush(self) -> None:
+        """Sends what this round has queued: one call for each link."""
+        for flow in list(self._dirty):
+            if flow.sock is None:
+                continue
+            try:
+                if flow.phase.value == "up" or flow.pending:
+                    flow.flush()
+            except OSError as exc:
+                self._end_flow(time.monotonic(), flow, f"{flow.endpoint.name}: {exc}")
+                continue
+            self._watch(flow.sock.fileno(), flow.interest)
+        self._dirty.clear()

@@ -1,0 +1,71 @@
+"""Memory of the ring: memfds, their mappings, and touching their pages before a trainer does.
+
+Pages of a memfd are charged to whoever touches them first, and a cold page costs three to five times a
+warm one to receive into (0.65 to 1.08 CPU-s/GB against 0.2), so the sidecar populates them in the background.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+
+from dataloaderjob.core.control import seal, sealed
+from dataloaderjob.core.errors import RemoteProtocolError
+
+MADV_POPULATE_WRITE = 23
+POPULATE_STEP_NBYTES = 16 << 20
+
+
+@dataclass(slots=True)
+class Region:
+    """One mapped memfd."""
+
+    number: int
+    nbytes: int
+    single: bool
+    fd: int
+    view: memoryview
+    map: mmap.mmap
+    populated: int = 0
+
+    @property
+    def cold(self) -> bool:
+        return self.populated < self.nbytes
+
+    def populate_some(self) -> None:
+        """Touches the next 16 MB (8 ms); receiving goes on between the steps."""
+        step = min(POPULATE_STEP_NBYTES, self.nbytes - self.populated)
+        try:
+            self.map.madvise(MADV_POPULATE_WRITE, self.populated, step)
+        except OSError:
+            self.populated = self.nbytes  # a kernel before 5.14: pages are touched as batches arrive
+            return
+        self.populated += step
+
+    def close(self) -> None:
+        """Lets go of the memory here; views that are still being filled keep it until they end."""
+        self.view.release()
+        os.close(self.fd)
+
+
+def create(number: int, nbytes: int, *, single: bool) -> Region:
+    """A new sealed memfd of `nbytes`, mapped."""
+    fd = os.memfd_create(f"dlj-region-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, nbytes)
+    seal(fd)
+    return _map(number, nbytes, single, fd)
+
+
+def adopt(number: int, nbytes: int, *, single: bool, fd: int) -> Region:
+    """Maps a memfd that a trainer gave back. Raises RemoteProtocolError if it is not ours or was cut."""
+    if not sealed(fd) or os.fstat(fd).st_size != nbytes:
+        raise RemoteProtocolError(f"region {number} that the trainer gave back is not a sealed memfd of {nbytes} bytes")
+    region = _map(number, nbytes, single, fd)
+    region.populated = nbytes
+    return region
+
+
+def _map(number: int, nbytes: int, single: bool, fd: int) -> Region:
+    mapped = mmap.mmap(fd, nbytes)
+    return Region(number, nbytes, single, fd, memoryview(mapped), mapped)

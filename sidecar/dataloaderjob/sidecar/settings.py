@@ -1,0 +1,92 @@
+"""Settings of the sidecar process: one frozen dataclass, read once in `__main__`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dataloaderjob.core import link
+from dataloaderjob.core.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarSettings:
+    """What the manifest and the runner fix for one sidecar."""
+
+    job: str
+    """Unique name of the job (namespace/name/uid on a cluster)."""
+    socket: str
+    """Path of the Unix socket that trainers connect to; at most 107 bytes."""
+    key_path: str
+    """File with the job's key, shared with feeders and supervisor."""
+    blobs: str
+    """Folder of user code and data; trainers write it, so it is shared with them."""
+    supervisor_host: str | None = None
+    """None: with a fixed list of feeders."""
+    supervisor_port: int = 0
+    feeders: Sequence[tuple[str, str, str, int]] = ()
+    """Fixed feeders (name, instance, host, port), used when there is no supervisor."""
+    processes: int = 1
+    """Trainer processes that share the memory limit."""
+    shared_memory_nbytes: int = 2 * 1024**3
+    """Shared memory for all rings of this sidecar, in bytes."""
+    ring_nbytes: int | None = None
+    """Size of each ring; None: from the first batch."""
+    prefetch: int = 16
+    """Batches ahead of the trainer, for loaders that do not say."""
+    batch_deadline_s: float = 300.0
+    progress_after_s: float = 30.0
+    checksum: bool = False
+    """crc32 over every body."""
+    allow_pickle: bool = False
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
+    """Port of /metrics and /healthz; 0 for any, None for none."""
+
+    @property
+    def limit_nbytes(self) -> int:
+        """What one ring may take."""
+        return self.shared_memory_nbytes // self.processes
+
+    def check(self) -> None:
+        """Raises InputError for what cannot work, before anything is created."""
+        if len(self.socket.encode()) > link.MAX_PATH_NBYTES:
+            raise InputError(
+                f"a Unix socket's path may have {link.MAX_PATH_NBYTES} bytes, {self.socket!r} has "
+                f"{len(self.socket.encode())}: choose a shorter folder (TMPDIR, or DATALOADERJOB_DIR)"
+            )
+        if not Path(self.socket).parent.is_dir():
+            raise InputError(f"the folder of the socket {self.socket!r} does not exist: create it first")
+        if self.ring_nbytes is not None and self.ring_nbytes > self.limit_nbytes:
+            raise InputError(
+                f"a ring of {self.ring_nbytes} bytes was asked for, the limit of one ring is {self.limit_nbytes} "
+                f"({self.shared_memory_nbytes} for {self.processes} processes): raise spec.sidecar.sharedMemory "
+                "or lower spec.sidecar.ringSize"
+            )
+        available = memory_limit()
+        if self.shared_memory_nbytes > available:
+            raise InputError(
+                f"shared memory of {self.shared_memory_nbytes} bytes was asked for, this container may use "
+                f"{available}: raise the memory limit of the sidecar or lower spec.sidecar.sharedMemory"
+            )
+
+
+def memory_limit() -> int:
+    """Bytes this process may use: the smallest of the machine's memory and the cgroup's limit.
+
+    A memfd beyond the cgroup's limit ends in SIGKILL, not in an error, so it is read before anything
+    is touched.
+    """
+    limits = []
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            limits.append(int(line.split()[1]) * 1024)
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(name).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            limits.append(int(text))
+    return min(limits)

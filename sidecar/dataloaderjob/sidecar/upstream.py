@@ -1,0 +1,168 @@
+"""The sidecar's link to the supervisor: who the feeders are, figures, and blobs on demand. Never blocks.
+
+If the supervisor is gone, the sidecar goes on with the feeders that it knows and tries again with back-off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import Any
+
+from dataloaderjob.core import auth, sockets
+from dataloaderjob.core.blobs import CHUNK_NBYTES, BlobStore
+from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
+from dataloaderjob.core.instructions import Endpoint
+
+RETRY_FIRST_S = 0.1
+RETRY_MAX_S = 3.0
+CONNECT_TIMEOUT_S = 2.0
+
+
+class Upstream:
+    """Connects, greets and exchanges messages. `fileno` is None while there is no link."""
+
+    def __init__(self, address: tuple[str, int], *, key: bytes, job: str, name: str, store: BlobStore) -> None:
+        self.address = address
+        self.feeders: list[Endpoint] = []
+        self.desired: int | None = None
+        self.notes: list[str] = []
+        self.known = False
+        """A list of feeders has come at least once."""
+        self._key, self._job, self._name = key, job, name
+        self._store = store
+        self._sock: socket.socket | None = None
+        self._in = bytearray()
+        self._out = bytearray()
+        self._retry_at = 0.0
+        self._retry_s = RETRY_FIRST_S
+        self._have: dict[str, int] = {}
+
+    @property
+    def fileno(self) -> int | None:
+        return None if self._sock is None else self._sock.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        return bool(self._out)
+
+    def try_connect(self, now: float) -> bool:
+        """Connects if it is time to. The supervisor is outside the data path, so a short wait is allowed."""
+        if self._sock is not None or now < self._retry_at:
+            return False
+        try:
+            sock = socket.create_connection(self.address, timeout=CONNECT_TIMEOUT_S)
+            try:
+                sockets.greet(sock, self._key, role="sidecar", name=self._name, job=self._job)
+            except BaseException:
+                sock.close()
+                raise
+        except (OSError, ProtocolError):
+            self._retry_at = now + self._retry_s
+            self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
+            return False
+        sock.setblocking(False)
+        self._sock, self._retry_s = sock, RETRY_FIRST_S
+        self._in.clear()
+        self._out.clear()
+        for digest, nbytes in self._have.items():
+            self.send({"type": "have", "digest": digest, "nbytes": nbytes})
+        return True
+
+    def close(self, now: float) -> None:
+        if self._sock is not None:
+            self._sock.close()
+        self._sock, self._retry_at = None, now + self._retry_s
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Queues a message; figures that nobody reads are dropped rather than piled up."""
+        if self._sock is not None and len(self._out) < 1 << 20:
+            self._out += auth.pack_message(message)
+            self.flush()
+
+    def flush(self) -> None:
+        if self._sock is None or not self._out:
+            return
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            sent = self._sock.send(self._out)
+            del self._out[:sent]
+
+    def have(self, digest: str, nbytes: int) -> None:
+        """Tells the supervisor, and every later one, that this sidecar can upload a blob."""
+        if digest not in self._have:
+            self._have[digest] = nbytes
+            self.send({"type": "have", "digest": digest, "nbytes": nbytes})
+
+    def on_readable(self, now: float) -> bool:
+        """Reads what came. True when the list of feeders changed."""
+        assert self._sock is not None  # noqa: S101  polled only while there is a link
+        try:
+            data = self._sock.recv(1 << 16)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self.close(now)
+            return False
+        self._in += data
+        changed = False
+        try:
+            while (message := self._next()) is not None:
+                changed = self._message(message) or changed
+        except (ProtocolError, KeyError, TypeError, ValueError):
+            self.close(now)
+        return changed
+
+    def _next(self) -> dict[str, Any] | None:
+        if len(self._in) < auth.LENGTH.size:
+            return None
+        (n,) = auth.LENGTH.unpack_from(self._in)
+        if n > sockets.MAX_MESSAGE_NBYTES:
+            raise RemoteProtocolError(f"a message of {n} bytes from the supervisor")
+        end = auth.LENGTH.size + n
+        if len(self._in) < end:
+            return None
+        message = auth.parse_message(self._in[auth.LENGTH.size : end])
+        del self._in[:end]
+        return message
+
+    def _message(self, message: dict[str, Any]) -> bool:
+        if message["type"] == "feeders":
+            self.feeders = [
+                Endpoint(str(f["name"]), str(f["instance"]), str(f["host"]), int(f["port"])) for f in message["feeders"]
+            ]
+            self.desired = message.get("desired")
+            self.notes = [str(n) for n in message.get("notes", [])]
+            self.known = True
+            return True
+        if message["type"] == "want":
+            self._upload(str(message["digest"]))
+        return False
+
+    def _upload(self, digest: str) -> None:
+        """Sends a blob over a link of its own from a child process, so that this one goes on."""
+        nbytes = self._have.get(digest)
+        if nbytes is None or not self._store.has(digest, nbytes):
+            return
+        if os.fork() != 0:
+            return
+        code = 1
+        try:
+            with contextlib.suppress(Exception):
+                self._upload_now(digest, nbytes)
+                code = 0
+        finally:
+            os._exit(code)
+
+    def _upload_now(self, digest: str, nbytes: int) -> None:
+        with socket.create_connection(self.address, timeout=CONNECT_TIMEOUT_S) as sock:
+            sockets.greet(sock, self._key, role="blob", name=self._name, job=self._job)
+            sockets.send_message(sock, {"type": "blob", "digest": digest, "nbytes": nbytes})
+            with open(self._store.path(digest), "rb") as blob:
+                at = 0
+                while at < nbytes:
+                    at += os.sendfile(sock.fileno(), blob.fileno(), at, CHUNK_NBYTES)
+            sock.shutdown(socket.SHUT_WR)
+            sock.recv(1)

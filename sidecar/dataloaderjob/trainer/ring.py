@@ -1,0 +1,125 @@
+"""The trainer's side of the ring: mapped regions and leases.
+
+A batch is lent to the trainer as one numpy array of bytes whose base is a `Lease`. Every tensor of the
+batch is a view of it, so the lease ends when the last of them is collected, wherever that happens. Its
+finalizer stores one byte in shared memory: any thread, any order, no lock, no system call.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dataloaderjob.core.control import W_WANT, Control, Entry, sealed
+from dataloaderjob.core.errors import RemoteProtocolError
+
+MADV_POPULATE_READ = 22
+MAX_LEASES = 30_000
+
+
+class Lease:
+    """One batch in the trainer's hands. numpy makes an array over it without a copy."""
+
+    __slots__ = ("__array_interface__", "_number", "_region", "_tail")
+
+    def __init__(self, tail: LeaseTail, number: int, region: Region, address: int, nbytes: int) -> None:
+        self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
+        self._tail = tail
+        self._number = number
+        self._region = region  # keeps the mapping
+
+    def __del__(self) -> None:
+        tail = self._tail
+        ended = tail.ended
+        if ended is not None:
+            tail.log.append(self._number)
+            ended[self._number] = 1
+            if tail.words[W_WANT]:
+                os.eventfd_write(tail.wake_receiver, 1)
+
+
+class LeaseTail:
+    """What a finalizer touches. After a fork the child's copy is cut off, so it ends no lease of its parent."""
+
+    __slots__ = ("ended", "log", "wake_receiver", "words")
+
+    def __init__(self, control: Control, wake_receiver: int) -> None:
+        self.ended: memoryview | None = control.ended
+        self.words = control.words
+        self.wake_receiver = wake_receiver
+        self.log: deque[int] = deque()
+
+    def cut(self) -> None:
+        self.ended = None
+
+
+@dataclass(slots=True, eq=False)
+class Region:
+    """One mapped memfd of the ring."""
+
+    number: int
+    nbytes: int
+    single: bool
+    fd: int
+    map: mmap.mmap
+    address: int
+    keep: npt.NDArray[np.uint8]
+
+    def close(self) -> None:
+        """Closes the descriptor; the mapping goes with its last lease."""
+        os.close(self.fd)
+
+
+def map_region(number: int, nbytes: int, single: bool, fd: int) -> Region:
+    """Maps a memfd that the sidecar sent. Raises RemoteProtocolError if it could be cut under us (SIGBUS)."""
+    if not sealed(fd) or os.fstat(fd).st_size != nbytes:
+        os.close(fd)
+        raise RemoteProtocolError(f"the sidecar sent a memfd for region {number} that is not sealed at {nbytes} bytes")
+    mapped = mmap.mmap(fd, nbytes)
+    whole = np.frombuffer(mapped, dtype=np.uint8)
+    return Region(number, nbytes, single, fd, mapped, int(whole.ctypes.data), whole)
+
+
+class Ring:
+    """Regions and leases of one trainer process."""
+
+    def __init__(self, control: Control, wake_receiver: int) -> None:
+        self.regions: dict[int, Region] = {}
+        self.leases: dict[int, tuple[int, int, int]] = {}
+        """lease -> (region, offset, bytes) of what is not yet known to have ended."""
+        self.leased_nbytes = 0
+        self.lease_limit = 0
+        self.copies = 0
+        self.tail = LeaseTail(control, wake_receiver)
+
+    def settle(self) -> None:
+        """Takes note of the leases that have ended."""
+        log = self.tail.log
+        while log:
+            entry = self.leases.pop(log.popleft(), None)
+            if entry is not None:
+                self.leased_nbytes -= entry[2]
+
+    def lend(self, number: int, entry: Entry) -> npt.NDArray[np.uint8]:
+        """The bytes of a ready batch, under a new lease.
+
+        Raises RemoteProtocolError if the entry does not lie within its region, KeyError if the region has
+        not come yet.
+        """
+        _, _, region_number, offset, nbytes = entry
+        region = self.regions[region_number]
+        if offset + nbytes > region.nbytes:
+            raise RemoteProtocolError(f"the sidecar published {nbytes} bytes at {offset} of a region of {region.nbytes}")
+        self.leases[number] = (region_number, offset, nbytes)
+        self.leased_nbytes += nbytes
+        return np.asarray(Lease(self.tail, number, region, region.address + offset, nbytes))
+
+    @property
+    def full(self) -> bool:
+        """Whether the trainer holds so much that a further batch must be copied out."""
+        return self.leased_nbytes > self.lease_limit or len(self.leases) > MAX_LEASES

@@ -1,0 +1,348 @@
+"""Supervisor and feeders on a real Ray head."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from feeder_client import Receiver, Squares, spec_of, wait_until
+from supervised import KEY, Supervised, head
+
+from dataloaderjob.core import sockets
+from dataloaderjob.core.blobs import BlobStore
+from dataloaderjob.core.errors import InputError, ServiceError
+from dataloaderjob.core.frames import Kind
+from dataloaderjob.core.settings import RayTuning
+from dataloaderjob.feeder.placement import EXIT_RAY_LATE, EXIT_RAY_LOST
+from dataloaderjob.local.head import RayHead
+
+Start = Callable[..., Supervised]
+
+
+@pytest.fixture(scope="module")
+def ray_head() -> Iterator[RayHead]:
+    with head() as made:
+        yield made
+
+
+@pytest.fixture()
+def start(ray_head: RayHead, tmp_path: Path) -> Iterator[Start]:
+    made: list[Supervised] = []
+
+    def start(**options: Any) -> Supervised:
+        made.append(Supervised(tmp_path, ray_head, job=tmp_path.name, **options))
+        made[-1].start()
+        return made[-1]
+
+    yield start
+    for supervised in made:
+        supervised.end()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1][:3]
+    except OSError:
+        return False
+
+
+class Sidecar:
+    """A sidecar's connection to the supervisor."""
+
+    def __init__(self, supervised: Supervised, role: str = "sidecar") -> None:
+        self.sock = socket.create_connection(("127.0.0.1", supervised.settings.port), timeout=10)
+        sockets.greet(self.sock, KEY, role=role, name="pod-0", job=supervised.job)
+        self.sock.settimeout(40)
+
+    def __enter__(self) -> Sidecar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+    def say(self, **message: Any) -> None:
+        sockets.send_message(self.sock, message)
+
+    def hear(self) -> dict[str, Any]:
+        return sockets.recv_message(self.sock)
+
+    def hear_of(self, *names: str) -> dict[str, Any]:
+        """The first list of exactly these feeders."""
+        while True:
+            message = self.hear()
+            if message["type"] == "feeders" and [f["name"] for f in message["feeders"]] == list(names):
+                return message
+
+
+class Shouting(Squares):
+    """Prints what it makes."""
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        print(f"making {i}", flush=True)
+        os.write(2, f"native {i}\n".encode())
+        return super().__getitem__(i)
+
+
+def test_a_placed_feeder_serves_and_returns_after_kill_9(start: Start):
+    supervised = start()
+    with Sidecar(supervised) if supervised.wait(lambda s: True) else None as sidecar:
+        (endpoint,) = sidecar.hear_of("feeder-0")["feeders"]
+        with Receiver(endpoint["port"], KEY, job=supervised.job) as receiver:
+            assert receiver.facts["instance"] == endpoint["instance"]
+            spec = receiver.know(spec_of(Squares(), Path(supervised.settings.blob_folder)))
+            receiver.ticket(0, [3], spec)
+            assert receiver.next().batch().tolist() == [9]
+            os.kill(receiver.facts["pid"], signal.SIGKILL)
+            killed = time.monotonic()
+            with pytest.raises(ConnectionError):
+                receiver.read()
+        sidecar.hear_of()
+        assert time.monotonic() - killed < 2, "receivers are told at once"
+        (again,) = sidecar.hear_of("feeder-0")["feeders"]
+        assert again["instance"] != endpoint["instance"]
+
+
+def test_the_number_of_feeders_follows_1_3_0_2(start: Start):
+    supervised = start()
+    supervised.ready(1)
+    gone = {}
+    for feeders in (3, 0, 2):
+        supervised.scale(feeders)
+        before = time.monotonic()
+        found = supervised.ready(feeders)
+        print(f"{feeders} feeders after {time.monotonic() - before:.2f} s")
+        assert [f["name"] for f in found] == [f"feeder-{i}" for i in range(feeders)]
+        wait_until(lambda: not any(map(alive, gone)), 10, "feeders that are not wanted have ended")  # noqa: B023
+        gone = {f["pid"] for f in found}
+
+
+def test_a_supervisor_started_again_adopts_feeders_number_and_output(start: Start, tmp_path: Path):
+    supervised = start()
+    supervised.ready(1)
+    supervised.scale(2)
+    before = supervised.ready(2)
+    spec = spec_of(Shouting(), Path(supervised.settings.blob_folder))
+    with Receiver(before[1]["port"], KEY, job=supervised.job) as receiver:
+        receiver.know(spec)
+        receiver.ticket(0, [3], spec.id)
+        assert receiver.next().kind is Kind.BODY
+        wait_until(lambda: "[feeder-1] making 3" in supervised.output, 10, "output is shown")
+        wait_until(lambda: "[feeder-1] native 3" in supervised.output, 10, "output of native code, too")
+        supervised.kill()
+        receiver.ticket(1, [4], spec.id)
+        assert receiver.next().kind is Kind.BODY, "feeders go on without a supervisor"
+        supervised.start()
+        after = supervised.ready(2)
+        assert [f["instance"] for f in after] == [f["instance"] for f in before]
+        wait_until(lambda: supervised.output.count("INFO feeder-1") >= 2, 5)
+        receiver.ticket(2, [5], spec.id)
+        assert receiver.next().kind is Kind.BODY
+        wait_until(lambda: "[feeder-1] making 5" in supervised.output, 10, "the adopted one's output is shown")
+
+
+def test_a_frozen_feeder_is_replaced_when_a_receiver_says_so(start: Start):
+    supervised = start()
+    (feeder,) = supervised.ready(1)
+    os.kill(feeder["pid"], signal.SIGSTOP)
+    with Sidecar(supervised) as sidecar:
+        sidecar.hear_of("feeder-0")
+        sidecar.say(type="replace", name="feeder-0", instance=feeder["instance"], reason="silent for 20 s")
+        sidecar.hear_of()
+        (again,) = sidecar.hear_of("feeder-0")["feeders"]
+        assert again["instance"] != feeder["instance"]
+    wait_until(lambda: not alive(feeder["pid"]), 15, "the frozen process has ended")
+
+
+def test_a_feeder_without_room_is_told_of_and_made_anew_until_there_is(start: Start):
+    supervised = start(num_feeders=2, ready_timeout_s=8.0, feeder_resources={"feeder": 40.0})
+    status = supervised.wait(lambda s: s["ready"] == 1 and any("no node has room" in n for n in s["notes"]))
+    (waiting,) = [f for f in status["feeders"] if f["state"] != "ready"]
+    assert "feeder: 40 needed, 24 of 64 free" in waiting["why"]
+    supervised.wait(lambda s: any("is made anew" in n for n in s["notes"]))
+    supervised.wait(lambda s: s["feeders"][int(waiting["name"][-1])]["state"] == "placing")
+    supervised.scale(1)
+    supervised.ready(1)
+
+
+def test_blobs_reach_a_node_without_them_through_the_supervisor(start: Start, tmp_path: Path):
+    supervised = start(feeder_blob_folder=str(tmp_path / "node"))
+    (feeder,) = supervised.ready(1)
+    trainer = BlobStore(tmp_path / "trainer")
+    dataset = Squares()
+    dataset.weights = torch.arange(3_000_000)  # type: ignore[attr-defined]
+    spec = spec_of(dataset, trainer.folder)
+    with Sidecar(supervised) as sidecar, Receiver(feeder["port"], KEY, job=supervised.job) as receiver:
+        for digest, nbytes in spec.blobs:
+            sidecar.say(type="have", digest=digest, nbytes=nbytes)
+        receiver.know(spec)
+        receiver.ticket(0, [3], spec.id)
+        assert receiver.read().kind is Kind.NEED_SPEC
+        receiver.send_spec(spec.id)
+        wanted = set()
+        while len(wanted) < len(spec.blobs):
+            message = sidecar.hear()
+            if message["type"] == "want":
+                wanted.add(message["digest"])
+                upload(supervised, trainer, message["digest"])
+        assert receiver.next().batch().tolist() == [9]
+    assert wanted == {digest for digest, _ in spec.blobs}
+
+
+def upload(supervised: Supervised, store: BlobStore, digest: str) -> None:
+    with Sidecar(supervised, "blob") as link:
+        link.say(type="blob", digest=digest, nbytes=store.path(digest).stat().st_size)
+        link.sock.sendall(store.path(digest).read_bytes())
+        assert link.hear() == {"type": "stored"}
+
+
+def test_figures_and_bad_requests(start: Start):
+    supervised = start(num_feeders=0)
+    supervised.ready(0)
+    with Sidecar(supervised) as sidecar:
+        sidecar.say(type="figures", batches=7)
+        supervised.wait(lambda s: s["sidecars"] == {"pod-0": {"batches": 7}})
+    supervised.wait(lambda s: s["sidecars"] == {})
+    for message, text in [
+        ({"kind": "dance"}, "scale, status or stop is needed, found 'dance'"),
+        ({"kind": "scale", "feeders": -1}, "'feeders' from 0 to 4096, found -1"),
+        ({"kind": "scale", "feeders": "3"}, "found '3'"),
+    ]:
+        with pytest.raises(ServiceError, match=text):
+            supervised.ask(**message)
+
+
+def test_without_the_clusters_token_nobody_comes_in_and_no_home_is_touched(
+    ray_head: RayHead, tmp_path: Path
+):
+    wrong = tmp_path / "wrong"
+    wrong.write_text("0" * 64)
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    for env in (plain, {**plain, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(wrong)}):
+        supervised = Supervised(tmp_path, ray_head)
+        supervised.start(env)
+        assert supervised.process is not None
+        assert supervised.process.wait(60) == EXIT_RAY_LOST
+        assert "RAY_AUTH_TOKEN_PATH" in supervised.output
+    assert ray_head.token_path.stat().st_mode & 0o077 == 0
+    home = ray_head.folder.parent / "home"
+    assert not [p for p in home.rglob("*") if "ray" in p.name.lower()]
+
+
+def test_a_head_that_never_answers_ends_the_supervisor_with_the_likely_cause(tmp_path: Path, ray_head: RayHead):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        supervised = Supervised(tmp_path, ray_head, ray_address=address, init_timeout_s=3.0)
+        supervised.start()
+        assert supervised.process is not None
+        assert supervised.process.wait(30) == EXIT_RAY_LATE
+    assert "worker_register_timeout is 120 s" in supervised.output
+    assert "spec.ray.tuning" in supervised.output
+
+
+def test_a_raylet_killed_ends_the_supervisor_and_the_head_leaves_nothing(tmp_path: Path):
+    with head() as made:
+        supervised = Supervised(tmp_path, made)
+        supervised.start()
+        (feeder,) = supervised.ready(1)
+        (raylet,) = [pid for pid, name in made.pids().items() if name == "raylet"]
+        pids = made.pids()
+        assert feeder["pid"] in pids
+        assert made.alive()
+        os.kill(raylet, signal.SIGKILL)
+        assert supervised.process is not None
+        assert supervised.process.wait(30) == EXIT_RAY_LOST
+        wait_until(lambda: not made.alive(), 10, "the head knows that it is dead")
+    assert not any(map(alive, pids))
+
+
+def test_a_head_ends_all_its_processes_also_those_that_ignore_it(tmp_path: Path):
+    with head() as made:
+        supervised = Supervised(tmp_path, made, num_feeders=2)
+        supervised.start()
+        frozen, _ = supervised.ready(2)
+        os.kill(frozen["pid"], signal.SIGSTOP)
+        pids = made.pids()
+        supervised.kill()
+        before = time.monotonic()
+        made.stop(1.0)
+        print(f"a head with {len(pids)} processes ended after {time.monotonic() - before:.2f} s")
+        assert not any(map(alive, pids))
+        assert made.pids() == {}
+
+
+def test_a_folder_too_deep_for_sockets_is_refused(tmp_path: Path):
+    with pytest.raises(InputError, match="at most 40 bytes"):
+        RayHead(tmp_path / ("x" * 60))
+
+
+SLOW_START = """
+import os, sys, time
+if any(os.path.basename(a) == "default_worker.py" for a in sys.orig_argv[1:3]):
+    time.sleep(40)
+"""
+
+
+@pytest.mark.slow()
+@pytest.mark.parametrize(
+    "timeout_s", [pytest.param(10, id="dies-at-10-s"), pytest.param(120, id="lives-at-120-s")]
+)
+def test_a_worker_whose_start_takes_40_s(tmp_path: Path, timeout_s: int):
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "sitecustomize.py").write_text(SLOW_START)
+    tuning = RayTuning(worker_register_timeout_s=timeout_s)
+    with head(tuning=tuning, env={"PYTHONPATH": str(tmp_path / "slow")}) as made:
+        supervised = Supervised(tmp_path, made, ready_timeout_s=100.0)
+        supervised.start()
+        before = set(made.pids())
+        supervised.wait(lambda s: s["feeders"])
+        workers = wait_until(lambda: set(made.pids()) - before, 20, "a worker process is started")
+        worker, started = min(workers), time.monotonic()
+        if timeout_s == 10:
+            wait_until(lambda: not alive(worker), 25, "the raylet kills the worker")
+            assert time.monotonic() - started > 5
+            status = supervised.ask("status")
+            assert status["ready"] == 0
+            assert "has not reported" in status["notes"][0]
+            wait_until(lambda: set(made.pids()) - before - workers, 20, "it tries again, in vain")
+        else:
+            (feeder,) = supervised.ready(1, 90)
+            assert time.monotonic() - started > 35
+            assert feeder["pid"] == worker
+        supervised.kill()
+
+
+@pytest.mark.slow()
+def test_health_checks_are_as_tuned(tmp_path: Path):
+    """A frozen raylet is declared dead after about threshold x period, not after Ray's 25 s."""
+    tuning = RayTuning(
+        health_check_initial_delay_s=0.5, health_check_period_s=0.5, health_check_timeout_s=0.5,
+        health_check_failure_threshold=2,
+    )  # fmt: skip
+    code = (
+        "import ray, sys, time, os, signal\n"
+        "ray.init(address=sys.argv[1], configure_logging=False, log_to_driver=False)\n"
+        "os.kill(int(sys.argv[2]), signal.SIGSTOP)\n"
+        "t = time.time()\n"
+        "while any(n['Alive'] for n in ray.nodes()) and time.time() - t < 40: time.sleep(0.1)\n"
+        "print(f'dead after {time.time() - t:.1f}', flush=True)\n"
+        "os._exit(0)\n"
+    )
+    with head(tuning=tuning) as made:
+        (raylet,) = [pid for pid, name in made.pids().items() if name == "raylet"]
+        time.sleep(1)
+        done = subprocess.run(
+            [sys.executable, "-c", code, made.address, str(raylet)],
+            env={**os.environ, **made.env()}, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    print(done.stdout)
+    seconds = float(done.stdout.rsplit("dead after", 1)[1])
+    assert seconds < 8, done.stderr

@@ -1,0 +1,182 @@
+"""A receiver reduced to its frames, and the datasets that tests of feeders use."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from dataloaderjob.core import frames, sockets, tickets
+from dataloaderjob.core.blobs import BlobStore, Spec
+from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, Kind
+from dataloaderjob.fetch.ship import make_spec
+from dataloaderjob.fetch.tree import Decoder
+
+GENERATION = 1
+PLENTY = 1 << 30
+
+
+class Frame(NamedTuple):
+    kind: Kind
+    header: frames.Header
+    payload: bytes
+
+    def batch(self) -> Any:
+        base = np.frombuffer(bytearray(self.payload), np.uint8)
+        return Decoder(allow_pickle=True).decode(base)
+
+
+class Receiver:
+    """A blocking client of one feeder. Answers NEED_SPEC from its own specs."""
+
+    def __init__(self, port: int, key: bytes, *, host: str = "127.0.0.1", job: str = "job", timeout_s: float = 20.0):
+        self.sock = socket.create_connection((host, port), timeout=5)
+        self.facts = sockets.greet(self.sock, key, role="receiver", name="test", job=job)
+        self.sock.settimeout(timeout_s)
+        self.specs: dict[bytes, Spec] = {}
+        self.notes: list[str] = []
+        self._waiting: deque[Frame] = deque()
+
+    def __enter__(self) -> Receiver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+    def know(self, spec: Spec) -> bytes:
+        self.specs[spec.id] = spec
+        return spec.id
+
+    def ticket(
+        self,
+        number: int,
+        keys: list[Any],
+        spec: bytes,
+        *,
+        room: int = PLENTY,
+        flags: int = 0,
+        stream: int = 1,
+        generation: int = GENERATION,
+        base_seed: int = 7,
+        bare: bool = False,
+    ) -> None:
+        payload = tickets.pack(base_seed, 0, keys, bare=bare)
+        self.send(
+            Kind.TICKET, payload, generation=generation, stream=stream, ticket=number, spec=spec, room=room, flags=flags
+        )
+
+    def grant(self, number: int, *, stream: int = 1, room: int = PLENTY) -> None:
+        self.send(Kind.GRANT, generation=GENERATION, stream=stream, ticket=number, room=room)
+
+    def cancel(self, number: int, *, stream: int = 1) -> None:
+        self.send(Kind.CANCEL, generation=GENERATION, stream=stream, ticket=number)
+
+    def send(self, kind: Kind, payload: bytes = b"", **fields: Any) -> None:
+        self.sock.sendall(frames.pack(kind, nbytes=len(payload), **fields) + payload)
+
+    def read(self) -> Frame:
+        """The next frame, as it is."""
+        header = frames.unpack(sockets.recv_exactly(self.sock, HEADER_NBYTES), FROM_FEEDER)
+        return Frame(Kind(header.kind), header, sockets.recv_exactly(self.sock, header.nbytes))
+
+    def next(self) -> Frame:
+        """The next frame but NEED_SPEC, which is answered, and NOTE, which is kept."""
+        while True:
+            frame = self.read()
+            if frame.kind is Kind.NOTE:
+                self.notes.append(frame.payload.decode())
+            elif frame.kind is Kind.NEED_SPEC:
+                self.send_spec(frame.header.spec)
+            else:
+                return frame
+
+    def send_spec(self, spec: bytes) -> None:
+        self.send(Kind.SPEC, self.specs[spec].manifest(), generation=GENERATION, spec=spec)
+
+    def quiet(self, seconds: float = 0.3) -> bool:
+        """Whether nothing comes for so long."""
+        before = self.sock.gettimeout()
+        self.sock.settimeout(seconds)
+        try:
+            return not self.sock.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            return True
+        finally:
+            self.sock.settimeout(before)
+
+
+def spec_of(dataset: Any, folder: Path, *, collate_fn: Callable[[Any], Any] | None = None, **options: Any) -> Spec:
+    worker_init_fn = options.pop("worker_init_fn", None)
+    return make_spec(dataset, collate_fn, worker_init_fn, store=BlobStore(folder), allow_pickle=False, **options)
+
+
+def checksum_holds(frame: Frame) -> bool:
+    return bool(frame.header.flags & Flag.CHECKSUM) and zlib.crc32(frame.payload) == frame.header.crc
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float, what: str = "") -> Any:
+    """Polls until `condition` gives something true; fails with `what` after the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"not within {timeout_s} s: {what or condition}")
+
+
+class Squares:
+    """Sample i is (i * i, who made it)."""
+
+    def __init__(self, n: int = 1000, seconds: float = 0.0) -> None:
+        self.n, self.seconds = n, seconds
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        if not 0 <= i < self.n:
+            raise IndexError(f"index {i} of {self.n}")
+        time.sleep(self.seconds)
+        return torch.tensor(i * i)
+
+
+class Large(Squares):
+    """Sample i is `nbytes` bytes of value i."""
+
+    def __init__(self, nbytes: int, n: int = 1000) -> None:
+        super().__init__(n)
+        self.nbytes = nbytes
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.full((self.nbytes,), i % 251, dtype=torch.uint8)
+
+
+class Deadly(Squares):
+    """Ends the process at one index."""
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        if i == 13:
+            os._exit(0)
+        return super().__getitem__(i)
+
+
+class Gated(Squares):
+    """Waits at an index until a file is there: tests decide how long a batch takes."""
+
+    def __init__(self, gate: Path, at: int = 0) -> None:
+        super().__init__()
+        self.gate, self.at = gate, at
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        if i == self.at:
+            wait_until(self.gate.exists, 20, f"the gate {self.gate}")
+        return super().__getitem__(i)

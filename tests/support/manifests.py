@@ -1,0 +1,341 @@
+"""Manifests for tests: one that works, tables of changes that spoil it, and of some that do not."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+
+GOOD: dict[str, Any] = {
+    "apiVersion": "dataloading.dev/v1alpha1",
+    "kind": "DataLoaderJob",
+    "metadata": {"name": "mnist"},
+    "spec": {
+        "trainer": {
+            "template": {
+                "spec": {
+                    "containers": [
+                        {"name": "trainer", "image": "example/mnist:1", "command": ["python", "train.py"]}
+                    ]
+                }
+            }
+        }
+    },
+}
+ABSENT = object()
+CONTAINER = "spec.trainer.template.spec.containers[0]"
+
+
+def manifest(changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """GOOD with values set at dotted paths such as `spec.feeders.replicas`; ABSENT removes one."""
+    data = copy.deepcopy(GOOD)
+    for path, value in (changes or {}).items():
+        *parents, last = [int(p) if p.isdigit() else p for p in re.findall(r"[^.\[\]]+", path)]
+        node: Any = data
+        for part in parents:
+            node = node[part] if isinstance(part, int) else node.setdefault(part, {})
+        if value is ABSENT:
+            del node[last]
+        else:
+            node[last] = copy.deepcopy(value)
+    return data
+
+
+FEEDER = "spec.feeders.template.spec.containers"
+REGISTER = "spec.ray.tuning.workerRegisterTimeoutSeconds"
+CHECK = "spec.ray.tuning.healthCheck"
+
+REFUSED_FIELDS = [
+    # names and kinds
+    pytest.param({"metadata.name": ABSENT}, "metadata.name: found nothing; use a name of", id="no-name"),
+    pytest.param(
+        {"metadata": ABSENT}, "metadata: found nothing; use a mapping with the fields name", id="no-meta"
+    ),
+    pytest.param(
+        {"spec": ABSENT}, "spec: found nothing; use a mapping with the fields ray, feeders", id="no-spec"
+    ),
+    pytest.param({"spec": []}, "spec: found an empty list; use a mapping", id="spec-is-a-list"),
+    pytest.param(
+        {"metadata.labels": {"a": True}}, "metadata.labels.a: found true; use a string", id="label-bool"
+    ),
+    # unknown fields
+    pytest.param({"spec.feeders.minReplica": 1}, "found an unknown field; use minReplicas", id="near-name"),
+    pytest.param(
+        {"spec.backoff_limit": 1}, "spec.backoff_limit: found an unknown field; use backoffLimit", id="snake"
+    ),
+    pytest.param({"spec.prefetch": 4}, "found an unknown field; use spec.sidecar.prefetch", id="wrong-level"),
+    pytest.param(
+        {"spec.trainer.image": "x"},
+        "found an unknown field; use spec.trainer.template.spec.containers[].image",
+        id="image-of-the-template",
+    ),
+    pytest.param(
+        {"spec.ray.tuning.numHeartbeatsTimeout": 30},
+        "found an unknown field; use healthCheck.failureThreshold, which replaced it in Ray",
+        id="old-name-of-ray",
+    ),
+    pytest.param(
+        {"spec.xyzzy": 1}, "found an unknown field; use one of ray, feeders, sidecar", id="no-such-name"
+    ),
+    pytest.param(
+        {f"{CONTAINER}.comand": ["a"]}, "comand: found an unknown field; use command", id="near-in-free-part"
+    ),
+    pytest.param(
+        {"metadata.nmae": "x"}, "metadata.nmae: found an unknown field; use name", id="metadata-typo"
+    ),
+    # types
+    pytest.param(
+        {"spec.feeders.replicas": "2"}, 'found "2"; use a whole number from 0 to 1024', id="text-number"
+    ),
+    pytest.param({"spec.feeders.replicas": True}, "found true; use a whole number", id="bool-number"),
+    pytest.param({"spec.feeders.replicas": 1.0}, "found 1.0; use a whole number", id="float-number"),
+    pytest.param({"spec.sidecar.checksum": "yes"}, 'found "yes"; use true or false', id="text-bool"),
+    pytest.param({"spec.suspend": 1}, "spec.suspend: found 1; use true or false", id="number-bool"),
+    pytest.param(
+        {"spec.ray.version": 2.6}, 'found 2.6; use a version in quotes such as "2.60.0"', id="float-version"
+    ),
+    pytest.param(
+        {f"{CONTAINER}.command": "python t.py"}, 'found "python t.py"; use a list of strings', id="shell"
+    ),
+    pytest.param(
+        {f"{CONTAINER}.command": ["a", 1]}, "command[1]: found 1; use a string", id="number-in-command"
+    ),
+    pytest.param(
+        {f"{CONTAINER}.env": [{"name": "A", "value": 1}]},
+        "env[0].value: found 1; use a string (numbers and true or false in quotes)",
+        id="env-number",
+    ),
+    pytest.param(
+        {"spec.feeders": "two"}, 'spec.feeders: found "two"; use a mapping with the fields', id="no-mapping"
+    ),
+    # bounds
+    pytest.param(
+        {"spec.sidecar.prefetch": 1}, "found 1; use a whole number from 2 to 512", id="prefetch-low"
+    ),
+    pytest.param(
+        {"spec.sidecar.prefetch": 513}, "found 513; use a whole number from 2 to 512", id="prefetch-high"
+    ),
+    pytest.param({"spec.trainer.replicas": 0}, "found 0; use a whole number from 1", id="no-trainers"),
+    pytest.param(
+        {"spec.trainer.processesPerReplica": 0}, "found 0; use a whole number from 1", id="no-ranks"
+    ),
+    pytest.param({"spec.deadlines.batchSeconds": 0}, "found 0; use a whole number from 1", id="batch-0"),
+    pytest.param(
+        {"spec.deadlines.startupSeconds": -1}, "found -1; use a whole number from 1", id="startup-negative"
+    ),
+    pytest.param(
+        {"spec.deadlines.activeDeadlineSeconds": 0}, "found 0; use a whole number from 1", id="active-0"
+    ),
+    pytest.param({"spec.deadlines.progressAfterSeconds": 0}, "found 0; use a whole number", id="progress-0"),
+    pytest.param({"spec.backoffLimit": -1}, "found -1; use a whole number from 0", id="backoff-negative"),
+    pytest.param(
+        {"spec.ttlSecondsAfterFinished": -1}, "found -1; use a whole number from 0", id="ttl-negative"
+    ),
+    pytest.param({REGISTER: 0}, "found 0; use a whole number from 1 to 3600", id="register-0"),
+    pytest.param({f"{CHECK}.timeoutMs": 0}, "found 0; use a whole number from 100", id="check-timeout-0"),
+    # quantities
+    pytest.param(
+        {"spec.sidecar.sharedMemory": "2GB"}, 'found "2GB"; use a number of bytes such as "512Mi"', id="GB"
+    ),
+    pytest.param(
+        {"spec.sidecar.sharedMemory": "-1Gi"}, 'found "-1Gi"; use a number of bytes', id="negative-size"
+    ),
+    pytest.param({"spec.sidecar.sharedMemory": "1500m"}, "found ", id="parts-of-a-byte"),
+    pytest.param(
+        {"spec.feeders.resources": {"limits": {"cpu": 1.5}}}, "limits.cpu: found 1.5; use a quant", id="cpu"
+    ),
+    # the template
+    pytest.param(
+        {f"{CONTAINER}.name": "T_1"}, 'name: found "T_1"; use lower-case letters, digits', id="container-name"
+    ),
+    pytest.param(
+        {"spec.trainer": ABSENT}, "spec.trainer: found nothing; use a mapping with the", id="no-trainer"
+    ),
+    pytest.param(
+        {"spec.trainer.template.spec.containers": []},
+        "containers: found an empty list; use a list with at least one entry",
+        id="no-container",
+    ),
+    pytest.param(
+        {f"{CONTAINER}.env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]},
+        'env[1].name: found "A" a second time; use each name once',
+        id="env-twice",
+    ),
+    pytest.param({f"{CONTAINER}.env": [{"name": "A=B"}]}, 'found "A=B"; use a name without =', id="env-name"),
+    pytest.param({"spec.managedBy": "me"}, 'found "me"; use a controller\'s name such as', id="managed-by"),
+]
+
+REFUSED_BY_RULES = [
+    pytest.param({"metadata.name": "a" * 41}, "(41 characters); use at most 40 characters", id="long-name"),
+    pytest.param(
+        {"metadata.name": "Mnist_1"}, '"Mnist_1"; use lower-case letters, digits and', id="bad-name"
+    ),
+    pytest.param({"spec.ray.version": "2.55.1"}, '"2.55.1"; use Ray 2.56 or newer', id="old-ray"),
+    pytest.param({"spec.ray.version": "1.13"}, '"1.13"; use Ray 2.56 or newer', id="very-old-ray"),
+    pytest.param(
+        {f"{CHECK}.periodMs": 100, f"{CHECK}.failureThreshold": 9},
+        "failureThreshold * periodMs = 900 ms; use values whose product is at least 1000 ms",
+        id="hasty-health-check",
+    ),
+    pytest.param(
+        {f"{CHECK}.failureThreshold": 1000},
+        "failureThreshold * (periodMs + timeoutMs) = 25000000 ms; use values that find a dead node",
+        id="patient-health-check",
+    ),
+    pytest.param(
+        {REGISTER: 1000},
+        "1000, above deadlines.startupSeconds 900; use a timeout within",
+        id="register-over-startup",
+    ),
+    pytest.param(
+        {"spec.feeders.replicas": 0}, "0, below minReplicas 1; use minReplicas or more", id="no-feeders"
+    ),
+    pytest.param(
+        {"spec.feeders.replicas": 3, "spec.feeders.maxReplicas": 2},
+        "3, above maxReplicas 2; use maxReplicas or less",
+        id="too-many-feeders",
+    ),
+    pytest.param(
+        {"spec.feeders.replicas": 5, "spec.feeders.minReplicas": 5, "spec.feeders.maxReplicas": 4},
+        "5, above maxReplicas 4; use a number up to maxReplicas",
+        id="min-over-max",
+    ),
+    *(
+        pytest.param(
+            {FEEDER: [{"name": "feeder", field: value}]},
+            f"{field} of the container feeder; use",
+            id=f"own-{field}",
+        )
+        for field, value in {"command": ["a"], "args": ["a"], "image": "a", "resources": {}}.items()
+    ),
+    pytest.param(
+        {FEEDER: [{"name": "feeder", "env": [{"name": "RAY_ADDRESS", "value": "x"}]}]},
+        "use another name: dataloaderjob sets this one itself",
+        id="feeder-env",
+    ),
+    pytest.param(
+        {FEEDER: [{"name": "feeder", "env": [{"name": "RAY_health_check_period_ms", "value": "1"}]}]},
+        "use spec.ray.tuning, which sets it",
+        id="tuning-by-env",
+    ),
+    *(
+        pytest.param(
+            {f"{CONTAINER}.env": [{"name": name, "value": "1"}]},
+            "use another name: this one is set from spec.trainer.replicas",
+            id=name,
+        )
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "PET_NNODES", "DATALOADERJOB_X")
+    ),
+    pytest.param(
+        {"spec.sidecar.sharedMemory": "1Ki"}, "1Ki; use at least 1Mi, such as 2Gi", id="tiny-memory"
+    ),
+    pytest.param({"spec.sidecar.sharedMemory": "17Ti"}, "17Ti; use at most 16Ti", id="huge-memory"),
+    pytest.param({"spec.sidecar.ringSize": 512}, "512; use at least 1Mi, or leave it out", id="tiny-ring"),
+    pytest.param(
+        {"spec.sidecar.ringSize": "3Gi"},
+        "3Gi, above sharedMemory 2Gi; use a size up to",
+        id="ring-over-limit",
+    ),
+    pytest.param(
+        {"spec.sidecar.ringSize": "1Gi", "spec.trainer.processesPerReplica": 3},
+        "1Gi for each of 3 processes, above sharedMemory 2Gi; use rings that fit",
+        id="rings-over-limit",
+    ),
+    pytest.param(
+        {"spec.sidecar.sharedMemory": "3Mi", "spec.trainer.processesPerReplica": 4},
+        "3Mi for 4 processes; use at least 1Mi for each process",
+        id="no-room-for-rings",
+    ),
+    pytest.param(
+        {"spec.sidecar.resources": {"limits": {"memory": "2Gi"}}},
+        "use sharedMemory plus 64Mi, plus 16Mi for each process",
+        id="sidecar-limit",
+    ),
+    pytest.param(
+        {"spec.feeders.resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}},
+        "use at most the limit, or a higher limit",
+        id="request-over-limit",
+    ),
+    pytest.param(
+        {f"{CONTAINER}.resources": {"requests": {"nvidia.com/gpu": 2}, "limits": {"nvidia.com/gpu": 1}}},
+        "use at most the limit, or a higher limit",
+        id="request-over-limit-in-template",
+    ),
+    pytest.param(
+        {"spec.feeders.resources": {"requests": {"memory": "512m"}}},
+        '512m, less than 1Mi; use bytes with a unit, such as "512Mi"',
+        id="milli-bytes",
+    ),
+    pytest.param(
+        {"spec.ray.headResources": {"limits": {"memory": 4096}}},
+        "4096, less than 1Mi; use bytes",
+        id="no-unit",
+    ),
+    pytest.param(
+        {f"{CONTAINER}.command": []}, "an empty command; use the training command", id="empty-command"
+    ),
+    pytest.param(
+        {f"{CONTAINER}.command": ABSENT}, "an empty command; use the training command", id="no-command"
+    ),
+    pytest.param({f"{CONTAINER}.command": [""]}, "use the training command, such as", id="empty-program"),
+    pytest.param(
+        {f"{CONTAINER}.image": ABSENT}, "no image; use the image with your training code", id="no-image"
+    ),
+    pytest.param(
+        {f"{CONTAINER}.name": "dataloaderjob-sidecar"},
+        "use a name that does not begin with",
+        id="reserved-container",
+    ),
+    pytest.param(
+        {"spec.trainer.template.spec.volumes": [{"name": "dataloaderjob-ring", "emptyDir": {}}]},
+        "use a name that does not begin with",
+        id="reserved-volume",
+    ),
+    pytest.param(
+        {"spec.trainer.template.spec.restartPolicy": "OnFailure"},
+        '"OnFailure"; use Never, or leave it out',
+        id="restart-policy",
+    ),
+    pytest.param(
+        {f"{CONTAINER}.env": [{"name": "A", "value": "1", "valueFrom": {"secretKeyRef": {}}}]},
+        "both value and valueFrom; use one of the two",
+        id="two-sources",
+    ),
+]
+
+ACCEPTED = [
+    pytest.param({}, id="minimal"),
+    pytest.param({"spec.feeders.replicas": 0, "spec.feeders.minReplicas": 0}, id="no-feeders-on-purpose"),
+    pytest.param({"spec.feeders": None, "spec.sidecar.ringSize": None}, id="null-is-left-out"),
+    pytest.param({"spec.trainer.replicas": 4, "spec.trainer.processesPerReplica": 8}, id="torchrun"),
+    pytest.param({f"{CONTAINER}.command": ["sh"], "spec.trainer.processesPerReplica": 2}, id="any-launcher"),
+    pytest.param(
+        {"spec.sidecar.ringSize": "1Gi", "spec.trainer.processesPerReplica": 2}, id="rings-fit-exactly"
+    ),
+    pytest.param(
+        {"spec.sidecar.resources": {"limits": {"memory": "2112Mi"}}}, id="sidecar-limit-fits-exactly"
+    ),
+    pytest.param({"spec.sidecar.sharedMemory": 1073741824}, id="bytes-as-a-number"),
+    pytest.param({"spec.ray.version": "2.60.0", REGISTER: 10}, id="short-register-timeout"),
+    pytest.param({"spec.ray.version": "3.0"}, id="next-ray"),
+    pytest.param({f"{CHECK}.periodMs": 500, f"{CHECK}.failureThreshold": 2}, id="quick-health-check"),
+    pytest.param(
+        {
+            FEEDER: [
+                {"name": "feeder", "env": [{"name": "OMP_NUM_THREADS", "value": "1"}], "volumeMounts": []}
+            ]
+        },
+        id="feeder-additions",
+    ),
+    pytest.param(
+        {"spec.trainer.template.spec.tolerations": [{"operator": "Exists"}], f"{CONTAINER}.envFrom": []},
+        id="free-parts",
+    ),
+    pytest.param({f"{CONTAINER}.resources": {"claims": [{"name": "gpu"}]}}, id="claims"),
+    pytest.param(
+        {"status": {"phase": "Running"}, "metadata.uid": "u", "metadata.generation": 3}, id="live-object"
+    ),
+    pytest.param({"spec.managedBy": "kueue.x-k8s.io/multikueue"}, id="managed-by"),
+]

@@ -1,0 +1,119 @@
+"""A service of real processes on this machine, without Ray: feeders by themselves and one sidecar."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from dataloaderjob.core import link
+from dataloaderjob.core.auth import new_key
+from dataloaderjob.core.settings import FeederSettings, dump
+from dataloaderjob.sidecar.settings import SidecarSettings
+
+JOB = "test-job"
+
+
+class Rig:
+    """`with Rig(feeders=2) as rig:` sets DATALOADERJOB_SOCKET; everything ends with the block."""
+
+    def __init__(self, feeders: int = 1, *, env: dict[str, str] | None = None, **sidecar) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="dlj-"))
+        self.socket = str(self.home / "s")
+        (self.home / "key").write_bytes(new_key())
+        self.env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **(env or {})}
+        self.feeders: list[tuple[subprocess.Popen, dict]] = []
+        self.sidecar_options = sidecar
+        self.sidecar: subprocess.Popen | None = None
+        self.count = feeders
+
+    def __enter__(self) -> Rig:
+        try:
+            self.add_feeders(self.count)
+            self.start_sidecar()
+        except BaseException:
+            self.__exit__()
+            raise
+        os.environ["DATALOADERJOB_SOCKET"] = self.socket
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.environ.pop("DATALOADERJOB_SOCKET", None)
+        processes = [p for p, _ in self.feeders] + ([self.sidecar] if self.sidecar else [])
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGCONT)
+            process.kill()
+        for process in processes:
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
+
+    def _start(self, module: str, settings: object, name: str) -> tuple[subprocess.Popen, dict]:
+        path = self.home / f"{name}.json"
+        dump(settings, path)
+        with open(self.home / f"{name}.log", "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, "--settings", str(path)], stdout=subprocess.PIPE, stderr=log, env=self.env
+            )
+        return process, {}
+
+    def add_feeders(self, n: int) -> list[subprocess.Popen]:
+        new = []
+        for i in range(len(self.feeders), len(self.feeders) + n):
+            settings = FeederSettings(
+                job=JOB, name=f"feeder-{i}", index=i, key_path=str(self.home / "key"), blob_folder=str(self.home / "blobs")
+            )
+            new.append(self._start("dataloaderjob.feeder.server", settings, f"feeder-{i}"))
+        for process, about in new:
+            line = process.stdout.readline()
+            assert line, self.logs()
+            about.update(json.loads(line))
+        self.feeders += new
+        return [p for p, _ in new]
+
+    def start_sidecar(self, **more) -> subprocess.Popen:
+        feeders = [
+            (f"feeder-{i}", about["instance"], about["host"], about["port"]) for i, (_, about) in enumerate(self.feeders)
+        ]
+        settings = SidecarSettings(
+            job=JOB, socket=self.socket, key_path=str(self.home / "key"), blobs=str(self.home / "blobs"),
+            feeders=feeders, **{"metrics_port": 0, **self.sidecar_options, **more},
+        )
+        self.sidecar, about = self._start("dataloaderjob.sidecar", settings, "sidecar")
+        line = self.sidecar.stdout.readline()
+        assert line, self.logs()
+        about.update(json.loads(line))
+        self.metrics_port = about["metrics_port"]
+        return self.sidecar
+
+    def status(self) -> dict:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.settimeout(5)
+            sock.connect(self.socket)
+            (packet,) = link.pack_json(link.Type.STATUS, {})
+            sock.send(packet)
+            return link.parse_json(link.unpack(sock.recv(1 << 20)).payload)
+
+    def logs(self) -> str:
+        return "\n".join(f"== {p.name}\n{p.read_text()[-4000:]}" for p in sorted(self.home.glob("*.log")))
+
+
+def until(condition, timeout_s: float = 10.0, what: str = "the condition"):
+    """Waits for a real process's doing; the only sleep that tests need."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s} s"
+        time.sleep(0.01)
+    return value
+
+
+__all__ = ["Rig", "dataclasses", "until"]

@@ -1,0 +1,154 @@
+"""Each manifest that cannot work is refused with the field's path, what was found and what would do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pydantic
+import pytest
+from manifests import (
+    ABSENT,
+    ACCEPTED,
+    CONTAINER,
+    REFUSED_BY_RULES,
+    REFUSED_FIELDS,
+    REGISTER,
+    manifest,
+)
+
+from dataloaderjob.api import (
+    DataLoaderJob,
+    Deadlines,
+    FeedersSpec,
+    ManifestError,
+    Quantity,
+    RayTuning,
+    parse_object,
+    refused_changes,
+)
+from dataloaderjob.core.errors import InputError
+
+
+def refusal(changes: dict[str, Any]) -> ManifestError:
+    with pytest.raises(ManifestError) as caught:
+        parse_object(manifest(changes))
+    return caught.value
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED_FIELDS + REFUSED_BY_RULES)
+def test_a_manifest_that_cannot_work_is_refused_with_a_remedy(changes: dict[str, Any], message: str) -> None:
+    error = refusal(changes)
+    assert message in str(error)
+    assert isinstance(error, InputError)
+
+
+@pytest.mark.parametrize("changes", ACCEPTED)
+def test_a_manifest_that_can_work_is_accepted_and_survives_a_round_trip(changes: dict[str, Any]) -> None:
+    job = parse_object(manifest(changes))
+    assert parse_object(job.manifest()) == job
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        pytest.param({"spec.feeders.replicas": 0}, "spec.feeders.replicas", id="rule-of-a-part"),
+        pytest.param({REGISTER: 1000}, REGISTER, id="rule-across-parts"),
+        pytest.param(
+            {f"{CONTAINER}.env": [{"name": "RANK"}]}, f"{CONTAINER}.env[0].name", id="rule-in-a-list"
+        ),
+        pytest.param({f"{CONTAINER}.command": []}, f"{CONTAINER}.command", id="rule-of-the-first-container"),
+        pytest.param({"metadata.labels": {"a.b/c": 1}}, 'metadata.labels["a.b/c"]', id="key-with-dots"),
+    ],
+)
+def test_the_path_of_a_problem_is_that_of_the_manifest(changes: dict[str, Any], path: str) -> None:
+    (problem,) = refusal(changes).problems
+    assert problem.path == path
+
+
+def test_all_problems_are_told_at_once() -> None:
+    changes = {
+        "spec.feeders.replicas": 0,
+        "spec.sidecar.prefetch": 1,
+        "spec.suspnd": True,
+        "metadata.name": "A",
+    }
+    assert [problem.path for problem in refusal(changes).problems] == [
+        "metadata.name",
+        "spec.feeders.replicas",
+        "spec.sidecar.prefetch",
+        "spec.suspnd",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"kind": "RayJob"}, 'kind: found "RayJob"; use DataLoaderJob', id="kind"),
+        pytest.param({"kind": ABSENT}, "kind: found nothing; use DataLoaderJob", id="no-kind"),
+        pytest.param({"apiVersion": "dataloading.dev/v1"}, "use dataloading.dev/v1alpha1", id="version"),
+    ],
+)
+def test_another_kind_of_object_is_refused_without_further_complaints(
+    changes: dict[str, Any], message: str
+) -> None:
+    error = refusal({**changes, "spec.unknown": 1})
+    assert len(error.problems) == 1
+    assert message in str(error)
+
+
+def test_models_are_frozen() -> None:
+    with pytest.raises(pydantic.ValidationError):
+        parse_object(manifest()).spec.feeders.replicas = 3  # type: ignore[misc]
+
+
+def test_models_can_be_made_in_python_with_snake_case_names() -> None:
+    assert Deadlines(batch_seconds=5).model_dump(by_alias=True)["batchSeconds"] == 5
+    assert FeedersSpec(replicas=3, processes_per_pod=2).count == 6
+
+
+def test_tuning_is_told_as_environment_of_ray() -> None:
+    assert RayTuning().environment() == {
+        "RAY_worker_register_timeout_seconds": "120",
+        "RAY_health_check_initial_delay_ms": "10000",
+        "RAY_health_check_period_ms": "5000",
+        "RAY_health_check_timeout_ms": "20000",
+        "RAY_health_check_failure_threshold": "6",
+    }
+
+
+def test_a_replica_of_several_processes_gets_torchruns_variables_only() -> None:
+    job = parse_object(manifest({"spec.trainer.replicas": 2, "spec.trainer.processesPerReplica": 4}))
+    env = job.spec.trainer.launch_environment(replica=1, master_addr="h", master_port=29500)
+    assert env == {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_NPROC_PER_NODE": "4",
+        "PET_MASTER_ADDR": "h",
+        "PET_MASTER_PORT": "29500",
+    }
+
+
+def test_a_replica_of_one_process_is_a_rank() -> None:
+    job = parse_object(manifest({"spec.trainer.replicas": 2}))
+    env = job.spec.trainer.launch_environment(replica=1, master_addr="h", master_port=29500)
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
+    assert ranks.items() <= env.items()
+
+
+def test_quantities_keep_their_spelling_and_compare_by_value() -> None:
+    job = parse_object(manifest({"spec.sidecar.sharedMemory": "2048Mi"}))
+    assert job.spec.sidecar.shared_memory == Quantity("2Gi")
+    assert job.manifest()["spec"]["sidecar"]["sharedMemory"] == "2048Mi"
+
+
+def test_a_change_of_a_fixed_field_is_named() -> None:
+    old = parse_object(manifest({"spec.sidecar.ringSize": "1Gi"}))
+    changes = {"spec.trainer.replicas": 2, "spec.feeders.replicas": 4}
+    ring, replicas = refused_changes(old, parse_object(manifest(changes)))
+    assert str(ring).startswith('spec.sidecar.ringSize: found nothing instead of "1Gi"; use a new job')
+    assert str(replicas).startswith("spec.trainer.replicas: found 2 instead of 1; use a new job")
+
+
+def test_a_job_knows_its_name() -> None:
+    job: DataLoaderJob = parse_object(manifest())
+    assert (job.name, job.kind, job.api_version) == ("mnist", "DataLoaderJob", "dataloading.dev/v1alpha1")

@@ -1,0 +1,173 @@
+"""The schema is one that Kubernetes takes, and CEL refuses what the Python twins refuse."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from manifests import ACCEPTED, REFUSED_BY_RULES, manifest
+
+from dataloaderjob.api import ManifestError, Quantity, parse_object
+from dataloaderjob.api.schema import PRESERVE, VALIDATIONS, structural_schema
+
+SCHEMA = structural_schema()
+Schema = dict[str, Any]
+
+
+def parts(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+    yield path, schema
+    for name, part in schema.get("properties", {}).items():
+        yield from parts(part, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if key in schema:
+            yield from parts(schema[key], f"{path}.{key}")
+
+
+def with_defaults(schema: Schema, value: Any) -> Any:
+    """What the API server stores: nulls dropped, defaults filled in."""
+    if isinstance(value, dict):
+        value = {key: item for key, item in value.items() if item is not None}
+        for name, part in schema.get("properties", {}).items():
+            if name not in value and "default" in part:
+                value[name] = copy.deepcopy(part["default"])
+            if name in value:
+                value[name] = with_defaults(part, value[name])
+    elif isinstance(value, list) and "items" in schema:
+        value = [with_defaults(schema["items"], item) for item in value]
+    return value
+
+
+def broken(schema: Schema, value: Any, old: Any = None) -> Iterator[str]:
+    """Messages of all CEL rules that `value` breaks."""
+    cel = pytest.importorskip("cel")
+    for rule in schema.get(VALIDATIONS, []):
+        if ("oldSelf" in rule["rule"]) != (old is not None):
+            continue
+        context = cel.Context()
+        context.add_variable("self", value)
+        context.add_variable("oldSelf", old)
+        for name, function in FUNCTIONS.items():
+            context.add_function(name, function)
+        if cel.evaluate(rule["rule"], context) is not True:
+            yield cel.evaluate(rule["messageExpression"], context) if old is None else rule["message"]
+    for name, part in schema.get("properties", {}).items():
+        if name in value:
+            yield from broken(part, value[name], old and old.get(name))
+    if old is None and "items" in schema:
+        for item in value:
+            yield from broken(schema["items"], item)
+
+
+FUNCTIONS = {
+    # Kubernetes' quantity library, in thousandths
+    "quantity": lambda text: int(Quantity(text).value * 1000),
+    "isLessThan": lambda a, b: a < b,
+    "isGreaterThan": lambda a, b: a > b,
+    "asInteger": lambda a: a // 1000,
+}
+
+
+@pytest.mark.parametrize("word", ["$ref", "$defs", "oneOf", "allOf", "const", "prefixItems", "title"])
+def test_the_schema_has_no_word_that_kubernetes_does_not_know(word: str) -> None:
+    assert not [path for path, part in parts(SCHEMA) if word in part]
+
+
+def test_a_union_is_only_that_of_int_and_string() -> None:
+    unions = [part for _, part in parts(SCHEMA) if "anyOf" in part]
+    assert unions
+    assert all(part["x-kubernetes-int-or-string"] and len(part["anyOf"]) == 2 for part in unions)
+
+
+def test_every_part_has_a_type() -> None:
+    untyped = [
+        path for path, part in parts(SCHEMA) if not isinstance(part.get("type"), str) and "anyOf" not in part
+    ]
+    assert not untyped
+
+
+def test_no_part_forbids_additional_properties_in_a_way_kubernetes_refuses() -> None:
+    for path, part in parts(SCHEMA):
+        assert not isinstance(part.get("additionalProperties"), bool), path
+        assert not ("additionalProperties" in part and "properties" in part), path
+
+
+def test_what_cel_can_see_is_bounded_so_that_its_cost_can_be_estimated() -> None:
+    for path, part in parts(SCHEMA["properties"]["spec"]):
+        if part.get("type") == "array":
+            assert "maxItems" in part, path
+        if "additionalProperties" in part:
+            assert "maxProperties" in part, path
+        if part.get("type") == "string" and not path.endswith(".additionalProperties"):
+            assert "maxLength" in part or "enum" in part, path
+        if "anyOf" in part:
+            assert "maxLength" in part, path
+
+
+def test_lists_of_named_things_are_maps_to_the_api_server() -> None:
+    named = [p for p, part in parts(SCHEMA) if part.get("x-kubernetes-list-map-keys") == ["name"]]
+    assert {path.rsplit(".", 1)[1] for path in named} == {"containers", "env", "volumes"}
+
+
+def test_free_parts_keep_what_they_are_given() -> None:
+    pod = SCHEMA["properties"]["spec"]["properties"]["trainer"]["properties"]["template"]["properties"][
+        "spec"
+    ]
+    assert pod[PRESERVE] is True
+    assert PRESERVE not in SCHEMA["properties"]["spec"]
+
+
+def test_the_schema_is_small() -> None:
+    assert len(json.dumps(SCHEMA)) < 60_000
+
+
+@pytest.mark.parametrize("changes", ACCEPTED)
+def test_the_schemas_defaults_are_those_of_the_models(changes: dict[str, Any]) -> None:
+    spec = with_defaults(SCHEMA, manifest(changes))["spec"]
+    assert parse_object(manifest(changes)) == parse_object({**manifest(changes), "spec": spec})
+
+
+@pytest.mark.parametrize("changes", ACCEPTED)
+def test_cel_accepts_what_the_models_accept(changes: dict[str, Any]) -> None:
+    assert list(broken(SCHEMA, with_defaults(SCHEMA, manifest(changes)))) == []
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED_BY_RULES)
+def test_cel_refuses_what_the_python_twins_refuse(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        parse_object(manifest(changes))
+    told = list(broken(SCHEMA, with_defaults(SCHEMA, manifest(changes))))
+    assert message.partition("use ")[2] in " ".join(told)
+    remedies = {problem.use for problem in caught.value.problems}
+    assert remedies <= {text.split("; use ", 1)[1] for text in told}
+
+
+def test_every_rule_has_a_row_that_breaks_it() -> None:
+    rows = []
+    for row in REFUSED_BY_RULES:
+        with pytest.raises(ManifestError) as caught:
+            parse_object(manifest(row.values[0]))
+        rows += [problem.use for problem in caught.value.problems]
+    rules = [
+        rule
+        for _, part in parts(SCHEMA)
+        for rule in part.get(VALIDATIONS, [])
+        if "oldSelf" not in rule["rule"]
+    ]
+    assert {rule["message"].split(": use ", 1)[1] for rule in rules} == set(rows)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param({}, {"spec.trainer.replicas": 2}, id="replicas"),
+        pytest.param({}, {"spec.sidecar.ringSize": "1Gi"}, id="ring-size-added"),
+        pytest.param({"spec.managedBy": "a.b/c"}, {}, id="manager-removed"),
+    ],
+)
+def test_cel_refuses_changes_of_fixed_fields(old: dict[str, Any], new: dict[str, Any]) -> None:
+    before, after = (with_defaults(SCHEMA, manifest(changes)) for changes in (old, new))
+    assert list(broken(SCHEMA, after, before))
+    assert not list(broken(SCHEMA, before, before))

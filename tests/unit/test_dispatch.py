@@ -1,0 +1,264 @@
+"""The dispatcher in a simulated world: order, space and lateness under faults, in virtual time."""
+
+import json
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from world import World
+
+
+def finish(world, *trainers, limit_s=600.0):
+    world.run(lambda: all(t.done and not t.held for t in trainers), limit_s)
+
+
+def test_batches_arrive_in_order_whoever_makes_them():
+    world = World(1)
+    for pace in (0.001, 0.02, 0.2):
+        world.add_feeder(pace)
+    trainer = world.open(1, 200)
+    finish(world, trainer)
+    assert world.taken[1] == list(range(200))
+    assert not world.machine.placer.lent
+
+
+def test_the_least_busy_feeder_gets_the_work():
+    world = World(2)
+    fast, slow = world.add_feeder(0.01), world.add_feeder(0.1)
+    counts = {fast.endpoint.instance: 0, slow.endpoint.instance: 0}
+    body = world._body
+
+    def counted(feeder, key):
+        counts[feeder.endpoint.instance] += 1
+        body(feeder, key)
+
+    world._body = counted
+    finish(world, world.open(1, 200, window=16))
+    assert counts[fast.endpoint.instance] > 4 * counts[slow.endpoint.instance]
+
+
+def test_a_killed_feeder_costs_nothing_but_time():
+    world = World(3)
+    first = world.add_feeder()
+    world.add_feeder()
+    trainer = world.open(1, 100)
+    world.at(0.2, lambda: world.kill(first))
+    finish(world, trainer)
+    assert world.machine.counters.feeders_lost == 1
+    assert max(world.waits) < 0.2
+
+
+@pytest.mark.parametrize("when", [0.1, 0.2, 0.203, 0.31])
+def test_a_frozen_feeder_holds_the_trainer_up_for_less_than_three_seconds(when):
+    world = World(4)
+    frozen = world.add_feeder()
+    world.add_feeder()
+    trainer = world.open(1, 300)
+    world.at(when, lambda: setattr(frozen, "frozen", True))
+    finish(world, trainer)
+    assert max(world.waits) < 3.0
+
+
+def test_a_thawed_feeder_works_again_and_its_late_copies_are_dropped():
+    world = World(5)
+    frozen = world.add_feeder()
+    world.add_feeder()
+    trainer = world.open(1, 800, step_s=0.01)
+    world.at(0.2, lambda: setattr(frozen, "frozen", True))
+    world.at(5.0, lambda: setattr(frozen, "frozen", False))
+    finish(world, trainer)
+    link = world.machine.links[frozen.endpoint.instance]
+    assert link.up
+    assert link.suspect_since is None
+
+
+def test_a_frozen_feeder_is_reported_for_replacement():
+    world = World(6)
+    frozen = world.add_feeder()
+    world.add_feeder()
+    trainer = world.open(1, 5000, step_s=0.02)
+    world.at(0.2, lambda: setattr(frozen, "frozen", True))
+    world.run(lambda: world.replaced)
+    assert world.replaced[0][0] == frozen.endpoint.name
+    trainer.stop()
+
+
+def test_all_feeders_frozen_one_new_one_goes_on():
+    world = World(7)
+    feeders = [world.add_feeder(), world.add_feeder()]
+    trainer = world.open(1, 200, step_s=0.01)
+    for feeder in feeders:
+        world.at(0.3, lambda f=feeder: setattr(f, "frozen", True))
+    world.at(10.0, world.add_feeder)
+    finish(world, trainer)
+    assert max(world.waits) < 14.0
+
+
+def test_a_paused_trainer_blames_nobody():
+    world = World(8, deadline_s=30.0)
+    world.add_feeder()
+    world.add_feeder()
+    trainer = world.open(1, 100)
+    world.at(0.2, lambda: setattr(trainer, "paused", True))
+    world.at(500.0, lambda: setattr(trainer, "paused", False))
+    finish(world, trainer)
+    assert not world.failed
+    assert not world.replaced
+    assert world.machine.counters.reasks == 0
+
+
+def test_an_awaited_ticket_asked_again_passes_later_ones_that_wait_for_space():
+    """Ring full of later batches, feeders full of later announcements, then the awaited one is lost."""
+    world = World(9, limit=1 << 20, ring=6 * 4096 * 64)
+    slow = world.add_feeder(5.0)
+    world.add_feeder(0.001)
+    trainer = world.open(1, 60, window=32, size=lambda r: 4096 * 64)
+    world.at(2.0, lambda: world.kill(slow))
+    finish(world, trainer)
+    assert world.taken[1] == list(range(60))
+
+
+def test_two_iterators_share_the_ring_and_neither_blocks_the_other():
+    world = World(10, ring=12 * 4096)
+    world.add_feeder(0.005)
+    one = world.open(1, 60, window=16, size=lambda r: 4096)
+    two = world.open(2, 60, window=16, size=lambda r: 4096)
+    two.paused = True
+    world.at(5.0, lambda: setattr(two, "paused", False))
+    finish(world, one, two)
+    assert max(world.waits[:60]) < 1.0
+
+
+def test_an_early_break_frees_everything():
+    world = World(11)
+    world.add_feeder()
+    for n in range(1, 40):
+        trainer = world.open(n, 1000)
+        world.run(lambda t=trainer, n=n: len(world.taken[n]) >= 3)
+        trainer.stop()
+    world.run(lambda: not world.machine.placer.lent)
+    assert len(world.machine.placer.space.arenas) <= 2
+    assert world.machine.placer.space.used_nbytes == 0
+
+
+def test_a_batch_above_the_limit_is_refused_by_name():
+    world = World(12, limit=1 << 20)
+    world.add_feeder()
+    trainer = world.open(1, 3, size=lambda r: 2 << 20)
+    finish(world, trainer)
+    message = json.loads(world.failed[1, 0])
+    assert message["service"] == "InputError"
+    assert "2.1 MB" in message["message"]
+    assert "spec.sidecar.sharedMemory" in message["message"]
+
+
+def test_a_batch_that_kills_every_feeder_is_named():
+    world = World(13)
+    for _ in range(8):
+        world.add_feeder()
+    world.deadly.add((1, 5))
+    trainer = world.open(1, 20)
+    world.run(lambda: trainer.done)
+    message = json.loads(world.failed[1, 5])
+    assert message["service"] == "FeederLost"
+    assert "3 feeder processes died" in message["message"]
+    assert sum(f.dead for f in world.feeders.values()) == 4
+    assert [k for k in world.failed] == [(1, 5)]
+
+
+def test_a_batch_that_hangs_everywhere_is_named_at_the_deadline_and_others_go_on():
+    world = World(14, deadline_s=60.0)
+    world.replace = True
+    for _ in range(4):
+        world.add_feeder().hung.add(50)
+    trainer = world.open(1, 100)
+    world.run(lambda: trainer.done)
+    message = json.loads(world.failed[1, 50])
+    assert message["service"] == "DeadlineExceeded"
+    assert "feeder-" in message["message"]
+    assert any("has been awaited" in n for n in world.notes)
+    assert list(world.failed) == [(1, 50)]
+
+
+def test_no_feeder_at_all_is_told_and_then_an_error():
+    world = World(15, deadline_s=60.0)
+    trainer = world.open(1, 3)
+    world.run(lambda: trainer.done)
+    assert "no feeder is connected" in json.loads(world.failed[1, 0])["message"]
+    assert any("no feeder is connected" in n for n in world.notes)
+
+
+def test_hedges_stay_within_their_budget():
+    world = World(16)
+    for _ in range(4):
+        world.add_feeder(0.01)
+    laggard = world.add_feeder(0.4)
+    trainer = world.open(1, 2000, window=8, step_s=0.001)
+    finish(world, trainer)
+    assert laggard is not None
+    assert 0 < world.machine.counters.hedges <= 1 + 0.05 * 2000
+
+
+def test_when_all_are_slow_nobody_is_asked_twice():
+    world = World(17)
+    feeders = [world.add_feeder(0.01) for _ in range(4)]
+    trainer = world.open(1, 400)
+
+    def slow_down():
+        for feeder in feeders:
+            feeder.pace_s = 5.0
+
+    world.at(0.3, slow_down)
+    world.run(lambda: len(world.taken[1]) > 200, 2000.0)
+    assert world.machine.counters.reasks <= 8
+    trainer.stop()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+@given(
+    seed=st.integers(0, 10**6),
+    feeders=st.integers(1, 5),
+    streams=st.integers(1, 3),
+    window=st.integers(1, 20),
+    largest=st.integers(1, 40),
+    ring=st.one_of(st.none(), st.integers(2, 60)),
+    hold=st.integers(0, 4),
+    faults=st.lists(st.tuples(st.sampled_from(["kill", "freeze", "add", "drain", "break"]), st.floats(0.01, 3.0)), max_size=6),
+)
+def test_every_ticket_is_served_once_in_order_and_no_byte_is_lost(
+    seed, feeders, streams, window, largest, ring, hold, faults
+):
+    world = World(seed, limit=4096 * 4000, ring=None if ring is None else ring * 4096)
+    for _ in range(feeders):
+        world.add_feeder(world.random.choice([0.001, 0.01, 0.05]))
+
+    def size(r):
+        return r.randint(1, largest * 4096)
+
+    trainers = [world.open(n, 60, window=window, size=size, step_s=0.002, hold=hold) for n in range(1, streams + 1)]
+
+    def fault(kind):
+        alive = [f for f in world.feeders.values() if not f.dead and f.endpoint in world.listed]
+        if kind == "add" or len(alive) < 2:
+            world.add_feeder()
+        elif kind == "kill":
+            world.kill(world.random.choice(alive))
+        elif kind == "freeze":
+            world.random.choice(alive[1:]).frozen = True
+        elif kind == "drain":
+            world.unlist(world.random.choice(alive))
+        elif kind == "break":
+            trainers[-1].stop()
+
+    for kind, when in faults:
+        world.at(when, lambda k=kind: fault(k))
+    world.at(5.0, world.add_feeder)
+    finish(world, *trainers)
+    for trainer in trainers:
+        assert world.taken[trainer.stream] == list(range(len(world.taken[trainer.stream])))
+    assert not world.failed
+    world.run(lambda: not world.machine.placer.lent)
+    reserved = [a for link in world.machine.links.values() for a in link.asks.values()]
+    assert not reserved
+    assert world.machine.placer.space.used_nbytes == 0
+    assert not world.machine.placer.space.singles

@@ -1,0 +1,231 @@
+"""Failures of user code, from feeder to trainer."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+import types
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataloaderjob.core.errors import RemoteProtocolError, UnsupportedBatch, UserCodeError
+from dataloaderjob.core.tickets import Ticket
+from dataloaderjob.fetch.failures import MAX_TRACEBACK_NBYTES, pack_failure, unpack_failure
+from dataloaderjob.fetch.fetcher import Fetcher
+
+
+class Simple(Exception):
+    pass
+
+
+class WithCode(Exception):
+    def __init__(self, code: int, detail: str) -> None:
+        super().__init__(f"code {code}: {detail}")
+        self.code = code
+
+
+class OwnText(Exception):
+    def __str__(self) -> str:
+        return f"{self.args[0]} and {self.args[1]}"
+
+
+class KeywordOnly(Exception):
+    def __init__(self, *, needed: object) -> None:
+        super().__init__()
+        self.needed = needed
+
+
+class BadText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Dataset:
+    def __init__(self, error: Any) -> None:
+        self.error = error
+
+    def __getitem__(self, i: int) -> Any:
+        raise self.error
+
+
+def raised_by(error: BaseException, key: Any = 17) -> bytes:
+    """What a feeder sends when a dataset raises `error`."""
+    try:
+        Fetcher(Dataset(error), None).fetch(0, Ticket(0, 0, False, [key]))
+    except Exception as exc:
+        return pack_failure(exc, feeder="feeder-0")
+    raise AssertionError("it must raise")
+
+
+def travelled(error: BaseException, key: Any = 17) -> BaseException:
+    return unpack_failure(raised_by(error, key))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("bad value"),
+        ValueError("two", "arguments"),
+        IndexError(3),
+        RuntimeError(),
+        ZeroDivisionError("division by zero"),
+        NotImplementedError("later"),
+        AssertionError(),
+        MemoryError("none left"),
+        AttributeError("gone", name="x", obj=3),
+        ImportError("gone", name="x"),
+        Simple("own", object()),
+        WithCode(5, "broken"),
+        OSError("no number"),
+    ],
+    ids=repr,
+)
+def test_an_error_arrives_with_its_type_its_text_and_where_it_was_raised(error: Exception) -> None:
+    found = travelled(error)
+    assert type(found) is type(error)
+    assert str(found).startswith(f"{error}\n\nraised for index 17 in feeder-0:\nTraceback")
+    assert "raise self.error" in str(found)
+
+
+def test_own_attributes_arrive() -> None:
+    error = Simple("x")
+    error.where, error.lock = ("file", 3), object()  # type: ignore[attr-defined]
+    found: Any = travelled(error)
+    assert found.where == ("file", 3)
+    assert not hasattr(found, "lock")
+    code: Any = travelled(WithCode(5, "broken"))
+    assert code.code == 5
+
+
+def test_a_key_error_prints_readably() -> None:
+    found = travelled(KeyError("missing"))
+    assert type(found) is KeyError
+    assert str(found).startswith("'missing'\n\nraised for index 17")
+    assert "\\n" not in "".join(traceback.format_exception_only(found))
+
+
+def test_an_os_error_keeps_its_number() -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        open("/not/there")  # noqa: SIM115
+    found = travelled(caught.value)
+    assert type(found) is FileNotFoundError
+    assert found.errno == 2
+    assert str(found).startswith("[Errno 2] No such file or directory: '/not/there'\n\nraised for index 17")
+
+
+def test_a_unicode_error_arrives() -> None:
+    with pytest.raises(UnicodeDecodeError) as caught:
+        b"\xff".decode()
+    found = travelled(caught.value)
+    assert type(found) is UnicodeDecodeError
+    assert "invalid start byte\n\nraised for index 17" in str(found)
+
+
+def test_a_type_with_a_text_of_its_own_carries_the_place_as_a_note() -> None:
+    found = travelled(OwnText(1, 2))
+    assert (type(found), str(found)) == (OwnText, "1 and 2")
+    assert found.__notes__[0].startswith("raised for index 17 in feeder-0:")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(KeywordOnly(needed=object()), id="cannot-be-built"),
+        pytest.param(StopIteration(3), id="would-end-the-loop"),
+        pytest.param(SystemExit(3), id="would-end-the-process"),
+        pytest.param(type("Local", (Exception,), {"__module__": "not_there"})("text"), id="not-there"),
+    ],
+)
+def test_what_cannot_or_must_not_be_rebuilt_arrives_as_user_code_error(error: BaseException) -> None:
+    found = travelled(error)
+    assert type(found) is UserCodeError
+    assert type(error).__qualname__ in str(found)
+    assert "raised for index 17 in feeder-0" in str(found)
+
+
+def test_a_class_of_the_user_is_found_among_loaded_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("shipped")
+    module.Odd = type("Odd", (Exception,), {"__module__": "shipped"})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "shipped", module)
+    assert type(travelled(module.Odd("text"))) is module.Odd
+
+
+def test_a_name_that_is_no_exception_is_not_called() -> None:
+    forged = json.loads(raised_by(ValueError("x")))
+    forged["type"] = ["os", "abort"]
+    assert type(unpack_failure(json.dumps(forged).encode())) is UserCodeError
+    forged["type"] = ["builtins", "int"]
+    assert type(unpack_failure(json.dumps(forged).encode())) is UserCodeError
+
+
+def test_a_text_that_fails_does_not_stop_the_report() -> None:
+    found = travelled(BadText())
+    assert isinstance(found, BadText | UserCodeError)
+    assert any("raised for index 17" in note for note in found.__notes__)
+
+
+def test_the_traceback_begins_in_the_user_s_code() -> None:
+    text = str(travelled(ValueError("x")))
+    assert "fetcher.py" not in text
+    assert "test_failures.py" in text
+
+
+def test_a_chain_of_errors_arrives_as_text() -> None:
+    try:
+        try:
+            raise KeyError("first")
+        except KeyError as exc:
+            raise ValueError("second") from exc
+    except ValueError as exc:
+        text = str(travelled(exc))
+    assert "KeyError: 'first'" in text
+    assert "direct cause" in text
+
+
+def test_long_tracebacks_and_texts_keep_their_beginning_and_end() -> None:
+    packed = raised_by(ValueError("begin" + "é" * 200_000 + "end"))
+    assert len(json.loads(packed)["traceback"].encode()) < MAX_TRACEBACK_NBYTES + 100
+    found = str(unpack_failure(packed))
+    assert found.startswith("begin")
+    assert "bytes left out" in found
+    assert found.endswith("end")
+
+
+def test_lone_surrogates_do_not_stop_the_report() -> None:
+    assert "\\udc80" in str(travelled(ValueError("\udc80")))
+
+
+def test_an_error_in_collate_fn_names_it() -> None:
+    def collate(batch: Any) -> Any:
+        raise TypeError("ragged")
+
+    with pytest.raises(Exception, match="collate_fn") as caught:
+        Fetcher([1, 2], collate).fetch(0, Ticket(0, 0, False, [0]))
+    found = unpack_failure(pack_failure(caught.value, feeder="feeder-3"))
+    assert str(found).startswith("ragged\n\nraised by collate_fn in feeder-3:\nTraceback")
+
+
+def test_keys_that_are_no_numbers_are_shown() -> None:
+    assert "raised for index ('a', 1) in feeder-0" in str(travelled(ValueError("x"), ("a", 1)))
+
+
+def test_an_error_of_ours_arrives_without_a_traceback() -> None:
+    found = unpack_failure(pack_failure(UnsupportedBatch("this leaf"), phase="encode", feeder="feeder-0"))
+    assert type(found) is UnsupportedBatch
+    assert str(found) == "this leaf\n\nraised by encode in feeder-0"
+
+
+@given(st.text() | st.binary().map(repr), st.text())
+def test_any_text_arrives(text: str, feeder: str) -> None:
+    found = unpack_failure(pack_failure(ValueError(text), feeder=feeder))
+    assert str(found).startswith(text) or len(text) > 1000
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"type": 5}', b"\xff", b'{"type": ["a"]}'], ids=repr)
+def test_what_is_no_failure_is_refused(data: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        unpack_failure(data)

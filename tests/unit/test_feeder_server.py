@@ -1,0 +1,437 @@
+"""A FeederServer in this process, and receivers that speak frames to it over real sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from feeder_client import (
+    PLENTY,
+    Deadly,
+    Gated,
+    Large,
+    Receiver,
+    Squares,
+    checksum_holds,
+    spec_of,
+    wait_until,
+)
+
+from dataloaderjob.core import auth, frames, sockets
+from dataloaderjob.core.blobs import Spec
+from dataloaderjob.core.errors import AuthError, InputError, UserCodeError
+from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Kind
+from dataloaderjob.core.settings import FeederSettings, dump
+from dataloaderjob.feeder.server import FeederServer
+from dataloaderjob.fetch.failures import unpack_failure
+
+KEY = bytes(range(32))
+Connect = Callable[[], Receiver]
+
+
+@pytest.fixture()
+def feeder_settings(tmp_path: Path) -> FeederSettings:
+    (tmp_path / "key").write_bytes(KEY)
+    return FeederSettings(job="job", key_path=str(tmp_path / "key"), blob_folder=str(tmp_path / "blobs"))
+
+
+@pytest.fixture()
+def server(feeder_settings: FeederSettings) -> Iterator[FeederServer]:
+    interval = sys.getswitchinterval()
+    made = FeederServer(feeder_settings)
+    made.start()
+    yield made
+    made.stop()
+    assert made.join(10) is None
+    sys.setswitchinterval(interval)
+
+
+@pytest.fixture()
+def connect(server: FeederServer) -> Iterator[Connect]:
+    made: list[Receiver] = []
+
+    def connect() -> Receiver:
+        made.append(Receiver(server.port, KEY))
+        return made[-1]
+
+    yield connect
+    for receiver in made:
+        receiver.sock.close()
+
+
+def blobs(tmp_path: Path) -> Path:
+    return tmp_path / "blobs"
+
+
+@pytest.fixture()
+def squares(tmp_path: Path) -> Spec:
+    return spec_of(Squares(), blobs(tmp_path))
+
+
+def test_tickets_come_back_as_the_batches_that_torch_would_make(connect: Connect, squares: Spec):
+    with connect() as receiver:
+        spec = receiver.know(squares)
+        for k in range(5):
+            receiver.ticket(k, [k, k + 1], spec)
+        for k in range(5):
+            frame = receiver.next()
+            assert (frame.kind, frame.header.ticket, frame.header.spec) == (Kind.BODY, k, spec)
+            assert frame.batch().tolist() == [k * k, (k + 1) ** 2]
+
+
+def test_the_handshake_names_the_feeder_and_its_versions(server: FeederServer, connect: Connect):
+    facts = connect().facts
+    assert facts["feeder"] == "feeder-0"
+    assert facts["instance"] == server.instance
+    assert facts["pid"] == os.getpid()
+    assert facts["torch"] == ".".join(torch.__version__.split(".")[:2])
+
+
+def test_a_spec_is_asked_for_once_while_its_tickets_wait(connect: Connect, squares: Spec):
+    with connect() as receiver:
+        spec = receiver.know(squares)
+        for k in range(3):
+            receiver.ticket(k, [k], spec)
+        assert receiver.read().kind is Kind.NEED_SPEC
+        assert receiver.quiet()
+        receiver.send_spec(spec)
+        assert [receiver.read().kind for _ in range(3)] == [Kind.BODY] * 3
+        receiver.ticket(3, [3], spec)
+        assert receiver.read().kind is Kind.BODY
+
+
+def test_a_manifest_of_another_spec_ends_the_link(connect: Connect, squares: Spec, tmp_path: Path):
+    other = spec_of(Squares(5), blobs(tmp_path))
+    with connect() as receiver:
+        receiver.ticket(0, [0], squares.id)
+        assert receiver.read().kind is Kind.NEED_SPEC
+        receiver.send(Kind.SPEC, other.manifest(), generation=1, spec=squares.id)
+        with pytest.raises(ConnectionError):
+            receiver.read()
+
+
+def test_a_body_above_its_room_is_announced_with_its_size_and_waits_for_the_grant(connect: Connect, tmp_path: Path):
+    with connect() as receiver:
+        spec = receiver.know(spec_of(Large(100_000), blobs(tmp_path)))
+        receiver.ticket(0, [7], spec, room=1000)
+        announced = receiver.next()
+        assert announced.kind is Kind.ANNOUNCE
+        assert announced.header.room > 100_000
+        assert receiver.quiet()
+        receiver.grant(0, room=announced.header.room)
+        body = receiver.next()
+        assert (body.kind, body.header.nbytes) == (Kind.BODY, announced.header.room)
+
+
+def test_two_ungranted_batches_of_one_receiver_do_not_stop_another(connect: Connect, tmp_path: Path):
+    with connect() as hoarder, connect() as other:
+        spec = hoarder.know(spec_of(Large(1000), blobs(tmp_path)))
+        other.know(hoarder.specs[spec])
+        for k in range(5):
+            hoarder.ticket(k, [k], spec, room=0)
+        assert [hoarder.next().kind for _ in range(2)] == [Kind.ANNOUNCE] * 2
+        assert hoarder.quiet()
+        other.ticket(0, [0], spec)
+        assert other.next().kind is Kind.BODY
+        hoarder.grant(1)
+        assert [hoarder.next()[:1] for _ in range(2)] == [(Kind.BODY,), (Kind.ANNOUNCE,)]
+
+
+def test_a_receiver_that_reads_nothing_does_not_stop_another(connect: Connect, tmp_path: Path):
+    with connect() as frozen, connect() as other:
+        spec = frozen.know(spec_of(Large(30_000_000), blobs(tmp_path)))
+        other.know(frozen.specs[spec])
+        frozen.ticket(0, [0], spec)
+        assert frozen.read().kind is Kind.NEED_SPEC
+        frozen.send_spec(spec)
+        for k in range(1, 8):
+            frozen.ticket(k, [k], spec)
+        for k in range(3):
+            other.ticket(k, [k], spec)
+            assert other.next().header.ticket == k
+        assert [frozen.next().header.ticket for _ in range(8)] == list(range(8))
+
+
+def test_bodies_of_many_megabytes_arrive_whole_and_checked(connect: Connect, tmp_path: Path):
+    with connect() as receiver:
+        spec = receiver.know(spec_of(Large(40_000_000), blobs(tmp_path)))
+        for k in range(3):
+            receiver.ticket(k, [k], spec, flags=Flag.CHECKSUM)
+        for k in range(3):
+            frame = receiver.next()
+            assert checksum_holds(frame)
+            batch = frame.batch()
+            assert batch.shape == (1, 40_000_000)
+            assert bool((batch == k).all())
+
+
+def test_an_announced_body_is_checked_too(connect: Connect, tmp_path: Path):
+    with connect() as receiver:
+        spec = receiver.know(spec_of(Large(10_000), blobs(tmp_path)))
+        receiver.ticket(0, [1, 2], spec, room=0, flags=Flag.CHECKSUM)
+        assert receiver.next().kind is Kind.ANNOUNCE
+        receiver.grant(0)
+        assert checksum_holds(receiver.next())
+
+
+def test_a_batch_of_thousands_of_buffers_arrives_whole(connect: Connect, tmp_path: Path):
+    def collate(samples: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [torch.full((1000,), int(samples[0]) + i) for i in range(3000)]
+
+    with connect() as receiver:
+        spec = receiver.know(spec_of(Squares(), blobs(tmp_path), collate_fn=collate))
+        receiver.ticket(0, [3], spec)
+        batch = receiver.next().batch()
+        assert [int(t[999]) for t in batch] == [9 + i for i in range(3000)]
+
+
+def test_a_probed_ticket_reports_each_sample_before_it_is_made(connect: Connect, squares: Spec):
+    with connect() as receiver:
+        spec = receiver.know(squares)
+        receiver.ticket(0, [5, 6, 7], spec, flags=Flag.PROBE)
+        told = [receiver.next() for _ in range(4)]
+        assert [f.kind for f in told] == [Kind.PROGRESS] * 3 + [Kind.BODY]
+        assert [f.header.room for f in told[:3]] == [0, 1, 2]
+
+
+def test_a_cancelled_ticket_is_not_built_and_not_sent(connect: Connect, tmp_path: Path):
+    gate = tmp_path / "gate"
+    with connect() as receiver:
+        spec = receiver.know(spec_of(Gated(gate), blobs(tmp_path)))
+        receiver.ticket(0, [0], spec, flags=Flag.PROBE)
+        receiver.ticket(1, [1], spec)
+        receiver.ticket(2, [2], spec)
+        assert receiver.next().kind is Kind.PROGRESS
+        receiver.cancel(0)
+        receiver.cancel(1)
+        receiver.ticket(3, [3], spec)
+        receiver.ticket(4, [4], b"unknown spec 123")
+        assert receiver.read().kind is Kind.NEED_SPEC, "all frames before were read"
+        gate.touch()
+        assert [receiver.next().header.ticket for _ in range(2)] == [2, 3]
+        assert receiver.quiet()
+
+
+def test_frames_of_an_older_generation_mean_nothing(connect: Connect, squares: Spec):
+    with connect() as receiver:
+        spec = receiver.know(squares)
+        receiver.ticket(0, [0], spec, generation=5)
+        receiver.ticket(1, [1], spec, generation=4)
+        receiver.ticket(2, [2], spec, generation=5)
+        assert [receiver.next().header.ticket for _ in range(2)] == [0, 2]
+
+
+def test_an_error_of_user_code_names_index_feeder_and_line(connect: Connect, squares: Spec):
+    with connect() as receiver:
+        spec = receiver.know(squares)
+        receiver.ticket(0, [1, 5000], spec)
+        frame = receiver.next()
+        assert frame.kind is Kind.FAILED
+        error = unpack_failure(frame.payload)
+        assert isinstance(error, IndexError)
+        assert "index 5000 of 1000" in str(error)
+        assert "for index 5000 in feeder-0" in str(error)
+        assert "feeder_client.py" in str(error)
+        receiver.ticket(1, [1], spec)
+        assert receiver.next().kind is Kind.BODY, "the feeder goes on"
+
+
+def test_a_batch_that_cannot_travel_names_the_leaf(connect: Connect, tmp_path: Path):
+    with connect() as receiver:
+        spec = receiver.know(spec_of(Squares(), blobs(tmp_path), collate_fn=lambda s: {"x": object()}))
+        receiver.ticket(0, [1], spec)
+        error = unpack_failure(receiver.next().payload)
+        assert isinstance(error, InputError)
+        assert 'batch["x"]' in str(error) or "batch['x']" in str(error)
+        assert "allow_pickle" in str(error)
+
+
+def test_sys_exit_in_user_code_fails_the_batch_and_not_the_feeder(connect: Connect, tmp_path: Path):
+    with connect() as receiver:
+        spec = receiver.know(spec_of(Squares(), blobs(tmp_path), collate_fn=lambda s: sys.exit(3)))
+        receiver.ticket(0, [1], spec)
+        assert isinstance(unpack_failure(receiver.next().payload), UserCodeError)
+        receiver.ticket(1, [1], spec)
+        assert receiver.next().kind is Kind.FAILED
+
+
+def test_worker_init_fn_runs_once_and_worker_info_answers(connect: Connect, tmp_path: Path):
+    seen = tmp_path / "seen"
+
+    def init(worker_id: int) -> None:
+        info = torch.utils.data.get_worker_info()
+        with seen.open("a") as out:
+            out.write(json.dumps([worker_id, info.id, info.num_workers, len(info.dataset)]) + "\n")
+
+    def collate(samples: list[torch.Tensor]) -> list[int]:
+        return [torch.utils.data.get_worker_info().id, torch.utils.data.get_worker_info().seed, torch.get_num_threads()]
+
+    with connect() as receiver:
+        spec = receiver.know(spec_of(Squares(), blobs(tmp_path), collate_fn=collate, worker_init_fn=init))
+        receiver.ticket(0, [1], spec, base_seed=7)
+        receiver.ticket(1, [1], spec, base_seed=8)
+        assert [receiver.next().batch() for _ in range(2)] == [[0, 7, 1], [0, 8, 1]]
+    assert seen.read_text().splitlines() == ["[0, 0, 1, 1000]"]
+
+
+def test_a_failing_worker_init_fn_fails_every_ticket_of_its_spec(connect: Connect, tmp_path: Path):
+    def init(worker_id: int) -> None:
+        raise PermissionError(13, "no disk for you")
+
+    with connect() as receiver:
+        spec = receiver.know(spec_of(Squares(), blobs(tmp_path), worker_init_fn=init))
+        for k in range(2):
+            receiver.ticket(k, [1], spec)
+            error = unpack_failure(receiver.next().payload)
+            assert isinstance(error, PermissionError)
+            assert "worker_init_fn" in str(error)
+
+
+def test_ten_datasets_are_served_although_eight_stay_loaded(connect: Connect, tmp_path: Path):
+    with connect() as receiver:
+        specs = [receiver.know(spec_of(Squares(n + 1), blobs(tmp_path))) for n in range(10)]
+        for turn in range(2):
+            for n, spec in enumerate(specs):
+                receiver.ticket(turn * 10 + n, [n], spec)
+                assert receiver.next().batch().tolist() == [n * n]
+
+
+def test_blobs_that_are_nowhere_fail_the_ticket_of_a_feeder_without_supervisor(connect: Connect, tmp_path: Path):
+    with connect() as receiver:
+        spec = receiver.know(spec_of(Squares(), tmp_path / "elsewhere"))
+        receiver.ticket(0, [1], spec)
+        frame = receiver.next()
+        assert frame.kind is Kind.FAILED
+        assert "no supervisor" in str(unpack_failure(frame.payload))
+
+
+def test_a_receiver_that_goes_leaves_nothing_behind(server: FeederServer, connect: Connect, tmp_path: Path):
+    spec = spec_of(Large(1_000_000), blobs(tmp_path))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        with connect() as receiver:
+            known = receiver.know(spec)
+            for k in range(4):
+                receiver.ticket(k, [k], known, room=0 if k % 2 else PLENTY)
+            receiver.next()
+    wait_until(lambda: server.idle, 10, "the server is idle")
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before + 1, 10, "descriptors are closed")
+
+
+def test_a_peer_without_the_key_is_refused(server: FeederServer):
+    with pytest.raises(AuthError, match="key"):
+        Receiver(server.port, bytes(32))
+    with pytest.raises(AuthError, match="job 'job'"):
+        Receiver(server.port, KEY, job="another")
+
+
+def test_a_silent_or_babbling_peer_is_cut_off_and_disturbs_nobody(
+    server: FeederServer, connect: Connect, squares: Spec, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT_S", 0.5)
+    slow = socket.create_connection(("127.0.0.1", server.port))
+    babbling = socket.create_connection(("127.0.0.1", server.port))
+    babbling.sendall(struct.pack("<I", 1 << 30) + b"x" * 100)
+    with connect() as receiver:
+        spec = receiver.know(squares)
+        receiver.ticket(0, [1], spec)
+        assert receiver.next().kind is Kind.BODY
+    for sock in (slow, babbling):
+        sock.settimeout(5)
+        with pytest.raises(ConnectionError):
+            while True:
+                sockets.recv_exactly(sock, 1)
+        sock.close()
+
+
+@pytest.mark.parametrize("damage", ["magic", "kind", "length"])
+def test_a_corrupt_frame_ends_its_link_only(connect: Connect, squares: Spec, damage: str):
+    with connect() as bad, connect() as good:
+        header = {
+            "magic": b"x" * HEADER_NBYTES,
+            "kind": frames.pack(Kind.BODY, generation=1),
+            "length": frames.pack(Kind.TICKET, generation=1, nbytes=frames.MAX_CONTROL_NBYTES + 1),
+        }[damage]
+        bad.sock.sendall(header)
+        with pytest.raises(ConnectionError):
+            bad.read()
+        spec = good.know(squares)
+        good.ticket(0, [2], spec)
+        assert good.next().batch().tolist() == [4]
+
+
+def test_frames_cut_at_any_byte_are_understood(connect: Connect, squares: Spec):
+    with connect() as receiver:
+        spec = receiver.know(squares)
+        receiver.ticket(0, [1], spec)
+        assert receiver.next().kind is Kind.BODY
+        sent = bytearray()
+        receiver.send = lambda kind, payload=b"", **f: sent.extend(  # type: ignore[method-assign]
+            frames.pack(kind, nbytes=len(payload), **f) + payload
+        )
+        receiver.ticket(1, [1, 2, 3], spec)
+        receiver.ticket(2, [4], spec)
+        for byte in sent:
+            receiver.sock.send(bytes([byte]))
+        assert [receiver.next().header.ticket for _ in range(2)] == [1, 2]
+
+
+def test_user_code_that_forks_does_not_keep_the_link_open(tmp_path: Path, feeder_settings: FeederSettings):
+    def collate(samples: list[torch.Tensor]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(30)
+            os._exit(0)
+        return pid
+
+    process, ready = start_process(tmp_path, feeder_settings)
+    with Receiver(ready["port"], KEY) as receiver:
+        spec = receiver.know(spec_of(Squares(), blobs(tmp_path), collate_fn=collate))
+        receiver.ticket(0, [1], spec)
+        child = receiver.next().batch()
+        process.kill()
+        process.wait()
+        try:
+            with pytest.raises(ConnectionError):
+                receiver.read()
+        finally:
+            os.kill(child, 9)
+
+
+def start_process(tmp_path: Path, settings: FeederSettings) -> tuple[subprocess.Popen[str], dict[str, int]]:
+    dump(settings, tmp_path / "feeder.json")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dataloaderjob.feeder.server", "--settings", str(tmp_path / "feeder.json")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")},
+    )
+    assert process.stdout is not None
+    ready = json.loads(process.stdout.readline())
+    assert ready["pid"] == process.pid
+    return process, ready
+
+
+def test_a_feeder_by_itself_names_the_sample_that_kills_it(tmp_path: Path, feeder_settings: FeederSettings):
+    process, ready = start_process(tmp_path, feeder_settings)
+    try:
+        with Receiver(ready["port"], KEY) as receiver:
+            assert receiver.facts["instance"] == ready["instance"]
+            spec = receiver.know(spec_of(Deadly(), blobs(tmp_path)))
+            receiver.ticket(0, [11, 12, 13, 14], spec, flags=Flag.PROBE)
+            assert [receiver.next().header.room for _ in range(3)] == [0, 1, 2]
+            with pytest.raises(ConnectionError):
+                receiver.read()
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()

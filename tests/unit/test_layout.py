@@ -1,0 +1,145 @@
+"""The byte format of a batch, without torch."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataloaderjob.core import layout, values
+from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.layout import Kind, node
+
+
+def leaf(*shape: int, kind: Kind = Kind.TENSOR, strides: Any = None, itemsize: Any = 4) -> tuple[Any, ...]:
+    return node(kind, "float32", itemsize, shape, strides, 0)
+
+
+def parse(schema: tuple[Any, ...]) -> layout.Layout:
+    return layout.parse(layout.pack_schema(schema))
+
+
+leaves = st.lists(st.integers(0, 5), max_size=3).map(lambda shape: leaf(*shape))
+names = st.lists(st.text(min_size=1, max_size=3), max_size=4, unique=True)
+schemas: st.SearchStrategy[tuple[Any, ...]] = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=4).map(lambda c: node(Kind.LIST, tuple(c)))
+        | st.lists(inner, max_size=4).map(lambda c: node(Kind.NAMEDTUPLE, ("m", "C"), tuple(c)))
+        | st.dictionaries(st.text(max_size=3), inner, max_size=4).map(
+            lambda d: node(Kind.DICT, tuple(d), tuple(d.values()))
+        )
+    ),
+    max_leaves=10,
+)
+
+
+@given(schemas)
+def test_both_sides_place_the_leaf_buffers_alike(schema: tuple[Any, ...]) -> None:
+    head = layout.pack_schema(schema)
+    parsed = layout.parse(head)
+    offsets, end = layout.place(len(head), [b.nbytes for b in parsed.buffers])
+    assert [b.offset for b in parsed.buffers] == offsets
+    assert parsed.values_offset == end
+
+
+@given(schemas)
+def test_leaf_buffers_are_aligned_and_do_not_overlap(schema: tuple[Any, ...]) -> None:
+    head = layout.pack_schema(schema)
+    parsed = layout.parse(head)
+    assert all(b.offset % 64 == 0 for b in parsed.buffers)
+    assert all(b.offset >= len(head) for b in parsed.buffers)
+    for a, b in itertools.pairwise(parsed.buffers):
+        assert a.offset + a.nbytes <= b.offset
+
+
+@given(schemas, st.data())
+def test_a_damaged_schema_parses_or_is_refused(schema: tuple[Any, ...], data: st.DataObject) -> None:
+    head = bytearray(layout.pack_schema(schema))
+    head[data.draw(st.integers(0, len(head) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        parsed = layout.parse(bytes(head))
+    except RemoteProtocolError:
+        return
+    assert parsed.values_offset >= len(head)
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        pytest.param((), "malformed", id="empty-node"),
+        pytest.param((99,), "malformed", id="unknown-kind"),
+        pytest.param(node(Kind.LIST, [leaf(2)]), "tuple is needed", id="children-in-a-list"),
+        pytest.param(node(Kind.LIST, (5,)), "node is a int", id="child-no-node"),
+        pytest.param(node(Kind.DICT, ("a",), ()), "1 keys for 0", id="more-keys-than-children"),
+        pytest.param(node(Kind.DICT, (bytearray(),), (leaf(),)), "key", id="unhashable-key"),
+        pytest.param(node(Kind.MAPPING, ("m",), (), ()), "malformed", id="half-a-class"),
+        pytest.param(node(Kind.MAPPING, None, (), ()), "malformed", id="no-class"),
+        pytest.param(node(Kind.MAPPING, ("m", 5), (), ()), "names no class", id="class-no-string"),
+        pytest.param(node(Kind.DATACLASS, ("m", "C"), ("__class__",), (leaf(),)), "field", id="dunder"),
+        pytest.param(leaf(-1), "natural", id="negative-size"),
+        pytest.param(leaf(2, itemsize=-4), "natural", id="negative-itemsize"),
+        pytest.param(leaf(2, itemsize=True), "natural", id="bool-for-itemsize"),
+        pytest.param(leaf(2, strides=(2,)), "gaps or overlap", id="gaps"),
+        pytest.param(leaf(2, 2, strides=(0, 1)), "gaps or overlap", id="overlap"),
+        pytest.param(leaf(2, strides=(-1,)), "gaps or overlap", id="negative-stride"),
+        pytest.param(leaf(2, strides=(1, 1)), "gaps or overlap", id="more-strides-than-sizes"),
+        pytest.param(node(Kind.VALUE, 1), "leaves out", id="value-left-out"),
+        pytest.param(node(Kind.VALUE, -1), "natural", id="value-of-negative-index"),
+        pytest.param(node(Kind.TENSOR, "float32", 4), "malformed", id="half-a-leaf"),
+    ],
+)
+def test_a_schema_of_a_stranger_is_refused_with_the_reason(schema: Any, why: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=why):
+        parse(schema)
+
+
+def test_depth_is_bounded() -> None:
+    schema = leaf(1)
+    for _ in range(layout.MAX_DEPTH):
+        schema = node(Kind.LIST, (schema,))
+    assert len(parse(schema).buffers) == 1
+    with pytest.raises(RemoteProtocolError, match="deeper"):
+        parse(node(Kind.LIST, (schema,)))
+
+
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [
+        pytest.param(b"", "at least 8 bytes", id="empty"),
+        pytest.param(bytes(8), "no batch of version", id="zeros"),
+        pytest.param(layout.HEADER.pack(layout.MAGIC, 9, 0, 0), "no batch of version", id="later-version"),
+        pytest.param(layout.HEADER.pack(layout.MAGIC, 1, 0, 1 << 31), "exceeds", id="huge-schema"),
+        pytest.param(layout.HEADER.pack(layout.MAGIC, 1, 0, 50), "ends after 8 of 58", id="cut"),
+    ],
+)
+def test_a_header_of_a_stranger_is_refused_with_the_reason(head: bytes, why: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=why):
+        layout.parse(head)
+
+
+def test_the_schema_does_not_depend_on_values() -> None:
+    schema = node(Kind.LIST, (leaf(2), node(Kind.VALUE, 0)))
+    parsed = parse(schema)
+    assert parsed.num_values == 1
+    assert parsed.root.children[1].index == 0
+    assert values.unpack(layout.pack_schema(schema)[layout.HEADER.size :]) == schema
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "dense"),
+    [
+        pytest.param((2, 3), (3, 1), True, id="c-order"),
+        pytest.param((2, 3), (1, 2), True, id="f-order"),
+        pytest.param((2, 3, 4, 5), (60, 1, 15, 3), True, id="channels-last"),
+        pytest.param((1, 3), (77, 1), True, id="any-stride-of-a-size-of-one"),
+        pytest.param((), (), True, id="no-dimension"),
+        pytest.param((2, 3), (4, 1), False, id="gap"),
+        pytest.param((2, 3), (0, 1), False, id="expanded"),
+    ],
+)
+def test_dense_means_one_block_of_memory(shape: Any, strides: Any, dense: bool) -> None:
+    assert layout.is_dense(shape, strides) is dense

@@ -1,0 +1,221 @@
+"""Which feeders are placed, listed, drained and killed, and when. Time is an argument."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataloaderjob.feeder.roster import (
+    LAST_BACKOFF_S,
+    Drain,
+    Endpoint,
+    Kill,
+    Phase,
+    Place,
+    Roster,
+    index_of,
+    name_of,
+)
+
+
+def roster(desired: int) -> Roster:
+    return Roster(desired, ready_timeout_s=100, drain_timeout_s=10)
+
+
+def feeder(index: int, instance: str = "x") -> Endpoint:
+    return Endpoint(name_of(index), f"{index}{instance}", "127.0.0.1", 1000 + index)
+
+
+def names(made: Roster) -> list[str]:
+    return [e.name for e in made.listed()]
+
+
+def ready(desired: int) -> Roster:
+    made = roster(desired)
+    assert made.step(0) == [Place(i) for i in range(desired)]
+    for i in range(desired):
+        assert made.report(feeder(i), 1)
+    return made
+
+
+def test_a_feeder_is_listed_from_its_report_to_the_end_of_its_connection():
+    made = roster(2)
+    made.step(0)
+    assert names(made) == []
+    made.report(feeder(1), 1)
+    assert names(made) == ["feeder-1"]
+    made.leave("feeder-1", "1x", 2)
+    assert names(made) == []
+    made.report(feeder(1, "y"), 3)
+    assert [e.instance for e in made.listed()] == ["1y"]
+
+
+def test_the_end_of_an_old_process_does_not_unlist_the_new_one():
+    made = ready(1)
+    made.report(feeder(0, "y"), 2)
+    made.leave("feeder-0", "0x", 3)
+    assert [e.instance for e in made.listed()] == ["0y"]
+
+
+def test_one_that_does_not_report_is_killed_and_placed_again_with_growing_delays():
+    made = roster(1)
+    made.step(0)
+    now, delays = 0.0, []
+    for _ in range(7):
+        now += 100
+        assert made.step(now) == [Kill(0)]
+        killed = now
+        while not (actions := made.step(now)):
+            now += 0.5
+        assert actions == [Place(0)]
+        delays.append(now - killed)
+    assert delays == [1, 2, 4, 8, 16, 30, LAST_BACKOFF_S]
+    assert "had not reported 100 s after it was placed" in made.notes()[0]
+
+
+def test_why_it_does_not_report_is_told():
+    made = roster(1)
+    made.step(0)
+    made.explain(0, "no node has room")
+    assert made.notes() == ["feeder-0: no node has room"]
+    made.step(100)
+    assert made.notes() == [
+        "feeder-0: had not reported 100 s after it was placed, is made anew (no node has room)"
+    ]
+
+
+def test_one_that_ray_refuses_is_placed_again_later():
+    made = roster(1)
+    made.step(0)
+    made.failed(0, "the name is taken", 1)
+    assert made.step(1.5) == []
+    assert made.step(2) == [Place(0)]
+
+
+def test_a_lost_one_is_given_the_usual_time_to_come_back():
+    made = ready(1)
+    made.leave("feeder-0", "0x", 10)
+    assert made.step(109) == []
+    assert made.step(110) == [Kill(0)]
+
+
+def test_fewer_feeders_are_unlisted_first_then_drained_then_killed():
+    made = ready(3)
+    made.scale(1)
+    assert made.step(10) == [Drain(feeder(1)), Drain(feeder(2))]
+    assert names(made) == ["feeder-0"]
+    made.drained("feeder-1", "1x", 12)
+    assert made.step(12) == [Kill(1)]
+    assert made.step(19.9) == []
+    assert made.step(20) == [Kill(2)], "its time to drain is over"
+
+
+def test_a_drained_one_is_left_a_moment_for_receivers_that_have_not_read_the_list():
+    made = ready(1)
+    made.scale(0)
+    made.step(10)
+    made.drained("feeder-0", "0x", 10.1)
+    assert made.step(10.4) == []
+    assert made.step(10.6) == [Kill(0)]
+
+
+def test_one_that_is_draining_when_it_is_wanted_again_is_kept():
+    made = ready(2)
+    made.scale(1)
+    made.step(10)
+    made.scale(2)
+    assert made.step(11) == []
+    assert names(made) == ["feeder-0", "feeder-1"]
+    assert made.step(1000) == []
+
+
+@pytest.mark.parametrize("phase", [Phase.PLACING, Phase.LOST, Phase.BACKOFF])
+def test_one_that_is_not_ready_and_no_longer_wanted_is_killed_at_once(phase: Phase):
+    made = ready(1)
+    if phase is not Phase.LOST:
+        made = roster(1)
+        made.step(0)
+    if phase is Phase.BACKOFF:
+        made.failed(0, "no", 1)
+    if phase is Phase.LOST:
+        made.leave("feeder-0", "0x", 1)
+    assert made.seats[0].phase is phase
+    made.scale(0)
+    assert made.step(1) == [Kill(0)]
+    assert made.seats == {}
+
+
+def test_a_hanging_one_is_killed_and_placed_again():
+    made = ready(1)
+    assert made.replace("feeder-0", "another", "late", 5) == []
+    assert made.replace("feeder-0", "0x", "late", 5) == [Kill(0)]
+    assert names(made) == []
+    assert made.notes() == ["feeder-0: replaced: late"]
+    assert not made.report(feeder(0), 5.5), "it is being killed"
+    assert made.step(6) == [Place(0)]
+
+
+def test_those_of_an_earlier_supervisor_are_adopted_and_stray_ones_killed():
+    made = roster(2)
+    made.adopt(0, 0)
+    assert made.report(feeder(0), 1)
+    assert made.report(feeder(1), 1), "it reported before it was looked for"
+    assert not made.report(feeder(7), 1)
+    assert made.step(2) == [Kill(7)]
+    assert names(made) == ["feeder-0", "feeder-1"]
+
+
+def test_names_and_numbers_of_feeders_belong_together():
+    assert [index_of(n) for n in ("feeder-0", "feeder-12", "feeder-012", "feeder-", "x-1", "feeder--1")] == [
+        0, 12, None, None, None, None,
+    ]  # fmt: skip
+
+
+EVENTS = st.one_of(
+    st.tuples(st.just("scale"), st.integers(0, 4)),
+    st.tuples(st.just("report"), st.integers(0, 5), st.sampled_from("xy")),
+    st.tuples(st.just("leave"), st.integers(0, 5), st.sampled_from("xy")),
+    st.tuples(st.just("drained"), st.integers(0, 5), st.sampled_from("xy")),
+    st.tuples(st.just("replace"), st.integers(0, 5), st.sampled_from("xy")),
+    st.tuples(st.just("failed"), st.integers(0, 5)),
+    st.tuples(st.just("wait"), st.floats(0, 120)),
+)
+
+
+@given(st.lists(EVENTS, max_size=60))
+def test_whatever_happens_the_wanted_feeders_come_and_the_others_go(events: list[tuple]):
+    made, now = roster(2), 0.0
+    placed: set[int] = set()
+
+    def step() -> None:
+        for action in made.step(now):
+            if isinstance(action, Place):
+                placed.add(action.index)
+            elif isinstance(action, Kill):
+                placed.discard(action.index)
+
+    for kind, *rest in events:
+        now += 0.1
+        if kind == "scale":
+            made.scale(rest[0])
+        elif kind == "wait":
+            now += rest[0]
+        elif kind == "report":
+            made.report(feeder(*rest), now)
+        elif kind == "failed":
+            made.failed(rest[0], "no", now)
+        elif kind == "replace":
+            e = feeder(*rest)
+            made.replace(e.name, e.instance, "late", now)
+        else:
+            e = feeder(*rest)
+            getattr(made, kind)(e.name, e.instance, now)
+        step()
+        assert all(index_of(e.name) < made.desired for e in made.listed())
+    for _ in range(10):
+        now += 60
+        step()
+        for seat in list(made.seats.values()):
+            made.report(feeder(seat.index), now)
+    assert names(made) == [name_of(i) for i in range(made.desired)]

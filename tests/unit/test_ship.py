@@ -1,0 +1,329 @@
+"""User code and data on their way to a feeder, which here is another Python process."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import mmap
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dataloaderjob.core.blobs import BlobStore, Spec
+from dataloaderjob.core.errors import InputError, RemoteProtocolError
+from dataloaderjob.fetch import ship
+from dataloaderjob.fetch.pickling import MIN_BUFFER_NBYTES
+from dataloaderjob.fetch.ship import load_spec, make_spec
+
+
+class Arrays:
+    """Of the kinds that datasets hold."""
+
+    def __init__(self) -> None:
+        self.array = np.arange(100_000.0)
+        self.same = self.array
+        self.small = np.arange(3)
+        self.fixed = np.arange(50_000)
+        self.fixed.flags.writeable = False
+        self.fortran = np.asfortranarray(np.ones((300, 400)))
+        self.tensor = torch.arange(100_000.0)
+        self.part = self.tensor[10:20]
+        self.bfloat = torch.ones(100_000, dtype=torch.bfloat16)
+        self.empty = torch.empty(0, 3)
+        self.parameter = torch.nn.Parameter(torch.ones(20_000))
+
+
+class Held:
+    def __init__(self, held: Any) -> None:
+        self.items = [1, {"deep": held}]
+
+
+class Slotted:
+    __slots__ = ("lock",)
+
+
+class WithState:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __getstate__(self) -> Any:
+        return {"other": self.lock}
+
+
+def spec_of(store: BlobStore, dataset: Any, collate_fn: Any = None) -> Spec:
+    return make_spec(dataset, collate_fn, None, store=store, allow_pickle=False)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "blobs")
+
+
+def test_a_dataset_comes_back_with_its_functions(store: BlobStore) -> None:
+    spec = make_spec({"a": 1}, len, print, store=store, allow_pickle=True)
+    code = load_spec(Spec.parse(spec.manifest()), store)
+    assert (code.dataset, code.collate_fn, code.worker_init_fn) == ({"a": 1}, len, print)
+    assert spec.allow_pickle
+    assert spec.facts["python"] == "{}.{}".format(*sys.version_info)
+
+
+def test_arrays_and_tensors_come_back_equal_in_type_flags_and_sharing(store: BlobStore) -> None:
+    made = Arrays()
+    found = load_spec(spec_of(store, made), store).dataset
+    for name, value in vars(made).items():
+        got = getattr(found, name)
+        assert type(got) is type(value), name
+        assert (got == value).all(), name
+    assert found.same is found.array
+    assert found.array.flags.writeable
+    assert not found.fixed.flags.writeable
+    assert found.fortran.flags.f_contiguous
+    found.tensor[10] = -1
+    assert found.part[0] == -1
+
+
+def test_large_buffers_are_out_of_the_pickle_and_small_ones_within(store: BlobStore) -> None:
+    spec = spec_of(store, [np.zeros(MIN_BUFFER_NBYTES, np.uint8), np.zeros(MIN_BUFFER_NBYTES - 1, np.uint8)])
+    assert [n for _, n in spec.blobs[1:]] == [MIN_BUFFER_NBYTES]
+    assert MIN_BUFFER_NBYTES < spec.blobs[0][1] < MIN_BUFFER_NBYTES + 5000
+
+
+def test_two_loads_share_memory_until_one_writes(store: BlobStore) -> None:
+    spec = spec_of(store, torch.zeros(10_000_000, dtype=torch.uint8))
+    first, second = (load_spec(spec, store).dataset for _ in range(2))
+    before = anonymous_nbytes()
+    assert int(first.sum()) == 0
+    assert anonymous_nbytes() - before < 2_000_000
+    first += 1
+    assert int(second.sum()) == 0
+    assert int(load_spec(spec, store).dataset.sum()) == 0
+    assert int(first.sum()) == 10_000_000
+
+
+def anonymous_nbytes() -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
+
+
+def test_loading_keeps_no_descriptor_open(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ship, "BLOB_NBYTES", 1)  # a blob for each buffer
+    spec = spec_of(store, [np.zeros(100_000, np.uint8) + i for i in range(20)])
+    assert len(spec.blobs) == 21
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    dataset = load_spec(spec, store).dataset
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert [int(a[0]) for a in dataset] == list(range(20))
+
+
+def test_many_buffers_share_few_blobs(store: BlobStore) -> None:
+    spec = spec_of(store, [np.full(70_001, i % 251, np.uint8) for i in range(1500)])
+    assert len(spec.blobs) == 1 + 2
+    dataset = load_spec(spec, store).dataset
+    assert all((a == i % 251).all() for i, a in enumerate(dataset))
+    assert all(a.ctypes.data % 64 == 0 for a in dataset)
+
+
+def test_the_id_follows_the_content(store: BlobStore) -> None:
+    dataset = Arrays()
+    first = spec_of(store, dataset).id
+    assert spec_of(store, dataset).id == first
+    dataset.array[5] += 1
+    second = spec_of(store, dataset)
+    assert second.id != first
+    dataset.array[5] -= 1
+    assert spec_of(store, dataset).id == first
+
+
+def test_a_memmap_travels_as_its_file(store: BlobStore, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    np.arange(1_000_000, dtype=np.int32).tofile(path)
+    whole = np.memmap(path, dtype=np.int32, mode="r", shape=(1000, 1000))
+    later = np.memmap(path, dtype=np.int32, mode="c", offset=4 * (mmap.ALLOCATIONGRANULARITY + 3))
+    spec = spec_of(store, [whole, whole[10:12], later[5:9]])
+    assert sum(n for _, n in spec.blobs) < 5000
+    found = load_spec(spec, store).dataset
+    assert (found[0] == whole).all()
+    assert found[1].tolist() == whole[10:12].tolist()
+    assert found[2].tolist() == later[5:9].tolist()
+    assert not found[0].flags.writeable
+    path.unlink()
+    with pytest.raises(InputError, match=f"needs '{path}', which feeders do not see: mount"):
+        load_spec(spec, store)
+
+
+# What cannot travel
+
+
+LOCK = threading.Lock()
+
+
+def with_a_global(batch: Any) -> Any:
+    return LOCK
+
+
+def closure() -> Any:
+    lock = threading.Lock()
+    return lambda batch: lock
+
+
+def slotted() -> Slotted:
+    made = Slotted()
+    made.lock = threading.Lock()  # type: ignore[attr-defined]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("dataset", "collate_fn", "said"),
+    [
+        pytest.param(
+            Held(LOCK), None, "dataset.items[1]['deep']: _thread.lock (TypeError: cannot", id="deep"
+        ),
+        pytest.param(slotted(), None, "dataset.lock: _thread.lock", id="slot"),
+        pytest.param(WithState(), None, "dataset.other: _thread.lock", id="getstate"),
+        pytest.param((i for i in "ab"), None, "dataset: generator", id="generator"),
+        pytest.param([], closure(), "collate_fn: its variable lock: _thread.lock", id="closure"),
+        pytest.param([], functools.partial(len, LOCK), "collate_fn.args[0]: _thread.lock", id="partial"),
+        pytest.param([], Held(LOCK).__init__, "collate_fn.__self__.items[1]", id="method"),
+    ],
+)
+def test_what_cannot_be_pickled_is_named_with_what_to_do(
+    store: BlobStore, dataset: Any, collate_fn: Any, said: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        spec_of(store, dataset, collate_fn)
+    assert said in str(caught.value)
+    assert "worker_init_fn" in str(caught.value)
+    assert not list(store.folder.iterdir())
+
+
+def test_a_loop_of_objects_is_searched_once(store: BlobStore) -> None:
+    held = Held(LOCK)
+    held.items.insert(0, held)
+    with pytest.raises(InputError, match=r"dataset\.items\[2\]\['deep'\]: _thread\.lock"):
+        spec_of(store, held)
+
+
+# Other processes
+
+MODULE = """
+import dataclasses, torch
+SCALE = 3
+
+@dataclasses.dataclass
+class Pair:
+    image: torch.Tensor
+
+class Squares:
+    def __init__(self, n):
+        self.n = n
+    def __getitem__(self, i):
+        import imported_late
+        return Pair(torch.tensor(imported_late.square(i) * SCALE))
+    def __len__(self):
+        return self.n
+"""
+TRAIN = """
+import sys
+from pathlib import Path
+from squares import Squares
+from dataloaderjob.core.blobs import BlobStore
+from dataloaderjob.fetch.ship import make_spec
+
+def collate(batch):
+    return [pair.image for pair in batch], helper()
+
+def helper():
+    return "of the script"
+
+if __name__ == "__main__":
+    spec = make_spec(Squares(5), collate, None, store=BlobStore(Path(sys.argv[1])), allow_pickle=False)
+    sys.stdout.buffer.write(spec.manifest())
+"""
+FEED = """
+import sys
+from pathlib import Path
+from dataloaderjob.core.blobs import BlobStore, Spec
+from dataloaderjob.core.tickets import Ticket
+from dataloaderjob.fetch.fetcher import Fetcher
+from dataloaderjob.fetch.ship import load_spec
+from dataloaderjob.fetch.tree import encode
+code = load_spec(Spec.parse(sys.stdin.buffer.read()), BlobStore(Path(sys.argv[1])))
+print(Fetcher(code.dataset, code.collate_fn).fetch(0, Ticket(0, 0, False, [1, 2])))
+print("squares" in sys.modules, encode(code.dataset[2], allow_pickle=False).nbytes > 0)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "package").mkdir(parents=True)
+    (folder / "squares.py").write_text(MODULE)
+    (folder / "imported_late.py").write_text("def square(i): return i * i\n")
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "package" / "__init__.py").write_text("")
+    (folder / "package" / "train.py").write_text(TRAIN)
+    return folder
+
+
+def python(*args: str, cwd: Path, **kwargs: Any) -> bytes:
+    done = subprocess.run([sys.executable, *args], cwd=cwd, capture_output=True, timeout=120, **kwargs)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(["train.py"], id="script"),
+        pytest.param(["-m", "train"], id="module"),
+        pytest.param(["-m", "package.train"], id="module-of-a-package"),
+    ],
+)
+def test_modules_beside_the_script_travel_by_value(project: Path, tmp_path: Path, script: list[str]) -> None:
+    blobs = str(tmp_path / "blobs")
+    manifest = python(*script, blobs, cwd=project)
+    lines = python("-c", FEED, blobs, cwd=tmp_path, input=manifest).decode().splitlines()
+    assert lines == ["([tensor(3), tensor(12)], 'of the script')", "False True"]
+
+
+def test_a_module_from_elsewhere_that_a_feeder_lacks_is_named(project: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (project / "squares.py").rename(elsewhere / "squares.py")
+    blobs = str(tmp_path / "blobs")
+    path = {**os.environ, "PYTHONPATH": str(elsewhere)}
+    manifest = python("train.py", blobs, cwd=project, env=path)
+    with pytest.raises(InputError, match=r"needs the module 'squares'.*dataloaderjob\[feeder\]"):
+        load_spec(Spec.parse(manifest), BlobStore(Path(blobs)))
+
+
+def test_another_version_of_a_module_is_said_to_be_one(store: BlobStore, monkeypatch: Any) -> None:
+    spec = spec_of(store, Arrays())
+    monkeypatch.delattr(sys.modules[Arrays.__module__], "Arrays")
+    with pytest.raises(InputError, match=r"Arrays.*another version of that module"):
+        load_spec(spec, store)
+
+
+@pytest.mark.parametrize("nbytes", [0, 4, 8, 20, 40])
+def test_a_cut_first_blob_is_refused(store: BlobStore, nbytes: int) -> None:
+    spec = spec_of(store, np.zeros(100_000))
+    head = store.path(spec.blobs[0][0]).read_bytes()
+    cut = Spec(blobs=(store.put(head[:nbytes]), *spec.blobs[1:]))
+    with pytest.raises((RemoteProtocolError, pickle.UnpicklingError, EOFError)):
+        load_spec(cut, store)
+
+
+def test_a_table_that_points_outside_its_blob_is_refused(store: BlobStore) -> None:
+    spec = spec_of(store, np.zeros(100_000))
+    short = Spec(blobs=(spec.blobs[0], store.put(bytes(70_000))))
+    with pytest.raises(RemoteProtocolError, match="table of buffers is malformed"):
+        load_spec(short, store)

@@ -1,0 +1,236 @@
+"""What a batch cannot carry, what a body may not be, and the digest."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import datetime as dt
+import enum
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trees import Point, Sample, body, digest, trip
+
+from dataloaderjob.core import layout
+from dataloaderjob.core.errors import InputError, RemoteProtocolError, UnsupportedBatch
+from dataloaderjob.core.layout import Kind, node
+from dataloaderjob.fetch.tree import Decoder, encode
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("not this one")
+
+
+class TensorWithName(torch.Tensor):
+    pass
+
+
+class NeedsMore(dict):  # type: ignore[type-arg]
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(a=a, b=b)
+
+
+def local_class() -> Any:
+    @dataclasses.dataclass
+    class Local:
+        x: Any
+
+    return Local
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        pytest.param(object(), "batch: object.", id="root"),
+        pytest.param([1, {"boxes": [dt.date(2026, 1, 1)]}], 'batch[1]["boxes"][0]: datetime.date', id="path"),
+        pytest.param(Point(1, [object()]), "batch.y[0]: object", id="named-tuple"),
+        pytest.param(Sample(torch.ones(1), object()), "batch.label: object", id="dataclass"),
+        pytest.param([Colour.RED], "batch[0]: ", id="enum"),
+        pytest.param({"a": np.array([object()])}, "batch['a']: numpy.ndarray of dtype object", id="objects"),
+        pytest.param([torch.ones(2).to_sparse()], "torch.Tensor (torch.sparse_coo", id="sparse"),
+        pytest.param([torch.ones(1, device="meta")], "meta", id="meta"),
+        pytest.param([torch.ones(1, requires_grad=True) * 2], "call .detach()", id="grad-fn"),
+        pytest.param([torch.ones(1).as_subclass(TensorWithName)], "TensorWithName", id="tensor-subclass"),
+        pytest.param({object(): torch.ones(1)}, "with keys other than numbers", id="key"),
+        pytest.param(NeedsMore(1, 2), "cannot be made from a dict", id="mapping-of-two-arguments"),
+        pytest.param(collections.defaultdict(lambda: 1), "a factory that is no class", id="factory"),
+        pytest.param([local_class()(1)], "made inside a function", id="local-dataclass"),
+        pytest.param([np.str_("a\0")], "NUL", id="numpy-string-that-ends-in-nul"),
+        pytest.param([lambda: 1], "function", id="function"),
+        pytest.param([range(3)], "batch[0]: range", id="range"),
+    ],
+)
+def test_a_leaf_that_cannot_travel_is_named_with_the_option(batch: Any, said: str) -> None:
+    with pytest.raises(UnsupportedBatch) as caught:
+        encode(batch, allow_pickle=False)
+    assert said.replace('"', "'") in str(caught.value)
+    assert "allow_pickle=True" in str(caught.value)
+
+
+def test_a_leaf_that_does_not_even_pickle_is_named_with_the_reason() -> None:
+    with pytest.raises(
+        UnsupportedBatch, match=r"not even pickled: batch\['x'\]: .*Unpicklable .*not this one"
+    ):
+        encode({"x": Unpicklable()}, allow_pickle=True)
+
+
+def test_a_batch_within_itself_is_refused() -> None:
+    loop: list[Any] = [torch.ones(1)]
+    loop.append(loop)
+    with pytest.raises(UnsupportedBatch, match="within itself"):
+        encode(loop, allow_pickle=False)
+
+
+def test_a_tensor_subclass_travels_pickled_where_allowed() -> None:
+    found = trip([torch.ones(2).as_subclass(TensorWithName)], allow_pickle=True)[0]
+    assert type(found) is TensorWithName
+    assert found.tolist() == [1, 1]
+
+
+def test_a_trainer_that_did_not_allow_pickle_refuses_a_pickled_leaf() -> None:
+    with pytest.raises(RemoteProtocolError, match="allow_pickle=True"):
+        Decoder(allow_pickle=False).decode(body([object()], allow_pickle=True))
+
+
+def test_a_class_that_this_process_lacks_is_named() -> None:
+    module = types.ModuleType("gone_module")
+    module.Gone = dataclasses.make_dataclass("Gone", ["x"])  # type: ignore[attr-defined]
+    module.Gone.__module__ = "gone_module"
+    base = body([module.Gone(torch.ones(1))])
+    with pytest.raises(InputError, match=r"gone_module\.Gone.*top level of a module"):
+        Decoder(allow_pickle=False).decode(base)
+
+
+def test_a_class_is_looked_up_among_loaded_modules_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("only_loaded")
+    module.There = dataclasses.make_dataclass("There", ["x"])  # type: ignore[attr-defined]
+    module.There.__module__ = "only_loaded"
+    monkeypatch.setitem(sys.modules, "only_loaded", module)
+    assert trip([module.There(torch.ones(1))])[0].x.tolist() == [1]
+
+
+# Bodies of strangers
+
+
+def forged(schema: tuple[Any, ...], more: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.frombuffer(bytearray(layout.pack_schema(schema) + bytes(more)), np.uint8)
+
+
+def leaf(dtype: Any, itemsize: int, *shape: int, kind: Kind = Kind.TENSOR) -> tuple[Any, ...]:
+    return node(kind, dtype, itemsize, shape, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        pytest.param(leaf("float32", 4, 100), "needs .* bytes at least", id="too-short"),
+        pytest.param(leaf("float32", 8, 1), "no tensor dtype", id="wrong-itemsize"),
+        pytest.param(leaf("float99", 4, 1), "no tensor dtype", id="unknown-dtype"),
+        pytest.param(leaf(("float32",), 4, 1), "no tensor dtype", id="dtype-no-name"),
+        pytest.param(leaf("|O", 8, 1, kind=Kind.ARRAY), "not allowed", id="objects"),
+        pytest.param(leaf([("a", "|O")], 8, 1, kind=Kind.ARRAY), "not allowed", id="objects-within"),
+        pytest.param(leaf("T", 16, 1, kind=Kind.ARRAY), "dtype", id="strings-elsewhere"),
+        pytest.param(leaf("<f4", 8, 1, kind=Kind.ARRAY), "not allowed", id="array-of-wrong-itemsize"),
+        pytest.param(leaf("nonsense", 4, 1, kind=Kind.ARRAY), "no array dtype", id="no-dtype"),
+        pytest.param(leaf("<f4", 4, 2, kind=Kind.SCALAR), "scalar of shape", id="scalar-with-a-shape"),
+        pytest.param(leaf("float32", 4, 0, 1 << 62, 1 << 62), "cannot be", id="empty-but-huge"),
+        pytest.param(leaf("float32", 4, *[1] * 100), "cannot be", id="hundred-dimensions"),
+        pytest.param(node(Kind.NAMEDTUPLE, ("os", "system"), ()), "no class", id="function-for-a-class"),
+        pytest.param(node(Kind.NAMEDTUPLE, ("builtins", "int"), ()), "no tuple", id="int-for-a-named-tuple"),
+        pytest.param(
+            node(Kind.NAMEDTUPLE, ("builtins", "tuple"), (leaf("bool", 1, 0),)), "fields", id="fields"
+        ),
+        pytest.param(node(Kind.SEQUENCE, ("builtins", "tuple"), ()), "not made from items", id="no-sequence"),
+        pytest.param(node(Kind.MAPPING, ("subprocess", "Popen"), (), ()), "no Mapping", id="no-mapping"),
+        pytest.param(node(Kind.DATACLASS, ("builtins", "list"), (), ()), "no dataclass", id="no-dataclass"),
+        pytest.param(
+            node(Kind.DEFAULTDICT, ("os", "abort"), (), ()), "no class", id="function-for-a-factory"
+        ),
+    ],
+)
+def test_a_forged_schema_is_refused_with_the_reason(schema: Any, why: str) -> None:
+    with pytest.raises((RemoteProtocolError, UnsupportedBatch), match=why):
+        Decoder(allow_pickle=False).decode(forged(schema, 64))
+
+
+def test_a_known_schema_with_a_shorter_body_is_refused() -> None:
+    decoder, base = Decoder(allow_pickle=False), body([torch.ones(100), 5])
+    decoder.decode(base)
+    for size in (0, 4, 8, 50, 100, 300, len(base) - 1):
+        with pytest.raises(RemoteProtocolError):
+            decoder.decode(base[:size])
+
+
+def test_bytes_behind_a_body_are_refused() -> None:
+    base = np.append(body([torch.ones(100)]), np.zeros(1, np.uint8))
+    with pytest.raises(RemoteProtocolError, match="0 values end at byte 0, 1 came"):
+        Decoder(allow_pickle=False).decode(base)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_decode_or_are_refused(data: bytes) -> None:
+    with contextlib.suppress(RemoteProtocolError, UnsupportedBatch):
+        Decoder(allow_pickle=False).decode(np.frombuffer(bytearray(data), np.uint8))
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=300)
+def test_a_damaged_body_decodes_or_is_refused(data: st.DataObject) -> None:
+    base = body([torch.ones(3), {"a": np.ones(2), "b": "text"}, Point(1, torch.ones(2).bfloat16()), [1, "x"]])
+    base[data.draw(st.integers(0, len(base) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(RemoteProtocolError, UnsupportedBatch):
+        Decoder(allow_pickle=False).decode(base)
+
+
+# Digest
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        pytest.param([1], (1,), id="list-and-tuple"),
+        pytest.param([1, 2], [[1, 2]], id="nesting"),
+        pytest.param([[1], 2], [[1, 2]], id="place-of-a-bracket"),
+        pytest.param(1, True, id="int-and-bool"),
+        pytest.param(0.0, -0.0, id="signs-of-zero"),
+        pytest.param("a", b"a", id="str-and-bytes"),
+        pytest.param(["ab", "c"], ["a", "bc"], id="split-of-strings"),
+        pytest.param({"a": 1, "b": 2}, {"b": 2, "a": 1}, id="order-of-keys"),
+        pytest.param({"a": 1}, collections.OrderedDict(a=1), id="class-of-a-dict"),
+        pytest.param(torch.zeros(2, 3), torch.zeros(3, 2), id="shape"),
+        pytest.param(torch.zeros(2), torch.zeros(2, dtype=torch.int32), id="dtype"),
+        pytest.param(torch.zeros(2), np.zeros(2, np.float32), id="tensor-and-array"),
+        pytest.param(torch.tensor(1.0), 1.0, id="tensor-and-float"),
+        pytest.param(np.float32(1), np.ones((), np.float32), id="scalar-and-array"),
+        pytest.param(torch.zeros(2), torch.tensor([0.0, 1e-45]), id="smallest-difference"),
+        pytest.param(torch.zeros(0, 2), torch.zeros(0, 3), id="shape-of-empties"),
+    ],
+)
+def test_different_batches_have_different_digests(a: Any, b: Any) -> None:
+    assert digest(a) != digest(b)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        pytest.param(torch.tensor([float("nan")]), torch.tensor([float("nan")]), id="nan"),
+        pytest.param({"x", "y", "z"}, {"z", "y", "x"}, id="order-of-a-set"),
+        pytest.param(torch.ones(2, 3).T.contiguous().T, torch.ones(2, 3), id="strides"),
+        pytest.param(torch.ones(2, requires_grad=True), torch.ones(2), id="requires-grad"),
+        pytest.param(dt.date(2026, 1, 1), dt.date(2026, 1, 1), id="object"),
+    ],
+)
+def test_equal_batches_have_equal_digests(a: Any, b: Any) -> None:
+    assert digest(a) == digest(b)
