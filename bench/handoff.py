@@ -151,7 +151,8 @@ def _produce_s(stream: Iterator[Any], checker: Checker, warm: int, count: int) -
 def _ready(
     stream: Iterator[Any], case: Case, checker: Checker, number: int, *, refill_s: float
 ) -> tuple[dict[str, float], int]:
-    meter, latencies, touch_ns = Meter(), [], 0
+    meter, touch_ns = Meter(), 0
+    latencies: list[int] = []
     held: list[Any] = []
     for burst in range(case.warm_bursts + case.bursts):
         if burst == case.warm_bursts:
@@ -187,7 +188,8 @@ def _ready(
 
 
 def _as_they_come(stream: Iterator[Any], case: Case, checker: Checker, number: int) -> dict[str, float]:
-    meter, latencies = Meter(), []
+    meter = Meter()
+    latencies: list[int] = []
     meter.start()
     for i in range(case.taken):
         t0 = time.perf_counter_ns()

@@ -33,8 +33,8 @@ class Snapshot:
     """User, nice and system time of all CPUs."""
     softirq_s: float
     steal_s: float
-    others: dict[int, float]
-    """CPU of each process, with its ended children, that is neither this one, below it, nor the kernel's."""
+    others_s: float
+    """CPU of all processes, ended children included, but this one, those below it and the kernel's."""
     load1: float
 
 
@@ -66,7 +66,7 @@ def snapshot() -> Snapshot:
     )
 
 
-def _others_s() -> dict[int, float]:
+def _others_s() -> float:
     # not "all that was busy less our children": raylets ignore SIGCHLD, and the kernel then forgets what
     # their workers used
     parents: dict[int, int] = {}
@@ -77,7 +77,8 @@ def _others_s() -> dict[int, float]:
             pid = int(path.parent.name)
             parents[pid] = int(fields[1])
             used[pid] = sum(map(int, fields[11:15])) * _TICK_S
-    return {pid: s for pid, s in used.items() if not _belongs(pid, parents, {os.getpid(), _KERNEL_PID})}
+    roots = {os.getpid(), _KERNEL_PID}
+    return sum(s for pid, s in used.items() if not _belongs(pid, parents, roots))
 
 
 def _belongs(pid: int, parents: dict[int, int], roots: set[int]) -> bool:
@@ -93,7 +94,7 @@ def between(before: Snapshot, after: Snapshot) -> Load:
     wall = max(after.wall_s - before.wall_s, 1e-9)
     total = wall * (os.cpu_count() or 1)
     busy = after.busy_s - before.busy_s
-    foreign = sum(max(s - before.others.get(pid, 0.0), 0.0) for pid, s in after.others.items())
+    foreign = max(after.others_s - before.others_s, 0.0)
     steal = after.steal_s - before.steal_s
     return Load(wall, after.load1, busy / total, foreign / total, steal / total)
 

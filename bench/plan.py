@@ -137,7 +137,7 @@ def _handoff_claims(full: bool) -> Iterator[Claim]:
             promised = {1: (10.0, 25.0, 20.0), 8: (20.0, 50.0, 40.0)}.get(tensors, (None, None, None))
             floor, target, own_us = promised
             for way in ("ready", "as they come"):
-                cpu = {
+                cpu: dict[str, Any] = {
                     "benchmark": "B1",
                     "case": f"{case}, {way}",
                     "figure": "cpu_us",
@@ -148,7 +148,7 @@ def _handoff_claims(full: bool) -> Iterator[Claim]:
                 yield Claim(**cpu, peer=SPDL, target=8.0)
                 yield Claim(**cpu, peer=RAY_GET)
                 yield Claim(**cpu, target=own_us)
-            late = {"benchmark": "B1", "case": f"{case}, ready"}
+            late: dict[str, Any] = {"benchmark": "B1", "case": f"{case}, ready"}
             yield Claim(**late, figure="p99_us", unit="µs", says="p99 of next()", target=100.0)
             for peer in (DATALOADER_FD, SPDL):
                 yield Claim(
@@ -187,8 +187,13 @@ def copies(processes: int) -> str:
 def _transport_claims(full: bool) -> Iterator[Claim]:
     for nbytes in _sizes(full):
         large = nbytes == LARGE_NBYTES
-        case = {"benchmark": "B2", "case": size_name(nbytes)}
-        cost = {**case, "figure": "rx_cpu_s_per_gb", "unit": "CPU-s/GB", "says": "receiver's CPU"}
+        case: dict[str, Any] = {"benchmark": "B2", "case": size_name(nbytes)}
+        cost: dict[str, Any] = {
+            **case,
+            "figure": "rx_cpu_s_per_gb",
+            "unit": "CPU-s/GB",
+            "says": "receiver's CPU",
+        }
         yield Claim(**cost, floor=0.3 if large else None, target=0.2 if large else None)
         for peer in TRANSPORTS:
             yield Claim(**cost, peer=peer, target=7.0 if large and peer == FLIGHT else None)
@@ -205,9 +210,17 @@ def _transport_claims(full: bool) -> Iterator[Claim]:
 
 def _end_to_end_claims(full: bool) -> Iterator[Claim]:
     for producers in (1, 2):
-        case = {"benchmark": "B3", "case": f"{producers} producer{'s' if producers > 1 else ''}"}
+        case: dict[str, Any] = {
+            "benchmark": "B3",
+            "case": f"{producers} producer{'s' if producers > 1 else ''}",
+        }
         peers = LOADERS if producers == 2 or full else LOADERS[:1]
-        busy = {**case, "figure": "utilisation", "unit": "share", "says": "utilisation at 0.9 of the rate"}
+        busy: dict[str, Any] = {
+            **case,
+            "figure": "utilisation",
+            "unit": "share",
+            "says": "utilisation at 0.9 of the rate",
+        }
         yield Claim(**busy, lower_is_better=False, floor=0.97, target=0.99)
         for peer in peers:
             yield Claim(**busy, lower_is_better=False, peer=peer)
@@ -216,7 +229,7 @@ def _end_to_end_claims(full: bool) -> Iterator[Claim]:
                 **case, figure="node_cpu_s_per_gb", unit="CPU-s/GB", says="CPU on the trainer's node",
                 peer=peer, target=5.0 if peer == "DataLoader" else None,
             )  # fmt: skip
-        rate = {
+        rate: dict[str, Any] = {
             **case,
             "figure": "batches_per_s",
             "unit": "batch/s",

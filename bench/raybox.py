@@ -32,6 +32,7 @@ def ray_box(*, num_cpus: int, store_nbytes: int, far_node: bool = False) -> Iter
     resource "far", so that objects made there come here through Ray's own transfer.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a late finalizer of Ray Data would start a Ray of its own
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     import ray
 
@@ -43,7 +44,7 @@ def ray_box(*, num_cpus: int, store_nbytes: int, far_node: bool = False) -> Iter
     try:
         ray.init(
             address="local", num_cpus=0 if far_node else num_cpus, object_store_memory=store_nbytes,
-            include_dashboard=False, log_to_driver=False, logging_level="ERROR", _temp_dir=folder,
+            include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, _temp_dir=folder,
         )  # fmt: skip
         raylet = next(p.pid for p in psutil.Process().children(recursive=True) if p.name() == "raylet")
         if far_node:

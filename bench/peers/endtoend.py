@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import psutil
@@ -54,9 +54,16 @@ def ray_data(case: Case) -> dict[str, Any]:
             Maker, fn_constructor_args=(case,), batch_size=case.batch,
             num_cpus=1, compute=ray.data.ActorPoolStrategy(size=case.producers),
         )  # fmt: skip
-        batches = made.iter_torch_batches(batch_size=case.batch, prefetch_batches=2)
-        stream = ((b["pictures"].reshape(-1, 3, SIDE, SIDE), b["indices"]) for b in batches)
-        return measure(stream, case, node_pids=lambda: pids)
+        stream = _reshaped(made.iter_torch_batches(batch_size=case.batch, prefetch_batches=2))
+        try:
+            return measure(stream, case, node_pids=lambda: pids)
+        finally:
+            stream.close()  # ends the executor while Ray is still there
+
+
+def _reshaped(batches: Any) -> Generator[Any, None, None]:
+    for batch in batches:
+        yield batch["pictures"].reshape(-1, 3, SIDE, SIDE), batch["indices"]
 
 
 def ray_actors(case: Case) -> dict[str, Any]:

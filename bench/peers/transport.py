@@ -120,7 +120,7 @@ def _serve_zmq(nbytes: int, pipe: Any) -> None:
         sock.setsockopt(zmq.SNDHWM, 4)
         pipe.send(sock.bind_to_random_port(f"tcp://{_HOST}"))
         for body in endless(nbytes):
-            sock.send(body, copy=False)
+            sock.send(body.data, copy=False)
 
 
 def pyzmq(case: Case) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def pyzmq(case: Case) -> dict[str, Any]:
             sock.connect(f"tcp://{_HOST}:{port}")
 
             def receive(slot: np.ndarray) -> None:
-                n = sock.recv_into(slot)
+                n = sock.recv_into(slot.data)
                 if n != case.nbytes:
                     raise RuntimeError(f"a message of {case.nbytes} bytes was due, found {n}")
 
@@ -147,7 +147,7 @@ def _serve_tcp(nbytes: int, pipe: Any) -> None:
         connection, _ = listener.accept()
         with connection:
             for body in endless(nbytes):
-                connection.sendall(body)
+                connection.sendall(body.data)
 
 
 def asyncio_streams(case: Case) -> dict[str, Any]:
@@ -182,8 +182,9 @@ def ray_get(case: Case, *, far: bool) -> dict[str, Any]:
     import ray
 
     with ray_box(num_cpus=1, store_nbytes=(2 * case.depth + 6) * case.nbytes, far_node=far) as pids:
-        place = {"resources": {"far": 1}} if far else {}
-        actor = ray.remote(num_cpus=1, **place)(Sender).remote(case.nbytes)
+        options: dict[str, Any] = {"num_cpus": 1, **({"resources": {"far": 1}} if far else {})}
+        remote: Any = ray.remote
+        actor = remote(**options)(Sender).remote(case.nbytes)
         asked: deque[Any] = deque(actor.next_body.remote() for _ in range(case.depth))
 
         def receive(slot: np.ndarray) -> None:

@@ -318,7 +318,7 @@ class SimTrainer:
             world.sizes[self.stream, number] = self.size(world.random)
             self.drawn += 1
             awaited = len(world.taken[self.stream])
-            world.machine.ticket(world.now, self.stream, number, b"", awaited)
+            world.machine.tickets(world.now, self.stream, [(number, b"")], awaited)
 
     def next(self) -> None:
         world = self.world

@@ -93,15 +93,17 @@ class Dispatcher:
     def open_stream(self, stream: int, *, manifest: bytes, spec: bytes, facts: dict[str, Any], window: int, awaited: int = 0) -> None:
         self.streams[stream] = Stream(stream, spec, manifest, facts, window, awaited)
 
-    def ticket(self, now: float, stream_id: int, number: int, payload: bytes, awaited: int) -> None:
-        """Raises RemoteProtocolError for a ticket of no stream or one told twice."""
+    def tickets(self, now: float, stream_id: int, entries: list[tuple[int, bytes]], awaited: int) -> None:
+        """(number, payload) of new tickets. Raises RemoteProtocolError for one of no stream or told twice."""
         stream = self.streams.get(stream_id)
-        if stream is None or number in stream.tickets:
-            raise RemoteProtocolError(f"ticket {number} of stream {stream_id} was not expected")
-        ticket = Ticket(stream, number, payload, now)
-        stream.tickets[number] = ticket
-        stream.enqueue(ticket)
-        self.advance(stream, awaited)
+        for number, payload in entries:
+            if stream is None or number in stream.tickets or number < stream.awaited:
+                raise RemoteProtocolError(f"ticket {number} of stream {stream_id} was not expected")
+            ticket = Ticket(stream, number, payload, now)
+            stream.tickets[number] = ticket
+            stream.enqueue(ticket)
+        if stream is not None:
+            self.advance(stream, awaited)
         self.dispatch(now)
 
     def advance(self, stream: Stream, awaited: int) -> None:

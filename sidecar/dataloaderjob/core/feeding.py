@@ -85,7 +85,7 @@ class Feeding:
         self._building: Job | None = None
         self._queued = 0
         self._serial = 0
-        self._history: deque[tuple[int, str]] = deque(maxlen=_HISTORY)
+        self._history: deque[tuple[int, Event]] = deque(maxlen=_HISTORY)
 
     @property
     def load(self) -> int:
@@ -276,10 +276,10 @@ class Feeding:
 
     def _move(self, job: Job, event: Event) -> None:
         """Changes the state, and the places where the job is counted."""
-        self._history.append((job.serial, event.name))
+        self._history.append((job.serial, event))
         state = TRANSITIONS.get((job.state, event))
         if state is None:
-            raise IllegalTransition(job, event, list(self._history))
+            raise IllegalTransition(job, event, self._history)
         if state is job.state:
             return
         owner = self._links.get(job.link)

@@ -12,12 +12,13 @@ GONE       forgotten
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import IntEnum, auto
 from typing import Any
 
 
-class State(Enum):
+class State(IntEnum):
     PARKED = auto()
     QUEUED = auto()
     BUILDING = auto()
@@ -28,7 +29,7 @@ class State(Enum):
     GONE = auto()
 
 
-class Event(Enum):
+class Event(IntEnum):
     GRANT = auto()
     CANCEL = auto()
     SPEC = auto()
@@ -77,8 +78,9 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 class IllegalTransition(Exception):  # noqa: N818  named for what it tells, as in the style of the machines
     """The shell reported what cannot have happened; carries the last events."""
 
-    def __init__(self, job: Job, event: Event, history: list[tuple[int, str]]) -> None:
-        super().__init__(f"{job} cannot take {event.name}; last events (job, event): {history}")
+    def __init__(self, job: Job, event: Event, history: Iterable[tuple[int, Event]]) -> None:
+        events = [(serial, past.name) for serial, past in history]
+        super().__init__(f"{job} cannot take {event.name}; last events (job, event): {events}")
 
 
 @dataclass(slots=True, eq=False)

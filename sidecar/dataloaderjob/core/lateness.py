@@ -52,13 +52,13 @@ class Pace:
         return self._typical
 
 
-def overdue_after(pace: Pace, ahead: int) -> float | None:
-    """Seconds after which a ticket with `ahead` others before it at its feeder makes that feeder suspect.
+def overdue_after(pace: Pace) -> float | None:
+    """Seconds of silence about the batch that it should be making after which a feeder is suspect.
 
     None while nothing is known: the first batch may load a dataset for minutes.
     """
     typical = pace.typical
-    return None if typical is None else max(OVERDUE_FLOOR_S, OVERDUE_FACTOR * typical * (ahead + 1))
+    return None if typical is None else max(OVERDUE_FLOOR_S, OVERDUE_FACTOR * typical)
 
 
 def hedge_after(pace: Pace) -> float | None:

@@ -41,8 +41,8 @@ class Type(IntEnum):
     """S: JSON {"error": ...}; the link ends."""
     OPEN = 4
     """T: a new stream. JSON {"spec": manifest, ...}; `awaiting`: first ticket that is wanted."""
-    TICKET = 5
-    """T: `tickets.pack`. `awaiting`: the ticket that the trainer will take next."""
+    TICKETS = 5
+    """T: one or more tickets, `tickets.join`. `awaiting`: the ticket that the trainer will take next."""
     CLOSE = 6
     """T: the stream ends; tickets from `awaiting` on were not taken."""
     REGION = 7

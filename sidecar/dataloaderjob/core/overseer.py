@@ -41,36 +41,30 @@ def _check_links(machine: Dispatcher, now: float) -> None:
             _maybe_suspect(machine, now, link, up)
 
 
-def _head(link: Link) -> tuple[int, Ask] | None:
-    """The ask that this feeder should be making, and how many it has before it."""
-    for ahead, ask in enumerate(link.asks.values()):
-        if ask.state is AskState.ASKED:
-            return ahead, ask
-    return None
+def _head(link: Link) -> Ask | None:
+    """The ask that this feeder should be making: within a stream it takes the lowest ticket first."""
+    asked = [a for a in link.asks.values() if a.state is AskState.ASKED]
+    return min(asked, key=lambda a: a.ticket.number - a.ticket.stream.awaited, default=None)
 
 
 def _waiting(now: float, link: Link, ask: Ask) -> float:
     return now - max(ask.asked_at, link.answered_at)
 
 
-def _limit(ahead: int, ask: Ask) -> float | None:
-    return lateness.overdue_after(ask.ticket.stream.pace, ahead)
-
-
 def _overdue(now: float, link: Link) -> bool:
     head = _head(link)
-    if head is None or (limit := _limit(*head)) is None:
+    if head is None or (limit := lateness.overdue_after(head.ticket.stream.pace)) is None:
         return False
-    return _waiting(now, link, head[1]) > limit
+    return _waiting(now, link, head) > limit
 
 
 def _healthy(now: float, link: Link) -> bool:
     if not link.up or link.draining or link.suspect_since is not None:
         return False
     head = _head(link)
-    if head is None or (limit := _limit(*head)) is None:
+    if head is None or (limit := lateness.overdue_after(head.ticket.stream.pace)) is None:
         return True
-    return lateness.healthy(_waiting(now, link, head[1]), limit)
+    return lateness.healthy(_waiting(now, link, head), limit)
 
 
 def _transfer_late(now: float, ask: Ask) -> bool:
@@ -88,7 +82,7 @@ def _maybe_suspect(machine: Dispatcher, now: float, link: Link, up: list[Link]) 
         ticket = ask.ticket
         if ask.state is not AskState.ASKED:
             continue
-        if head is not None and ask is head[1]:
+        if ask is head:
             if ticket.reasks >= lateness.MAX_REASKS:
                 continue  # slow or hanging by itself: it waits for its deadline here
             ticket.reasks += 1

@@ -56,7 +56,7 @@ def pack(base_seed: int, first_position: int, keys: Sequence[Any], *, bare: bool
     Only `int` itself is packed: a numpy integer or a bool keeps its type, as torch's workers see it.
     """
     n = len(keys)
-    if set(map(type, keys)) <= {int}:
+    if list(map(type, keys)).count(int) == n:
         try:
             return _ints(n).pack(base_seed, first_position, bare, KeyForm.INTS, 0, n, *keys)
         except struct.error:
@@ -80,6 +80,29 @@ def unpack(data: bytes | memoryview) -> Ticket:
             raise RemoteProtocolError(f"a ticket says {n} keys and holds {len(keys)}")
         return Ticket(base_seed, first, bool(bare), keys)
     raise RemoteProtocolError(f"key form {key_form} is not known: this feeder serves map-style datasets only")
+
+
+_ENTRY = struct.Struct("<QI")
+
+
+def join(entries: Sequence[tuple[int, bytes]]) -> bytes:
+    """Several tickets (number, payload) as one message's payload."""
+    return b"".join([part for number, data in entries for part in (_ENTRY.pack(number, len(data)), data)])
+
+
+def split(data: bytes) -> list[tuple[int, bytes]]:
+    """Takes apart what `join` made. Raises RemoteProtocolError on anything else."""
+    entries, at = [], 0
+    while at < len(data):
+        if len(data) - at < _ENTRY.size:
+            raise RemoteProtocolError("a message of tickets ends within a ticket's head")
+        number, nbytes = _ENTRY.unpack_from(data, at)
+        at += _ENTRY.size
+        if nbytes > len(data) - at:
+            raise RemoteProtocolError(f"ticket {number} says {nbytes} bytes, {len(data) - at} are left")
+        entries.append((number, data[at : at + nbytes]))
+        at += nbytes
+    return entries
 
 
 def describe(data: bytes | memoryview, position: int | None = None, limit: int = 8) -> str:

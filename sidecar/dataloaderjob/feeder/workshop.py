@@ -15,6 +15,7 @@ from torch.utils.data import _utils
 from dataloaderjob.core import tickets
 from dataloaderjob.core.blobs import BlobStore, Spec
 from dataloaderjob.core.settings import FeederSettings
+from dataloaderjob.fetch.aliasing import aliased
 from dataloaderjob.fetch.failures import pack_failure
 from dataloaderjob.fetch.fetcher import Fetcher
 from dataloaderjob.fetch.ship import UserCode, load_spec
@@ -84,8 +85,10 @@ class Workshop:
             self._introduce(loaded, ticket.base_seed)
             phase = ""  # of the user's code: the fetcher says which
             batch = loaded.fetcher.fetch(number, ticket, on_sample)
+            held = aliased(batch)
             phase = "encoding the batch"
-            return encode(batch, allow_pickle=loaded.allow_pickle)
+            encoded = encode(batch, allow_pickle=loaded.allow_pickle)
+            return encoded.owned() if held else encoded
         except KeyboardInterrupt:
             raise
         except BaseException as exc:

@@ -1,9 +1,10 @@
 """A Ray head on this machine: started, watched and ended as one thing.
 
-`ray start --head --block` in a session of its own, with no CPUs (feeders are placed by a resource named
-"feeder", and Ray starts no workers ahead of need), no dashboard, a small object store, token
-authentication, and all state in one folder. Ray's processes outlive a SIGTERM, so every process of the
-session is recorded by a pidfd, and what is left after the grace is killed by it.
+`ray start --head` in a session of its own, with no CPUs (feeders are placed by a resource named "feeder",
+and Ray starts no workers ahead of need), no dashboard, autoscaler or client server, a small object store,
+token authentication, and all state in one folder. Without `--block`, which would kill the raylet and with
+it all feeders as soon as the GCS dies. Ray's processes outlive a SIGTERM, so every process of the session
+is recorded by a pidfd, and what is left after the grace is killed by it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,14 @@ OBJECT_STORE_NBYTES = 80 * 1024 * 1024
 """Ray's smallest is 75 MB. Nothing of the data path is in it."""
 MAX_FOLDER_NBYTES = 40
 """Ray adds up to 64 bytes to it for the paths of Unix sockets, which hold 107."""
+VITAL = ("gcs_server", "raylet")
+"""Processes without which a head is dead."""
+_WITHOUT_CLIENT_SERVER = (
+    "import ray.scripts.scripts as scripts; "
+    "scripts.get_ray_client_dependency_error = lambda: 'not wanted'; "
+    "scripts.main()"
+)
+"""`ray start` has no option to leave Ray's client server out, a process of 60 MB on a fixed port."""
 
 
 @dataclass(slots=True)
@@ -60,8 +69,11 @@ class RayHead:
         resources: Mapping[str, float] | None = None,
         env: Mapping[str, str] | None = None,
         host: str = "127.0.0.1",
+        cwd: Path | None = None,
     ) -> None:
         """`folder` is made; its owner removes it after `stop`. `env` is added to this process's.
+
+        `cwd` is where feeders run, and user code in them; None: `folder`.
 
         Raises InputError when the folder's path is too long for Ray's Unix sockets.
         """
@@ -75,6 +87,7 @@ class RayHead:
         self._resources = dict(resources or {"feeder": 64.0})
         self._extra_env = dict(env or {})
         self._host = host
+        self._cwd = cwd or self.folder
         self._head: subprocess.Popen[bytes] | None = None
         self._processes: dict[int, _Process] = {}
         self.token_path = self.folder / "token"
@@ -110,13 +123,13 @@ class RayHead:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                cwd=self.folder,
+                cwd=self._cwd,
             )
         self._record()
 
     def _command(self) -> list[str]:
         return [
-            sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block",
+            sys.executable, "-P", "-c", _WITHOUT_CLIENT_SERVER, "start", "--head", "--no-monitor",
             f"--temp-dir={self.folder}", f"--node-ip-address={self._host}", "--port=0",
             "--num-cpus=0", f"--resources={json.dumps(self._resources)}",
             f"--object-store-memory={OBJECT_STORE_NBYTES}", "--include-dashboard=false",
@@ -130,15 +143,21 @@ class RayHead:
         """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            if self._head is None or self._head.poll() is not None:
-                raise ServiceError(f"Ray's head ended while it started:\n{self._last_lines()}")
-            with contextlib.suppress(OSError, ValueError):
-                host, port = self.address.rsplit(":", 1)
-                socket.create_connection((host, int(port)), timeout=1.0).close()
-                self._record()
-                return self.address
+            if (address := self.poll_up()) is not None:
+                return address
             time.sleep(0.05)
         raise ServiceError(f"Ray's head was not up after {timeout_s:.0f} s:\n{self._last_lines()}")
+
+    def poll_up(self) -> str | None:
+        """The address once drivers can connect. Raises ServiceError when the start failed."""
+        if self._head is None or self._head.poll() not in (None, 0):
+            raise ServiceError(f"Ray's head ended while it started:\n{self._last_lines()}")
+        with contextlib.suppress(OSError, ValueError):
+            host, port = self.address.rsplit(":", 1)
+            socket.create_connection((host, int(port)), timeout=1.0).close()
+            self._record()
+            return self.address
+        return None
 
     @property
     def address(self) -> str:
@@ -151,10 +170,13 @@ class RayHead:
         return {p.pid: p.name for p in self._processes.values() if p.alive()}
 
     def alive(self) -> bool:
-        """Whether `ray start`, which ends when one of its processes does, the GCS and the raylet live."""
-        names = set(self.pids().values())
-        head = self._head is not None and self._head.poll() is None
-        return head and {"gcs_server", "raylet"} <= names
+        """Whether the GCS and the raylet live."""
+        return set(VITAL) <= set(self.pids().values())
+
+    def vital_pidfds(self) -> dict[str, int]:
+        """Pidfds of the GCS and the raylet, once they run; valid until `stop`."""
+        self._record()
+        return {p.name: p.pidfd for p in self._processes.values() if p.name in VITAL}
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Ends every process: SIGTERM, and SIGKILL to those that live after `grace_s`. Safe to call twice."""

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import Any
 
-from dataloaderjob.core import link, overseer
+from dataloaderjob.core import link, overseer, tickets
 from dataloaderjob.core.blobs import Spec
 from dataloaderjob.core.control import FAILED, Control
 from dataloaderjob.core.dispatch import Dispatcher, DispatchSettings
@@ -172,8 +172,8 @@ class Receiver:
                 raise TrainerGone
             if (packet := self._incoming.feed(data)) is None:
                 continue
-            if packet.type == link.Type.TICKET:
-                self.machine.ticket(now, packet.stream, packet.ticket, packet.payload, packet.awaiting)
+            if packet.type == link.Type.TICKETS:
+                self.machine.tickets(now, packet.stream, tickets.split(packet.payload), packet.awaiting)
             elif packet.type == link.Type.OPEN:
                 self._open_stream(packet)
             elif packet.type == link.Type.CLOSE:

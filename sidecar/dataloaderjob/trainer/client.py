@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataloaderjob.core import control as ctl
-from dataloaderjob.core import link
+from dataloaderjob.core import link, tickets
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import DeadlineExceeded, ServiceError, ServiceUnavailable
 from dataloaderjob.trainer.ring import Ring, map_region
@@ -42,6 +42,12 @@ class Stream:
     pending: dict[int, bytes] = field(default_factory=dict)
     """Tickets sent and not taken: what is sent again when a sidecar dies."""
     failures: dict[int, bytes] = field(default_factory=dict)
+    unsent: list[tuple[int, bytes]] = field(default_factory=list)
+
+    @property
+    def together(self) -> int:
+        """Tickets in one message: so few that feeders never run out of work for it."""
+        return max(1, min(8, self.window // 4))
 
 
 def connect(path: str, rank: str) -> Client:
@@ -129,8 +135,8 @@ class Client:
         self.closed_streams.clear()
         for stream in self.streams.values():
             self._send_open(stream)
-            for number, payload in sorted(stream.pending.items()):
-                self._send(link.pack(link.Type.TICKET, payload, stream=stream.id, ticket=number, awaiting=stream.awaited))
+            stream.unsent.clear()
+            self._send_tickets(stream, sorted(stream.pending.items()))
 
     def _check(self) -> None:
         if self.dead is not None:
@@ -161,15 +167,32 @@ class Client:
         self._send(link.pack_json(link.Type.OPEN, message, stream=stream.id, awaiting=stream.awaited))
 
     def ticket(self, stream: Stream, number: int, payload: bytes) -> None:
-        """Asks for batch `number`. What was asked is asked again if the sidecar dies."""
+        """Asks for batch `number`, at the latest when its stream waits.
+
+        Up to a quarter of the window is sent in one message: the system call, which wakes the receiver,
+        costs more than everything else in a `next()` whose batch is ready. What was asked is asked again
+        if the sidecar dies.
+        """
+        stream.pending[number] = payload
+        stream.unsent.append((number, payload))
+        if len(stream.unsent) >= stream.together:
+            self.flush(stream)
+
+    def flush(self, stream: Stream) -> None:
+        """Sends the tickets that are held back."""
         with self._lock:
             self._check()
-            stream.pending[number] = payload
-            packets = link.pack(link.Type.TICKET, payload, stream=stream.id, ticket=number, awaiting=stream.awaited)
+            if not stream.unsent:
+                return
             try:
-                self._send(packets)
+                self._send_tickets(stream, stream.unsent)
+                stream.unsent.clear()
             except ConnectionError:
                 self._reattach()
+
+    def _send_tickets(self, stream: Stream, entries: list[tuple[int, bytes]]) -> None:
+        payload = tickets.join(entries)
+        self._send(link.pack(link.Type.TICKETS, payload, stream=stream.id, awaiting=stream.awaited))
 
     def close(self, stream: Stream) -> None:
         with self._lock:
@@ -198,8 +221,8 @@ class Client:
 
     def wait(self, stream: Stream, number: int, timeout_s: float) -> int:
         """Sleeps until a ticket is ready; returns its lease. Raises DeadlineExceeded, ServiceUnavailable."""
-        self._check()
         self._close_collected()
+        self.flush(stream)
         control = self.control
         started = time.monotonic()
         limit = timeout_s or float(self.settings["batch_deadline_s"]) + GRACE_S

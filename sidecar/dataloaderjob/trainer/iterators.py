@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.utils.data import _utils
@@ -83,7 +83,7 @@ class _Windowed(_BaseDataLoaderIter):
     def _submit(self, number: int, keys: list[Any]) -> None:
         raise NotImplementedError
 
-    def _finish(self) -> None:
+    def _finish(self) -> NoReturn:
         """No batch is left."""
         if self._sampler_error is not None:
             error, self._sampler_error = self._sampler_error, None
@@ -91,7 +91,7 @@ class _Windowed(_BaseDataLoaderIter):
         raise StopIteration
 
     def _pinned(self, batch: Any) -> Any:
-        if self._pin_memory and torch.cuda.is_initialized():
+        if self._pin_memory and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
         return batch
 
@@ -116,7 +116,7 @@ class InProcessIterator(_Windowed):
             with preserved_generators():
                 batch = self._fetcher.fetch(number, ticket)
         except SampleError as exc:
-            raise exc.cause from None
+            raise failures.as_raised(exc) from None
         finally:
             self._num_yielded += 1
             self._draw(1)
@@ -141,6 +141,7 @@ class ServiceIterator(_Windowed):
         self._decoder = Decoder(allow_pickle=loader.allow_pickle or bool(client.settings["allow_pickle"]))
         self._open(loader)
         self._draw(window)
+        self._flush()
 
     def _open(self, loader: DataLoader) -> None:
         if self._spec is None or not loader.persistent_workers:
@@ -155,6 +156,7 @@ class ServiceIterator(_Windowed):
         self._close()
         self._open(loader)
         super()._reset(loader, first_iter)
+        self._flush()
 
     def _submit(self, number: int, keys: list[Any]) -> None:
         stream = self._stream
@@ -167,13 +169,16 @@ class ServiceIterator(_Windowed):
             ) from exc
         self._client.ticket(stream, number, payload)
 
+    def _flush(self) -> None:
+        if self._stream is not None:
+            self._client.flush(self._stream)
+
     def __next__(self) -> Any:
         stream = self._stream
         number = self._taken
         if stream is None or number >= self._drawn:
             self._close()
             self._finish()
-            raise StopIteration
         words = self._words
         began = time.perf_counter_ns()
         lease = self._control.ready(stream.id, number) if self._client.dead is None else None
@@ -191,7 +196,10 @@ class ServiceIterator(_Windowed):
             self._taken = stream.awaited = number + 1
             self._num_yielded += 1
             words[ctl.W_NEXT_CALLS] += 1
-            self._draw(1)
+            if not self._exhausted:
+                self._draw(1)
+                if self._exhausted:
+                    self._flush()
         if self._pin_memory:
             batch = self._pinned(batch)
         self._returned_ns = time.perf_counter_ns()
