@@ -43,7 +43,7 @@ class Case:
     def bursts(self) -> int:
         if self.smoke:
             return 3
-        return 14 if self.nbytes > 4e6 else 24
+        return 10 if self.nbytes > 4e6 else 20
 
     @property
     def warm_bursts(self) -> int:
@@ -64,7 +64,7 @@ class Case:
         """Batches of the second way of taking."""
         if self.smoke:
             return 10
-        return 60 if self.nbytes > 4e6 else 500
+        return 40 if self.nbytes > 4e6 else 300
 
     @property
     def batches(self) -> int:

@@ -126,7 +126,9 @@ def _line(row: dict[str, Any]) -> str:
 def figure_text(row: dict[str, Any]) -> str:
     """Figure, interval and promise of a row in one phrase."""
     promised = ", ".join(f"{k} {number(row[k])}" for k in ("floor", "target") if row[k] is not None)
-    if row["peer_name"]:
+    if row["met"] == "missing":
+        found = "not measured"
+    elif row["peer_name"]:
         found = f"{number(row['ratio'])} times ({number(row['ratio_low'])} to {number(row['ratio_high'])})"
         found += f", ours {number(row['ours'])}, peer {number(row['peer'])} {row['unit']}"
     else:

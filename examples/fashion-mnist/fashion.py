@@ -105,4 +105,4 @@ def _parse(content: bytes, path: Path, ndim: int) -> Bytes:
     zero, kind, dims, *shape = header.unpack_from(content)
     if (zero, kind, dims) != (0, 8, ndim) or len(content) != header.size + math.prod(shape):
         raise ValueError(f"{path}: no whole idx file of bytes in {ndim} dimensions: get the file anew")
-    return np.frombuffer(content, dtype=np.uint8, offset=header.size).reshape(shape)
+    return np.frombuffer(bytearray(content), dtype=np.uint8, offset=header.size).reshape(shape)

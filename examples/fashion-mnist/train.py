@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.utils.data
-from fashion import MissingDataError, FashionMNIST
+from fashion import FashionMNIST, MissingDataError
 from torch import distributed, nn
 from torch.utils.data.distributed import DistributedSampler
 

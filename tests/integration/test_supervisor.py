@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def ray_head() -> Iterator[RayHead]:
         yield made
 
 
-@pytest.fixture()
+@pytest.fixture
 def start(ray_head: RayHead, tmp_path: Path) -> Iterator[Start]:
     made: list[Supervised] = []
 
@@ -63,7 +64,7 @@ class Sidecar:
         sockets.greet(self.sock, KEY, role=role, name="pod-0", job=supervised.job)
         self.sock.settimeout(40)
 
-    def __enter__(self) -> Sidecar:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -87,7 +88,8 @@ class Shouting(Squares):
     """Prints what it makes."""
 
     def __getitem__(self, i: int) -> torch.Tensor:
-        print(f"making {i}", flush=True)
+        sys.stdout.write(f"making {i}\n")
+        sys.stdout.flush()
         os.write(2, f"native {i}\n".encode())
         return super().__getitem__(i)
 
@@ -117,11 +119,9 @@ def test_the_number_of_feeders_follows_1_3_0_2(start: Start):
     gone = {}
     for feeders in (3, 0, 2):
         supervised.scale(feeders)
-        before = time.monotonic()
         found = supervised.ready(feeders)
-        print(f"{feeders} feeders after {time.monotonic() - before:.2f} s")
         assert [f["name"] for f in found] == [f"feeder-{i}" for i in range(feeders)]
-        wait_until(lambda: not any(map(alive, gone)), 10, "feeders that are not wanted have ended")  # noqa: B023
+        wait_until(lambda: not any(map(alive, gone)), 10, "feeders that are not wanted have ended")
         gone = {f["pid"] for f in found}
 
 
@@ -146,7 +146,23 @@ def test_a_supervisor_started_again_adopts_feeders_number_and_output(start: Star
         wait_until(lambda: supervised.output.count("INFO feeder-1") >= 2, 5)
         receiver.ticket(2, [5], spec.id)
         assert receiver.next().kind is Kind.BODY
-        wait_until(lambda: "[feeder-1] making 5" in supervised.output, 10, "the adopted one's output is shown")
+        wait_until(
+            lambda: "[feeder-1] making 5" in supervised.output, 10, "the adopted one's output is shown"
+        )
+
+
+def test_a_sigterm_leaves_the_feeders_and_a_stop_request_ends_them(start: Start):
+    supervised = start()
+    (feeder,) = supervised.ready(1)
+    assert supervised.process is not None
+    supervised.process.terminate()
+    assert supervised.process.wait(10) == 0
+    assert alive(feeder["pid"])
+    supervised.start()
+    supervised.wait(lambda s: s["ready"] == 1 and s["feeders"][0]["pid"] == feeder["pid"])
+    supervised.ask("stop")
+    assert supervised.process.wait(20) == 0
+    wait_until(lambda: not alive(feeder["pid"]), 10, "the feeder has ended")
 
 
 def test_a_frozen_feeder_is_replaced_when_a_receiver_says_so(start: Start):
@@ -166,7 +182,7 @@ def test_a_feeder_without_room_is_told_of_and_made_anew_until_there_is(start: St
     supervised = start(num_feeders=2, ready_timeout_s=8.0, feeder_resources={"feeder": 40.0})
     status = supervised.wait(lambda s: s["ready"] == 1 and any("no node has room" in n for n in s["notes"]))
     (waiting,) = [f for f in status["feeders"] if f["state"] != "ready"]
-    assert "feeder: 40 needed, 24 of 64 free" in waiting["why"]
+    assert re.search(r"feeder: 40 needed, \d+ of 64 free", waiting["why"])
     supervised.wait(lambda s: any("is made anew" in n for n in s["notes"]))
     supervised.wait(lambda s: s["feeders"][int(waiting["name"][-1])]["state"] == "placing")
     supervised.scale(1)
@@ -220,9 +236,8 @@ def test_figures_and_bad_requests(start: Start):
             supervised.ask(**message)
 
 
-def test_without_the_clusters_token_nobody_comes_in_and_no_home_is_touched(
-    ray_head: RayHead, tmp_path: Path
-):
+@pytest.mark.slow
+def test_without_the_clusters_token_nobody_comes_in_and_no_home_is_touched(ray_head: RayHead, tmp_path: Path):
     wrong = tmp_path / "wrong"
     wrong.write_text("0" * 64)
     plain = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
@@ -237,7 +252,9 @@ def test_without_the_clusters_token_nobody_comes_in_and_no_home_is_touched(
     assert not [p for p in home.rglob("*") if "ray" in p.name.lower()]
 
 
-def test_a_head_that_never_answers_ends_the_supervisor_with_the_likely_cause(tmp_path: Path, ray_head: RayHead):
+def test_a_head_that_never_answers_ends_the_supervisor_with_the_likely_cause(
+    tmp_path: Path, ray_head: RayHead
+):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         supervised = Supervised(tmp_path, ray_head, ray_address=address, init_timeout_s=3.0)
@@ -248,6 +265,7 @@ def test_a_head_that_never_answers_ends_the_supervisor_with_the_likely_cause(tmp
     assert "spec.ray.tuning" in supervised.output
 
 
+@pytest.mark.slow
 def test_a_raylet_killed_ends_the_supervisor_and_the_head_leaves_nothing(tmp_path: Path):
     with head() as made:
         supervised = Supervised(tmp_path, made)
@@ -264,6 +282,7 @@ def test_a_raylet_killed_ends_the_supervisor_and_the_head_leaves_nothing(tmp_pat
     assert not any(map(alive, pids))
 
 
+@pytest.mark.slow
 def test_a_head_ends_all_its_processes_also_those_that_ignore_it(tmp_path: Path):
     with head() as made:
         supervised = Supervised(tmp_path, made, num_feeders=2)
@@ -272,9 +291,7 @@ def test_a_head_ends_all_its_processes_also_those_that_ignore_it(tmp_path: Path)
         os.kill(frozen["pid"], signal.SIGSTOP)
         pids = made.pids()
         supervised.kill()
-        before = time.monotonic()
         made.stop(1.0)
-        print(f"a head with {len(pids)} processes ended after {time.monotonic() - before:.2f} s")
         assert not any(map(alive, pids))
         assert made.pids() == {}
 
@@ -291,7 +308,7 @@ if any(os.path.basename(a) == "default_worker.py" for a in sys.orig_argv[1:3]):
 """
 
 
-@pytest.mark.slow()
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "timeout_s", [pytest.param(10, id="dies-at-10-s"), pytest.param(120, id="lives-at-120-s")]
 )
@@ -320,7 +337,7 @@ def test_a_worker_whose_start_takes_40_s(tmp_path: Path, timeout_s: int):
         supervised.kill()
 
 
-@pytest.mark.slow()
+@pytest.mark.slow
 def test_health_checks_are_as_tuned(tmp_path: Path):
     """A frozen raylet is declared dead after about threshold x period, not after Ray's 25 s."""
     tuning = RayTuning(
@@ -343,6 +360,5 @@ def test_health_checks_are_as_tuned(tmp_path: Path):
             [sys.executable, "-c", code, made.address, str(raylet)],
             env={**os.environ, **made.env()}, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
-    print(done.stdout)
     seconds = float(done.stdout.rsplit("dead after", 1)[1])
     assert seconds < 8, done.stderr

@@ -6,10 +6,9 @@ import os
 import socket
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -37,15 +36,16 @@ class Frame(NamedTuple):
 class Receiver:
     """A blocking client of one feeder. Answers NEED_SPEC from its own specs."""
 
-    def __init__(self, port: int, key: bytes, *, host: str = "127.0.0.1", job: str = "job", timeout_s: float = 20.0):
+    def __init__(
+        self, port: int, key: bytes, *, host: str = "127.0.0.1", job: str = "job", timeout_s: float = 20.0
+    ):
         self.sock = socket.create_connection((host, port), timeout=5)
         self.facts = sockets.greet(self.sock, key, role="receiver", name="test", job=job)
         self.sock.settimeout(timeout_s)
         self.specs: dict[bytes, Spec] = {}
         self.notes: list[str] = []
-        self._waiting: deque[Frame] = deque()
 
-    def __enter__(self) -> Receiver:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,7 +70,14 @@ class Receiver:
     ) -> None:
         payload = tickets.pack(base_seed, 0, keys, bare=bare)
         self.send(
-            Kind.TICKET, payload, generation=generation, stream=stream, ticket=number, spec=spec, room=room, flags=flags
+            Kind.TICKET,
+            payload,
+            generation=generation,
+            stream=stream,
+            ticket=number,
+            spec=spec,
+            room=room,
+            flags=flags,
         )
 
     def grant(self, number: int, *, stream: int = 1, room: int = PLENTY) -> None:
@@ -113,9 +120,13 @@ class Receiver:
             self.sock.settimeout(before)
 
 
-def spec_of(dataset: Any, folder: Path, *, collate_fn: Callable[[Any], Any] | None = None, **options: Any) -> Spec:
+def spec_of(
+    dataset: Any, folder: Path, *, collate_fn: Callable[[Any], Any] | None = None, **options: Any
+) -> Spec:
     worker_init_fn = options.pop("worker_init_fn", None)
-    return make_spec(dataset, collate_fn, worker_init_fn, store=BlobStore(folder), allow_pickle=False, **options)
+    return make_spec(
+        dataset, collate_fn, worker_init_fn, store=BlobStore(folder), allow_pickle=False, **options
+    )
 
 
 def checksum_holds(frame: Frame) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -33,6 +34,7 @@ class Rig:
         self.feeders: list[tuple[subprocess.Popen, dict]] = []
         self.sidecar_options = sidecar
         self.sidecar: subprocess.Popen | None = None
+        self.others: list[subprocess.Popen] = []
         self.count = feeders
 
     def __enter__(self) -> Rig:
@@ -47,7 +49,7 @@ class Rig:
 
     def __exit__(self, *_: object) -> None:
         os.environ.pop("DATALOADERJOB_SOCKET", None)
-        processes = [p for p, _ in self.feeders] + ([self.sidecar] if self.sidecar else [])
+        processes = [p for p, _ in self.feeders] + ([self.sidecar] if self.sidecar else []) + self.others
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGCONT)
@@ -56,6 +58,7 @@ class Rig:
             process.wait()
             if process.stdout:
                 process.stdout.close()
+        shutil.rmtree(self.home, ignore_errors=True)
 
     def _start(self, module: str, settings: object, name: str) -> tuple[subprocess.Popen, dict]:
         path = self.home / f"{name}.json"
@@ -81,12 +84,9 @@ class Rig:
         return [p for p, _ in new]
 
     def start_sidecar(self, **more) -> subprocess.Popen:
-        feeders = [
-            (f"feeder-{i}", about["instance"], about["host"], about["port"]) for i, (_, about) in enumerate(self.feeders)
-        ]
+        options = {"socket": self.socket, "feeders": self.endpoints(), "metrics_port": 0, **self.sidecar_options, **more}
         settings = SidecarSettings(
-            job=JOB, socket=self.socket, key_path=str(self.home / "key"), blobs=str(self.home / "blobs"),
-            feeders=feeders, **{"metrics_port": 0, **self.sidecar_options, **more},
+            job=JOB, key_path=str(self.home / "key"), blobs=str(self.home / "blobs"), **options
         )
         self.sidecar, about = self._start("dataloaderjob.sidecar", settings, "sidecar")
         line = self.sidecar.stdout.readline()
@@ -94,6 +94,26 @@ class Rig:
         about.update(json.loads(line))
         self.metrics_port = about["metrics_port"]
         return self.sidecar
+
+    def another_sidecar(self, name: str, *, feeders: int | None = None, **more) -> str:
+        """A second sidecar, for the first `feeders` of the feeders; returns its socket."""
+        path = str(self.home / name)
+        first, about = self.sidecar, self.metrics_port
+        listed = self.endpoints()[:feeders]
+        self.others.append(self.start_sidecar(socket=path, feeders=listed, **more))
+        self.sidecar, self.metrics_port = first, about
+        return path
+
+    def endpoints(self) -> list[tuple]:
+        return [
+            (f"feeder-{i}", about["instance"], about["host"], about["port"])
+            for i, (_, about) in enumerate(self.feeders)
+        ]
+
+    def kill_sidecar(self) -> None:
+        self.sidecar.kill()
+        self.sidecar.wait()
+        self.sidecar.stdout.close()
 
     def status(self) -> dict:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:

@@ -68,7 +68,13 @@ class Supervised:
         env = env if env is not None else {**os.environ, **self.ray.env()}
         with (self.folder / "supervisor.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "dataloaderjob.feeder.supervisor", "--settings", self.folder / "supervisor.json"],
+                [
+                    sys.executable,
+                    "-m",
+                    "dataloaderjob.feeder.supervisor",
+                    "--settings",
+                    self.folder / "supervisor.json",
+                ],
                 env={**env, "HOME": str(self.ray.folder.parent / "home"), "PYTHONPATH": str(SUPPORT)},
                 stdout=log,
                 stderr=log,
@@ -119,7 +125,9 @@ class Supervised:
     def ready(self, feeders: int, timeout_s: float = 40.0) -> list[dict[str, Any]]:
         """Waits until so many feeders are there, and no others."""
         return list(
-            self.wait(lambda s: s["ready"] == len(s["feeders"]) == feeders == s["desired"], timeout_s)["feeders"]
+            self.wait(lambda s: s["ready"] == len(s["feeders"]) == feeders == s["desired"], timeout_s)[
+                "feeders"
+            ]
         )
 
 

@@ -23,6 +23,7 @@ def fresh_tensor():
         pytest.param(lambda: default_collate([{"a": np.zeros(3), "s": "x"}] * 2), id="dict of arrays"),
         pytest.param(lambda: ["a", {"k": [torch.zeros(2), None]}], id="nested"),
         pytest.param(lambda: [np.zeros(3)], id="array"),
+        pytest.param(lambda: 17, id="a number"),
     ],
 )
 def test_a_fresh_batch_is_sent_as_it_lies(make):

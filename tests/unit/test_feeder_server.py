@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import struct
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from feeder_client import (
     PLENTY,
-    Deadly,
     Gated,
     Large,
     Receiver,
@@ -25,54 +20,29 @@ from feeder_client import (
     spec_of,
     wait_until,
 )
+from feeder_serving import KEY, Connect, blobs, connecting, serving
 
 from dataloaderjob.core import auth, frames, sockets
 from dataloaderjob.core.blobs import Spec
-from dataloaderjob.core.errors import AuthError, InputError, UserCodeError
+from dataloaderjob.core.errors import AuthError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Kind
-from dataloaderjob.core.settings import FeederSettings, dump
 from dataloaderjob.feeder.server import FeederServer
 from dataloaderjob.fetch.failures import unpack_failure
 
-KEY = bytes(range(32))
-Connect = Callable[[], Receiver]
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[FeederServer]:
+    with serving(tmp_path) as made:
+        yield made
 
 
-@pytest.fixture()
-def feeder_settings(tmp_path: Path) -> FeederSettings:
-    (tmp_path / "key").write_bytes(KEY)
-    return FeederSettings(job="job", key_path=str(tmp_path / "key"), blob_folder=str(tmp_path / "blobs"))
-
-
-@pytest.fixture()
-def server(feeder_settings: FeederSettings) -> Iterator[FeederServer]:
-    interval = sys.getswitchinterval()
-    made = FeederServer(feeder_settings)
-    made.start()
-    yield made
-    made.stop()
-    assert made.join(10) is None
-    sys.setswitchinterval(interval)
-
-
-@pytest.fixture()
+@pytest.fixture
 def connect(server: FeederServer) -> Iterator[Connect]:
-    made: list[Receiver] = []
-
-    def connect() -> Receiver:
-        made.append(Receiver(server.port, KEY))
-        return made[-1]
-
-    yield connect
-    for receiver in made:
-        receiver.sock.close()
+    with connecting(server) as made:
+        yield made
 
 
-def blobs(tmp_path: Path) -> Path:
-    return tmp_path / "blobs"
-
-
-@pytest.fixture()
+@pytest.fixture
 def squares(tmp_path: Path) -> Spec:
     return spec_of(Squares(), blobs(tmp_path))
 
@@ -119,7 +89,9 @@ def test_a_manifest_of_another_spec_ends_the_link(connect: Connect, squares: Spe
             receiver.read()
 
 
-def test_a_body_above_its_room_is_announced_with_its_size_and_waits_for_the_grant(connect: Connect, tmp_path: Path):
+def test_a_body_above_its_room_is_announced_with_its_size_and_waits_for_the_grant(
+    connect: Connect, tmp_path: Path
+):
     with connect() as receiver:
         spec = receiver.know(spec_of(Large(100_000), blobs(tmp_path)))
         receiver.ticket(0, [7], spec, room=1000)
@@ -236,82 +208,9 @@ def test_frames_of_an_older_generation_mean_nothing(connect: Connect, squares: S
         assert [receiver.next().header.ticket for _ in range(2)] == [0, 2]
 
 
-def test_an_error_of_user_code_names_index_feeder_and_line(connect: Connect, squares: Spec):
-    with connect() as receiver:
-        spec = receiver.know(squares)
-        receiver.ticket(0, [1, 5000], spec)
-        frame = receiver.next()
-        assert frame.kind is Kind.FAILED
-        error = unpack_failure(frame.payload)
-        assert isinstance(error, IndexError)
-        assert "index 5000 of 1000" in str(error)
-        assert "for index 5000 in feeder-0" in str(error)
-        assert "feeder_client.py" in str(error)
-        receiver.ticket(1, [1], spec)
-        assert receiver.next().kind is Kind.BODY, "the feeder goes on"
-
-
-def test_a_batch_that_cannot_travel_names_the_leaf(connect: Connect, tmp_path: Path):
-    with connect() as receiver:
-        spec = receiver.know(spec_of(Squares(), blobs(tmp_path), collate_fn=lambda s: {"x": object()}))
-        receiver.ticket(0, [1], spec)
-        error = unpack_failure(receiver.next().payload)
-        assert isinstance(error, InputError)
-        assert 'batch["x"]' in str(error) or "batch['x']" in str(error)
-        assert "allow_pickle" in str(error)
-
-
-def test_sys_exit_in_user_code_fails_the_batch_and_not_the_feeder(connect: Connect, tmp_path: Path):
-    with connect() as receiver:
-        spec = receiver.know(spec_of(Squares(), blobs(tmp_path), collate_fn=lambda s: sys.exit(3)))
-        receiver.ticket(0, [1], spec)
-        assert isinstance(unpack_failure(receiver.next().payload), UserCodeError)
-        receiver.ticket(1, [1], spec)
-        assert receiver.next().kind is Kind.FAILED
-
-
-def test_worker_init_fn_runs_once_and_worker_info_answers(connect: Connect, tmp_path: Path):
-    seen = tmp_path / "seen"
-
-    def init(worker_id: int) -> None:
-        info = torch.utils.data.get_worker_info()
-        with seen.open("a") as out:
-            out.write(json.dumps([worker_id, info.id, info.num_workers, len(info.dataset)]) + "\n")
-
-    def collate(samples: list[torch.Tensor]) -> list[int]:
-        return [torch.utils.data.get_worker_info().id, torch.utils.data.get_worker_info().seed, torch.get_num_threads()]
-
-    with connect() as receiver:
-        spec = receiver.know(spec_of(Squares(), blobs(tmp_path), collate_fn=collate, worker_init_fn=init))
-        receiver.ticket(0, [1], spec, base_seed=7)
-        receiver.ticket(1, [1], spec, base_seed=8)
-        assert [receiver.next().batch() for _ in range(2)] == [[0, 7, 1], [0, 8, 1]]
-    assert seen.read_text().splitlines() == ["[0, 0, 1, 1000]"]
-
-
-def test_a_failing_worker_init_fn_fails_every_ticket_of_its_spec(connect: Connect, tmp_path: Path):
-    def init(worker_id: int) -> None:
-        raise PermissionError(13, "no disk for you")
-
-    with connect() as receiver:
-        spec = receiver.know(spec_of(Squares(), blobs(tmp_path), worker_init_fn=init))
-        for k in range(2):
-            receiver.ticket(k, [1], spec)
-            error = unpack_failure(receiver.next().payload)
-            assert isinstance(error, PermissionError)
-            assert "worker_init_fn" in str(error)
-
-
-def test_ten_datasets_are_served_although_eight_stay_loaded(connect: Connect, tmp_path: Path):
-    with connect() as receiver:
-        specs = [receiver.know(spec_of(Squares(n + 1), blobs(tmp_path))) for n in range(10)]
-        for turn in range(2):
-            for n, spec in enumerate(specs):
-                receiver.ticket(turn * 10 + n, [n], spec)
-                assert receiver.next().batch().tolist() == [n * n]
-
-
-def test_blobs_that_are_nowhere_fail_the_ticket_of_a_feeder_without_supervisor(connect: Connect, tmp_path: Path):
+def test_blobs_that_are_nowhere_fail_the_ticket_of_a_feeder_without_supervisor(
+    connect: Connect, tmp_path: Path
+):
     with connect() as receiver:
         spec = receiver.know(spec_of(Squares(), tmp_path / "elsewhere"))
         receiver.ticket(0, [1], spec)
@@ -389,55 +288,3 @@ def test_frames_cut_at_any_byte_are_understood(connect: Connect, squares: Spec):
         for byte in sent:
             receiver.sock.send(bytes([byte]))
         assert [receiver.next().header.ticket for _ in range(2)] == [1, 2]
-
-
-def test_user_code_that_forks_does_not_keep_the_link_open(tmp_path: Path, feeder_settings: FeederSettings):
-    def collate(samples: list[torch.Tensor]) -> int:
-        pid = os.fork()
-        if pid == 0:
-            time.sleep(30)
-            os._exit(0)
-        return pid
-
-    process, ready = start_process(tmp_path, feeder_settings)
-    with Receiver(ready["port"], KEY) as receiver:
-        spec = receiver.know(spec_of(Squares(), blobs(tmp_path), collate_fn=collate))
-        receiver.ticket(0, [1], spec)
-        child = receiver.next().batch()
-        process.kill()
-        process.wait()
-        try:
-            with pytest.raises(ConnectionError):
-                receiver.read()
-        finally:
-            os.kill(child, 9)
-
-
-def start_process(tmp_path: Path, settings: FeederSettings) -> tuple[subprocess.Popen[str], dict[str, int]]:
-    dump(settings, tmp_path / "feeder.json")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dataloaderjob.feeder.server", "--settings", str(tmp_path / "feeder.json")],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")},
-    )
-    assert process.stdout is not None
-    ready = json.loads(process.stdout.readline())
-    assert ready["pid"] == process.pid
-    return process, ready
-
-
-def test_a_feeder_by_itself_names_the_sample_that_kills_it(tmp_path: Path, feeder_settings: FeederSettings):
-    process, ready = start_process(tmp_path, feeder_settings)
-    try:
-        with Receiver(ready["port"], KEY) as receiver:
-            assert receiver.facts["instance"] == ready["instance"]
-            spec = receiver.know(spec_of(Deadly(), blobs(tmp_path)))
-            receiver.ticket(0, [11, 12, 13, 14], spec, flags=Flag.PROBE)
-            assert [receiver.next().header.room for _ in range(3)] == [0, 1, 2]
-            with pytest.raises(ConnectionError):
-                receiver.read()
-        assert process.wait(10) == 0
-    finally:
-        process.kill()
-        process.wait()

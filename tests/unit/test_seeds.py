@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloaderjob.core import seeds
-from dataloaderjob.core.facts import mismatch
+from dataloaderjob.core.facts import caution, mismatch
 from dataloaderjob.fetch.facts import facts
 
 
@@ -104,10 +104,13 @@ def test_a_difference_is_named_with_what_to_do(fact: str, found: str | None, sai
     assert "feeder image from the trainer's image" in message
 
 
-def test_another_cpu_has_a_remedy_of_its_own() -> None:
-    message = mismatch({"cpu": "x86_64 AVX512"}, {"cpu": "x86_64 AVX2"})
+def test_another_cpu_is_told_but_not_refused() -> None:
+    trainer, feeder = {"cpu": "x86_64 AVX512"}, {"cpu": "x86_64 AVX2"}
+    assert mismatch(trainer, feeder) is None
+    message = caution(trainer, feeder)
     assert message is not None
     assert "ATEN_CPU_CAPABILITY" in message
+    assert caution(trainer, trainer) is None
 
 
 def test_facts_that_the_trainer_does_not_state_are_not_compared() -> None:

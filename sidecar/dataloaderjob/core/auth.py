@@ -42,7 +42,7 @@ def pack_message(message: dict[str, Any]) -> bytes:
 def parse_message(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     try:
         message = json.loads(bytes(data))
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise RemoteProtocolError("a message is not JSON") from exc
     if not isinstance(message, dict):
         raise RemoteProtocolError("a message is not a JSON object")

@@ -54,7 +54,7 @@ class Spec:
             body = json.loads(bytes(manifest))
             blobs = tuple((str(d), int(n)) for d, n in body["blobs"])
             spec = Spec(blobs=blobs, allow_pickle=bool(body["allow_pickle"]), facts=dict(body["facts"]))
-        except (ValueError, KeyError, TypeError) as exc:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
             raise RemoteProtocolError(f"a spec's manifest cannot be read: {exc}") from exc
         if not blobs or any(not _DIGEST.match(d) or n < 0 for d, n in blobs):
             raise RemoteProtocolError("a spec's manifest names a blob that is no SHA-256")

@@ -27,13 +27,19 @@ def eligible(link: Link, stream: Stream) -> bool:
 def choose(links: Iterable[Link], stream: Stream, *, without: Iterable[Link] = ()) -> Link | None:
     """The least busy feeder that may take one more ticket of `stream`, None if all are full.
 
-    Busy is what we have out there first, then what the feeder last said that all its sidecars have.
+    Busy is what we have out there first, then what the feeder last said that all its sidecars have. A
+    feeder is filled up when it is down to half, so that several tickets go in one system call.
     """
     best: Link | None = None
     limit = depth(stream)
     skip = list(without)
     for link in links:
-        if len(link.asks) >= limit or not eligible(link, stream) or link in skip:
+        out = len(link.asks)
+        if out >= limit:
+            link.filling = False
+        elif out <= limit // 2:
+            link.filling = True
+        if not link.filling or not eligible(link, stream) or link in skip:
             continue
         if best is None or (len(link.asks), link.load) < (len(best.asks), best.load):
             best = link

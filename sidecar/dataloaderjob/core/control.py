@@ -14,6 +14,7 @@ takes only flags and figures from it while running, and checks every entry when 
 
 from __future__ import annotations
 
+import copy
 import mmap
 import os
 import struct
@@ -62,7 +63,7 @@ class Entry(NamedTuple):
 
 
 class Control:
-    """One side's view of the control memfd. Each side, and each thread of it, makes its own."""
+    """One side's view of the control memfd. Each thread of a side needs a `twin` of its own."""
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, NBYTES)
@@ -71,8 +72,17 @@ class Control:
         self._index = view[_INDEX_AT:_ENTRIES_AT].cast("Q")
         self._entries = view[_ENTRIES_AT:_ENDED_AT]
         self.ended = view[_ENDED_AT : _ENDED_AT + LEASES]
-        self._fence = Fence()
+        self._own_fence()
         self._expedite = Expedite()
+
+    def twin(self) -> Control:
+        """The same memory, for use from another thread."""
+        other = copy.copy(self)
+        other._own_fence()  # noqa: SLF001  this class
+        return other
+
+    def _own_fence(self) -> None:
+        self._fence = Fence()
 
     @staticmethod
     def create() -> int:
@@ -127,7 +137,7 @@ class Control:
 
     def reset(self, leases: set[int]) -> None:
         """Forgets all that is published and all ended leases but those named: the start of an adoption."""
-        self._index[:] = memoryview(bytes(self._index.nbytes)).cast("Q")
+        self.forget()
         for lease in range(LEASES):
             if self.ended[lease] and lease not in leases:
                 self.ended[lease] = 0
@@ -154,6 +164,11 @@ class Control:
 
     def awake(self) -> None:
         self.words[W_ASLEEP] = 0
+
+    def forget(self) -> None:
+        """Hides all that is published: what a dead receiver left is never taken for a new one's."""
+        self._index[:] = memoryview(bytes(self._index.nbytes)).cast("Q")
+        self._fence.full()
 
     def close(self) -> None:
         """Drops this side's views. The mapping itself goes with the last of them."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from dataloaderjob.core import choose, frames, tickets
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.facts import mismatch
+from dataloaderjob.core.facts import caution, mismatch
 from dataloaderjob.core.frames import Flag, Header, Kind
 from dataloaderjob.core.instructions import (
     Close,
@@ -74,6 +74,8 @@ class Dispatcher:
         self.supervisor_notes: list[str] = []
         self.starved = False
         """An announced body waits for space: the shell should hear of ended leases at once."""
+        self._refusals = False
+        self._cautions: set[str] = set()
         self._out: list[Instruction] = []
         self.placer = Placer(settings.limit_nbytes, settings.ring_nbytes, self._out)
 
@@ -90,8 +92,21 @@ class Dispatcher:
 
     # Events from the trainer
 
-    def open_stream(self, stream: int, *, manifest: bytes, spec: bytes, facts: dict[str, Any], window: int, awaited: int = 0) -> None:
-        self.streams[stream] = Stream(stream, spec, manifest, facts, window, awaited)
+    def open_stream(
+        self,
+        stream: int,
+        *,
+        manifest: bytes,
+        spec: bytes,
+        facts: dict[str, Any],
+        window: int,
+        awaited: int = 0,
+    ) -> None:
+        made = Stream(stream, spec, manifest, facts, window, awaited)
+        self.streams[stream] = made
+        for link in self.links.values():
+            if link.up:
+                self._compare(made, link)
 
     def tickets(self, now: float, stream_id: int, entries: list[tuple[int, bytes]], awaited: int) -> None:
         """(number, payload) of new tickets. Raises RemoteProtocolError for one of no stream or told twice."""
@@ -161,8 +176,9 @@ class Dispatcher:
             return
         link.up, link.facts, link.heard_at, link.answered_at = True, facts, now, now
         link.suspect_since, link.load = None, 0
-        link.specs_sent.clear()
         link.refused.clear()
+        for stream in self.streams.values():
+            self._compare(stream, link)
         self.dispatch(now)
 
     def link_down(self, now: float, instance: str, reason: str) -> None:
@@ -418,15 +434,25 @@ class Dispatcher:
                 return
 
     def _reject_spec(self, stream: Stream, ticket: Ticket) -> bool:
-        """Checks feeders' versions against the trainer's. Fails the ticket when no feeder can serve it."""
-        up = [link for link in self.links.values() if link.up and not link.draining]
-        for link in up:
-            if stream.spec not in link.specs_sent:
-                link.specs_sent.add(stream.spec)
-                if reason := mismatch(stream.facts, link.facts):
-                    link.refused[stream.spec] = f"{link.endpoint.name}: {reason}"
-        if not up or not all(stream.spec in link.refused for link in up):
+        """Fails a ticket whose trainer's versions fit no feeder that is connected."""
+        if not self._refusals or not self._refusals_of(stream):
             return False
-        reasons = "; ".join(sorted({link.refused[stream.spec] for link in up})[:3])
+        reasons = "; ".join(sorted(self._refusals_of(stream))[:3])
         self.fail_service(ticket, "ServiceUnavailable", f"no feeder can run this trainer's code: {reasons}")
         return True
+
+    def _refusals_of(self, stream: Stream) -> set[str]:
+        """Why no feeder can serve this stream; empty while one can, or none is connected."""
+        up = [link for link in self.links.values() if link.up and not link.draining]
+        if not all(stream.spec in link.refused for link in up):
+            return set()
+        return {link.refused[stream.spec] for link in up}
+
+    def _compare(self, stream: Stream, link: Link) -> None:
+        """Checks a feeder's versions against the trainer's, once for each pair."""
+        if reason := mismatch(stream.facts, link.facts):
+            link.refused[stream.spec] = f"{link.endpoint.name}: {reason}"
+            self._refusals = True
+        elif (reason := caution(stream.facts, link.facts)) and reason not in self._cautions:
+            self._cautions.add(reason)
+            self._out.append(Note(f"{link.endpoint.name}: {reason}"))

@@ -9,12 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-LABELS = {"python": "Python", "torch": "torch", "numpy": "numpy", "cpu": "CPU capability"}
+LABELS = {"python": "Python", "torch": "torch", "numpy": "numpy"}
 """Facts that must agree, with their names in messages. Any others are not compared."""
-_REMEDIES = {
-    "cpu": "run trainer and feeders on the same kind of CPU, "
-    "or set ATEN_CPU_CAPABILITY=default in both, so that both compute alike",
-}
 _INSTALL = "make the feeder image from the trainer's image plus dataloaderjob[feeder]"
 
 
@@ -27,5 +23,17 @@ def mismatch(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | Non
         f"{LABELS[name]} {trainer[name]} is needed, the feeder has {feeder.get(name, 'none')}"
         for name in differing
     )
-    remedies = dict.fromkeys(_REMEDIES.get(name, _INSTALL) for name in differing)
-    return f"trainer and feeder differ: {found}; {' and '.join(remedies)}"
+    return f"trainer and feeder differ: {found}; {_INSTALL}"
+
+
+def caution(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | None:
+    """A difference that is told but does not keep a feeder from working: its CPU's vector units.
+
+    GPU nodes and CPU nodes often differ so. Most datasets do not notice; sums in floating point may.
+    """
+    if "cpu" not in trainer or trainer["cpu"] == feeder.get("cpu"):
+        return None
+    return (
+        f"CPU capability {feeder.get('cpu', 'unknown')} here, {trainer['cpu']} in the trainer: floating-point sums "
+        "may differ in the last bit; set ATEN_CPU_CAPABILITY=default in both where bytes must not"
+    )

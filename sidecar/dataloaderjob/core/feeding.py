@@ -315,7 +315,5 @@ class Feeding:
             owner.held.append(job)
         elif job.state is State.READY:
             owner.unsent.add(job)
-        elif (
-            owner.jobs.get((job.stream, job.ticket)) is job
-        ):  # DISCARDED, SENDING, GONE: frames mean it no more
-            del owner.jobs[job.stream, job.ticket]
+        elif owner.jobs.get((job.stream, job.ticket)) is job:
+            del owner.jobs[job.stream, job.ticket]  # frames no longer mean it

@@ -90,7 +90,7 @@ def pack_json(type_: int, message: dict[str, Any], **fields: int) -> list[bytes]
 def parse_json(payload: bytes) -> dict[str, Any]:
     try:
         message = json.loads(payload)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise RemoteProtocolError("a message on the sidecar's socket is not JSON") from exc
     if not isinstance(message, dict):
         raise RemoteProtocolError("a message on the sidecar's socket is not a JSON object")
@@ -100,7 +100,8 @@ def parse_json(payload: bytes) -> dict[str, Any]:
 class Assembler:
     """Puts the packets of one direction together again."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_nbytes: int = MAX_MESSAGE_NBYTES) -> None:
+        self._limit_nbytes = limit_nbytes
         self._parts: list[bytes] = []
         self._nbytes = 0
 
@@ -111,8 +112,8 @@ class Assembler:
             return part
         self._parts.append(part.payload)
         self._nbytes += len(part.payload)
-        if self._nbytes > MAX_MESSAGE_NBYTES:
-            raise RemoteProtocolError(f"a message on the sidecar's socket exceeds {MAX_MESSAGE_NBYTES} bytes")
+        if self._nbytes > self._limit_nbytes:
+            raise RemoteProtocolError(f"a message on the sidecar's socket exceeds {self._limit_nbytes} bytes")
         if part.more:
             return None
         payload = b"".join(self._parts)

@@ -51,6 +51,8 @@ class FeederSettings:
 
     job: str
     name: str = "feeder-0"
+    session: str = ""
+    """Ray's name for the cluster that placed it. One of another cluster is a guest at the supervisor."""
     index: int = 0
     """Number in the name; what `get_worker_info().id` tells user code."""
     num_feeders: int = 1

@@ -114,6 +114,8 @@ class Link:
     endpoint: Endpoint
     down_since: float
     up: bool = False
+    filling: bool = True
+    """Takes tickets until it has `choose.depth` of them, then again when it is down to half."""
     draining: bool = False
     asks: dict[tuple[int, int], Ask] = field(default_factory=dict)
     load: int = 0
@@ -122,7 +124,6 @@ class Link:
     answered_at: float = 0.0
     suspect_since: float | None = None
     replace_asked: bool = False
-    specs_sent: set[bytes] = field(default_factory=set)
     refused: dict[bytes, str] = field(default_factory=dict)
     """Specs that this feeder cannot serve, and why."""
 

@@ -8,7 +8,7 @@ sidecar   s -> c  {"type": "feeders", "feeders": [{"name", "instance", "host", "
           c -> s  {"type": "have", "digest", "nbytes"}  this sidecar can upload that blob
           s -> c  {"type": "want", "digest"}            upload it, over a connection of its own
           c -> s  {"type": "replace", "name", "instance", "reason"}   that feeder process hangs
-feeder    c -> s  {"type": "ready", "host", "port", "instance", "pid", "node"}
+feeder    c -> s  {"type": "ready", "host", "port", "instance", "pid", "node", "session"}
           s -> c  {"type": "drain"}                     no longer listed: say when nothing is owed to anybody
           c -> s  {"type": "drained"}
 blob      c -> s  {"type": "blob", "digest", "nbytes"}, then the bytes;  s -> c  {"type": "stored"}

@@ -162,6 +162,7 @@ class Hub:
             supervision.number(message, "port", 65535),
             supervision.number(message, "pid", 1 << 31),
             supervision.text(message, "node"),
+            supervision.text(message, "session"),
         )
         with self._lock:
             self._feeders[endpoint.instance] = peer

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
+from ray._private import worker as ray_worker
 
 from dataloaderjob.core.errors import ServiceError, first_line
 from dataloaderjob.core.settings import FeederSettings, SupervisorSettings
@@ -36,6 +39,8 @@ class Placement:
         self._settings = settings
         self._namespace = f"dataloaderjob-{settings.job}"
         self._remote = ray.remote(Feeder)
+        self.session = ""
+        """Ray's name for the cluster, once connected."""
 
     def connect(self) -> None:
         """ray.init, which has no deadline of its own, under a watchdog that ends this process.
@@ -56,9 +61,10 @@ class Placement:
                     f"Ray at {settings.ray_address} refused the supervisor: {exc} (needed: a live head, and "
                     "RAY_AUTH_MODE=token with the cluster's token in RAY_AUTH_TOKEN_PATH)"
                 ) from exc
+        self.session = str(ray.get_runtime_context().get_session_name())
         output.show()
-        watch = threading.Thread(target=_end_when_gone, args=(settings.ray_address,), name="dlj-gcs", daemon=True)
-        watch.start()
+        args = (settings.ray_address, _raylet_pidfd())
+        threading.Thread(target=_end_when_gone, args=args, name="dlj-ray", daemon=True).start()
 
     def _late_text(self) -> str:
         settings = self._settings
@@ -95,6 +101,7 @@ class Placement:
         return FeederSettings(
             job=settings.job,
             name=name_of(index),
+            session=self.session,
             index=index,
             num_feeders=num_feeders,
             key_path=settings.feeder_key_path or settings.key_path,
@@ -134,30 +141,43 @@ class Placement:
         )
 
 
-def _end_when_gone(address: str) -> None:
-    """Ends this process with EXIT_RAY_LOST once nothing listens at the GCS's address any more."""
+def _end_when_gone(address: str, raylet: int | None) -> None:
+    """Ends this process with EXIT_RAY_LOST once its raylet ended, or nothing listens for the GCS any more.
+
+    `raylet` is its pidfd. Ray itself leaves a driver without them, in calls that do not return.
+    """
     host, port = address.rsplit(":", 1)
     seen = time.monotonic()
     while time.monotonic() - seen < GCS_GONE_S:
+        if select.select([raylet] if raylet is not None else [], [], [], 0.5)[0]:
+            _end(EXIT_RAY_LOST, "Ray is gone: this node's raylet has ended")
         with contextlib.suppress(OSError):
             socket.create_connection((host, int(port)), timeout=1.0).close()
             seen = time.monotonic()
-        time.sleep(0.5)
-    log.error("Ray at %s is gone: nothing listens there for %.0f s", address, GCS_GONE_S)
+    _end(EXIT_RAY_LOST, f"Ray is gone: nothing has listened at {address} for {GCS_GONE_S:.0f} s")
+
+
+def _raylet_pidfd() -> int | None:
+    """The raylet that this driver is connected to; None where it has another pid namespace."""
+    node: Any = ray_worker._global_node  # noqa: SLF001  no public way to one's own raylet
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(node.raylet_socket_name)
+        pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return os.pidfd_open(pid) if pid else None
+
+
+def _end(code: int, text: str) -> NoReturn:
+    """From any thread, whatever the main thread is stuck in."""
+    log.error("%s", text)
     logging.shutdown()
-    os._exit(EXIT_RAY_LOST)
+    os._exit(code)
 
 
 @contextlib.contextmanager
 def _deadline(seconds: float, text: str) -> Iterator[None]:
     """Ends this process with EXIT_RAY_LATE and `text` unless the block ends in time."""
 
-    def end(*_: Any) -> None:
-        log.error("%s", text)
-        logging.shutdown()
-        os._exit(EXIT_RAY_LATE)
-
-    timer = threading.Timer(seconds, end)
+    timer = threading.Timer(seconds, _end, (EXIT_RAY_LATE, text))
     timer.daemon = True
     timer.start()
     try:

@@ -24,6 +24,9 @@ FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 2.0
 DRAIN_POLL_S = 0.05
 
+_jitter = random.Random()  # noqa: S311  jitter
+"""Never the module's own generator: user code in the build thread is seeded through that one."""
+
 
 class Registration:
     """Runs in a thread of its own until the process ends."""
@@ -38,6 +41,7 @@ class Registration:
             "instance": server.instance,
             "pid": os.getpid(),
             "node": node,
+            "session": settings.session,
         }
 
     def start(self) -> None:
@@ -59,7 +63,7 @@ class Registration:
                     log.warning("%s has no supervisor, trying again: %s", self._settings.name, exc)
             if time.monotonic() - since > LAST_RETRY_S:
                 delay_s = FIRST_RETRY_S  # it was a connection for a while
-            time.sleep(delay_s * random.uniform(0.5, 1.0))  # noqa: S311  jitter
+            time.sleep(delay_s * _jitter.uniform(0.5, 1.0))
             delay_s = min(2 * delay_s, LAST_RETRY_S)
 
     def _listen(self, sock: socket.socket) -> None:

@@ -8,6 +8,9 @@ A feeder has a seat, by its number. Events move seats by TRANSITIONS; `step` tel
     DRAINING  no longer wanted; receivers no longer know it, it finishes what it has
     BACKOFF   was killed or could not be placed; is placed again later
     (none)    not wanted, not there
+
+A feeder of another Ray cluster, whose head was lost, is a guest: it has no seat, and receivers know it
+until the one of its number is READY.
 """
 
 from __future__ import annotations
@@ -76,6 +79,7 @@ class Endpoint(NamedTuple):
     port: int
     pid: int = 0
     node: str = ""
+    session: str = ""
 
 
 @dataclass(slots=True)
@@ -131,6 +135,10 @@ class Roster:
         self.desired = desired
         self.seats: dict[int, Seat] = {}
         self.version = 0
+        self.session: str | None = None
+        """Of the Ray cluster in use; None: not known yet, all that report a session are guests."""
+        self._guests: dict[str, Endpoint] = {}
+        """By instance."""
         self._strays: set[int] = set()
         """Feeders that reported and have no seat: left from before, they must go."""
         self._ready_timeout_s = ready_timeout_s
@@ -138,8 +146,16 @@ class Roster:
 
     def listed(self) -> list[Endpoint]:
         """The feeders that receivers should know, by number."""
-        ready = [s for _, s in sorted(self.seats.items()) if s.phase is Phase.READY]
-        return [s.endpoint for s in ready if s.endpoint is not None]
+        seated = {
+            index: seat.endpoint
+            for index, seat in self.seats.items()
+            if seat.phase is Phase.READY and seat.endpoint is not None
+        }
+        for guest in self._guests.values():
+            index = index_of(guest.name)
+            if index is not None and index < self.desired:
+                seated.setdefault(index, guest)
+        return [seated[index] for index in sorted(seated)]
 
     def notes(self) -> list[str]:
         """What keeps feeders from being ready, a line each."""
@@ -155,6 +171,13 @@ class Roster:
         return min((seat.deadline for seat in self.seats.values()), default=float("inf"))
 
     # Events
+
+    def opened(self, session: str, now: float) -> None:
+        """Ray answers: feeders of this cluster that reported before are no guests."""
+        self.session = session
+        for endpoint in [e for e in self._guests.values() if e.session == session]:
+            del self._guests[endpoint.instance]
+            self.report(endpoint, now)
 
     def scale(self, desired: int) -> None:
         """`step` does the rest."""
@@ -172,6 +195,10 @@ class Roster:
 
         One that reports before it was looked for was placed by an earlier supervisor: it is adopted.
         """
+        if endpoint.session and endpoint.session != self.session:
+            self._guests[endpoint.instance] = endpoint
+            self.version += 1
+            return True
         index = index_of(endpoint.name)
         if index is not None and index < self.desired:
             self.adopt(index, now)
@@ -187,6 +214,7 @@ class Roster:
 
     def leave(self, name: str, instance: str, now: float) -> None:
         """The connection of this process ended."""
+        self._dismiss(instance)
         seat = self._seat(name, instance)
         if seat is None:
             return
@@ -201,6 +229,7 @@ class Roster:
 
     def replace(self, name: str, instance: str, why: str, now: float) -> list[Action]:
         """A receiver's word that this process hangs: it is killed and made anew."""
+        self._dismiss(instance)
         seat = self._seat(name, instance)
         if seat is None or (seat.phase, Event.REPLACE) not in TRANSITIONS:
             return []
@@ -239,6 +268,10 @@ class Roster:
         return actions
 
     # Within
+
+    def _dismiss(self, instance: str) -> None:
+        if self._guests.pop(instance, None) is not None:
+            self.version += 1
 
     def _unwant(self, seat: Seat, now: float) -> list[Action]:
         was = seat.phase

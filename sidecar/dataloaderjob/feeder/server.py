@@ -22,21 +22,21 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import ProtocolError, ServiceError, first_line
 from dataloaderjob.core.feeding import Feeding
-from dataloaderjob.core.feeding_states import Announce, Fail, Instruction, Job, NeedSpec, Send, Withdraw
-from dataloaderjob.core.frames import Flag, Header, Kind
+from dataloaderjob.core.feeding_states import Instruction, Job
+from dataloaderjob.core.frames import Header, Kind
 from dataloaderjob.core.settings import FeederSettings, load, read_key
 from dataloaderjob.core.tickets import unpack as unpack_ticket
 from dataloaderjob.feeder.desk import SpecDesk
 from dataloaderjob.feeder.door import Door
-from dataloaderjob.feeder.link import Buffer, Link, checksum
+from dataloaderjob.feeder.link import Link, checksum
+from dataloaderjob.feeder.outbox import CHECKSUM, PROBE, Body, Outbox
 from dataloaderjob.feeder.workshop import Failed, Workshop
 from dataloaderjob.fetch.facts import facts
 
@@ -48,19 +48,9 @@ TICK_S = 1.0
 PROBE_WAIT_S = 0.5
 """A PROGRESS frame gets so long to leave before its sample, which may end the process, is made."""
 _IN = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
-_PROBE, _CHECKSUM = int(Flag.PROBE), int(Flag.CHECKSUM)  # int & IntFlag costs 2 µs
 _ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 _servers: weakref.WeakSet[FeederServer] = weakref.WeakSet()
-
-
-class _Body(NamedTuple):
-    """A built batch until it is sent."""
-
-    batch: Any
-    """Keeps the buffers alive."""
-    buffers: list[Buffer]
-    crc: int
 
 
 class FeederServer:
@@ -78,7 +68,7 @@ class FeederServer:
         self._desk = SpecDesk(
             settings, key, store, machine=self._machine, lock=self._lock, ended=self._spec_ended
         )
-        self._links: dict[int, Link] = {}
+        self._outbox = Outbox(self._machine)
         self._inbox: list[socket.socket] = []
         self._owed: list[tuple[Link, Header]] = []
         self._numbers = 0
@@ -161,7 +151,7 @@ class FeederServer:
     def abandon_in_child(self) -> None:
         """After user code forked: the child must not keep receivers from seeing our end."""
         self._poll.close()
-        for sock in (self._door.sock, *(link.sock for link in self._links.values()), *self._inbox):
+        for sock in (self._door.sock, *(link.sock for link in self._outbox.links.values()), *self._inbox):
             sock.close()
 
     # The I/O thread
@@ -211,7 +201,7 @@ class FeederServer:
                 link = Link(
                     self._numbers, sock, lock=self._lock, on_start=self._machine.started, on_sent=self._sent
                 )
-                self._links[link.number] = by_fd[sock.fileno()] = link
+                self._outbox.links[link.number] = by_fd[sock.fileno()] = link
                 self._machine.opened(link.number)
         for sock in fresh:
             self._poll.register(sock.fileno(), _IN)
@@ -220,7 +210,7 @@ class FeederServer:
         with contextlib.suppress(OSError):
             self._poll.unregister(fd)
         with self._lock:
-            self._links.pop(link.number, None)
+            self._outbox.links.pop(link.number, None)
             self._machine.closed(link.number)
             self._work.notify()
         link.close()
@@ -241,9 +231,9 @@ class FeederServer:
         touched: set[Link] = set()
         with self._lock:
             for header, payload in link.frames():
-                touched |= self._perform(self._frame(link, header, payload))
+                touched |= self._outbox.perform(self._frame(link, header, payload))
             self._work.notify()
-        self._flush(touched - {link})
+        self._outbox.flush(touched - {link})
 
     def _frame(self, link: Link, header: Header, payload: bytes) -> list[Instruction]:
         """One frame of a receiver, under the lock."""
@@ -264,14 +254,14 @@ class FeederServer:
         touched: set[Link] = set()
         with self._lock:
             for job, text in self._desk.notes():
-                touched |= self._control(Kind.NOTE, job, payload=text)
-        self._flush(touched)
+                touched |= self._outbox.control(Kind.NOTE, job, payload=text)
+        self._outbox.flush(touched)
 
     def _spec_ended(self, instructions: list[Instruction], failure: bytes) -> None:
         with self._lock:
-            touched = self._perform(instructions, failure)
+            touched = self._outbox.perform(instructions, failure)
             self._work.notify()
-        self._flush(touched)
+        self._outbox.flush(touched)
 
     # The build thread
 
@@ -285,7 +275,7 @@ class FeederServer:
                 if self._stopping:
                     return
                 cancelled = self._confirm_cancelled()
-            self._flush(cancelled)
+            self._outbox.flush(cancelled)
             if job is not None:
                 self._build(job)
 
@@ -293,18 +283,14 @@ class FeederServer:
         """Tells receivers that this thread has passed what they cancelled: that it does not hang."""
         owed, self._owed = self._owed, []
         for link, header in owed:
-            frame = frames.pack(
-                Kind.CANCELLED, generation=header.generation, stream=header.stream, ticket=header.ticket,
-                load=self._machine.load,
-            )  # fmt: skip
-            link.queue_control(frame)
+            self._outbox.confirm_cancelled(link, header)
         return {link for link, _ in owed}
 
     def _build(self, job: Job) -> None:
         if not self._workshop.has(job.spec):
             self._load(job)
         on_sample = None
-        if job.flags & _PROBE:
+        if job.flags & PROBE:
 
             def on_sample(position: int) -> None:
                 self._progress(job, position)
@@ -312,14 +298,14 @@ class FeederServer:
         made = self._workshop.make(job.spec, job.ticket, job.payload, on_sample)
         if isinstance(made, Failed):
             with self._lock:
-                touched = self._perform(self._machine.failed(job), made.payload)
+                touched = self._outbox.perform(self._machine.failed(job), made.payload)
         else:
-            crc = checksum(made.buffers) if job.flags & _CHECKSUM else 0
-            body = _Body(made, list(made.buffers), crc)
+            crc = checksum(made.buffers) if job.flags & CHECKSUM else 0
+            body = Body(made, list(made.buffers), crc)
             with self._lock:
                 job.body = body
-                touched = self._perform(self._machine.built(job, made.nbytes))
-        self._flush(touched)
+                touched = self._outbox.perform(self._machine.built(job, made.nbytes))
+        self._outbox.flush(touched)
 
     def _load(self, job: Job) -> None:
         with self._desk.loading(job.spec) as spec:
@@ -328,65 +314,17 @@ class FeederServer:
     def _progress(self, job: Job, position: int) -> None:
         """Tells the receiver which sample comes next, before that sample can end this process."""
         with self._lock:
-            touched = self._control(Kind.PROGRESS, job, room=position)
-        self._flush(touched)
+            touched = self._outbox.control(Kind.PROGRESS, job, room=position)
+        self._outbox.flush(touched)
         deadline = time.monotonic() + PROBE_WAIT_S
         while (
             touched and not all(link.told or link.closed for link in touched) and time.monotonic() < deadline
         ):
             time.sleep(0.001)
 
-    # Output
-
-    def _perform(self, instructions: Iterable[Instruction], failure: bytes = b"") -> set[Link]:
-        """Follows instructions, under the lock. Returns the links to flush after it."""
-        touched: set[Link] = set()
-        for made in instructions:
-            job = made.job
-            link = self._links.get(job.link)
-            if link is None:
-                continue
-            if isinstance(made, Send):
-                link.queue_body(job, self._body_frame(job))
-            elif isinstance(made, Withdraw):
-                link.withdraw(job)
-            elif isinstance(made, Announce):
-                self._control(Kind.ANNOUNCE, job, room=job.nbytes)
-            elif isinstance(made, Fail):
-                self._control(Kind.FAILED, job, payload=failure)
-            elif isinstance(made, NeedSpec):
-                self._control(Kind.NEED_SPEC, job)
-            touched.add(link)
-        return touched
-
-    def _body_frame(self, job: Job) -> list[Buffer]:
-        body: _Body = job.body
-        header = frames.pack(
-            Kind.BODY, generation=job.generation, stream=job.stream, ticket=job.ticket, spec=job.spec,
-            nbytes=job.nbytes, flags=job.flags & _CHECKSUM, load=self._machine.load, crc=body.crc,
-        )  # fmt: skip
-        return [header, *body.buffers]
-
-    def _control(self, kind: Kind, job: Job, *, room: int = 0, payload: bytes = b"") -> set[Link]:
-        """Queues a control frame about `job`, under the lock."""
-        link = self._links.get(job.link)
-        if link is None:
-            return set()
-        header = frames.pack(
-            kind, generation=job.generation, stream=job.stream, ticket=job.ticket, spec=job.spec,
-            nbytes=len(payload), room=room, load=self._machine.load,
-        )  # fmt: skip
-        link.queue_control(header + payload)
-        return {link}
-
     def _sent(self, job: Job) -> None:
         self._machine.sent(job)
         self._work.notify()
-
-    def _flush(self, links: Iterable[Link]) -> None:
-        for link in links:
-            if not link.flush():
-                link.shutdown()
 
 
 def _abandon_all_in_child() -> None:

@@ -67,8 +67,11 @@ class Supervisor:
     def run(self) -> int:
         """Returns the exit code: 0 after a stop request."""
         self._placement.connect()
+        _leave_on_signals()  # again, for ray.init sets handlers of its own
+        found = self._placement.found()
         with self._lock:
-            for index in self._placement.found():
+            self._roster.opened(self._placement.session, time.monotonic())
+            for index in found:
                 self._roster.adopt(index, time.monotonic())
         published = -1
         while True:
@@ -264,6 +267,12 @@ def _exit(code: int) -> None:
     os._exit(code)
 
 
+def _leave_on_signals() -> None:
+    """SIGTERM and Ctrl-C end this process only: its feeders, detached, are for the next supervisor."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: _exit(0))
+
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: _exit(0))
+    _leave_on_signals()
     _exit(main())

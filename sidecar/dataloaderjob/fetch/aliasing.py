@@ -15,6 +15,7 @@ import torch
 
 _REFERENCES = 4
 """Its container or the caller's variable, our variable, `_held`'s argument, getrefcount's argument."""
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), np.generic)
 
 
 def aliased(batch: Any) -> bool:
@@ -24,6 +25,8 @@ def aliased(batch: Any) -> bool:
     """
     if isinstance(batch, (torch.Tensor, np.ndarray)):
         return _held(batch)
+    if not _open(batch):
+        return not isinstance(batch, _PLAIN)
     stack = [batch]
     while stack:
         container = stack.pop()
@@ -31,11 +34,15 @@ def aliased(batch: Any) -> bool:
             if isinstance(element, (torch.Tensor, np.ndarray)):
                 if _held(element):
                     return True
-            elif type(element) in (list, dict) or isinstance(element, tuple):
+            elif _open(element):
                 stack.append(element)
-            elif not isinstance(element, (str, bytes, int, float, complex, bool, type(None), np.generic)):
+            elif not isinstance(element, _PLAIN):
                 return True
     return False
+
+
+def _open(value: Any) -> bool:
+    return type(value) in (list, dict) or isinstance(value, tuple)
 
 
 def _held(array: Any) -> bool:

@@ -35,12 +35,15 @@ MAX_FOLDER_NBYTES = 40
 """Ray adds up to 64 bytes to it for the paths of Unix sockets, which hold 107."""
 VITAL = ("gcs_server", "raylet")
 """Processes without which a head is dead."""
-_WITHOUT_CLIENT_SERVER = (
+_START = (
     "import ray.scripts.scripts as scripts; "
+    "from ray._private.node import Node; "
     "scripts.get_ray_client_dependency_error = lambda: 'not wanted'; "
+    "Node.start_api_server = lambda *args, **options: None; "
     "scripts.main()"
 )
-"""`ray start` has no option to leave Ray's client server out, a process of 60 MB on a fixed port."""
+"""`ray start` has no option to leave out Ray's client server (60 MB, a fixed port) and the dashboard's
+process, which without a dashboard only counts usage (120 MB): a second of start each on two cores."""
 
 
 @dataclass(slots=True)
@@ -68,12 +71,14 @@ class RayHead:
         tuning: RayTuning | None = None,
         resources: Mapping[str, float] | None = None,
         env: Mapping[str, str] | None = None,
+        base_env: Mapping[str, str] | None = None,
         host: str = "127.0.0.1",
         cwd: Path | None = None,
     ) -> None:
-        """`folder` is made; its owner removes it after `stop`. `env` is added to this process's.
+        """`folder` is made; its owner removes it after `stop`.
 
-        `cwd` is where feeders run, and user code in them; None: `folder`.
+        `env` is added to `base_env`, or to this process's environment. `cwd` is where feeders run, and
+        user code in them; None: `folder`.
 
         Raises InputError when the folder's path is too long for Ray's Unix sockets.
         """
@@ -85,6 +90,7 @@ class RayHead:
             )
         self.tuning = tuning or RayTuning()
         self._resources = dict(resources or {"feeder": 64.0})
+        self._base_env = base_env
         self._extra_env = dict(env or {})
         self._host = host
         self._cwd = cwd or self.folder
@@ -114,7 +120,8 @@ class RayHead:
             fd = os.open(self.token_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(fd, "w") as out:
                 out.write(secrets.token_hex(32))
-        env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        base = os.environ if self._base_env is None else self._base_env
+        env = {k: v for k, v in base.items() if not k.startswith("RAY_")}
         with self.log_path.open("ab") as out:
             self._head = subprocess.Popen(
                 self._command(),
@@ -129,7 +136,7 @@ class RayHead:
 
     def _command(self) -> list[str]:
         return [
-            sys.executable, "-P", "-c", _WITHOUT_CLIENT_SERVER, "start", "--head", "--no-monitor",
+            sys.executable, "-P", "-c", _START, "start", "--head", "--no-monitor",
             f"--temp-dir={self.folder}", f"--node-ip-address={self._host}", "--port=0",
             "--num-cpus=0", f"--resources={json.dumps(self._resources)}",
             f"--object-store-memory={OBJECT_STORE_NBYTES}", "--include-dashboard=false",
@@ -161,7 +168,11 @@ class RayHead:
 
     @property
     def address(self) -> str:
-        """host:port of the GCS. Raises OSError before the head is up."""
+        """host:port of the GCS. Raises OSError before the head is up.
+
+        It is known 2 s earlier, but a driver that connects before the raylet has registered looks again
+        only every few seconds.
+        """
         return (self.folder / "ray_current_cluster").read_text().strip()
 
     def pids(self) -> dict[int, str]:

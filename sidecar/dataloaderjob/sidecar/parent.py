@@ -9,6 +9,7 @@ import ctypes
 import gc
 import json
 import os
+import re
 import select
 import selectors
 import signal
@@ -21,21 +22,22 @@ from typing import Any
 
 from dataloaderjob.core import link
 from dataloaderjob.core.blobs import BlobStore, Spec
-from dataloaderjob.core.control import Control
+from dataloaderjob.core.control import Control, sealed
 from dataloaderjob.core.dispatch import DispatchSettings
-from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, RemoteProtocolError, first_line
+from dataloaderjob.core.errors import RemoteProtocolError, first_line
 from dataloaderjob.core.frames import PROTOCOL
 from dataloaderjob.core.settings import read_key
 from dataloaderjob.sidecar import figures
 from dataloaderjob.sidecar.http import HttpServer
 from dataloaderjob.sidecar.receiver import Receiver
+from dataloaderjob.sidecar.reception import Guest, Reception
 from dataloaderjob.sidecar.settings import SidecarSettings
 from dataloaderjob.sidecar.upstream import Upstream
 
 TICK_S = 0.5
 FIGURES_EVERY_S = 1.0
-HELLO_TIMEOUT_S = 2.0
 PR_SET_PDEATHSIG = 1
+_RANK = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +46,8 @@ class Ring:
 
     rank: str
     trainer_pid: int
+    process: str
+    """What the trainer calls itself: its pid may be another's in another container."""
     pidfd: int
     pid: int
     channel: socket.socket
@@ -64,8 +68,7 @@ class Sidecar:
         self._gone = dict.fromkeys((*figures.RECEIVER, *figures.TRAINER), 0)
         self._stop = False
         self._select = selectors.DefaultSelector()
-        self._listener = self._listen()
-        self._select.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._reception = Reception(settings.socket, self._select, self._on_guest)
         self._upstream: Upstream | None = None
         self._upstream_fd: int | None = None
         if settings.supervisor_host is not None:
@@ -74,8 +77,7 @@ class Sidecar:
             )
         self.http: HttpServer | None = None
         if settings.metrics_port is not None:
-            self.http = HttpServer(settings.metrics_host, settings.metrics_port, self._http)
-            self._select.register(self.http.sock, selectors.EVENT_READ, self.http.on_ready)
+            self.http = HttpServer(settings.metrics_host, settings.metrics_port, self._http, self._select)
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._select.register(self._wake_r, selectors.EVENT_READ, self._on_signal)
         self._figures_at = 0.0
@@ -83,20 +85,6 @@ class Sidecar:
     @property
     def name(self) -> str:
         return f"sidecar-{socket.gethostname()}-{os.getpid()}"
-
-    def _listen(self) -> socket.socket:
-        path = self.settings.socket
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        old = os.umask(0o117)
-        try:
-            sock.bind(path)
-        finally:
-            os.umask(old)
-        sock.listen(128)
-        sock.setblocking(False)
-        return sock
 
     # The loop
 
@@ -118,8 +106,7 @@ class Sidecar:
 
     def close(self) -> None:
         """Ends the receivers and removes the socket."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.settings.socket)
+        self._reception.close()
         for ring in self.rings.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(ring.pid, signal.SIGKILL)
@@ -128,6 +115,9 @@ class Sidecar:
                 os.waitpid(ring.pid, 0)
 
     def _tick(self, now: float) -> None:
+        self._reception.expire(now)
+        if self.http is not None:
+            self.http.expire(now)
         if self._upstream is not None:
             self._upstream.try_connect(now)
             self._watch_upstream()
@@ -180,51 +170,34 @@ class Sidecar:
 
     # Attaching
 
-    def _accept(self) -> None:
-        try:
-            client, _ = self._listener.accept()
-        except OSError:
+    def _on_guest(self, guest: Guest, packet: link.Packet) -> None:
+        if packet.type == link.Type.HELLO:
+            self._attach(guest, packet)
             return
-        client.settimeout(HELLO_TIMEOUT_S)
-        fds: list[int] = []
-        try:
-            data, fds = link.recv_with_fds(client)
-            packet = link.unpack(data)
-            if packet.type == link.Type.STATUS:
-                self._send(client, link.pack_json(link.Type.STATUS, self.status()))
-            elif packet.type == link.Type.HELLO:
-                self._attach(client, packet, fds)
-                return
-            client.close()
-        except (OSError, ProtocolError, DataLoaderJobError, KeyError, TypeError, ValueError) as exc:
-            with contextlib.suppress(OSError):
-                self._send(client, link.pack_json(link.Type.REFUSED, {"error": first_line(exc)}))
-            client.close()
-            for fd in fds:
-                os.close(fd)
+        if packet.type == link.Type.STATUS:
+            guest.answer(link.pack_json(link.Type.STATUS, self.status()))
+        guest.close()
 
-    @staticmethod
-    def _send(client: socket.socket, packets: list[bytes]) -> None:
-        for packet in packets:
-            client.send(packet)
-
-    def _attach(self, client: socket.socket, packet: link.Packet, fds: list[int]) -> None:
+    def _attach(self, guest: Guest, packet: link.Packet) -> None:
+        """Raises RemoteProtocolError, among others, for a HELLO that cannot be granted."""
         if packet.protocol != PROTOCOL:
             raise RemoteProtocolError(
                 f"this sidecar speaks protocol version {PROTOCOL}, the trainer {packet.protocol}: install the same "
                 "dataloaderjob version in both images"
             )
         hello = link.parse_json(packet.payload)
-        adoption = hello.get("adopt")
+        adoption, fds = hello.get("adopt"), guest.fds
         if not fds or (adoption and len(fds) != 4 + len(adoption["regions"])):
             raise RemoteProtocolError("the trainer did not send its pidfd and the descriptors of its rings")
-        rank, pid = str(hello["rank"]), int(hello["pid"])
-        self._claim(rank, pid)
-        if adoption:
-            control_fd, wake_trainer, wake_receiver = fds[1:4]
-        else:
-            control_fd, wake_trainer, wake_receiver = Control.create(), _eventfd(), _eventfd()
-        control = Control(control_fd)
+        rank, pid, process = str(hello["rank"]), int(hello["pid"]), str(hello["process"])
+        if not _RANK.match(rank):
+            raise RemoteProtocolError(f"a rank is a short word of letters, digits and -._, found {rank[:80]!r}")
+        if adoption and not sealed(fds[1]):
+            raise RemoteProtocolError("the control memory that the trainer gave back is not sealed")
+        self._claim(rank, pid, process)
+        if not adoption:
+            guest.fds += [Control.create(), _eventfd(), _eventfd()]
+        control = Control(fds[1])
         if not control.valid:
             raise RemoteProtocolError("the control memory that the trainer gave back is not one")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -233,30 +206,22 @@ class Sidecar:
         self._tell_feeders(ours)
         child = os.fork()
         if child == 0:
-            handles = (control_fd, wake_trainer, wake_receiver)
-            self._child(client, theirs, fds[0], handles, rank, adoption, fds[4:])
+            self._child(guest, theirs, rank, adoption)
         theirs.close()
-        welcome = link.pack_json(link.Type.WELCOME, self._welcome())
-        if adoption:
-            self._send(client, welcome)
-        else:
-            socket.send_fds(client, welcome, [control_fd, wake_trainer, wake_receiver])
-        client.close()
-        for fd in (control_fd, wake_trainer, wake_receiver, *fds[4:]):
-            os.close(fd)
         ours.setblocking(False)
-        ring = Ring(rank, pid, fds[0], child, ours, control)
+        ring = Ring(rank, pid, process, fds.pop(0), child, ours, control)
         self.rings[child] = ring
         self._select.register(ours, selectors.EVENT_READ, lambda: self._on_receiver(ring))
+        guest.answer(link.pack_json(link.Type.WELCOME, self._welcome()), None if adoption else fds)
+        guest.close()
 
-    def _claim(self, rank: str, pid: int) -> None:
+    def _claim(self, rank: str, pid: int, process: str) -> None:
         """Raises RemoteProtocolError if another live process holds this rank."""
         self._reap()
         for ring in list(self.rings.values()):
             if ring.rank != rank:
                 continue
-            alive = not select.select([ring.pidfd], [], [], 0)[0]
-            if alive and ring.trainer_pid != pid:
+            if _alive(ring.pidfd) and ring.process != process:
                 raise RemoteProtocolError(
                     f"rank {rank} is held by the live process {ring.trainer_pid}; process {pid} cannot have it too: "
                     "give each process its own RANK, or end the other one"
@@ -267,16 +232,7 @@ class Sidecar:
                 time.sleep(0.001)
                 self._reap()
 
-    def _child(
-        self,
-        client: socket.socket,
-        channel: socket.socket,
-        pidfd: int,
-        handles: tuple[int, int, int],
-        rank: str,
-        adoption: dict[str, Any] | None,
-        region_fds: list[int],
-    ) -> None:
+    def _child(self, guest: Guest, channel: socket.socket, rank: str, adoption: dict[str, Any] | None) -> None:
         """The forked receiver; does not return."""
         code = 1
         try:
@@ -285,11 +241,7 @@ class Sidecar:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)  # the trainer may still read; the parent ends us
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self._select.close()
-            self._listener.close()
-            for ring in self.rings.values():
-                ring.channel.close()
-                os.close(ring.pidfd)
+            self._close_in_child()
             gc.freeze()
             settings = DispatchSettings(
                 limit_nbytes=self.settings.limit_nbytes, ring_nbytes=self.settings.ring_nbytes,
@@ -297,11 +249,11 @@ class Sidecar:
                 checksum=self.settings.checksum,
             )  # fmt: skip
             receiver = Receiver(
-                client, channel, pidfd, *handles, settings=settings, key=self.key, job=self.settings.job,
+                guest.sock, channel, *guest.fds[:4], settings=settings, key=self.key, job=self.settings.job,
                 name=f"{self.name}/rank-{rank}",
             )  # fmt: skip
             if adoption:
-                receiver.adopt(adoption, region_fds)
+                receiver.adopt(adoption, guest.fds[4:])
             receiver.run()
             code = 0
         except BaseException as exc:
@@ -312,6 +264,22 @@ class Sidecar:
         finally:
             sys.stderr.flush()
             os._exit(code)
+
+    def _close_in_child(self) -> None:
+        """What the parent has open is nothing to a receiver: ports would stay taken, peers would see no end."""
+        self._select.close()
+        self._reception.close_in_child()
+        if self.http is not None:
+            self.http.close_in_child()
+        if self._upstream is not None:
+            self._upstream.close(0.0)
+        os.close(self._wake_r)
+        os.close(self._wake_w)
+        for ring in self.rings.values():
+            ring.channel.close()
+            ring.control.close()
+            os.close(ring.pidfd)
+        self.rings.clear()
 
     def _welcome(self) -> dict[str, Any]:
         return {
@@ -347,7 +315,14 @@ class Sidecar:
             with contextlib.suppress(KeyError):
                 self._select.unregister(ring.channel)
             return
-        message = json.loads(data)
+        try:
+            self._receiver_says(json.loads(data))
+        except Exception as exc:  # it says what its trainer told it
+            log(f"the receiver of rank {ring.rank} is ended: {first_line(exc)}")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(ring.pid, signal.SIGKILL)
+
+    def _receiver_says(self, message: dict[str, Any]) -> None:
         if self._upstream is None:
             return
         if message["type"] == "spec":
@@ -389,6 +364,12 @@ class Sidecar:
 
 def _eventfd() -> int:
     return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+
+def _alive(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return not poll.poll(0)
 
 
 def die_with_parent() -> None:

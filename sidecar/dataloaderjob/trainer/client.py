@@ -19,16 +19,20 @@ from typing import Any
 from dataloaderjob.core import control as ctl
 from dataloaderjob.core import link, tickets
 from dataloaderjob.core.control import Control
-from dataloaderjob.core.errors import DeadlineExceeded, ServiceError, ServiceUnavailable
+from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable
 from dataloaderjob.trainer.ring import Ring, map_region
 
 POLL_MS = 100
+POLL_SHARED_MS = 2
 REATTACH_DEADLINE_S = 120.0
+REATTACH_NOTE_S = 5.0
 GRACE_S = 60.0
 """Beyond the job's deadline for a batch: then the sidecar itself is silent."""
 
 _clients: weakref.WeakValueDictionary[str, Client] = weakref.WeakValueDictionary()
 _clients_lock = threading.Lock()
+_process = os.urandom(8).hex()
+"""Tells this process from all others at the sidecar: containers of a pod may have equal pids."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,75 +74,111 @@ class Client:
         self.closed_streams: list[tuple[int, int]] = []
         """(stream, awaited) of iterators that were collected; finalizers append here."""
         self.dead: str | None = None
+        self.attachment = 0
+        """Counts the sidecars, or receivers, that this client had before."""
+        self.lock = threading.RLock()
+        """Guards the socket, the streams and the ring's books; never held while waiting for a batch."""
         self._last_stream = 0
-        self._lock = threading.RLock()
+        self._sleepers = 0
         self._incoming = link.Assembler()
-        self._sock, fds = self._attach(None, [])
-        self._control_fd, self.wake_trainer, self.wake_receiver = fds
-        self.control = Control(self._control_fd)
+        self._sock: socket.socket | None = None
+        self._fds: list[int] = []
+        sock, self._fds = self._attach(None, [])
+        self._connected(sock)
+        if len(self._fds) != 3:
+            raise ServiceUnavailable(f"the sidecar at {path} sent {len(self._fds)} descriptors, 3 are needed")
+        control_fd, self.wake_trainer, self.wake_receiver = self._fds
+        self.control = Control(control_fd)
         if not self.control.valid:
             raise ServiceUnavailable(f"the sidecar at {path} sent control memory of another version")
         self.ring = Ring(self.control, self.wake_receiver)
-        self._poll = select.poll()
-        self._poll.register(self.wake_trainer, select.POLLIN)
-        self._poll.register(self._sock, select.POLLIN)
 
     # Attaching
 
     def _attach(self, adopt: dict[str, Any] | None, fds: list[int]) -> tuple[socket.socket, list[int]]:
-        """Raises ServiceUnavailable with the reason; OSError while nobody answers."""
-        hello = {"pid": os.getpid(), "rank": self.rank, "adopt": adopt}
+        """Raises ServiceUnavailable with the reason; OSError, ProtocolError while nobody fit answers."""
+        hello = {"pid": os.getpid(), "process": _process, "rank": self.rank, "adopt": adopt}
         sock = dial(self.path)
-        pidfd = os.pidfd_open(os.getpid())
         try:
-            (packet,) = link.pack_json(link.Type.HELLO, hello)
-            socket.send_fds(sock, [packet], [pidfd, *fds])
+            pidfd = os.pidfd_open(os.getpid())
+            try:
+                first, *rest = link.pack_json(link.Type.HELLO, hello)
+                socket.send_fds(sock, [first], [pidfd, *fds])
+            finally:
+                os.close(pidfd)
+            for packet in rest:
+                sock.send(packet)
             data, received = link.recv_with_fds(sock)
             if not data:
                 raise ConnectionError("the sidecar closed the connection")
             answer = link.unpack(data)
             message = link.parse_json(answer.payload)
             if answer.type != link.Type.WELCOME:
-                raise ServiceUnavailable(f"the sidecar at {self.path} refused this process: {message.get('error')}")
+                reason = message.get("error")
+                raise ServiceUnavailable(f"the sidecar at {self.path} refused this process: {reason}")
         except BaseException:
             sock.close()
             raise
-        finally:
-            os.close(pidfd)
         self.settings = message
         sock.settimeout(None)
         return sock, received
 
-    def _reattach(self) -> None:
-        """After the sidecar died: gives the rings to the new one and asks again for what was not taken."""
-        self._poll.unregister(self._sock)
-        self._sock.close()
+    def _connected(self, sock: socket.socket) -> None:
         self._incoming = link.Assembler()
-        started = time.monotonic()
-        while True:
-            self.ring.settle()
-            regions = list(self.ring.regions.values())
-            adopt = {
-                "regions": [{"region": r.number, "nbytes": r.nbytes, "single": r.single} for r in regions],
-                "leases": [[n, *entry] for n, entry in self.ring.leases.items()],
-            }
-            fds = [self._control_fd, self.wake_trainer, self.wake_receiver, *(r.fd for r in regions)]
-            try:
-                self._sock, _ = self._attach(adopt, fds)
-                break
-            except (OSError, ServiceUnavailable) as exc:
-                if time.monotonic() - started > REATTACH_DEADLINE_S:
-                    self.dead = f"the sidecar at {self.path} went away and none came back in {REATTACH_DEADLINE_S:.0f} s: {exc}"
-                    raise ServiceUnavailable(self.dead) from exc
+        self._sock = sock
+
+    def _disconnect(self) -> None:
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            sock.close()
+
+    def _reattach(self) -> None:
+        """After the sidecar died: gives the rings to the new one and asks again for what was not taken.
+
+        May be called again when an exception, such as KeyboardInterrupt, ended it.
+        """
+        with self.lock:
+            self._disconnect()
+            started = time.monotonic()
+            told = False
+            while True:
+                try:
+                    self._give_back()
+                    return
+                except (OSError, ServiceUnavailable, ProtocolError) as exc:
+                    self._disconnect()
+                    waited = time.monotonic() - started
+                    if waited > REATTACH_DEADLINE_S:
+                        self.dead = (
+                            f"the sidecar at {self.path} went away and none came back in {waited:.0f} s: {exc}"
+                        )
+                        raise ServiceUnavailable(self.dead) from exc
+                    if waited > REATTACH_NOTE_S and not told:
+                        told = True
+                        _say(f"the sidecar at {self.path} went away; waiting for it to come back ({exc})")
                 time.sleep(0.05)
-        self._poll.register(self._sock, select.POLLIN)
-        self.closed_streams.clear()
+
+    def _give_back(self) -> None:
+        # First of all: what the dead receiver published must not be taken for the new one's.
+        self.control.forget()
+        self.attachment += 1
+        self.ring.settle()
+        self.ring.drop_empty_singles()
+        regions = list(self.ring.regions.values())
+        adopt = {
+            "regions": [{"region": r.number, "nbytes": r.nbytes, "single": r.single} for r in regions],
+            "leases": [[n, *entry] for n, entry in self.ring.leases.items()],
+        }
+        self._connected(self._attach(adopt, [*self._fds, *(r.fd for r in regions)])[0])
+        self._forget_collected()
         for stream in self.streams.values():
+            stream.failures.clear()
             self._send_open(stream)
             stream.unsent.clear()
-            self._send_tickets(stream, sorted(stream.pending.items()))
+            self._send(self._tickets(stream, sorted(stream.pending.items())))
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises ServiceUnavailable when this client is of no more use."""
         if self.dead is not None:
             raise ServiceUnavailable(self.dead)
 
@@ -146,8 +186,8 @@ class Client:
 
     def open(self, manifest: str, window: int) -> Stream:
         """Raises ServiceError when too many iterators live at once."""
-        with self._lock:
-            self._check()
+        self.check()
+        with self.lock:
             self._close_collected()
             rows = {s % ctl.ROWS for s in self.streams}
             number = self._last_stream + 1
@@ -180,77 +220,111 @@ class Client:
 
     def flush(self, stream: Stream) -> None:
         """Sends the tickets that are held back."""
-        with self._lock:
-            self._check()
-            if not stream.unsent:
-                return
-            try:
-                self._send_tickets(stream, stream.unsent)
-                stream.unsent.clear()
-            except ConnectionError:
-                self._reattach()
+        with self.lock:
+            self.check()
+            if stream.unsent:
+                entries, stream.unsent = stream.unsent, []
+                self._guarded(self._send, self._tickets(stream, entries))
 
-    def _send_tickets(self, stream: Stream, entries: list[tuple[int, bytes]]) -> None:
-        payload = tickets.join(entries)
-        self._send(link.pack(link.Type.TICKETS, payload, stream=stream.id, awaiting=stream.awaited))
+    @staticmethod
+    def _tickets(stream: Stream, entries: list[tuple[int, bytes]]) -> list[bytes]:
+        return link.pack(link.Type.TICKETS, tickets.join(entries), stream=stream.id, awaiting=stream.awaited)
 
     def close(self, stream: Stream) -> None:
-        with self._lock:
-            self.closed_streams.append((stream.id, stream.awaited))
-            if self.dead is None:
+        if self.dead is None:
+            with self.lock:
+                self.closed_streams.append((stream.id, stream.awaited))
                 self._close_collected()
 
     def _close_collected(self) -> None:
+        for number, awaited in self._forget_collected():
+            self._guarded(self._send, link.pack(link.Type.CLOSE, stream=number, awaiting=awaited))
+
+    def _forget_collected(self) -> list[tuple[int, int]]:
+        forgotten = []
         while self.closed_streams:
             number, awaited = self.closed_streams.pop()
             if self.streams.pop(number, None) is not None:
-                self._guarded(self._send, link.pack(link.Type.CLOSE, stream=number, awaiting=awaited))
+                forgotten.append((number, awaited))
         self.control.words[ctl.W_STREAMS] = len(self.streams)
+        return forgotten
 
     def _guarded(self, send: Any, what: Any) -> None:
+        """Sends, or tells a new sidecar all that there is to tell, `what` among it."""
         try:
             send(what)
         except ConnectionError:
             self._reattach()
 
     def _send(self, packets: list[bytes]) -> None:
+        if self._sock is None:
+            raise ConnectionError("not connected")
         for packet in packets:
             self._sock.send(packet)
 
     # Batches
 
-    def wait(self, stream: Stream, number: int, timeout_s: float) -> int:
-        """Sleeps until a ticket is ready; returns its lease. Raises DeadlineExceeded, ServiceUnavailable."""
-        self._close_collected()
-        self.flush(stream)
-        control = self.control
+    def wait(self, stream: Stream, number: int, control: Control, timeout_s: float) -> None:
+        """Sleeps until a ticket is ready, or failed, with all that it needs.
+
+        `control` is the calling thread's. Raises DeadlineExceeded, ServiceUnavailable.
+        """
         started = time.monotonic()
         limit = timeout_s or float(self.settings["batch_deadline_s"]) + GRACE_S
         while True:
-            control.sleep()
-            try:
-                if (lease := control.ready(stream.id, number)) is not None:
-                    return lease
-                for fd, _ in self._poll.poll(POLL_MS):
-                    if fd == self.wake_trainer:
-                        with contextlib.suppress(BlockingIOError):
-                            os.eventfd_read(fd)
-                    else:
-                        self.drain()
-            finally:
-                control.awake()
-            if (lease := control.ready(stream.id, number)) is not None:
-                return lease
+            self.check()
+            if self.closed_streams:
+                with self.lock:
+                    self._close_collected()
+            if self._sock is None:
+                self._reattach()
+            if stream.unsent:
+                self.flush(stream)
+            self._sleep(stream, number, control)
+            if self.ready(stream, number, control) is not None:
+                return
             if time.monotonic() - started > limit:
                 raise DeadlineExceeded(
                     f"DataLoader timed out after {limit:.0f} seconds: batch {number} is not ready "
                     + ("(the loader's timeout)" if timeout_s else "and the sidecar says nothing about it")
                 )
 
-    def drain(self) -> None:
+    def ready(self, stream: Stream, number: int, control: Control) -> int | None:
+        """The lease of a ticket, FAILED, or None while it or what it needs has not come."""
+        lease = control.ready(stream.id, number)
+        if lease is None:
+            return None
+        if lease == ctl.FAILED:
+            return lease if number in stream.failures else None
+        return lease if control.entry(lease).region in self.ring.regions else None
+
+    def _sleep(self, stream: Stream, number: int, control: Control) -> None:
+        """Until something happens, POLL_MS at most."""
+        poll = select.poll()  # one for each call: other threads may wait at the same time
+        poll.register(self.wake_trainer, select.POLLIN)
+        if (sock := self._sock) is not None:
+            poll.register(sock, select.POLLIN)
+        self._sleepers += 1
+        try:
+            control.sleep()
+            if self.ready(stream, number, control) is not None:
+                return
+            # The eventfd wakes one of several sleepers only.
+            for fd, _ in poll.poll(POLL_MS if self._sleepers == 1 else POLL_SHARED_MS):
+                if fd == self.wake_trainer:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(fd)
+                else:
+                    self._drain()
+        finally:
+            self._sleepers -= 1
+            if not self._sleepers:
+                control.awake()
+
+    def _drain(self) -> None:
         """Reads what the sidecar sent; reattaches if it is gone."""
-        with self._lock:
-            while True:
+        with self.lock:
+            while self._sock is not None:
                 try:
                     data, fds = link.recv_with_fds(self._sock, socket.MSG_DONTWAIT)
                 except BlockingIOError:
@@ -272,48 +346,35 @@ class Client:
         message = link.parse_json(packet.payload)
         if packet.type == link.Type.REGION:
             number = int(message["region"])
-            self.ring.regions[number] = map_region(number, int(message["nbytes"]), bool(message["single"]), fds[0])
+            region = map_region(number, int(message["nbytes"]), bool(message["single"]), fds[0])
+            self.ring.regions[number] = region
             self.ring.lease_limit = int(message["lease_limit"])
         elif packet.type == link.Type.DROP:
-            region = self.ring.regions.pop(int(message["region"]), None)
-            if region is not None:
-                region.close()
+            self.ring.drop(int(message["region"]))
         elif packet.type == link.Type.NOTE:
-            sys.stderr.write(f"[dataloaderjob] {message['text']}\n")
-            sys.stderr.flush()
-
-    def until(self, present: Any) -> None:
-        """Drains the socket until `present()` is true: what a ready word promised is on its way."""
-        started = time.monotonic()
-        while not present():
-            self.drain()
-            if present():
-                return
-            select.select([self._sock], [], [], POLL_MS / 1000)
-            if time.monotonic() - started > GRACE_S:
-                raise ServiceError(f"the sidecar at {self.path} announced something and did not send it in {GRACE_S:.0f} s")
+            _say(str(message["text"]))
 
     # The end
 
     def cut_off(self) -> None:
         """In a forked child: this client belongs to the parent. Its descriptors are closed here."""
+        self.lock = threading.RLock()  # another thread of the parent may have held it
         self.dead = "this iterator belongs to the parent process: call iter(loader) again in the forked child"
-        self.ring.tail.cut()
         self._release()
 
     def _release(self) -> None:
-        with contextlib.suppress(OSError):
-            self._sock.close()
-        for fd in (self._control_fd, self.wake_trainer, self.wake_receiver):
-            with contextlib.suppress(OSError):
-                os.close(fd)
-        for region in self.ring.regions.values():
-            with contextlib.suppress(OSError):
-                region.close()
+        """Closes all descriptors; what was lent stays valid, and ends without a word to anybody."""
+        if (ring := getattr(self, "ring", None)) is not None:
+            ring.tail.cut()
+            for number in list(ring.regions):
+                ring.drop(number)
+        self._disconnect()
+        fds, self._fds = self._fds, []
+        for fd in fds:
+            os.close(fd)
 
     def __del__(self) -> None:
-        if getattr(self, "ring", None) is not None and self.dead is None:
-            self.ring.tail.cut()
+        if hasattr(self, "_fds"):
             self._release()
 
 
@@ -340,9 +401,15 @@ def dial(path: str) -> socket.socket:
     return sock
 
 
+def _say(text: str) -> None:
+    sys.stderr.write(f"[dataloaderjob] {text}\n")
+    sys.stderr.flush()
+
+
 def _after_fork_in_child() -> None:
-    global _clients_lock
+    global _clients_lock, _process
     _clients_lock = threading.Lock()
+    _process = os.urandom(8).hex()
     for client in list(_clients.values()):
         client.cut_off()
     _clients.clear()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import torch
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -25,11 +25,13 @@ from dataloaderjob.fetch.ship import make_spec
 from dataloaderjob.fetch.tree import Decoder
 from dataloaderjob.trainer import holders
 from dataloaderjob.trainer.client import Client, Stream
+from dataloaderjob.trainer.ring import Lease
 
 if TYPE_CHECKING:
     from dataloaderjob.trainer.loader import DataLoader
 
 _U64 = (1 << 64) - 1
+_LATER = object()
 
 
 class _Windowed(_BaseDataLoaderIter):
@@ -48,6 +50,8 @@ class _Windowed(_BaseDataLoaderIter):
         self._drawn = 0
         self._taken = 0
         self._position = 0
+        self._keys: list[Any] | None = None
+        """Drawn and not submitted: an interrupt came in between."""
         self._exhausted = False
         self._sampler_error: BaseException | None = None
 
@@ -57,30 +61,31 @@ class _Windowed(_BaseDataLoaderIter):
         self._resets += 1
         self._epoch_seed = seeds.derive(self._first_seed, self._resets)
         self._begin()
-        self._draw(self._window)
+        self._draw()
 
-    def _draw(self, count: int) -> None:
-        """Advances the sampler by at most `count` batches."""
-        for _ in range(count):
-            if self._exhausted:
-                return
-            try:
-                keys = next(self._sampler_iter)
-            except StopIteration:
-                self._exhausted = True
-                return
-            except BaseException as exc:
-                self._exhausted, self._sampler_error = True, exc  # raised at its turn: nothing drawn is lost
-                return
-            if self._bare:
-                keys = [keys]
-            elif type(keys) is not list:
-                keys = list(keys)
+    def _draw(self) -> None:
+        """Advances the sampler to a window ahead of what was taken."""
+        target = self._taken + self._window
+        while self._drawn < target and not self._exhausted:
+            if self._keys is None:
+                try:
+                    keys = next(self._sampler_iter)
+                except StopIteration:
+                    self._exhausted = True
+                    return
+                except Exception as exc:
+                    self._exhausted, self._sampler_error = True, exc  # raised at its turn: nothing drawn is lost
+                    return
+                except BaseException as exc:
+                    self._exhausted, self._sampler_error = True, exc  # a sampler that was interrupted is over
+                    raise
+                self._keys = [keys] if self._bare else keys if type(keys) is list else list(keys)
+            keys = self._keys
             self._submit(self._drawn, keys)
-            self._drawn += 1
-            self._position += len(keys)
+            self._drawn, self._position, self._keys = self._drawn + 1, self._position + len(keys), None
 
     def _submit(self, number: int, keys: list[Any]) -> None:
+        """Asks for a batch. Called again for the same one after an interrupt."""
         raise NotImplementedError
 
     def _finish(self) -> NoReturn:
@@ -102,25 +107,30 @@ class InProcessIterator(_Windowed):
     def __init__(self, loader: DataLoader, window: int) -> None:
         super().__init__(loader, window)
         self._fetcher = Fetcher(loader.dataset, loader.collate_fn)
-        self._queue: deque[tuple[int, tickets.Ticket]] = deque()
-        self._draw(window)
+        self._queue: dict[int, tickets.Ticket] = {}
+        self._draw()
 
     def _submit(self, number: int, keys: list[Any]) -> None:
-        self._queue.append((number, tickets.Ticket(self._epoch_seed, self._position, self._bare, keys)))
+        self._queue[number] = tickets.Ticket(self._epoch_seed, self._position, self._bare, keys)
 
     def __next__(self) -> Any:
-        if not self._queue:
+        number = self._taken
+        if number >= self._drawn:
             self._finish()
-        number, ticket = self._queue.popleft()
         try:
             with preserved_generators():
-                batch = self._fetcher.fetch(number, ticket)
+                batch = self._fetcher.fetch(number, self._queue[number])
         except SampleError as exc:
-            raise failures.as_raised(exc) from None
-        finally:
-            self._num_yielded += 1
-            self._draw(1)
+            self._advance(number)
+            error = failures.as_raised(exc)
+            raise error from error.__cause__
+        self._advance(number)
         return self._pinned(batch)
+
+    def _advance(self, number: int) -> None:
+        del self._queue[number]
+        self._taken = self._num_yielded = number + 1
+        self._draw()
 
     _next_data = __next__
 
@@ -130,18 +140,25 @@ class ServiceIterator(_Windowed):
 
     def __init__(self, loader: DataLoader, client: Client, window: int) -> None:
         self._client = client
-        self._control = client.control
+        self._control = client.control.twin()
         self._words = client.control.words
         self._ring = client.ring
         self._stream: Stream | None = None
         self._spec: Spec | None = None
         self._returned_ns = 0
+        self._held: tuple[int, int, Lease] | None = None
+        """(number, attachment, lease) of the batch that is being taken: it outlives an interrupt."""
         super().__init__(loader, window)
         self._timeout_s = float(loader.timeout)
         self._decoder = Decoder(allow_pickle=loader.allow_pickle or bool(client.settings["allow_pickle"]))
         self._open(loader)
-        self._draw(window)
+        self._draw()
         self._flush()
+
+    @property
+    def dead(self) -> bool:
+        """Whether this iterator can give no further batch, in this process or at all."""
+        return self._client.dead is not None
 
     def _open(self, loader: DataLoader) -> None:
         if self._spec is None or not loader.persistent_workers:
@@ -174,32 +191,30 @@ class ServiceIterator(_Windowed):
             self._client.flush(self._stream)
 
     def __next__(self) -> Any:
-        stream = self._stream
         number = self._taken
+        if not self._exhausted and self._drawn < number + self._window and self._stream is not None:
+            self._draw()  # an interrupt kept an earlier call from it
+        stream = self._stream
         if stream is None or number >= self._drawn:
             self._close()
             self._finish()
         words = self._words
         began = time.perf_counter_ns()
-        lease = self._control.ready(stream.id, number) if self._client.dead is None else None
-        if lease is None:
-            lease = self._client.wait(stream, number, self._timeout_s)
-            words[ctl.W_WAIT_NS] += time.perf_counter_ns() - began
-        else:
-            words[ctl.W_READY_CALLS] += 1
         if self._returned_ns:
             words[ctl.W_STEP_NS] += began - self._returned_ns
         try:
-            batch = self._failed(stream, number) if lease == ctl.FAILED else self._take(lease)
-        finally:
-            stream.pending.pop(number, None)
-            self._taken = stream.awaited = number + 1
-            self._num_yielded += 1
-            words[ctl.W_NEXT_CALLS] += 1
-            if not self._exhausted:
-                self._draw(1)
-                if self._exhausted:
-                    self._flush()
+            batch = self._take(stream, number)
+            if batch is _LATER:
+                while batch is _LATER:
+                    self._client.wait(stream, number, self._control, self._timeout_s)
+                    batch = self._take(stream, number)
+                words[ctl.W_WAIT_NS] += time.perf_counter_ns() - began
+            else:
+                words[ctl.W_READY_CALLS] += 1
+        except Exception:
+            self._draw()
+            raise
+        self._draw()
         if self._pin_memory:
             batch = self._pinned(batch)
         self._returned_ns = time.perf_counter_ns()
@@ -207,25 +222,55 @@ class ServiceIterator(_Windowed):
 
     _next_data = __next__
 
-    def _take(self, lease: int) -> Any:
-        ring = self._ring
+    def _take(self, stream: Stream, number: int) -> Any:
+        """Batch `number`, counted as taken, or _LATER. An error of the batch counts as taking it, too."""
+        client = self._client
+        with client.lock:  # a new sidecar may be told by another thread what is taken and what is not
+            client.check()
+            lease = client.ready(stream, number, self._control)
+            if lease is None:
+                return _LATER
+            try:
+                batch = self._failed(stream, number) if lease == ctl.FAILED else self._decode(number, lease)
+            except Exception:
+                self._count(stream, number)
+                raise
+            self._count(stream, number)
+        return batch
+
+    def _decode(self, number: int, lease: int) -> Any:
+        ring, control = self._ring, self._control
         if ring.tail.log:
             ring.settle()
-        entry = self._control.entry(lease)
-        if entry.region not in ring.regions:
-            self._client.until(lambda: entry.region in ring.regions)
-        body = ring.lend(lease, entry)
-        if ring.leased_nbytes > ring.lease_limit and ring.full:
-            body = body.copy()  # the lease ends here
+        if self._held is not None and self._held[:2] != (number, self._client.attachment):
+            self._begin_lease()  # of what an interrupt left: it ends here
+        if self._held is None:
+            self._held = number, self._client.attachment, ring.lend(lease, control.entry(lease))
+        body = np.asarray(self._held[2])
+        if ring.full:
+            body = body.copy()
             ring.copies += 1
             self._words[ctl.W_COPIES] = ring.copies
             holders.warn_once(ring)
-        self._words[ctl.W_LEASED_NBYTES] = ring.leased_nbytes
         return self._decoder.decode(body)
 
+    def _count(self, stream: Stream, number: int) -> None:
+        words = self._words
+        self._taken = stream.awaited = self._num_yielded = number + 1
+        self._begin_lease()
+        stream.pending.pop(number, None)
+        stream.failures.pop(number, None)
+        words[ctl.W_NEXT_CALLS] += 1
+        words[ctl.W_LEASED_NBYTES] = self._ring.leased_nbytes
+
+    def _begin_lease(self) -> None:
+        held = self._held
+        if held is not None:
+            held[2].tail = self._ring.tail
+            self._held = None
+
     def _failed(self, stream: Stream, number: int) -> Any:
-        self._client.until(lambda: number in stream.failures)
-        payload = stream.failures.pop(number)
+        payload = stream.failures[number]
         message = json.loads(payload)
         if "service" in message:
             raise getattr(errors, message["service"])(message["message"])
@@ -239,6 +284,11 @@ class ServiceIterator(_Windowed):
     def __del__(self) -> None:
         stream = getattr(self, "_stream", None)
         if stream is not None:
+            held = self._held
+            if held is not None and held[0] < stream.awaited:
+                self._begin_lease()
+            elif held is not None:
+                self._ring.tail.log.append(held[2].number)  # the receiver ends it with its ticket
             self._client.closed_streams.append((stream.id, stream.awaited))
 
 

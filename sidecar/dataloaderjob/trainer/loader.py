@@ -108,6 +108,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def check_worker_number_rationality(self) -> None:
         """Feeders do not run in this process's cpuset: nothing to check."""
 
+    def __iter__(self) -> _BaseDataLoaderIter:
+        iterator = self._iterator
+        if isinstance(iterator, ServiceIterator) and iterator.dead:
+            self._iterator = None  # persistent_workers, and forked since, or the sidecar did not come back
+        return super().__iter__()
+
     def _get_iterator(self) -> _BaseDataLoaderIter:
         iterable = isinstance(self.dataset, IterableDataset)
         if self.num_workers == 0:

@@ -91,12 +91,28 @@ _children: list[Any] = []
 
 @contextlib.contextmanager
 def _locked(home: Path) -> Any:
-    fd = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Held while a service is started, and by a service while it removes the folder."""
+    while True:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            fd = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if _is(fd, home / "lock"):
+                yield
+                return
+        finally:
+            os.close(fd)
+
+
+def _is(fd: int, path: Path) -> bool:
+    """Whether `path` still names that file: a service that ended may have removed it."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _alive(home: Path) -> bool:

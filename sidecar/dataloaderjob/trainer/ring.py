@@ -11,6 +11,7 @@ import mmap
 import os
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -23,35 +24,41 @@ MAX_LEASES = 30_000
 
 
 class Lease:
-    """One batch in the trainer's hands. numpy makes an array over it without a copy."""
+    """One batch in the trainer's hands. numpy makes an array over it without a copy.
 
-    __slots__ = ("__array_interface__", "_number", "_region", "_tail")
+    It ends with its last reference, if it was given its `tail`: when the batch counts as taken. Until then
+    it may be dropped and made again, for a KeyboardInterrupt may come anywhere within next().
+    """
 
-    def __init__(self, tail: LeaseTail, number: int, region: Region, address: int, nbytes: int) -> None:
+    __slots__ = ("__array_interface__", "_region", "number", "tail")
+
+    def __init__(self, number: int, region: Region, address: int, nbytes: int) -> None:
         self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
-        self._tail = tail
-        self._number = number
+        self.tail: LeaseTail | None = None
+        self.number = number
         self._region = region  # keeps the mapping
 
     def __del__(self) -> None:
-        tail = self._tail
+        tail = self.tail
+        if tail is None:
+            return
         ended = tail.ended
         if ended is not None:
-            tail.log.append(self._number)
-            ended[self._number] = 1
+            tail.log.append(self.number)
+            ended[self.number] = 1
             if tail.words[W_WANT]:
-                os.eventfd_write(tail.wake_receiver, 1)
+                tail.wake()
 
 
 class LeaseTail:
     """What a finalizer touches. After a fork the child's copy is cut off, so it ends no lease of its parent."""
 
-    __slots__ = ("ended", "log", "wake_receiver", "words")
+    __slots__ = ("ended", "log", "wake", "words")
 
     def __init__(self, control: Control, wake_receiver: int) -> None:
         self.ended: memoryview | None = control.ended
         self.words = control.words
-        self.wake_receiver = wake_receiver
+        self.wake = partial(os.eventfd_write, wake_receiver, 1)
         self.log: deque[int] = deque()
 
     def cut(self) -> None:
@@ -105,21 +112,34 @@ class Ring:
             if entry is not None:
                 self.leased_nbytes -= entry[2]
 
-    def lend(self, number: int, entry: Entry) -> npt.NDArray[np.uint8]:
-        """The bytes of a ready batch, under a new lease.
+    def lend(self, number: int, entry: Entry) -> Lease:
+        """A lease on a ready batch. It counts from here on, and ends once it has its `tail`.
 
-        Raises RemoteProtocolError if the entry does not lie within its region, KeyError if the region has
-        not come yet.
+        Raises RemoteProtocolError if the entry does not lie within its region.
         """
         _, _, region_number, offset, nbytes = entry
         region = self.regions[region_number]
         if offset + nbytes > region.nbytes:
             raise RemoteProtocolError(f"the sidecar published {nbytes} bytes at {offset} of a region of {region.nbytes}")
+        if number in self.leases:
+            self.leased_nbytes -= self.leases[number][2]  # an interrupt came before it was used
         self.leases[number] = (region_number, offset, nbytes)
         self.leased_nbytes += nbytes
-        return np.asarray(Lease(self.tail, number, region, region.address + offset, nbytes))
+        return Lease(number, region, region.address + offset, nbytes)
 
     @property
     def full(self) -> bool:
-        """Whether the trainer holds so much that a further batch must be copied out."""
+        """Whether the trainer holds so much that the latest batch must be copied out."""
         return self.leased_nbytes > self.lease_limit or len(self.leases) > MAX_LEASES
+
+    def drop(self, number: int) -> None:
+        """Lets go of a region; views of it stay valid."""
+        region = self.regions.pop(number, None)
+        if region is not None:
+            region.close()
+
+    def drop_empty_singles(self) -> None:
+        """Lets go of the regions for one batch whose batch is gone: a new sidecar has no use for them."""
+        held = {region for region, _, _ in self.leases.values()}
+        for number in [r.number for r in self.regions.values() if r.single and r.number not in held]:
+            self.drop(number)

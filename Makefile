@@ -1,0 +1,72 @@
+# Two commands do everything on a fresh Linux machine: `make run` and `make test`.
+#
+# Variables: PYTHON (3.11 or newer), TORCH (any pip requirement, or the path of a wheel), FASHION_MNIST (folder
+# of the data), PYTEST_ARGS; options of the main job as FASHION_EPOCHS=2, FASHION_LIMIT=6000 and so on.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+PACKAGED_DATA := /usr/share/datasets/fashion-mnist
+FASHION_MNIST ?= $(PACKAGED_DATA)
+PYTEST_ARGS ?=
+
+VENV := .venv
+EXAMPLE := examples/fashion-mnist
+override FASHION_MNIST := $(abspath $(FASHION_MNIST))
+IMAGES := $(FASHION_MNIST)/train-images-idx3-ubyte
+export FASHION_MNIST
+export PATH := $(abspath $(VENV)/bin):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help env data run test check bench bench-full clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## /\1\t/' | expand -t 14
+
+env: $(VENV)/.installed  ## .venv with torch, this package and its tools
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or newer is needed, found $$($(PYTHON) --version 2>&1): make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
+	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV) || { \
+	  rm -rf $(VENV); echo "$(PYTHON) cannot make environments. On Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	$(VENV)/bin/pip install "$(TORCH)"
+	$(VENV)/bin/pip install -e '.[dev]'
+	@touch $@
+
+$(VENV)/.bench-installed: $(VENV)/.installed
+	$(VENV)/bin/pip install -e '.[bench]'
+	@touch $@
+
+data:  ## the Fashion-MNIST data set, by apt-get where that can be done
+	@test -e $(IMAGES).gz -o -e $(IMAGES) || test "$(FASHION_MNIST)" != $(PACKAGED_DATA) || \
+	  test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+	  { apt-get update && apt-get install -y --no-install-recommends dataset-fashion-mnist; } || true
+	@test -e $(IMAGES).gz -o -e $(IMAGES) || { \
+	  echo "Fashion-MNIST is needed, and $(FASHION_MNIST) has none. On Debian or Ubuntu, as root: apt-get install" >&2; \
+	  echo "dataset-fashion-mnist. Elsewhere: take the four .gz files of data/fashion in" >&2; \
+	  echo "https://github.com/zalandoresearch/fashion-mnist, then make run FASHION_MNIST=their-folder" >&2; exit 1; }
+
+run: env data  ## the main job: trains through feeders, draws it, proves the bytes (a few minutes)
+	rm -rf $(EXAMPLE)/out
+	dataloaderjob run $(EXAMPLE)/dataloaderjob.yaml
+	python $(EXAMPLE)/plot.py $(EXAMPLE)/out
+	python $(EXAMPLE)/proof.py $(EXAMPLE)/out
+
+test: env  ## all tests
+	python -m pytest $(PYTEST_ARGS)
+
+check: env  ## format, lint, types, layers
+	ruff format --check .
+	ruff check .
+	mypy
+	lint-imports
+
+bench: $(VENV)/.bench-installed  ## benchmarks, under 30 minutes; writes bench/results and docs/benchmarks.md
+	python -m bench.run
+
+bench-full: $(VENV)/.bench-installed  ## the whole grid of benchmarks, hours
+	python -m bench.run --full
+
+clean:  ## removes what was made, but not .venv
+	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache $(EXAMPLE)/out
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,134 @@
+"""Measures the table of README.md: `python table.py --epochs 5 --write`.
+
+Six runs of train.py, one after the other: a single process, DataParallel and DistributedDataParallel of
+two ranks, each with torch's DataLoader (two workers in all) and with ours (two feeders in all, of the
+private service that the loader starts by itself). The machine should have nothing else to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from plot import stall
+from proof import load
+
+HERE = Path(__file__).resolve().parent
+README = HERE / "README.md"
+BEGIN, END = "<!-- table.py writes from here -->\n", "<!-- to here -->\n"
+WORKERS = 2
+"""Workers of torch's DataLoader, or feeders, of all ranks together."""
+RANKS = 2
+"""Of DistributedDataParallel."""
+DEADLINE_S = 3600.0
+LAUNCHES = {"single": "single process", "dp": "DataParallel (one replica)", "ddp": "DDP, two ranks"}
+LOADERS = {"torch": "torch's `DataLoader`", "service": "`dataloaderjob.DataLoader`"}
+PUBLISHED = {"single": (91.09, 90.65), "dp": (90.32, 90.67), "ddp": (89.84, 88.98)}
+"""Per cent after 40 epochs, with torch's DataLoader and with the published distributed one."""
+
+
+def command(launch: str, loader: str, folder: Path, epochs: int) -> list[str]:
+    """The command line of one run."""
+    workers = WORKERS // RANKS if (launch, loader) == ("ddp", "torch") else WORKERS
+    python = [sys.executable]
+    if launch == "ddp":
+        python += ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(RANKS)]
+        python += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    script = [str(HERE / "train.py"), "--loader", loader, "--workers", str(workers), "--record", str(folder)]
+    return [*python, *script, "--epochs", str(epochs), *(["--data-parallel"] if launch == "dp" else [])]
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def run(launch: str, loader: str, folder: Path, epochs: int) -> None:
+    """Trains once; the records of its ranks and the load before it are in `folder` afterwards."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    load_before, began = os.getloadavg()[0], time.monotonic()
+    print(f"-- {launch}, {loader}", flush=True)
+    # One thread for each of two ranks on two cores; torch's own choice elsewhere.
+    env = {**os.environ, **({"OMP_NUM_THREADS": "1"} if launch == "ddp" else {})}
+    subprocess.run(command(launch, loader, folder, epochs), check=True, env=env, timeout=DEADLINE_S)
+    figures = {"load_before": load_before, "wall_s": time.monotonic() - began}
+    (folder / "run.json").write_text(json.dumps(figures))
+
+
+def cell(folder: Path) -> str:
+    """Accuracy, median time of an epoch and median stall of one run."""
+    records = load(folder)
+    epochs = records[0]["epochs"]
+    seconds = statistics.median(epoch["seconds"] for epoch in epochs)
+    waiting = statistics.median(stall(r, i) for r in records for i in range(len(epochs)))
+    return f"{100 * epochs[-1]['accuracy']:.2f} %, {seconds:.1f} s, {waiting:.1f} %"
+
+
+def table(folders: dict[tuple[str, str], Path]) -> str:
+    """Markdown: the table, and what it was measured with."""
+    lines = [
+        f"| | {' | '.join(LOADERS.values())} | published, torch's | published, distributed |",
+        "|---|---|---|---|---|",
+    ]
+    for launch, title in LAUNCHES.items():
+        cells = [cell(folders[launch, loader]) for loader in LOADERS]
+        cells += [f"{value:.2f} %" for value in PUBLISHED[launch]]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    runs: list[dict[str, Any]] = [json.loads((f / "run.json").read_text()) for f in folders.values()]
+    options = load(next(iter(folders.values())))[0]["options"]
+    loads = [run["load_before"] for run in runs]
+    note = (
+        "Accuracy after the last epoch, then medians over the epochs: seconds for training and test, and the "
+        "share of the training pass that a rank waited for batches. "
+        f"{options['epochs']} epochs, one run each, seed {options['seed']}; {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}, torch {torch.__version__}; "
+        f"load average before the runs {min(loads):.1f} to {max(loads):.1f}."
+    )
+    lines += ["", textwrap.fill(note, 105)]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=HERE / "out" / "table", help="where the records go")
+    parser.add_argument(
+        "--only", default="", metavar="CASES", help="run only these, such as dp-torch,ddp-service"
+    )
+    parser.add_argument("--keep", action="store_true", help="run nothing, make the table from the records")
+    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    args = parser.parse_args()
+    folders = {(la, lo): args.out / f"{la}-{lo}" for la in LAUNCHES for lo in LOADERS}
+    only = set(filter(None, args.only.split(",")))
+    unknown = only - {folder.name for folder in folders.values()}
+    if unknown:
+        parser.error(f"no case {', '.join(unknown)}: use {', '.join(f.name for f in folders.values())}")
+    for (launch, loader), folder in folders.items():
+        if not args.keep and (not only or folder.name in only):
+            run(launch, loader, folder, args.epochs)
+    text = table(folders)
+    print(text)
+    if args.write:
+        before, rest = README.read_text().split(BEGIN)
+        README.write_text(before + BEGIN + text + END + rest.split(END)[1])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Follows the machine's instructions: frames into the links' queues, then out.
+
+All methods but `flush` are called under the server's lock; those that queue return the links to flush
+after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from dataloaderjob.core import frames
+from dataloaderjob.core.feeding import Feeding
+from dataloaderjob.core.feeding_states import Announce, Fail, Instruction, Job, NeedSpec, Send, Withdraw
+from dataloaderjob.core.frames import Flag, Header, Kind
+from dataloaderjob.feeder.link import Buffer, Link
+
+CHECKSUM, PROBE = int(Flag.CHECKSUM), int(Flag.PROBE)
+"""Plain ints: int & IntFlag costs 2 µs, several times a batch."""
+
+
+class Body(NamedTuple):
+    """A built batch until it is sent; `Job.body`."""
+
+    batch: Any
+    """Keeps the buffers alive."""
+    buffers: list[Buffer]
+    crc: int
+
+
+class Outbox:
+    """The links of a feeder, by number."""
+
+    def __init__(self, machine: Feeding) -> None:
+        self.links: dict[int, Link] = {}
+        self._machine = machine
+
+    def perform(self, instructions: Iterable[Instruction], failure: bytes = b"") -> set[Link]:
+        """`failure` is the packed failure of tickets that failed."""
+        touched: set[Link] = set()
+        for made in instructions:
+            job = made.job
+            link = self.links.get(job.link)
+            if link is None:
+                continue
+            if isinstance(made, Send):
+                link.queue_body(job, self._body_frame(job))
+            elif isinstance(made, Withdraw):
+                link.withdraw(job)
+            elif isinstance(made, Announce):
+                self.control(Kind.ANNOUNCE, job, room=job.nbytes)
+            elif isinstance(made, Fail):
+                self.control(Kind.FAILED, job, payload=failure)
+            elif isinstance(made, NeedSpec):
+                self.control(Kind.NEED_SPEC, job)
+            touched.add(link)
+        return touched
+
+    def control(self, kind: Kind, job: Job, *, room: int = 0, payload: bytes = b"") -> set[Link]:
+        """Queues any frame but BODY about `job`."""
+        link = self.links.get(job.link)
+        if link is None:
+            return set()
+        header = frames.pack(
+            kind, generation=job.generation, stream=job.stream, ticket=job.ticket, spec=job.spec,
+            nbytes=len(payload), room=room, load=self._machine.load,
+        )  # fmt: skip
+        link.queue_control(header + payload)
+        return {link}
+
+    def confirm_cancelled(self, link: Link, cancel: Header) -> None:
+        """Queues the answer to a CANCEL frame."""
+        header = frames.pack(
+            Kind.CANCELLED, generation=cancel.generation, stream=cancel.stream, ticket=cancel.ticket,
+            load=self._machine.load,
+        )  # fmt: skip
+        link.queue_control(header)
+
+    def _body_frame(self, job: Job) -> list[Buffer]:
+        body: Body = job.body
+        header = frames.pack(
+            Kind.BODY, generation=job.generation, stream=job.stream, ticket=job.ticket, spec=job.spec,
+            nbytes=job.nbytes, flags=job.flags & CHECKSUM, load=self._machine.load, crc=body.crc,
+        )  # fmt: skip
+        return [header, *body.buffers]
+
+    def flush(self, links: Iterable[Link]) -> None:
+        """Sends what the sockets take. A broken link is shut down; the I/O thread drops it."""
+        for link in links:
+            if not link.flush():
+                link.shutdown()

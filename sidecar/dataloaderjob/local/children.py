@@ -1,0 +1,149 @@
+"""A child process with a name: its end, told by a pidfd, and its output, line by line, in the loop."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dataloaderjob.local.loop import Loop
+
+MAX_LINE_CHARS = 64 * 1024
+"""A longer line is shown in pieces."""
+_ENDS = re.compile(r"\r\n|\n|\r")
+OnLine = Callable[[str, bool], None]
+"""Takes a line without its end, and whether it came on stderr."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What to start. It gets a session of its own, so that a terminal's Ctrl-C does not reach it twice."""
+
+    name: str
+    args: Sequence[str]
+    env: Mapping[str, str]
+    cwd: Path
+
+
+class Lines:
+    """Bytes of a pipe to lines. A carriage return ends a line: progress bars show as they move."""
+
+    def __init__(self, take: Callable[[str], None]) -> None:
+        self._take = take
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._rest = ""
+
+    def feed(self, data: bytes, *, final: bool = False) -> None:
+        text = self._rest + self._decode(data, final)
+        held = ""
+        if text.endswith("\r") and not final:  # its newline may come with the next bytes
+            text, held = text[:-1], "\r"
+        *lines, rest = _ENDS.split(text)
+        while len(rest) > MAX_LINE_CHARS:
+            lines.append(rest[:MAX_LINE_CHARS])
+            rest = rest[MAX_LINE_CHARS:]
+        if final and rest:
+            lines.append(rest)
+            rest = ""
+        self._rest = rest + held
+        for line in lines:
+            self._take(line)
+
+
+class Child:
+    """A started command. Raises OSError when it cannot be started."""
+
+    def __init__(
+        self, command: Command, loop: Loop, *, on_line: OnLine, on_end: Callable[[Child], None]
+    ) -> None:
+        self.name = command.name
+        self.code: int | None = None
+        """Exit code, negative for a signal, None while it lives."""
+        self._loop, self._on_end = loop, on_end
+        self._process = subprocess.Popen(
+            list(command.args), env=dict(command.env), cwd=command.cwd, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        self.pid = self._process.pid
+        self._pipes: dict[int, Lines] = {}
+        for pipe, is_err in ((self._process.stdout, False), (self._process.stderr, True)):
+            assert pipe is not None  # noqa: S101  both were asked for
+            self._pipe(pipe.fileno(), on_line, is_err=is_err)
+        self._pidfd = os.pidfd_open(self.pid)
+        loop.watch(self._pidfd, self._ended)
+
+    def _pipe(self, fd: int, on_line: OnLine, *, is_err: bool) -> None:
+        os.set_blocking(fd, False)
+        self._pipes[fd] = Lines(lambda line: on_line(line, is_err))
+        self._loop.watch(fd, lambda: self._readable(fd))
+
+    def _readable(self, fd: int) -> None:
+        self._read(fd)
+
+    def _read(self, fd: int) -> bool:
+        """Hands on what is there; False when there is nothing now."""
+        if fd not in self._pipes:
+            return False
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        lines = self._pipes[fd]
+        if data:
+            lines.feed(data)
+            return True
+        del self._pipes[fd]
+        self._loop.unwatch(fd)
+        lines.feed(b"", final=True)
+        return False
+
+    def _ended(self) -> None:
+        self._loop.unwatch(self._pidfd)
+        os.close(self._pidfd)
+        self.code = self._process.wait()
+        self._drain()
+        self._on_end(self)
+
+    def _drain(self) -> None:
+        """Its last words; a process that it left behind may hold the pipes open for longer."""
+        for fd in list(self._pipes):
+            while self._read(fd):
+                pass
+            if fd in self._pipes:
+                self._loop.unwatch(fd)
+                self._pipes.pop(fd).feed(b"", final=True)
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def signal(self, number: int) -> None:
+        """To the process and its process group."""
+        if self.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    def end(self, grace_s: float) -> None:
+        """SIGTERM, and SIGKILL after `grace_s`, here and now. `on_end` is not called."""
+        if self.code is not None:
+            return
+        self._loop.unwatch(self._pidfd)
+        os.close(self._pidfd)
+        self.signal(signal.SIGTERM)
+        try:
+            code = self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self.signal(signal.SIGKILL)
+            code = self._process.wait()
+        self.code = code
+        self._drain()
+
+
+def exit_code(code: int) -> int:
+    """As a shell says it: 128 + n for signal n."""
+    return 128 - code if code < 0 else code

@@ -1,0 +1,100 @@
+"""The command `dataloaderjob`: run, status, scale, version."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dataloaderjob import __version__
+from dataloaderjob.core.errors import DataLoaderJobError, InputError
+
+EXIT_INPUT = 2
+EXIT_FAILED = 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.command(args))
+    except InputError as exc:
+        _say(str(exc))
+        return EXIT_INPUT
+    except (DataLoaderJobError, OSError) as exc:
+        _say(str(exc))
+        return EXIT_FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dataloaderjob",
+        description="Runs a DataLoaderJob on this machine: feeders, sidecar and trainers.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+    run = commands.add_parser("run", help="run a manifest here; ends with the trainers' exit code")
+    run.add_argument("manifest", type=Path, help="a DataLoaderJob manifest")
+    run.set_defaults(command=_run)
+    status = commands.add_parser("status", help="show what runs here")
+    status.add_argument("--dir", help="folder of one run, as status shows it")
+    status.set_defaults(command=_status)
+    scale = commands.add_parser("scale", help="change spec.feeders.replicas of what runs here")
+    scale.add_argument("replicas", type=int, help="the new number")
+    scale.add_argument("--dir", help="folder of the run, where several live")
+    scale.set_defaults(command=_scale)
+    commands.add_parser("version", help="show the version").set_defaults(command=_version)
+    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    from dataloaderjob.api import load_manifest
+    from dataloaderjob.local.run import run
+
+    return run(load_manifest(args.manifest), args.manifest)
+
+
+def _status(args: argparse.Namespace) -> int:
+    from dataloaderjob.local import registry, report
+
+    runs = [registry.find(args.dir)] if args.dir else list(registry.live_runs())
+    if not runs:
+        _print("nothing of yours runs on this machine")
+    for run in runs:
+        for line in report.lines(run):
+            _print(line)
+    return 0
+
+
+def _scale(args: argparse.Namespace) -> int:
+    from dataloaderjob.local import registry
+
+    run = registry.find(args.dir)
+    least, most = int(run.about.get("min", 0)), run.about.get("max")
+    if args.replicas < least or (most is not None and args.replicas > most):
+        upper = "any number" if most is None else str(most)
+        raise InputError(
+            f"{run.job} may have {least} to {upper} replicas of feeders, found {args.replicas}: see "
+            "spec.feeders.minReplicas and maxReplicas"
+        )
+    feeders = args.replicas * int(run.about.get("per_pod", 1))
+    run.ask({"type": "scale", "feeders": feeders})
+    _print(f"{run.job}: {feeders} feeders from now on")
+    return 0
+
+
+def _version(_: argparse.Namespace) -> int:
+    _print(f"dataloaderjob {__version__}")
+    return 0
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"dataloaderjob: {text}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Asks sidecar and supervisor how they are, in a thread: neither may hold up signals and deadlines."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dataloaderjob.core import link, sockets
+from dataloaderjob.core.errors import ProtocolError
+
+TIMEOUT_S = 3.0
+QUICK_S = 0.2
+"""Between two questions while feeders are awaited."""
+SLOW_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What both said last. Empty where one does not answer."""
+
+    at: float = 0.0
+    """time.monotonic()."""
+    sidecar: dict[str, Any] = field(default_factory=dict)
+    supervisor: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ready(self) -> int:
+        """Feeders that serve."""
+        return int(self.supervisor.get("ready", 0))
+
+    @property
+    def desired(self) -> int | None:
+        desired = self.supervisor.get("desired")
+        return None if desired is None else int(desired)
+
+    @property
+    def notes(self) -> list[str]:
+        return [str(note) for note in self.supervisor.get("notes", ())]
+
+
+class Poller:
+    """`snapshot` is replaced whole; `changed` is called in the thread."""
+
+    def __init__(self, path: str, *, port: int, key: bytes, job: str, changed: Callable[[], None]) -> None:
+        self.snapshot = Snapshot()
+        self._path, self._port, self._key, self._job = path, port, key, job
+        self._changed = changed
+        self._control: socket.socket | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dlj-poll", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The thread ends within TIMEOUT_S; nobody waits for it."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.snapshot = Snapshot(
+                at=time.monotonic(),
+                sidecar=sidecar_status(self._path) or {},
+                supervisor=self._ask_supervisor(),
+            )
+            self._changed()
+            settled = self.snapshot.desired is not None and self.snapshot.ready == self.snapshot.desired
+            self._stop.wait(SLOW_S if settled else QUICK_S)
+
+    def _ask_supervisor(self) -> dict[str, Any]:
+        try:
+            if self._control is None:
+                self._control = self._connect()
+            sockets.send_message(self._control, {"type": "status"})
+            return sockets.recv_message(self._control)
+        except (OSError, ProtocolError):
+            if self._control is not None:
+                self._control.close()
+                self._control = None
+            return {}
+
+    def _connect(self) -> socket.socket:
+        sock = socket.create_connection(("127.0.0.1", self._port), timeout=TIMEOUT_S)
+        try:
+            sockets.greet(sock, self._key, role="control", name="local", job=self._job)
+        except BaseException:
+            sock.close()
+            raise
+        sock.settimeout(TIMEOUT_S)
+        return sock
+
+
+def sidecar_status(path: str) -> dict[str, Any] | None:
+    """What the sidecar at this socket says of itself; None if none answers."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
+            sock.settimeout(TIMEOUT_S)
+            sock.connect(path)
+            for packet in link.pack_json(link.Type.STATUS, {}):
+                sock.send(packet)
+            assembler = link.Assembler()
+            while True:
+                data, _ = link.recv_with_fds(sock)
+                if not data:
+                    return None
+                if (packet_ := assembler.feed(data)) is not None:
+                    return link.parse_json(packet_.payload)
+    except (OSError, ProtocolError):
+        return None

@@ -1,0 +1,261 @@
+"""`dataloaderjob run job.yaml`: the service, then the trainers' command once per replica, then nothing left.
+
+`course` decides and `stack` serves; here are the processes of the trainers, the deadlines, signals, and
+what is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.local import figures
+from dataloaderjob.local.children import Child, Command, exit_code
+from dataloaderjob.local.console import Console
+from dataloaderjob.local.course import EXIT_BROKEN, EXIT_LATE, Action, Course, Event, Phase, Stop, stopped_by
+from dataloaderjob.local.loop import Loop
+from dataloaderjob.local.plan import SOCKET_VARIABLE, RunPlan, plan
+from dataloaderjob.local.stack import Stack
+
+PROGRESS_TTY_S = 2.0
+PROGRESS_LINE_S = 10.0
+OUTPUT_GRACE_S = 1.5
+"""What user code in feeders printed last comes through Ray's log monitor, which looks twice a second."""
+OUTPUT_QUIET_S = 0.7
+
+
+def run(job: DataLoaderJob, manifest: Path) -> int:
+    """Returns the exit code. Raises InputError before anything is started."""
+    planned = plan(job, folder=manifest.resolve().parent, env=os.environ, master_port=_free_port())
+    console = Console()
+    if planned.ignored:
+        console.say(f"one machine has no use for, and ignores: {', '.join(planned.ignored)}")
+    if planned.suspend:
+        console.say(f"{planned.name} is suspended (spec.suspend: true): nothing is started")
+        return 0
+    check(planned)
+    return Run(planned, manifest, console).run()
+
+
+def check(planned: RunPlan) -> None:
+    """Raises InputError for what can be known to fail."""
+    if not planned.folder.is_dir():
+        raise InputError(
+            f"the trainer's workingDir must be a folder, found none at {planned.folder}: create it, or change "
+            "spec.trainer.template.spec.containers[0].workingDir"
+        )
+    first = planned.trainers[0]
+    program, path = first.command[0], first.env.get("PATH")
+    found = shutil.which(str(planned.folder / program) if "/" in program else program, path=path)
+    if found is None:
+        raise InputError(
+            f"the trainer's program {program!r} is needed, and found neither in {planned.folder} nor on PATH: "
+            "install it, or change spec.trainer.template.spec.containers[0].command"
+        )
+    try:
+        installed = version("ray")
+    except PackageNotFoundError as exc:
+        raise InputError("Ray is needed on this machine: pip install 'dataloaderjob[local]'") from exc
+    wanted = planned.ray_version
+    if wanted is not None and wanted.split(".") != installed.split(".")[: len(wanted.split("."))]:
+        raise InputError(
+            f"Ray {wanted} is asked for by spec.ray.version, this machine has {installed}: install that version, "
+            "or change spec.ray.version"
+        )
+
+
+class Run:
+    """One run, in one thread."""
+
+    def __init__(self, planned: RunPlan, manifest: Path, console: Console) -> None:
+        self._plan, self._manifest, self._console = planned, manifest, console
+        self._loop = Loop()
+        self._course = Course(len(planned.trainers))
+        self._stack = Stack(planned.service, self._loop, show=self._show, broken=self._broken)
+        self._trainers: list[Child] = []
+        self._phase = Phase.PREPARING
+        self._served = False
+        self._meter = figures.Meter()
+        self._shown: tuple[float, dict[str, int]] = (time.monotonic(), dict(self._meter.total))
+        self._feeder_spoke_at: float | None = None
+        self._started = time.monotonic()
+
+    def run(self) -> int:
+        self._loop.signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal)
+        try:
+            least, most, per_pod = self._plan.scale
+            self._stack.start(
+                {"manifest": str(self._manifest.resolve()), "min": least, "max": most, "per_pod": per_pod}
+            )
+            self._console.say(
+                f"{self._plan.name}: starting Ray, {self._stack.num_desired} feeders and the sidecar"
+            )
+            self._loop.later(self._plan.startup_s, self._startup_over)
+            if self._plan.active_s is not None:
+                self._loop.later(self._plan.active_s, self._active_over)
+            self._loop.every(0.2, self._look)
+            self._loop.every(PROGRESS_TTY_S if self._console.live else PROGRESS_LINE_S, self._progress)
+            self._loop.run(until=lambda: self._course.phase is Phase.OVER)
+            self._flush()
+        finally:
+            self._console.clear()
+            for child in self._trainers:
+                child.end(0.0)
+            self._stack.close()
+        self._conclude()
+        return self._course.code
+
+    # Events
+
+    def _look(self) -> None:
+        if self._stack.sidecar_listens:
+            self._act(self._course.on(Event.SERVED))
+        snapshot = self._stack.snapshot
+        self._meter.read(snapshot.sidecar)
+        if not self._served and snapshot.desired is not None and snapshot.ready >= self._plan.min_feeders:
+            self._served = True
+            self._console.say(
+                f"{snapshot.ready} of {snapshot.desired} feeders serve after {time.monotonic() - self._started:.1f} s"
+            )
+
+    def _on_signal(self, number: int) -> None:
+        self._console.clear()
+        self._halt(stopped_by(number))
+
+    def _broken(self, why: str) -> None:
+        self._halt(Stop(EXIT_BROKEN, f"the service cannot go on: {why}"))
+
+    def _startup_over(self) -> None:
+        if not self._served:
+            self._halt(Stop(EXIT_LATE, self._missing()))
+
+    def _missing(self) -> str:
+        """What keeps the job from being served, for the deadline's message."""
+        snapshot = self._stack.snapshot
+        missing = []
+        if not self._stack.sidecar_listens:
+            missing.append("the sidecar does not listen")
+        if snapshot.desired is None:
+            missing.append("Ray's head and the supervisor are not up")
+        else:
+            missing.append(f"{snapshot.ready} of {self._plan.min_feeders} needed feeders have reported")
+        missing += snapshot.notes
+        return (
+            f"the service was not up within spec.deadlines.startupSeconds ({self._plan.startup_s:g} s): "
+            f"{'; '.join(missing)}"
+        )
+
+    def _active_over(self) -> None:
+        live = ", ".join(child.name for child in self._trainers if child.code is None) or "no trainer"
+        self._halt(
+            Stop(
+                EXIT_LATE,
+                f"the job ran past spec.deadlines.activeDeadlineSeconds ({self._plan.active_s:g} s); still running: {live}",
+            )
+        )
+
+    def _halt(self, stop: Stop) -> None:
+        if self._course.phase is not Phase.OVER:
+            self._console.say(stop.why)
+        self._act(self._course.halt(stop))
+
+    def _trainer_ended(self, child: Child) -> None:
+        number, code = self._trainers.index(child), exit_code(child.code or 0)
+        if code:
+            self._console.say(f"{child.name} ended with exit code {code}")
+        self._act(self._course.ended(number, code))
+
+    # Actions
+
+    def _act(self, action: Action) -> None:
+        if action is Action.START:
+            self._start_trainers()
+        elif action is Action.ASK:
+            number = signal.SIGTERM if self._course.stop is None else self._course.stop.number
+            for child in self._trainers:
+                child.signal(number)
+        elif action is Action.KILL:
+            for child in self._trainers:
+                child.signal(signal.SIGKILL)
+        if self._course.phase is not self._phase:
+            self._phase = self._course.phase
+            if (grace := self._course.grace_s) is not None:
+                self._loop.later(grace, lambda phase=self._phase: self._grace_over(phase))  # type: ignore[misc]
+
+    def _grace_over(self, phase: Phase) -> None:
+        if self._course.phase is phase:
+            self._act(self._course.on(Event.GRACE))
+
+    def _start_trainers(self) -> None:
+        for number, trainer in enumerate(self._plan.trainers):
+            name = f"trainer-{number}"
+            env = self._stack.tag({**trainer.env, SOCKET_VARIABLE: self._stack.socket})
+            command = Command(name=name, args=trainer.command, env=env, cwd=self._plan.folder)
+            self._trainers.append(
+                Child(
+                    command, self._loop, on_end=self._trainer_ended,
+                    on_line=lambda line, is_err, name=name: self._console.line(name, line, is_err),  # type: ignore[misc]
+                )
+            )  # fmt: skip
+
+    # What is shown
+
+    def _show(self, who: str, text: str, is_err: bool) -> None:
+        if who.startswith("feeder-"):
+            self._feeder_spoke_at = time.monotonic()
+        if who == "run":
+            self._console.say(text)
+        else:
+            self._console.line(who, text, is_err)
+
+    def _progress(self) -> None:
+        snapshot, now = self._stack.snapshot, time.monotonic()
+        since, before = self._shown
+        self._shown = (now, dict(self._meter.total))
+        batches, nbytes, stall = figures.over(before, self._meter.total, now - since)
+        text = figures.line(
+            figures.Figures(
+                batches_per_s=batches, nbytes_per_s=nbytes, stall=stall, occupancy=figures.occupancy(snapshot.sidecar),
+                ready=snapshot.ready, desired=self._stack.num_desired,
+            )
+        )  # fmt: skip
+        notes = snapshot.notes
+        self._console.progress(f"{text} ({notes[0]})" if notes else text)
+
+    def _flush(self) -> None:
+        """Waits for the last words of user code in feeders, if it speaks."""
+        if self._feeder_spoke_at is None:
+            return
+        deadline = time.monotonic() + OUTPUT_GRACE_S
+
+        def quiet() -> bool:
+            now = time.monotonic()
+            return (
+                now > deadline
+                or now - max(self._feeder_spoke_at or 0.0, deadline - OUTPUT_GRACE_S) > OUTPUT_QUIET_S
+            )
+
+        self._loop.run(until=quiet)
+
+    def _conclude(self) -> None:
+        failure = self._course.first_failure
+        if self._course.stop is None and failure is not None:
+            how = f"trainer-{failure[0]} failed with exit code {failure[1]}"
+        else:
+            how = "ended" if self._course.stop is None else "was stopped"
+        seconds = time.monotonic() - self._started
+        total = figures.summary(self._meter.total, seconds, self._stack.care.restarts)
+        self._console.say(f"{self._plan.name}: {how}; {total}")
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

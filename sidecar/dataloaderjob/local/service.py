@@ -1,0 +1,159 @@
+"""`python -m dataloaderjob.local.service --dir DIR --feeders N`: the private service of one launch.
+
+Started by the first rank (`trainer.private`), detached, for all local ranks. The sidecar's socket is DIR/s;
+DIR/failed says why it could not serve. It ends after its last client and removes DIR.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from dataloaderjob.core.errors import DataLoaderJobError
+from dataloaderjob.core.settings import RayTuning
+from dataloaderjob.local.loop import Loop
+from dataloaderjob.local.poller import sidecar_status
+from dataloaderjob.local.stack import ServicePlan, Stack
+from dataloaderjob.local.tenancy import Tenancy
+
+PATH_VARIABLE = "DATALOADERJOB_PATH"
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
+"""Of the rank that started the service: feeders serve all ranks."""
+LOOK_S = 0.5
+EXIT_FAILED = 1
+
+
+class Service:
+    """The stack for as long as somebody uses it."""
+
+    def __init__(self, folder: Path, plan: ServicePlan) -> None:
+        """Raises InputError for what cannot work."""
+        self._folder = folder
+        self._loop = Loop()
+        self._why: str | None = None
+        self._over = False
+        self._starter = _open_starter()
+        self._tenancy = Tenancy(time.monotonic())
+        self._stack = Stack(plan, self._loop, show=_show, broken=self._broken, socket_path=str(folder / "s"))
+
+    def run(self) -> int:
+        self._loop.signals((signal.SIGINT, signal.SIGTERM), lambda _: self._leave())
+        try:
+            self._stack.start({"folder": str(self._folder)})
+            self._loop.every(LOOK_S, self._look)
+            self._loop.run(until=lambda: self._over)
+        finally:
+            self._stack.close()
+        return 0 if self._why is None else EXIT_FAILED
+
+    def _look(self) -> None:
+        starter_alive = self._starter is not None and not _readable(self._starter)
+        rings = self._stack.snapshot.sidecar.get("rings")
+        count = None if rings is None else len(rings)
+        if self._tenancy.see(rings=count, starter_alive=starter_alive, now=time.monotonic()):
+            self._leave(unless_used=True)
+
+    def _leave(self, *, unless_used: bool = False) -> None:
+        """Gives the folder up. From then on a rank that looks finds no service and starts another there.
+
+        Under the lock, so that no rank is between finding this service and attaching to it.
+        """
+        with locked(self._folder):
+            if unless_used:
+                status = sidecar_status(self._stack.socket)
+                if status is None or status["rings"]:
+                    return
+            self._stack.end_sidecar()
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._over = True
+
+    def _broken(self, why: str) -> None:
+        """The folder stays, with the reason in it, for ranks that wait or lose their sidecar now."""
+        self._why = why
+        fail(self._folder, why)
+        self._over = True
+
+
+def fail(folder: Path, why: str) -> None:
+    """Tells the ranks that wait, and those that lose their sidecar now, why."""
+    part = folder / ".failed"
+    with contextlib.suppress(OSError):
+        part.write_text(why + "\n")
+        part.rename(folder / "failed")
+
+
+def environments(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """For sidecar and supervisor, and for feeders: the latter import what the trainer can import."""
+    own = {
+        k: v
+        for k, v in env.items()
+        if k not in RANK_VARIABLES and not k.startswith(("DATALOADERJOB_", "RAY_"))
+    }
+    path = json.loads(env.get(PATH_VARIABLE, "[]"))
+    feeders = dict(own)
+    if path:
+        feeders["PYTHONPATH"] = os.pathsep.join(path)
+    return own, feeders
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """The lock under which ranks start services (`trainer.private`)."""
+    try:
+        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:  # somebody removed the folder
+        yield
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="serves the trainer processes of one launch on this machine")
+    parser.add_argument("--dir", type=Path, required=True, help="folder of the socket")
+    parser.add_argument("--feeders", type=int, required=True, help="number of feeders")
+    args = parser.parse_args()
+    own, feeders = environments(os.environ)
+    plan = ServicePlan(
+        job=f"private-{args.dir.name}", num_feeders=args.feeders, env=own, feeder_env=feeders, feeder_cwd=Path.cwd(),
+        tuning=RayTuning(),
+    )  # fmt: skip
+    try:
+        return Service(args.dir.resolve(), plan).run()
+    except (DataLoaderJobError, OSError) as exc:
+        fail(args.dir, str(exc))
+        sys.stderr.write(f"service: {exc}\n")
+        return EXIT_FAILED
+
+
+def _show(who: str, text: str, is_err: bool) -> None:  # noqa: ARG001  one log for both
+    sys.stdout.write(f"[{who}] {text}\n" if who else f"{text}\n")
+    sys.stdout.flush()
+
+
+def _open_starter() -> int | None:
+    try:
+        return os.pidfd_open(os.getppid())
+    except OSError:
+        return None
+
+
+def _readable(fd: int) -> bool:
+    return bool(select.select([fd], [], [], 0)[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""Feeders, supervisor, raylet and GCS die or freeze at random moments; the digest does not change.
+
+One service lives through all of it, so every fault also proves that the service came back from the last.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from fault_data import Slow, digest_of
+from rig import until
+
+from dataloaderjob import DataLoader
+from dataloaderjob.local.registry import LiveRun, live_runs
+
+SEEDS = int(os.environ.get("FAULT_SEEDS", "20"))
+FEEDERS = 3
+MAX_WAIT_S = 3.5
+"""3 s, one batch, and the noise of a machine whose two cores run everything."""
+FAULTS = ("kill feeder", "stop feeder", "kill supervisor", "kill raylet", "kill gcs", "kill two feeders")
+
+
+def vital(run: LiveRun, name: str) -> list[int]:
+    """Pids of Ray's processes of this run: they have its folder in their arguments."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        args = process.info["cmdline"] or [""]
+        if args[0].endswith(f"/{name}") and any(str(run.home) in a for a in args):
+            found.append(process.info["pid"])
+    return found
+
+
+class Service:
+    """The private service as a launch of its own, and what the tests ask of it."""
+
+    def __init__(self, folder: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        self.log = folder / "log"
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "dataloaderjob.local.service", "--dir", str(folder), "--feeders", str(FEEDERS)],
+                stdout=out, stderr=out, env=environment,
+            )
+        self.socket = str(folder / "s")
+        until(lambda: os.path.exists(self.socket), 60, "the socket")
+        self.run = until(lambda: next((r for r in live_runs() if r.about["socket"] == self.socket), None), 10)
+
+    def status(self) -> dict:
+        return self.run.ask({"type": "status"})
+
+    def settled(self, feeders: int = FEEDERS) -> None:
+        def ready() -> bool:
+            try:
+                status = self.status()
+            except Exception:
+                return False
+            rings = self.run.sidecar().get("rings", [])
+            connected = all(r["feeders_up"] == feeders and not r["feeders_suspect"] for r in rings)
+            return status["ready"] == status["desired"] == feeders and connected
+
+        until(ready, 90, f"{feeders} ready feeders")
+
+    def feeder_pids(self) -> list[int]:
+        return [f["pid"] for f in self.status()["feeders"] if f.get("pid")]
+
+    def scale(self, feeders: int) -> None:
+        self.run.ask({"type": "scale", "feeders": feeders})
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        finally:
+            self.process.kill()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("f")
+    made = Service(folder)
+    os.environ["DATALOADERJOB_SOCKET"] = made.socket
+    try:
+        made.settled()
+        yield made
+    finally:
+        os.environ.pop("DATALOADERJOB_SOCKET", None)
+        made.end()
+
+
+def loader(seed: int, **options) -> DataLoader:
+    generator = torch.Generator().manual_seed(seed)
+    return DataLoader(Slow(), batch_size=8, shuffle=True, generator=generator, **options)
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[int, str]:
+    """Digests of the loader in the process itself, by seed."""
+    return {}
+
+
+def expected(reference: dict[int, str], seed: int) -> str:
+    if seed not in reference:
+        fast = DataLoader(
+            Slow(pause_s=0), batch_size=8, shuffle=True, num_workers=0, generator=torch.Generator().manual_seed(seed)
+        )
+        reference[seed] = digest_of(fast)
+    return reference[seed]
+
+
+def strike(service: Service, fault: str, rng: random.Random) -> list[int]:
+    """Commits the fault; returns pids to let go on later."""
+    pids = service.feeder_pids() if "feeder" in fault else []
+    if fault == "kill feeder":
+        os.kill(rng.choice(pids), signal.SIGKILL)
+    elif fault == "kill two feeders":
+        for pid in rng.sample(pids, 2):
+            os.kill(pid, signal.SIGKILL)
+    elif fault == "stop feeder":
+        pid = rng.choice(pids)
+        os.kill(pid, signal.SIGSTOP)
+        return [pid]
+    elif fault == "kill supervisor":
+        os.kill(service.status()["pid"], signal.SIGKILL)
+    else:
+        name = {"kill raylet": "raylet", "kill gcs": "gcs_server"}[fault]
+        for pid in vital(service.run, name):
+            os.kill(pid, signal.SIGKILL)
+    return []
+
+
+@pytest.mark.slow()
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_digest_survives_a_fault_at_a_random_moment(service: Service, reference: dict[int, str], seed: int):
+    rng = random.Random(seed)
+    fault = FAULTS[seed % len(FAULTS)]
+    waits: list[float] = []
+    stopped: list[int] = []
+    thread = threading.Timer(rng.uniform(0.0, 0.8), lambda: stopped.extend(strike(service, fault, rng)))
+    made = loader(seed)
+    thread.start()
+    try:
+        found = digest_of(made, waits.append)
+    finally:
+        thread.join()
+        for pid in stopped:
+            try:
+                os.kill(pid, signal.SIGCONT)
+            except ProcessLookupError:
+                pass  # replaced meanwhile
+    assert found == expected(reference, seed), f"after {fault}"
+    assert len(waits) == 300
+    if fault != "kill raylet":  # which takes all feeders of this machine along
+        assert max(waits[1:]) < MAX_WAIT_S, f"longest wait after {fault}"
+    service.settled()
+
+
+@pytest.mark.slow()
+@pytest.mark.timeout(600)
+def test_the_digest_survives_changes_of_the_number_of_feeders_within_an_epoch(service, reference):
+    plan = {30: 1, 80: 4, 130: 2, 180: 0}
+    back: list[threading.Timer] = []
+
+    def before(number: int) -> None:
+        if number not in plan:
+            return
+        service.scale(plan[number])
+        if plan[number]:
+            until(lambda: service.status()["ready"] == plan[number], 60, f"{plan[number]} feeders")
+        else:  # the trainer will wait until somebody comes back
+            back.append(threading.Timer(2.0, lambda: service.scale(3)))
+            back[0].start()
+
+    try:
+        assert digest_of(loader(99), before=before) == expected(reference, 99)
+        assert back
+    finally:
+        service.scale(FEEDERS)
+    service.settled()
+
+
+@pytest.mark.slow()
+def test_a_frozen_feeder_is_replaced_and_changes_nothing_when_it_thaws(service, reference):
+    pid = service.feeder_pids()[0]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert digest_of(loader(7)) == expected(reference, 7)
+        slow = DataLoader(Slow(pause_s=0.01), batch_size=8)
+        began = time.monotonic()
+        for _ in slow:  # long enough for the supervisor to be told
+            if pid not in service.feeder_pids() or time.monotonic() - began > 60:
+                break
+        until(lambda: pid not in service.feeder_pids(), 60, "the replacement")
+    finally:
+        try:
+            os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            pass
+    assert digest_of(loader(8)) == expected(reference, 8)
+    service.settled()

@@ -1,0 +1,611 @@
+"""The life of loaders, iterators and batches in a trainer process: what they hold, and how they end."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import json
+import os
+import pickle
+import random
+import resource
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from batches import Augmented, Gated, Numbers, Sized, epoch, ids
+from processes import alive, go_on, in_child, line, rollup, script, usage
+from rig import Rig, until
+from torch.utils import data
+
+from dataloaderjob import DataLoader
+from dataloaderjob.core import control
+from dataloaderjob.core.errors import ServiceError, ServiceUnavailable
+from dataloaderjob.trainer import client as clients
+from dataloaderjob.trainer import holders
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with Rig(feeders=2) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def collected(rig: Rig) -> Iterator[None]:
+    """Loaders of a test go with it, and with them the ring."""
+    yield
+    gc.collect()
+    until(lambda: not rig.status()["rings"], what="the end of all rings")
+
+
+def ring(rig: Rig) -> dict[str, Any]:
+    (found,) = rig.status()["rings"]
+    return found
+
+
+# The trainer process
+
+
+def test_trainer_has_neither_ray_nor_a_thread_of_ours_in_it(rig: Rig) -> None:
+    with script("""
+        import os, sys
+        import torch
+        from batches import Augmented
+        torch.set_num_threads(1)
+        torch.randn(1000, 1000) @ torch.randn(1000, 1000)
+        from dataloaderjob import DataLoader
+        before = sorted(os.listdir("/proc/self/task"))
+        loader = DataLoader(Augmented(100), batch_size=5)
+        for _ in range(3):
+            for batch in loader:
+                pass
+        iterator = iter(loader)
+        next(iterator)
+        assert sorted(os.listdir("/proc/self/task")) == before, "a thread was started"
+        print(sorted(m for m in sys.modules if m.partition(".")[0] in ("ray", "pydantic", "yaml", "grpc")))
+    """) as process:
+        assert line(process) == "[]"
+
+
+def test_two_hundred_short_epochs_leave_everything_flat(rig: Rig) -> None:
+    """Memory, descriptors, threads and extents, in trainer, sidecar and feeders."""
+    with script("""
+        import torch
+        from batches import Augmented
+        from dataloaderjob import DataLoader
+        torch.set_num_threads(1)
+        train, val = DataLoader(Augmented(300), batch_size=20, shuffle=True), DataLoader(Augmented(64), batch_size=20)
+        steady = DataLoader(Augmented(60), batch_size=20, persistent_workers=True)
+
+        def run(epochs):
+            for number in range(epochs):
+                for step, batch in enumerate(train):
+                    if number % 5 == 4 and step == 3:
+                        break
+                for a, b in zip(val, val):
+                    pass
+                for batch in steady:
+                    pass
+                train.dataset.width = 100 + number % 3
+
+        while True:
+            run(int(input()))
+            print("done", flush=True)
+    """) as process:
+
+        def run(epochs: int) -> dict[int, Any]:
+            process.stdin.write(f"{epochs}\n")
+            process.stdin.flush()
+            assert line(process) == "done"
+            until(lambda: ring(rig)["lent"] <= 16, what="the return of leases")
+            found = ring(rig)
+            pids = [process.pid, rig.sidecar.pid, found["receiver"], *(p.pid for p, _ in rig.feeders)]
+            assert found["streams"] <= 2
+            return {pid: usage(pid) for pid in pids} | {0: (found["total_nbytes"], found["ring_nbytes"])}
+
+        before = run(40)
+        after = run(160)
+    assert before.keys() == after.keys()
+    assert before.pop(0) == after.pop(0), "the ring grew"
+    for pid, was in before.items():
+        now = after[pid]
+        assert now.private_kb < was.private_kb + 2500, (pid, process.pid, was, now)
+        assert abs(now.fds - was.fds) <= 1, (pid, was, now)
+        assert now.threads == was.threads, (pid, was, now)
+
+
+EXITS = {
+    "a live iterator and kept batches": ("kept = [next(iterator) for _ in range(5)]", 0, ""),
+    "sys.exit in mid-epoch": ("next(iterator); sys.exit(3)", 3, ""),
+    "an error in mid-epoch": ("next(iterator); raise KeyError('mine')", 1, "KeyError: 'mine'"),
+    "a daemon thread that waits": (
+        "threading.Thread(target=lambda: [time.sleep(0.01) for _ in loader], daemon=True).start(); next(iterator)",
+        0,
+        "",
+    ),
+    "batches in reference cycles": ("cycle = [next(iterator)]; cycle.append(cycle); del cycle", 0, ""),
+}
+
+
+def test_exits_are_clean(rig: Rig) -> None:
+    """Exit codes are the script's own, and nothing is said that the script does not say."""
+    processes = []
+    for ending, _, _ in EXITS.values():
+        text = f"import sys, threading, time\nfrom batches import Numbers\nfrom dataloaderjob import DataLoader\n"
+        text += f"loader = DataLoader(Numbers(500), batch_size=2)\niterator = iter(loader)\n{ending}\n"
+        context = script(text)
+        processes.append((context, context.__enter__()))
+    try:
+        for (name, (_, code, said)), (_, process) in zip(EXITS.items(), processes, strict=True):
+            out, err = process.communicate(timeout=60)
+            assert (process.returncode, out) == (code, ""), f"{name}: {err}"
+            assert err.strip().splitlines()[-1:] == ([said] if said else []), name
+            assert "Exception ignored" not in err
+    finally:
+        for context, _ in processes:
+            context.__exit__(None, None, None)
+
+
+# Iteration
+
+
+def test_break_and_begin_again(rig: Rig) -> None:
+    loader = DataLoader(Numbers(200), batch_size=5)
+    for stop in (0, 1, 7, 0):
+        for step, batch in enumerate(loader):
+            if step == stop:
+                break
+        del batch
+    assert ids(loader) == list(range(200))
+
+
+def test_nested_iteration_and_zip_of_one_loader(rig: Rig) -> None:
+    loader = DataLoader(Numbers(30), batch_size=10)
+    nested = [(a[0].tolist(), b[0].tolist()) for a in loader for b in loader]
+    parts = [list(range(i, i + 10)) for i in (0, 10, 20)]
+    assert nested == [(a, b) for a in parts for b in parts]
+    assert [(a[0].tolist(), b[0].tolist()) for a, b in zip(loader, loader, strict=True)] == [(p, p) for p in parts]
+    assert len(rig.status()["rings"]) == 1
+
+
+def test_two_loaders_at_once_with_batches_of_very_different_size(rig: Rig) -> None:
+    small, large = DataLoader(Numbers(60), batch_size=3), DataLoader(Sized(1 << 20, 40), batch_size=2)
+    for at, (a, b) in enumerate(zip(small, large, strict=True)):
+        assert a[0].tolist() == [3 * at, 3 * at + 1, 3 * at + 2]
+        assert b.unique(dim=1).tolist() == [[2 * at], [2 * at + 1]]
+
+
+def test_dataset_changed_between_epochs_is_seen(rig: Rig) -> None:
+    loader = DataLoader(Numbers(4, width=2), batch_size=4)
+    widths = []
+    for width in (2, 5, 3, 2):
+        loader.dataset.width = width
+        widths += [batch[1].shape[1] for batch in loader]
+    assert widths == [2, 5, 3, 2]
+
+
+def test_collate_fn_and_num_workers_changed_between_epochs_are_seen(rig: Rig) -> None:
+    loader = DataLoader(Numbers(4), batch_size=4)
+    assert len(next(iter(loader))) == 2
+    loader.collate_fn = len
+    assert next(iter(loader)) == 4
+    loader.num_workers = 0
+    loader.collate_fn = id  # would differ in a feeder
+    samples = next(iter(loader))
+    assert isinstance(samples, int)
+
+
+def test_more_iterators_than_there_is_room_for_are_refused(rig: Rig) -> None:
+    loader = DataLoader(Numbers(40), batch_size=10)
+    live = [iter(loader) for _ in range(control.ROWS)]
+    with pytest.raises(ServiceError, match="at most 64 iterators can live at once: let go of some"):
+        iter(loader)
+    assert [ids(x) for x in live] == [list(range(40))] * control.ROWS
+    del live[::2]
+    assert ids(loader) == list(range(40))
+
+
+def test_exhausted_iterator_stays_exhausted(rig: Rig) -> None:
+    iterator = iter(DataLoader(Numbers(3)))
+    assert len(list(iterator)) == 3
+    assert [next(iterator, "end") for _ in range(3)] == ["end"] * 3
+
+
+def test_sampler_that_fails_raises_at_its_turn(rig: Rig) -> None:
+    def failing() -> Iterator[list[int]]:
+        yield [1, 2]
+        yield [3]
+        raise ZeroDivisionError("mine")
+
+    class Sampler(data.Sampler):
+        __iter__ = lambda self: failing()
+
+    for options in ({}, {"num_workers": 0}):
+        iterator = iter(DataLoader(Numbers(9), batch_sampler=Sampler(), **options))
+        assert [next(iterator)[0].tolist() for _ in range(2)] == [[1, 2], [3]]
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            next(iterator)
+        assert next(iterator, "end") == "end"
+
+
+def test_large_index_lists_and_keys_of_any_size_arrive(rig: Rig) -> None:
+    """More than one packet of the socket, which takes 208 KiB."""
+    loader = DataLoader(Numbers(50_000, width=1), batch_size=50_000)
+    (batch,) = loader
+    assert batch[0].tolist() == list(range(50_000))
+
+
+def test_descriptors_beyond_1024_are_no_hindrance(rig: Rig) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(4096, hard)), hard))
+    taken = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert ids(DataLoader(Numbers(300, seconds=0.001), batch_size=10)) == list(range(300))
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# Batches
+
+
+def test_batches_kept_beyond_the_limit_become_copies_with_one_warning(rig: Rig) -> None:
+    holders._warned = False
+    loader = DataLoader(Sized(1 << 16, 200), batch_size=4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hoard = list(loader)
+    (warning,) = [w for w in caught if "still held" in str(w.message)]
+    assert "a list of" in str(warning.message)
+    assert "raise spec.sidecar.sharedMemory" in str(warning.message)
+    assert [b[:, 0].tolist() for b in hoard] == [[4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3] for i in range(50)]
+    assert ring(rig)["copies"] >= 25
+    del hoard
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copies = ring(rig)["copies"]
+        assert sum(1 for _ in loader) == 50
+    assert ring(rig)["copies"] == copies, "with the batches gone, copies end"
+
+
+def test_warning_names_the_variable_that_holds_the_batches(rig: Rig) -> None:
+    holders._warned = False
+    history: dict[int, torch.Tensor] = {}
+    with pytest.warns(UserWarning, match="called 'history in test_warning_names"):
+        for step, batch in enumerate(DataLoader(Sized(1 << 14, 200), batch_size=2)):
+            history[step] = batch
+
+
+def test_views_outlive_loader_iterator_and_sidecar(rig: Rig) -> None:
+    loader = DataLoader(Sized(1 << 16, 40), batch_size=4)
+    kept = [batch[1:, ::2] for batch in loader][:6]
+    arrays = [k.numpy() for k in kept]
+    expected = [k.clone() for k in kept]
+    del loader
+    gc.collect()
+    until(lambda: not rig.status()["rings"])
+    rig.kill_sidecar()
+    for k, e, a in zip(kept, expected, arrays, strict=True):
+        assert torch.equal(k, e)
+        assert np.array_equal(a, e.numpy())
+        k += 1
+    del kept, k, expected, arrays, e, a
+    gc.collect()
+    rig.start_sidecar()
+    assert len(list(DataLoader(Sized(1 << 16, 8), batch_size=4))) == 2
+
+
+def test_batches_can_be_changed_saved_copied_and_differentiated(rig: Rig) -> None:
+    loader = DataLoader(Numbers(40, width=50_000), batch_size=4)
+    batches = iter(loader)
+    _, x = next(batches)
+    before = x.clone()
+    x.div_(2).add_(1)
+    x[0] = 7
+    assert torch.equal(x[1:], before[1:] / 2 + 1)
+    assert x.untyped_storage().nbytes() == x.nbytes
+    for save in (lambda out: torch.save(x, out), lambda out: pickle.dump(x, out)):
+        out = io.BytesIO()
+        save(out)
+        assert out.tell() < x.nbytes + 2000, "only its own bytes are written"
+    assert torch.equal(copy.deepcopy(x), x)
+    shared = x.clone().share_memory_()
+    assert torch.equal(shared, x)
+    w = torch.ones(50_000, requires_grad=True)
+    loss = (x @ w).sum()
+    expected = x.sum(0)
+    del x
+    gc.collect()
+    for _ in batches:  # would overwrite the place of what autograd saved, were it free
+        pass
+    loss.backward()
+    assert torch.equal(w.grad, expected)
+
+
+def test_extents_come_back_when_the_last_view_goes_in_any_thread(rig: Rig) -> None:
+    loader = DataLoader(Sized(1 << 16, 48), batch_size=4)
+    batches = list(zip(range(8), loader, strict=False))
+    until(lambda: ring(rig)["lent"] >= 8)
+    thread = threading.Thread(target=batches.clear)
+    thread.start()
+    thread.join()
+    until(lambda: ring(rig)["used_nbytes"] == 0 or ring(rig)["streams"] == 0 and ring(rig)["lent"] <= 4)
+
+
+# Garbage, copies, pickles
+
+
+def test_garbage_collection_of_loaders_closes_the_connection(rig: Rig) -> None:
+    gc.collect()
+    before = sorted(os.listdir("/proc/self/fd"))
+    loader = DataLoader(Numbers(20), batch_size=2)
+    other = DataLoader(Numbers(20), batch_size=2)
+    iterator = iter(loader)
+    next(iterator)
+    next(iter(other))
+    assert len(rig.status()["rings"]) == 1
+    receiver = ring(rig)["receiver"]
+    del loader, other
+    assert len(rig.status()["rings"]) == 1, "the iterator goes on without its loader"
+    assert len(list(iterator)) == 9
+    del iterator
+    until(lambda: not rig.status()["rings"])
+    assert not alive(receiver)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_used_loader_pickles_and_copies_without_its_connection(rig: Rig) -> None:
+    loader = DataLoader(Numbers(20), batch_size=5, generator=torch.Generator(), persistent_workers=True)
+    assert ids(loader) == list(range(20))
+    for again in (pickle.loads(pickle.dumps(loader)), copy.copy(loader), copy.deepcopy(loader)):
+        assert type(again) is DataLoader
+        assert ids(again) == list(range(20))
+        assert again._iterator is not loader._iterator
+    assert ids(loader) == list(range(20))
+
+
+def test_loader_can_be_made_anew_from_its_attributes(rig: Rig) -> None:
+    arguments = {
+        "batch_size": 3, "sampler": list(range(11)), "num_workers": 2, "collate_fn": list, "drop_last": True, "timeout": 9,
+        "worker_init_fn": print, "prefetch_factor": 3, "persistent_workers": True, "allow_pickle": True, "in_order": False,
+    }  # fmt: skip
+    first = DataLoader(Numbers(11), **arguments)
+    again = DataLoader(**{name: getattr(first, name) for name in ("dataset", *arguments)})
+    assert {name: getattr(again, name) for name in arguments} == arguments
+    assert isinstance(again, data.DataLoader)
+    assert len(again) == len(first) == 3
+
+
+# Threads
+
+
+def test_two_threads_iterate_one_loader_and_another(rig: Rig) -> None:
+    loader, other = DataLoader(Numbers(400), batch_size=2), DataLoader(Augmented(300, seconds=0.0002), batch_size=3)
+    found: list[Any] = []
+
+    def run(which: DataLoader) -> None:
+        try:
+            found.append(ids(which))
+        except BaseException as exc:
+            found.append(exc)
+
+    for _ in range(4):
+        threads = [threading.Thread(target=run, args=(which,)) for which in (loader, loader, other, other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert sorted(found, key=len) == [list(range(300))] * 2 + [list(range(400))] * 2
+        found.clear()
+
+
+def test_iterator_made_in_one_thread_is_used_in_another(rig: Rig) -> None:
+    iterator = iter(DataLoader(Numbers(100), batch_size=5))
+    first = next(iterator)[0].tolist()
+    rest: list[int] = []
+    thread = threading.Thread(target=lambda: rest.extend(ids(iterator)))
+    thread.start()
+    thread.join(30)
+    assert first + rest == list(range(100))
+
+
+# Signals
+
+
+class Interrupt(BaseException):
+    """What the handler raises: as KeyboardInterrupt, but only ours."""
+
+
+def test_interrupt_while_waiting_loses_nothing(rig: Rig, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    iterator = iter(DataLoader(Gated(gate, at=12), batch_size=3))
+    found = [next(iterator)[0].tolist() for _ in range(4)]
+    for _ in range(3):
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        timer.join()
+    gate.touch()
+    found += [batch[0].tolist() for batch in iterator]
+    assert sum(found, []) == list(range(40))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 0}], ids=["service", "in-process"])
+def test_interrupts_at_any_moment_leave_the_iterator_sound(rig: Rig, options: Any) -> None:
+    """A batch in the hand of an interrupted next() may come again or be skipped; nothing else is disturbed."""
+    armed, interrupts, found = False, 0, []
+
+    def on_alarm(*_: object) -> None:
+        if armed:
+            raise Interrupt
+
+    old = signal.signal(signal.SIGALRM, on_alarm)
+    try:
+        for _ in range(30):
+            iterator = iter(DataLoader(Numbers(120), batch_size=2, **options))
+            found.clear()
+            while True:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(20e-6, 400e-6))
+                try:
+                    armed = True
+                    batch = next(iterator, None)
+                    armed = False
+                except Interrupt:
+                    interrupts += 1
+                    continue
+                finally:
+                    armed = False
+                if batch is None:
+                    break
+                i = batch[0].tolist()[0]
+                assert torch.equal(batch[1][:, 0], batch[0].float()), "a batch was overwritten"
+                found.append(i)
+            assert found == sorted(set(found)), "each batch at most once, in order"
+            assert len(found) >= 40
+            del iterator, batch
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert interrupts > 10
+    if not options:
+        gc.collect()
+        assert ids(DataLoader(Numbers(50), batch_size=5)) == list(range(50))
+
+
+# Forks
+
+
+def test_forked_child_is_refused_and_the_parent_unharmed(rig: Rig) -> None:
+    loader = DataLoader(Numbers(200), batch_size=5)
+    iterator = iter(loader)
+    kept = next(iterator)
+    told = in_child(lambda: str(next(iterator)))
+    assert told == (
+        "ServiceUnavailable: this iterator belongs to the parent process: call iter(loader) again in the forked child"
+    )
+    assert ids([kept]) + ids(iterator) == list(range(200))
+    until(lambda: ring(rig)["lent"] <= 2)
+
+
+def test_batches_of_the_parent_do_not_end_with_the_child(rig: Rig) -> None:
+    loader = DataLoader(Sized(1 << 14, 400), batch_size=2)
+    iterator = iter(loader)
+    kept = [next(iterator) for _ in range(6)]
+    expected = [k.clone() for k in kept]
+
+    def drop() -> str:
+        nonlocal iterator, loader
+        kept.clear()
+        del iterator, loader
+        gc.collect()
+        return str(sorted(n for n in os.listdir("/proc/self/fd") if "dlj" in os.readlink(f"/proc/self/fd/{n}")))
+
+    assert in_child(drop) in ("[]", "FileNotFoundError"), "the child keeps no descriptor of the ring"
+    for _ in range(150):
+        next(iterator)
+    assert all(torch.equal(k, e) for k, e in zip(kept, expected, strict=True)), "a lent batch was overwritten"
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_forked_child_makes_an_iterator_of_its_own(rig: Rig, monkeypatch: pytest.MonkeyPatch, persistent: bool) -> None:
+    monkeypatch.setenv("RANK", "0")
+    loader = DataLoader(Numbers(60), batch_size=5, persistent_workers=persistent)
+    iterator = iter(loader)
+    first = next(iterator)
+
+    def with_a_rank_of_its_own() -> str:
+        os.environ["RANK"] = "1"
+        return str(ids(loader))
+
+    assert in_child(with_a_rank_of_its_own) == str(list(range(60)))
+    refused = in_child(lambda: str(ids(loader)))
+    assert f"rank 0 is held by the live process {os.getpid()}" in refused
+    assert "give each process its own RANK" in refused
+    assert ids([first]) + ids(iterator) == list(range(60))
+
+
+def test_torchs_loader_with_forked_workers_works_beside_ours(rig: Rig) -> None:
+    ours, theirs = DataLoader(Numbers(60), batch_size=5), data.DataLoader(Numbers(60), batch_size=5, num_workers=2)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a[0].tolist() == b[0].tolist()
+    assert epoch(ours) == epoch(theirs)
+
+
+# The sidecar goes and comes
+
+
+def test_sidecar_that_does_not_come_back_is_told_and_a_new_one_found_later(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(clients, "REATTACH_DEADLINE_S", 1.0)
+    monkeypatch.setattr(clients, "REATTACH_NOTE_S", 0.2)
+    loader = DataLoader(Numbers(60), batch_size=2, persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    rig.kill_sidecar()
+    with pytest.raises(ServiceUnavailable, match=r"the sidecar at .* went away and none came back in 1 s"):
+        list(iterator)
+    with pytest.raises(ServiceUnavailable, match="went away"):
+        next(iterator)
+    assert "went away; waiting for it to come back" in capsys.readouterr().err
+    rig.start_sidecar()
+    assert ids(loader) == list(range(60))
+
+
+def test_interrupt_while_no_sidecar_is_there_loses_nothing(rig: Rig) -> None:
+    loader = DataLoader(Numbers(60), batch_size=2)
+    iterator = iter(loader)
+    found = ids([next(iterator)])
+    rig.kill_sidecar()
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            found += ids([next(iterator)])
+    rig.start_sidecar()
+    assert found + ids(iterator) == list(range(60))
+
+
+def test_worker_info_answers_in_feeders_and_worker_init_fn_runs_once_in_each(rig: Rig, tmp_path: Path) -> None:
+    class Telling(Numbers):
+        def __getitem__(self, i: int) -> Any:
+            info = data.get_worker_info()
+            return os.getpid(), info.id, info.num_workers, type(info.dataset).__name__, info.seed
+
+    def init(worker: int) -> None:
+        with open(tmp_path / "init", "a") as out:
+            out.write(f"{os.getpid()} {worker}\n")
+
+    loader = DataLoader(Telling(40, seconds=0.001), batch_size=None, worker_init_fn=init)
+    told = {tuple(sample[:4]) for sample in loader}
+    assert {t[3] for t in told} == {"Telling"}
+    assert {f"{pid} {index}" for pid, index, *_ in told} <= set((tmp_path / "init").read_text().splitlines())
+    assert len((tmp_path / "init").read_text().splitlines()) <= 2
+    assert data.get_worker_info() is None
+
+
+def test_ring_is_the_only_memory_of_batches_in_the_trainer(rig: Rig) -> None:
+    with script("""
+        from batches import Sized
+        from dataloaderjob import DataLoader
+        for batch in DataLoader(Sized(1 << 20, 200), batch_size=2):
+            pass
+        print("done", flush=True)
+        input()
+    """) as process:
+        assert line(process) == "done"
+        found = rollup(process.pid)
+        assert found["Shared_Dirty"] < 64 * 1024
+        go_on(process)
+        assert process.wait(20) == 0
+        assert json.loads(json.dumps(rig.status()))["rings"] is not None
