@@ -5,6 +5,7 @@ One service lives through all of it, so every fault also proves that the service
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -49,8 +50,18 @@ class Service:
         self.log = folder / "log"
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "dataloaderjob.local.service", "--dir", str(folder), "--feeders", str(FEEDERS)],
-                stdout=out, stderr=out, env=environment,
+                [
+                    sys.executable,
+                    "-m",
+                    "dataloaderjob.local.service",
+                    "--dir",
+                    str(folder),
+                    "--feeders",
+                    str(FEEDERS),
+                ],
+                stdout=out,
+                stderr=out,
+                env=environment,
             )
         self.socket = str(folder / "s")
         until(lambda: os.path.exists(self.socket), 60, "the socket")
@@ -112,7 +123,11 @@ def reference() -> dict[int, str]:
 def expected(reference: dict[int, str], seed: int) -> str:
     if seed not in reference:
         fast = DataLoader(
-            Slow(pause_s=0), batch_size=8, shuffle=True, num_workers=0, generator=torch.Generator().manual_seed(seed)
+            Slow(pause_s=0),
+            batch_size=8,
+            shuffle=True,
+            num_workers=0,
+            generator=torch.Generator().manual_seed(seed),
         )
         reference[seed] = digest_of(fast)
     return reference[seed]
@@ -139,10 +154,17 @@ def strike(service: Service, fault: str, rng: random.Random) -> list[int]:
     return []
 
 
-@pytest.mark.slow()
+def thaw(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # replaced meanwhile
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_digest_survives_a_fault_at_a_random_moment(service: Service, reference: dict[int, str], seed: int):
+def test_the_digest_survives_a_fault_at_a_random_moment(
+    service: Service, reference: dict[int, str], seed: int
+):
     rng = random.Random(seed)
     fault = FAULTS[seed % len(FAULTS)]
     waits: list[float] = []
@@ -155,10 +177,7 @@ def test_the_digest_survives_a_fault_at_a_random_moment(service: Service, refere
     finally:
         thread.join()
         for pid in stopped:
-            try:
-                os.kill(pid, signal.SIGCONT)
-            except ProcessLookupError:
-                pass  # replaced meanwhile
+            thaw(pid)
     assert found == expected(reference, seed), f"after {fault}"
     assert len(waits) == 300
     if fault != "kill raylet":  # which takes all feeders of this machine along
@@ -166,7 +185,7 @@ def test_the_digest_survives_a_fault_at_a_random_moment(service: Service, refere
     service.settled()
 
 
-@pytest.mark.slow()
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_digest_survives_changes_of_the_number_of_feeders_within_an_epoch(service, reference):
     plan = {30: 1, 80: 4, 130: 2, 180: 0}
@@ -190,7 +209,7 @@ def test_the_digest_survives_changes_of_the_number_of_feeders_within_an_epoch(se
     service.settled()
 
 
-@pytest.mark.slow()
+@pytest.mark.slow
 def test_a_frozen_feeder_is_replaced_and_changes_nothing_when_it_thaws(service, reference):
     pid = service.feeder_pids()[0]
     os.kill(pid, signal.SIGSTOP)
@@ -203,9 +222,6 @@ def test_a_frozen_feeder_is_replaced_and_changes_nothing_when_it_thaws(service, 
                 break
         until(lambda: pid not in service.feeder_pids(), 60, "the replacement")
     finally:
-        try:
-            os.kill(pid, signal.SIGCONT)
-        except ProcessLookupError:
-            pass
+        thaw(pid)
     assert digest_of(loader(8)) == expected(reference, 8)
     service.settled()

@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 import torch
 from batches import Augmented, Gated, Numbers, Sized, epoch, ids
-from processes import alive, go_on, in_child, line, rollup, script, usage
 from rig import Rig, until
 from torch.utils import data
 
@@ -30,6 +29,7 @@ from dataloaderjob.core import control
 from dataloaderjob.core.errors import ServiceError, ServiceUnavailable
 from dataloaderjob.trainer import client as clients
 from dataloaderjob.trainer import holders
+from processes import alive, go_on, in_child, line, rollup, script, usage
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,9 @@ def test_exits_are_clean(rig: Rig) -> None:
     """Exit codes are the script's own, and nothing is said that the script does not say."""
     processes = []
     for ending, _, _ in EXITS.values():
-        text = f"import sys, threading, time\nfrom batches import Numbers\nfrom dataloaderjob import DataLoader\n"
+        text = (
+            "import sys, threading, time\nfrom batches import Numbers\nfrom dataloaderjob import DataLoader\n"
+        )
         text += f"loader = DataLoader(Numbers(500), batch_size=2)\niterator = iter(loader)\n{ending}\n"
         context = script(text)
         processes.append((context, context.__enter__()))
@@ -172,7 +174,9 @@ def test_nested_iteration_and_zip_of_one_loader(rig: Rig) -> None:
     nested = [(a[0].tolist(), b[0].tolist()) for a in loader for b in loader]
     parts = [list(range(i, i + 10)) for i in (0, 10, 20)]
     assert nested == [(a, b) for a in parts for b in parts]
-    assert [(a[0].tolist(), b[0].tolist()) for a, b in zip(loader, loader, strict=True)] == [(p, p) for p in parts]
+    assert [(a[0].tolist(), b[0].tolist()) for a, b in zip(loader, loader, strict=True)] == [
+        (p, p) for p in parts
+    ]
     assert len(rig.status()["rings"]) == 1
 
 
@@ -338,7 +342,7 @@ def test_extents_come_back_when_the_last_view_goes_in_any_thread(rig: Rig) -> No
     thread = threading.Thread(target=batches.clear)
     thread.start()
     thread.join()
-    until(lambda: ring(rig)["used_nbytes"] == 0 or ring(rig)["streams"] == 0 and ring(rig)["lent"] <= 4)
+    until(lambda: ring(rig)["used_nbytes"] == 0 or (ring(rig)["streams"] == 0 and ring(rig)["lent"] <= 4))
 
 
 # Garbage, copies, pickles
@@ -389,7 +393,10 @@ def test_loader_can_be_made_anew_from_its_attributes(rig: Rig) -> None:
 
 
 def test_two_threads_iterate_one_loader_and_another(rig: Rig) -> None:
-    loader, other = DataLoader(Numbers(400), batch_size=2), DataLoader(Augmented(300, seconds=0.0002), batch_size=3)
+    loader, other = (
+        DataLoader(Numbers(400), batch_size=2),
+        DataLoader(Augmented(300, seconds=0.0002), batch_size=3),
+    )
     found: list[Any] = []
 
     def run(which: DataLoader) -> None:
@@ -508,7 +515,9 @@ def test_batches_of_the_parent_do_not_end_with_the_child(rig: Rig) -> None:
         kept.clear()
         del iterator, loader
         gc.collect()
-        return str(sorted(n for n in os.listdir("/proc/self/fd") if "dlj" in os.readlink(f"/proc/self/fd/{n}")))
+        return str(
+            sorted(n for n in os.listdir("/proc/self/fd") if "dlj" in os.readlink(f"/proc/self/fd/{n}"))
+        )
 
     assert in_child(drop) in ("[]", "FileNotFoundError"), "the child keeps no descriptor of the ring"
     for _ in range(150):
@@ -517,7 +526,9 @@ def test_batches_of_the_parent_do_not_end_with_the_child(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_forked_child_makes_an_iterator_of_its_own(rig: Rig, monkeypatch: pytest.MonkeyPatch, persistent: bool) -> None:
+def test_forked_child_makes_an_iterator_of_its_own(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, persistent: bool
+) -> None:
     monkeypatch.setenv("RANK", "0")
     loader = DataLoader(Numbers(60), batch_size=5, persistent_workers=persistent)
     iterator = iter(loader)
@@ -535,7 +546,10 @@ def test_forked_child_makes_an_iterator_of_its_own(rig: Rig, monkeypatch: pytest
 
 
 def test_torchs_loader_with_forked_workers_works_beside_ours(rig: Rig) -> None:
-    ours, theirs = DataLoader(Numbers(60), batch_size=5), data.DataLoader(Numbers(60), batch_size=5, num_workers=2)
+    ours, theirs = (
+        DataLoader(Numbers(60), batch_size=5),
+        data.DataLoader(Numbers(60), batch_size=5, num_workers=2),
+    )
     for a, b in zip(ours, theirs, strict=True):
         assert a[0].tolist() == b[0].tolist()
     assert epoch(ours) == epoch(theirs)
@@ -576,7 +590,9 @@ def test_interrupt_while_no_sidecar_is_there_loses_nothing(rig: Rig) -> None:
     assert found + ids(iterator) == list(range(60))
 
 
-def test_worker_info_answers_in_feeders_and_worker_init_fn_runs_once_in_each(rig: Rig, tmp_path: Path) -> None:
+def test_worker_info_answers_in_feeders_and_worker_init_fn_runs_once_in_each(
+    rig: Rig, tmp_path: Path
+) -> None:
     class Telling(Numbers):
         def __getitem__(self, i: int) -> Any:
             info = data.get_worker_info()

@@ -122,7 +122,10 @@ class Zoo(Numbers):
             "nothing": (),
             "page": Page(f"page {i}", torch.arange(i % 4)),
             "ragged": torch.arange(i % 6),
-            "channels_last": torch.arange(24.0).reshape(1, 2, 3, 4).add(i).to(memory_format=torch.channels_last),
+            "channels_last": torch.arange(24.0)
+            .reshape(1, 2, 3, 4)
+            .add(i)
+            .to(memory_format=torch.channels_last),
             "scalar_tensor": torch.tensor(float(i)),
         }
 
@@ -198,7 +201,11 @@ def fingerprint(item: Any) -> Any:
     """Types, dtypes, shapes, strides of dense tensors and all bytes, as one comparable value."""
     name = f"{type(item).__module__}.{type(item).__qualname__}"
     if isinstance(item, torch.Tensor):
-        raw = item.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if item.numel() else b""
+        raw = (
+            item.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            if item.numel()
+            else b""
+        )
         return name, str(item.dtype), tuple(item.shape), item.requires_grad, raw
     if isinstance(item, np.ndarray | np.generic):
         return name, str(item.dtype), item.shape, np.ascontiguousarray(item).tobytes()

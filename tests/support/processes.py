@@ -61,7 +61,9 @@ def alive(pid: int) -> bool:
 
 
 @contextmanager
-def script(text: str, *arguments: object, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+def script(
+    text: str, *arguments: object, env: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """A Python process that runs `text`, with pipes for stdin, stdout and stderr; killed at the end."""
     path = os.pathsep.join(p for p in sys.path if p)
     process = subprocess.Popen(

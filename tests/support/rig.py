@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Self
 
 from dataloaderjob.core import link
 from dataloaderjob.core.auth import new_key
@@ -37,7 +38,7 @@ class Rig:
         self.others: list[subprocess.Popen] = []
         self.count = feeders
 
-    def __enter__(self) -> Rig:
+    def __enter__(self) -> Self:
         try:
             self.add_feeders(self.count)
             self.start_sidecar()
@@ -65,7 +66,10 @@ class Rig:
         dump(settings, path)
         with open(self.home / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", module, "--settings", str(path)], stdout=subprocess.PIPE, stderr=log, env=self.env
+                [sys.executable, "-m", module, "--settings", str(path)],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self.env,
             )
         return process, {}
 
@@ -73,7 +77,11 @@ class Rig:
         new = []
         for i in range(len(self.feeders), len(self.feeders) + n):
             settings = FeederSettings(
-                job=JOB, name=f"feeder-{i}", index=i, key_path=str(self.home / "key"), blob_folder=str(self.home / "blobs")
+                job=JOB,
+                name=f"feeder-{i}",
+                index=i,
+                key_path=str(self.home / "key"),
+                blob_folder=str(self.home / "blobs"),
             )
             new.append(self._start("dataloaderjob.feeder.server", settings, f"feeder-{i}"))
         for process, about in new:
@@ -84,7 +92,13 @@ class Rig:
         return [p for p, _ in new]
 
     def start_sidecar(self, **more) -> subprocess.Popen:
-        options = {"socket": self.socket, "feeders": self.endpoints(), "metrics_port": 0, **self.sidecar_options, **more}
+        options = {
+            "socket": self.socket,
+            "feeders": self.endpoints(),
+            "metrics_port": 0,
+            **self.sidecar_options,
+            **more,
+        }
         settings = SidecarSettings(
             job=JOB, key_path=str(self.home / "key"), blobs=str(self.home / "blobs"), **options
         )

@@ -12,7 +12,8 @@ import random
 from dataclasses import dataclass, field
 
 from dataloaderjob.core import frames, overseer
-from dataloaderjob.core.dispatch import Dispatcher, DispatchSettings
+from dataloaderjob.core.accounts import DispatchSettings
+from dataloaderjob.core.dispatch import Dispatcher
 from dataloaderjob.core.frames import FROM_RECEIVER, Kind
 from dataloaderjob.core.instructions import (
     Close,
@@ -49,11 +50,14 @@ class SimFeeder:
 class World:
     """`run` until every stream is consumed or the time is up."""
 
-    def __init__(self, seed: int = 0, *, limit: int = 1 << 24, ring: int | None = None, deadline_s: float = 300.0):
+    def __init__(
+        self, seed: int = 0, *, limit: int = 1 << 24, ring: int | None = None, deadline_s: float = 300.0
+    ):
         self.random = random.Random(seed)
         self.now = 0.0
         self.machine = Dispatcher(
-            DispatchSettings(limit_nbytes=limit, ring_nbytes=ring, batch_deadline_s=deadline_s), generation=GENERATION
+            DispatchSettings(limit_nbytes=limit, ring_nbytes=ring, batch_deadline_s=deadline_s),
+            generation=GENERATION,
         )
         self.feeders: dict[str, SimFeeder] = {}
         self.listed: list[Endpoint] = []
@@ -96,8 +100,13 @@ class World:
         for stream in self.machine.streams.values():
             for n in sorted(stream.tickets):
                 t = stream.tickets[n]
-                rows.append(f"{stream.id}/{n} {t.state.value} {[(a.link.endpoint.name, a.state.value) for a in t.asks]}")
-        return "; ".join(rows[:40]) + f" links {[(k, x.up, x.suspect_since, len(x.asks)) for k, x in self.machine.links.items()]}"
+                rows.append(
+                    f"{stream.id}/{n} {t.state.value} {[(a.link.endpoint.name, a.state.value) for a in t.asks]}"
+                )
+        return (
+            "; ".join(rows[:40])
+            + f" links {[(k, x.up, x.suspect_since, len(x.asks)) for k, x in self.machine.links.items()]}"
+        )
 
     # Feeders
 
@@ -176,7 +185,9 @@ class World:
         self._build(feeder)
 
     def _header(self, kind, key, *, nbytes=0, room=0):
-        data = frames.pack(kind, generation=GENERATION, stream=key[0], ticket=key[1], nbytes=nbytes, room=room)
+        data = frames.pack(
+            kind, generation=GENERATION, stream=key[0], ticket=key[1], nbytes=nbytes, room=room
+        )
         return frames.unpack(data, frames.FROM_FEEDER)
 
     def _frame(self, feeder: SimFeeder, kind, key, *, room=0) -> None:
@@ -291,7 +302,16 @@ class World:
 
     # The trainer
 
-    def open(self, stream: int, total: int, *, window: int = 8, size=lambda r: 4096 * 3, step_s: float = 0.0, hold: int = 1):
+    def open(
+        self,
+        stream: int,
+        total: int,
+        *,
+        window: int = 8,
+        size=lambda r: 4096 * 3,
+        step_s: float = 0.0,
+        hold: int = 1,
+    ):
         """A trainer that takes `total` batches in order, each held for `hold` more steps."""
         self.machine.open_stream(stream, manifest=b"{}", spec=bytes(16), facts={}, window=window)
         trainer = SimTrainer(self, stream, total, window, size, step_s, hold)
@@ -335,7 +355,9 @@ class SimTrainer:
         self.asked_at = None
         if key in world.index:
             lease, extent = world.index.pop(key)
-            assert world.memory[extent.region, extent.offset] == ("whole", key), "a lent batch was overwritten"
+            assert world.memory[extent.region, extent.offset] == ("whole", key), (
+                "a lent batch was overwritten"
+            )
             self.held.append(lease)
             world.at(self.step_s * self.hold + 0.001, lambda: self.check_and_end(lease, extent, key))
         world.taken[self.stream].append(number)

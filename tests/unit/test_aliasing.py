@@ -19,7 +19,9 @@ def fresh_tensor():
     "make",
     [
         pytest.param(fresh_tensor, id="one tensor"),
-        pytest.param(lambda: default_collate([(torch.zeros(3), 1), (torch.ones(3), 2)]), id="default_collate"),
+        pytest.param(
+            lambda: default_collate([(torch.zeros(3), 1), (torch.ones(3), 2)]), id="default_collate"
+        ),
         pytest.param(lambda: default_collate([{"a": np.zeros(3), "s": "x"}] * 2), id="dict of arrays"),
         pytest.param(lambda: ["a", {"k": [torch.zeros(2), None]}], id="nested"),
         pytest.param(lambda: [np.zeros(3)], id="array"),

@@ -163,7 +163,7 @@ def test_a_batch_that_kills_every_feeder_is_named():
     assert message["service"] == "FeederLost"
     assert "3 feeder processes died" in message["message"]
     assert sum(f.dead for f in world.feeders.values()) == 4
-    assert [k for k in world.failed] == [(1, 5)]
+    assert list(world.failed) == [(1, 5)]
 
 
 def test_a_batch_that_hangs_everywhere_is_named_at_the_deadline_and_others_go_on():
@@ -223,7 +223,10 @@ def test_when_all_are_slow_nobody_is_asked_twice():
     largest=st.integers(1, 40),
     ring=st.one_of(st.none(), st.integers(2, 60)),
     hold=st.integers(0, 4),
-    faults=st.lists(st.tuples(st.sampled_from(["kill", "freeze", "add", "drain", "break"]), st.floats(0.01, 3.0)), max_size=6),
+    faults=st.lists(
+        st.tuples(st.sampled_from(["kill", "freeze", "add", "drain", "break"]), st.floats(0.01, 3.0)),
+        max_size=6,
+    ),
 )
 def test_every_ticket_is_served_once_in_order_and_no_byte_is_lost(
     seed, feeders, streams, window, largest, ring, hold, faults
@@ -235,7 +238,9 @@ def test_every_ticket_is_served_once_in_order_and_no_byte_is_lost(
     def size(r):
         return r.randint(1, largest * 4096)
 
-    trainers = [world.open(n, 60, window=window, size=size, step_s=0.002, hold=hold) for n in range(1, streams + 1)]
+    trainers = [
+        world.open(n, 60, window=window, size=size, step_s=0.002, hold=hold) for n in range(1, streams + 1)
+    ]
 
     def fault(kind):
         alive = [f for f in world.feeders.values() if not f.dead and f.endpoint in world.listed]

@@ -40,7 +40,11 @@ class Spec:
     """Python, torch, numpy versions of the trainer."""
 
     def manifest(self) -> bytes:
-        body = {"blobs": [list(b) for b in self.blobs], "allow_pickle": self.allow_pickle, "facts": self.facts}
+        body = {
+            "blobs": [list(b) for b in self.blobs],
+            "allow_pickle": self.allow_pickle,
+            "facts": self.facts,
+        }
         return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
     @property
@@ -101,7 +105,9 @@ class BlobStore:
                     found.update(chunk)
                     out.write(chunk)
             if found.hexdigest() != digest:
-                raise RemoteProtocolError(f"a blob came damaged: {digest} was promised, {found.hexdigest()} came")
+                raise RemoteProtocolError(
+                    f"a blob came damaged: {digest} was promised, {found.hexdigest()} came"
+                )
             os.chmod(name, 0o640)
             os.rename(name, target)
         except BaseException:

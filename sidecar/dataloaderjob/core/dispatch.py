@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from dataloaderjob.core import choose, frames, tickets
+from dataloaderjob.core.accounts import Counters, DispatchSettings
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.facts import caution, mismatch
 from dataloaderjob.core.frames import Flag, Header, Kind
@@ -31,33 +31,6 @@ from dataloaderjob.core.lateness import MAX_STRIKES
 from dataloaderjob.core.placing import Placer, mb
 from dataloaderjob.core.space import Extent
 from dataloaderjob.core.streams import Ask, AskState, Event, Link, State, Stream, Ticket
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DispatchSettings:
-    """What the manifest fixes for one ring."""
-
-    limit_nbytes: int
-    """Shared memory that this ring may take, everything counted."""
-    ring_nbytes: int | None = None
-    """Size of the ring; None: (window + reserve) times the first batch."""
-    batch_deadline_s: float = 300.0
-    progress_after_s: float = 30.0
-    checksum: bool = False
-
-
-@dataclass(slots=True)
-class Counters:
-    """Since the receiver started."""
-
-    batches: int = 0
-    nbytes: int = 0
-    asks: int = 0
-    reasks: int = 0
-    hedges: int = 0
-    late_copies: int = 0
-    failures: int = 0
-    feeders_lost: int = 0
 
 
 class Dispatcher:
@@ -242,7 +215,9 @@ class Dispatcher:
             self.counters.late_copies += 1
             return None
         if header.nbytes > ask.extent.nbytes:
-            raise RemoteProtocolError(f"a body of {header.nbytes} bytes came where {ask.extent.nbytes} were granted")
+            raise RemoteProtocolError(
+                f"a body of {header.nbytes} bytes came where {ask.extent.nbytes} were granted"
+            )
         if ask.state is AskState.ASKED:
             ask.granted_at = now
         ask.state, ask.nbytes = AskState.RECEIVING, header.nbytes
@@ -279,7 +254,8 @@ class Dispatcher:
             for stream in self.streams.values():
                 ticket = stream.peek()
                 if ticket is not None and (
-                    nearest is None or ticket.number - stream.awaited < nearest.number - nearest.stream.awaited
+                    nearest is None
+                    or ticket.number - stream.awaited < nearest.number - nearest.stream.awaited
                 ):
                     if self._reject_spec(stream, ticket):
                         continue
@@ -352,7 +328,7 @@ class Dispatcher:
         for ask in waiting:
             extent = self.placer.space.alloc(ask.nbytes)
             if extent is None and ask.ticket.number == ask.ticket.stream.first_unpublished():
-                extent = self.placer.make_room(ask.ticket, ask.nbytes, self.streams.values())
+                extent = self.placer.make_room(ask.nbytes, self.streams.values())
             if extent is None:
                 self.starved = True
                 continue

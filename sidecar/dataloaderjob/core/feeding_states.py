@@ -75,7 +75,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 """(SENDING, CANCEL) is the end of the link: a CANCEL frame no longer finds a job that is SENDING."""
 
 
-class IllegalTransition(Exception):  # noqa: N818  named for what it tells, as in the style of the machines
+class IllegalTransition(Exception):
     """The shell reported what cannot have happened; carries the last events."""
 
     def __init__(self, job: Job, event: Event, history: Iterable[tuple[int, Event]]) -> None:

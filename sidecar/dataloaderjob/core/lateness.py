@@ -38,7 +38,11 @@ class Pace:
     def add(self, seconds: float) -> None:
         self.recent.append(seconds)
         self._fresh += 1
-        if self._fresh >= 16 or len(self.recent) < 8 or (self._typical is not None and seconds > 2 * self._typical):
+        if (
+            self._fresh >= 16
+            or len(self.recent) < 8
+            or (self._typical is not None and seconds > 2 * self._typical)
+        ):
             self._typical = None
 
     @property

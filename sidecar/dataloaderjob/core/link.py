@@ -67,7 +67,9 @@ class Packet(NamedTuple):
     payload: bytes
 
 
-def pack(type_: int, payload: bytes = b"", *, stream: int = 0, ticket: int = 0, awaiting: int = 0) -> list[bytes]:
+def pack(
+    type_: int, payload: bytes = b"", *, stream: int = 0, ticket: int = 0, awaiting: int = 0
+) -> list[bytes]:
     """Returns the packets of one message."""
     if len(payload) <= CHUNK_NBYTES:
         return [HEAD.pack(type_, 0, PROTOCOL, stream, ticket, awaiting) + payload]
@@ -78,7 +80,9 @@ def pack(type_: int, payload: bytes = b"", *, stream: int = 0, ticket: int = 0, 
 
 def unpack(packet: bytes) -> Packet:
     if len(packet) < HEAD_NBYTES:
-        raise RemoteProtocolError(f"a packet of {len(packet)} bytes came on the sidecar's socket; {HEAD_NBYTES} are needed")
+        raise RemoteProtocolError(
+            f"a packet of {len(packet)} bytes came on the sidecar's socket; {HEAD_NBYTES} are needed"
+        )
     type_, more, protocol, stream, ticket, awaiting = HEAD.unpack_from(packet)
     return Packet(type_, more, protocol, stream, ticket, awaiting, packet[HEAD_NBYTES:])
 

@@ -104,7 +104,7 @@ def _maybe_replace(machine: Dispatcher, now: float, link: Link, silent_s: float)
 def _check_awaited(machine: Dispatcher, now: float, stream: Stream, ticket: Ticket) -> None:
     if ticket.state is State.READY:
         return
-    _unblock(machine, now, ticket)
+    _unblock(machine, ticket)
     since = _waiting_since(machine, ticket)
     waited = now - since
     if waited > machine.settings.batch_deadline_s:
@@ -112,14 +112,20 @@ def _check_awaited(machine: Dispatcher, now: float, stream: Stream, ticket: Tick
         return
     if waited > machine.settings.progress_after_s and now - max(ticket.noted_at, since) > NOTE_EVERY_S:
         ticket.noted_at = now
-        machine.report(Note(f"batch {ticket.number} has been awaited for {waited:.0f} s: {_who(machine, ticket)}"))
+        machine.report(
+            Note(f"batch {ticket.number} has been awaited for {waited:.0f} s: {_who(machine, ticket)}")
+        )
     _maybe_hedge(machine, now, stream, ticket)
 
 
 def _waiting_since(machine: Dispatcher, ticket: Ticket) -> float:
     """A ticket that no feeder could take yet waits since the last feeder went, or since it was queued."""
     if ticket.asks:
-        return min(a.asked_at for a in ticket.asks) if ticket.reasks == 0 else ticket.first_asked_at or ticket.queued_at
+        return (
+            min(a.asked_at for a in ticket.asks)
+            if ticket.reasks == 0
+            else ticket.first_asked_at or ticket.queued_at
+        )
     return max(ticket.queued_at, machine.links_lost_at or 0.0)
 
 
@@ -135,7 +141,9 @@ def _give_up(machine: Dispatcher, now: float, ticket: Ticket, waited: float) -> 
         if not link.replace_asked:
             link.replace_asked = True
             link.suspect_since = link.suspect_since or now
-            machine.report(Replace(link.endpoint, f"did not finish batch {ticket.number} within the deadline"))
+            machine.report(
+                Replace(link.endpoint, f"did not finish batch {ticket.number} within the deadline")
+            )
 
 
 def _maybe_hedge(machine: Dispatcher, now: float, stream: Stream, ticket: Ticket) -> None:
@@ -158,7 +166,7 @@ def _maybe_hedge(machine: Dispatcher, now: float, stream: Stream, ticket: Ticket
         machine.ask(now, ticket, link)
 
 
-def _unblock(machine: Dispatcher, now: float, ticket: Ticket) -> None:
+def _unblock(machine: Dispatcher, ticket: Ticket) -> None:
     """Makes way for an awaited ticket that came to its feeder behind later ones which wait for space.
 
     A feeder builds nothing more for us while it holds two batches without a place, so an awaited ticket

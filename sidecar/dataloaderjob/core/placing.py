@@ -63,7 +63,7 @@ class Placer:
 
     # Extents
 
-    def make_room(self, ticket: Ticket, nbytes: int, streams: Iterable[Stream]) -> Extent:
+    def make_room(self, nbytes: int, streams: Iterable[Stream]) -> Extent:
         """A place for an awaited ticket, whatever it takes short of the limit (`fits` was asked before)."""
         space = self.space
         if (extent := space.alloc(nbytes)) is not None:

@@ -74,7 +74,12 @@ def tune(sock: socket.socket) -> None:
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15000)):
+    for option, value in (
+        ("TCP_KEEPIDLE", 5),
+        ("TCP_KEEPINTVL", 3),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", 15000),
+    ):
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     with contextlib.suppress(OSError):

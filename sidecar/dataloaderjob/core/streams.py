@@ -86,7 +86,8 @@ class Ticket:
         if after is None:
             steps = ", ".join(e.value for e in self.history[-8:])
             raise IllegalTransition(
-                f"ticket {self.number} of stream {self.stream.id}: {event.value} while {self.state.value}; after {steps}"
+                f"ticket {self.number} of stream {self.stream.id}: {event.value} while {self.state.value}, "
+                f"after {steps}"
             )
         self.state = after
         self.history.append(event)
@@ -170,7 +171,10 @@ class Stream:
     def first_unpublished(self) -> int:
         """The ticket that the trainer cannot have passed."""
         number = self.awaited
-        while (ticket := self.tickets.get(number)) is not None and ticket.state in (State.READY, State.FAILED):
+        while (ticket := self.tickets.get(number)) is not None and ticket.state in (
+            State.READY,
+            State.FAILED,
+        ):
             number += 1
         return number
 

@@ -72,7 +72,9 @@ def unpack(data: bytes | memoryview) -> Ticket:
     base_seed, first, bare, key_form, _, n = _HEAD.unpack_from(data)
     if key_form == KeyForm.INTS:
         if len(data) != HEAD_NBYTES + 8 * n:
-            raise RemoteProtocolError(f"a ticket of {n} indices needs {HEAD_NBYTES + 8 * n} bytes, found {len(data)}")
+            raise RemoteProtocolError(
+                f"a ticket of {n} indices needs {HEAD_NBYTES + 8 * n} bytes, found {len(data)}"
+            )
         return Ticket(base_seed, first, bool(bare), list(_ints(n).unpack_from(data)[6:]))
     if key_form == KeyForm.PICKLED:
         keys = pickle.loads(data[HEAD_NBYTES:])  # noqa: S301  authenticated, trainer to feeder only

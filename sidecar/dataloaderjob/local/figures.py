@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 COUNTERS = (
-    "next_calls", "nbytes", "wait_ns", "step_ns", "reasks", "hedges", "late_copies", "failures", "feeders_lost",
-    "copies",
+    "next_calls", "nbytes", "wait_ns", "step_ns", "reasks", "hedges", "late_copies", "failures",
+    "feeders_lost", "copies",
 )  # fmt: skip
 
 
@@ -82,9 +82,13 @@ def summary(total: Mapping[str, int], seconds: float, restarts: int) -> str:
         f"stall {'-' if stall is None else f'{100 * stall:.1f} %'}",
     ]  # fmt: skip
     for name, text in (
-        ("reasks", "asked again"), ("hedges", "hedged"), ("late_copies", "late copies"), ("failures", "failed"),
-        ("feeders_lost", "links to feeders lost"), ("copies", "served as copies"),
-    ):  # fmt: skip
+        ("reasks", "asked again"),
+        ("hedges", "hedged"),
+        ("late_copies", "late copies"),
+        ("failures", "failed"),
+        ("feeders_lost", "links to feeders lost"),
+        ("copies", "served as copies"),
+    ):
         if total[name]:
             parts.append(f"{total[name]} {text}")
     if restarts:

@@ -23,8 +23,8 @@ def start(run_id: str, home: Path, env: Mapping[str, str]) -> subprocess.Popen[b
     """The guard of this process."""
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "dataloaderjob.local.guard", str(os.getpid()), run_id, str(home)],
-        env=dict(env), cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        env=dict(env), cwd="/", start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""From a manifest to what one machine does with it. Pure: names, numbers and environments, nothing started."""
+"""From a manifest to what one machine does with it. Pure: nothing is started here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ PREFETCH_VARIABLE = "DATALOADERJOB_PREFETCH"
 FEEDERS_VARIABLE = "DATALOADERJOB_FEEDERS"
 SOCKET_VARIABLE = "DATALOADERJOB_SOCKET"
 LAUNCH_VARIABLES = (
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK",
+    "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
 """What a launcher around this command may have set: wrong for the ranks of this run."""
 _IGNORED_JOB = ("backoffLimit", "ttlSecondsAfterFinished", "managedBy")
@@ -60,18 +61,19 @@ def plan(job: DataLoaderJob, *, folder: Path, env: Mapping[str, str], master_por
     spec = job.spec
     container = spec.trainer.container
     cwd = folder / (container.working_dir or "")
-    per_pod = spec.feeders.processes_per_pod
+    per_pod, active_s = spec.feeders.processes_per_pod, spec.deadlines.active_deadline_seconds
     inherited = inherited_env(env)
     return RunPlan(
         name=job.name, suspend=spec.suspend, folder=cwd,
         trainers=tuple(
-            _trainer(job, replica, inherited, master_port=master_port) for replica in range(spec.trainer.replicas)
+            _trainer(job, replica, inherited, master_port=master_port)
+            for replica in range(spec.trainer.replicas)
         ),
         service=_service(job, cwd, inherited),
         min_feeders=spec.feeders.min_replicas * per_pod,
         scale=(spec.feeders.min_replicas, spec.feeders.max_replicas, per_pod),
         startup_s=float(spec.deadlines.startup_seconds),
-        active_s=None if spec.deadlines.active_deadline_seconds is None else float(spec.deadlines.active_deadline_seconds),
+        active_s=None if active_s is None else float(active_s),
         ray_version=spec.ray.version,
         ignored=tuple(ignored(job)),
     )  # fmt: skip

@@ -17,9 +17,10 @@ def lines(run: LiveRun) -> Iterator[str]:
     except (OSError, DataLoaderJobError) as exc:
         supervisor = {"notes": [f"the supervisor does not answer: {exc}"]}
     total = sidecar.get("totals", {})
+    feeders = f"{supervisor.get('ready', 0)}/{supervisor.get('desired', '?')}"
     yield (
-        f"{run.job}: {run.home}, pid {run.about['pid']}, feeders {supervisor.get('ready', 0)}/"
-        f"{supervisor.get('desired', '?')}, {total.get('batches', 0)} batches, {total.get('nbytes', 0) / 1e9:.3f} GB"
+        f"{run.job}: {run.home}, pid {run.about['pid']}, feeders {feeders}, "
+        f"{total.get('next_calls', 0)} batches, {total.get('nbytes', 0) / 1e9:.3f} GB"
     )
     for feeder in supervisor.get("feeders", ()):
         why = f": {feeder['why']}" if feeder.get("why") else ""
@@ -27,7 +28,7 @@ def lines(run: LiveRun) -> Iterator[str]:
     for ring in sidecar.get("rings", ()):
         full = figures.occupancy({"rings": [ring]})
         yield (
-            f"  rank {ring['rank']} (pid {ring['trainer']}): {ring['batches']} batches, ring "
+            f"  rank {ring['rank']} (pid {ring['trainer']}): {ring['next_calls']} batches, ring "
             f"{'-' if full is None else f'{100 * full:.0f} % full'}, {ring['ready']} ready"
         )
     for note in supervisor.get("notes", ()):

@@ -22,6 +22,7 @@ from dataloaderjob.local.console import Console
 from dataloaderjob.local.course import EXIT_BROKEN, EXIT_LATE, Action, Course, Event, Phase, Stop, stopped_by
 from dataloaderjob.local.loop import Loop
 from dataloaderjob.local.plan import SOCKET_VARIABLE, RunPlan, plan
+from dataloaderjob.local.poller import sidecar_status
 from dataloaderjob.local.stack import Stack
 
 PROGRESS_TTY_S = 2.0
@@ -48,16 +49,16 @@ def check(planned: RunPlan) -> None:
     """Raises InputError for what can be known to fail."""
     if not planned.folder.is_dir():
         raise InputError(
-            f"the trainer's workingDir must be a folder, found none at {planned.folder}: create it, or change "
-            "spec.trainer.template.spec.containers[0].workingDir"
+            f"the trainer's workingDir must be a folder, found none at {planned.folder}: create it, or "
+            "change spec.trainer.template.spec.containers[0].workingDir"
         )
     first = planned.trainers[0]
     program, path = first.command[0], first.env.get("PATH")
     found = shutil.which(str(planned.folder / program) if "/" in program else program, path=path)
     if found is None:
         raise InputError(
-            f"the trainer's program {program!r} is needed, and found neither in {planned.folder} nor on PATH: "
-            "install it, or change spec.trainer.template.spec.containers[0].command"
+            f"the trainer's program {program!r} is needed, and found neither in {planned.folder} nor on "
+            "PATH: install it, or change spec.trainer.template.spec.containers[0].command"
         )
     try:
         installed = version("ray")
@@ -66,8 +67,8 @@ def check(planned: RunPlan) -> None:
     wanted = planned.ray_version
     if wanted is not None and wanted.split(".") != installed.split(".")[: len(wanted.split("."))]:
         raise InputError(
-            f"Ray {wanted} is asked for by spec.ray.version, this machine has {installed}: install that version, "
-            "or change spec.ray.version"
+            f"Ray {wanted} is asked for by spec.ray.version, this machine has {installed}: install that "
+            "version, or change spec.ray.version"
         )
 
 
@@ -104,6 +105,7 @@ class Run:
             self._loop.every(PROGRESS_TTY_S if self._console.live else PROGRESS_LINE_S, self._progress)
             self._loop.run(until=lambda: self._course.phase is Phase.OVER)
             self._flush()
+            self._meter.read(sidecar_status(self._stack.socket) or {})
         finally:
             self._console.clear()
             for child in self._trainers:
@@ -121,9 +123,8 @@ class Run:
         self._meter.read(snapshot.sidecar)
         if not self._served and snapshot.desired is not None and snapshot.ready >= self._plan.min_feeders:
             self._served = True
-            self._console.say(
-                f"{snapshot.ready} of {snapshot.desired} feeders serve after {time.monotonic() - self._started:.1f} s"
-            )
+            seconds = time.monotonic() - self._started
+            self._console.say(f"{snapshot.ready} of {snapshot.desired} feeders serve after {seconds:.1f} s")
 
     def _on_signal(self, number: int) -> None:
         self._console.clear()
@@ -154,12 +155,8 @@ class Run:
 
     def _active_over(self) -> None:
         live = ", ".join(child.name for child in self._trainers if child.code is None) or "no trainer"
-        self._halt(
-            Stop(
-                EXIT_LATE,
-                f"the job ran past spec.deadlines.activeDeadlineSeconds ({self._plan.active_s:g} s); still running: {live}",
-            )
-        )
+        why = f"the job ran past spec.deadlines.activeDeadlineSeconds ({self._plan.active_s:g} s)"
+        self._halt(Stop(EXIT_LATE, f"{why}; still running: {live}"))
 
     def _halt(self, stop: Stop) -> None:
         if self._course.phase is not Phase.OVER:
@@ -222,7 +219,8 @@ class Run:
         batches, nbytes, stall = figures.over(before, self._meter.total, now - since)
         text = figures.line(
             figures.Figures(
-                batches_per_s=batches, nbytes_per_s=nbytes, stall=stall, occupancy=figures.occupancy(snapshot.sidecar),
+                batches_per_s=batches, nbytes_per_s=nbytes, stall=stall,
+                occupancy=figures.occupancy(snapshot.sidecar),
                 ready=snapshot.ready, desired=self._stack.num_desired,
             )
         )  # fmt: skip
@@ -233,14 +231,11 @@ class Run:
         """Waits for the last words of user code in feeders, if it speaks."""
         if self._feeder_spoke_at is None:
             return
-        deadline = time.monotonic() + OUTPUT_GRACE_S
+        began = time.monotonic()
 
         def quiet() -> bool:
-            now = time.monotonic()
-            return (
-                now > deadline
-                or now - max(self._feeder_spoke_at or 0.0, deadline - OUTPUT_GRACE_S) > OUTPUT_QUIET_S
-            )
+            now, spoke_at = time.monotonic(), max(self._feeder_spoke_at or 0.0, began)
+            return now - began > OUTPUT_GRACE_S or now - spoke_at > OUTPUT_QUIET_S
 
         self._loop.run(until=quiet)
 

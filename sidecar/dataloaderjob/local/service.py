@@ -20,15 +20,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dataloaderjob.core.errors import DataLoaderJobError
-from dataloaderjob.core.settings import RayTuning
 from dataloaderjob.local.loop import Loop
 from dataloaderjob.local.poller import sidecar_status
 from dataloaderjob.local.stack import ServicePlan, Stack
 from dataloaderjob.local.tenancy import Tenancy
+from dataloaderjob.sidecar.settings import memory_limit
 
 PATH_VARIABLE = "DATALOADERJOB_PATH"
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
 """Of the rank that started the service: feeders serve all ranks."""
+SHARED_NBYTES_PER_RANK = 2 * 1024**3
 LOOK_S = 0.5
 EXIT_FAILED = 1
 
@@ -106,6 +107,17 @@ def environments(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]
     return own, feeders
 
 
+def plan(folder: Path, num_feeders: int, env: Mapping[str, str]) -> ServicePlan:
+    """A service as the manifest's defaults describe it, for all ranks that the launcher announces."""
+    own, feeders = environments(env)
+    ranks = max(1, int(env.get("LOCAL_WORLD_SIZE", "1")))
+    return ServicePlan(
+        job=f"private-{folder.name}", num_feeders=num_feeders, env=own, feeder_env=feeders,
+        feeder_cwd=Path.cwd(), processes=ranks,
+        shared_memory_nbytes=min(SHARED_NBYTES_PER_RANK * ranks, memory_limit() // 2),
+    )  # fmt: skip
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """The lock under which ranks start services (`trainer.private`)."""
@@ -126,13 +138,9 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, required=True, help="folder of the socket")
     parser.add_argument("--feeders", type=int, required=True, help="number of feeders")
     args = parser.parse_args()
-    own, feeders = environments(os.environ)
-    plan = ServicePlan(
-        job=f"private-{args.dir.name}", num_feeders=args.feeders, env=own, feeder_env=feeders, feeder_cwd=Path.cwd(),
-        tuning=RayTuning(),
-    )  # fmt: skip
     try:
-        return Service(args.dir.resolve(), plan).run()
+        folder = args.dir.resolve()
+        return Service(folder, plan(folder, args.feeders, os.environ)).run()
     except (DataLoaderJobError, OSError) as exc:
         fail(args.dir, str(exc))
         sys.stderr.write(f"service: {exc}\n")

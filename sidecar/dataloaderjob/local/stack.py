@@ -168,17 +168,17 @@ class Stack:
         return SidecarSettings(
             job=plan.job, socket=self.socket, key_path=str(self.home / "key"), blobs=str(self.home / "blobs"),
             supervisor_host="127.0.0.1", supervisor_port=self._port, processes=plan.processes,
-            shared_memory_nbytes=plan.shared_memory_nbytes, ring_nbytes=plan.ring_nbytes, prefetch=plan.prefetch,
-            batch_deadline_s=plan.batch_deadline_s, progress_after_s=plan.progress_after_s, checksum=plan.checksum,
-            allow_pickle=plan.allow_pickle,
+            shared_memory_nbytes=plan.shared_memory_nbytes, ring_nbytes=plan.ring_nbytes,
+            prefetch=plan.prefetch, batch_deadline_s=plan.batch_deadline_s,
+            progress_after_s=plan.progress_after_s, checksum=plan.checksum, allow_pickle=plan.allow_pickle,
         )  # fmt: skip
 
     def _start_supervisor(self, number: int) -> None:
         head, plan = self._heads[number], self.plan
         settings = SupervisorSettings(
             job=plan.job, key_path=str(self.home / "key"), blob_folder=str(self.home / "blobs"),
-            feeder_blob_folder=str(self.home / "blobs"), ray_address=head.address, num_feeders=plan.num_feeders,
-            state_path=str(self.home / "feeders.json"), port=self._port,
+            feeder_blob_folder=str(self.home / "blobs"), ray_address=head.address,
+            num_feeders=plan.num_feeders, state_path=str(self.home / "feeders.json"), port=self._port,
             ready_timeout_s=plan.tuning.worker_register_timeout_s + REGISTER_MARGIN_S,
             worker_register_timeout_s=plan.tuning.worker_register_timeout_s,
         )  # fmt: skip

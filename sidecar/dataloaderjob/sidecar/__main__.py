@@ -14,7 +14,9 @@ from dataloaderjob.sidecar.settings import SidecarSettings
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="dataloaderjob.sidecar", description="Serves batches to trainers of this pod.")
+    parser = argparse.ArgumentParser(
+        prog="dataloaderjob.sidecar", description="Serves batches to trainers of this pod."
+    )
     parser.add_argument("--settings", required=True, type=Path, help="JSON file of SidecarSettings")
     args = parser.parse_args()
     try:

@@ -26,7 +26,17 @@ TRAINER = {
     "streams": control.W_STREAMS,
 }
 GAUGES = frozenset(
-    {"feeders_up", "feeders_suspect", "ready", "lent", "used_nbytes", "ring_nbytes", "total_nbytes", "leased_nbytes", "streams"}
+    {
+        "feeders_up",
+        "feeders_suspect",
+        "ready",
+        "lent",
+        "used_nbytes",
+        "ring_nbytes",
+        "total_nbytes",
+        "leased_nbytes",
+        "streams",
+    }
 )
 HELP = {
     "batches": "Batches received whole",

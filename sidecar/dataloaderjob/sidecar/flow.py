@@ -268,7 +268,9 @@ class Flow:
             return
         if target is not None:
             if header.flags & Flag.CHECKSUM and zlib.crc32(target[: header.nbytes]) != header.crc:
-                raise RemoteProtocolError(f"batch {header.ticket} came damaged from {self.endpoint.name} (crc32)")
+                raise RemoteProtocolError(
+                    f"batch {header.ticket} came damaged from {self.endpoint.name} (crc32)"
+                )
             self._sink.flow_body_done(self, header)
 
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from dataloaderjob.core import link
+from dataloaderjob.core.accounts import DispatchSettings
 from dataloaderjob.core.blobs import BlobStore, Spec
 from dataloaderjob.core.control import Control, sealed
-from dataloaderjob.core.dispatch import DispatchSettings
 from dataloaderjob.core.errors import RemoteProtocolError, first_line
 from dataloaderjob.core.frames import PROTOCOL
 from dataloaderjob.core.settings import read_key
@@ -73,7 +73,11 @@ class Sidecar:
         self._upstream_fd: int | None = None
         if settings.supervisor_host is not None:
             self._upstream = Upstream(
-                (settings.supervisor_host, settings.supervisor_port), key=self.key, job=settings.job, name=self.name, store=self.store
+                (settings.supervisor_host, settings.supervisor_port),
+                key=self.key,
+                job=settings.job,
+                name=self.name,
+                store=self.store,
             )
         self.http: HttpServer | None = None
         if settings.metrics_port is not None:
@@ -191,7 +195,9 @@ class Sidecar:
             raise RemoteProtocolError("the trainer did not send its pidfd and the descriptors of its rings")
         rank, pid, process = str(hello["rank"]), int(hello["pid"]), str(hello["process"])
         if not _RANK.match(rank):
-            raise RemoteProtocolError(f"a rank is a short word of letters, digits and -._, found {rank[:80]!r}")
+            raise RemoteProtocolError(
+                f"a rank is a short word of letters, digits and -._, found {rank[:80]!r}"
+            )
         if adoption and not sealed(fds[1]):
             raise RemoteProtocolError("the control memory that the trainer gave back is not sealed")
         self._claim(rank, pid, process)
@@ -232,7 +238,9 @@ class Sidecar:
                 time.sleep(0.001)
                 self._reap()
 
-    def _child(self, guest: Guest, channel: socket.socket, rank: str, adoption: dict[str, Any] | None) -> None:
+    def _child(
+        self, guest: Guest, channel: socket.socket, rank: str, adoption: dict[str, Any] | None
+    ) -> None:
         """The forked receiver; does not return."""
         code = 1
         try:
@@ -298,9 +306,16 @@ class Sidecar:
 
     def _tell_feeders(self, channel: socket.socket) -> None:
         if self._upstream is None:
-            message: dict[str, Any] = {"feeders": self.settings.feeders, "desired": len(self.settings.feeders)}
+            message: dict[str, Any] = {
+                "feeders": self.settings.feeders,
+                "desired": len(self.settings.feeders),
+            }
         elif self._upstream.known:
-            message = {"feeders": self._upstream.feeders, "desired": self._upstream.desired, "notes": self._upstream.notes}
+            message = {
+                "feeders": self._upstream.feeders,
+                "desired": self._upstream.desired,
+                "notes": self._upstream.notes,
+            }
         else:
             return
         with contextlib.suppress(OSError):

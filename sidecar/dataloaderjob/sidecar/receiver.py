@@ -15,9 +15,10 @@ from collections import deque
 from typing import Any
 
 from dataloaderjob.core import link, overseer, tickets
+from dataloaderjob.core.accounts import DispatchSettings
 from dataloaderjob.core.blobs import Spec
 from dataloaderjob.core.control import FAILED, Control
-from dataloaderjob.core.dispatch import Dispatcher, DispatchSettings
+from dataloaderjob.core.dispatch import Dispatcher
 from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.frames import Header
 from dataloaderjob.core.instructions import (
@@ -298,7 +299,7 @@ class Receiver:
             if not self.machine.busy:
                 return
 
-    def _do(self, now: float, item: object) -> None:  # noqa: PLR0912
+    def _do(self, now: float, item: object) -> None:
         match item:
             case Send(instance, header, payload):
                 flow = self._flows[instance]
@@ -332,7 +333,14 @@ class Receiver:
             case Note(text):
                 self._tell_trainer(link.pack_json(link.Type.NOTE, {"text": text}))
             case Replace(endpoint, reason):
-                self._tell_parent({"type": "replace", "name": endpoint.name, "instance": endpoint.instance, "reason": reason})
+                self._tell_parent(
+                    {
+                        "type": "replace",
+                        "name": endpoint.name,
+                        "instance": endpoint.instance,
+                        "reason": reason,
+                    }
+                )
 
     def _close_flow(self, now: float, instance: str, reason: str, again: bool) -> None:
         flow = self._flows[instance]

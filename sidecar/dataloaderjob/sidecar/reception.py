@@ -129,7 +129,9 @@ def listen(path: str) -> socket.socket:
     try:
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
-                raise InputError(f"a socket is to be made at {path}, where something else lies: choose another path")
+                raise InputError(
+                    f"a socket is to be made at {path}, where something else lies: choose another path"
+                )
             os.unlink(path)
         sock.bind(path)
     except InputError:

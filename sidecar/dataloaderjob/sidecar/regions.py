@@ -60,7 +60,9 @@ def create(number: int, nbytes: int, *, single: bool) -> Region:
 def adopt(number: int, nbytes: int, *, single: bool, fd: int) -> Region:
     """Maps a memfd that a trainer gave back. Raises RemoteProtocolError if it is not ours or was cut."""
     if not sealed(fd) or os.fstat(fd).st_size != nbytes:
-        raise RemoteProtocolError(f"region {number} that the trainer gave back is not a sealed memfd of {nbytes} bytes")
+        raise RemoteProtocolError(
+            f"region {number} that the trainer gave back is not a sealed memfd of {nbytes} bytes"
+        )
     region = _map(number, nbytes, single, fd)
     region.populated = nbytes
     return region

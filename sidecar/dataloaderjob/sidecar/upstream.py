@@ -23,7 +23,9 @@ CONNECT_TIMEOUT_S = 2.0
 class Upstream:
     """Connects, greets and exchanges messages. `fileno` is None while there is no link."""
 
-    def __init__(self, address: tuple[str, int], *, key: bytes, job: str, name: str, store: BlobStore) -> None:
+    def __init__(
+        self, address: tuple[str, int], *, key: bytes, job: str, name: str, store: BlobStore
+    ) -> None:
         self.address = address
         self.feeders: list[Endpoint] = []
         self.desired: int | None = None
@@ -131,7 +133,8 @@ class Upstream:
     def _message(self, message: dict[str, Any]) -> bool:
         if message["type"] == "feeders":
             self.feeders = [
-                Endpoint(str(f["name"]), str(f["instance"]), str(f["host"]), int(f["port"])) for f in message["feeders"]
+                Endpoint(str(f["name"]), str(f["instance"]), str(f["host"]), int(f["port"]))
+                for f in message["feeders"]
             ]
             self.desired = message.get("desired")
             self.notes = [str(n) for n in message.get("notes", [])]

@@ -149,9 +149,7 @@ class Client:
                     self._disconnect()
                     waited = time.monotonic() - started
                     if waited > REATTACH_DEADLINE_S:
-                        self.dead = (
-                            f"the sidecar at {self.path} went away and none came back in {waited:.0f} s: {exc}"
-                        )
+                        self.dead = f"the sidecar at {self.path} went away and none came back in {waited:.0f} s: {exc}"
                         raise ServiceUnavailable(self.dead) from exc
                     if waited > REATTACH_NOTE_S and not told:
                         told = True

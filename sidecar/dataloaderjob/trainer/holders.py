@@ -66,7 +66,9 @@ def _describe(holder: Any) -> str:
         return "objects that Python cannot name (an autograd graph, native code)"
     name = _name(holder)
     if isinstance(holder, types.FrameType):
-        return f"local variables of {holder.f_code.co_qualname} ({holder.f_code.co_filename}:{holder.f_lineno})"
+        return (
+            f"local variables of {holder.f_code.co_qualname} ({holder.f_code.co_filename}:{holder.f_lineno})"
+        )
     return f"a {type(holder).__name__} of {len(holder)} items" + (f" called {name!r}" if name else "")
 
 

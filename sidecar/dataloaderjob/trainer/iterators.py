@@ -74,7 +74,10 @@ class _Windowed(_BaseDataLoaderIter):
                     self._exhausted = True
                     return
                 except Exception as exc:
-                    self._exhausted, self._sampler_error = True, exc  # raised at its turn: nothing drawn is lost
+                    self._exhausted, self._sampler_error = (
+                        True,
+                        exc,
+                    )  # raised at its turn: nothing drawn is lost
                     return
                 except BaseException as exc:
                     self._exhausted, self._sampler_error = True, exc  # a sampler that was interrupted is over

@@ -131,7 +131,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         client = self._client
         if client is None or client.dead is not None:
             if os.environ.get(IN_FEEDER_VARIABLE):
-                raise ServiceUnavailable("a dataloaderjob.DataLoader cannot be iterated inside a feeder: use num_workers=0")
+                raise ServiceUnavailable(
+                    "a dataloaderjob.DataLoader cannot be iterated inside a feeder: use num_workers=0"
+                )
             if _private():
                 private.start(self.num_workers)
                 path = private.wait()

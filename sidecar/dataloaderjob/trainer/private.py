@@ -23,7 +23,13 @@ from typing import Any
 from dataloaderjob.core.errors import ServiceUnavailable
 
 START_DEADLINE_S = 180.0
-_RUN_VARIABLES = ("TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_STEP_ID", "PMI_JOBID")
+_RUN_VARIABLES = (
+    "TORCHELASTIC_RUN_ID",
+    "PMIX_NAMESPACE",
+    "OMPI_MCA_ess_base_jobid",
+    "SLURM_STEP_ID",
+    "PMI_JOBID",
+)
 
 
 def run_key() -> str:
@@ -39,11 +45,15 @@ def run_key() -> str:
 
 def folder() -> Path:
     """Where the service of this run keeps its socket and files; private to the user."""
-    base = os.environ.get("DATALOADERJOB_DIR") or str(Path(tempfile.gettempdir()) / f"dataloaderjob-{os.getuid()}")
+    base = os.environ.get("DATALOADERJOB_DIR") or str(
+        Path(tempfile.gettempdir()) / f"dataloaderjob-{os.getuid()}"
+    )
     path = Path(base) / run_key()
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     if path.stat().st_uid != os.getuid():
-        raise ServiceUnavailable(f"{path} belongs to another user: set DATALOADERJOB_DIR to a folder of yours")
+        raise ServiceUnavailable(
+            f"{path} belongs to another user: set DATALOADERJOB_DIR to a folder of yours"
+        )
     return path
 
 
@@ -74,9 +84,13 @@ def wait() -> str:
     deadline = time.monotonic() + START_DEADLINE_S
     while not (home / "s").exists():
         if (home / "failed").exists():
-            raise ServiceUnavailable(f"the private service could not start: {(home / 'failed').read_text().strip()}")
+            raise ServiceUnavailable(
+                f"the private service could not start: {(home / 'failed').read_text().strip()}"
+            )
         if not _alive(home):
-            raise ServiceUnavailable(f"the private service ended while it started; its log is {home / 'service.log'}")
+            raise ServiceUnavailable(
+                f"the private service ended while it started; its log is {home / 'service.log'}"
+            )
         if time.monotonic() > deadline:
             raise ServiceUnavailable(
                 f"the private service was not up after {START_DEADLINE_S:.0f} s; its log is {home / 'service.log'}"

@@ -33,7 +33,12 @@ class Lease:
     __slots__ = ("__array_interface__", "_region", "number", "tail")
 
     def __init__(self, number: int, region: Region, address: int, nbytes: int) -> None:
-        self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
+        self.__array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
         self.tail: LeaseTail | None = None
         self.number = number
         self._region = region  # keeps the mapping
@@ -86,7 +91,9 @@ def map_region(number: int, nbytes: int, single: bool, fd: int) -> Region:
     """Maps a memfd that the sidecar sent. Raises RemoteProtocolError if it could be cut under us (SIGBUS)."""
     if not sealed(fd) or os.fstat(fd).st_size != nbytes:
         os.close(fd)
-        raise RemoteProtocolError(f"the sidecar sent a memfd for region {number} that is not sealed at {nbytes} bytes")
+        raise RemoteProtocolError(
+            f"the sidecar sent a memfd for region {number} that is not sealed at {nbytes} bytes"
+        )
     mapped = mmap.mmap(fd, nbytes)
     whole = np.frombuffer(mapped, dtype=np.uint8)
     return Region(number, nbytes, single, fd, mapped, int(whole.ctypes.data), whole)
@@ -120,7 +127,9 @@ class Ring:
         _, _, region_number, offset, nbytes = entry
         region = self.regions[region_number]
         if offset + nbytes > region.nbytes:
-            raise RemoteProtocolError(f"the sidecar published {nbytes} bytes at {offset} of a region of {region.nbytes}")
+            raise RemoteProtocolError(
+                f"the sidecar published {nbytes} bytes at {offset} of a region of {region.nbytes}"
+            )
         if number in self.leases:
             self.leased_nbytes -= self.leases[number][2]  # an interrupt came before it was used
         self.leases[number] = (region_number, offset, nbytes)
