@@ -17,6 +17,7 @@ import json
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,9 +91,27 @@ class BlobStore:
         """Stores `data` unless it is there; returns (digest, bytes)."""
         view = memoryview(data).cast("B")
         digest = hashlib.sha256(view).hexdigest()
-        if not self.has(digest, view.nbytes):
+        if self.has(digest, view.nbytes):
+            with contextlib.suppress(OSError):
+                os.utime(self.path(digest))  # not to be swept before its spec is told
+        else:
             self.write(digest, (view,))
         return digest, view.nbytes
+
+    def sweep(self, keep: set[str], older_than_s: float) -> int:
+        """Removes blobs that are not in `keep` and were not written or asked for lately; returns how many.
+
+        Who has one mapped keeps its memory.
+        """
+        removed = 0
+        horizon = time.time() - older_than_s
+        for path in self.folder.iterdir():
+            if _DIGEST.match(path.name) and path.name not in keep:
+                with contextlib.suppress(OSError):
+                    if path.stat().st_mtime < horizon:
+                        path.unlink()
+                        removed += 1
+        return removed
 
     def write(self, digest: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Stores the chunks under `digest`. Raises RemoteProtocolError if they hash to something else."""

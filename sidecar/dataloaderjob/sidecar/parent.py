@@ -32,6 +32,7 @@ from dataloaderjob.sidecar.http import HttpServer
 from dataloaderjob.sidecar.receiver import Receiver
 from dataloaderjob.sidecar.reception import Guest, Reception
 from dataloaderjob.sidecar.settings import SidecarSettings
+from dataloaderjob.sidecar.shelf import Shelf
 from dataloaderjob.sidecar.upstream import Upstream
 
 TICK_S = 0.5
@@ -63,6 +64,7 @@ class Sidecar:
         self.settings = settings
         self.key = read_key(settings.key_path)
         self.store = BlobStore(Path(settings.blobs))
+        self._shelf = Shelf(self.store)
         self.rings: dict[int, Ring] = {}
         """By the pid of the receiver."""
         self._gone = dict.fromkeys((*figures.RECEIVER, *figures.TRAINER), 0)
@@ -338,11 +340,13 @@ class Sidecar:
                 os.kill(ring.pid, signal.SIGKILL)
 
     def _receiver_says(self, message: dict[str, Any]) -> None:
-        if self._upstream is None:
-            return
         if message["type"] == "spec":
-            for digest, nbytes in Spec.parse(message["spec"].encode()).blobs:
-                self._upstream.have(digest, nbytes)
+            spec = Spec.parse(message["spec"].encode())
+            if self._shelf.use(spec) and self._upstream is not None:
+                for digest, nbytes in spec.blobs:
+                    self._upstream.have(digest, nbytes)
+        elif self._upstream is None:
+            return
         elif message["type"] == "replace":
             self._upstream.send(message)
 

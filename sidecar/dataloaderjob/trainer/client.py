@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dataloaderjob.core import control as ctl
@@ -148,6 +149,9 @@ class Client:
                 except (OSError, ServiceUnavailable, ProtocolError) as exc:
                     self._disconnect()
                     waited = time.monotonic() - started
+                    if (why := failure(self.path)) is not None:
+                        self.dead = f"the service at {self.path} failed: {why}"
+                        raise ServiceUnavailable(self.dead) from exc
                     if waited > REATTACH_DEADLINE_S:
                         self.dead = f"the sidecar at {self.path} went away and none came back in {waited:.0f} s: {exc}"
                         raise ServiceUnavailable(self.dead) from exc
@@ -374,6 +378,14 @@ class Client:
     def __del__(self) -> None:
         if hasattr(self, "_fds"):
             self._release()
+
+
+def failure(path: str) -> str | None:
+    """What a service of this machine wrote beside its socket when it gave up."""
+    try:
+        return Path(path).with_name("failed").read_text().strip()
+    except OSError:
+        return None
 
 
 def dial(path: str) -> socket.socket:

@@ -134,12 +134,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 raise ServiceUnavailable(
                     "a dataloaderjob.DataLoader cannot be iterated inside a feeder: use num_workers=0"
                 )
-            if _private():
-                private.start(self.num_workers)
-                path = private.wait()
-            else:
-                path = os.environ[SOCKET_VARIABLE]
-            client = _attach(path)
+            client = _attach_private(self.num_workers) if _private() else _attach(os.environ[SOCKET_VARIABLE])
             self._client = client
         return client
 
@@ -160,6 +155,19 @@ def _attach(path: str) -> Client:
         ) from exc
     except OSError as exc:
         raise ServiceUnavailable(f"the sidecar at {path} does not answer: {exc}") from exc
+
+
+def _attach_private(feeders: int) -> Client:
+    """A service that ended between being found and being attached to is started again."""
+    for attempt in range(3):
+        private.start(feeders)
+        path = private.wait()
+        try:
+            return _attach(path)
+        except ServiceUnavailable:
+            if attempt == 2 or os.path.exists(path):
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _private() -> bool:

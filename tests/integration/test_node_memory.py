@@ -1,0 +1,39 @@
+"""A node holds a dataset once, however many feeders it has, and each may write to its own view of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from big_data import Big
+from rig import Rig
+
+from dataloaderjob import DataLoader
+
+NBYTES = 1_000_000_000
+FEEDERS = 4
+
+
+def pss(pid: int) -> int:
+    """Bytes of this process, with its share of what others map too."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no Pss")
+
+
+@pytest.mark.slow
+def test_four_feeders_hold_a_dataset_of_one_gigabyte_once():
+    with Rig(feeders=FEEDERS) as rig:
+        pids = [process.pid for process, _ in rig.feeders]
+        before = sum(map(pss, pids))
+        loader = DataLoader(Big(NBYTES), batch_size=1, prefetch_factor=16)
+        seen = set()
+        for _ in range(3):
+            for total, summed, pid in loader:
+                assert int(total) == NBYTES // 2 // 8
+                assert float(summed) > 0
+                seen.add(int(pid))
+        assert seen == set(pids), "every feeder has loaded and read all of it"
+        grown = sum(map(pss, pids)) - before
+        assert NBYTES < grown < 1.3 * NBYTES

@@ -1,0 +1,106 @@
+"""What is shown of a run, from readings of the sidecar's counters."""
+
+from __future__ import annotations
+
+import io
+
+from dataloaderjob.local import figures
+from dataloaderjob.local.console import Console
+from dataloaderjob.local.figures import COUNTERS, Figures, Meter
+from dataloaderjob.local.tenancy import LINGER_S, UNUSED_S, Tenancy
+
+
+def status(**totals: int) -> dict:
+    return {"totals": totals}
+
+
+def test_a_meter_adds_up_over_sidecars_that_start_again():
+    meter = Meter()
+    for reading in (status(next_calls=3), status(next_calls=10), {}, status(next_calls=2), status(next_calls=5)):
+        meter.read(reading)
+    assert meter.total["next_calls"] == 15
+
+
+def test_rates_and_stall_are_of_the_seconds_between():
+    before = dict.fromkeys(COUNTERS, 0)
+    after = before | {"next_calls": 50, "nbytes": 10**9, "wait_ns": 10**9, "step_ns": 3 * 10**9}
+    assert figures.over(before, after, 2.0) == (25.0, 5e8, 0.25)
+    assert figures.over(after, after, 2.0) == (0.0, 0.0, None)
+
+
+def test_occupancy_is_that_of_all_rings():
+    assert figures.occupancy({}) is None
+    rings = [{"used_nbytes": 1, "ring_nbytes": 4}, {"used_nbytes": 0, "ring_nbytes": 4}]
+    assert figures.occupancy({"rings": rings}) == 0.125
+
+
+def test_the_line_of_progress():
+    shown = Figures(batches_per_s=12.34, nbytes_per_s=4.7e8, stall=0.031, occupancy=0.45, ready=2, desired=3)
+    assert figures.line(shown) == "12.3 batches/s, 0.470 GB/s, stall 3.1 %, rings 45 % full, feeders 2/3"
+    idle = Figures(batches_per_s=0, nbytes_per_s=0, stall=None, occupancy=None, ready=0, desired=1)
+    assert figures.line(idle) == "0.0 batches/s, 0.000 GB/s, stall -, rings -, feeders 0/1"
+
+
+def test_the_summary_names_only_what_happened():
+    total = dict.fromkeys(COUNTERS, 0) | {"next_calls": 7, "nbytes": 2 * 10**9, "wait_ns": 1, "step_ns": 1}
+    assert figures.summary(total, 3.0, 0) == "7 batches, 2.000 GB, 3.0 s, stall 50.0 %"
+    assert figures.summary(total | {"hedges": 2}, 3.0, 1).endswith(
+        "2 hedged, 1 restarts of Ray, supervisor or sidecar"
+    )
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_lines_come_above_the_line_of_progress():
+    out = Terminal()
+    console = Console(out, out)
+    console.progress("1 batch/s")
+    console.line("trainer-0", "hello", False)
+    console.clear()
+    assert out.getvalue() == (
+        "\r\x1b[Kdataloaderjob: 1 batch/s"
+        "\r\x1b[K[trainer-0] hello\ndataloaderjob: 1 batch/s"
+        "\r\x1b[K"
+    )
+
+
+def test_elsewhere_progress_is_a_line_like_others():
+    out, err = io.StringIO(), io.StringIO()
+    console = Console(out, err)
+    console.progress("1 batch/s")
+    console.line("feeder-0", "hello", False)
+    console.line("trainer-1", "oh", True)
+    assert out.getvalue() == "[feeder-0] hello\n"
+    assert err.getvalue() == "dataloaderjob: 1 batch/s\n[trainer-1] oh\n"
+
+
+def see(tenancy: Tenancy, now: float, rings: int | None, starter: bool = True) -> bool:
+    return tenancy.see(rings=rings, starter_alive=starter, now=now)
+
+
+def test_a_service_ends_a_while_after_its_last_client():
+    tenancy = Tenancy(0.0)
+    assert not see(tenancy, 10.0, 2)
+    assert not see(tenancy, 11.0, 0)
+    assert not see(tenancy, 12.0, 1), "another came"
+    assert not see(tenancy, 12.0 + LINGER_S - 0.1, 0)
+    assert not see(tenancy, 12.0 + LINGER_S + 0.1, None), "a sidecar that is being started again says nothing"
+    assert see(tenancy, 12.0 + LINGER_S + 0.2, 0)
+
+
+def test_a_service_that_nobody_uses_ends():
+    tenancy = Tenancy(0.0)
+    assert not see(tenancy, UNUSED_S - 1, 0)
+    assert see(tenancy, UNUSED_S, 0)
+
+
+def test_a_service_whose_starter_died_first_waits_for_the_other_ranks_only_a_while():
+    tenancy = Tenancy(0.0)
+    assert not see(tenancy, 5.0, 0, starter=False)
+    assert see(tenancy, 5.0 + LINGER_S, 0, starter=False)
+    used = Tenancy(0.0)
+    assert not see(used, 5.0, 1, starter=False)
+    assert not see(used, 50.0, 1, starter=False), "its clients count, not its starter"

@@ -1,0 +1,156 @@
+"""What one machine makes of a manifest: commands, environments, settings, and what it ignores."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataloaderjob.api import parse_object
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.local.plan import RunPlan, expand, inherited_env, plan
+from dataloaderjob.local.run import check
+from dataloaderjob.local.service import plan as private_plan
+
+FOLDER = Path("/job")
+
+
+def job(*, trainer: dict[str, Any] | None = None, container: dict[str, Any] | None = None, **spec: Any):
+    first = {"name": "trainer", "image": "x", "command": ["python", "train.py"], **(container or {})}
+    return parse_object(
+        {
+            "apiVersion": "dataloading.dev/v1alpha1",
+            "kind": "DataLoaderJob",
+            "metadata": {"name": "small"},
+            "spec": {"trainer": {"template": {"spec": {"containers": [first]}}, **(trainer or {})}, **spec},
+        }
+    )
+
+
+def planned(env: dict[str, str] | None = None, **parts: Any) -> RunPlan:
+    return plan(job(**parts), folder=FOLDER, env=env or {}, master_port=4567)
+
+
+def test_replicas_of_one_process_are_ranks_of_this_machine():
+    trainers = planned(trainer={"replicas": 2}).trainers
+    wanted = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    assert [[t.env[name] for name in wanted] for t in trainers] == [
+        ["0", "2", "0", "2", "127.0.0.1", "4567"],
+        ["1", "2", "1", "2", "127.0.0.1", "4567"],
+    ]
+
+
+def test_replicas_of_more_processes_are_nodes_of_torchrun():
+    (env,) = [t.env for t in planned(trainer={"processesPerReplica": 2}).trainers]
+    assert [env[f"PET_{name}"] for name in ("NNODES", "NODE_RANK", "NPROC_PER_NODE")] == ["1", "0", "2"]
+    assert "RANK" not in env
+
+
+def test_the_loader_s_variables_come_from_the_manifest():
+    (trainer,) = planned(feeders={"replicas": 2, "processesPerPod": 3}, sidecar={"prefetch": 5}).trainers
+    assert trainer.env["DATALOADERJOB_FEEDERS"] == "6"
+    assert trainer.env["DATALOADERJOB_PREFETCH"] == "5"
+
+
+def test_what_launchers_and_other_runs_left_in_the_environment_is_not_inherited():
+    env = {"RANK": "3", "PET_NNODES": "9", "DATALOADERJOB_SOCKET": "/x", "RAY_ADDRESS": "y", "HOME": "/h", "PATH": "/a"}
+    assert inherited_env(env) == {"HOME": "/h", "PATH": f"{Path(sys.executable).parent}:/a"}
+
+
+def test_variables_and_command_are_expanded_as_kubernetes_does():
+    env = [
+        {"name": "A", "value": "1"},
+        {"name": "B", "value": "$(A)$(RANK)-$$(A)-$(NONE)"},
+        {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+    ]
+    (trainer,) = planned(container={"env": env, "args": ["--b=$(B)"]}).trainers
+    assert trainer.env["B"] == "10-$(A)-$(NONE)"
+    assert "C" not in trainer.env
+    assert trainer.command == ("python", "train.py", "--b=10-$(A)-$(NONE)")
+
+
+@pytest.mark.parametrize(
+    ("text", "expanded"), [("$(A)", "1"), ("$$(A)", "$(A)"), ("$A ${A} $", "$A ${A} $"), ("$(B)", "$(B)")]
+)
+def test_expansion(text: str, expanded: str):
+    assert expand(text, {"A": "1"}) == expanded
+
+
+def test_the_service_is_as_large_as_all_replicas_together():
+    made = planned(
+        trainer={"replicas": 2, "processesPerReplica": 2},
+        sidecar={"sharedMemory": "1Gi", "ringSize": "100Mi", "checksum": True},
+        feeders={"replicas": 3},
+        ray={"tuning": {"workerRegisterTimeoutSeconds": 77, "healthCheck": {"periodMs": 2500}}},
+        deadlines={"batchSeconds": 9},
+        allowPickle=True,
+    ).service
+    assert (made.processes, made.shared_memory_nbytes, made.ring_nbytes) == (4, 2 << 30, 100 << 20)
+    assert (made.num_feeders, made.checksum, made.allow_pickle, made.batch_deadline_s) == (3, True, True, 9.0)
+    assert made.tuning.worker_register_timeout_s == 77
+    assert made.tuning.health_check_period_s == 2.5
+
+
+def test_feeders_see_the_variables_of_their_own_container_only():
+    made = planned(
+        {"HOME": "/h"},
+        feeders={"template": {"spec": {"containers": [{"name": "feeder", "env": [{"name": "X", "value": "1"}]}]}}},
+        container={"env": [{"name": "Y", "value": "1"}]},
+    )
+    assert made.service.feeder_env["X"] == "1"
+    assert "Y" not in made.service.feeder_env
+    assert "X" not in made.service.env
+    assert made.service.feeder_env["HOME"] == "/h"
+
+
+def test_trainers_and_feeders_run_in_the_manifest_s_folder_or_below():
+    assert planned().folder == planned().service.feeder_cwd == FOLDER
+    assert planned(container={"workingDir": "src"}).folder == FOLDER / "src"
+
+
+def test_what_is_ignored_is_named_and_defaults_are_not():
+    assert planned().ignored == ("spec.trainer.template.spec.containers[0].image",)
+    made = planned(
+        container={
+            "resources": {"limits": {"cpu": "1"}},
+            "volumeMounts": [],
+            "env": [{"name": "C", "valueFrom": {}}],
+        },
+        feeders={"image": "y", "resources": {"limits": {"cpu": "2", "memory": "3Gi"}}},
+        backoffLimit=2,
+    )
+    assert made.ignored == (
+        "spec.backoffLimit",
+        "spec.feeders.image",
+        "spec.feeders.resources",
+        "spec.trainer.template.spec.containers[0].image",
+        "spec.trainer.template.spec.containers[0].resources",
+        "spec.trainer.template.spec.containers[0].volumeMounts",
+        "spec.trainer.template.spec.containers[0].env[0].valueFrom (C)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        pytest.param({"container": {"workingDir": "no"}}, "workingDir must be a folder", id="folder"),
+        pytest.param({"container": {"command": ["no-such-program"]}}, "'no-such-program' is needed", id="program"),
+        pytest.param({"container": {"command": ["./train"]}}, "'./train' is needed", id="file"),
+        pytest.param({"ray": {"version": "2.99.1"}}, "Ray 2.99.1 is asked for .* this machine has 2", id="ray"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path, parts: dict, message: str):
+    with pytest.raises(InputError, match=message):
+        check(plan(job(**parts), folder=tmp_path, env={}, master_port=1))
+    check(plan(job(), folder=tmp_path, env={}, master_port=1))
+
+
+def test_a_private_service_serves_all_local_ranks_and_feeders_import_what_trainers_can():
+    env = {"LOCAL_WORLD_SIZE": "2", "RANK": "1", "DATALOADERJOB_PATH": '["/a", "/b"]', "X": "1"}
+    made = private_plan(FOLDER, 3, env)
+    assert (made.num_feeders, made.processes) == (3, 2)
+    assert made.feeder_env["PYTHONPATH"] == "/a:/b"
+    assert "PYTHONPATH" not in made.env
+    assert made.env == {"LOCAL_WORLD_SIZE": "2", "X": "1"}

@@ -1,0 +1,144 @@
+"""Lines of children, the loop, and the end of all that carries a run's tag. Real, small processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rig import until
+
+from dataloaderjob.local import guard, tags
+from dataloaderjob.local.children import MAX_LINE_CHARS, Child, Command, Lines, exit_code
+from dataloaderjob.local.loop import Loop
+
+
+def lines_of(*pieces: bytes) -> list[str]:
+    taken: list[str] = []
+    lines = Lines(taken.append)
+    for piece in pieces:
+        lines.feed(piece)
+    lines.feed(b"", final=True)
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"a\nb\n", ["a", "b"]),
+        (b"a\n\nb", ["a", "", "b"]),
+        (b"10%\r20%\r", ["10%", "20%"]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        ("gr\u00fcn\n".encode(), ["gr\u00fcn"]),
+        (b"\xff\n", ["\ufffd"]),
+    ],
+)
+def test_lines_are_the_same_however_their_bytes_are_split(data: bytes, lines: list[str]):
+    assert lines_of(data) == lines
+    assert lines_of(*(data[i : i + 1] for i in range(len(data)))) == lines
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(0, 200)))
+def test_any_split_of_any_bytes_gives_the_same_lines(data: bytes, cuts: list[int]):
+    edges = sorted({0, len(data), *(c for c in cuts if c < len(data))})
+    pieces = [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    assert lines_of(*pieces) == lines_of(data)
+
+
+def test_a_line_without_end_is_shown_in_pieces():
+    assert [len(line) for line in lines_of(b"x" * (MAX_LINE_CHARS + 5))] == [MAX_LINE_CHARS, 5]
+
+
+def test_exit_codes_are_a_shell_s():
+    assert [exit_code(code) for code in (0, 3, -9, -15)] == [0, 3, 137, 143]
+
+
+def child(loop: Loop, code: str, said: list, ended: list, env: dict[str, str] | None = None) -> Child:
+    command = Command(
+        name="c", args=[sys.executable, "-c", code], env={**os.environ, **(env or {})}, cwd=Path("/")
+    )
+    return Child(
+        command, loop, on_line=lambda line, err: said.append((line, err)), on_end=lambda c: ended.append(c.code)
+    )
+
+
+def test_a_child_s_last_words_come_before_its_end():
+    loop, said, ended = Loop(), [], []
+    child(loop, "import sys; print('a'); sys.stderr.write('b'); sys.exit(3)", said, ended)
+    loop.run(until=lambda: bool(ended))
+    assert sorted(said) == [("a", False), ("b", True)]
+    assert ended == [3]
+
+
+def test_a_child_s_end_does_not_wait_for_a_process_that_keeps_its_output_open():
+    loop, said, ended = Loop(), [], []
+    code = "import subprocess, sys; subprocess.Popen(['sleep', '60']); print('a', flush=True)"
+    started = child(loop, code, said, ended)
+    loop.run(until=lambda: bool(ended))
+    assert said == [("a", False)]
+    os.killpg(started.pid, signal.SIGKILL)
+
+
+def test_signals_come_one_by_one_in_the_loop():
+    loop, got = Loop(), []
+    old = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
+    try:
+        loop.signals((signal.SIGUSR1, signal.SIGUSR2), got.append)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        loop.run(until=lambda: len(got) == 2)
+    finally:
+        signal.set_wakeup_fd(-1)
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    assert got == [signal.SIGUSR1, signal.SIGUSR2]
+
+
+STUBBORN = (
+    "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.setsid() if os.fork() == 0 else 0; "
+    "print(os.getpid(), flush=True); time.sleep(60)"
+)
+
+
+def test_a_sweep_ends_all_that_carry_the_tag_and_nobody_else():
+    env = {**os.environ, tags.RUN_VARIABLE: "test-sweep"}
+    process = subprocess.Popen([sys.executable, "-c", STUBBORN], env=env, stdout=subprocess.PIPE)
+    other = subprocess.Popen(["sleep", "60"], env={**os.environ, tags.RUN_VARIABLE: "test-sweep-2"})
+    try:
+        assert process.stdout is not None
+        pids = {int(process.stdout.readline()), int(process.stdout.readline())}
+        assert set(tags.tagged("test-sweep")) == pids, "a daemon in a session of its own, too"
+        assert tags.sweep("test-sweep", grace_s=0.1) == 2
+        assert tags.tagged("test-sweep") == []
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+        process.wait()
+        process.stdout.close()
+
+
+def test_the_guard_of_a_process_that_is_killed_ends_its_run(tmp_path: Path):
+    home = tmp_path / "home"
+    home.mkdir()
+    code = (
+        "import os, subprocess, sys, time; from pathlib import Path; from dataloaderjob.local import guard, tags\n"
+        "env = {**os.environ, tags.RUN_VARIABLE: 'test-guard'}\n"
+        "guard.start('test-guard', Path(sys.argv[1]), env); subprocess.Popen(['sleep', '60'], env=env)\n"
+        "print('up', flush=True); time.sleep(60)"
+    )
+    runner = subprocess.Popen([sys.executable, "-c", code, str(home)], stdout=subprocess.PIPE)
+    assert runner.stdout is not None
+    assert runner.stdout.readline() == b"up\n"
+    assert len(tags.tagged("test-guard")) == 2
+    runner.kill()
+    runner.wait()
+    runner.stdout.close()
+    until(lambda: not tags.tagged("test-guard"), 15, "everything has ended")
+    assert not home.exists()
+    assert guard.GRACE_S < 5
