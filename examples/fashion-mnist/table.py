@@ -62,8 +62,7 @@ def run(launch: str, loader: str, folder: Path, epochs: int) -> None:
     folder.mkdir(parents=True)
     load_before, began = os.getloadavg()[0], time.monotonic()
     print(f"-- {launch}, {loader}", flush=True)
-    # One thread for each of two ranks on two cores; torch's own choice elsewhere.
-    env = {**os.environ, **({"OMP_NUM_THREADS": "1"} if launch == "ddp" else {})}
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # as torchrun sets it for its ranks; alike in all runs
     subprocess.run(command(launch, loader, folder, epochs), check=True, env=env, timeout=DEADLINE_S)
     figures = {"load_before": load_before, "wall_s": time.monotonic() - began}
     (folder / "run.json").write_text(json.dumps(figures))
@@ -94,7 +93,8 @@ def table(folders: dict[tuple[str, str], Path]) -> str:
     note = (
         "Accuracy after the last epoch, then medians over the epochs: seconds for training and test, and the "
         "share of the training pass that a rank waited for batches. "
-        f"{options['epochs']} epochs, one run each, seed {options['seed']}; {os.cpu_count()} cores, "
+        f"{options['epochs']} epochs, one run each, seed {options['seed']}; one math thread for each trainer; "
+        f"{os.cpu_count()} cores, "
         f"Python {platform.python_version()}, torch {torch.__version__}; "
         f"load average before the runs {min(loads):.1f} to {max(loads):.1f}."
     )

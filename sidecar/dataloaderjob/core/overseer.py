@@ -25,7 +25,7 @@ def _check_links(machine: Dispatcher, now: float) -> None:
     up = [link for link in machine.links.values() if link.up]
     for link in list(machine.links.values()):
         if not link.up:
-            _maybe_replace(machine, now, link, now - link.down_since)
+            _maybe_replace(machine, link, now - link.down_since)
             continue
         stuck = next((a for a in link.asks.values() if _transfer_late(now, a)), None)
         if stuck is not None:
@@ -36,7 +36,7 @@ def _check_links(machine: Dispatcher, now: float) -> None:
             machine.report(Close(link.endpoint.instance, reason, True))
             machine.link_down(now, link.endpoint.instance, reason)
         elif link.suspect_since is not None:
-            _maybe_replace(machine, now, link, now - max(link.heard_at, link.suspect_since))
+            _maybe_replace(machine, link, now - max(link.heard_at, link.suspect_since))
         elif _overdue(now, link):
             _maybe_suspect(machine, now, link, up)
 
@@ -92,7 +92,7 @@ def _maybe_suspect(machine: Dispatcher, now: float, link: Link, up: list[Link]) 
     machine.dispatch(now)
 
 
-def _maybe_replace(machine: Dispatcher, now: float, link: Link, silent_s: float) -> None:
+def _maybe_replace(machine: Dispatcher, link: Link, silent_s: float) -> None:
     paces = [s.pace for s in machine.streams.values()]
     limit = max(map(lateness.replace_after, paces), default=lateness.REPLACE_AFTER_S)
     if silent_s > limit and not link.replace_asked and not link.draining:

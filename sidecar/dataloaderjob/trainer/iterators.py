@@ -40,7 +40,7 @@ class _Windowed(_BaseDataLoaderIter):
     def __init__(self, loader: DataLoader, window: int) -> None:
         super().__init__(loader)  # iter(sampler), then the base seed from loader.generator, in torch's order
         self._window = window
-        self._bare = not loader._auto_collation
+        self._bare = not loader._auto_collation  # noqa: SLF001  torch's word for batches made of samples
         self._first_seed = int(self._base_seed) & _U64
         self._epoch_seed = self._first_seed
         self._resets = 0
