@@ -65,7 +65,9 @@ def test_one_replica_that_ends_well_leaves_the_others_alone():
     assert course.phase is Phase.TRAINING
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_ends_trainers_with_it_and_the_run_with_its_code(number: int, code: int):
     course = training()
     assert course.halt(stopped_by(number)) is Action.ASK

@@ -16,7 +16,13 @@ def status(**totals: int) -> dict:
 
 def test_a_meter_adds_up_over_sidecars_that_start_again():
     meter = Meter()
-    for reading in (status(next_calls=3), status(next_calls=10), {}, status(next_calls=2), status(next_calls=5)):
+    for reading in (
+        status(next_calls=3),
+        status(next_calls=10),
+        {},
+        status(next_calls=2),
+        status(next_calls=5),
+    ):
         meter.read(reading)
     assert meter.total["next_calls"] == 15
 
@@ -61,9 +67,7 @@ def test_on_a_terminal_lines_come_above_the_line_of_progress():
     console.line("trainer-0", "hello", False)
     console.clear()
     assert out.getvalue() == (
-        "\r\x1b[Kdataloaderjob: 1 batch/s"
-        "\r\x1b[K[trainer-0] hello\ndataloaderjob: 1 batch/s"
-        "\r\x1b[K"
+        "\r\x1b[Kdataloaderjob: 1 batch/s\r\x1b[K[trainer-0] hello\ndataloaderjob: 1 batch/s\r\x1b[K"
     )
 
 

@@ -55,7 +55,14 @@ def test_the_loader_s_variables_come_from_the_manifest():
 
 
 def test_what_launchers_and_other_runs_left_in_the_environment_is_not_inherited():
-    env = {"RANK": "3", "PET_NNODES": "9", "DATALOADERJOB_SOCKET": "/x", "RAY_ADDRESS": "y", "HOME": "/h", "PATH": "/a"}
+    env = {
+        "RANK": "3",
+        "PET_NNODES": "9",
+        "DATALOADERJOB_SOCKET": "/x",
+        "RAY_ADDRESS": "y",
+        "HOME": "/h",
+        "PATH": "/a",
+    }
     assert inherited_env(env) == {"HOME": "/h", "PATH": f"{Path(sys.executable).parent}:/a"}
 
 
@@ -96,7 +103,9 @@ def test_the_service_is_as_large_as_all_replicas_together():
 def test_feeders_see_the_variables_of_their_own_container_only():
     made = planned(
         {"HOME": "/h"},
-        feeders={"template": {"spec": {"containers": [{"name": "feeder", "env": [{"name": "X", "value": "1"}]}]}}},
+        feeders={
+            "template": {"spec": {"containers": [{"name": "feeder", "env": [{"name": "X", "value": "1"}]}]}}
+        },
         container={"env": [{"name": "Y", "value": "1"}]},
     )
     assert made.service.feeder_env["X"] == "1"
@@ -123,8 +132,8 @@ def test_what_is_ignored_is_named_and_defaults_are_not():
     )
     assert made.ignored == (
         "spec.backoffLimit",
-        "spec.feeders.image",
         "spec.feeders.resources",
+        "spec.feeders.image",
         "spec.trainer.template.spec.containers[0].image",
         "spec.trainer.template.spec.containers[0].resources",
         "spec.trainer.template.spec.containers[0].volumeMounts",
@@ -136,9 +145,13 @@ def test_what_is_ignored_is_named_and_defaults_are_not():
     ("parts", "message"),
     [
         pytest.param({"container": {"workingDir": "no"}}, "workingDir must be a folder", id="folder"),
-        pytest.param({"container": {"command": ["no-such-program"]}}, "'no-such-program' is needed", id="program"),
+        pytest.param(
+            {"container": {"command": ["no-such-program"]}}, "'no-such-program' is needed", id="program"
+        ),
         pytest.param({"container": {"command": ["./train"]}}, "'./train' is needed", id="file"),
-        pytest.param({"ray": {"version": "2.99.1"}}, "Ray 2.99.1 is asked for .* this machine has 2", id="ray"),
+        pytest.param(
+            {"ray": {"version": "2.99.1"}}, "Ray 2.99.1 is asked for .* this machine has 2", id="ray"
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path, parts: dict, message: str):

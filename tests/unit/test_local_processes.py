@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -46,7 +47,7 @@ def test_lines_are_the_same_however_their_bytes_are_split(data: bytes, lines: li
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200)))
 def test_any_split_of_any_bytes_gives_the_same_lines(data: bytes, cuts: list[int]):
     edges = sorted({0, len(data), *(c for c in cuts if c < len(data))})
-    pieces = [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [data[a:b] for a, b in itertools.pairwise(edges)]
     assert lines_of(*pieces) == lines_of(data)
 
 
@@ -63,7 +64,10 @@ def child(loop: Loop, code: str, said: list, ended: list, env: dict[str, str] | 
         name="c", args=[sys.executable, "-c", code], env={**os.environ, **(env or {})}, cwd=Path("/")
     )
     return Child(
-        command, loop, on_line=lambda line, err: said.append((line, err)), on_end=lambda c: ended.append(c.code)
+        command,
+        loop,
+        on_line=lambda line, err: said.append((line, err)),
+        on_end=lambda c: ended.append(c.code),
     )
 
 

@@ -219,3 +219,42 @@ def test_whatever_happens_the_wanted_feeders_come_and_the_others_go(events: list
         for seat in list(made.seats.values()):
             made.report(feeder(seat.index), now)
     assert names(made) == [name_of(i) for i in range(made.desired)]
+
+
+def guest(index: int, session: str, instance: str = "g") -> Endpoint:
+    return feeder(index, instance)._replace(session=session)
+
+
+def test_feeders_of_a_lost_cluster_serve_until_their_successors_report():
+    made = roster(2)
+    made.opened("new", 0)
+    assert made.report(guest(0, "old"), 1)
+    assert made.report(guest(1, "old"), 1)
+    assert made.step(1) == [Place(0), Place(1)], "guests have no seat"
+    assert names(made) == ["feeder-0", "feeder-1"]
+    made.report(guest(0, "new", "n"), 2)
+    assert [e.instance for e in made.listed()] == ["0n", "1g"]
+    made.leave("feeder-1", "1g", 3)
+    assert [e.instance for e in made.listed()] == ["0n"]
+    assert made.seats[1].phase is Phase.PLACING, "the end of a guest is nothing to its successor"
+
+
+def test_a_feeder_that_reports_before_ray_answers_is_adopted_when_it_is_of_this_cluster():
+    made = roster(1)
+    made.report(guest(0, "same"), 1)
+    assert names(made) == ["feeder-0"]
+    made.opened("same", 2)
+    assert made.step(2) == []
+    assert made.seats[0].phase is Phase.READY
+    made.leave("feeder-0", "0g", 3)
+    assert names(made) == []
+
+
+def test_guests_are_listed_only_up_to_the_number_that_is_wanted_and_while_they_answer():
+    made = roster(1)
+    made.opened("new", 0)
+    made.report(guest(0, "old"), 1)
+    made.report(guest(1, "old"), 1)
+    assert names(made) == ["feeder-0"]
+    assert made.replace("feeder-0", "0g", "hangs", 2) == []
+    assert names(made) == []

@@ -18,6 +18,8 @@ from enum import Enum, auto
 
 MAX_DEATHS = 6
 """More deaths of one part within DEATHS_WINDOW_S than that: it will not work the next time either."""
+MAX_FIRST_DEATHS = 2
+"""The same for a part that has never served. The sidecar, which needs nobody, has one try."""
 DEATHS_WINDOW_S = 120.0
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 8.0
@@ -201,7 +203,7 @@ class Care:
         while part.deaths and part.deaths[0] <= now - DEATHS_WINDOW_S:
             part.deaths.popleft()
         deaths = len(part.deaths)
-        if deaths > MAX_DEATHS or (part.part is Part.SIDECAR and not part.served):
+        if deaths > (MAX_DEATHS if part.served else 0 if part.part is Part.SIDECAR else MAX_FIRST_DEATHS):
             times = f"{deaths} times within {DEATHS_WINDOW_S:.0f} s" if deaths > 1 else "before it served"
             return [GiveUp(f"the {part.part.value} ended {times}: {why or 'it said nothing'}")]
         self.restarts += 1

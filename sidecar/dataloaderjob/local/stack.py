@@ -229,7 +229,8 @@ class Stack:
 
     def _head_lost(self, number: int, why: str, *, feeders_live: bool) -> None:
         if number == self.care.head_number:
-            self._show("run", f"Ray head {number} is lost ({why}), another is started", True)
+            what = why.splitlines()[-1]
+            self._show("run", f"Ray head {number} is lost ({what}), another is started", True)
         self._do(self.care.head_lost(number, why, time.monotonic(), feeders_live=feeders_live))
 
     def _stop_supervisor(self) -> None:
@@ -277,7 +278,7 @@ class Stack:
             self._do(self.care.serves(Part.SIDECAR))
 
     def _on_supervisor(self, line: str, is_err: bool) -> None:
-        if line.startswith("[feeder-"):
+        if line.startswith(("[feeder-", "[Feeder] ")):
             who, _, text = line[1:].partition("] ")
             self._show(who, text, is_err)
             return

@@ -225,8 +225,8 @@ class Client:
         with self.lock:
             self.check()
             if stream.unsent:
-                entries, stream.unsent = stream.unsent, []
-                self._guarded(self._send, self._tickets(stream, entries))
+                self._guarded(self._send, self._tickets(stream, stream.unsent))
+                stream.unsent.clear()
 
     @staticmethod
     def _tickets(stream: Stream, entries: list[tuple[int, bytes]]) -> list[bytes]:
@@ -257,6 +257,9 @@ class Client:
             send(what)
         except ConnectionError:
             self._reattach()
+        except BaseException:
+            self._disconnect()  # it may be half out; the next call tells a receiver everything anew
+            raise
 
     def _send(self, packets: list[bytes]) -> None:
         if self._sock is None:
@@ -326,19 +329,27 @@ class Client:
     def _drain(self) -> None:
         """Reads what the sidecar sent; reattaches if it is gone."""
         with self.lock:
-            while self._sock is not None:
-                try:
-                    data, fds = link.recv_with_fds(self._sock, socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    return
-                except ConnectionError:
-                    data, fds = b"", []
-                if not data:
-                    self._reattach()
-                    return
-                packet = self._incoming.feed(data)
-                if packet is not None:
-                    self._packet(packet, fds)
+            try:
+                while self._sock is not None and self._receive(self._sock):
+                    pass
+            except ConnectionError:
+                self._reattach()
+            except BaseException:
+                self._disconnect()  # a message may be lost; a new attachment brings it again
+                raise
+
+    def _receive(self, sock: socket.socket) -> bool:
+        """One packet; False when there is none. Raises ConnectionError at the end."""
+        try:
+            data, fds = link.recv_with_fds(sock, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        if not data:
+            raise ConnectionError("the sidecar closed the connection")
+        packet = self._incoming.feed(data)
+        if packet is not None:
+            self._packet(packet, fds)
+        return True
 
     def _packet(self, packet: link.Packet, fds: list[int]) -> None:
         if packet.type == link.Type.FAILED:

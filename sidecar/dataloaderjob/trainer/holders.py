@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 import types
 import warnings
@@ -12,6 +13,7 @@ import torch
 
 from dataloaderjob.trainer.ring import Ring
 
+_US = "dataloaderjob"
 _warned = False
 
 
@@ -21,16 +23,29 @@ def warn_once(ring: Ring) -> None:
     if _warned:
         return
     _warned = True
-    warnings.warn(
-        f"{len(ring.leases)} batches ({ring.leased_nbytes / 1e6:.1f} MB of the ring) are still held by "
-        f"{_describe(_find(ring))}; further batches are copied out of the ring. Let go of batches that are not "
-        "needed, clone what is kept, or raise spec.sidecar.sharedMemory",
-        stacklevel=4,
-    )
+    mb = ring.leased_nbytes / 1e6
+    if len(ring.leases) > 1:
+        why = f"{len(ring.leases)} batches ({mb:.1f} MB of the ring) are still held by {_describe(_find(ring))}"
+        remedy = "Let go of batches that are not needed, clone what is kept, or raise spec.sidecar.sharedMemory"
+    else:
+        why = f"the shared memory of this sidecar has no room for a ring of batches of {mb:.1f} MB"
+        remedy = "Raise spec.sidecar.sharedMemory"
+    # 5: the line of the user's that called next()
+    warnings.warn(f"{why}; further batches are copied out of the ring. {remedy}", stacklevel=5)
 
 
 def _find(ring: Ring) -> Any:
     """A container that refers to a tensor in the ring, None if only native code does."""
+    tensor = _tensor_in(ring)
+    if tensor is None:
+        return None
+    for holder in gc.get_referrers(tensor):
+        if isinstance(holder, list | tuple | dict | set) or _is_users_frame(holder):
+            return _outermost(holder)
+    return None
+
+
+def _tensor_in(ring: Ring) -> torch.Tensor | None:
     spans = [(r.address, r.address + r.nbytes) for r in ring.regions.values()]
     for thing in gc.get_objects():
         if type(thing) is not torch.Tensor:
@@ -40,21 +55,20 @@ def _find(ring: Ring) -> Any:
         except RuntimeError:
             continue
         if any(low <= address < high for low, high in spans):
-            for holder in gc.get_referrers(thing):
-                if isinstance(holder, (list, tuple, dict, set, types.FrameType)) and holder is not spans:
-                    return _outermost(holder)
+            return thing
     return None
 
 
 def _outermost(holder: Any) -> Any:
     """Goes up through small tuples and lists to the container that the user would know."""
     for _ in range(4):
-        if not isinstance(holder, (tuple, list)) or len(holder) > 8:
+        if not isinstance(holder, tuple | list) or len(holder) > 8:
             return holder
         above = [
-            h for h in gc.get_referrers(holder)
-            if isinstance(h, (list, tuple, dict)) and h is not holder and len(h) < 1_000_000
-        ]  # fmt: skip
+            h
+            for h in gc.get_referrers(holder)
+            if isinstance(h, list | tuple | dict) and h is not holder and len(h) < 1_000_000
+        ]
         if not above:
             return holder
         holder = above[0]
@@ -64,11 +78,10 @@ def _outermost(holder: Any) -> Any:
 def _describe(holder: Any) -> str:
     if holder is None:
         return "objects that Python cannot name (an autograd graph, native code)"
-    name = _name(holder)
     if isinstance(holder, types.FrameType):
-        return (
-            f"local variables of {holder.f_code.co_qualname} ({holder.f_code.co_filename}:{holder.f_lineno})"
-        )
+        code = holder.f_code
+        return f"local variables of {code.co_qualname} ({code.co_filename}:{holder.f_lineno})"
+    name = _name(holder)
     return f"a {type(holder).__name__} of {len(holder)} items" + (f" called {name!r}" if name else "")
 
 
@@ -78,10 +91,30 @@ def _name(holder: Any) -> str | None:
         for name, value in list(vars(module).items()) if isinstance(module, types.ModuleType) else ():
             if value is holder:
                 return f"{module_name}.{name}"
-    frame: types.FrameType | None = sys._getframe()  # noqa: SLF001  the only way to a running function's names
+    frame: types.FrameType | None = sys._getframe().f_back  # noqa: SLF001  the only way to names of locals
     while frame is not None:
-        for name, value in frame.f_locals.items():
-            if value is holder and frame.f_globals.get("__name__") != __name__:
-                return f"{name} in {frame.f_code.co_qualname}"
+        if _is_users_frame(frame):
+            for name, value in _locals(frame):
+                if value is holder:
+                    return f"{name} in {frame.f_code.co_qualname}"
         frame = frame.f_back
     return None
+
+
+def _is_users_frame(frame: object) -> bool:
+    if not isinstance(frame, types.FrameType):
+        return False
+    return str(frame.f_globals.get("__name__")).partition(".")[0] != _US
+
+
+def _locals(frame: types.FrameType) -> list[tuple[str, Any]]:
+    """Names and values of a running function.
+
+    Before Python 3.13 a frame keeps the dict that `f_locals` makes, and with it all that its locals held
+    at this moment, for as long as the function runs: it is emptied here.
+    """
+    names = frame.f_locals
+    found = list(names.items())
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(names) is dict:
+        names.clear()
+    return found

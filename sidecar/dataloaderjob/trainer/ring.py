@@ -44,7 +44,7 @@ class Lease:
         self._region = region  # keeps the mapping
 
     def __del__(self) -> None:
-        tail = self.tail
+        tail = getattr(self, "tail", None)  # an interrupt may have come within __init__
         if tail is None:
             return
         ended = tail.ended

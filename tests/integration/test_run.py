@@ -1,0 +1,200 @@
+"""`dataloaderjob run`: real Ray, sidecar, feeders and trainers, and nothing left of them afterwards."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from local_runs import LocalRun, Project, broken_ray, digest
+from rig import until
+
+from dataloaderjob.local import cli
+
+
+def test_two_replicas_train_and_their_batches_are_those_of_the_process_itself(tmp_path: Path):
+    project = Project(tmp_path, 400, 0.0, "ddp", replicas=2, feeders=2)
+    with LocalRun(project.path) as run:
+        run.until("starting Ray")
+        run.find()
+        assert run.end() == 0, run.text
+    for rank in range(2):
+        own = [line for line in run.lines if line.startswith(f"[trainer-{rank}] ")]
+        assert digest(own) == project.reference(rank, 2), run.text
+    assert "ignores: spec.trainer.template.spec.containers[0].image" in run.lines[0]
+    assert re.search(r"^\[feeder-\d\] making \d00$", run.text, re.MULTILINE), "output of user code in feeders"
+    assert re.search(r"small: ended; 40 batches, 0.000 GB, .* s, stall", run.lines[-1])
+    assert run.left() == []
+
+
+def test_status_and_scale_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    project = Project(tmp_path, 100_000, 0.001)
+    with LocalRun(project.path) as run:
+        run.until("feeders serve")
+        run.find()
+        home = str(run.home)
+        assert cli.main(["status", "--dir", home]) == 0
+        assert "feeder-0 ready" in capsys.readouterr().out
+        assert cli.main(["scale", "2", "--dir", home]) == 0
+        run.until("feeders 2/2")
+        assert cli.main(["scale", "-1", "--dir", home]) == 2
+        assert "found -1" in capsys.readouterr().err
+        assert cli.main(["status", "--dir", str(tmp_path)]) == 2
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 143, run.text
+    assert run.left() == []
+
+
+def test_a_trainer_that_fails_ends_the_others_and_gives_the_exit_code(tmp_path: Path):
+    project = Project(tmp_path, 100_000, 0.001, "crash", replicas=2)
+    with LocalRun(project.path) as run:
+        run.until("starting Ray")
+        run.find()
+        run.until("trainer-1 ended with exit code 3")
+        started = time.monotonic()
+        assert run.end() == 3, run.text
+        assert time.monotonic() - started < 5 + 10 + 5
+    assert "trainer-0 ended with exit code 143" in run.text
+    assert "small: trainer-1 failed with exit code 3" in run.lines[-1]
+    assert run.left() == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_end_everything_in_order(tmp_path: Path, number: int, code: int):
+    project = Project(tmp_path, 100_000, 0.001)
+    with LocalRun(project.path) as run:
+        run.until("starting Ray")
+        run.find()
+        run.until("batch 20")
+        run.process.send_signal(number)
+        assert run.end(20) == code, run.text
+    assert ("KeyboardInterrupt" in run.text) == (number == signal.SIGINT)
+    assert "small: was stopped; " in run.lines[-1]
+    assert run.left() == []
+
+
+def test_a_run_that_is_stopped_while_it_starts_leaves_nothing(tmp_path: Path):
+    with LocalRun(Project(tmp_path, 100, 0.0).path) as run:
+        run.until("starting Ray")
+        run.find()
+        until(lambda: list(run.home.glob("r1/session_*/logs/raylet.out")), 30, "the raylet starts")
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end(20) == 143, run.text
+    assert run.left() == []
+
+
+def test_a_run_whose_own_process_is_killed_leaves_nothing(tmp_path: Path):
+    with LocalRun(Project(tmp_path, 100_000, 0.001).path) as run:
+        run.until("starting Ray")
+        run.find()
+        run.until("batch 0")
+        run.process.kill()
+        until(lambda: not run.left(), 20, "its guard ends everything")
+
+
+def test_sidecar_supervisor_and_gcs_killed_during_a_run_change_no_batch_and_no_wait_is_long(tmp_path: Path):
+    project = Project(tmp_path, 16_000, 0.002, feeders=2)
+    with LocalRun(project.path) as run:
+        run.until("feeders serve")
+        run.find()
+        run.until("batch 20")
+        os.kill(run.pid_of("-m dataloaderjob.sidecar"), signal.SIGKILL)
+        run.until("the sidecar ended with code -9")
+        run.until("batch")
+        os.kill(run.pid_of("dataloaderjob.feeder.supervisor"), signal.SIGKILL)
+        run.until("the supervisor ended with code -9")
+        run.until("batch")
+        run.until("feeders 2/2")
+        os.kill(run.pid_of(name="gcs_server"), signal.SIGKILL)
+        run.until("Ray head 1 is lost (gcs_server ended), another is started")
+        until(lambda: not (run.home / "r1").exists(), 60, "the new head's feeders take over")
+        assert run.end() == 0, run.text
+    assert digest(run.lines) == project.reference(), run.text
+    (worst,) = re.findall(r"worst ([0-9.]+)", run.text)
+    assert float(worst) < 3.0, run.text
+    assert "3 restarts" in run.lines[-1]
+    assert run.left() == []
+
+
+def test_a_raylet_killed_during_a_run_changes_no_batch(tmp_path: Path):
+    project = Project(tmp_path, 2_000, 0.002)
+    with LocalRun(project.path) as run:
+        run.until("starting Ray")
+        run.find()
+        run.until("batch 20")
+        os.kill(run.pid_of(name="raylet"), signal.SIGKILL)
+        run.until("Ray head 1 is lost (raylet ended), another is started")
+        assert run.end() == 0, run.text
+    assert digest(run.lines) == project.reference(), run.text
+    assert run.left() == []
+
+
+def test_a_ray_that_cannot_start_ends_the_run_with_its_words(tmp_path: Path):
+    env = [{"name": "PYTHONPATH", "value": str(broken_ray(tmp_path))}]
+    feeders = {"template": {"spec": {"containers": [{"name": "feeder", "env": env}]}}}
+    project = Project(tmp_path, 100, 0.0)
+    project.write(feeders=feeders)
+    with LocalRun(project.path) as run:
+        assert run.end(40) == 1
+    assert "the service cannot go on: the Ray head ended 3 times" in run.text
+    assert "RuntimeError: this Ray is broken" in run.text
+
+
+def run_briefly(manifest: Path) -> subprocess.CompletedProcess[str]:
+    """A run that is over before it starts anything: its folder for temporary files stays empty."""
+    command = [sys.executable, "-m", "dataloaderjob.local.cli", "run", str(manifest)]
+    with tempfile.TemporaryDirectory(prefix="dlj") as folder:
+        env = {**os.environ, "TMPDIR": folder}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
+        assert os.listdir(folder) == []
+    return done
+
+
+def test_a_wrong_manifest_is_refused_and_nothing_is_started(tmp_path: Path):
+    wrong = Project(tmp_path, 1, 0.0, feeders=-1).path
+    done = run_briefly(wrong)
+    assert done.returncode == 2
+    assert f"{wrong}:" in done.stderr
+    assert "spec.feeders.replicas: found -1" in done.stderr
+    too_large = run_briefly(Project(tmp_path, 1, 0.0, sidecar={"sharedMemory": "8Ti"}).path)
+    assert too_large.returncode == 2
+    assert "lower spec.sidecar.sharedMemory" in too_large.stderr
+    missing = run_briefly(tmp_path / "none.yaml")
+    assert missing.returncode == 2
+    assert "no such file" in missing.stderr
+
+
+def test_a_suspended_job_starts_nothing(tmp_path: Path):
+    done = run_briefly(Project(tmp_path, 1, 0.0, suspend=True).path)
+    assert done.returncode == 0
+    assert "small is suspended (spec.suspend: true): nothing is started" in done.stderr
+
+
+def test_deadlines_end_a_run_and_say_what_is_missing(tmp_path: Path):
+    project = Project(
+        tmp_path,
+        100,
+        0.0,
+        ray={"tuning": {"workerRegisterTimeoutSeconds": 1}},
+        deadlines={"startupSeconds": 1},
+    )
+    with LocalRun(project.path) as run:
+        run.until("starting Ray")
+        run.find()
+        assert run.end(30) == 124, run.text
+    assert "was not up within spec.deadlines.startupSeconds (1 s)" in run.text
+    assert "Ray's head and the supervisor are not up" in run.text
+    assert run.left() == []
+    Project(tmp_path, 100_000, 0.01, deadlines={"activeDeadlineSeconds": 3})
+    with LocalRun(project.path) as run:
+        run.until("starting Ray")
+        run.find()
+        assert run.end(40) == 124, run.text
+    assert "ran past spec.deadlines.activeDeadlineSeconds (3 s); still running: trainer-0" in run.text
+    assert run.left() == []

@@ -1,0 +1,87 @@
+"""The folder of blobs: by content, whole or not at all, once."""
+
+import threading
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dataloaderjob.core.blobs import BlobStore, Spec
+from dataloaderjob.core.errors import RemoteProtocolError
+
+DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
+
+
+@given(
+    blobs=st.lists(st.tuples(DIGESTS, st.integers(0, 2**40)), min_size=1, max_size=5),
+    allow=st.booleans(),
+    facts=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+)
+def test_a_manifest_comes_back_with_the_same_id(blobs, allow, facts):
+    spec = Spec(blobs=tuple(blobs), allow_pickle=allow, facts=facts)
+    again = Spec.parse(spec.manifest())
+    assert again == spec
+    assert again.id == spec.id
+
+
+@given(st.binary(max_size=60))
+def test_random_bytes_are_no_manifest(data):
+    with pytest.raises(RemoteProtocolError):
+        Spec.parse(data)
+
+
+@pytest.mark.parametrize("digest", ["../../etc/passwd", "", "A" * 64, "0" * 63, "0" * 64 + "\n"])
+def test_a_name_that_is_no_digest_never_becomes_a_path(tmp_path, digest):
+    with pytest.raises(RemoteProtocolError, match="no SHA-256"):
+        BlobStore(tmp_path).path(digest)
+    with pytest.raises(RemoteProtocolError):
+        Spec.parse(Spec(blobs=((digest, 1),)).manifest())
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(data=st.binary(max_size=1000))
+def test_a_blob_is_found_by_its_content(tmp_path, data):
+    store = BlobStore(tmp_path)
+    digest, nbytes = store.put(data)
+    assert store.path(digest).read_bytes() == data
+    assert store.has(digest, nbytes)
+    assert not store.has(digest, nbytes + 1)
+    assert store.put(data) == (digest, nbytes)
+
+
+def test_a_damaged_blob_leaves_nothing_behind(tmp_path):
+    store = BlobStore(tmp_path)
+    digest, nbytes = BlobStore(tmp_path / "other").put(b"good")
+    with pytest.raises(RemoteProtocolError, match="damaged"):
+        store.write(digest, [b"bad!"])
+    assert not store.has(digest, nbytes)
+    assert [p for p in tmp_path.iterdir() if p.is_file()] == []
+
+
+def test_a_transfer_that_breaks_leaves_nothing_behind(tmp_path):
+    store = BlobStore(tmp_path)
+
+    def broken():
+        yield b"half"
+        raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError):
+        store.write("0" * 64, broken())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_process_of_a_node_fetches_and_the_others_wait(tmp_path):
+    store = BlobStore(tmp_path)
+    order = []
+
+    def second():
+        with BlobStore(tmp_path).lock("0" * 64):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with store.lock("0" * 64):
+        thread.start()
+        thread.join(0.1)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]

@@ -1,0 +1,90 @@
+"""Extents never overlap, never leave their region, and all bytes come back."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from dataloaderjob.core.space import PAGE, Arena, Extent, Space, round_up
+
+PAGES = 64
+
+
+class ArenaMachine(RuleBasedStateMachine):
+    """alloc, free, trim and take in any order."""
+
+    extents = Bundle("extents")
+
+    def __init__(self):
+        super().__init__()
+        self.arena = Arena(PAGES * PAGE)
+
+    @rule(target=extents, nbytes=st.integers(0, PAGES * PAGE + 1))
+    def alloc(self, nbytes):
+        largest = self.arena.largest_free
+        offset = self.arena.alloc(nbytes)
+        assert (offset is None) == (round_up(nbytes) > largest)
+        return offset
+
+    @rule(offset=consumes(extents))
+    def free(self, offset):
+        if offset is not None and offset in self.arena.used:
+            self.arena.free(offset)
+
+    @rule(offset=extents, nbytes=st.integers(0, PAGES * PAGE))
+    def trim(self, offset, nbytes):
+        if offset is not None and offset in self.arena.used:
+            before = self.arena.used[offset]
+            assert self.arena.trim(offset, nbytes) == min(before, round_up(nbytes))
+
+    @rule(
+        target=extents,
+        page=st.integers(-1, PAGES + 1),
+        nbytes=st.integers(1, 8 * PAGE),
+        skew=st.sampled_from([0, 1]),
+    )
+    def take(self, page, nbytes, skew):
+        offset = page * PAGE + skew
+        return offset if self.arena.take(offset, nbytes) else None
+
+    @invariant()
+    def nothing_overlaps_and_nothing_is_lost(self):
+        spans = sorted([(o, n) for o, n in self.arena.used.items()] + self.arena._free)
+        assert sum(n for _, n in spans) == PAGES * PAGE
+        assert all(a + n == b for (a, n), (b, _) in itertools.pairwise(spans))
+        assert all(a % PAGE == 0 for a, _ in spans)
+
+
+TestArena = ArenaMachine.TestCase
+TestArena.settings = settings(max_examples=100, deadline=None)
+
+
+@given(st.lists(st.integers(1, 10 * PAGE), max_size=30), st.randoms())
+def test_all_extents_freed_in_any_order_leave_one_free_span(sizes, random):
+    arena = Arena(400 * PAGE)
+    offsets = [arena.alloc(n) for n in sizes]
+    assert None not in offsets
+    random.shuffle(offsets)
+    for offset in offsets:
+        arena.free(offset)
+    assert arena.largest_free == 400 * PAGE
+
+
+def test_a_single_region_goes_with_its_batch():
+    space = Space(limit_nbytes=1 << 30)
+    region = space.add(PAGE, single=True)
+    assert space.arenas[region].alloc(10) == 0
+    assert space.alloc(10) is None, "a single is for one batch only"
+    assert space.free(Extent(region, 0, PAGE)) == region
+    assert space.total_nbytes == 0
+
+
+def test_an_extent_is_freed_once():
+    space = Space(limit_nbytes=1 << 30)
+    space.add(4 * PAGE)
+    extent = space.alloc(100)
+    assert space.free(extent) is None
+    with pytest.raises(KeyError):
+        space.free(extent)
