@@ -33,6 +33,9 @@ WORKERS = 2
 RANKS = 2
 """Of DistributedDataParallel."""
 DEADLINE_S = 3600.0
+PAUSE_S, SAMPLE_S = 5.0, 5.0
+CALM = 0.1
+"""Share of the CPUs that others may use before each run, for times to be told."""
 LAUNCHES = {"single": "single process", "dp": "DataParallel (one replica)", "ddp": "DDP, two ranks"}
 LOADERS = {"torch": "torch's `DataLoader`", "service": "`dataloaderjob.DataLoader`"}
 PUBLISHED = {"single": (91.09, 90.65), "dp": (90.32, 90.67), "ddp": (89.84, 88.98)}
@@ -56,50 +59,70 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+def busy() -> float:
+    """Share of the CPUs' time that is in use, over SAMPLE_S seconds."""
+
+    def read() -> tuple[int, int]:
+        ticks = [int(n) for n in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+        return sum(ticks), ticks[3] + ticks[4]  # all, idle
+
+    began = read()
+    time.sleep(SAMPLE_S)
+    ended = read()
+    return 1 - (ended[1] - began[1]) / (ended[0] - began[0])
+
+
 def run(launch: str, loader: str, folder: Path, epochs: int) -> None:
-    """Trains once; the records of its ranks and the load before it are in `folder` afterwards."""
+    """Trains once; the records of its ranks, and what others did before it, are in `folder` afterwards."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    load_before, began = os.getloadavg()[0], time.monotonic()
-    print(f"-- {launch}, {loader}", flush=True)
+    time.sleep(PAUSE_S)  # the service of the run before may still be ending
+    others, began = busy(), time.monotonic()
+    print(f"-- {launch}, {loader}; CPUs {100 * others:.0f} % in use by others", flush=True)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}  # as torchrun sets it for its ranks; alike in all runs
     subprocess.run(command(launch, loader, folder, epochs), check=True, env=env, timeout=DEADLINE_S)
-    figures = {"load_before": load_before, "wall_s": time.monotonic() - began}
+    figures = {"busy_before": others, "wall_s": time.monotonic() - began}
     (folder / "run.json").write_text(json.dumps(figures))
 
 
-def cell(folder: Path) -> str:
-    """Accuracy, median time of an epoch and median stall of one run."""
+def cell(folder: Path, *, times: bool) -> str:
+    """Accuracy, and where asked for median time of an epoch and median stall, of one run."""
     records = load(folder)
     epochs = records[0]["epochs"]
+    accuracy = f"{100 * epochs[-1]['accuracy']:.2f} %"
+    if not times:
+        return accuracy
     seconds = statistics.median(epoch["seconds"] for epoch in epochs)
     waiting = statistics.median(stall(r, i) for r in records for i in range(len(epochs)))
-    return f"{100 * epochs[-1]['accuracy']:.2f} %, {seconds:.1f} s, {waiting:.1f} %"
+    return f"{accuracy}, {seconds:.1f} s, {waiting:.1f} %"
 
 
 def table(folders: dict[tuple[str, str], Path]) -> str:
     """Markdown: the table, and what it was measured with."""
+    runs: list[dict[str, Any]] = [json.loads((f / "run.json").read_text()) for f in folders.values()]
+    calm = all(run.get("busy_before", 1.0) <= CALM for run in runs)
     lines = [
         f"| | {' | '.join(LOADERS.values())} | published, torch's | published, distributed |",
         "|---|---|---|---|---|",
     ]
     for launch, title in LAUNCHES.items():
-        cells = [cell(folders[launch, loader]) for loader in LOADERS]
+        cells = [cell(folders[launch, loader], times=calm) for loader in LOADERS]
         cells += [f"{value:.2f} %" for value in PUBLISHED[launch]]
         lines.append(f"| {title} | {' | '.join(cells)} |")
-    runs: list[dict[str, Any]] = [json.loads((f / "run.json").read_text()) for f in folders.values()]
     options = load(next(iter(folders.values())))[0]["options"]
-    loads = [run["load_before"] for run in runs]
+    what = "Accuracy on the 10,000 test images after the last epoch"
+    if calm:
+        what += (
+            ", then medians over the epochs: seconds for training and test, and the share of the training "
+            "pass that a rank waited for batches"
+        )
     note = (
-        "Accuracy after the last epoch, then medians over the epochs: seconds for training and test, and the "
-        "share of the training pass that a rank waited for batches. "
-        f"{options['epochs']} epochs, one run each, seed {options['seed']}; one math thread for each trainer; "
-        f"{os.cpu_count()} cores, "
-        f"Python {platform.python_version()}, torch {torch.__version__}; "
-        f"load average before the runs {min(loads):.1f} to {max(loads):.1f}."
+        f"{what}. {options['epochs']} epochs, one run each, seed {options['seed']}; one math thread for each "
+        f"trainer; {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}."
     )
-    lines += ["", textwrap.fill(note, 105)]
-    return "\n".join(lines) + "\n"
+    if not calm:
+        note += " Other work ran on the machine meanwhile, so times are left out."
+    return "\n".join([*lines, "", textwrap.fill(note, 105)]) + "\n"
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -50,6 +51,15 @@ def children(pid: int) -> list[int]:
         for task in Path(f"/proc/{pid}/task").iterdir()
         for p in (task / "children").read_text().split()
     ]
+
+
+def open_files() -> list[str]:
+    """What this process's descriptors refer to."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return sorted(found)
 
 
 def alive(pid: int) -> bool:

@@ -59,7 +59,7 @@ def connect(path: str, rank: str) -> Client:
     """This process's client of the sidecar at `path`; one for all loaders."""
     with _clients_lock:
         client = _clients.get(path)
-        if client is None:
+        if client is None or client.dead is not None:
             client = Client(path, rank)
             _clients[path] = client
         return client
@@ -147,7 +147,6 @@ class Client:
                     self._give_back()
                     return
                 except (OSError, ServiceUnavailable, ProtocolError) as exc:
-                    self._disconnect()
                     waited = time.monotonic() - started
                     if (why := failure(self.path)) is not None:
                         self.dead = f"the service at {self.path} failed: {why}"
@@ -161,6 +160,13 @@ class Client:
                 time.sleep(0.05)
 
     def _give_back(self) -> None:
+        try:
+            self._tell_all()
+        except BaseException:
+            self._disconnect()  # not before it has been told all is this client connected
+            raise
+
+    def _tell_all(self) -> None:
         # First of all: what the dead receiver published must not be taken for the new one's.
         self.control.forget()
         self.attachment += 1
