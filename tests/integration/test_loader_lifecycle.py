@@ -461,25 +461,28 @@ def test_interrupts_at_any_moment_leave_the_iterator_sound(rig: Rig, options: di
 
     old = signal.signal(signal.SIGALRM, on_alarm)
     try:
-        for _ in range(6):
+        for _ in range(20):
             # a list's iterator is C code, which an interrupt cannot end, as it ends a generator
-            loader = DataLoader(Numbers(240), batch_sampler=[[2 * i, 2 * i + 1] for i in range(120)], **options)
-            before = interrupts
-            with contextlib.suppress(Interrupt):
-                iterator = iter(loader)
+            loader = DataLoader(
+                Numbers(240), batch_sampler=[[2 * i, 2 * i + 1] for i in range(120)], **options
+            )
+            before, disturb = interrupts, True
+            iterator = iter(loader)
             found.clear()
             while True:
-                signal.setitimer(signal.ITIMER_REAL, random.uniform(20e-6, 4000e-6))
                 batch = None  # a finalizer that is interrupted is lost
+                signal.setitimer(signal.ITIMER_REAL, disturb * random.uniform(10e-6, 1000e-6))
                 try:
                     armed = True
                     batch = next(iterator, None)
                     armed = False
                 except Interrupt:
                     interrupts += 1
+                    disturb = False  # what it takes up again takes longer than the next alarm
                     continue
                 finally:
                     armed = False
+                disturb = True
                 if batch is None:
                     break
                 i = batch[0].tolist()[0]

@@ -79,6 +79,14 @@ class EveryThird(data.Sampler):
             yield list(range(start, min(self.n, start + 1 + start % 9), 3))
 
 
+class NextOnly(EveryThird):
+    """Its iterator has __next__ and nothing else."""
+
+    def __iter__(self) -> Any:
+        inner = super().__iter__()
+        return type("Bare", (), {"__next__": lambda _: next(inner)})()
+
+
 CASES = [
     pytest.param({"batch_size": const(10)}, id="sequential"),
     pytest.param({"batch_size": const(10), "drop_last": const(True)}, id="sequential-drop-last"),
@@ -121,6 +129,7 @@ CASES = [
         id="batch-sampler",
     ),
     pytest.param({"batch_sampler": lambda: EveryThird(103)}, id="own-batch-sampler"),
+    pytest.param({"batch_sampler": lambda: NextOnly(103)}, id="own-bare-batch-sampler"),
     pytest.param(
         {"batch_sampler": lambda: [[3, 1], (5,), torch.tensor([8, 9]), np.arange(3), range(2)]},
         id="batches-of-any-kind",

@@ -75,6 +75,7 @@ class World:
         self.receiving: dict[str, tuple] = {}
         self.serial = itertools.count()
         self.replace = False
+        self.lease_limit = 0
         self.deadly: set[tuple[int, int]] = set()
         self.at(0.05, self._tick)
 
@@ -251,8 +252,9 @@ class World:
                 del self.index[stream, ticket]
             case Fail(stream, ticket, payload):
                 self.failed[stream, ticket] = payload
-            case CreateRegion(region, nbytes, _, _):
+            case CreateRegion(region, nbytes, _, lease_limit):
                 self.regions[region] = nbytes
+                self.lease_limit = lease_limit
             case DropRegion(region):
                 del self.regions[region]
             case Connect(endpoint):
@@ -330,6 +332,9 @@ class SimTrainer:
         self.held: list[int] = []
         self.done = False
         self.paused = False
+        self.told: int | None = None
+        self.held_nbytes = 0
+        self.last: tuple | None = None
         self.asked_at: float | None = None
 
     def draw(self) -> None:
@@ -348,7 +353,11 @@ class SimTrainer:
         key = (self.stream, number)
         if self.asked_at is None:
             self.asked_at = world.now
-        if self.paused or (key not in world.index and key not in world.failed):
+        ready = key in world.index or key in world.failed
+        if not self.paused and not ready and self.told != number:
+            self.told = number
+            world.machine.tickets(world.now, self.stream, [], number, waiting=True)
+        if self.paused or not ready:
             world.at(0.002, self.next)
             return
         world.waits.append(world.now - self.asked_at)
@@ -359,11 +368,21 @@ class SimTrainer:
                 "a lent batch was overwritten"
             )
             self.held.append(lease)
-            world.at(self.step_s * self.hold + 0.001, lambda: self.check_and_end(lease, extent, key))
+            self.held_nbytes += extent.nbytes
+            if self.held_nbytes > world.lease_limit:  # copied
+                self.check_and_end(lease, extent, key)
+            elif self.hold >= 0:
+                world.at(self.step_s * self.hold + 0.001, lambda: self.check_and_end(lease, extent, key))
+            else:  # as `for batch in loader`: the variable holds a batch until the next one is there
+                if self.last is not None:
+                    self.check_and_end(*self.last)
+                self.last = (lease, extent, key)
         world.taken[self.stream].append(number)
         self.draw()
         if number + 1 == self.total:
             self.done = True
+            if self.last is not None:
+                self.check_and_end(*self.last)
             world.machine.close_stream(world.now, self.stream, self.total)
         else:
             world.at(self.step_s, self.next)
@@ -372,10 +391,14 @@ class SimTrainer:
         world = self.world
         assert world.memory[extent.region, extent.offset] == ("whole", key), "a lent batch was overwritten"
         self.held.remove(lease)
+        self.held_nbytes -= extent.nbytes
         world.machine.leases_ended(world.now, [lease])
 
     def stop(self) -> None:
         """`break`: the iterator is collected."""
+        if self.last is not None and not self.done:
+            last, self.last = self.last, None
+            self.check_and_end(*last)
         if not self.done:
             self.done = True
             self.world.machine.close_stream(self.world.now, self.stream, len(self.world.taken[self.stream]))

@@ -8,6 +8,9 @@ from torch.utils.data import default_collate
 from dataloaderjob.fetch.aliasing import aliased
 
 KEPT = torch.zeros(10)
+HELD_DICT = {"x": torch.zeros(10)}
+HELD_LIST = [torch.zeros(10)]
+HELD_TUPLE = (torch.zeros(10),)
 ARRAY = np.zeros(10)
 
 
@@ -43,6 +46,10 @@ def test_a_fresh_batch_is_sent_as_it_lies(make):
         pytest.param(lambda: [ARRAY], id="an array"),
         pytest.param(lambda: [ARRAY[1:]], id="a view of an array"),
         pytest.param(lambda: [torch.from_numpy(ARRAY)], id="a tensor over an array"),
+        pytest.param(lambda: HELD_DICT, id="a dict that is kept"),
+        pytest.param(lambda: HELD_LIST, id="a list that is kept"),
+        pytest.param(lambda: HELD_TUPLE, id="a tuple that is kept"),
+        pytest.param(lambda: (1, HELD_DICT), id="a kept dict within a fresh tuple"),
         pytest.param(lambda: [object()], id="something we cannot look into"),
     ],
 )

@@ -129,6 +129,67 @@ def test_two_iterators_share_the_ring_and_neither_blocks_the_other():
     assert max(world.waits[:60]) < 1.0
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_a_trainer_that_lets_go_of_a_batch_only_with_the_next_never_waits_for_space(seed):
+    world = World(seed, ring=6 * 4096, limit=64 * 4096)
+    for _ in range(1 + seed % 3):
+        world.add_feeder(0.003)
+    trainer = world.open(1, 80, window=16, size=lambda r: r.randint(1, 3 * 4096), hold=-1)
+    finish(world, trainer)
+    assert max(world.waits) < 2.0
+
+
+def test_the_memory_limit_holds_while_the_trainer_is_paused():
+    limit = 1 << 20
+    world = World(18, limit=limit)
+    for _ in range(4):
+        world.add_feeder(0.003)
+    trainer = world.open(1, 60, window=32, size=lambda r: 300_000)
+    trainer.paused = True
+    world.at(60.0, lambda: setattr(trainer, "paused", False))
+    most = 0
+
+    def done():
+        nonlocal most
+        most = max(most, world.machine.placer.space.total_nbytes)
+        return trainer.done and not trainer.held
+
+    world.run(done)
+    assert most <= limit
+
+
+def test_a_draining_feeder_that_dies_with_work_is_gone_once():
+    world = World(19)
+    first = world.add_feeder(0.05)
+    world.add_feeder(0.05)
+    trainer = world.open(1, 60)
+    world.run(lambda: len(world.taken[1]) > 5)
+    world.unlist(first)
+    world.kill(first)
+    finish(world, trainer)
+    assert first.endpoint.instance not in world.machine.links
+
+
+def test_slow_bodies_that_move_are_waited_for():
+    """Many feeders share one network: a body that takes long is not one that stopped."""
+    world = World(20)
+    feeder = world.add_feeder(0.001)
+    trainer = world.open(1, 4)
+    end = world._body_end
+
+    def slow_end(feeder, header, left=40):
+        if left:
+            world.machine.moved(world.now, feeder.endpoint.instance)
+            world.at(0.2, lambda: slow_end(feeder, header, left - 1))
+        else:
+            end(feeder, header)
+
+    world._body_end = slow_end
+    finish(world, trainer)
+    assert world.machine.counters.feeders_lost == 0
+    assert feeder is not None
+
+
 def test_an_early_break_frees_everything():
     world = World(11)
     world.add_feeder()
@@ -222,7 +283,7 @@ def test_when_all_are_slow_nobody_is_asked_twice():
     window=st.integers(1, 20),
     largest=st.integers(1, 40),
     ring=st.one_of(st.none(), st.integers(2, 60)),
-    hold=st.integers(0, 4),
+    hold=st.integers(-1, 4),
     faults=st.lists(
         st.tuples(st.sampled_from(["kill", "freeze", "add", "drain", "break"]), st.floats(0.01, 3.0)),
         max_size=6,

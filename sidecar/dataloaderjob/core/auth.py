@@ -54,6 +54,11 @@ def _mac(key: bytes, label: str, *fields: object) -> str:
     return hmac.new(key, text.encode(), "sha256").hexdigest()
 
 
+def _same(expected: str, told: object) -> bool:
+    """In constant time; a peer may tell anything, also what is no ASCII."""
+    return hmac.compare_digest(expected.encode(), str(told).encode("utf-8", "replace"))
+
+
 def challenge() -> dict[str, Any]:
     """First message, of the side that accepted."""
     return {"nonce": os.urandom(16).hex(), "protocol": PROTOCOL}
@@ -78,7 +83,7 @@ def accept(
     """Third message: checks the answer and vouches for us. Raises AuthError with the reason."""
     _check_protocol(reply)
     fields = (challenge["nonce"], *(reply.get(k) for k in ("nonce", "role", "name", "job", "facts")))
-    if not hmac.compare_digest(_mac(key, "connector", *fields), str(reply.get("mac"))):
+    if not _same(_mac(key, "connector", *fields), reply.get("mac")):
         raise AuthError("the peer does not hold this job's key")
     if reply["job"] != job:
         raise AuthError(f"this is job {job!r}, the peer belongs to job {reply['job']!r}")
@@ -93,7 +98,7 @@ def confirm(
         raise AuthError(f"the peer refused: {last['error']}")
     facts = last.get("facts", {})
     expected = _mac(key, "acceptor", challenge.get("nonce"), reply["nonce"], facts)
-    if not hmac.compare_digest(expected, str(last.get("mac"))):
+    if not _same(expected, last.get("mac")):
         raise AuthError("the peer that answered does not hold this job's key")
     return dict(facts)
 

@@ -81,8 +81,19 @@ class Dispatcher:
             if link.up:
                 self._compare(made, link)
 
-    def tickets(self, now: float, stream_id: int, entries: list[tuple[int, bytes]], awaited: int) -> None:
-        """(number, payload) of new tickets. Raises RemoteProtocolError for one of no stream or told twice."""
+    def tickets(
+        self,
+        now: float,
+        stream_id: int,
+        entries: list[tuple[int, bytes]],
+        awaited: int,
+        *,
+        waiting: bool = False,
+    ) -> None:
+        """(number, payload) of new tickets. `waiting`: the trainer sleeps until `awaited` is ready.
+
+        Raises RemoteProtocolError for a ticket of no stream or one told twice.
+        """
         stream = self.streams.get(stream_id)
         for number, payload in entries:
             if stream is None or number in stream.tickets or number < stream.awaited:
@@ -92,6 +103,9 @@ class Dispatcher:
             stream.enqueue(ticket)
         if stream is not None:
             self.advance(stream, awaited)
+            stream.waiting_since = now if waiting else None
+            if self.starved:
+                self.grant(now)
         self.dispatch(now)
 
     def advance(self, stream: Stream, awaited: int) -> None:
@@ -121,6 +135,11 @@ class Dispatcher:
             self.grant(now)
             self.dispatch(now)
 
+    def moved(self, now: float, instance: str) -> None:
+        """A part of a body came in."""
+        if (link := self.links.get(instance)) is not None:
+            link.moved_at = now
+
     # Events from the supervisor and the links
 
     def feeders(self, now: float, endpoints: list[Endpoint]) -> None:
@@ -139,8 +158,7 @@ class Dispatcher:
         self.dispatch(now)
 
     def _retire(self, link: Link) -> None:
-        if link.draining and not link.asks:
-            del self.links[link.endpoint.instance]
+        if link.draining and not link.asks and self.links.pop(link.endpoint.instance, None) is not None:
             self._out.append(Close(link.endpoint.instance, "no longer listed", False))
 
     def link_up(self, now: float, instance: str, facts: dict[str, Any]) -> None:
@@ -190,8 +208,10 @@ class Dispatcher:
             self._out.append(Note(f"{link.endpoint.name}: {payload.decode(errors='replace')}"))
             return
         ask = link.asks.get((header.stream, header.ticket))
-        if ask is None:
-            return  # cancelled, or asked elsewhere since
+        if ask is None:  # cancelled, or asked elsewhere since
+            if header.kind == Kind.ANNOUNCE:
+                self._cancel(link, header.stream, header.ticket)
+            return
         if header.kind == Kind.PROGRESS:
             ask.position = header.room
         elif header.kind == Kind.ANNOUNCE:
@@ -242,6 +262,8 @@ class Dispatcher:
         self.counters.nbytes += header.nbytes
         self._out.append(Publish(ticket.lease, stream.id, ticket.number, extent, header.nbytes))
         self._saw_size(stream, header.nbytes)
+        if self.starved:
+            self.grant(now)
         self.dispatch(now)
 
     # Decisions
@@ -308,14 +330,15 @@ class Dispatcher:
             self.placer.free(ask.extent)
             ask.extent = None
         if cancel and link.up:
-            header = frames.pack(
-                Kind.CANCEL, generation=self.generation, stream=ticket.stream.id, ticket=ticket.number
-            )
-            self._out.append(Send(link.endpoint.instance, header, b""))
+            self._cancel(link, ticket.stream.id, ticket.number)
         if requeue and not ticket.asks and ticket.state is State.ASKED:
             ticket.move(Event.LOSE)
             ticket.stream.enqueue(ticket)
         self._retire(link)
+
+    def _cancel(self, link: Link, stream: int, ticket: int) -> None:
+        header = frames.pack(Kind.CANCEL, generation=self.generation, stream=stream, ticket=ticket)
+        self._out.append(Send(link.endpoint.instance, header, b""))
 
     def grant(self, now: float) -> None:
         """Gives places to announced bodies, in ticket order; the awaited ones always get theirs."""
@@ -326,9 +349,11 @@ class Dispatcher:
         waiting.sort(key=lambda a: a.ticket.number - a.ticket.stream.awaited)
         self.starved = False
         for ask in waiting:
+            if ask not in ask.ticket.asks:
+                continue  # made way for an awaited one just now
             extent = self.placer.space.alloc(ask.nbytes)
-            if extent is None and ask.ticket.number == ask.ticket.stream.first_unpublished():
-                extent = self.placer.make_room(ask.nbytes, self.streams.values())
+            if extent is None and ask.ticket.number == ask.ticket.stream.awaited:
+                extent = self._room_for_awaited(ask)
             if extent is None:
                 self.starved = True
                 continue
@@ -338,6 +363,18 @@ class Dispatcher:
                 ticket=ask.ticket.number, room=extent.nbytes,
             )  # fmt: skip
             self._out.append(Send(ask.link.endpoint.instance, header, b""))
+
+    def _room_for_awaited(self, ask: Ask) -> Extent:
+        """What the trainer waits for gets a place: of a ready batch, of one on its way, else of its own."""
+        placer = self.placer
+        extent = placer.make_room(ask.nbytes, self.streams.values())
+        while extent is None and not placer.single_fits(ask.nbytes):
+            placed = [a for link in self.links.values() for a in link.asks.values() if a.extent is not None]
+            if not placed:
+                break
+            self.drop_ask(max(placed, key=lambda a: a.ticket.number - a.ticket.stream.awaited), cancel=True)
+            extent = placer.space.alloc(ask.nbytes)
+        return placer.single(ask.nbytes) if extent is None else extent
 
     def fail(self, ticket: Ticket, payload: bytes) -> None:
         """The ticket failed for good; the trainer raises when its turn comes."""

@@ -298,6 +298,8 @@ class Feeding:
             self._queued -= 1
         elif was is State.PARKED and job.spec in self._parked:
             self._parked[job.spec].remove(job)
+            if not any(j.link == owner.number for j in self._parked[job.spec]):
+                owner.asked.discard(job.spec)  # nobody may have answered: the next ticket asks again
             if not self._parked[job.spec]:
                 del self._parked[job.spec]
         elif was is State.HELD:

@@ -17,8 +17,8 @@ HEDGE_FACTOR = 3.0
 HEDGE_SHARE = 0.05
 """At most this share of tickets is asked of a second feeder only because the first is slow."""
 TRANSFER_FLOOR_S = 1.5
-TRANSFER_FLOOR_RATE = 20e6
-"""B/s. A granted body slower than this, with the floor on top, is given up and asked again."""
+"""A granted body of which nothing came for so long is given up and asked again. Not a rate: many feeders
+share one network, and a slow one is not a dead one."""
 REPLACE_AFTER_S = 20.0
 REPLACE_FACTOR = 10.0
 MAX_REASKS = 2
@@ -72,11 +72,6 @@ def hedge_after(pace: Pace) -> float | None:
 
 def hedge_allowed(hedges: int, tickets: int) -> bool:
     return hedges < 1 + HEDGE_SHARE * tickets
-
-
-def transfer_after(nbytes: int) -> float:
-    """Seconds from the grant within which a body of `nbytes` must be here."""
-    return TRANSFER_FLOOR_S + nbytes / TRANSFER_FLOOR_RATE
 
 
 def replace_after(pace: Pace) -> float:

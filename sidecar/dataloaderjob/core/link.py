@@ -42,7 +42,8 @@ class Type(IntEnum):
     OPEN = 4
     """T: a new stream. JSON {"spec": manifest, ...}; `awaiting`: first ticket that is wanted."""
     TICKETS = 5
-    """T: one or more tickets, `tickets.join`. `awaiting`: the ticket that the trainer will take next."""
+    """T: any number of tickets, `tickets.join`. `awaiting`: the ticket that the trainer will take next; `ticket`
+    is 1 when it sleeps until that one is ready."""
     CLOSE = 6
     """T: the stream ends; tickets from `awaiting` on were not taken."""
     REGION = 7

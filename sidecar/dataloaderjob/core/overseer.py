@@ -15,9 +15,11 @@ def tick(machine: Dispatcher, now: float) -> None:
     """Looks at every link and every awaited ticket once."""
     _check_links(machine, now)
     for stream in list(machine.streams.values()):
-        ticket = stream.blocking()
-        if ticket is not None and ticket.state is not State.FAILED:
+        ticket = stream.wanted()
+        if ticket is not None and ticket.state in (State.QUEUED, State.ASKED):
             _check_awaited(machine, now, stream, ticket)
+    if machine.starved:
+        machine.grant(now)
     machine.dispatch(now)
 
 
@@ -30,8 +32,8 @@ def _check_links(machine: Dispatcher, now: float) -> None:
         stuck = next((a for a in link.asks.values() if _transfer_late(now, a)), None)
         if stuck is not None:
             reason = (
-                f"{link.endpoint.name} sent no whole batch of {stuck.nbytes} bytes within "
-                f"{lateness.transfer_after(stuck.nbytes):.1f} s of its grant"
+                f"{link.endpoint.name} has sent nothing of a batch of {stuck.nbytes} bytes for "
+                f"{lateness.TRANSFER_FLOOR_S} s since its grant"
             )
             machine.report(Close(link.endpoint.instance, reason, True))
             machine.link_down(now, link.endpoint.instance, reason)
@@ -69,7 +71,7 @@ def _healthy(now: float, link: Link) -> bool:
 
 def _transfer_late(now: float, ask: Ask) -> bool:
     sending = ask.state in (AskState.GRANTED, AskState.RECEIVING)
-    return sending and now - ask.granted_at > lateness.transfer_after(ask.nbytes)
+    return sending and now - max(ask.granted_at, ask.link.moved_at) > lateness.TRANSFER_FLOOR_S
 
 
 def _maybe_suspect(machine: Dispatcher, now: float, link: Link, up: list[Link]) -> None:
@@ -102,8 +104,6 @@ def _maybe_replace(machine: Dispatcher, link: Link, silent_s: float) -> None:
 
 
 def _check_awaited(machine: Dispatcher, now: float, stream: Stream, ticket: Ticket) -> None:
-    if ticket.state is State.READY:
-        return
     _unblock(machine, ticket)
     since = _waiting_since(machine, ticket)
     waited = now - since
@@ -119,14 +119,12 @@ def _check_awaited(machine: Dispatcher, now: float, stream: Stream, ticket: Tick
 
 
 def _waiting_since(machine: Dispatcher, ticket: Ticket) -> float:
-    """A ticket that no feeder could take yet waits since the last feeder went, or since it was queued."""
+    """Since the trainer sleeps for it; and since it was asked or, with no feeder, since the last one went."""
     if ticket.asks:
-        return (
-            min(a.asked_at for a in ticket.asks)
-            if ticket.reasks == 0
-            else ticket.first_asked_at or ticket.queued_at
-        )
-    return max(ticket.queued_at, machine.links_lost_at or 0.0)
+        since = min(a.asked_at for a in ticket.asks) if ticket.reasks == 0 else ticket.first_asked_at or 0.0
+    else:
+        since = max(ticket.queued_at, machine.links_lost_at or 0.0)
+    return max(since, ticket.stream.waiting_since or 0.0)
 
 
 def _give_up(machine: Dispatcher, now: float, ticket: Ticket, waited: float) -> None:

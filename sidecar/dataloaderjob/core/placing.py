@@ -50,7 +50,11 @@ class Placer:
             need = wanted - space.ring_nbytes
             if space.ring_nbytes and need < wanted / 3:
                 return
-        need = min(need, space.limit_nbytes - space.total_nbytes) // round_up(nbytes) * round_up(nbytes)
+        left = space.limit_nbytes - space.total_nbytes
+        room = left - round_up(self.largest)  # an awaited batch may need a memfd of its own
+        if not space.ring_nbytes:
+            room = max(room, min(round_up(nbytes), left))
+        need = min(need, room) // round_up(nbytes) * round_up(nbytes)
         if need >= round_up(nbytes):
             region = space.add(need)
             self._out.append(CreateRegion(region, need, False, self.lease_limit))
@@ -63,18 +67,24 @@ class Placer:
 
     # Extents
 
-    def make_room(self, nbytes: int, streams: Iterable[Stream]) -> Extent:
-        """A place for an awaited ticket, whatever it takes short of the limit (`fits` was asked before)."""
-        space = self.space
-        if (extent := space.alloc(nbytes)) is not None:
+    def make_room(self, nbytes: int, streams: Iterable[Stream]) -> Extent | None:
+        """A place in the ring for an awaited ticket, at the cost of ready batches that nobody waits for."""
+        if (extent := self.space.alloc(nbytes)) is not None:
             return extent
         for victim in self._droppable(streams):
             self._drop(victim)
-            if (extent := space.alloc(nbytes)) is not None:
+            if (extent := self.space.alloc(nbytes)) is not None:
                 return extent
-        region = space.add(round_up(nbytes), single=True)
+        return None
+
+    def single_fits(self, nbytes: int) -> bool:
+        return self.space.total_nbytes + round_up(nbytes) <= self.space.limit_nbytes
+
+    def single(self, nbytes: int) -> Extent:
+        """A memfd for one batch, the last resort: it may exceed the limit by that one batch."""
+        region = self.space.add(round_up(nbytes), single=True)
         self._out.append(CreateRegion(region, round_up(nbytes), True, self.lease_limit))
-        offset = space.arenas[region].alloc(nbytes)
+        offset = self.space.arenas[region].alloc(nbytes)
         assert offset == 0  # noqa: S101  a new region holds what it was made for
         return Extent(region, 0, round_up(nbytes))
 

@@ -36,10 +36,17 @@ def recv_message(sock: socket.socket, limit: int = MAX_MESSAGE_NBYTES) -> dict[s
 
 
 def greet(
-    sock: socket.socket, key: bytes, *, role: str, name: str, job: str, facts: dict[str, Any] | None = None
+    sock: socket.socket,
+    key: bytes,
+    *,
+    role: str,
+    name: str,
+    job: str,
+    facts: dict[str, Any] | None = None,
+    timeout_s: float = auth.HANDSHAKE_TIMEOUT_S,
 ) -> dict[str, Any]:
     """The connecting side of the handshake. Returns the peer's facts; leaves no timeout on the socket."""
-    sock.settimeout(auth.HANDSHAKE_TIMEOUT_S)
+    sock.settimeout(timeout_s)
     first = recv_message(sock, auth.MAX_HELLO_NBYTES)
     reply = auth.answer(key, first, role=role, name=name, job=job, facts=facts or {})
     send_message(sock, reply)

@@ -123,6 +123,8 @@ class Link:
     facts: dict[str, Any] = field(default_factory=dict)
     heard_at: float = 0.0
     answered_at: float = 0.0
+    moved_at: float = 0.0
+    """When a part of a body last came in."""
     suspect_since: float | None = None
     replace_asked: bool = False
     refused: dict[bytes, str] = field(default_factory=dict)
@@ -140,6 +142,8 @@ class Stream:
     window: int
     awaited: int = 0
     """First ticket that the trainer has not taken, as far as it told."""
+    waiting_since: float | None = None
+    """When the trainer said that it sleeps until `awaited` is ready; None while it works, or is paused."""
     tickets: dict[int, Ticket] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
     _queue: list[int] = field(default_factory=list)
@@ -178,6 +182,6 @@ class Stream:
             number += 1
         return number
 
-    def blocking(self) -> Ticket | None:
-        """The ticket at `first_unpublished`, if the trainer has sent it."""
-        return self.tickets.get(self.first_unpublished())
+    def wanted(self) -> Ticket | None:
+        """The ticket that the trainer sleeps for."""
+        return None if self.waiting_since is None else self.tickets.get(self.awaited)

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 from dataloaderjob.core import auth, sockets
-from dataloaderjob.core.errors import ProtocolError
 
 log = logging.getLogger(__name__)
 MAX_GUESTS = 64
@@ -76,12 +75,12 @@ class Door:
         try:
             sockets.tune(guest)
             answer = sockets.welcome(guest, self._key, job=self._job, facts=self._facts)
-        except (OSError, ProtocolError) as exc:
+        except Exception as exc:  # whatever a stranger's bytes provoke ends the stranger only
             log.info("a connection was refused: %s", exc)
-            self._forget(guest)
             guest.close()
             return
-        self._forget(guest)
+        finally:
+            self._forget(guest)
         self._welcomed(guest, answer)
 
     def _forget(self, guest: socket.socket) -> None:

@@ -25,19 +25,21 @@ def aliased(batch: Any) -> bool:
     """
     if isinstance(batch, (torch.Tensor, np.ndarray)):
         return _held(batch)
-    if not _open(batch):
-        return not isinstance(batch, _PLAIN)
-    stack = [batch]
-    while stack:
-        container = stack.pop()
-        for element in container.values() if type(container) is dict else container:
-            if isinstance(element, (torch.Tensor, np.ndarray)):
-                if _held(element):
-                    return True
-            elif _open(element):
-                stack.append(element)
-            elif not isinstance(element, _PLAIN):
+    return _held_within(batch) if _open(batch) else not isinstance(batch, _PLAIN)
+
+
+def _held_within(container: Any) -> bool:
+    if sys.getrefcount(container) > _REFERENCES:
+        return True  # user code keeps it, and may fill its arrays again
+    for element in container.values() if type(container) is dict else container:
+        if isinstance(element, (torch.Tensor, np.ndarray)):
+            if _held(element):
                 return True
+        elif _open(element):
+            if _held_within(element):
+                return True
+        elif not isinstance(element, _PLAIN):
+            return True
     return False
 
 

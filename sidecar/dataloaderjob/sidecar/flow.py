@@ -26,6 +26,7 @@ SCRATCH_NBYTES = 16 * 1024
 DISCARD_NBYTES = 256 * 1024
 WAITALL_ABOVE_NBYTES = 8 * 1024
 BODY_WAIT_S = 0.02
+LOW_WATER_NBYTES = 256 * 1024
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
 
@@ -45,6 +46,7 @@ class Sink(Protocol):
     def flow_frame(self, flow: Flow, header: Header, payload: bytes) -> None: ...
     def flow_body(self, flow: Flow, header: Header) -> tuple[Extent, memoryview] | None: ...
     def flow_body_done(self, flow: Flow, header: Header) -> None: ...
+    def flow_moved(self, flow: Flow) -> None: ...
 
 
 class Flow:
@@ -71,6 +73,8 @@ class Flow:
         self._control: bytearray | None = None
         self._left = 0
         self._filled = 0
+        self._slow = False
+        """The body that comes in was not there within BODY_WAIT_S: the rest is taken as it arrives."""
 
     # Connecting
 
@@ -126,6 +130,8 @@ class Flow:
 
     def send(self, header: bytes, payload: bytes) -> None:
         """Queues a frame; `flush` sends what was queued in one call."""
+        if self.phase is not Phase.UP:
+            return  # the link broke since; all that was asked here is asked again
         self._out += header
         self._out += payload
 
@@ -224,7 +230,7 @@ class Flow:
 
     def _begin_payload(self, header: Header, start: memoryview) -> int:
         """Places what is here of the payload; returns how many bytes that was."""
-        self._header, self._left, self._filled = header, header.nbytes, 0
+        self._header, self._left, self._filled, self._slow = header, header.nbytes, 0, False
         if header.kind == Kind.BODY:
             placed = self._sink.flow_body(self, header)
             self._target = None if placed is None else placed[1]
@@ -242,7 +248,8 @@ class Flow:
     def _receive_payload(self, sock: socket.socket) -> bool:
         """Receives more of the payload. True when it is whole."""
         target = self._target
-        flags = socket.MSG_WAITALL if self._left > WAITALL_ABOVE_NBYTES else socket.MSG_DONTWAIT
+        wait = self._left > WAITALL_ABOVE_NBYTES and not self._slow
+        flags = socket.MSG_WAITALL if wait else socket.MSG_DONTWAIT
         try:
             if target is None:
                 n = sock.recv_into(bytearray(min(self._left, DISCARD_NBYTES)), 0, socket.MSG_DONTWAIT)
@@ -255,7 +262,12 @@ class Flow:
         self._filled += n
         self._left -= n
         if self._left:
+            self._slow = True
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(self._left, LOW_WATER_NBYTES))
+            self._sink.flow_moved(self)
             return False
+        if self._slow:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         self._end_payload()
         return True
 

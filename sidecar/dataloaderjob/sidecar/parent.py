@@ -5,7 +5,6 @@ metrics and health. It has no thread (it forks) and no part in the data path.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import os
@@ -29,6 +28,7 @@ from dataloaderjob.core.frames import PROTOCOL
 from dataloaderjob.core.settings import read_key
 from dataloaderjob.sidecar import figures
 from dataloaderjob.sidecar.http import HttpServer
+from dataloaderjob.sidecar.offspring import default_signals, die_with_parent
 from dataloaderjob.sidecar.receiver import Receiver
 from dataloaderjob.sidecar.reception import Guest, Reception
 from dataloaderjob.sidecar.settings import SidecarSettings
@@ -37,7 +37,6 @@ from dataloaderjob.sidecar.upstream import Upstream
 
 TICK_S = 0.5
 FIGURES_EVERY_S = 1.0
-PR_SET_PDEATHSIG = 1
 _RANK = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 
@@ -212,9 +211,10 @@ class Sidecar:
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self._tell_feeders(ours)
-        child = os.fork()
+        parent, child = os.getpid(), os.fork()
         if child == 0:
-            self._child(guest, theirs, rank, adoption)
+            ours.close()
+            self._child(guest, theirs, rank, adoption, parent)
         theirs.close()
         ours.setblocking(False)
         ring = Ring(rank, pid, process, fds.pop(0), child, ours, control)
@@ -241,16 +241,15 @@ class Sidecar:
                 self._reap()
 
     def _child(
-        self, guest: Guest, channel: socket.socket, rank: str, adoption: dict[str, Any] | None
+        self, guest: Guest, channel: socket.socket, rank: str, adoption: dict[str, Any] | None, parent: int
     ) -> None:
         """The forked receiver; does not return."""
         code = 1
         try:
-            die_with_parent()
-            signal.set_wakeup_fd(-1)
+            die_with_parent(parent)
+            default_signals()
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)  # the trainer may still read; the parent ends us
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._close_in_child()
             gc.freeze()
             settings = DispatchSettings(
@@ -342,7 +341,8 @@ class Sidecar:
     def _receiver_says(self, message: dict[str, Any]) -> None:
         if message["type"] == "spec":
             spec = Spec.parse(message["spec"].encode())
-            if self._shelf.use(spec) and self._upstream is not None:
+            self._shelf.use(spec)
+            if self._upstream is not None:
                 for digest, nbytes in spec.blobs:
                     self._upstream.have(digest, nbytes)
         elif self._upstream is None:
@@ -389,14 +389,6 @@ def _alive(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return not poll.poll(0)
-
-
-def die_with_parent() -> None:
-    """A receiver never outlives its sidecar: the trainer would not know whom to talk to."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def log(text: str) -> None:

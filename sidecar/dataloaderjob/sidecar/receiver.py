@@ -174,7 +174,13 @@ class Receiver:
             if (packet := self._incoming.feed(data)) is None:
                 continue
             if packet.type == link.Type.TICKETS:
-                self.machine.tickets(now, packet.stream, tickets.split(packet.payload), packet.awaiting)
+                self.machine.tickets(
+                    now,
+                    packet.stream,
+                    tickets.split(packet.payload),
+                    packet.awaiting,
+                    waiting=bool(packet.ticket),
+                )
             elif packet.type == link.Type.OPEN:
                 self._open_stream(packet)
             elif packet.type == link.Type.CLOSE:
@@ -198,6 +204,7 @@ class Receiver:
                     self._trainer.send(data)
                 else:
                     socket.send_fds(self._trainer, [data], [fd])
+                    os.close(fd)
             except BlockingIOError:
                 self._watch(self._trainer.fileno(), select.EPOLLIN | select.EPOLLOUT)
                 return
@@ -207,7 +214,8 @@ class Receiver:
         self._watch(self._trainer.fileno(), select.EPOLLIN)
 
     def _tell_trainer(self, packets: list[bytes], fd: int | None = None) -> None:
-        self._to_trainer += [(p, fd) for p in packets]
+        # a descriptor of its own: the region may be dropped before the trainer reads
+        self._to_trainer += [(p, None if fd is None else os.dup(fd)) for p in packets]
         self._send_to_trainer()
 
     # The parent's channel
@@ -255,6 +263,9 @@ class Receiver:
             return None
         region = self.regions[extent.region]
         return extent, region.view[extent.offset : extent.offset + header.nbytes]
+
+    def flow_moved(self, flow: Flow) -> None:
+        self.machine.moved(time.monotonic(), flow.endpoint.instance)
 
     def flow_body_done(self, flow: Flow, header: Header) -> None:
         self.machine.end_body(time.monotonic(), flow.endpoint.instance, header)

@@ -14,10 +14,13 @@ from dataloaderjob.core import auth, sockets
 from dataloaderjob.core.blobs import CHUNK_NBYTES, BlobStore
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.instructions import Endpoint
+from dataloaderjob.sidecar.offspring import close_all_but, default_signals, die_with_parent
 
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 3.0
-CONNECT_TIMEOUT_S = 2.0
+CONNECT_TIMEOUT_S = 0.5
+"""All that a supervisor that hangs may hold up attaching and health."""
+UPLOAD_TIMEOUT_S = 60.0
 
 
 class Upstream:
@@ -56,7 +59,15 @@ class Upstream:
         try:
             sock = socket.create_connection(self.address, timeout=CONNECT_TIMEOUT_S)
             try:
-                sockets.greet(sock, self._key, role="sidecar", name=self._name, job=self._job)
+                sockets.greet(
+                    sock,
+                    self._key,
+                    role="sidecar",
+                    name=self._name,
+                    job=self._job,
+                    timeout_s=CONNECT_TIMEOUT_S,
+                )
+                sockets.tune(sock)
             except BaseException:
                 sock.close()
                 raise
@@ -86,7 +97,7 @@ class Upstream:
     def flush(self) -> None:
         if self._sock is None or not self._out:
             return
-        with contextlib.suppress(BlockingIOError, ConnectionError):
+        with contextlib.suppress(OSError):  # a broken link is seen when it is read
             sent = self._sock.send(self._out)
             del self._out[:sent]
 
@@ -149,10 +160,14 @@ class Upstream:
         nbytes = self._have.get(digest)
         if nbytes is None or not self._store.has(digest, nbytes):
             return
+        parent = os.getpid()
         if os.fork() != 0:
             return
         code = 1
         try:
+            die_with_parent(parent)
+            default_signals()
+            close_all_but(set())
             with contextlib.suppress(Exception):
                 self._upload_now(digest, nbytes)
                 code = 0
@@ -160,8 +175,9 @@ class Upstream:
             os._exit(code)
 
     def _upload_now(self, digest: str, nbytes: int) -> None:
-        with socket.create_connection(self.address, timeout=CONNECT_TIMEOUT_S) as sock:
+        with socket.create_connection(self.address, timeout=UPLOAD_TIMEOUT_S) as sock:
             sockets.greet(sock, self._key, role="blob", name=self._name, job=self._job)
+            sock.settimeout(UPLOAD_TIMEOUT_S)
             sockets.send_message(sock, {"type": "blob", "digest": digest, "nbytes": nbytes})
             with open(self._store.path(digest), "rb") as blob:
                 at = 0

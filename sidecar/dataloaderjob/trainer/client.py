@@ -9,6 +9,7 @@ import contextlib
 import os
 import select
 import socket
+import struct
 import sys
 import threading
 import time
@@ -27,6 +28,8 @@ POLL_MS = 100
 POLL_SHARED_MS = 2
 REATTACH_DEADLINE_S = 120.0
 REATTACH_NOTE_S = 5.0
+SEND_TIMEOUT_S = 60.0
+MESSAGE_NBYTES = 4 << 20
 GRACE_S = 60.0
 """Beyond the job's deadline for a batch: then the sidecar itself is silent."""
 
@@ -48,6 +51,8 @@ class Stream:
     """Tickets sent and not taken: what is sent again when a sidecar dies."""
     failures: dict[int, bytes] = field(default_factory=dict)
     unsent: list[tuple[int, bytes]] = field(default_factory=list)
+    told_waiting: int | None = None
+    """The ticket that the receiver knows us to sleep for."""
 
     @property
     def together(self) -> int:
@@ -125,6 +130,7 @@ class Client:
         return sock, received
 
     def _connected(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SEND_TIMEOUT_S), 0))
         self._incoming = link.Assembler()
         self._sock = sock
 
@@ -183,7 +189,10 @@ class Client:
             stream.failures.clear()
             self._send_open(stream)
             stream.unsent.clear()
-            self._send(self._tickets(stream, sorted(stream.pending.items())))
+            stream.told_waiting = None
+            self._send(
+                self._tickets(stream, [e for e in sorted(stream.pending.items()) if e[0] >= stream.awaited])
+            )
 
     def check(self) -> None:
         """Raises ServiceUnavailable when this client is of no more use."""
@@ -223,20 +232,37 @@ class Client:
         """
         stream.pending[number] = payload
         stream.unsent.append((number, payload))
-        if len(stream.unsent) >= stream.together:
+        if len(stream.unsent) >= stream.together or len(payload) > MESSAGE_NBYTES:
             self.flush(stream)
 
-    def flush(self, stream: Stream) -> None:
-        """Sends the tickets that are held back."""
+    def flush(self, stream: Stream, *, waiting: bool = False) -> None:
+        """Sends the tickets that are held back; `waiting`: and that the trainer sleeps for the next one."""
         with self.lock:
             self.check()
-            if stream.unsent:
-                self._guarded(self._send, self._tickets(stream, stream.unsent))
+            if stream.unsent or (waiting and stream.told_waiting != stream.awaited):
+                self._guarded(self._send, self._tickets(stream, stream.unsent, waiting=waiting))
                 stream.unsent.clear()
+                stream.told_waiting = stream.awaited if waiting else None
 
     @staticmethod
-    def _tickets(stream: Stream, entries: list[tuple[int, bytes]]) -> list[bytes]:
-        return link.pack(link.Type.TICKETS, tickets.join(entries), stream=stream.id, awaiting=stream.awaited)
+    def _tickets(stream: Stream, entries: list[tuple[int, bytes]], *, waiting: bool = False) -> list[bytes]:
+        """In messages of a few MB, each with one ticket at least."""
+        packets: list[bytes] = []
+        group: list[tuple[int, bytes]] = []
+        for entry in [*entries, None]:
+            nbytes = sum(len(data) for _, data in group)
+            if entry is None or (group and nbytes + len(entry[1]) > MESSAGE_NBYTES):
+                packets += link.pack(
+                    link.Type.TICKETS,
+                    tickets.join(group),
+                    stream=stream.id,
+                    ticket=waiting,
+                    awaiting=stream.awaited,
+                )
+                group = []
+            if entry is not None:
+                group.append(entry)
+        return packets
 
     def close(self, stream: Stream) -> None:
         if self.dead is None:
@@ -271,7 +297,13 @@ class Client:
         if self._sock is None:
             raise ConnectionError("not connected")
         for packet in packets:
-            self._sock.send(packet)
+            try:
+                self._sock.send(packet)
+            except BlockingIOError as exc:
+                raise DeadlineExceeded(
+                    f"the sidecar at {self.path} takes no message since {SEND_TIMEOUT_S:.0f} s: its receiver for this "
+                    "process is stopped or hangs; see the sidecar's log"
+                ) from exc
 
     # Batches
 
@@ -289,8 +321,7 @@ class Client:
                     self._close_collected()
             if self._sock is None:
                 self._reattach()
-            if stream.unsent:
-                self.flush(stream)
+            self.flush(stream, waiting=True)
             self._sleep(stream, number, control)
             if self.ready(stream, number, control) is not None:
                 return

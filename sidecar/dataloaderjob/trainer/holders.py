@@ -25,8 +25,12 @@ def warn_once(ring: Ring) -> None:
     _warned = True
     mb = ring.leased_nbytes / 1e6
     if len(ring.leases) > 1:
-        why = f"{len(ring.leases)} batches ({mb:.1f} MB of the ring) are still held by {_describe(_find(ring))}"
-        remedy = "Let go of batches that are not needed, clone what is kept, or raise spec.sidecar.sharedMemory"
+        why = (
+            f"{len(ring.leases)} batches ({mb:.1f} MB of the ring) are still held by {_describe(_find(ring))}"
+        )
+        remedy = (
+            "Let go of batches that are not needed, clone what is kept, or raise spec.sidecar.sharedMemory"
+        )
     else:
         why = f"the shared memory of this sidecar has no room for a ring of batches of {mb:.1f} MB"
         remedy = "Raise spec.sidecar.sharedMemory"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _U64 = (1 << 64) - 1
 _LATER = object()
+_NOTHING = object()
 
 
 class _Windowed(_BaseDataLoaderIter):
@@ -47,11 +49,13 @@ class _Windowed(_BaseDataLoaderIter):
         self._begin()
 
     def _begin(self) -> None:
+        if not hasattr(self._sampler_iter, "__iter__"):
+            self._sampler_iter = _iterable(self._sampler_iter)
         self._drawn = 0
         self._taken = 0
         self._position = 0
-        self._keys: list[Any] | None = None
-        """Drawn and not submitted: an interrupt came in between."""
+        self._key: Any = _NOTHING
+        """What the sampler gave and was not submitted: an interrupt came in between."""
         self._exhausted = False
         self._sampler_error: BaseException | None = None
 
@@ -67,25 +71,36 @@ class _Windowed(_BaseDataLoaderIter):
         """Advances the sampler to a window ahead of what was taken."""
         target = self._taken + self._window
         while self._drawn < target and not self._exhausted:
-            if self._keys is None:
-                try:
-                    keys = next(self._sampler_iter)
-                except StopIteration:
-                    self._exhausted = True
-                    return
-                except Exception as exc:
-                    self._exhausted, self._sampler_error = (
-                        True,
-                        exc,
-                    )  # raised at its turn: nothing drawn is lost
-                    return
-                except BaseException as exc:
-                    self._exhausted, self._sampler_error = True, exc  # a sampler that was interrupted is over
-                    raise
-                self._keys = [keys] if self._bare else keys if type(keys) is list else list(keys)
-            keys = self._keys
+            try:
+                keys = self._next_keys()
+            except StopIteration:
+                self._exhausted = True
+                return
+            except Exception as exc:  # raised at its turn: nothing that was drawn is lost
+                self._exhausted, self._sampler_error = True, exc
+                return
             self._submit(self._drawn, keys)
-            self._drawn, self._position, self._keys = self._drawn + 1, self._position + len(keys), None
+            self._drawn, self._position, self._key = self._drawn + 1, self._position + len(keys), _NOTHING
+
+    def _next_keys(self) -> list[Any]:
+        """The keys of the next batch, the same ones until they count as drawn. Raises StopIteration."""
+        if self._key is _NOTHING:
+            try:
+                # Not next(), between whose return and the assignment a signal's handler may run.
+                for self._key in self._sampler_iter:
+                    break
+                else:
+                    raise StopIteration
+            except Exception:
+                raise
+            except BaseException as exc:
+                # A sampler that is a generator is over now. Were it to look exhausted, an epoch
+                # would end early and in silence.
+                self._sampler_error = exc
+                raise
+            self._sampler_error = None
+        key = self._key
+        return [key] if self._bare else key if type(key) is list else list(key)
 
     def _submit(self, number: int, keys: list[Any]) -> None:
         """Asks for a batch. Called again for the same one after an interrupt."""
@@ -293,6 +308,16 @@ class ServiceIterator(_Windowed):
             elif held is not None:
                 self._ring.tail.log.append(held[2].number)  # the receiver ends it with its ticket
             self._client.closed_streams.append((stream.id, stream.awaited))
+
+
+def _iterable(iterator: Any) -> Iterator[Any]:
+    """For a sampler whose iterator has __next__ only, with which torch is content."""
+    while True:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        yield item
 
 
 def _path(text: object) -> Any:

@@ -67,7 +67,7 @@ def start(feeders: int) -> None:
     with _locked(home):
         if _alive(home):
             return
-        for name in ("failed", "pid"):
+        for name in ("failed", "pid", "s"):
             (home / name).unlink(missing_ok=True)
         with open(home / "service.log", "ab") as log:
             process = subprocess.Popen(

@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from dataloaderjob.core.control import W_WANT, Control, Entry, sealed
 from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.space import round_up
 
 MADV_POPULATE_READ = 22
-MAX_LEASES = 30_000
+MAX_LEASES = 1_000
 
 
 class Lease:
@@ -117,7 +118,7 @@ class Ring:
         while log:
             entry = self.leases.pop(log.popleft(), None)
             if entry is not None:
-                self.leased_nbytes -= entry[2]
+                self.leased_nbytes -= round_up(entry[2])
 
     def lend(self, number: int, entry: Entry) -> Lease:
         """A lease on a ready batch. It counts from here on, and ends once it has its `tail`.
@@ -131,9 +132,9 @@ class Ring:
                 f"the sidecar published {nbytes} bytes at {offset} of a region of {region.nbytes}"
             )
         if number in self.leases:
-            self.leased_nbytes -= self.leases[number][2]  # an interrupt came before it was used
+            self.leased_nbytes -= round_up(self.leases[number][2])  # an interrupt came before it was used
         self.leases[number] = (region_number, offset, nbytes)
-        self.leased_nbytes += nbytes
+        self.leased_nbytes += round_up(nbytes)  # what the extent takes
         return Lease(number, region, region.address + offset, nbytes)
 
     @property

@@ -1,0 +1,655 @@
+"""The sidecar as a process: it dies and comes back, lets in whom it may, and survives hostile company."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from batches import Augmented, Numbers, Sized, epoch, fingerprint, ids
+from processes import alive, beside_shared_memory_kb, children, in_child, line, script, shared_memory_kb
+from rig import Rig, until
+
+from dataloaderjob import DataLoader
+from dataloaderjob.core import control, frames, link
+from dataloaderjob.core.control import Control
+from dataloaderjob.core.errors import ServiceUnavailable
+from dataloaderjob.core.settings import dump
+from dataloaderjob.sidecar.settings import SidecarSettings, memory_limit
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with Rig(feeders=2) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def fresh(rig: Rig) -> None:
+    gc.collect()
+    with contextlib.suppress(AssertionError):
+        until(lambda: not rig.status()["rings"], 1.0)
+
+
+def ring(rig: Rig, pid: int | None = None) -> dict[str, Any]:
+    (found,) = [r for r in rig.status()["rings"] if r["rank"] == f"pid-{pid or os.getpid()}"]
+    return found
+
+
+def get(rig: Rig, path: str, timeout: float = 5) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{rig.metrics_port}{path}", timeout=timeout) as answer:
+        return str(answer.read().decode())
+
+
+# It dies
+
+
+def test_sidecar_killed_again_and_again_loses_no_batch_and_its_ring_is_adopted(rig: Rig) -> None:
+    def run(**options: Any) -> tuple[list[Any], list[tuple[Any, Any]], list[int]]:
+        torch.manual_seed(3)
+        loader = DataLoader(Augmented(800, width=30_000), batch_size=4, shuffle=True, **options)
+        found, kept, totals = [], [], []
+        for step, batch in enumerate(loader):
+            found.append(fingerprint(batch))
+            if step % 25 < 4:
+                kept.append((batch, found[-1]))
+            if step % 30 == 20 and not options:
+                rig.kill_sidecar()
+                rig.start_sidecar()
+                totals.append(ring_memory())
+        return found, kept, totals
+
+    def ring_memory() -> int:
+        gc.collect()
+        receivers = [child for child in children(rig.sidecar.pid)]
+        return shared_memory_kb(os.getpid(), *receivers)
+
+    found, kept, totals = run()
+    assert found == run(num_workers=0)[0]
+    assert [fingerprint(batch) for batch, _ in kept] == [was for _, was in kept], "a lent batch was overwritten"
+    assert max(totals) < 1.3 * min(totals), "the ring is adopted, not made anew"
+
+
+def test_batches_are_taken_as_fast_as_can_be_while_sidecars_come_and_go(rig: Rig) -> None:
+    """What the dead one had published must not be taken for the new one's: the places are not the same."""
+    stop = threading.Event()
+
+    def restless() -> None:
+        chance = random.Random(1)
+        while not stop.wait(chance.uniform(0.05, 0.4)):
+            rig.kill_sidecar()
+            rig.start_sidecar()
+
+    thread = threading.Thread(target=restless)
+    thread.start()
+    try:
+        for _ in range(8):
+            step = 0
+            for step, (numbers, floats) in enumerate(DataLoader(Numbers(600, width=2000), batch_size=2)):
+                assert numbers.tolist() == [2 * step, 2 * step + 1]
+                assert torch.equal(floats[:, 0], numbers.float())
+                assert torch.equal(floats[:, -1], numbers.float() + 999.5)
+            assert step == 299
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_receiver_killed_alone_loses_no_batch(rig: Rig) -> None:
+    iterator = iter(DataLoader(Sized(1 << 16, 200), batch_size=2))
+    found = [next(iterator)[:, 0].clone() for _ in range(3)]
+    first = ring(rig)["receiver"]
+    os.kill(first, signal.SIGKILL)
+    found += [batch[:, 0].clone() for batch in iterator]
+    assert torch.equal(torch.cat(found), torch.arange(200).to(torch.uint8))
+    assert ring(rig)["receiver"] != first
+    assert rig.sidecar.poll() is None
+
+
+def test_more_leases_than_one_packet_can_name_are_adopted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = rig.another_sidecar("many", ring_nbytes=96 << 20, shared_memory_nbytes=128 << 20)
+    monkeypatch.setenv("DATALOADERJOB_SOCKET", path)
+    iterator = iter(DataLoader(Numbers(12_000, width=3), batch_size=1))
+    kept = [next(iterator) for _ in range(8000)]
+    rig.others[-1].kill()
+    rig.others.pop().wait()
+    rig.another_sidecar("many", ring_nbytes=96 << 20, shared_memory_nbytes=128 << 20)
+    kept += iterator
+    assert ids(kept) == list(range(12_000))
+    assert [float(batch[1][0, 0]) for batch in kept] == list(range(12_000))
+
+
+def test_iterators_dropped_before_the_sidecar_died_are_not_opened_anew(rig: Rig) -> None:
+    loader = DataLoader(Numbers(400), batch_size=2)
+    iterator = iter(loader)
+    next(iterator)
+    for _ in range(5):
+        next(iter(loader))
+    rig.kill_sidecar()
+    rig.start_sidecar()
+    assert len(list(iterator)) == 199
+    again = iter(loader)
+    until(lambda: ring(rig)["streams"] == 1)
+    until(lambda: ring(rig)["ready"] in range(16, 18), what="only the window of the one that lives")
+    del again
+
+
+def test_receivers_end_with_their_sidecar(rig: Rig) -> None:
+    iterator = iter(DataLoader(Numbers(40)))
+    receiver = ring(rig)["receiver"]
+    rig.kill_sidecar()
+    until(lambda: not alive(receiver))
+    rig.start_sidecar()
+    assert len(list(iterator)) == 40
+
+
+def test_sigterm_ends_it_with_code_0_and_removes_the_socket(rig: Rig) -> None:
+    iterator = iter(DataLoader(Numbers(40)))
+    receiver = ring(rig)["receiver"]
+    rig.sidecar.terminate()
+    assert rig.sidecar.wait(10) == 0
+    assert not os.path.exists(rig.socket)
+    assert not alive(receiver)
+    rig.sidecar.stdout.close()
+    rig.start_sidecar()
+    assert len(list(iterator)) == 40
+
+
+def test_sidecar_that_ends_late_leaves_its_successors_socket(rig: Rig) -> None:
+    rig.another_sidecar("shared-path")
+    path = rig.another_sidecar("shared-path")
+    first = rig.others[-2]
+    first.terminate()
+    assert first.wait(10) == 0
+    assert os.path.exists(path)
+
+
+# Trainers die
+
+
+def test_killed_trainer_frees_its_receiver_and_disturbs_nobody(rig: Rig) -> None:
+    mine = iter(DataLoader(Numbers(400), batch_size=2))
+    found = ids([next(mine)])
+    receiver = ring(rig)["receiver"]
+    with script("""
+        from batches import Sized
+        from dataloaderjob import DataLoader
+        iterator = iter(DataLoader(Sized(1 << 18, 400), batch_size=4))
+        kept = [next(iterator) for _ in range(5)]
+        print("holding", flush=True)
+        input()
+    """) as process:
+        assert line(process) == "holding"
+        other = ring(rig, process.pid)["receiver"]
+        process.kill()
+        until(lambda: not alive(other), what="the end of the dead trainer's receiver")
+    until(lambda: len(rig.status()["rings"]) == 1)
+    assert found + ids(mine) == list(range(400))
+    assert ring(rig)["receiver"] == receiver
+
+
+def test_two_live_processes_cannot_claim_one_rank(rig: Rig) -> None:
+    text = """
+        import os
+        from batches import Numbers, ids
+        from dataloaderjob import DataLoader
+        iterator = iter(DataLoader(Numbers(40)))
+        print(os.getpid(), flush=True)
+        input()
+    """
+    with script(text, env={"RANK": "3"}) as first:
+        pid = line(first)
+        with script(text, env={"RANK": "3"}) as second:
+            _, err = second.communicate(timeout=60)
+            assert f"rank 3 is held by the live process {pid}; process {second.pid} cannot have it too" in err
+            assert "give each process its own RANK, or end the other one" in err
+        first.kill()
+        first.wait()
+    with script(text, env={"RANK": "3"}) as third:
+        assert line(third) == str(third.pid)
+
+
+# What it costs
+
+
+def test_memory_of_the_sidecar_beside_its_rings(rig: Rig) -> None:
+    """40 MB for one ring, 15 MB for each further one."""
+    path = rig.another_sidecar("memory")
+    sidecar = rig.others[-1].pid
+    text = """
+        from batches import Sized
+        from dataloaderjob import DataLoader
+        loader = DataLoader(Sized(1 << 20, 60), batch_size=2)
+        for _ in range(3):
+            for batch in loader:
+                pass
+        print("warm", flush=True)
+        input()
+    """
+    sizes = []
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            process = stack.enter_context(script(text, env={"DATALOADERJOB_SOCKET": path}))
+            assert line(process) == "warm"
+            sizes.append(sum(beside_shared_memory_kb(p) for p in (sidecar, *children(sidecar))) / 1000)
+    assert sizes[0] <= 40, sizes
+    assert sizes[1] - sizes[0] <= 15, sizes
+    assert sizes[2] - sizes[1] <= 15, sizes
+
+
+def test_sidecar_imports_neither_torch_nor_numpy_nor_ray(rig: Rig) -> None:
+    iterator = iter(DataLoader(Numbers(40)))
+    for pid in (rig.sidecar.pid, ring(rig)["receiver"]):
+        mapped = Path(f"/proc/{pid}/maps").read_text()
+        assert not [name for name in ("torch", "numpy", "ray/", "pydantic") if f"/{name}" in mapped]
+    del iterator
+
+
+# What it tells
+
+
+def test_metrics_health_and_status(rig: Rig) -> None:
+    loader = DataLoader(Sized(1 << 16, 40), batch_size=4)
+    kept = list(loader)
+    assert get(rig, "/healthz") == "ok\n"
+    until(lambda: 'rank="pid-' in get(rig, "/metrics") and json.loads(get(rig, "/status"))["rings"][0]["batches"] == 10)
+    found = {
+        text.split("{")[0]: float(text.rpartition(" ")[2])
+        for text in get(rig, "/metrics").splitlines()
+        if not text.startswith("#")
+    }
+    assert found["dataloaderjob_sidecar_batches_total"] == 10
+    assert found["dataloaderjob_sidecar_next_calls_total"] == 10
+    assert found["dataloaderjob_sidecar_leased_bytes"] >= 10 * (1 << 18)
+    assert found["dataloaderjob_sidecar_feeders_up"] == 2
+    assert 0 < found["dataloaderjob_sidecar_wait_seconds_total"] < 60
+    status = json.loads(get(rig, "/status"))
+    assert status["rings"][0]["trainer"] == os.getpid()
+    assert status["job"] == "test-job"
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        get(rig, "/")
+    assert len(kept) == 10
+
+
+def test_totals_keep_what_ended_rings_did(rig: Rig) -> None:
+    before = rig.status()["totals"]["next_calls"]
+    assert len(list(DataLoader(Numbers(50)))) == 50
+    gc.collect()
+    until(lambda: not rig.status()["rings"])
+    assert rig.status()["totals"]["next_calls"] == before + 50
+
+
+def test_slow_and_greedy_http_clients_disturb_nobody(rig: Rig) -> None:
+    slow = [socket.create_connection(("127.0.0.1", rig.metrics_port)) for _ in range(40)]
+    for at, sock in enumerate(slow):
+        sock.send(b"GET /metrics HTTP/1.0\r\n" if at % 2 else b"G")
+    stop = threading.Event()
+
+    def drip() -> None:
+        while not stop.wait(0.05):
+            for sock in slow:
+                with contextlib.suppress(OSError):
+                    sock.send(b"x")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    try:
+        began = time.monotonic()
+        assert get(rig, "/healthz") == "ok\n"
+        assert ids(DataLoader(Numbers(100), batch_size=5)) == list(range(100))
+        assert rig.status()["rings"]
+        assert time.monotonic() - began < 4, "attaching and scraping wait for no slow client"
+    finally:
+        stop.set()
+        thread.join()
+        for sock in slow:
+            sock.close()
+    for request in (b"\r\n\r\n", b"POST / HTTP/1.0\r\n\r\n", b"\xff" * 9000, b"GET  \r\n\r\n", b"GET / HTTP/1.0\r\n" * 900):
+        with socket.create_connection(("127.0.0.1", rig.metrics_port)) as sock:
+            sock.sendall(request)
+            sock.settimeout(5)
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(100).split(b"\r\n")[0] in (b"HTTP/1.0 400 Bad Request", b"HTTP/1.0 404 Not Found")
+    assert get(rig, "/healthz") == "ok\n"
+
+
+# Who is let in
+
+
+def test_socket_that_is_not_there_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATALOADERJOB_SOCKET", "/nowhere/s")
+    with pytest.raises(ServiceUnavailable, match=r"no sidecar listens at /nowhere/s \(DATALOADERJOB_SOCKET\): is the"):
+        iter(DataLoader(Numbers()))
+
+
+def test_socket_without_a_sidecar_behind_it_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = rig.home / "stale"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.bind(str(path))
+    monkeypatch.setenv("DATALOADERJOB_SOCKET", str(path))
+    with pytest.raises(ServiceUnavailable, match="does not answer: .*refused"):
+        iter(DataLoader(Numbers()))
+
+
+def test_socket_path_that_is_too_long_is_told_on_both_sides(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(rig.home / ("x" * 100))
+    message = rf"a Unix socket's path may have 107 bytes, '{path}' has {len(path)}: choose a shorter folder"
+    monkeypatch.setenv("DATALOADERJOB_SOCKET", path)
+    with pytest.raises(ServiceUnavailable, match=message):
+        iter(DataLoader(Numbers()))
+    assert message.replace("\\", "") in refused(rig, socket=path)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_user_who_may_not_connect_is_told(rig: Rig) -> None:
+    def as_another_user() -> str:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        return str(ids(DataLoader(Numbers(4))))
+
+    message = f"user 65534 may not connect to the sidecar's socket {rig.socket}: run the trainer as the sidecar's user"
+    assert message in in_child(as_another_user), "the folder is closed to others"
+    rig.home.chmod(0o755)
+    try:
+        assert message in in_child(as_another_user), "the socket is closed to others"
+    finally:
+        rig.home.chmod(0o700)
+
+
+def test_process_of_the_sidecars_group_is_let_in(rig: Rig) -> None:
+    assert os.stat(rig.socket).st_mode & 0o777 == 0o660
+
+
+def test_another_protocol_version_is_refused_with_the_remedy(rig: Rig) -> None:
+    head = link.HEAD.pack(link.Type.HELLO, 0, frames.PROTOCOL + 1, 0, 0, 0)
+    answer = say(rig, [head + b'{"rank": "0", "pid": 1}'], fds=1)
+    assert answer == (
+        f"this sidecar speaks protocol version {frames.PROTOCOL}, the trainer {frames.PROTOCOL + 1}: "
+        "install the same dataloaderjob version in both images"
+    )
+
+
+# What cannot work is found before anything is touched
+
+
+def refused(rig: Rig, **options: Any) -> str:
+    """What a sidecar with such settings says before it ends."""
+    settings = {"socket": str(rig.home / "new"), "blobs": str(rig.home / "new-blobs"), **options}
+    path = rig.home / "refused.json"
+    dump(SidecarSettings(job="j", key_path=str(rig.home / "key"), **settings), path)
+    found = subprocess.run(
+        [sys.executable, "-m", "dataloaderjob.sidecar", "--settings", path],
+        env=rig.env, capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert (found.returncode, found.stdout) == (2, "")
+    assert not (rig.home / "new").exists()
+    assert len(found.stderr.splitlines()) == 1, found.stderr
+    return found.stderr
+
+
+def test_memory_too_small_for_the_ring_is_found_first(rig: Rig) -> None:
+    said = refused(rig, shared_memory_nbytes=100 << 20, processes=2, ring_nbytes=60 << 20)
+    assert f"a ring of {60 << 20} bytes was asked for, the limit of one ring is {50 << 20}" in said
+    assert "raise spec.sidecar.sharedMemory or lower spec.sidecar.ringSize" in said
+    assert not (rig.home / "new-blobs").exists(), "nothing was touched"
+
+
+def test_memory_beyond_what_the_container_has_is_found_first(rig: Rig) -> None:
+    said = refused(rig, shared_memory_nbytes=1 << 60)
+    assert f"shared memory of {1 << 60} bytes was asked for, this container may use {memory_limit()}" in said
+    assert "raise the memory limit of the sidecar or lower spec.sidecar.sharedMemory" in said
+
+
+def test_folder_that_does_not_exist_or_may_not_be_written_is_told(rig: Rig) -> None:
+    assert "the folder of the socket '/nowhere/s' does not exist: create it first" in refused(rig, socket="/nowhere/s")
+    assert "cannot make a socket at /proc/s" in refused(rig, socket="/proc/s")
+
+
+def test_file_that_is_no_socket_is_not_removed(rig: Rig) -> None:
+    path = rig.home / "precious"
+    path.write_text("weights")
+    assert f"a socket is to be made at {path}, where something else lies" in refused(rig, socket=str(path))
+    assert path.read_text() == "weights"
+
+
+def test_port_that_is_taken_is_told(rig: Rig) -> None:
+    said = refused(rig, metrics_port=rig.metrics_port)
+    assert f"metrics are to be served at 127.0.0.1:{rig.metrics_port}, which cannot be had" in said
+
+
+# Hostile company
+
+
+def say(rig: Rig, packets: list[bytes], fds: int | list[int] = 0) -> str | None:
+    """Says something to the sidecar as a new trainer; returns why it was refused, None for a silent end."""
+    given = fds if isinstance(fds, list) else [os.pidfd_open(os.getpid()) for _ in range(fds)]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(10)
+        sock.connect(rig.socket)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(sock, [packets[0]], given)
+            for packet in packets[1:]:
+                sock.send(packet)
+        for fd in given:
+            os.close(fd)
+        try:
+            data = sock.recv(1 << 20)
+        except ConnectionResetError:
+            return None
+        if not data:
+            return None
+        answer = link.unpack(data)
+        assert answer.type == link.Type.REFUSED, link.parse_json(answer.payload)
+        return str(link.parse_json(answer.payload)["error"])
+
+
+def hello(**fields: Any) -> list[bytes]:
+    told = {"rank": "hostile", "pid": os.getpid(), "process": "x", "adopt": None, **fields}
+    return link.pack(link.Type.HELLO, json.dumps(told).encode())
+
+
+def test_nonsense_instead_of_a_greeting_ends_only_itself(rig: Rig) -> None:
+    iterator = iter(DataLoader(Numbers(200), batch_size=2))
+    found = ids([next(iterator)])
+    before = ring(rig)["receiver"], rig.sidecar.pid, len(os.listdir(f"/proc/{rig.sidecar.pid}/fd"))
+    head = link.HEAD.pack(link.Type.HELLO, 0, frames.PROTOCOL, 0, 0, 0)
+    deep = b"[" * 100_000
+    greetings: list[tuple[list[bytes], int]] = [
+        ([b""], 0), ([b"x"], 0), ([os.urandom(500)], 1), ([head], 1), ([head + b"{"], 1), ([head + b"[]"], 1),
+        ([head + deep[:90_000]], 1), ([head + b'{"rank": "0"}'], 1), (hello(), 0), (hello(pid=math.inf), 1),
+        (hello(pid="x"), 1), (hello(rank='0"} 1\nfoo{'), 1), (hello(rank=""), 1), (hello(rank="x" * 1000), 1),
+        (hello(adopt=[]), 1), (hello(adopt=7), 1), (hello(adopt={}), 1), (hello(adopt={"regions": 5}), 4),
+        (hello(adopt={"regions": [], "leases": []}), 4), (hello(adopt={"regions": [{}], "leases": []}), 5),
+        (hello(adopt={"regions": {"a": 1}, "leases": []}), 200),
+        ([link.HEAD.pack(99, 0, frames.PROTOCOL, 0, 0, 0)], 3),
+        ([link.HEAD.pack(link.Type.HELLO, 1, frames.PROTOCOL, 0, 0, 0) + bytes(90_000)] * 100, 100),
+    ]  # fmt: skip
+    for packets, fds in greetings:
+        say(rig, packets, fds)
+    assert found + ids(iterator) == list(range(200))
+    until(
+        lambda: (ring(rig)["receiver"], rig.sidecar.pid, len(os.listdir(f"/proc/{rig.sidecar.pid}/fd"))) == before,
+        what="the end of all descriptors that came",
+    )
+
+
+def forged(size: int, *, seal: bool) -> int:
+    fd = os.memfd_create("forged", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    if seal:
+        control.seal(fd)
+    return fd
+
+
+@pytest.mark.parametrize("what", ["unsealed", "too-small", "no-magic", "a-pipe"])
+def test_forged_control_memory_is_refused(rig: Rig, what: str) -> None:
+    """Were it cut under the parent's mapping, all receivers would die with it (SIGBUS)."""
+    if what == "a-pipe":
+        fd, other = os.pipe()
+        os.close(other)
+    elif what == "unsealed":
+        fd = os.memfd_create("forged", os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, control.NBYTES)
+        Control(fd).words[control.W_MAGIC] = control.MAGIC
+    else:
+        fd = forged(4096 if what == "too-small" else control.NBYTES, seal=True)
+    fds = [os.pidfd_open(os.getpid()), fd, os.eventfd(0), os.eventfd(0)]
+    assert say(rig, hello(adopt={"regions": [], "leases": []}), fds)
+    assert rig.sidecar.poll() is None
+
+
+def test_forged_rings_end_only_their_own_receiver(rig: Rig) -> None:
+    iterator = iter(DataLoader(Numbers(100), batch_size=2))
+    found = ids([next(iterator)])
+    page = {"region": 1, "nbytes": 8192, "single": False}
+    claims = [
+        ([page], [[0, 1, 0, 1 << 40]]), ([page], [[0, 1, 0, 4096], [1, 1, 0, 4096]]), ([page], [[-5, 1, 0, 10]]),
+        ([page], [[70_000, 1, 0, 10]]), ([page], [[0, 9, 0, 10]]), ([page], [[0, 1, 1, 10]]), ([page], ["x"]),
+        ([page], [[0, 1, 0, -10]]), ([{**page, "nbytes": 1 << 30}], []), ([{**page, "nbytes": -1}], []),
+        ([{**page, "region": "x"}], []), ([page, page], []),
+    ]  # fmt: skip
+    for regions, leases in claims:
+        fds = [os.pidfd_open(os.getpid()), Control.create(), os.eventfd(0), os.eventfd(0)]
+        fds += [forged(8192, seal=True) for _ in regions]
+        with contextlib.suppress(AssertionError):  # WELCOME: the parent does not look at it, the receiver does
+            say(rig, hello(adopt={"regions": regions, "leases": leases}), fds)
+    until(lambda: [r["rank"] for r in rig.status()["rings"]] == [f"pid-{os.getpid()}"], what="the end of the others")
+    assert found + ids(iterator) == list(range(100))
+    assert rig.sidecar.poll() is None
+
+
+class Intruder:
+    """A trainer that attaches properly and then says what it likes."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.sock.settimeout(10)
+        self.sock.connect(rig.socket)
+        pidfd = os.pidfd_open(os.getpid())
+        socket.send_fds(self.sock, hello(), [pidfd])
+        os.close(pidfd)
+        data, fds = link.recv_with_fds(self.sock)
+        assert link.unpack(data).type == link.Type.WELCOME
+        self.control = Control(fds[0])
+        self.fds = fds
+
+    def say(self, kind: int, payload: bytes = b"", **fields: int) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for packet in link.pack(kind, payload, **fields):
+                self.sock.send(packet)
+
+    def open(self, stream: int = 1, **fields: Any) -> None:
+        told = {"spec": json.dumps({"blobs": [["0" * 64, 1]], "allow_pickle": False, "facts": {}}), "window": 16}
+        self.say(link.Type.OPEN, json.dumps({**told, **fields}).encode(), stream=stream)
+
+    def leave(self) -> None:
+        self.sock.close()
+        for fd in self.fds:
+            os.close(fd)
+
+
+def nothing_of_the_kind(i: Intruder) -> None:
+    for kind in (0, 2, 7, 99, 255):
+        i.say(kind, os.urandom(200), stream=3, ticket=2**64 - 1, awaiting=2**64 - 1)
+    i.sock.send(b"")
+
+
+def tickets_of_no_stream(i: Intruder) -> None:
+    i.say(link.Type.TICKETS, os.urandom(100), stream=7)
+
+
+def tickets_that_make_no_sense(i: Intruder) -> None:
+    i.open()
+    i.say(link.Type.TICKETS, os.urandom(5000), stream=1)
+
+
+def far_ahead_of_itself(i: Intruder) -> None:
+    i.open()
+    i.say(link.Type.TICKETS, b"", stream=1, awaiting=2**63)
+
+
+def closes_far_ahead(i: Intruder) -> None:
+    i.open()
+    i.say(link.Type.CLOSE, stream=1, awaiting=2**64 - 1)
+
+
+def spec_that_is_none(i: Intruder) -> None:
+    i.open(spec="[" * 50_000)
+
+
+def window_without_end(i: Intruder) -> None:
+    i.open(window=10**30)
+    i.open(stream=2, window="x")
+
+
+def one_stream_twice(i: Intruder) -> None:
+    i.open()
+    i.open()
+
+
+def made_up_leases_and_figures(i: Intruder) -> None:
+    i.control.ended[:] = b"\1" * len(i.control.ended)
+    for word in range(1, control.WORDS):
+        i.control.words[word] = 2**64 - 1
+    os.eventfd_write(i.fds[2], 1)
+
+
+def wake_up_that_overflows(i: Intruder) -> None:
+    os.eventfd_write(i.fds[1], 2**64 - 2)
+
+
+@pytest.mark.parametrize(
+    "deed",
+    [
+        nothing_of_the_kind, tickets_of_no_stream, tickets_that_make_no_sense, far_ahead_of_itself, closes_far_ahead,
+        spec_that_is_none, window_without_end, one_stream_twice, made_up_leases_and_figures, wake_up_that_overflows,
+    ],
+    ids=lambda deed: deed.__name__,
+)  # fmt: skip
+def test_hostile_trainer_ends_at_most_its_own_receiver(rig: Rig, deed: Callable[[Intruder], None]) -> None:
+    iterator = iter(DataLoader(Numbers(100), batch_size=2))
+    found = ids([next(iterator)])
+    mine = ring(rig)["receiver"]
+    intruder = Intruder(rig)
+    try:
+        (other,) = [r["receiver"] for r in rig.status()["rings"] if r["rank"] == "hostile"]
+        deed(intruder)
+        get(rig, "/metrics")
+        assert found + ids(iterator) == list(range(100))
+    finally:
+        intruder.leave()
+    until(lambda: not alive(other), what="the end of its receiver with the connection")
+    assert ring(rig)["receiver"] == mine
+    assert rig.sidecar.poll() is None
+    assert get(rig, "/healthz") == "ok\n"
+
+
+def test_connections_that_say_nothing_delay_nobody(rig: Rig) -> None:
+    silent = []
+    for _ in range(60):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.connect(rig.socket)
+        silent.append(sock)
+    began = time.monotonic()
+    assert ids(DataLoader(Numbers(40), batch_size=5)) == list(range(40))
+    assert time.monotonic() - began < 4
+    for sock in silent:
+        sock.close()
