@@ -110,7 +110,7 @@ class Dispatcher:
 
     def advance(self, stream: Stream, awaited: int) -> None:
         """The trainer has taken all tickets below `awaited`."""
-        while stream.awaited < awaited:
+        while stream.awaited < awaited and stream.tickets:  # it is a stranger's word: no loop without end
             stream.tickets.pop(stream.awaited, None)
             stream.awaited += 1
 
@@ -272,24 +272,19 @@ class Dispatcher:
         """Asks feeders for queued tickets, nearest to their turn first, while a feeder has room."""
         links = self.links.values()
         while True:
-            nearest: Ticket | None = None
-            for stream in self.streams.values():
-                ticket = stream.peek()
-                if ticket is not None and (
-                    nearest is None
-                    or ticket.number - stream.awaited < nearest.number - nearest.stream.awaited
-                ):
-                    if self._reject_spec(stream, ticket):
-                        continue
-                    nearest = ticket
-            if nearest is None:
-                return
-            link = choose.choose(links, nearest.stream)
-            if link is None:
-                if not self._trust_suspects():
+            queued = [ticket for stream in self.streams.values() if (ticket := stream.peek()) is not None]
+            if len(queued) > 1:
+                queued.sort(key=lambda t: t.number - t.stream.awaited)
+            for ticket in queued:
+                if self._reject_spec(ticket):
+                    break
+                link = choose.choose(links, ticket.stream)
+                if link is not None:
+                    self.ask(now, ticket, link)
+                    break
+            else:
+                if not queued or not self._trust_suspects():
                     return
-                continue
-            self.ask(now, nearest, link)
 
     def _trust_suspects(self) -> bool:
         """With nobody else left, silent feeders are asked again. Says whether that changed anything."""
@@ -446,11 +441,11 @@ class Dispatcher:
                 self._out.append(Send(link.endpoint.instance, header, stream.manifest))
                 return
 
-    def _reject_spec(self, stream: Stream, ticket: Ticket) -> bool:
+    def _reject_spec(self, ticket: Ticket) -> bool:
         """Fails a ticket whose trainer's versions fit no feeder that is connected."""
-        if not self._refusals or not self._refusals_of(stream):
+        if not self._refusals or not (refusals := self._refusals_of(ticket.stream)):
             return False
-        reasons = "; ".join(sorted(self._refusals_of(stream))[:3])
+        reasons = "; ".join(sorted(refusals)[:3])
         self.fail_service(ticket, "ServiceUnavailable", f"no feeder can run this trainer's code: {reasons}")
         return True
 

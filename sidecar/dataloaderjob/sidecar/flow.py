@@ -150,7 +150,10 @@ class Flow:
 
     def _greet(self) -> None:
         assert self.sock is not None  # noqa: S101
-        data = self.sock.recv(auth.MAX_HELLO_NBYTES + auth.LENGTH.size)
+        try:
+            data = self.sock.recv(auth.MAX_HELLO_NBYTES + auth.LENGTH.size)
+        except BlockingIOError:
+            return
         if not data:
             raise ConnectionError("it closed the link during the handshake")
         self._greeting += data

@@ -69,7 +69,6 @@ class Sidecar:
         self._gone = dict.fromkeys((*figures.RECEIVER, *figures.TRAINER), 0)
         self._stop = False
         self._select = selectors.DefaultSelector()
-        self._reception = Reception(settings.socket, self._select, self._on_guest)
         self._upstream: Upstream | None = None
         self._upstream_fd: int | None = None
         if settings.supervisor_host is not None:
@@ -86,6 +85,8 @@ class Sidecar:
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._select.register(self._wake_r, selectors.EVENT_READ, self._on_signal)
         self._figures_at = 0.0
+        # Last: a socket that can be seen has a sidecar behind it.
+        self._reception = Reception(settings.socket, self._select, self._on_guest)
 
     @property
     def name(self) -> str:

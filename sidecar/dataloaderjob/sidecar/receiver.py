@@ -75,6 +75,7 @@ class Receiver:
         self._by_fd: dict[int, Flow] = {}
         self._masks: dict[int, int] = {}
         self._to_trainer: deque[tuple[bytes, int | None]] = deque()
+        self._to_parent: deque[bytes] = deque()
         self._incoming = link.Assembler()
         self._dirty: set[Flow] = set()
         self._poll = select.epoll()
@@ -156,6 +157,7 @@ class Receiver:
                 self._end_flow(now, flow, f"{flow.endpoint.name} did not answer the handshake")
             elif flow.sock is None and now >= flow.retry_at:
                 self._open(flow, now)
+        self._send_to_parent()
         overseer.tick(self.machine, now)
         figures.store(self.control, self.machine)
 
@@ -234,10 +236,17 @@ class Receiver:
             self.machine.feeders(now, [Endpoint(*e) for e in message["feeders"]])
 
     def _tell_parent(self, message: dict[str, Any]) -> None:
+        self._to_parent.append(json.dumps(message).encode())
+        self._send_to_parent()
+
+    def _send_to_parent(self) -> None:
+        """What the channel does not take now goes with a later tick."""
         try:
-            self._parent.send(json.dumps(message).encode())
+            while self._to_parent:
+                self._parent.send(self._to_parent[0])
+                self._to_parent.popleft()
         except BlockingIOError:
-            return  # a parent that does not read for so long is told again by the next tick's figures
+            return
         except OSError as exc:
             raise TrainerGone from exc
 
