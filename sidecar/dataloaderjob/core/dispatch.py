@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from dataloaderjob.core import choose, frames, tickets
+from dataloaderjob.core import choose, frames, granting, tickets
 from dataloaderjob.core.accounts import Counters, DispatchSettings
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.facts import caution, mismatch
@@ -336,40 +336,8 @@ class Dispatcher:
         self._out.append(Send(link.endpoint.instance, header, b""))
 
     def grant(self, now: float) -> None:
-        """Gives places to announced bodies, in ticket order; the awaited ones always get theirs."""
-        waiting = [
-            a for link in self.links.values() if link.up
-            for a in link.asks.values() if a.state is AskState.ANNOUNCED
-        ]  # fmt: skip
-        waiting.sort(key=lambda a: a.ticket.number - a.ticket.stream.awaited)
-        self.starved = False
-        for ask in waiting:
-            if ask not in ask.ticket.asks:
-                continue  # made way for an awaited one just now
-            extent = self.placer.space.alloc(ask.nbytes)
-            if extent is None and ask.ticket.number == ask.ticket.stream.awaited:
-                extent = self._room_for_awaited(ask)
-            if extent is None:
-                self.starved = True
-                continue
-            ask.extent, ask.state, ask.granted_at = extent, AskState.GRANTED, now
-            header = frames.pack(
-                Kind.GRANT, generation=self.generation, stream=ask.ticket.stream.id,
-                ticket=ask.ticket.number, room=extent.nbytes,
-            )  # fmt: skip
-            self._out.append(Send(ask.link.endpoint.instance, header, b""))
-
-    def _room_for_awaited(self, ask: Ask) -> Extent:
-        """What the trainer waits for gets a place: of a ready batch, of one on its way, else of its own."""
-        placer = self.placer
-        extent = placer.make_room(ask.nbytes, self.streams.values())
-        while extent is None and not placer.single_fits(ask.nbytes):
-            placed = [a for link in self.links.values() for a in link.asks.values() if a.extent is not None]
-            if not placed:
-                break
-            self.drop_ask(max(placed, key=lambda a: a.ticket.number - a.ticket.stream.awaited), cancel=True)
-            extent = placer.space.alloc(ask.nbytes)
-        return placer.single(ask.nbytes) if extent is None else extent
+        """Gives places to announced bodies (`granting`)."""
+        self.starved = granting.grant(self, now)
 
     def fail(self, ticket: Ticket, payload: bytes) -> None:
         """The ticket failed for good; the trainer raises when its turn comes."""

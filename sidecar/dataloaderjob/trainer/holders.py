@@ -68,15 +68,19 @@ def _outermost(holder: Any) -> Any:
     for _ in range(4):
         if not isinstance(holder, tuple | list) or len(holder) > 8:
             return holder
-        above = [
-            h
-            for h in gc.get_referrers(holder)
-            if isinstance(h, list | tuple | dict) and h is not holder and len(h) < 1_000_000
-        ]
-        if not above:
+        above = _above(holder)
+        if above is None:
             return holder
-        holder = above[0]
+        holder = above
     return holder
+
+
+def _above(holder: Any) -> Any:
+    """A container that refers to `holder`. A function of its own: its lists are gone before the next look."""
+    for found in gc.get_referrers(holder):
+        if isinstance(found, list | tuple | dict) and len(found) < 1_000_000:
+            return found
+    return None
 
 
 def _describe(holder: Any) -> str:
