@@ -14,6 +14,9 @@ import torch
 from dataloaderjob.trainer.ring import Ring
 
 _US = "dataloaderjob"
+_LEVELS = 4
+_SMALL = 8
+"""A container of no more items is one batch: what holds it is looked for."""
 _warned = False
 
 
@@ -39,18 +42,22 @@ def warn_once(ring: Ring) -> None:
 
 
 def _find(ring: Ring) -> Any:
-    """A container that refers to a tensor in the ring, None if only native code does."""
-    tensor = _tensor_in(ring)
-    if tensor is None:
-        return None
-    for holder in gc.get_referrers(tensor):
-        if isinstance(holder, list | tuple | dict | set) or _is_users_frame(holder):
-            return _outermost(holder)
-    return None
+    """The container behind most tensors in the ring, None if Python knows of none."""
+    level: list[Any] = _tensors_in(ring)
+    found = None
+    for _ in range(_LEVELS):
+        level = _above(level)
+        if not level:
+            break
+        found = max(level, key=len)
+        if len(found) > _SMALL:
+            break
+    return found
 
 
-def _tensor_in(ring: Ring) -> torch.Tensor | None:
+def _tensors_in(ring: Ring) -> list[Any]:
     spans = [(r.address, r.address + r.nbytes) for r in ring.regions.values()]
+    found = []
     for thing in gc.get_objects():
         if type(thing) is not torch.Tensor:
             continue
@@ -59,38 +66,33 @@ def _tensor_in(ring: Ring) -> torch.Tensor | None:
         except RuntimeError:
             continue
         if any(low <= address < high for low, high in spans):
-            return thing
-    return None
+            found.append(thing)
+    return found
 
 
-def _outermost(holder: Any) -> Any:
-    """Goes up through small tuples and lists to the container that the user would know."""
-    for _ in range(4):
-        if not isinstance(holder, tuple | list) or len(holder) > 8:
-            return holder
-        above = _above(holder)
-        if above is None:
-            return holder
-        holder = above
-    return holder
-
-
-def _above(holder: Any) -> Any:
-    """A container that refers to `holder`. A function of its own: its lists are gone before the next look."""
-    for found in gc.get_referrers(holder):
-        if isinstance(found, list | tuple | dict) and len(found) < 1_000_000:
-            return found
-    return None
+def _above(level: list[Any]) -> list[Any]:
+    """Containers that refer to any of `level`. A function of its own: its lists are gone before the next look."""
+    return [
+        found
+        for found in gc.get_referrers(*level)
+        if isinstance(found, list | tuple | dict | set) and found is not level and len(found) < 1_000_000
+    ]
 
 
 def _describe(holder: Any) -> str:
     if holder is None:
-        return "objects that Python cannot name (an autograd graph, native code)"
-    if isinstance(holder, types.FrameType):
-        code = holder.f_code
-        return f"local variables of {code.co_qualname} ({code.co_filename}:{holder.f_lineno})"
-    name = _name(holder)
+        return "objects that Python cannot name (numpy arrays, an autograd graph, native code)"
+    name = _name(holder) or _attribute(holder)
     return f"a {type(holder).__name__} of {len(holder)} items" + (f" called {name!r}" if name else "")
+
+
+def _attribute(holder: Any) -> str | None:
+    """The name of an attribute that holds `holder`."""
+    for owner in gc.get_referrers(holder):
+        for name, value in list(getattr(owner, "__dict__", {}).items()):
+            if value is holder:
+                return f"{type(owner).__qualname__}.{name}"
+    return None
 
 
 def _name(holder: Any) -> str | None:
@@ -101,18 +103,12 @@ def _name(holder: Any) -> str | None:
                 return f"{module_name}.{name}"
     frame: types.FrameType | None = sys._getframe().f_back  # noqa: SLF001  the only way to names of locals
     while frame is not None:
-        if _is_users_frame(frame):
+        if str(frame.f_globals.get("__name__")).partition(".")[0] != _US:
             for name, value in _locals(frame):
                 if value is holder:
                     return f"{name} in {frame.f_code.co_qualname}"
         frame = frame.f_back
     return None
-
-
-def _is_users_frame(frame: object) -> bool:
-    if not isinstance(frame, types.FrameType):
-        return False
-    return str(frame.f_globals.get("__name__")).partition(".")[0] != _US
 
 
 def _locals(frame: types.FrameType) -> list[tuple[str, Any]]:
