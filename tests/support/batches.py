@@ -164,14 +164,15 @@ class Sized(Numbers):
 
 
 class Gated(Numbers):
-    """Sample `at` waits until a file is there."""
+    """Sample `at` waits until a file is there; not for ever, other tests need the feeders."""
 
     def __init__(self, gate: Path, at: int, n: int = 40) -> None:
         super().__init__(n)
         self.gate, self.at = gate, at
 
     def __getitem__(self, i: int) -> tuple[int, torch.Tensor]:
-        while i == self.at and not self.gate.exists():
+        ends = time.monotonic() + 20
+        while i == self.at and not self.gate.exists() and time.monotonic() < ends:
             time.sleep(0.01)
         return super().__getitem__(i)
 

@@ -73,12 +73,12 @@ class Rig:
             )
         return process, {}
 
-    def add_feeders(self, n: int) -> list[subprocess.Popen]:
+    def add_feeders(self, n: int, *, name: str | None = None) -> list[subprocess.Popen]:
         new = []
         for i in range(len(self.feeders), len(self.feeders) + n):
             settings = FeederSettings(
                 job=JOB,
-                name=f"feeder-{i}",
+                name=name or f"feeder-{i}",
                 index=i,
                 key_path=str(self.home / "key"),
                 blob_folder=str(self.home / "blobs"),
@@ -87,8 +87,8 @@ class Rig:
         for process, about in new:
             line = process.stdout.readline()
             assert line, self.logs()
-            about.update(json.loads(line))
-        self.feeders += new
+            about.update(json.loads(line), name=name or f"feeder-{len(self.feeders)}")
+            self.feeders.append((process, about))
         return [p for p, _ in new]
 
     def start_sidecar(self, **more) -> subprocess.Popen:
@@ -119,9 +119,11 @@ class Rig:
         return path
 
     def endpoints(self) -> list[tuple]:
+        """Of the feeders that have not ended."""
         return [
-            (f"feeder-{i}", about["instance"], about["host"], about["port"])
-            for i, (_, about) in enumerate(self.feeders)
+            (about["name"], about["instance"], about["host"], about["port"])
+            for process, about in self.feeders
+            if process.poll() is None
         ]
 
     def kill_sidecar(self) -> None:

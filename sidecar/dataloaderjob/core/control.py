@@ -21,7 +21,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dataloaderjob.core.fence import Expedite, Fence
+from dataloaderjob.core.fence import Fence
 
 MAGIC = 0x444C4A_0001
 WORDS = 512
@@ -73,7 +73,6 @@ class Control:
         self._entries = view[_ENTRIES_AT:_ENDED_AT]
         self.ended = view[_ENDED_AT : _ENDED_AT + LEASES]
         self._own_fence()
-        self._expedite = Expedite()
 
     def twin(self) -> Control:
         """The same memory, for use from another thread."""
@@ -133,7 +132,6 @@ class Control:
         self.words[W_WANT] = flag
         if flag:
             self._fence.full()
-            self._expedite()
 
     def reset(self, leases: set[int]) -> None:
         """Forgets all that is published and all ended leases but those named: the start of an adoption."""
@@ -160,7 +158,6 @@ class Control:
         """Says that the trainer is about to sleep. Look at `ready` once more before sleeping."""
         self.words[W_ASLEEP] = 1
         self._fence.full()
-        self._expedite()
 
     def awake(self) -> None:
         self.words[W_ASLEEP] = 0

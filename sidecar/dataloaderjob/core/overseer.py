@@ -110,7 +110,7 @@ def _check_awaited(machine: Dispatcher, now: float, stream: Stream, ticket: Tick
     if waited > machine.settings.batch_deadline_s:
         _give_up(machine, now, ticket, waited)
         return
-    if waited > machine.settings.progress_after_s and now - max(ticket.noted_at, since) > NOTE_EVERY_S:
+    if waited > machine.settings.progress_after_s and now - ticket.noted_at > NOTE_EVERY_S:
         ticket.noted_at = now
         machine.report(
             Note(f"batch {ticket.number} has been awaited for {waited:.0f} s: {_who(machine, ticket)}")

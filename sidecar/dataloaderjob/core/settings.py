@@ -17,6 +17,9 @@ from dataloaderjob.core.errors import InputError
 
 T = TypeVar("T")
 
+IN_FEEDER_VARIABLE = "DATALOADERJOB_IN_FEEDER"
+"""Set in feeder processes: a loader within one is refused, it would wait for the feeder that waits for it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayTuning:

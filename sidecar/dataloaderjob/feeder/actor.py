@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray._private import services as ray_services
 
-from dataloaderjob.core.settings import FeederSettings
+from dataloaderjob.core.settings import IN_FEEDER_VARIABLE, FeederSettings
 
 EXIT_BROKEN = 70
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound
@@ -30,6 +30,7 @@ class Feeder:
         from dataloaderjob.feeder.server import FeederServer
 
         logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
+        os.environ[IN_FEEDER_VARIABLE] = "1"
         self._settings = settings
         self._server = FeederServer(settings)
         self._server.start()

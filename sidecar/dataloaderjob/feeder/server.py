@@ -31,7 +31,7 @@ from dataloaderjob.core.errors import ProtocolError, ServiceError, first_line
 from dataloaderjob.core.feeding import Feeding
 from dataloaderjob.core.feeding_states import Instruction, Job
 from dataloaderjob.core.frames import Header, Kind
-from dataloaderjob.core.settings import FeederSettings, load, read_key
+from dataloaderjob.core.settings import IN_FEEDER_VARIABLE, FeederSettings, load, read_key
 from dataloaderjob.core.tickets import unpack as unpack_ticket
 from dataloaderjob.feeder.desk import SpecDesk
 from dataloaderjob.feeder.door import Door
@@ -338,6 +338,7 @@ os.register_at_fork(after_in_child=_abandon_all_in_child)
 def main() -> None:
     parser = argparse.ArgumentParser(description="one feeder by itself")
     parser.add_argument("--settings", type=Path, required=True, help="JSON file of FeederSettings")
+    os.environ[IN_FEEDER_VARIABLE] = "1"
     server = FeederServer(load(FeederSettings, parser.parse_args().settings))
     ready = {
         "host": server.settings.advertise_host or server.settings.bind_host,

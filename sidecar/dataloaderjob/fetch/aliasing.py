@@ -52,6 +52,8 @@ def _held(array: Any) -> bool:
         return True
     if isinstance(array, np.ndarray):
         return array.base is not None
+    if array.layout is not torch.strided:
+        return True  # it has no storage to ask, and is refused or pickled anyway
     storage = array.untyped_storage()
     if not storage.resizable():  # over memory that is not torch's: nobody can say who holds it
         return True

@@ -25,6 +25,7 @@ from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceEr
 from dataloaderjob.trainer.ring import Ring, map_region
 
 POLL_MS = 100
+PATIENCE_MS = 20
 POLL_SHARED_MS = 2
 REATTACH_DEADLINE_S = 120.0
 REATTACH_NOTE_S = 5.0
@@ -86,6 +87,7 @@ class Client:
         """Guards the socket, the streams and the ring's books; never held while waiting for a batch."""
         self._last_stream = 0
         self._sleepers = 0
+        self._kept_poll: tuple[socket.socket | None, select.poll] | None = None
         self._incoming = link.Assembler()
         self._sock: socket.socket | None = None
         self._fds: list[int] = []
@@ -313,6 +315,7 @@ class Client:
         `control` is the calling thread's. Raises DeadlineExceeded, ServiceUnavailable.
         """
         started = time.monotonic()
+        patient = True  # most batches come soon: what is held back and who waits need not be told
         limit = timeout_s or float(self.settings["batch_deadline_s"]) + GRACE_S
         while True:
             self.check()
@@ -321,13 +324,15 @@ class Client:
                     self._close_collected()
             if self._sock is None:
                 self._reattach()
-            self.flush(stream, waiting=True)
-            self._sleep(stream, number, control)
+            self._sleep(stream, number, control, PATIENCE_MS if patient else POLL_MS)
             if self.ready(stream, number, control) is not None:
                 return
-            if time.monotonic() - started > limit:
+            if patient:
+                patient = False
+                self.flush(stream, waiting=True)
+            elif time.monotonic() - started > limit:
                 raise DeadlineExceeded(
-                    f"DataLoader timed out after {limit:.0f} seconds: batch {number} is not ready "
+                    f"DataLoader timed out after {limit:g} seconds: batch {number} is not ready "
                     + ("(the loader's timeout)" if timeout_s else "and the sidecar says nothing about it")
                 )
 
@@ -340,19 +345,29 @@ class Client:
             return lease if number in stream.failures else None
         return lease if control.entry(lease).region in self.ring.regions else None
 
-    def _sleep(self, stream: Stream, number: int, control: Control) -> None:
-        """Until something happens, POLL_MS at most."""
-        poll = select.poll()  # one for each call: other threads may wait at the same time
-        poll.register(self.wake_trainer, select.POLLIN)
-        if (sock := self._sock) is not None:
-            poll.register(sock, select.POLLIN)
+    def _poller(self) -> select.poll:
+        """Waits for the eventfd and the socket. Kept, but for threads that wait at the same time."""
+        sock = self._sock
+        if self._sleepers or self._kept_poll is None or self._kept_poll[0] is not sock:
+            poll = select.poll()
+            poll.register(self.wake_trainer, select.POLLIN)
+            if sock is not None:
+                poll.register(sock, select.POLLIN)
+            if self._sleepers:
+                return poll
+            self._kept_poll = sock, poll
+        return self._kept_poll[1]
+
+    def _sleep(self, stream: Stream, number: int, control: Control, wait_ms: int) -> None:
+        """Until something happens, `wait_ms` at most."""
+        poll = self._poller()
         self._sleepers += 1
         try:
             control.sleep()
             if self.ready(stream, number, control) is not None:
                 return
             # The eventfd wakes one of several sleepers only.
-            for fd, _ in poll.poll(POLL_MS if self._sleepers == 1 else POLL_SHARED_MS):
+            for fd, _ in poll.poll(wait_ms if self._sleepers == 1 else POLL_SHARED_MS):
                 if fd == self.wake_trainer:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(fd)

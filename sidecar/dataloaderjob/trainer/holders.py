@@ -42,17 +42,14 @@ def warn_once(ring: Ring) -> None:
 
 
 def _find(ring: Ring) -> Any:
-    """The container behind most tensors in the ring, None if Python knows of none."""
+    """The container that holds batches, None if Python knows of none."""
     level: list[Any] = _tensors_in(ring)
-    found = None
     for _ in range(_LEVELS):
         level = _above(level)
-        if not level:
-            break
-        found = max(level, key=len)
+        found = max(level, key=len, default=())
         if len(found) > _SMALL:
-            break
-    return found
+            return found
+    return None
 
 
 def _tensors_in(ring: Ring) -> list[Any]:

@@ -87,7 +87,7 @@ class _Windowed(_BaseDataLoaderIter):
         if self._key is _NOTHING:
             try:
                 # Not next(), between whose return and the assignment a signal's handler may run.
-                for self._key in self._sampler_iter:
+                for self._key in self._sampler_iter:  # noqa: B020
                     break
                 else:
                     raise StopIteration

@@ -14,6 +14,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 
 from dataloaderjob.core.control import WINDOW
 from dataloaderjob.core.errors import InputError, ServiceUnavailable
+from dataloaderjob.core.settings import IN_FEEDER_VARIABLE
 from dataloaderjob.trainer import client as clients
 from dataloaderjob.trainer import private
 from dataloaderjob.trainer.client import Client
@@ -21,7 +22,6 @@ from dataloaderjob.trainer.iterators import InProcessIterator, ServiceIterator
 
 SOCKET_VARIABLE = "DATALOADERJOB_SOCKET"
 PREFETCH_VARIABLE = "DATALOADERJOB_PREFETCH"
-IN_FEEDER_VARIABLE = "DATALOADERJOB_IN_FEEDER"
 DEFAULT_PREFETCH = 16
 MAX_PREFETCH = WINDOW - 24
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")

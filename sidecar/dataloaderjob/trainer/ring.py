@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from dataloaderjob.core.control import W_WANT, Control, Entry, sealed
 from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.fence import fence_anywhere
 from dataloaderjob.core.space import round_up
 
 MADV_POPULATE_READ = 22
@@ -52,6 +53,7 @@ class Lease:
         if ended is not None:
             tail.log.append(self.number)
             ended[self.number] = 1
+            fence_anywhere()
             if tail.words[W_WANT]:
                 tail.wake()
 
