@@ -47,7 +47,9 @@ def test_a_documented_make_target_exists(shown: Shown):
 
 
 def test_the_makefile_parses_and_explains_each_of_its_targets():
-    done = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert {line.split()[0] for line in done.stdout.splitlines()} == targets()
 

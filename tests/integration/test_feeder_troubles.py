@@ -192,7 +192,9 @@ def test_feeder_of_other_versions_is_left_out_and_named_when_it_is_the_only_one(
         with pytest.raises(ServiceUnavailable) as told:
             next(iter(loader))
         here = ".".join(sys.modules[what].__version__.split(".")[:2])
-        assert f": trainer and feeder differ: {what} {here} is needed, the feeder has 1.2; make" in str(told.value)
+        assert f": trainer and feeder differ: {what} {here} is needed, the feeder has 1.2; make" in str(
+            told.value
+        )
         fleet.relist()
         until(lambda: fleet.status()["rings"][0]["feeders_up"] == 3)
         assert ids(loader) == list(range(40)), "feeders that fit do the work beside one that does not"

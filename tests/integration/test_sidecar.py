@@ -8,12 +8,10 @@ import json
 import math
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
@@ -23,8 +21,7 @@ from typing import Any
 
 import pytest
 import torch
-from batches import Augmented, Numbers, Sized, epoch, fingerprint, ids
-from processes import alive, beside_shared_memory_kb, children, in_child, line, script, shared_memory_kb
+from batches import Augmented, Numbers, Sized, fingerprint, ids
 from rig import Rig, until
 
 from dataloaderjob import DataLoader
@@ -33,6 +30,7 @@ from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import ServiceUnavailable
 from dataloaderjob.core.settings import dump
 from dataloaderjob.sidecar.settings import SidecarSettings, memory_limit
+from processes import alive, beside_shared_memory_kb, children, in_child, line, script, shared_memory_kb
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +80,17 @@ def test_sidecar_killed_again_and_again_loses_no_batch_and_its_ring_is_adopted(r
 
     def ring_memory() -> int:
         gc.collect()
-        receivers = [child for child in children(rig.sidecar.pid)]
+        receivers = list(children(rig.sidecar.pid))
         return shared_memory_kb(os.getpid(), *receivers)
 
     found, kept, totals = run()
     assert found == run(num_workers=0)[0]
-    assert [fingerprint(batch) for batch, _ in kept] == [was for _, was in kept], "a lent batch was overwritten"
-    assert max(totals) < control.NBYTES // 1024 + 1.2 * sizes[-1] // 1024, "the ring is adopted, not made anew"
+    assert [fingerprint(batch) for batch, _ in kept] == [was for _, was in kept], (
+        "a lent batch was overwritten"
+    )
+    assert max(totals) < control.NBYTES // 1024 + 1.2 * sizes[-1] // 1024, (
+        "the ring is adopted, not made anew"
+    )
     assert sizes == sizes[:1] * len(sizes)
 
 
@@ -274,7 +276,12 @@ def test_metrics_health_and_status(rig: Rig) -> None:
     loader = DataLoader(Sized(1 << 16, 40), batch_size=4)
     kept = list(loader)
     assert get(rig, "/healthz") == "ok\n"
-    until(lambda: 'rank="pid-' in get(rig, "/metrics") and json.loads(get(rig, "/status"))["rings"][0]["batches"] == 10)
+    until(
+        lambda: (
+            'rank="pid-' in get(rig, "/metrics")
+            and json.loads(get(rig, "/status"))["rings"][0]["batches"] == 10
+        )
+    )
     found = {
         text.split("{")[0]: float(text.rpartition(" ")[2])
         for text in get(rig, "/metrics").splitlines()
@@ -326,12 +333,21 @@ def test_slow_and_greedy_http_clients_disturb_nobody(rig: Rig) -> None:
         thread.join()
         for sock in slow:
             sock.close()
-    for request in (b"\r\n\r\n", b"POST / HTTP/1.0\r\n\r\n", b"\xff" * 9000, b"GET  \r\n\r\n", b"GET / HTTP/1.0\r\n" * 900):
+    for request in (
+        b"\r\n\r\n",
+        b"POST / HTTP/1.0\r\n\r\n",
+        b"\xff" * 9000,
+        b"GET  \r\n\r\n",
+        b"GET / HTTP/1.0\r\n" * 900,
+    ):
         with socket.create_connection(("127.0.0.1", rig.metrics_port)) as sock:
             sock.sendall(request)
             sock.settimeout(5)
             with contextlib.suppress(ConnectionResetError):
-                assert sock.recv(100).split(b"\r\n")[0] in (b"HTTP/1.0 400 Bad Request", b"HTTP/1.0 404 Not Found")
+                assert sock.recv(100).split(b"\r\n")[0] in (
+                    b"HTTP/1.0 400 Bad Request",
+                    b"HTTP/1.0 404 Not Found",
+                )
     assert get(rig, "/healthz") == "ok\n"
 
 
@@ -340,7 +356,9 @@ def test_slow_and_greedy_http_clients_disturb_nobody(rig: Rig) -> None:
 
 def test_socket_that_is_not_there_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATALOADERJOB_SOCKET", "/nowhere/s")
-    with pytest.raises(ServiceUnavailable, match=r"no sidecar listens at /nowhere/s \(DATALOADERJOB_SOCKET\): is the"):
+    with pytest.raises(
+        ServiceUnavailable, match=r"no sidecar listens at /nowhere/s \(DATALOADERJOB_SOCKET\): is the"
+    ):
         iter(DataLoader(Numbers()))
 
 
@@ -349,11 +367,13 @@ def test_socket_without_a_sidecar_behind_it_is_told(rig: Rig, monkeypatch: pytes
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.bind(str(path))
     monkeypatch.setenv("DATALOADERJOB_SOCKET", str(path))
-    with pytest.raises(ServiceUnavailable, match="does not answer: .*refused"):
+    with pytest.raises(ServiceUnavailable, match=r"does not answer: .*refused"):
         iter(DataLoader(Numbers()))
 
 
-def test_socket_path_that_is_too_long_is_told_on_both_sides(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_path_that_is_too_long_is_told_on_both_sides(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = str(rig.home / ("x" * 100))
     message = rf"a Unix socket's path may have 107 bytes, '{path}' has {len(path)}: choose a shorter folder"
     monkeypatch.setenv("DATALOADERJOB_SOCKET", path)
@@ -424,7 +444,9 @@ def test_memory_beyond_what_the_container_has_is_found_first(rig: Rig) -> None:
 
 
 def test_folder_that_does_not_exist_or_may_not_be_written_is_told(rig: Rig) -> None:
-    assert "the folder of the socket '/nowhere/s' does not exist: create it first" in refused(rig, socket="/nowhere/s")
+    assert "the folder of the socket '/nowhere/s' does not exist: create it first" in refused(
+        rig, socket="/nowhere/s"
+    )
     assert "cannot make a socket at /proc/s" in refused(rig, socket="/proc/s")
 
 
@@ -491,7 +513,9 @@ def test_nonsense_instead_of_a_greeting_ends_only_itself(rig: Rig) -> None:
         say(rig, packets, fds)
     assert found + ids(iterator) == list(range(200))
     until(
-        lambda: (ring(rig)["receiver"], rig.sidecar.pid, len(os.listdir(f"/proc/{rig.sidecar.pid}/fd"))) == before,
+        lambda: (
+            (ring(rig)["receiver"], rig.sidecar.pid, len(os.listdir(f"/proc/{rig.sidecar.pid}/fd"))) == before
+        ),
         what="the end of all descriptors that came",
     )
 
@@ -534,9 +558,14 @@ def test_forged_rings_end_only_their_own_receiver(rig: Rig) -> None:
     for regions, leases in claims:
         fds = [os.pidfd_open(os.getpid()), Control.create(), os.eventfd(0), os.eventfd(0)]
         fds += [forged(8192, seal=True) for _ in regions]
-        with contextlib.suppress(AssertionError):  # WELCOME: the parent does not look at it, the receiver does
+        with contextlib.suppress(
+            AssertionError
+        ):  # WELCOME: the parent does not look at it, the receiver does
             say(rig, hello(adopt={"regions": regions, "leases": leases}), fds)
-    until(lambda: [r["rank"] for r in rig.status()["rings"]] == [f"pid-{os.getpid()}"], what="the end of the others")
+    until(
+        lambda: [r["rank"] for r in rig.status()["rings"]] == [f"pid-{os.getpid()}"],
+        what="the end of the others",
+    )
     assert found + ids(iterator) == list(range(100))
     assert rig.sidecar.poll() is None
 
@@ -562,7 +591,10 @@ class Intruder:
                 self.sock.send(packet)
 
     def open(self, stream: int = 1, **fields: Any) -> None:
-        told = {"spec": json.dumps({"blobs": [["0" * 64, 1]], "allow_pickle": False, "facts": {}}), "window": 16}
+        told = {
+            "spec": json.dumps({"blobs": [["0" * 64, 1]], "allow_pickle": False, "facts": {}}),
+            "window": 16,
+        }
         self.say(link.Type.OPEN, json.dumps({**told, **fields}).encode(), stream=stream)
 
     def leave(self) -> None:

@@ -24,7 +24,9 @@ class Lister:
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def list(self, endpoints: list[tuple[str, str, str, int]], *, desired: int, notes: tuple[str, ...] = ()) -> None:
+    def list(
+        self, endpoints: list[tuple[str, str, str, int]], *, desired: int, notes: tuple[str, ...] = ()
+    ) -> None:
         """Publishes (name, instance, host, port) of each feeder."""
         feeders = [{"name": n, "instance": i, "host": h, "port": p} for n, i, h, p in endpoints]
         with self._lock:

@@ -360,7 +360,7 @@ class Dispatcher:
         self.fail_service(
             ticket,
             "FeederLost",
-            f"{ticket.strikes} feeder processes died, each while making "
+            f"{ticket.strikes + 1} feeder processes died, the last {ticket.strikes} each while making "
             f"{tickets.describe(ticket.payload, ticket.position)} of batch {ticket.number} (the last one: {reason}): "
             "look for os._exit, a crash in native code or too little memory there; the feeders' last output "
             "is in the job's log",

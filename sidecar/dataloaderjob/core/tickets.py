@@ -84,6 +84,13 @@ def unpack(data: bytes | memoryview) -> Ticket:
     raise RemoteProtocolError(f"key form {key_form} is not known: this feeder serves map-style datasets only")
 
 
+def base_seed(data: bytes | memoryview) -> int:
+    """The seed of a packed ticket, read without unpickling its keys, which are the user's."""
+    if len(data) < HEAD_NBYTES:
+        raise RemoteProtocolError(f"a ticket needs at least {HEAD_NBYTES} bytes, found {len(data)}")
+    return int(_HEAD.unpack_from(data)[0])
+
+
 _ENTRY = struct.Struct("<QI")
 
 

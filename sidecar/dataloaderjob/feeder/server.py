@@ -32,7 +32,7 @@ from dataloaderjob.core.feeding import Feeding
 from dataloaderjob.core.feeding_states import Instruction, Job
 from dataloaderjob.core.frames import Header, Kind
 from dataloaderjob.core.settings import IN_FEEDER_VARIABLE, FeederSettings, load, read_key
-from dataloaderjob.core.tickets import unpack as unpack_ticket
+from dataloaderjob.core.tickets import base_seed
 from dataloaderjob.feeder.desk import SpecDesk
 from dataloaderjob.feeder.door import Door
 from dataloaderjob.feeder.link import Link, checksum
@@ -309,7 +309,7 @@ class FeederServer:
 
     def _load(self, job: Job) -> None:
         with self._desk.loading(job.spec) as spec:
-            self._workshop.load(job.spec, spec, unpack_ticket(job.payload).base_seed)
+            self._workshop.load(job.spec, spec, base_seed(job.payload))
 
     def _progress(self, job: Job, position: int) -> None:
         """Tells the receiver which sample comes next, before that sample can end this process."""

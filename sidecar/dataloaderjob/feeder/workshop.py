@@ -14,6 +14,7 @@ from torch.utils.data import _utils
 
 from dataloaderjob.core import tickets
 from dataloaderjob.core.blobs import BlobStore, Spec
+from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.fetch.aliasing import aliased
 from dataloaderjob.fetch.failures import pack_failure
@@ -79,9 +80,9 @@ class Workshop:
         self._loaded.move_to_end(spec_id)
         if isinstance(loaded, Failed):
             return loaded
-        phase = "ticket"
+        phase = "loading the sampler's keys"
         try:
-            ticket = tickets.unpack(payload)
+            ticket = _unpack(payload)
             self._introduce(loaded, ticket.base_seed)
             phase = ""  # of the user's code: the fetcher says which
             batch = loaded.fetcher.fetch(number, ticket, on_sample)
@@ -109,3 +110,14 @@ class Workshop:
 
     def _fail(self, exc: BaseException, phase: str) -> Failed:
         return Failed(pack_failure(exc, phase=phase, feeder=self._settings.name))
+
+
+def _unpack(payload: bytes) -> tickets.Ticket:
+    """Raises InputError for keys whose types this feeder does not have."""
+    try:
+        return tickets.unpack(payload)
+    except (ImportError, AttributeError) as exc:
+        raise InputError(
+            f"the sampler's keys cannot be loaded in a feeder: {exc}. Use ints, strings or tuples for keys, or types "
+            "of a module that is installed in the feeders' image"
+        ) from exc

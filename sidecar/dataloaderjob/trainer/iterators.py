@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from dataloaderjob.trainer.loader import DataLoader
 
 _U64 = (1 << 64) - 1
-_LATER = object()
 _NOTHING = object()
 
 
@@ -49,13 +48,15 @@ class _Windowed(_BaseDataLoaderIter):
         self._begin()
 
     def _begin(self) -> None:
-        if not hasattr(self._sampler_iter, "__iter__"):
-            self._sampler_iter = _iterable(self._sampler_iter)
+        # Not iter() of it: Lightning has a sampler's iterator that begins anew then.
+        self._source = starmap(self._sampler_iter.__next__, repeat(()))
         self._drawn = 0
         self._taken = 0
         self._position = 0
         self._key: Any = _NOTHING
         """What the sampler gave and was not submitted: an interrupt came in between."""
+        self._kept: Any = _NOTHING
+        """A batch that was taken and not returned: an interrupt came in between."""
         self._exhausted = False
         self._sampler_error: BaseException | None = None
 
@@ -79,7 +80,11 @@ class _Windowed(_BaseDataLoaderIter):
             except Exception as exc:  # raised at its turn: nothing that was drawn is lost
                 self._exhausted, self._sampler_error = True, exc
                 return
-            self._submit(self._drawn, keys)
+            try:
+                self._submit(self._drawn, keys)
+            except errors.InputError as exc:  # keys that cannot travel: the sampler's error, too
+                self._exhausted, self._sampler_error = True, exc
+                return
             self._drawn, self._position, self._key = self._drawn + 1, self._position + len(keys), _NOTHING
 
     def _next_keys(self) -> list[Any]:
@@ -87,7 +92,7 @@ class _Windowed(_BaseDataLoaderIter):
         if self._key is _NOTHING:
             try:
                 # Not next(), between whose return and the assignment a signal's handler may run.
-                for self._key in self._sampler_iter:  # noqa: B020
+                for self._key in self._source:  # noqa: B020
                     break
                 else:
                     raise StopIteration
@@ -113,6 +118,16 @@ class _Windowed(_BaseDataLoaderIter):
             raise error
         raise StopIteration
 
+    def _give(self) -> Any:
+        """Lets the sampler advance, then returns what is kept; if that is interrupted, with the next call."""
+        try:  # noqa: SIM105  contextlib.suppress takes ten times as long
+            self._draw()
+        except errors.ServiceError:
+            pass  # the next call meets it again, and has no batch to lose
+        batch = self._pinned(self._kept) if self._pin_memory else self._kept
+        self._kept = _NOTHING
+        return batch
+
     def _pinned(self, batch: Any) -> Any:
         if self._pin_memory and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
@@ -132,6 +147,10 @@ class InProcessIterator(_Windowed):
         self._queue[number] = tickets.Ticket(self._epoch_seed, self._position, self._bare, keys)
 
     def __next__(self) -> Any:
+        if self._kept is not _NOTHING:
+            return self._give()
+        if not self._exhausted and self._drawn < self._taken + self._window:
+            self._draw()  # an interrupt kept an earlier call from it
         number = self._taken
         if number >= self._drawn:
             self._finish()
@@ -139,16 +158,17 @@ class InProcessIterator(_Windowed):
             with preserved_generators():
                 batch = self._fetcher.fetch(number, self._queue[number])
         except SampleError as exc:
-            self._advance(number)
+            self._count(number, _NOTHING)
+            self._draw()
             error = failures.as_raised(exc)
             raise error from error.__cause__
-        self._advance(number)
-        return self._pinned(batch)
+        self._count(number, batch)
+        return self._give()
 
-    def _advance(self, number: int) -> None:
-        del self._queue[number]
-        self._taken = self._num_yielded = number + 1
-        self._draw()
+    def _count(self, number: int, batch: Any) -> None:
+        self._kept, self._taken = batch, number + 1
+        self._num_yielded = number + 1
+        self._queue.pop(number, None)
 
     _next_data = __next__
 
@@ -209,6 +229,8 @@ class ServiceIterator(_Windowed):
             self._client.flush(self._stream)
 
     def __next__(self) -> Any:
+        if self._kept is not _NOTHING:
+            return self._give()
         number = self._taken
         if not self._exhausted and self._drawn < number + self._window and self._stream is not None:
             self._draw()  # an interrupt kept an earlier call from it
@@ -221,40 +243,37 @@ class ServiceIterator(_Windowed):
         if self._returned_ns:
             words[ctl.W_STEP_NS] += began - self._returned_ns
         try:
-            batch = self._take(stream, number)
-            if batch is _LATER:
-                while batch is _LATER:
-                    self._client.wait(stream, number, self._control, self._timeout_s)
-                    batch = self._take(stream, number)
-                words[ctl.W_WAIT_NS] += time.perf_counter_ns() - began
-            else:
+            if self._take(stream, number):
                 words[ctl.W_READY_CALLS] += 1
+            else:
+                self._client.wait(stream, number, self._control, self._timeout_s)
+                while not self._take(stream, number):
+                    self._client.wait(stream, number, self._control, self._timeout_s)
+                words[ctl.W_WAIT_NS] += time.perf_counter_ns() - began
         except Exception:
             self._draw()
             raise
-        self._draw()
-        if self._pin_memory:
-            batch = self._pinned(batch)
+        batch = self._give()
         self._returned_ns = time.perf_counter_ns()
         return batch
 
     _next_data = __next__
 
-    def _take(self, stream: Stream, number: int) -> Any:
-        """Batch `number`, counted as taken, or _LATER. An error of the batch counts as taking it, too."""
+    def _take(self, stream: Stream, number: int) -> bool:
+        """Keeps batch `number`, counted as taken, if it is ready. Raises its error, which counts as taking it."""
         client = self._client
         with client.lock:  # a new sidecar may be told by another thread what is taken and what is not
             client.check()
             lease = client.ready(stream, number, self._control)
             if lease is None:
-                return _LATER
+                return False
             try:
                 batch = self._failed(stream, number) if lease == ctl.FAILED else self._decode(number, lease)
             except Exception:
-                self._count(stream, number)
+                self._count(stream, number, _NOTHING)
                 raise
-            self._count(stream, number)
-        return batch
+            self._count(stream, number, batch)
+        return True
 
     def _decode(self, number: int, lease: int) -> Any:
         ring, control = self._ring, self._control
@@ -272,8 +291,10 @@ class ServiceIterator(_Windowed):
             holders.warn_once(ring)
         return self._decoder.decode(body)
 
-    def _count(self, stream: Stream, number: int) -> None:
+    def _count(self, stream: Stream, number: int, batch: Any) -> None:
         words = self._words
+        # No call between these two, so that no signal's handler runs there.
+        self._kept = batch
         self._taken = stream.awaited = self._num_yielded = number + 1
         self._begin_lease()
         stream.pending.pop(number, None)
@@ -308,16 +329,6 @@ class ServiceIterator(_Windowed):
             elif held is not None:
                 self._ring.tail.log.append(held[2].number)  # the receiver ends it with its ticket
             self._client.closed_streams.append((stream.id, stream.awaited))
-
-
-def _iterable(iterator: Any) -> Iterator[Any]:
-    """For a sampler whose iterator has __next__ only, with which torch is content."""
-    while True:
-        try:
-            item = next(iterator)
-        except StopIteration:
-            return
-        yield item
 
 
 def _path(text: object) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -22,9 +23,17 @@ from dataloaderjob.trainer.iterators import InProcessIterator, ServiceIterator
 
 SOCKET_VARIABLE = "DATALOADERJOB_SOCKET"
 PREFETCH_VARIABLE = "DATALOADERJOB_PREFETCH"
+FEEDERS_VARIABLE = "DATALOADERJOB_FEEDERS"
 DEFAULT_PREFETCH = 16
 MAX_PREFETCH = WINDOW - 24
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+_TORCHS_CONTEXT: Any = torch.utils.data.DataLoader.multiprocessing_context
+_ACCELERATE = (
+    "Accelerate would replace dataloaderjob.DataLoader by torch's own loader: leave it out of "
+    "accelerator.prepare(), give it a sampler for this rank (for instance "
+    "DistributedSampler(dataset, accelerator.num_processes, accelerator.process_index)) and move "
+    "batches with .to(accelerator.device)"
+)
 _said: set[str] = set()
 
 
@@ -84,20 +93,23 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Accelerate asks this before it would rebuild the loader as torch's own class."""
-        raise InputError(
-            "Accelerate would replace dataloaderjob.DataLoader by torch's own loader: leave it out of "
-            "accelerator.prepare(), give it a sampler for this rank (for instance "
-            "DistributedSampler(dataset, accelerator.num_processes, accelerator.process_index)) and move "
-            "batches with .to(accelerator.device)"
-        )
+        """`accelerator.prepare()` asks this before it would rebuild the loader as torch's own class."""
+        raise InputError(_ACCELERATE)
+
+    def _get_multiprocessing_context(self) -> Any:
+        # accelerate.data_loader's functions read all arguments, this one too, to rebuild the loader
+        if str(sys._getframe(1).f_globals.get("__name__")).startswith("accelerate."):  # noqa: SLF001
+            raise InputError(_ACCELERATE)
+        return _TORCHS_CONTEXT.fget(self)
+
+    multiprocessing_context = property(_get_multiprocessing_context, _TORCHS_CONTEXT.fset)
 
     def _window(self) -> int:
         """Index lists that the sampler is ahead. Fixed by the arguments and the job, by nothing else."""
         if self.prefetch_factor is not None:
             window = self.prefetch_factor * max(1, self.num_workers)
         else:
-            window = int(os.environ.get(PREFETCH_VARIABLE, DEFAULT_PREFETCH))
+            window = _number(PREFETCH_VARIABLE, DEFAULT_PREFETCH)
         if not 1 <= window <= MAX_PREFETCH:
             raise InputError(
                 f"between 1 and {MAX_PREFETCH} batches can be ahead, found {window}: change prefetch_factor "
@@ -185,8 +197,16 @@ def _rank() -> str:
 
 
 def _default_feeders() -> int:
-    announced = os.environ.get("DATALOADERJOB_FEEDERS")
-    return max(1, int(announced)) if announced else max(1, min(8, len(os.sched_getaffinity(0)) - 1))
+    return max(1, _number(FEEDERS_VARIABLE, min(8, len(os.sched_getaffinity(0)) - 1)))
+
+
+def _number(variable: str, default: int) -> int:
+    """A whole number that the job put into the environment. Raises InputError."""
+    text = os.environ.get(variable)
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise InputError(f"{variable} must be a whole number, found {text!r}: correct or unset it") from None
 
 
 def _say_once(text: str) -> None:

@@ -108,7 +108,7 @@ class Ring:
     def __init__(self, control: Control, wake_receiver: int) -> None:
         self.regions: dict[int, Region] = {}
         self.leases: dict[int, tuple[int, int, int]] = {}
-        """lease -> (region, offset, bytes) of what is not yet known to have ended."""
+        """lease -> (region, offset, bytes of its extent) of what is not yet known to have ended."""
         self.leased_nbytes = 0
         self.lease_limit = 0
         self.copies = 0
@@ -118,9 +118,13 @@ class Ring:
         """Takes note of the leases that have ended."""
         log = self.tail.log
         while log:
-            entry = self.leases.pop(log.popleft(), None)
+            number = log[0]
+            entry = self.leases.get(number)
             if entry is not None:
-                self.leased_nbytes -= round_up(entry[2])
+                # No call between these two, so that no signal's handler runs there.
+                del self.leases[number]
+                self.leased_nbytes -= entry[2]
+            log.popleft()
 
     def lend(self, number: int, entry: Entry) -> Lease:
         """A lease on a ready batch. It counts from here on, and ends once it has its `tail`.
@@ -133,11 +137,14 @@ class Ring:
             raise RemoteProtocolError(
                 f"the sidecar published {nbytes} bytes at {offset} of a region of {region.nbytes}"
             )
-        if number in self.leases:
-            self.leased_nbytes -= round_up(self.leases[number][2])  # an interrupt came before it was used
-        self.leases[number] = (region_number, offset, nbytes)
-        self.leased_nbytes += round_up(nbytes)  # what the extent takes
-        return Lease(number, region, region.address + offset, nbytes)
+        lease = Lease(number, region, region.address + offset, nbytes)
+        size, before = round_up(nbytes), self.leases.get(number)
+        # No call from here on, as above.
+        if before is not None:
+            self.leased_nbytes -= before[2]  # an interrupt came before it was used
+        self.leases[number] = (region_number, offset, size)
+        self.leased_nbytes += size
+        return lease
 
     @property
     def full(self) -> bool:
