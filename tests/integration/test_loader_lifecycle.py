@@ -174,6 +174,18 @@ def test_break_and_begin_again(rig: Rig) -> None:
     assert ids(loader) == list(range(200))
 
 
+def test_persistent_iterator_begins_again_after_a_break(rig: Rig) -> None:
+    loader = DataLoader(Numbers(200), batch_size=5, persistent_workers=True)
+    for stop in (0, 3, 1):
+        for step, batch in enumerate(loader):
+            assert batch[0].tolist() == list(range(5 * step, 5 * step + 5))
+            if step == stop:
+                break
+    del batch
+    assert ids(loader) == list(range(200))
+    assert iter(loader) is iter(loader)
+
+
 def test_nested_iteration_and_zip_of_one_loader(rig: Rig) -> None:
     loader = DataLoader(Numbers(30), batch_size=10)
     nested = [(a[0].tolist(), b[0].tolist()) for a in loader for b in loader]
@@ -388,8 +400,6 @@ def test_batches_can_be_changed_saved_copied_and_differentiated(rig: Rig) -> Non
         save(x, out)
         assert out.tell() < x.nbytes + 2000, "only its own bytes are written"
     assert torch.equal(copy.deepcopy(x), x)
-    shared = x.clone().share_memory_()
-    assert torch.equal(shared, x)
     w = torch.ones(50_000, requires_grad=True)
     loss = (x @ w).sum()
     expected = x.sum(0)
@@ -399,6 +409,17 @@ def test_batches_can_be_changed_saved_copied_and_differentiated(rig: Rig) -> Non
         pass
     loss.backward()
     assert torch.equal(w.grad, expected)
+
+
+def test_batches_go_to_other_processes(rig: Rig) -> None:
+    queue = torch.multiprocessing.get_context("fork").Queue()
+    for _, x in DataLoader(Numbers(40, width=5000), batch_size=4):
+        queue.put(x)  # torch moves it into shared memory of its own
+    found = torch.cat([queue.get(timeout=10) for _ in range(10)])
+    assert found[:, 0].tolist() == list(range(40))
+    assert found[:, -1].tolist() == [i + 2499.5 for i in range(40)]
+    x = next(iter(DataLoader(Numbers(4), batch_size=4)))[1]
+    assert x.share_memory_()[:, 0].tolist() == list(range(4))
 
 
 def test_extents_come_back_when_the_last_view_goes_in_any_thread(rig: Rig) -> None:

@@ -18,8 +18,10 @@ from batches import (
     Augmented,
     Feedback,
     InBatches,
+    Keyed,
     Numbers,
     Plain,
+    Whose,
     Zoo,
     as_list,
     epoch,
@@ -225,6 +227,50 @@ def test_every_kind_of_leaf_and_container_equals_torchs(service: int) -> None:
 
 def test_default_collate_of_all_it_takes_equals_torchs(service: int) -> None:
     assert epoch(data.DataLoader(Plain(23), batch_size=5)) == epoch(DataLoader(Plain(23), batch_size=5))
+
+
+KEYS = [
+    "a",
+    "ä\ud800",
+    b"b",
+    ("a", 1),
+    (2, (3.5, None)),
+    frozenset({4}),
+    2**70,
+    -(2**63),
+    1.5,
+    np.float32(2),
+    torch.tensor(3),
+]
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 4])
+def test_keys_of_every_kind_arrive_as_they_are(service: int, batch_size: int | None) -> None:
+    loaders = [
+        kind(Keyed(), batch_size=batch_size, sampler=KEYS, collate_fn=as_list)
+        for kind in (data.DataLoader, DataLoader)
+    ]
+    assert epoch(loaders[0]) == epoch(loaders[1])
+
+
+@pytest.mark.parametrize("batch", [None, [], (), {}, 0, "", b"", torch.empty(0), [[], {}], False])
+def test_batches_that_are_nothing_arrive_too(service: int, batch: Any) -> None:
+    loaders = [
+        kind(Numbers(9), batch_size=2, collate_fn=lambda _: batch) for kind in (data.DataLoader, DataLoader)
+    ]
+    assert epoch(loaders[0]) == epoch(loaders[1])
+
+
+def test_batches_of_no_samples_arrive_too(service: int) -> None:
+    loaders = [
+        kind(Numbers(9), batch_sampler=[[], [1], [], []], collate_fn=as_list)
+        for kind in (data.DataLoader, DataLoader)
+    ]
+    assert epoch(loaders[0]) == epoch(loaders[1])
+
+
+def test_feeders_all_take_part(service: int) -> None:
+    assert len({pid for pid, _ in DataLoader(Whose(60 * service), batch_size=None)}) == service
 
 
 def test_strides_and_requires_grad_arrive(service: int) -> None:

@@ -119,6 +119,32 @@ def test_batches_are_taken_as_fast_as_can_be_while_sidecars_come_and_go(rig: Rig
         thread.join()
 
 
+def test_threads_lose_no_batch_while_sidecars_come_and_go(rig: Rig) -> None:
+    loaders = [DataLoader(Numbers(1500, width=100 * k, seconds=0.0005), batch_size=3) for k in (1, 7, 40)]
+    found: list[Any] = []
+
+    def run(loader: DataLoader) -> None:
+        try:
+            numbers = []
+            for batch in loader:
+                numbers += batch[0].tolist()
+                assert torch.equal(batch[1][:, 0], batch[0].float())
+            found.append(numbers)
+        except BaseException as exc:
+            found.append(exc)
+
+    threads = [threading.Thread(target=run, args=(loader,)) for loader in loaders]
+    for thread in threads:
+        thread.start()
+    for _ in range(6):
+        time.sleep(0.15)
+        rig.kill_sidecar()
+        rig.start_sidecar()
+    for thread in threads:
+        thread.join(60)
+    assert found == [list(range(1500))] * 3
+
+
 def test_receiver_killed_alone_loses_no_batch(rig: Rig) -> None:
     iterator = iter(DataLoader(Sized(1 << 16, 200), batch_size=2))
     found = [next(iterator)[:, 0].clone() for _ in range(3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import os
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -134,6 +135,13 @@ def as_list(samples: list[Any]) -> list[Any]:
     return samples
 
 
+class Keyed(Numbers):
+    """Takes keys of any kind: gives them back, and what they are."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return {"key": key, "kind": type(key).__name__}
+
+
 class Plain(Numbers):
     """What torch's default_collate takes: tensors of its dtypes, dicts, Mappings, named tuples, strings."""
 
@@ -175,6 +183,14 @@ class Gated(Numbers):
         while i == self.at and not self.gate.exists() and time.monotonic() < ends:
             time.sleep(0.01)
         return super().__getitem__(i)
+
+
+class Whose(Numbers):
+    """Sample i: the process that makes it, slowly."""
+
+    def __getitem__(self, i: int) -> tuple[int, int]:
+        time.sleep(0.005)
+        return os.getpid(), i
 
 
 class Feedback(Sampler):
