@@ -150,6 +150,12 @@ class World:
             feeder.built.pop(key)
             self._body(feeder, key)
             self._build(feeder)
+        elif header.kind == Kind.GRANT:  # asked again after its announcement: it is room
+            feeder.queue = [
+                (k, max(room, header.room) if k == key else room, probe) for k, room, probe in feeder.queue
+            ]
+            if feeder.building and feeder.building[0] == key:
+                feeder.building = (key, max(feeder.building[1], header.room))
         elif header.kind == Kind.CANCEL:
             feeder.queue = [q for q in feeder.queue if q[0] != key]
             feeder.built.pop(key, None)
@@ -169,14 +175,15 @@ class World:
             return
         if key[1] in feeder.hung:
             return
-        self.at(feeder.pace_s * self.random.uniform(0.5, 1.5), lambda: self._finished(feeder, key, room))
+        self.at(feeder.pace_s * self.random.uniform(0.5, 1.5), lambda: self._finished(feeder, key))
 
-    def _finished(self, feeder: SimFeeder, key, room) -> None:
+    def _finished(self, feeder: SimFeeder, key) -> None:
         if feeder.dead:
             return
         if feeder.frozen:
-            self.at(0.5, lambda: self._finished(feeder, key, room))
+            self.at(0.5, lambda: self._finished(feeder, key))
             return
+        room = feeder.building[1]
         feeder.building = None
         if self.sizes[key] <= room:
             self._body(feeder, key)

@@ -7,6 +7,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from world import World
 
+from dataloaderjob.core.frames import Kind
+
 
 def finish(world, *trainers, limit_s=600.0):
     world.run(lambda: all(t.done and not t.held for t in trainers), limit_s)
@@ -127,6 +129,34 @@ def test_two_iterators_share_the_ring_and_neither_blocks_the_other():
     world.at(5.0, lambda: setattr(two, "paused", False))
     finish(world, one, two)
     assert max(world.waits[:60]) < 1.0
+
+
+def test_an_iterator_that_sleeps_is_served_past_feeders_full_of_a_paused_ones_announcements():
+    world = World(21, limit=1 << 20, ring=4 * 4096)
+    world.add_feeder(0.01)
+    paused = world.open(1, 60, window=16, size=lambda r: 4096)
+    paused.paused = True
+    world.run(lambda: sum(len(link.asks) for link in world.machine.links.values()) == 2 and world.now > 5.0)
+    awake = world.open(2, 60, window=16, size=lambda r: 4096)
+    world.run(lambda: awake.done, 60.0)
+    assert max(world.waits) < 1.0
+    paused.stop()
+
+
+def test_a_body_larger_than_its_room_is_a_late_copy_and_is_asked_again_with_more():
+    world = World(22)
+    feeder = world.add_feeder(0.05)
+    trainer = world.open(1, 20, size=lambda r: 4096)
+    world.run(lambda: len(world.taken[1]) == 5)
+    link = world.machine.links[feeder.endpoint.instance]
+    key, ask = next((k, a) for k, a in link.asks.items() if a.extent is not None)
+    late = world._header(Kind.BODY, key, nbytes=ask.extent.nbytes + 1)
+    assert world.machine.begin_body(world.now, feeder.endpoint.instance, late) is None
+    assert world.machine.counters.late_copies == 1
+    world.carry_out()
+    assert link.asks[key].extent.nbytes >= late.nbytes
+    finish(world, trainer)
+    assert world.taken[1] == list(range(20))
 
 
 @pytest.mark.parametrize("seed", range(40))

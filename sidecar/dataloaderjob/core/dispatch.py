@@ -222,10 +222,7 @@ class Dispatcher:
         self.dispatch(now)
 
     def begin_body(self, now: float, instance: str, header: Header) -> Extent | None:
-        """A body's header came. Returns where it goes, None to read it and throw it away.
-
-        Raises RemoteProtocolError when the body is larger than what was granted.
-        """
+        """A body's header came. Returns where it goes, None to read it and throw it away."""
         link = self.links.get(instance)
         if link is None or header.generation != self.generation:
             return None
@@ -235,9 +232,12 @@ class Dispatcher:
             self.counters.late_copies += 1
             return None
         if header.nbytes > ask.extent.nbytes:
-            raise RemoteProtocolError(
-                f"a body of {header.nbytes} bytes came where {ask.extent.nbytes} were granted"
-            )
+            # An earlier copy, cancelled too late, of what was asked again here with less room.
+            self.counters.late_copies += 1
+            self._saw_size(ask.ticket.stream, header.nbytes)
+            self.drop_ask(ask, cancel=True)
+            self.dispatch(now)
+            return None
         if ask.state is AskState.ASKED:
             ask.granted_at = now
         ask.state, ask.nbytes = AskState.RECEIVING, header.nbytes
