@@ -14,7 +14,6 @@ from typing import Any
 from dataloaderjob.core import choose, frames, granting, tickets
 from dataloaderjob.core.accounts import Counters, DispatchSettings
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.facts import caution, mismatch
 from dataloaderjob.core.frames import Flag, Header, Kind
 from dataloaderjob.core.instructions import (
     Close,
@@ -31,6 +30,7 @@ from dataloaderjob.core.lateness import MAX_STRIKES
 from dataloaderjob.core.placing import Placer, mb
 from dataloaderjob.core.space import Extent
 from dataloaderjob.core.streams import Ask, AskState, Event, Link, State, Stream, Ticket
+from dataloaderjob.core.versions import Versions
 
 
 class Dispatcher:
@@ -47,8 +47,7 @@ class Dispatcher:
         self.supervisor_notes: list[str] = []
         self.starved = False
         """An announced body waits for space: the shell should hear of ended leases at once."""
-        self._refusals = False
-        self._cautions: set[str] = set()
+        self._versions = Versions()
         self._out: list[Instruction] = []
         self.placer = Placer(settings.limit_nbytes, settings.ring_nbytes, self._out)
 
@@ -276,7 +275,8 @@ class Dispatcher:
             if len(queued) > 1:
                 queued.sort(key=lambda t: t.number - t.stream.awaited)
             for ticket in queued:
-                if self._reject_spec(ticket):
+                if refusal := self._versions.refusal(ticket.stream, links):
+                    self.fail_service(ticket, "ServiceUnavailable", refusal)
                     break
                 link = choose.choose(links, ticket.stream)
                 if link is not None:
@@ -409,26 +409,6 @@ class Dispatcher:
                 self._out.append(Send(link.endpoint.instance, header, stream.manifest))
                 return
 
-    def _reject_spec(self, ticket: Ticket) -> bool:
-        """Fails a ticket whose trainer's versions fit no feeder that is connected."""
-        if not self._refusals or not (refusals := self._refusals_of(ticket.stream)):
-            return False
-        reasons = "; ".join(sorted(refusals)[:3])
-        self.fail_service(ticket, "ServiceUnavailable", f"no feeder can run this trainer's code: {reasons}")
-        return True
-
-    def _refusals_of(self, stream: Stream) -> set[str]:
-        """Why no feeder can serve this stream; empty while one can, or none is connected."""
-        up = [link for link in self.links.values() if link.up and not link.draining]
-        if not all(stream.spec in link.refused for link in up):
-            return set()
-        return {link.refused[stream.spec] for link in up}
-
     def _compare(self, stream: Stream, link: Link) -> None:
-        """Checks a feeder's versions against the trainer's, once for each pair."""
-        if reason := mismatch(stream.facts, link.facts):
-            link.refused[stream.spec] = f"{link.endpoint.name}: {reason}"
-            self._refusals = True
-        elif (reason := caution(stream.facts, link.facts)) and reason not in self._cautions:
-            self._cautions.add(reason)
-            self._out.append(Note(f"{link.endpoint.name}: {reason}"))
+        if note := self._versions.compare(stream, link):
+            self._out.append(Note(note))

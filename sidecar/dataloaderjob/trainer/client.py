@@ -14,15 +14,15 @@ import sys
 import threading
 import time
 import weakref
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from dataloaderjob.core import control as ctl
-from dataloaderjob.core import link, tickets
+from dataloaderjob.core import link
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable
+from dataloaderjob.trainer.attach import attach, failure
 from dataloaderjob.trainer.ring import Ring, map_region
+from dataloaderjob.trainer.stream import MESSAGE_NBYTES, Stream
 
 POLL_MS = 100
 PATIENCE_MS = 20
@@ -30,35 +30,11 @@ POLL_SHARED_MS = 2
 REATTACH_DEADLINE_S = 120.0
 REATTACH_NOTE_S = 5.0
 SEND_TIMEOUT_S = 60.0
-MESSAGE_NBYTES = 4 << 20
 GRACE_S = 60.0
 """Beyond the job's deadline for a batch: then the sidecar itself is silent."""
 
 _clients: weakref.WeakValueDictionary[str, Client] = weakref.WeakValueDictionary()
 _clients_lock = threading.Lock()
-_process = os.urandom(8).hex()
-"""Tells this process from all others at the sidecar: containers of a pod may have equal pids."""
-
-
-@dataclass(slots=True, eq=False)
-class Stream:
-    """One live iterator as the client sees it."""
-
-    id: int
-    manifest: str
-    window: int
-    awaited: int = 0
-    pending: dict[int, bytes] = field(default_factory=dict)
-    """Tickets sent and not taken: what is sent again when a sidecar dies."""
-    failures: dict[int, bytes] = field(default_factory=dict)
-    unsent: list[tuple[int, bytes]] = field(default_factory=list)
-    told_waiting: int | None = None
-    """The ticket that the receiver knows us to sleep for."""
-
-    @property
-    def together(self) -> int:
-        """Tickets in one message: so few that feeders never run out of work for it."""
-        return max(1, min(8, self.window // 4))
 
 
 def connect(path: str, rank: str) -> Client:
@@ -104,32 +80,9 @@ class Client:
     # Attaching
 
     def _attach(self, adopt: dict[str, Any] | None, fds: list[int]) -> tuple[socket.socket, list[int]]:
-        """Raises ServiceUnavailable with the reason; OSError, ProtocolError while nobody fit answers."""
-        hello = {"pid": os.getpid(), "process": _process, "rank": self.rank, "adopt": adopt}
-        sock = dial(self.path)
-        try:
-            pidfd = os.pidfd_open(os.getpid())
-            try:
-                first, *rest = link.pack_json(link.Type.HELLO, hello)
-                socket.send_fds(sock, [first], [pidfd, *fds])
-            finally:
-                os.close(pidfd)
-            for packet in rest:
-                sock.send(packet)
-            data, received = link.recv_with_fds(sock)
-            if not data:
-                raise ConnectionError("the sidecar closed the connection")
-            answer = link.unpack(data)
-            message = link.parse_json(answer.payload)
-            if answer.type != link.Type.WELCOME:
-                reason = message.get("error")
-                raise ServiceUnavailable(f"the sidecar at {self.path} refused this process: {reason}")
-        except BaseException:
-            sock.close()
-            raise
-        self.settings = message
-        sock.settimeout(None)
-        return sock, received
+        made = attach(self.path, self.rank, adopt, fds)
+        self.settings = made.settings
+        return made.sock, made.fds
 
     def _connected(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SEND_TIMEOUT_S), 0))
@@ -192,9 +145,7 @@ class Client:
             self._send_open(stream)
             stream.unsent.clear()
             stream.told_waiting = None
-            self._send(
-                self._tickets(stream, [e for e in sorted(stream.pending.items()) if e[0] >= stream.awaited])
-            )
+            self._send(stream.messages([e for e in sorted(stream.pending.items()) if e[0] >= stream.awaited]))
 
     def check(self) -> None:
         """Raises ServiceUnavailable when this client is of no more use."""
@@ -242,29 +193,9 @@ class Client:
         with self.lock:
             self.check()
             if stream.unsent or (waiting and stream.told_waiting != stream.awaited):
-                self._guarded(self._send, self._tickets(stream, stream.unsent, waiting=waiting))
+                self._guarded(self._send, stream.messages(stream.unsent, waiting=waiting))
                 stream.unsent.clear()
                 stream.told_waiting = stream.awaited if waiting else None
-
-    @staticmethod
-    def _tickets(stream: Stream, entries: list[tuple[int, bytes]], *, waiting: bool = False) -> list[bytes]:
-        """In messages of a few MB, each with one ticket at least."""
-        packets: list[bytes] = []
-        group: list[tuple[int, bytes]] = []
-        for entry in [*entries, None]:
-            nbytes = sum(len(data) for _, data in group)
-            if entry is None or (group and nbytes + len(entry[1]) > MESSAGE_NBYTES):
-                packets += link.pack(
-                    link.Type.TICKETS,
-                    tickets.join(group),
-                    stream=stream.id,
-                    ticket=waiting,
-                    awaiting=stream.awaited,
-                )
-                group = []
-            if entry is not None:
-                group.append(entry)
-        return packets
 
     def close(self, stream: Stream) -> None:
         if self.dead is None:
@@ -443,46 +374,14 @@ class Client:
             self._release()
 
 
-def failure(path: str) -> str | None:
-    """What a service of this machine wrote beside its socket when it gave up."""
-    try:
-        return Path(path).with_name("failed").read_text().strip()
-    except OSError:
-        return None
-
-
-def dial(path: str) -> socket.socket:
-    """Connects to a sidecar's socket. OSErrors get a message that says what to do."""
-    if len(path.encode()) > link.MAX_PATH_NBYTES:
-        raise ServiceUnavailable(
-            f"a Unix socket's path may have {link.MAX_PATH_NBYTES} bytes, {path!r} has {len(path.encode())}: "
-            "choose a shorter folder (TMPDIR, or DATALOADERJOB_DIR)"
-        )
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    sock.settimeout(10.0)
-    try:
-        sock.connect(path)
-    except PermissionError as exc:
-        sock.close()
-        raise ServiceUnavailable(
-            f"user {os.getuid()} may not connect to the sidecar's socket {path}: run the trainer as the sidecar's "
-            "user or in its group (on a cluster: the same securityContext.fsGroup)"
-        ) from exc
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
 def _say(text: str) -> None:
     sys.stderr.write(f"[dataloaderjob] {text}\n")
     sys.stderr.flush()
 
 
 def _after_fork_in_child() -> None:
-    global _clients_lock, _process
+    global _clients_lock
     _clients_lock = threading.Lock()
-    _process = os.urandom(8).hex()
     for client in list(_clients.values()):
         client.cut_off()
     _clients.clear()

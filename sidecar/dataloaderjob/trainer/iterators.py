@@ -25,8 +25,9 @@ from dataloaderjob.fetch.seeding import preserved_generators
 from dataloaderjob.fetch.ship import make_spec
 from dataloaderjob.fetch.tree import Decoder
 from dataloaderjob.trainer import holders
-from dataloaderjob.trainer.client import Client, Stream
+from dataloaderjob.trainer.client import Client
 from dataloaderjob.trainer.ring import Lease
+from dataloaderjob.trainer.stream import Stream
 
 if TYPE_CHECKING:
     from dataloaderjob.trainer.loader import DataLoader

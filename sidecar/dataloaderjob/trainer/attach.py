@@ -1,0 +1,94 @@
+"""How a trainer process comes to its sidecar: the socket, the first words, and why it may fail."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dataloaderjob.core import link
+from dataloaderjob.core.errors import ServiceUnavailable
+
+DIAL_TIMEOUT_S = 10.0
+_process = os.urandom(8).hex()
+"""Tells this process from all others at the sidecar: containers of a pod may have equal pids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What a sidecar that takes this process answers: its settings, and descriptors of control memory and wake-ups."""
+
+    sock: socket.socket
+    settings: dict[str, Any]
+    fds: list[int]
+
+
+def attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) -> Attachment:
+    """Says hello at `path`. `adopt` and `fds`: rings of an earlier sidecar that the new one shall take over.
+
+    Raises ServiceUnavailable with the reason; OSError, ProtocolError while nobody fit answers.
+    """
+    hello = {"pid": os.getpid(), "process": _process, "rank": rank, "adopt": adopt}
+    sock = dial(path)
+    try:
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            first, *rest = link.pack_json(link.Type.HELLO, hello)
+            socket.send_fds(sock, [first], [pidfd, *fds])
+        finally:
+            os.close(pidfd)
+        for packet in rest:
+            sock.send(packet)
+        data, received = link.recv_with_fds(sock)
+        if not data:
+            raise ConnectionError("the sidecar closed the connection")
+        answer = link.unpack(data)
+        message = link.parse_json(answer.payload)
+        if answer.type != link.Type.WELCOME:
+            raise ServiceUnavailable(f"the sidecar at {path} refused this process: {message.get('error')}")
+    except BaseException:
+        sock.close()
+        raise
+    sock.settimeout(None)
+    return Attachment(sock, message, received)
+
+
+def failure(path: str) -> str | None:
+    """What a service of this machine wrote beside its socket when it gave up."""
+    try:
+        return Path(path).with_name("failed").read_text().strip()
+    except OSError:
+        return None
+
+
+def dial(path: str) -> socket.socket:
+    """Connects to a sidecar's socket. OSErrors get a message that says what to do."""
+    if len(path.encode()) > link.MAX_PATH_NBYTES:
+        raise ServiceUnavailable(
+            f"a Unix socket's path may have {link.MAX_PATH_NBYTES} bytes, {path!r} has {len(path.encode())}: "
+            "choose a shorter folder (TMPDIR, or DATALOADERJOB_DIR)"
+        )
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    sock.settimeout(DIAL_TIMEOUT_S)
+    try:
+        sock.connect(path)
+    except PermissionError as exc:
+        sock.close()
+        raise ServiceUnavailable(
+            f"user {os.getuid()} may not connect to the sidecar's socket {path}: run the trainer as the sidecar's "
+            "user or in its group (on a cluster: the same securityContext.fsGroup)"
+        ) from exc
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _another_process() -> None:
+    global _process
+    _process = os.urandom(8).hex()
+
+
+os.register_at_fork(after_in_child=_another_process)
