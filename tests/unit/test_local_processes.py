@@ -105,7 +105,7 @@ def test_signals_come_one_by_one_in_the_loop():
 
 STUBBORN = (
     "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.setsid() if os.fork() == 0 else 0; "
-    "os.write(1, b'%d\n' % os.getpid()); time.sleep(60)"
+    "os.write(1, b'%d\\n' % os.getpid()); time.sleep(60)"
 )
 
 
