@@ -139,7 +139,7 @@ def test_the_guard_of_a_process_that_is_killed_ends_its_run(tmp_path: Path):
     runner = subprocess.Popen([sys.executable, "-c", code, str(home)], stdout=subprocess.PIPE)
     assert runner.stdout is not None
     assert runner.stdout.readline() == b"up\n"
-    assert len(tags.tagged("test-guard")) == 2
+    until(lambda: len(tags.tagged("test-guard")) == 2, 15, "both have their environment, a moment after exec")
     runner.kill()
     runner.wait()
     runner.stdout.close()

@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 RUN_VARIABLE = "DATALOADERJOB_RUN_ID"
+EXEC_S = 0.03
+"""Within execve a process has no environment for a moment: what a look found empty is looked at again."""
 
 
 def tagged(run_id: str, *, but: Iterable[int] = ()) -> list[int]:
@@ -30,10 +32,15 @@ def sweep(run_id: str, *, grace_s: float, but: Iterable[int] = ()) -> int:
     found: set[int] = set()
     number = signal.SIGTERM
     wait_s = grace_s
+    empty_looks = 0
     for _ in range(20):  # what is being ended may still start others
         pidfds = dict(_open(run_id, but))
         if not pidfds:
-            break
+            empty_looks += 1
+            if empty_looks == 2:
+                break
+            time.sleep(EXEC_S)
+            continue
         found |= set(pidfds)
         for fd in pidfds.values():
             with contextlib.suppress(ProcessLookupError):
