@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataloaderjob.core import control as ctl
-from dataloaderjob.core.control import FAILED, Control, Entry, sealed
+from dataloaderjob.core.control import FAILED, Control, sealed
 
 ROUNDS = 30_000
 
@@ -40,7 +40,7 @@ def test_a_published_batch_is_found_under_its_stream_and_ticket_only(
     assert trainer.ready(stream, ticket) is None
     assert receiver.publish(lease, stream, ticket, region, offset, nbytes) is False
     assert trainer.ready(stream, ticket) == lease
-    assert trainer.entry(lease) == Entry(stream, ticket, region, offset, nbytes)
+    assert trainer.entry(lease) == (stream, ticket, region, offset, nbytes)
     assert trainer.ready(stream, ticket + ctl.WINDOW) is None
     assert trainer.ready(stream + ctl.ROWS, ticket) is None
     receiver.unpublish(stream, ticket)
@@ -89,6 +89,18 @@ def test_the_memory_is_sealed_against_resizing():
     os.close(fd)
 
 
+def test_a_trainer_that_sleeps_for_several_batches_is_woken_by_the_last_of_them():
+    fd = Control.create()
+    receiver, trainer = Control(fd), Control(fd)
+    assert not receiver.publish(0, 1, 0, 1, 0, 1), "it is awake"
+    assert trainer.sleep(1, 1, after=3)
+    assert [receiver.publish(n, 1, n, 1, 0, 1) for n in (1, 2, 3, 4)] == [False, False, True, True]
+    trainer.awake()
+    assert not receiver.publish(5, 1, 5, 1, 0, 1)
+    assert not trainer.sleep(1, 5), "it is there"
+    os.close(fd)
+
+
 def _sleeper(control: Control, wake: int, acknowledge: int) -> int:
     """Waits for each ticket as the trainer does; returns how often it was ready and nobody woke us."""
     lost = 0
@@ -96,8 +108,7 @@ def _sleeper(control: Control, wake: int, acknowledge: int) -> int:
     poll.register(wake, select.POLLIN)
     for ticket in range(ROUNDS):
         while control.ready(1, ticket) is None:
-            control.sleep()
-            if control.ready(1, ticket) is None:
+            if control.sleep(1, ticket):
                 if poll.poll(2000):
                     os.eventfd_read(wake)
                 elif control.ready(1, ticket) is not None:
@@ -120,12 +131,15 @@ def test_no_wake_up_is_lost_between_two_processes(spin):
         finally:
             os._exit(code)
     receiver = Control(fd)
+    answered = select.poll()
+    answered.register(acknowledge, select.POLLIN)
     began = time.monotonic()
     for ticket in range(ROUNDS):
         for _ in range(spin):
             pass
         if receiver.publish(ticket % 100, 1, ticket, 1, 0, 1):
             os.eventfd_write(wake, 1)
+        assert answered.poll(20_000), "the sleeper has ended"
         os.eventfd_read(acknowledge)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0

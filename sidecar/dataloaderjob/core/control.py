@@ -18,10 +18,10 @@ import copy
 import mmap
 import os
 import struct
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from dataloaderjob.core.fence import Fence
+from dataloaderjob.core.fence import LOADS_IN_ORDER, Fence
 
 MAGIC = 0x444C4A_0001
 WORDS = 512
@@ -32,6 +32,7 @@ FAILED = 0xFFFF
 """In place of a lease: the ticket failed; the error came, or comes, over the socket."""
 
 _ENTRY = struct.Struct("<QQQQQ")
+_unpack_entry: Callable[[memoryview, int], Any] = _ENTRY.unpack_from
 ENTRY_NBYTES = _ENTRY.size
 _INDEX_AT = WORDS * 8
 _ENTRIES_AT = _INDEX_AT + ROWS * WINDOW * 8
@@ -40,8 +41,9 @@ NBYTES = -(-(_ENDED_AT + LEASES) // 4096) * 4096
 
 # Words, each group on cache lines of its own. T: stored by the trainer, R: by the receiver.
 W_MAGIC = 0
-W_ASLEEP = 8  # T: wake me by eventfd when you publish
+W_ASLEEP = 8  # T: wake me by eventfd when W_PUBLISHED gets here; 0: awake
 W_WANT = 16  # R: wake me by eventfd when a lease ends
+W_PUBLISHED = 17  # R: how often it has published
 W_NEXT_CALLS = 24  # T: batches taken
 W_WAIT_NS = 25  # T: time spent waiting in next()
 W_COPIES = 26  # T: batches served as copies, because leases were at their limit
@@ -52,14 +54,8 @@ W_READY_CALLS = 30  # T: calls of next() that found their batch ready
 W_FIGURES = 64  # R: figures of the receiver, in the order of `sidecar.figures.RECEIVER`
 
 
-class Entry(NamedTuple):
-    """Where a ready batch lies."""
-
-    stream: int
-    ticket: int
-    region: int
-    offset: int
-    nbytes: int
+Entry = tuple[int, int, int, int, int]
+"""Where a ready batch lies: stream, ticket, region, offset and size in bytes. Plain: one is read for each batch."""
 
 
 class Control:
@@ -100,7 +96,7 @@ class Control:
     # Receiver's side
 
     def publish(self, lease: int, stream: int, ticket: int, region: int, offset: int, nbytes: int) -> bool:
-        """Makes a batch visible to the trainer. Returns whether the trainer sleeps and wants the eventfd."""
+        """Makes a batch visible to the trainer. Returns whether the trainer sleeps and wants the eventfd now."""
         _ENTRY.pack_into(self._entries, lease * ENTRY_NBYTES, stream, ticket, region, offset, nbytes)
         return self.publish_word(lease, stream, ticket)
 
@@ -110,8 +106,12 @@ class Control:
         self._index[(stream % ROWS) * WINDOW + ticket % WINDOW] = (
             ((ticket + 1) & 0xFFFFFFFF) << 32 | (stream & 0xFFFF) << 16 | lease
         )
+        words = self.words
+        published = words[W_PUBLISHED] + 1
+        words[W_PUBLISHED] = published
         self._fence.full()
-        return self.words[W_ASLEEP] != 0
+        asleep: int = words[W_ASLEEP]
+        return asleep != 0 and published >= asleep
 
     def unpublish(self, stream: int, ticket: int) -> None:
         """Only for a ticket behind one that was never published: the trainer cannot be looking at it."""
@@ -148,16 +148,23 @@ class Control:
         word: int = self._index[(stream % ROWS) * WINDOW + ticket % WINDOW]
         if word >> 16 != (((ticket + 1) & 0xFFFFFFFF) << 16 | (stream & 0xFFFF)):
             return None
-        self._fence.full()
+        if not LOADS_IN_ORDER:
+            self._fence.full()
         return word & 0xFFFF
 
     def entry(self, lease: int) -> Entry:
-        return Entry(*_ENTRY.unpack_from(self._entries, lease * ENTRY_NBYTES))
+        found: Entry = _unpack_entry(self._entries, lease * ENTRY_NBYTES)
+        return found
 
-    def sleep(self) -> None:
-        """Says that the trainer is about to sleep. Look at `ready` once more before sleeping."""
-        self.words[W_ASLEEP] = 1
+    def sleep(self, stream: int, ticket: int, after: int = 1) -> bool:
+        """Says that the trainer is about to sleep for a ticket, until so many more are published.
+
+        Returns False if it is there after all.
+        """
+        words = self.words
+        words[W_ASLEEP] = words[W_PUBLISHED] + after
         self._fence.full()
+        return self.ready(stream, ticket) is None
 
     def awake(self) -> None:
         self.words[W_ASLEEP] = 0

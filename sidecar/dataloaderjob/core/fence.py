@@ -15,8 +15,11 @@ whole hand-off of a batch.
 
 from __future__ import annotations
 
+import platform
 import threading
 
+LOADS_IN_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
+"""Whether this CPU never lets a load pass an earlier load (Intel SDM 3A, 8.2.2): no fence is needed between two."""
 _allocate = threading.Lock
 
 

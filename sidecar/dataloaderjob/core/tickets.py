@@ -50,19 +50,31 @@ def _ints(count: int) -> struct.Struct:
     return struct.Struct(f"<QQBBHI{count}q")
 
 
-def pack(base_seed: int, first_position: int, keys: Sequence[Any], *, bare: bool = False) -> bytes:
-    """Packs the keys of one batch; ints in 8 bytes each, anything else pickled.
-
-    Only `int` itself is packed: a numpy integer or a bool keeps its type, as torch's workers see it.
-    """
+def all_ints(keys: Sequence[Any]) -> bool:
+    """Whether these go as integers. Only `int` itself does: torch's workers see the type of a numpy integer."""
     n = len(keys)
-    if list(map(type, keys)).count(int) == n:
-        try:
-            return _ints(n).pack(base_seed, first_position, bare, KeyForm.INTS, 0, n, *keys)
-        except struct.error:
-            pass  # beyond 64 bits: pickled below
+    return type(keys[0]) is int if n == 1 else list(map(type, keys)).count(int) == n
+
+
+def pack(base_seed: int, first_position: int, keys: Sequence[Any], *, bare: bool = False) -> bytes:
+    """Packs the keys of one batch; ints in 8 bytes each, anything else pickled."""
+    if all_ints(keys):
+        return pack_ints(base_seed, first_position, keys, bare)
+    return _pack_pickled(base_seed, first_position, keys, bare)
+
+
+def pack_ints(base_seed: int, first_position: int, keys: Sequence[int], bare: bool) -> bytes:
+    """`pack` of what is known to be ints. Pickled beyond 64 bits."""
+    n = len(keys)
+    try:
+        return _ints(n).pack(base_seed, first_position, bare, KeyForm.INTS, 0, n, *keys)
+    except struct.error:
+        return _pack_pickled(base_seed, first_position, keys, bare)
+
+
+def _pack_pickled(base_seed: int, first_position: int, keys: Sequence[Any], bare: bool) -> bytes:
     blob = pickle.dumps(list(keys), protocol=5)
-    return _HEAD.pack(base_seed, first_position, bare, KeyForm.PICKLED, 0, n) + blob
+    return _HEAD.pack(base_seed, first_position, bare, KeyForm.PICKLED, 0, len(keys)) + blob
 
 
 def unpack(data: bytes | memoryview) -> Ticket:
@@ -96,7 +108,11 @@ _ENTRY = struct.Struct("<QI")
 
 def join(entries: Sequence[tuple[int, bytes]]) -> bytes:
     """Several tickets (number, payload) as one message's payload."""
-    return b"".join([part for number, data in entries for part in (_ENTRY.pack(number, len(data)), data)])
+    parts = []
+    for number, data in entries:
+        parts.append(_ENTRY.pack(number, len(data)))
+        parts.append(data)
+    return b"".join(parts)
 
 
 def split(data: bytes) -> list[tuple[int, bytes]]:

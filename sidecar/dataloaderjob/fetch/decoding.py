@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from mmap import mmap
 from operator import itemgetter
 from typing import Any
 
@@ -24,6 +25,7 @@ from dataloaderjob.fetch.encoding import is_class_of_items
 
 Body = np.ndarray[Any, np.dtype[np.uint8]]
 """Shape (bytes of the body,)."""
+Memory = memoryview | mmap
 Maker = Callable[[Body], Any]
 Builder = Callable[[list[Any]], Any]
 
@@ -37,12 +39,17 @@ _ndarray = np.ndarray
 _from_numpy = torch.from_numpy
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class _Plan:
-    makers: tuple[Maker, ...]
-    build: Builder
-    num_values: int
-    values_offset: int
+    """How bodies of one schema become batches."""
+
+    __slots__ = ("build", "make", "num_values", "values_offset")
+
+    def __init__(self, make: Maker, build: Builder, num_values: int, values_offset: int) -> None:
+        self.make = make
+        """All leaves that have buffers, in a list."""
+        self.build = build
+        self.num_values = num_values
+        self.values_offset = values_offset
 
 
 class Decoder:
@@ -51,25 +58,37 @@ class Decoder:
     def __init__(self, *, allow_pickle: bool) -> None:
         self._allow_pickle = allow_pickle
         self._plans: dict[bytes, _Plan] = {}
+        self._last: tuple[bytes, _Plan | None] = b"", None
 
-    def decode(self, base: Body) -> Any:
+    def decode(self, base: Body, memory: Memory | None = None, at: int = 0) -> Any:
         """Returns the batch of the body that `base` covers exactly; every tensor and array is a view of it.
 
-        Each tensor has a storage of its own, of exactly its bytes, and keeps `base` alive.
+        Each tensor has a storage of its own, of exactly its bytes, and keeps `base` alive. `memory`, if given,
+        holds the same bytes from `at` on and more behind them: what is quicker to read than an array.
         Raises RemoteProtocolError when the body is not one, UnsupportedBatch when this process lacks a
         class of the batch.
         """
+        if memory is None:
+            memory = base.data
+        key, plan = self._last
+        if memory[at : at + len(key)] != key or plan is None:
+            plan = self._find(base, memory, at)
         size = len(base)
-        if size < layout.HEADER.size:
-            raise RemoteProtocolError(f"a batch needs at least {layout.HEADER.size} bytes, found {size}")
-        key = base[: layout.HEADER.size + min(_header(base)[3], layout.MAX_SCHEMA_NBYTES)].tobytes()
-        plan = self._plans.get(key) or self._prepare(key, base)
+        if size == plan.values_offset and not plan.num_values:
+            return plan.build(plan.make(base))
         if size < plan.values_offset:
             raise RemoteProtocolError(f"a batch needs {plan.values_offset} bytes at least, found {size}")
-        leaves = [make(base) for make in plan.makers]
-        if plan.num_values or size != plan.values_offset:
-            leaves += _values(base, plan)
-        return plan.build(leaves)
+        return plan.build(plan.make(base) + _values(base, plan))
+
+    def _find(self, base: Body, memory: Memory, at: int) -> _Plan:
+        """The plan of a body that is not like the one before it."""
+        if len(base) < layout.HEADER.size:
+            raise RemoteProtocolError(f"a batch needs at least {layout.HEADER.size} bytes, found {len(base)}")
+        nbytes = layout.HEADER.size + min(_header(base)[3], layout.MAX_SCHEMA_NBYTES)
+        key = bytes(memory[at : at + min(nbytes, len(base))])
+        plan = self._plans.get(key) or self._prepare(key, base)
+        self._last = key, plan
+        return plan
 
     def _prepare(self, key: bytes, base: Body) -> _Plan:
         """Works out a schema and tries its buffers once, so that later only their end has to be checked."""
@@ -77,8 +96,7 @@ class Decoder:
         if len(base) < plan.values_offset:
             raise RemoteProtocolError(f"a batch needs {plan.values_offset} bytes at least, found {len(base)}")
         try:
-            for make in plan.makers:
-                make(base)
+            plan.make(base)
         except (ValueError, TypeError, OverflowError, RuntimeError) as exc:
             raise RemoteProtocolError(f"a batch has a leaf that cannot be: {exc}") from exc
         if len(key) <= _MAX_KEY_NBYTES:
@@ -98,14 +116,33 @@ def _values(base: Body, plan: _Plan) -> list[Any]:
 def _plan(parsed: layout.Layout, allow_pickle: bool) -> _Plan:
     builders = _Builders(num_buffers=len(parsed.buffers), allow_pickle=allow_pickle)
     return _Plan(
-        makers=tuple([_maker(buffer) for buffer in parsed.buffers]),
-        build=builders.node(parsed.root),
-        num_values=parsed.num_values,
-        values_offset=parsed.values_offset,
+        _leaves_maker(parsed.buffers), builders.node(parsed.root), parsed.num_values, parsed.values_offset
     )
 
 
 # Leaves
+
+
+def _leaves_maker(buffers: Sequence[Buffer]) -> Maker:
+    """All leaves of a body. Usually all are plain tensors: then without a call of Python code for each."""
+    makers = [_maker(buffer) for buffer in buffers]
+    if not all(_is_plain(buffer) for buffer in buffers):
+        return lambda base: [make(base) for make in makers]
+    views = [(b.shape, _known(b).numpy, b.offset, _byte_strides(b)) for b in buffers]
+    if len(views) == 1:
+        shape, dtype, offset, strides = views[0]
+        return lambda base: [_from_numpy(_ndarray(shape, dtype, base, offset, strides))]
+    return lambda base: [
+        _from_numpy(_ndarray(shape, dtype, base, offset, strides)) for shape, dtype, offset, strides in views
+    ]
+
+
+def _known(buffer: Buffer) -> dtypes.TensorType:
+    return dtypes.tensor_type(buffer.dtype, buffer.itemsize)
+
+
+def _is_plain(buffer: Buffer) -> bool:
+    return buffer.kind is Kind.TENSOR and not buffer.flags and not _known(buffer).carrier
 
 
 def _maker(buffer: Buffer) -> Maker:
@@ -117,7 +154,7 @@ def _byte_strides(buffer: Buffer) -> tuple[int, ...] | None:
 
 
 def _tensor_maker(buffer: Buffer) -> Maker:
-    known = dtypes.tensor_type(buffer.dtype, buffer.itemsize)
+    known = _known(buffer)
     shape, dtype, offset, strides = buffer.shape, known.numpy, buffer.offset, _byte_strides(buffer)
     requires_grad = bool(buffer.flags & layout.REQUIRES_GRAD)
 

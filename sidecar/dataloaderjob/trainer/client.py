@@ -22,10 +22,11 @@ from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable
 from dataloaderjob.trainer.attach import attach, failure
 from dataloaderjob.trainer.ring import Ring, map_region
-from dataloaderjob.trainer.stream import MESSAGE_NBYTES, Stream
+from dataloaderjob.trainer.stream import Ints, Stream
 
 POLL_MS = 100
 PATIENCE_MS = 20
+MODERATION_MS = 1
 POLL_SHARED_MS = 2
 REATTACH_DEADLINE_S = 120.0
 REATTACH_NOTE_S = 5.0
@@ -63,7 +64,7 @@ class Client:
         """Guards the socket, the streams and the ring's books; never held while waiting for a batch."""
         self._last_stream = 0
         self._sleepers = 0
-        self._kept_poll: tuple[socket.socket | None, select.poll] | None = None
+        self._kept_poll: tuple[socket.socket | None, select.epoll] | None = None
         self._incoming = link.Assembler()
         self._sock: socket.socket | None = None
         self._fds: list[int] = []
@@ -143,9 +144,9 @@ class Client:
         for stream in self.streams.values():
             stream.failures.clear()
             self._send_open(stream)
-            stream.unsent.clear()
+            stream.told = stream.asked
             stream.told_waiting = None
-            self._send(stream.messages([e for e in sorted(stream.pending.items()) if e[0] >= stream.awaited]))
+            self._send(stream.messages(range(stream.awaited, stream.asked)))
 
     def check(self) -> None:
         """Raises ServiceUnavailable when this client is of no more use."""
@@ -176,26 +177,32 @@ class Client:
         message = {"spec": stream.manifest, "window": stream.window}
         self._send(link.pack_json(link.Type.OPEN, message, stream=stream.id, awaiting=stream.awaited))
 
-    def ticket(self, stream: Stream, number: int, payload: bytes) -> None:
+    def ticket(self, stream: Stream, number: int, ticket: Ints | bytes) -> None:
         """Asks for batch `number`, at the latest when its stream waits.
 
-        Up to a quarter of the window is sent in one message: the system call, which wakes the receiver,
+        Up to a third of the window is sent in one message: the system call, which wakes the receiver,
         costs more than everything else in a `next()` whose batch is ready. What was asked is asked again
-        if the sidecar dies.
+        if the sidecar dies. May be called again for the same ticket, after an interrupt.
         """
-        stream.pending[number] = payload
-        stream.unsent.append((number, payload))
-        if len(stream.unsent) >= stream.together or len(payload) > MESSAGE_NBYTES:
+        stream.pending[number] = ticket
+        stream.asked = number + 1
+        if stream.asked - stream.told >= stream.together:
             self.flush(stream)
 
     def flush(self, stream: Stream, *, waiting: bool = False) -> None:
         """Sends the tickets that are held back; `waiting`: and that the trainer sleeps for the next one."""
         with self.lock:
             self.check()
-            if stream.unsent or (waiting and stream.told_waiting != stream.awaited):
-                self._guarded(self._send, stream.messages(stream.unsent, waiting=waiting))
-                stream.unsent.clear()
-                stream.told_waiting = stream.awaited if waiting else None
+            asked = stream.asked
+            if stream.told == asked and not (waiting and stream.told_waiting != stream.awaited):
+                return
+            try:
+                self._guarded(self._send, stream.messages(range(stream.told, asked), waiting=waiting))
+                stream.told = asked
+            except BaseException:
+                self._disconnect()  # not even an interrupt may leave it open what was sent
+                raise
+            stream.told_waiting = stream.awaited if waiting else None
 
     def close(self, stream: Stream) -> None:
         if self.dead is None:
@@ -240,13 +247,21 @@ class Client:
 
     # Batches
 
+    def doze(self, stream: Stream, number: int, control: Control, after: int = 1) -> None:
+        """Sleeps for a moment, or until something happens: most batches come soon.
+
+        What is held back, and who waits, need not be told for that. `control` is the calling thread's.
+        `after`: batches that shall have come before it wakes, within a millisecond.
+        """
+        if self._sock is not None and not self.closed_streams:
+            self._sleep(stream, number, control, PATIENCE_MS if after == 1 else MODERATION_MS, after)
+
     def wait(self, stream: Stream, number: int, control: Control, timeout_s: float) -> None:
         """Sleeps until a ticket is ready, or failed, with all that it needs.
 
-        `control` is the calling thread's. Raises DeadlineExceeded, ServiceUnavailable.
+        Raises DeadlineExceeded, ServiceUnavailable.
         """
         started = time.monotonic()
-        patient = True  # most batches come soon: what is held back and who waits need not be told
         limit = timeout_s or float(self.settings["batch_deadline_s"]) + GRACE_S
         while True:
             self.check()
@@ -255,13 +270,11 @@ class Client:
                     self._close_collected()
             if self._sock is None:
                 self._reattach()
-            self._sleep(stream, number, control, PATIENCE_MS if patient else POLL_MS)
+            self.flush(stream, waiting=True)
+            self._sleep(stream, number, control, POLL_MS)
             if self.ready(stream, number, control) is not None:
                 return
-            if patient:
-                patient = False
-                self.flush(stream, waiting=True)
-            elif time.monotonic() - started > limit:
+            if time.monotonic() - started > limit:
                 raise DeadlineExceeded(
                     f"DataLoader timed out after {limit:g} seconds: batch {number} is not ready "
                     + ("(the loader's timeout)" if timeout_s else "and the sidecar says nothing about it")
@@ -274,40 +287,52 @@ class Client:
             return None
         if lease == ctl.FAILED:
             return lease if number in stream.failures else None
-        return lease if control.entry(lease).region in self.ring.regions else None
+        return lease if control.entry(lease)[2] in self.ring.regions else None
 
-    def _poller(self) -> select.poll:
-        """Waits for the eventfd and the socket. Kept, but for threads that wait at the same time."""
-        sock = self._sock
-        if self._sleepers or self._kept_poll is None or self._kept_poll[0] is not sock:
-            poll = select.poll()
-            poll.register(self.wake_trainer, select.POLLIN)
-            if sock is not None:
-                poll.register(sock, select.POLLIN)
-            if self._sleepers:
-                return poll
-            self._kept_poll = sock, poll
-        return self._kept_poll[1]
-
-    def _sleep(self, stream: Stream, number: int, control: Control, wait_ms: int) -> None:
+    def _sleep(self, stream: Stream, number: int, control: Control, wait_ms: int, after: int = 1) -> None:
         """Until something happens, `wait_ms` at most."""
-        poll = self._poller()
         self._sleepers += 1
         try:
-            control.sleep()
-            if self.ready(stream, number, control) is not None:
+            if self._sleepers > 1:
+                after = 1
+            if (
+                not control.sleep(stream.id, number, after)
+                and self.ready(stream, number, control) is not None
+            ):
                 return
-            # The eventfd wakes one of several sleepers only.
-            for fd, _ in poll.poll(wait_ms if self._sleepers == 1 else POLL_SHARED_MS):
-                if fd == self.wake_trainer:
-                    with contextlib.suppress(BlockingIOError):
-                        os.eventfd_read(fd)
-                else:
+            if self._sleepers == 1:
+                events = self._poller().poll(wait_ms / 1000, 2)
+            else:
+                events = self._poll_beside_others()
+            for fd, _ in events:
+                if fd != self.wake_trainer:
                     self._drain()
         finally:
             self._sleepers -= 1
             if not self._sleepers:
                 control.awake()
+
+    def _poller(self) -> select.epoll:
+        """Waits for the eventfd and the socket. The eventfd is edge-triggered: nobody has to read it."""
+        kept, sock = self._kept_poll, self._sock
+        if kept is None or kept[0] is not sock:
+            poll = select.epoll()
+            poll.register(self.wake_trainer, select.EPOLLIN | select.EPOLLET)
+            if sock is not None:
+                poll.register(sock, select.EPOLLIN)
+            self._kept_poll = kept = sock, poll
+        return kept[1]
+
+    def _poll_beside_others(self) -> list[tuple[int, int]]:
+        """For a thread that sleeps while another does. A wake-up that is meant for it may go to the other one."""
+        poll = select.poll()
+        poll.register(self.wake_trainer, select.POLLIN)
+        if self._sock is not None:
+            poll.register(self._sock, select.POLLIN)
+        events = poll.poll(POLL_SHARED_MS)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.wake_trainer)
+        return events
 
     def _drain(self) -> None:
         """Reads what the sidecar sent; reattaches if it is gone."""
@@ -365,6 +390,7 @@ class Client:
             for number in list(ring.regions):
                 ring.drop(number)
         self._disconnect()
+        self._kept_poll = None
         fds, self._fds = self._fds, []
         for fd in fds:
             os.close(fd)

@@ -37,8 +37,20 @@ def warn_once(ring: Ring) -> None:
     else:
         why = f"the shared memory of this sidecar has no room for a ring of batches of {mb:.1f} MB"
         remedy = "Raise spec.sidecar.sharedMemory"
-    # 5: the line of the user's that called next()
-    warnings.warn(f"{why}; further batches are copied out of the ring. {remedy}", stacklevel=5)
+    warnings.warn(f"{why}; further batches are copied out of the ring. {remedy}", stacklevel=_users_level())
+
+
+def _users_level() -> int:
+    """warnings' stack level, for our caller, of the line of the user's that called next()."""
+    level = 0
+    above: types.FrameType | None = sys._getframe(1)  # noqa: SLF001  as below
+    while above is not None and _ours(above):
+        level, above = level + 1, above.f_back
+    return level + 1
+
+
+def _ours(frame: types.FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == _US
 
 
 def _find(ring: Ring) -> Any:
@@ -100,7 +112,7 @@ def _name(holder: Any) -> str | None:
                 return f"{module_name}.{name}"
     frame: types.FrameType | None = sys._getframe().f_back  # noqa: SLF001  the only way to names of locals
     while frame is not None:
-        if str(frame.f_globals.get("__name__")).partition(".")[0] != _US:
+        if not _ours(frame):
             for name, value in _locals(frame):
                 if value is holder:
                     return f"{name} in {frame.f_code.co_qualname}"

@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from dataloaderjob.core import control as ctl
 from dataloaderjob.core import errors, seeds, tickets
 from dataloaderjob.core.blobs import BlobStore, Spec
+from dataloaderjob.core.control import Entry
 from dataloaderjob.fetch import failures
 from dataloaderjob.fetch.fetcher import Fetcher, SampleError
 from dataloaderjob.fetch.seeding import preserved_generators
@@ -26,7 +27,7 @@ from dataloaderjob.fetch.ship import make_spec
 from dataloaderjob.fetch.tree import Decoder
 from dataloaderjob.trainer import holders
 from dataloaderjob.trainer.client import Client
-from dataloaderjob.trainer.ring import Lease
+from dataloaderjob.trainer.ring import MAX_LEASES, Lease
 from dataloaderjob.trainer.stream import Stream
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
 
 _U64 = (1 << 64) - 1
 _NOTHING = object()
+WAKE_AFTER = 6
+WAKE_WITHIN_NS = 800_000
+"""A trainer that waits wakes once for so many batches, if they are expected within this time."""
+SETTLE_AT = 8
+"""Leases that have ended are noted several at a time, unless the trainer holds much."""
 
 
 class _Windowed(_BaseDataLoaderIter):
@@ -77,6 +83,7 @@ class _Windowed(_BaseDataLoaderIter):
                 keys = self._next_keys()
             except StopIteration:
                 self._exhausted = True
+                self._flush()
                 return
             except Exception as exc:  # raised at its turn: nothing that was drawn is lost
                 self._exhausted, self._sampler_error = True, exc
@@ -111,6 +118,9 @@ class _Windowed(_BaseDataLoaderIter):
     def _submit(self, number: int, keys: list[Any]) -> None:
         """Asks for a batch. Called again for the same one after an interrupt."""
         raise NotImplementedError
+
+    def _flush(self) -> None:
+        """Sends what `_submit` held back."""
 
     def _finish(self) -> NoReturn:
         """No batch is left."""
@@ -185,6 +195,9 @@ class ServiceIterator(_Windowed):
         self._stream: Stream | None = None
         self._spec: Spec | None = None
         self._returned_ns = 0
+        self._woken = 0, 0
+        """(number, time) of the last batch that was waited for."""
+        self._wake_after = 1
         self._held: tuple[int, int, Lease] | None = None
         """(number, attachment, lease) of the batch that is being taken: it outlives an interrupt."""
         super().__init__(loader, window)
@@ -217,6 +230,10 @@ class ServiceIterator(_Windowed):
     def _submit(self, number: int, keys: list[Any]) -> None:
         stream = self._stream
         assert stream is not None  # noqa: S101  drawn only while a stream is open
+        if tickets.all_ints(keys):  # packed with its neighbours; the list may be the sampler's own
+            kept = keys if self._bare else keys.copy()
+            self._client.ticket(stream, number, (self._epoch_seed, self._position, kept, self._bare))
+            return
         try:
             payload = tickets.pack(self._epoch_seed, self._position, keys, bare=self._bare)
         except Exception as exc:
@@ -247,9 +264,7 @@ class ServiceIterator(_Windowed):
             if self._take(stream, number):
                 words[ctl.W_READY_CALLS] += 1
             else:
-                self._client.wait(stream, number, self._control, self._timeout_s)
-                while not self._take(stream, number):
-                    self._client.wait(stream, number, self._control, self._timeout_s)
+                self._wait(stream, number)
                 words[ctl.W_WAIT_NS] += time.perf_counter_ns() - began
         except Exception:
             self._draw()
@@ -260,37 +275,60 @@ class ServiceIterator(_Windowed):
 
     _next_data = __next__
 
+    def _wait(self, stream: Stream, number: int) -> None:
+        """Sleeps until batch `number` is ready, and takes it.
+
+        Where batches come every few 100 µs it wakes once for several (a network card's interrupt moderation):
+        waking up costs more than taking one, and the second is taken from warm caches.
+        """
+        client = self._client
+        client.doze(stream, number, self._control, min(self._wake_after, self._drawn - number))
+        if not self._take(stream, number):
+            client.doze(stream, number, self._control)  # the first may have met an old wake-up
+            while not self._take(stream, number):
+                client.wait(stream, number, self._control, self._timeout_s)
+        woken, now = self._woken, time.perf_counter_ns()
+        self._woken = number, now
+        interval = (now - woken[1]) // max(1, number - woken[0])
+        self._wake_after = max(1, min(WAKE_AFTER, self._window // 4, WAKE_WITHIN_NS // max(1, interval)))
+
     def _take(self, stream: Stream, number: int) -> bool:
         """Keeps batch `number`, counted as taken, if it is ready. Raises its error, which counts as taking it."""
         client = self._client
         with client.lock:  # a new sidecar may be told by another thread what is taken and what is not
-            client.check()
-            lease = client.ready(stream, number, self._control)
+            if client.dead is not None:
+                client.check()
+            control = self._control
+            lease = control.ready(stream.id, number)
             if lease is None:
                 return False
+            entry = None if lease == ctl.FAILED else control.entry(lease)
+            if number not in stream.failures if entry is None else entry[2] not in self._ring.regions:
+                return False  # what it needs comes over the socket
             try:
-                batch = self._failed(stream, number) if lease == ctl.FAILED else self._decode(number, lease)
+                batch = self._failed(stream, number) if entry is None else self._decode(number, lease, entry)
             except Exception:
                 self._count(stream, number, _NOTHING)
                 raise
             self._count(stream, number, batch)
         return True
 
-    def _decode(self, number: int, lease: int) -> Any:
-        ring, control = self._ring, self._control
-        if ring.tail.log:
+    def _decode(self, number: int, lease: int, entry: Entry) -> Any:
+        ring, attachment = self._ring, self._client.attachment
+        if len(ring.tail.log) >= SETTLE_AT or 2 * ring.leased_nbytes > ring.lease_limit:
             ring.settle()
-        if self._held is not None and self._held[:2] != (number, self._client.attachment):
+        held = self._held
+        if held is not None and (held[0] != number or held[1] != attachment):
             self._begin_lease()  # of what an interrupt left: it ends here
-        if self._held is None:
-            self._held = number, self._client.attachment, ring.lend(lease, control.entry(lease))
-        body = np.asarray(self._held[2])
-        if ring.full:
-            body = body.copy()
+            held = None
+        if held is None:
+            self._held = held = number, attachment, ring.lend(lease, entry)
+        if ring.leased_nbytes > ring.lease_limit or len(ring.leases) > MAX_LEASES:
             ring.copies += 1
             self._words[ctl.W_COPIES] = ring.copies
             holders.warn_once(ring)
-        return self._decoder.decode(body)
+            return self._decoder.decode(np.array(held[2]))
+        return self._decoder.decode(held[2], ring.regions[entry[2]].map, entry[3])
 
     def _count(self, stream: Stream, number: int, batch: Any) -> None:
         words = self._words
@@ -299,7 +337,8 @@ class ServiceIterator(_Windowed):
         self._taken = stream.awaited = self._num_yielded = number + 1
         self._begin_lease()
         stream.pending.pop(number, None)
-        stream.failures.pop(number, None)
+        if stream.failures:
+            stream.failures.pop(number, None)
         words[ctl.W_NEXT_CALLS] += 1
         words[ctl.W_LEASED_NBYTES] = self._ring.leased_nbytes
 

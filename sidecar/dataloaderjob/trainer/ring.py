@@ -1,8 +1,8 @@
 """The trainer's side of the ring: mapped regions and leases.
 
-A batch is lent to the trainer as one numpy array of bytes whose base is a `Lease`. Every tensor of the
-batch is a view of it, so the lease ends when the last of them is collected, wherever that happens. Its
-finalizer stores one byte in shared memory: any thread, any order, no lock, no system call.
+A batch is lent to the trainer as one numpy array of bytes, a `Lease`. Every tensor of the batch is a view
+of it, so the lease ends when the last of them is collected, wherever that happens. Its finalizer stores
+one byte in shared memory: any thread, any order, no lock, no system call.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -23,30 +24,23 @@ from dataloaderjob.core.space import round_up
 
 MADV_POPULATE_READ = 22
 MAX_LEASES = 1_000
+_U8 = np.dtype(np.uint8)
 
 
-class Lease:
-    """One batch in the trainer's hands. numpy makes an array over it without a copy.
+class Lease(npt.NDArray[np.uint8] if TYPE_CHECKING else np.ndarray):  # type: ignore[misc]
+    """The bytes of one batch in the trainer's hands, shape (bytes,): an array over the ring's mapping.
 
     It ends with its last reference, if it was given its `tail`: when the batch counts as taken. Until then
     it may be dropped and made again, for a KeyboardInterrupt may come anywhere within next().
     """
 
-    __slots__ = ("__array_interface__", "_region", "number", "tail")
+    __slots__ = ("number", "tail")
 
-    def __init__(self, number: int, region: Region, address: int, nbytes: int) -> None:
-        self.__array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
-        self.tail: LeaseTail | None = None
-        self.number = number
-        self._region = region  # keeps the mapping
+    number: int
+    tail: LeaseTail
 
     def __del__(self) -> None:
-        tail = getattr(self, "tail", None)  # an interrupt may have come within __init__
+        tail = getattr(self, "tail", None)  # a slice of it has none, nor has one that was not begun
         if tail is None:
             return
         ended = tail.ended
@@ -137,7 +131,8 @@ class Ring:
             raise RemoteProtocolError(
                 f"the sidecar published {nbytes} bytes at {offset} of a region of {region.nbytes}"
             )
-        lease = Lease(number, region, region.address + offset, nbytes)
+        lease = Lease((nbytes,), _U8, region.map, offset)
+        lease.number = number
         size, before = round_up(nbytes), self.leases.get(number)
         # No call from here on, as above.
         if before is not None:
@@ -145,11 +140,6 @@ class Ring:
         self.leases[number] = (region_number, offset, size)
         self.leased_nbytes += size
         return lease
-
-    @property
-    def full(self) -> bool:
-        """Whether the trainer holds so much that the latest batch must be copied out."""
-        return self.leased_nbytes > self.lease_limit or len(self.leases) > MAX_LEASES
 
     def drop(self, number: int) -> None:
         """Lets go of a region; views of it stay valid."""
