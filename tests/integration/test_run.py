@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -35,8 +37,17 @@ def test_two_replicas_train_and_their_batches_are_those_of_the_process_itself(tm
 
 def test_status_and_scale_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     project = Project(tmp_path, 100_000, 0.001)
-    with LocalRun(project.path) as run:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+        assert cli.main(["run", str(project.path), "--metrics-port", str(port)]) == 2, "it is taken"
+    assert f"port {port} of 127.0.0.1 is needed for --metrics-port" in capsys.readouterr().err
+    with LocalRun(project.path, "--metrics-port", str(port)) as run:
         run.until("feeders serve")
+        run.until("batch 20")
+        assert (
+            b"dataloaderjob_sidecar_batches_total"
+            in urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read()
+        )
         run.find()
         home = str(run.home)
         assert cli.main(["status", "--dir", home]) == 0

@@ -122,11 +122,11 @@ def digest(lines: list[str]) -> str:
 class LocalRun:
     """A started `dataloaderjob run`."""
 
-    def __init__(self, manifest: Path, env: dict[str, str] | None = None) -> None:
+    def __init__(self, manifest: Path, *options: str, env: dict[str, str] | None = None) -> None:
         self.lines: list[str] = []
         self._queue: queue.Queue[str | None] = queue.Queue()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dataloaderjob.local.cli", "run", str(manifest)],
+            [sys.executable, "-m", "dataloaderjob.local.cli", "run", str(manifest), *options],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **(env or {})},
         )  # fmt: skip
         threading.Thread(target=self._read, daemon=True).start()

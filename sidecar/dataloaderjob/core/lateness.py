@@ -1,4 +1,4 @@
-"""When is a feeder late? All deadlines of the data path, as pure functions of what was seen.
+"""When is a feeder late? All judgements of lateness, as pure functions of what was seen.
 
 User code may take any time, so lateness is judged against what batches of the same stream took lately;
 liveness pings would be silent whenever user code holds the interpreter lock.

@@ -23,7 +23,7 @@ A node is a tuple that starts with its kind:
 | (DEFAULTDICT, factory or None, keys, children) | |
 | (DATACLASS, class, names, children) | |
 
-A class is (module, qualified name). To add a kind of leaf: a `Kind` here, a case in `_parse`, one in
+A class is (module, qualified name). To add a kind of leaf: a `Kind` here, a case in `_Parser`, one in
 `fetch.encoding` and one in `fetch.decoding`.
 """
 

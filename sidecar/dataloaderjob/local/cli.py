@@ -35,6 +35,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     run = commands.add_parser("run", help="run a manifest here; ends with the trainers' exit code")
     run.add_argument("manifest", type=Path, help="a DataLoaderJob manifest")
+    run.add_argument(
+        "--metrics-port", type=int, metavar="PORT", help="serve Prometheus' /metrics and /healthz here"
+    )
     run.set_defaults(command=_run)
     status = commands.add_parser("status", help="show what runs here")
     status.add_argument("--dir", help="folder of one run, as status shows it")
@@ -51,7 +54,7 @@ def _run(args: argparse.Namespace) -> int:
     from dataloaderjob.api import load_manifest
     from dataloaderjob.local.run import run
 
-    return run(load_manifest(args.manifest), args.manifest)
+    return run(load_manifest(args.manifest), args.manifest, metrics_port=args.metrics_port)
 
 
 def _status(args: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import time
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -32,9 +33,10 @@ OUTPUT_GRACE_S = 1.5
 OUTPUT_QUIET_S = 0.7
 
 
-def run(job: DataLoaderJob, manifest: Path) -> int:
+def run(job: DataLoaderJob, manifest: Path, *, metrics_port: int | None = None) -> int:
     """Returns the exit code. Raises InputError before anything is started."""
     planned = plan(job, folder=manifest.resolve().parent, env=os.environ, master_port=_free_port())
+    planned = replace(planned, service=replace(planned.service, metrics_port=metrics_port))
     console = Console()
     if planned.ignored:
         console.say(f"one machine has no use for, and ignores: {', '.join(planned.ignored)}")
@@ -52,6 +54,8 @@ def check(planned: RunPlan) -> None:
             f"the trainer's workingDir must be a folder, found none at {planned.folder}: create it, or "
             "change spec.trainer.template.spec.containers[0].workingDir"
         )
+    if (port := planned.service.metrics_port) is not None:
+        _check_port(port)
     first = planned.trainers[0]
     program, path = first.command[0], first.env.get("PATH")
     found = shutil.which(str(planned.folder / program) if "/" in program else program, path=path)
@@ -248,6 +252,16 @@ class Run:
         seconds = time.monotonic() - self._started
         total = figures.summary(self._meter.total, seconds, self._stack.care.restarts)
         self._console.say(f"{self._plan.name}: {how}; {total}")
+
+
+def _check_port(port: int) -> None:
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+    except (OSError, OverflowError) as exc:
+        raise InputError(
+            f"port {port} of 127.0.0.1 is needed for --metrics-port: {exc}; choose another"
+        ) from exc
 
 
 def _free_port() -> int:

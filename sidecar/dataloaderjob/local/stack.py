@@ -67,6 +67,7 @@ class ServicePlan:
     allow_pickle: bool = False
     batch_deadline_s: float = 300.0
     progress_after_s: float = 30.0
+    metrics_port: int | None = None
 
 
 class Stack:
@@ -171,6 +172,7 @@ class Stack:
             shared_memory_nbytes=plan.shared_memory_nbytes, ring_nbytes=plan.ring_nbytes,
             prefetch=plan.prefetch, batch_deadline_s=plan.batch_deadline_s,
             progress_after_s=plan.progress_after_s, checksum=plan.checksum, allow_pickle=plan.allow_pickle,
+            metrics_port=plan.metrics_port,
         )  # fmt: skip
 
     def _start_supervisor(self, number: int) -> None:

@@ -25,7 +25,7 @@ from dataloaderjob.trainer.ring import Ring, map_region
 from dataloaderjob.trainer.stream import Ints, Stream
 
 POLL_MS = 100
-PATIENCE_MS = 20
+PATIENCE_MS = 50
 MODERATION_MS = 1
 POLL_SHARED_MS = 2
 REATTACH_DEADLINE_S = 120.0
@@ -180,7 +180,7 @@ class Client:
     def ticket(self, stream: Stream, number: int, ticket: Ints | bytes) -> None:
         """Asks for batch `number`, at the latest when its stream waits.
 
-        Up to a third of the window is sent in one message: the system call, which wakes the receiver,
+        Up to a third of the window, eight at most, is sent in one message: the system call, which wakes the receiver,
         costs more than everything else in a `next()` whose batch is ready. What was asked is asked again
         if the sidecar dies. May be called again for the same ticket, after an interrupt.
         """

@@ -38,8 +38,6 @@ _NOTHING = object()
 WAKE_AFTER = 6
 WAKE_WITHIN_NS = 800_000
 """A trainer that waits wakes once for so many batches, if they are expected within this time."""
-SETTLE_AT = 8
-"""Leases that have ended are noted several at a time, unless the trainer holds much."""
 
 
 class _Windowed(_BaseDataLoaderIter):
@@ -315,8 +313,6 @@ class ServiceIterator(_Windowed):
 
     def _decode(self, number: int, lease: int, entry: Entry) -> Any:
         ring, attachment = self._ring, self._client.attachment
-        if len(ring.tail.log) >= SETTLE_AT or 2 * ring.leased_nbytes > ring.lease_limit:
-            ring.settle()
         held = self._held
         if held is not None and (held[0] != number or held[1] != attachment):
             self._begin_lease()  # of what an interrupt left: it ends here

@@ -125,6 +125,8 @@ class Ring:
 
         Raises RemoteProtocolError if the entry does not lie within its region.
         """
+        if self.tail.log:
+            self.settle()  # first: the number may be that of a lease that has ended, used anew
         _, _, region_number, offset, nbytes = entry
         region = self.regions[region_number]
         if offset + nbytes > region.nbytes:
