@@ -596,6 +596,37 @@ def test_interrupts_at_any_moment_leave_the_iterator_sound(
         assert ids(DataLoader(Numbers(50), batch_size=5)) == list(range(50))
 
 
+@pytest.mark.parametrize("at", [0, 3])
+def test_an_interrupt_in_one_epoch_of_persistent_workers_does_not_reach_the_next(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """What was being taken is let go with its epoch, and once: its lease's number is soon another batch's."""
+
+    def interrupted(*_: object) -> None:
+        raise Interrupt
+
+    generator = torch.Generator().manual_seed(3)
+    loader = DataLoader(
+        Numbers(60), batch_size=5, shuffle=True, generator=generator, num_workers=2, persistent_workers=True
+    )
+    iterator: Any = iter(loader)
+    for _ in range(at):
+        next(iterator)
+    with monkeypatch.context() as patch:
+        patch.setattr(iterator._decoder, "decode", interrupted)
+        with pytest.raises(Interrupt):
+            next(iterator)
+    for _ in range(3):
+        batches = list(loader)
+        assert sorted(number for batch in batches for number in batch[0].tolist()) == list(range(60))
+        assert all(torch.equal(batch[1][:, 0], batch[0].float()) for batch in batches)
+        del batches
+    books = iterator._ring
+    books.settle()
+    assert books.leases == {}
+    assert books.leased_nbytes == 0
+
+
 def test_interrupt_of_a_slow_sampler_keeps_the_batch_in_hand(
     rig: Rig, next_within: Callable[[Any, float], Any]
 ) -> None:

@@ -21,7 +21,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dataloaderjob.core.fence import LOADS_IN_ORDER, Fence
+from dataloaderjob.core.fence import ACCESSES_IN_ORDER, Fence
 
 MAGIC = 0x444C4A_0001
 WORDS = 512
@@ -44,6 +44,7 @@ W_MAGIC = 0
 W_ASLEEP = 8  # T: wake me by eventfd when W_PUBLISHED gets here; 0: awake
 W_WANT = 16  # R: wake me by eventfd when a lease ends
 W_PUBLISHED = 17  # R: how often it has published
+W_FEEDERS = 18  # R: feeders connected
 W_NEXT_CALLS = 24  # T: batches taken
 W_WAIT_NS = 25  # T: time spent waiting in next()
 W_COPIES = 26  # T: batches served as copies, because leases were at their limit
@@ -61,6 +62,8 @@ Entry = tuple[int, int, int, int, int]
 class Control:
     """One side's view of the control memfd. Each thread of a side needs a `twin` of its own."""
 
+    __slots__ = ("_entries", "_fence", "_index", "_map", "_published", "ended", "words")
+
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, NBYTES)
         view = memoryview(self._map)
@@ -68,6 +71,8 @@ class Control:
         self._index = view[_INDEX_AT:_ENTRIES_AT].cast("Q")
         self._entries = view[_ENTRIES_AT:_ENDED_AT]
         self.ended = view[_ENDED_AT : _ENDED_AT + LEASES]
+        # Counted here: what stands there may have been written by a stranger.
+        self._published = self.words[W_PUBLISHED] & 0xFFFF_FFFF_FFFF
         self._own_fence()
 
     def twin(self) -> Control:
@@ -106,12 +111,13 @@ class Control:
         self._index[(stream % ROWS) * WINDOW + ticket % WINDOW] = (
             ((ticket + 1) & 0xFFFFFFFF) << 32 | (stream & 0xFFFF) << 16 | lease
         )
-        words = self.words
-        published = words[W_PUBLISHED] + 1
-        words[W_PUBLISHED] = published
+        if not ACCESSES_IN_ORDER:
+            self._fence.full()
+        self._published += 1
+        self.words[W_PUBLISHED] = self._published
         self._fence.full()
-        asleep: int = words[W_ASLEEP]
-        return asleep != 0 and published >= asleep
+        asleep: int = self.words[W_ASLEEP]
+        return asleep != 0 and self._published >= asleep
 
     def unpublish(self, stream: int, ticket: int) -> None:
         """Only for a ticket behind one that was never published: the trainer cannot be looking at it."""
@@ -148,7 +154,7 @@ class Control:
         word: int = self._index[(stream % ROWS) * WINDOW + ticket % WINDOW]
         if word >> 16 != (((ticket + 1) & 0xFFFFFFFF) << 16 | (stream & 0xFFFF)):
             return None
-        if not LOADS_IN_ORDER:
+        if not ACCESSES_IN_ORDER:
             self._fence.full()
         return word & 0xFFFF
 

@@ -221,7 +221,10 @@ class Dispatcher:
         self.dispatch(now)
 
     def begin_body(self, now: float, instance: str, header: Header) -> Extent | None:
-        """A body's header came. Returns where it goes, None to read it and throw it away."""
+        """A body's header came. Returns where it goes, None to read it and throw it away.
+
+        Raises RemoteProtocolError when the body is larger than what was granted for it.
+        """
         link = self.links.get(instance)
         if link is None or header.generation != self.generation:
             return None
@@ -231,9 +234,14 @@ class Dispatcher:
             self.counters.late_copies += 1
             return None
         if header.nbytes > ask.extent.nbytes:
+            if ask.state is not AskState.ASKED:
+                raise RemoteProtocolError(
+                    f"a body of {header.nbytes} bytes came where {ask.extent.nbytes} were granted"
+                )
             # An earlier copy, cancelled too late, of what was asked again here with less room.
             self.counters.late_copies += 1
-            self._saw_size(ask.ticket.stream, header.nbytes)
+            if self.placer.fits(header.nbytes):
+                self._saw_size(ask.ticket.stream, header.nbytes)
             self.drop_ask(ask, cancel=True)
             self.dispatch(now)
             return None

@@ -18,13 +18,16 @@ from __future__ import annotations
 import platform
 import threading
 
-LOADS_IN_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
-"""Whether this CPU never lets a load pass an earlier load (Intel SDM 3A, 8.2.2): no fence is needed between two."""
+ACCESSES_IN_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
+"""Whether this CPU keeps loads in order, and stores in order (Intel SDM 3A, 8.2.2): only a store and a later load
+need a fence."""
 _allocate = threading.Lock
 
 
 class Fence:
     """A full memory fence for the one thread that owns it. Not for finalizers, which may run inside it."""
+
+    __slots__ = ("_acquire", "_release")
 
     def __init__(self) -> None:
         lock = threading.Lock()
@@ -45,5 +48,6 @@ def fence_anywhere() -> None:
     """The same with a lock of its own: for any thread, and for finalizers that interrupt another fence."""
     lock = _allocate()
     lock.acquire()
-    lock.release()
-    lock.acquire()
+    if not ACCESSES_IN_ORDER:  # there one locked instruction is a fence
+        lock.release()
+        lock.acquire()

@@ -10,6 +10,7 @@ import dataclasses
 import pickle
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from mmap import mmap
 from operator import itemgetter
 from typing import Any
@@ -35,7 +36,7 @@ _MAX_KEY_NBYTES = 1 << 20
 _SMALL_NBYTES = 1 << 16
 
 _header: Callable[[Any], tuple[Any, ...]] = layout.HEADER.unpack_from
-_ndarray = np.ndarray
+_ndarray: Callable[..., np.ndarray[Any, Any]] = np.ndarray
 _from_numpy = torch.from_numpy
 
 
@@ -128,13 +129,11 @@ def _leaves_maker(buffers: Sequence[Buffer]) -> Maker:
     makers = [_maker(buffer) for buffer in buffers]
     if not all(_is_plain(buffer) for buffer in buffers):
         return lambda base: [make(base) for make in makers]
-    views = [(b.shape, _known(b).numpy, b.offset, _byte_strides(b)) for b in buffers]
-    if len(views) == 1:
-        shape, dtype, offset, strides = views[0]
-        return lambda base: [_from_numpy(_ndarray(shape, dtype, base, offset, strides))]
-    return lambda base: [
-        _from_numpy(_ndarray(shape, dtype, base, offset, strides)) for shape, dtype, offset, strides in views
-    ]
+    shapes = [b.shape for b in buffers]
+    types = [_known(b).numpy for b in buffers]
+    offsets = [b.offset for b in buffers]
+    strides = [_byte_strides(b) for b in buffers]
+    return lambda base: list(map(_from_numpy, map(_ndarray, shapes, types, repeat(base), offsets, strides)))
 
 
 def _known(buffer: Buffer) -> dtypes.TensorType:

@@ -41,6 +41,7 @@ def sweep(run_id: str, *, grace_s: float, but: Iterable[int] = ()) -> int:
                 break
             time.sleep(EXEC_S)
             continue
+        empty_looks = 0
         found |= set(pidfds)
         for fd in pidfds.values():
             with contextlib.suppress(ProcessLookupError):

@@ -83,6 +83,7 @@ def store(words: Control, machine: Dispatcher) -> None:
         counters.failures, counters.feeders_lost, placer.drops, len(up), sum(x.suspect_since is not None for x in up),
         ready, len(placer.lent), placer.space.used_nbytes, placer.space.ring_nbytes, placer.space.total_nbytes,
     )  # fmt: skip
+    words.words[control.W_FEEDERS] = len(up)
     for at, value in enumerate(values, control.W_FIGURES):
         words.words[at] = value
 

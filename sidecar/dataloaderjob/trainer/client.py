@@ -5,7 +5,6 @@ One client for each trainer process and socket. No thread: everything happens in
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import socket
@@ -22,12 +21,9 @@ from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable
 from dataloaderjob.trainer.attach import attach, failure
 from dataloaderjob.trainer.ring import Ring, map_region
-from dataloaderjob.trainer.stream import Ints, Stream
+from dataloaderjob.trainer.stream import Stream
 
 POLL_MS = 100
-PATIENCE_MS = 50
-MODERATION_MS = 1
-POLL_SHARED_MS = 2
 REATTACH_DEADLINE_S = 120.0
 REATTACH_NOTE_S = 5.0
 SEND_TIMEOUT_S = 60.0
@@ -51,6 +47,12 @@ def connect(path: str, rank: str) -> Client:
 class Client:
     """A ring and its socket."""
 
+    __slots__ = (
+        "__weakref__", "_fds", "_incoming", "_last_stream", "_polls", "_sleepers", "_sock", "attachment",
+        "closed_streams", "control", "dead", "lock", "path", "rank", "ring", "settings", "streams", "wake_receiver",
+        "wake_trainer",
+    )  # fmt: skip
+
     def __init__(self, path: str, rank: str) -> None:
         self.path, self.rank = path, rank
         self.settings: dict[str, Any] = {}
@@ -64,7 +66,7 @@ class Client:
         """Guards the socket, the streams and the ring's books; never held while waiting for a batch."""
         self._last_stream = 0
         self._sleepers = 0
-        self._kept_poll: tuple[socket.socket | None, select.epoll] | None = None
+        self._polls = threading.local()
         self._incoming = link.Assembler()
         self._sock: socket.socket | None = None
         self._fds: list[int] = []
@@ -177,18 +179,6 @@ class Client:
         message = {"spec": stream.manifest, "window": stream.window}
         self._send(link.pack_json(link.Type.OPEN, message, stream=stream.id, awaiting=stream.awaited))
 
-    def ticket(self, stream: Stream, number: int, ticket: Ints | bytes) -> None:
-        """Asks for batch `number`, at the latest when its stream waits.
-
-        Up to a third of the window, eight at most, is sent in one message: the system call, which wakes the receiver,
-        costs more than everything else in a `next()` whose batch is ready. What was asked is asked again
-        if the sidecar dies. May be called again for the same ticket, after an interrupt.
-        """
-        stream.pending[number] = ticket
-        stream.asked = number + 1
-        if stream.asked - stream.told >= stream.together:
-            self.flush(stream)
-
     def flush(self, stream: Stream, *, waiting: bool = False) -> None:
         """Sends the tickets that are held back; `waiting`: and that the trainer sleeps for the next one."""
         with self.lock:
@@ -196,18 +186,21 @@ class Client:
             asked = stream.asked
             if stream.told == asked and not (waiting and stream.told_waiting != stream.awaited):
                 return
+            attachment = self.attachment
             try:
                 self._guarded(self._send, stream.messages(range(stream.told, asked), waiting=waiting))
                 stream.told = asked
             except BaseException:
                 self._disconnect()  # not even an interrupt may leave it open what was sent
                 raise
-            stream.told_waiting = stream.awaited if waiting else None
+            stream.regroup(self.control.words[ctl.W_FEEDERS])
+            # A receiver that came meanwhile was told all but who waits.
+            stream.told_waiting = stream.awaited if waiting and attachment == self.attachment else None
 
-    def close(self, stream: Stream) -> None:
+    def close_collected(self) -> None:
+        """Tells the receiver of the streams in `closed_streams`."""
         if self.dead is None:
             with self.lock:
-                self.closed_streams.append((stream.id, stream.awaited))
                 self._close_collected()
 
     def _close_collected(self) -> None:
@@ -247,15 +240,6 @@ class Client:
 
     # Batches
 
-    def doze(self, stream: Stream, number: int, control: Control, after: int = 1) -> None:
-        """Sleeps for a moment, or until something happens: most batches come soon.
-
-        What is held back, and who waits, need not be told for that. `control` is the calling thread's.
-        `after`: batches that shall have come before it wakes, within a millisecond.
-        """
-        if self._sock is not None and not self.closed_streams:
-            self._sleep(stream, number, control, PATIENCE_MS if after == 1 else MODERATION_MS, after)
-
     def wait(self, stream: Stream, number: int, control: Control, timeout_s: float) -> None:
         """Sleeps until a ticket is ready, or failed, with all that it needs.
 
@@ -271,7 +255,7 @@ class Client:
             if self._sock is None:
                 self._reattach()
             self.flush(stream, waiting=True)
-            self._sleep(stream, number, control, POLL_MS)
+            self.sleep(stream, number, control, POLL_MS)
             if self.ready(stream, number, control) is not None:
                 return
             if time.monotonic() - started > limit:
@@ -289,8 +273,13 @@ class Client:
             return lease if number in stream.failures else None
         return lease if control.entry(lease)[2] in self.ring.regions else None
 
-    def _sleep(self, stream: Stream, number: int, control: Control, wait_ms: int, after: int = 1) -> None:
-        """Until something happens, `wait_ms` at most."""
+    def sleep(self, stream: Stream, number: int, control: Control, wait_ms: int, after: int = 1) -> bool:
+        """Sleeps until something happens, `wait_ms` at most. Returns whether anything did.
+
+        `control` is the calling thread's. `after`: batches that shall have come before it wakes.
+        """
+        if self._sock is None or self.closed_streams:
+            return False  # `wait` looks after it
         self._sleepers += 1
         try:
             if self._sleepers > 1:
@@ -299,40 +288,38 @@ class Client:
                 not control.sleep(stream.id, number, after)
                 and self.ready(stream, number, control) is not None
             ):
-                return
-            if self._sleepers == 1:
-                events = self._poller().poll(wait_ms / 1000, 2)
-            else:
-                events = self._poll_beside_others()
+                return True
+            events = self._poller().poll(wait_ms / 1000, 2)
             for fd, _ in events:
                 if fd != self.wake_trainer:
                     self._drain()
+            return bool(events)
         finally:
             self._sleepers -= 1
             if not self._sleepers:
                 control.awake()
 
     def _poller(self) -> select.epoll:
-        """Waits for the eventfd and the socket. The eventfd is edge-triggered: nobody has to read it."""
-        kept, sock = self._kept_poll, self._sock
+        """Waits for the eventfd and the socket: one for each thread.
+
+        The eventfd is edge-triggered, so nobody has to read it, and a wake-up wakes every thread that sleeps.
+        """
+        kept: tuple[socket.socket | None, select.epoll] | None
+        try:
+            kept = self._polls.kept
+        except AttributeError:
+            kept = None
+        sock = self._sock
         if kept is None or kept[0] is not sock:
             poll = select.epoll()
             poll.register(self.wake_trainer, select.EPOLLIN | select.EPOLLET)
             if sock is not None:
-                poll.register(sock, select.EPOLLIN)
-            self._kept_poll = kept = sock, poll
+                try:
+                    poll.register(sock, select.EPOLLIN)
+                except (OSError, ValueError):
+                    return poll  # another thread has closed it just now
+            self._polls.kept = kept = sock, poll
         return kept[1]
-
-    def _poll_beside_others(self) -> list[tuple[int, int]]:
-        """For a thread that sleeps while another does. A wake-up that is meant for it may go to the other one."""
-        poll = select.poll()
-        poll.register(self.wake_trainer, select.POLLIN)
-        if self._sock is not None:
-            poll.register(self._sock, select.POLLIN)
-        events = poll.poll(POLL_SHARED_MS)
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.wake_trainer)
-        return events
 
     def _drain(self) -> None:
         """Reads what the sidecar sent; reattaches if it is gone."""
@@ -345,6 +332,8 @@ class Client:
             except BaseException:
                 self._disconnect()  # a message may be lost; a new attachment brings it again
                 raise
+            if self._sleepers > 1:  # it may be what another thread sleeps for
+                os.eventfd_write(self.wake_trainer, 1)
 
     def _receive(self, sock: socket.socket) -> bool:
         """One packet; False when there is none. Raises ConnectionError at the end."""
@@ -390,7 +379,7 @@ class Client:
             for number in list(ring.regions):
                 ring.drop(number)
         self._disconnect()
-        self._kept_poll = None
+        self._polls = threading.local()
         fds, self._fds = self._fds, []
         for fd in fds:
             os.close(fd)

@@ -35,13 +35,24 @@ if TYPE_CHECKING:
 
 _U64 = (1 << 64) - 1
 _NOTHING = object()
+_now_ns = time.perf_counter_ns
+PATIENCE_MS = 50
+MODERATION_MS = 1
 WAKE_AFTER = 6
 WAKE_WITHIN_NS = 800_000
 """A trainer that waits wakes once for so many batches, if they are expected within this time."""
 
 
 class _Windowed(_BaseDataLoaderIter):
-    """Draws from the sampler: positions, seeds and tickets. Subclasses say what a ticket is for."""
+    """Draws from the sampler: positions, seeds and tickets. Subclasses say what a ticket is for.
+
+    Slots, here and below, make next() cheaper: beyond 30 attributes CPython looks each up in a dict.
+    """
+
+    __slots__ = (
+        "_bare", "_drawn", "_epoch_seed", "_exhausted", "_first_seed", "_kept", "_key", "_position", "_resets",
+        "_sampler_error", "_source", "_taken", "_window",
+    )  # fmt: skip
 
     def __init__(self, loader: DataLoader, window: int) -> None:
         super().__init__(loader)  # iter(sampler), then the base seed from loader.generator, in torch's order
@@ -146,6 +157,8 @@ class _Windowed(_BaseDataLoaderIter):
 class InProcessIterator(_Windowed):
     """`num_workers=0`: the reference that every other mode must equal."""
 
+    __slots__ = ("_fetcher", "_queue")
+
     def __init__(self, loader: DataLoader, window: int) -> None:
         super().__init__(loader, window)
         self._fetcher = Fetcher(loader.dataset, loader.collate_fn)
@@ -184,6 +197,11 @@ class InProcessIterator(_Windowed):
 
 class ServiceIterator(_Windowed):
     """Batches from the sidecar, in order, as views of the ring."""
+
+    __slots__ = (
+        "_client", "_control", "_decoder", "_held", "_returned_ns", "_ring", "_spec", "_stream", "_timeout_s",
+        "_wake_after", "_woken", "_words",
+    )  # fmt: skip
 
     def __init__(self, loader: DataLoader, client: Client, window: int) -> None:
         self._client = client
@@ -228,17 +246,23 @@ class ServiceIterator(_Windowed):
     def _submit(self, number: int, keys: list[Any]) -> None:
         stream = self._stream
         assert stream is not None  # noqa: S101  drawn only while a stream is open
-        if tickets.all_ints(keys):  # packed with its neighbours; the list may be the sampler's own
+        if type(keys[0]) is int if len(keys) == 1 else tickets.all_ints(keys):
+            # Packed with its neighbours; the list may be the sampler's own.
             kept = keys if self._bare else keys.copy()
-            self._client.ticket(stream, number, (self._epoch_seed, self._position, kept, self._bare))
-            return
+            stream.pending[number] = self._epoch_seed, self._position, kept, self._bare
+        else:
+            stream.pending[number] = self._pack(number, keys)
+        stream.asked = number + 1
+        if stream.asked - stream.told >= stream.together:
+            self._client.flush(stream)
+
+    def _pack(self, number: int, keys: list[Any]) -> bytes:
         try:
-            payload = tickets.pack(self._epoch_seed, self._position, keys, bare=self._bare)
+            return tickets.pack(self._epoch_seed, self._position, keys, bare=self._bare)
         except Exception as exc:
             raise errors.InputError(
                 f"the sampler's keys for batch {number} cannot be sent to feeders ({exc}): use keys that pickle"
             ) from exc
-        self._client.ticket(stream, number, payload)
 
     def _flush(self) -> None:
         if self._stream is not None:
@@ -255,21 +279,22 @@ class ServiceIterator(_Windowed):
             self._close()
             self._finish()
         words = self._words
-        began = time.perf_counter_ns()
+        began = _now_ns()
         if self._returned_ns:
             words[ctl.W_STEP_NS] += began - self._returned_ns
         try:
-            if self._take(stream, number):
+            if self._control.ready(stream.id, number) is not None and self._take(stream, number):
                 words[ctl.W_READY_CALLS] += 1
+                self._returned_ns = began
             else:
                 self._wait(stream, number)
-                words[ctl.W_WAIT_NS] += time.perf_counter_ns() - began
+                self._returned_ns = now = _now_ns()
+                words[ctl.W_WAIT_NS] += now - began
+                self._pace_wakes(number, now)
         except Exception:
             self._draw()
             raise
-        batch = self._give()
-        self._returned_ns = time.perf_counter_ns()
-        return batch
+        return self._give()
 
     _next_data = __next__
 
@@ -279,16 +304,28 @@ class ServiceIterator(_Windowed):
         Where batches come every few 100 µs it wakes once for several (a network card's interrupt moderation):
         waking up costs more than taking one, and the second is taken from warm caches.
         """
-        client = self._client
-        client.doze(stream, number, self._control, min(self._wake_after, self._drawn - number))
+        client, control, after = self._client, self._control, 1
+        if self._wake_after > 1 and control.ready(stream.id, number + 1) is None:
+            after = max(1, min(self._wake_after, stream.told - number))
+        if self._words[ctl.W_WANT]:  # the ring is full: the receiver must know whose place comes first
+            client.flush(stream, waiting=True)
+        # Most batches come soon: what is held back, and who waits, need not be told for that.
+        woken = client.sleep(stream, number, control, PATIENCE_MS if after == 1 else MODERATION_MS, after)
         if not self._take(stream, number):
-            client.doze(stream, number, self._control)  # the first may have met an old wake-up
+            if woken or after > 1:  # by what came before; or not all came that it waited for
+                client.sleep(stream, number, control, PATIENCE_MS)
             while not self._take(stream, number):
-                client.wait(stream, number, self._control, self._timeout_s)
-        woken, now = self._woken, time.perf_counter_ns()
+                client.wait(stream, number, control, self._timeout_s)
+
+    def _pace_wakes(self, number: int, now: int) -> None:
+        """Batch `number` was waited for until `now`: how many shall come before the next wake-up?"""
+        before, then = self._woken
         self._woken = number, now
-        interval = (now - woken[1]) // max(1, number - woken[0])
-        self._wake_after = max(1, min(WAKE_AFTER, self._window // 4, WAKE_WITHIN_NS // max(1, interval)))
+        count, elapsed = number - before, now - then
+        if 2 * elapsed > WAKE_WITHIN_NS * count:
+            self._wake_after = 1
+        else:
+            self._wake_after = max(1, min(WAKE_AFTER, self._window // 4, WAKE_WITHIN_NS * count // elapsed))
 
     def _take(self, stream: Stream, number: int) -> bool:
         """Keeps batch `number`, counted as taken, if it is ready. Raises its error, which counts as taking it."""
@@ -315,8 +352,8 @@ class ServiceIterator(_Windowed):
         ring, attachment = self._ring, self._client.attachment
         held = self._held
         if held is not None and (held[0] != number or held[1] != attachment):
-            self._begin_lease()  # of what an interrupt left: it ends here
-            held = None
+            held[2].tail = ring.tail  # of what an interrupt left: it ends here
+            held = self._held = None
         if held is None:
             self._held = held = number, attachment, ring.lend(lease, entry)
         if ring.leased_nbytes > ring.lease_limit or len(ring.leases) > MAX_LEASES:
@@ -331,18 +368,15 @@ class ServiceIterator(_Windowed):
         # No call between these two, so that no signal's handler runs there.
         self._kept = batch
         self._taken = stream.awaited = self._num_yielded = number + 1
-        self._begin_lease()
+        held = self._held
+        if held is not None:
+            held[2].tail = self._ring.tail
+            self._held = None
         stream.pending.pop(number, None)
         if stream.failures:
             stream.failures.pop(number, None)
         words[ctl.W_NEXT_CALLS] += 1
         words[ctl.W_LEASED_NBYTES] = self._ring.leased_nbytes
-
-    def _begin_lease(self) -> None:
-        held = self._held
-        if held is not None:
-            held[2].tail = self._ring.tail
-            self._held = None
 
     def _failed(self, stream: Stream, number: int) -> Any:
         payload = stream.failures[number]
@@ -352,19 +386,27 @@ class ServiceIterator(_Windowed):
         raise failures.unpack_failure(payload)
 
     def _close(self) -> None:
-        stream, self._stream = self._stream, None
+        stream = self._stream
         if stream is not None:
-            self._client.close(stream)
+            self._leave(stream)
+            self._stream = None
+            self._client.close_collected()
+
+    def _leave(self, stream: Stream) -> None:
+        """What the next call of the client's tells the receiver. May be called again after an interrupt."""
+        held = self._held
+        if held is not None:
+            if held[0] < stream.awaited or held[1] != self._client.attachment:
+                held[2].tail = self._ring.tail
+            else:
+                self._ring.tail.log.append(held[2].number)  # the receiver ends it with its ticket
+            self._held = None
+        self._client.closed_streams.append((stream.id, stream.awaited))
 
     def __del__(self) -> None:
         stream = getattr(self, "_stream", None)
         if stream is not None:
-            held = self._held
-            if held is not None and held[0] < stream.awaited:
-                self._begin_lease()
-            elif held is not None:
-                self._ring.tail.log.append(held[2].number)  # the receiver ends it with its ticket
-            self._client.closed_streams.append((stream.id, stream.awaited))
+            self._leave(stream)
 
 
 def _path(text: object) -> Any:

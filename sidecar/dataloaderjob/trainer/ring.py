@@ -20,7 +20,7 @@ import numpy.typing as npt
 from dataloaderjob.core.control import W_WANT, Control, Entry, sealed
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.fence import fence_anywhere
-from dataloaderjob.core.space import round_up
+from dataloaderjob.core.space import PAGE
 
 MADV_POPULATE_READ = 22
 MAX_LEASES = 1_000
@@ -40,9 +40,10 @@ class Lease(npt.NDArray[np.uint8] if TYPE_CHECKING else np.ndarray):  # type: ig
     tail: LeaseTail
 
     def __del__(self) -> None:
-        tail = getattr(self, "tail", None)  # a slice of it has none, nor has one that was not begun
-        if tail is None:
-            return
+        try:
+            tail = self.tail
+        except AttributeError:
+            return  # a slice of it, or it was not begun
         ended = tail.ended
         if ended is not None:
             tail.log.append(self.number)
@@ -99,6 +100,8 @@ def map_region(number: int, nbytes: int, single: bool, fd: int) -> Region:
 class Ring:
     """Regions and leases of one trainer process."""
 
+    __slots__ = ("copies", "lease_limit", "leased_nbytes", "leases", "regions", "tail")
+
     def __init__(self, control: Control, wake_receiver: int) -> None:
         self.regions: dict[int, Region] = {}
         self.leases: dict[int, tuple[int, int, int]] = {}
@@ -135,7 +138,7 @@ class Ring:
             )
         lease = Lease((nbytes,), _U8, region.map, offset)
         lease.number = number
-        size, before = round_up(nbytes), self.leases.get(number)
+        size, before = -(-nbytes // PAGE) * PAGE, self.leases.get(number)
         # No call from here on, as above.
         if before is not None:
             self.leased_nbytes -= before[2]  # an interrupt came before it was used

@@ -6,8 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dataloaderjob.core import link, tickets
+from dataloaderjob.core.choose import DEPTH
 
 MESSAGE_NBYTES = 4 << 20
+TOGETHER = 8
+"""Tickets in one message at most: the system call, which wakes the receiver, costs more than all else in a
+`next()` whose batch is ready."""
 
 
 Ints = tuple[int, int, list[int], bool]
@@ -32,10 +36,15 @@ class Stream:
     told_waiting: int | None = None
     """The ticket that the receiver knows us to sleep for."""
     together: int = field(init=False)
-    """Tickets in one message: so few that feeders never run out of work for it."""
+    """Tickets in one message."""
 
     def __post_init__(self) -> None:
-        self.together = max(1, min(8, self.window // 3))
+        self.regroup(0)
+
+    def regroup(self, feeders: int) -> None:
+        """Tickets are held back only as far as each feeder has two in hand all the same (`core.choose.DEPTH`)."""
+        spare = self.window - DEPTH * feeders if feeders else self.window // 4
+        self.together = max(1, min(TOGETHER, spare))
 
     def messages(self, numbers: Iterable[int], *, waiting: bool = False) -> list[bytes]:
         """Packets with these pending tickets, in messages of a few MB, each with one ticket at least."""
