@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -15,6 +17,7 @@ from bench.endtoend import SIDE, Case, Images, measure, numbers_of
 from bench.raybox import ray_box
 
 _STORE_NBYTES = 1_000_000_000
+_END_TIMEOUT_S = 20.0
 
 
 def torch_loader(case: Case) -> dict[str, Any]:
@@ -59,6 +62,14 @@ def ray_data(case: Case) -> dict[str, Any]:
             return measure(stream, case, node_pids=lambda: pids)
         finally:
             stream.close()  # ends the executor while Ray is still there
+            _await_iterators()
+
+
+def _await_iterators() -> None:
+    """Threads of Ray Data that still ask Ray when it is gone end the process before its figures are written."""
+    deadline = time.monotonic() + _END_TIMEOUT_S
+    while any(t.name == "iter_threaded" for t in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _reshaped(batches: Any) -> Generator[Any, None, None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,6 +82,21 @@ def test_a_script_alone_gets_a_service_of_its_own_which_ends_after_it(tmp_path: 
     until(lambda: not tags.tagged(run_id) and not os.listdir(base), 15, "the service ends")
     assert time.monotonic() - ended > 1, "another loader or rank could have come"
     assert services(base) == {}
+
+
+def test_user_code_in_feeders_is_heard_and_nobody_waits_for_the_service_to_hang_up(
+    tmp_path: Path, base: Path
+):
+    project = Project(tmp_path, 2_000, 0.001)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("DATALOADERJOB_")}
+    done = subprocess.run(
+        [sys.executable, "train.py", *project.args], cwd=project.folder, capture_output=True, text=True,
+        timeout=120, check=True, env={**env, "DATALOADERJOB_DIR": str(base), "DATALOADERJOB_FEEDERS": "1"},
+    )  # fmt: skip
+    assert services(base), "it waits for another loader, and has let go of the pipe"
+    assert re.search(r"^\[feeder-0\] making \d+00$", done.stderr, re.MULTILINE), done.stderr
+    assert digest(done.stdout.splitlines()) == project.reference()
+    until(lambda: not services(base) and not os.listdir(base), 15, "the service ends")
 
 
 def test_ranks_of_one_launch_share_a_service_that_outlives_any_of_them(tmp_path: Path, base: Path):

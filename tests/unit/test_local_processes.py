@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from rig import until
 from dataloaderjob.local import guard, tags
 from dataloaderjob.local.children import MAX_LINE_CHARS, Child, Command, Lines, exit_code
 from dataloaderjob.local.loop import Loop
+from dataloaderjob.local.service import Echo
 
 
 def lines_of(*pieces: bytes) -> list[str]:
@@ -146,3 +148,19 @@ def test_the_guard_of_a_process_that_is_killed_ends_its_run(tmp_path: Path):
     until(lambda: not tags.tagged("test-guard"), 15, "everything has ended")
     assert not home.exists()
     assert guard.GRACE_S < 5
+
+
+def test_an_echo_that_nobody_reads_is_not_waited_for():
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    echo = Echo(os.dup(write))
+    for _ in range(100):
+        echo.line("x" * 10_000)
+    heard = os.read(read, 1 << 20)
+    assert {len(line) for line in heard.splitlines()} == {select.PIPE_BUF - 1}
+    assert 1 < len(heard.splitlines()) < 100
+    os.close(read)
+    os.close(write)
+    echo.line("to nobody")
+    echo.line("and again")
+    Echo(None).line("nowhere")

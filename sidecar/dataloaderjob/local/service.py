@@ -34,21 +34,49 @@ LOOK_S = 0.5
 EXIT_FAILED = 1
 
 
+class Echo:
+    """Lines to somebody else's standard error. One that is not read is not waited for."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+        if fd is not None:
+            os.set_inheritable(fd, False)
+
+    def line(self, text: str) -> None:
+        data = text.encode(errors="replace")[: select.PIPE_BUF - 1] + b"\n"
+        try:
+            # A pipe that polls writable takes PIPE_BUF bytes without blocking (pipe(7)).
+            if self._fd is not None and select.select([], [self._fd], [], 0)[1]:
+                os.write(self._fd, data)
+        except OSError:
+            self.close()
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
 class Service:
     """The stack for as long as somebody uses it."""
 
-    def __init__(self, folder: Path, plan: ServicePlan) -> None:
+    def __init__(self, folder: Path, plan: ServicePlan, echo: Echo) -> None:
         """Raises InputError for what cannot work."""
         self._folder = folder
+        self._echo = echo
         self._loop = Loop()
         self._why: str | None = None
         self._over = False
         self._starter = _open_starter()
         self._tenancy = Tenancy(time.monotonic())
-        self._stack = Stack(plan, self._loop, show=_show, broken=self._broken, socket_path=str(folder / "s"))
+        self._stack = Stack(
+            plan, self._loop, show=self._show, broken=self._broken, socket_path=str(folder / "s")
+        )
 
     def run(self) -> int:
         self._loop.signals((signal.SIGINT, signal.SIGTERM), lambda _: self._leave())
+        if self._starter is not None:
+            self._loop.watch(self._starter, self._starter_ended)
         try:
             self._stack.start({"folder": str(self._folder)})
             self._loop.every(LOOK_S, self._look)
@@ -56,6 +84,18 @@ class Service:
         finally:
             self._stack.close()
         return 0 if self._why is None else EXIT_FAILED
+
+    def _starter_ended(self) -> None:
+        """What it wrote to may wait for our end of it: a pipe to `tee`, say."""
+        assert self._starter is not None  # noqa: S101  it is what was watched
+        self._loop.unwatch(self._starter)
+        self._echo.close()
+
+    def _show(self, who: str, text: str, is_err: bool) -> None:  # noqa: ARG002  one log for both
+        sys.stdout.write(f"[{who}] {text}\n" if who else f"{text}\n")
+        sys.stdout.flush()
+        if who.startswith("feeder-"):
+            self._echo.line(f"[{who}] {text}")
 
     def _look(self) -> None:
         starter_alive = self._starter is not None and not _readable(self._starter)
@@ -137,19 +177,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="serves the trainer processes of one launch on this machine")
     parser.add_argument("--dir", type=Path, required=True, help="folder of the socket")
     parser.add_argument("--feeders", type=int, required=True, help="number of feeders")
+    parser.add_argument("--echo", type=int, help="descriptor where user code in feeders is heard")
     args = parser.parse_args()
     try:
         folder = args.dir.resolve()
-        return Service(folder, plan(folder, args.feeders, os.environ)).run()
+        return Service(folder, plan(folder, args.feeders, os.environ), Echo(args.echo)).run()
     except (DataLoaderJobError, OSError) as exc:
         fail(args.dir, str(exc))
         sys.stderr.write(f"service: {exc}\n")
         return EXIT_FAILED
-
-
-def _show(who: str, text: str, is_err: bool) -> None:  # noqa: ARG001  one log for both
-    sys.stdout.write(f"[{who}] {text}\n" if who else f"{text}\n")
-    sys.stdout.flush()
 
 
 def _open_starter() -> int | None:

@@ -66,7 +66,7 @@ class Client:
         """Guards the socket, the streams and the ring's books; never held while waiting for a batch."""
         self._last_stream = 0
         self._sleepers = 0
-        self._polls = threading.local()
+        self._polls: dict[int, tuple[socket.socket | None, select.epoll]] = {}
         self._incoming = link.Assembler()
         self._sock: socket.socket | None = None
         self._fds: list[int] = []
@@ -304,22 +304,23 @@ class Client:
 
         The eventfd is edge-triggered, so nobody has to read it, and a wake-up wakes every thread that sleeps.
         """
-        kept: tuple[socket.socket | None, select.epoll] | None
-        try:
-            kept = self._polls.kept
-        except AttributeError:
-            kept = None
-        sock = self._sock
-        if kept is None or kept[0] is not sock:
-            poll = select.epoll()
-            poll.register(self.wake_trainer, select.EPOLLIN | select.EPOLLET)
-            if sock is not None:
-                try:
-                    poll.register(sock, select.EPOLLIN)
-                except (OSError, ValueError):
-                    return poll  # another thread has closed it just now
-            self._polls.kept = kept = sock, poll
-        return kept[1]
+        thread, sock = threading.get_ident(), self._sock
+        kept = self._polls.get(thread)
+        if kept is not None and kept[0] is sock:
+            return kept[1]
+        poll = select.epoll()
+        poll.register(self.wake_trainer, select.EPOLLIN | select.EPOLLET)
+        if sock is not None:
+            try:
+                poll.register(sock, select.EPOLLIN)
+            except (OSError, ValueError):
+                return poll  # another thread has closed it just now
+        live = {t.ident for t in threading.enumerate()}
+        for other in list(self._polls):
+            if other not in live:
+                self._polls.pop(other, None)
+        self._polls[thread] = sock, poll
+        return poll
 
     def _drain(self) -> None:
         """Reads what the sidecar sent; reattaches if it is gone."""
@@ -379,7 +380,7 @@ class Client:
             for number in list(ring.regions):
                 ring.drop(number)
         self._disconnect()
-        self._polls = threading.local()
+        self._polls = {}
         fds, self._fds = self._fds, []
         for fd in fds:
             os.close(fd)

@@ -16,10 +16,19 @@ import torch
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from dataloaderjob.core import control as ctl
 from dataloaderjob.core import errors, seeds, tickets
 from dataloaderjob.core.blobs import BlobStore, Spec
-from dataloaderjob.core.control import Entry
+from dataloaderjob.core.control import (
+    FAILED,
+    W_COPIES,
+    W_LEASED_NBYTES,
+    W_NEXT_CALLS,
+    W_READY_CALLS,
+    W_STEP_NS,
+    W_WAIT_NS,
+    W_WANT,
+    Entry,
+)
 from dataloaderjob.fetch import failures
 from dataloaderjob.fetch.fetcher import Fetcher, SampleError
 from dataloaderjob.fetch.seeding import preserved_generators
@@ -37,9 +46,9 @@ _U64 = (1 << 64) - 1
 _NOTHING = object()
 _now_ns = time.perf_counter_ns
 PATIENCE_MS = 50
-MODERATION_MS = 1
-WAKE_AFTER = 6
-WAKE_WITHIN_NS = 800_000
+MODERATION_MS = 2
+WAKE_AFTER = 8
+WAKE_WITHIN_NS = 1_000_000
 """A trainer that waits wakes once for so many batches, if they are expected within this time."""
 
 
@@ -281,15 +290,15 @@ class ServiceIterator(_Windowed):
         words = self._words
         began = _now_ns()
         if self._returned_ns:
-            words[ctl.W_STEP_NS] += began - self._returned_ns
+            words[W_STEP_NS] += began - self._returned_ns
         try:
             if self._control.ready(stream.id, number) is not None and self._take(stream, number):
-                words[ctl.W_READY_CALLS] += 1
+                words[W_READY_CALLS] += 1
                 self._returned_ns = began
             else:
                 self._wait(stream, number)
                 self._returned_ns = now = _now_ns()
-                words[ctl.W_WAIT_NS] += now - began
+                words[W_WAIT_NS] += now - began
                 self._pace_wakes(number, now)
         except Exception:
             self._draw()
@@ -307,7 +316,7 @@ class ServiceIterator(_Windowed):
         client, control, after = self._client, self._control, 1
         if self._wake_after > 1 and control.ready(stream.id, number + 1) is None:
             after = max(1, min(self._wake_after, stream.told - number))
-        if self._words[ctl.W_WANT]:  # the ring is full: the receiver must know whose place comes first
+        if self._words[W_WANT]:  # the ring is full: the receiver must know whose place comes first
             client.flush(stream, waiting=True)
         # Most batches come soon: what is held back, and who waits, need not be told for that.
         woken = client.sleep(stream, number, control, PATIENCE_MS if after == 1 else MODERATION_MS, after)
@@ -325,7 +334,7 @@ class ServiceIterator(_Windowed):
         if 2 * elapsed > WAKE_WITHIN_NS * count:
             self._wake_after = 1
         else:
-            self._wake_after = max(1, min(WAKE_AFTER, self._window // 4, WAKE_WITHIN_NS * count // elapsed))
+            self._wake_after = max(1, min(WAKE_AFTER, self._window // 3, WAKE_WITHIN_NS * count // elapsed))
 
     def _take(self, stream: Stream, number: int) -> bool:
         """Keeps batch `number`, counted as taken, if it is ready. Raises its error, which counts as taking it."""
@@ -337,7 +346,7 @@ class ServiceIterator(_Windowed):
             lease = control.ready(stream.id, number)
             if lease is None:
                 return False
-            entry = None if lease == ctl.FAILED else control.entry(lease)
+            entry = None if lease == FAILED else control.entry(lease)
             if number not in stream.failures if entry is None else entry[2] not in self._ring.regions:
                 return False  # what it needs comes over the socket
             try:
@@ -358,7 +367,7 @@ class ServiceIterator(_Windowed):
             self._held = held = number, attachment, ring.lend(lease, entry)
         if ring.leased_nbytes > ring.lease_limit or len(ring.leases) > MAX_LEASES:
             ring.copies += 1
-            self._words[ctl.W_COPIES] = ring.copies
+            self._words[W_COPIES] = ring.copies
             holders.warn_once(ring)
             return self._decoder.decode(np.array(held[2]))
         return self._decoder.decode(held[2], ring.regions[entry[2]].map, entry[3])
@@ -375,8 +384,8 @@ class ServiceIterator(_Windowed):
         stream.pending.pop(number, None)
         if stream.failures:
             stream.failures.pop(number, None)
-        words[ctl.W_NEXT_CALLS] += 1
-        words[ctl.W_LEASED_NBYTES] = self._ring.leased_nbytes
+        words[W_NEXT_CALLS] += 1
+        words[W_LEASED_NBYTES] = self._ring.leased_nbytes
 
     def _failed(self, stream: Stream, number: int) -> Any:
         payload = stream.failures[number]

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,21 @@ def start(feeders: int) -> None:
             return
         for name in ("failed", "pid", "s"):
             (home / name).unlink(missing_ok=True)
-        with open(home / "service.log", "ab") as log:
+        command = [
+            sys.executable,
+            "-m",
+            "dataloaderjob.local.service",
+            "--dir",
+            str(home),
+            "--feeders",
+            str(feeders),
+        ]
+        with open(home / "service.log", "ab") as log, _standard_error() as echo:
+            if echo is not None:  # where user code in feeders is heard, as that in torch's workers is
+                command += ["--echo", str(echo)]
             process = subprocess.Popen(
-                [sys.executable, "-m", "dataloaderjob.local.service", "--dir", str(home), "--feeders", str(feeders)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=_environment(),
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env=_environment(), pass_fds=() if echo is None else (echo,),
             )  # fmt: skip
         (home / "pid").write_text(f"{process.pid} {_started(process.pid)}")
         _children.append(process)
@@ -127,6 +139,20 @@ def _is(fd: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
         return False
+
+
+@contextlib.contextmanager
+def _standard_error() -> Iterator[int | None]:
+    """A descriptor of what this process writes its errors to; None if it has closed it."""
+    try:
+        fd = os.dup(2)
+    except OSError:
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _alive(home: Path) -> bool:
