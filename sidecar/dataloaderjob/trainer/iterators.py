@@ -299,7 +299,10 @@ class ServiceIterator(_Windowed):
                 self._wait(stream, number)
                 self._returned_ns = now = _now_ns()
                 words[W_WAIT_NS] += now - began
-                self._pace_wakes(number, now)
+                if now - began < 4 * WAKE_WITHIN_NS:
+                    self._pace_wakes(number, now)
+                else:
+                    self._wake_after = 1
         except Exception:
             self._draw()
             raise
