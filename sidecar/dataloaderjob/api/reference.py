@@ -105,7 +105,9 @@ def _refusals(model: type[BaseModel]) -> list[str]:
 def _default(info: FieldInfo, schema: dict[str, Any]) -> str:
     if info.is_required():
         return "required"
-    if "default" not in schema or schema["default"] == {}:
+    parts = schema.get("properties", {}).items()
+    told_there = {name: part["default"] for name, part in parts if "default" in part}
+    if "default" not in schema or schema["default"] == told_there:
         return ""
     return f"`{json.dumps(schema['default'])}`".replace('"', "")
 

@@ -7,6 +7,8 @@ validation, as kubectl asks for.
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,12 +23,15 @@ from dataloaderjob.api.job import DataLoaderJob, Metadata
 Schema = dict[str, Any]
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 VALIDATIONS = "x-kubernetes-validations"
+_NUMBER_AS_TEXT = re.compile(r"string\((?!self(\.\w+)*\.(sharedMemory|ringSize)\)|self\.sidecar\.resources)")
+"""Of a number's text the API server knows no bound, and refuses the message as too dear."""
 
 
 def structural_schema(model: type[Model] = DataLoaderJob) -> Schema:
     """The schema for `spec.versions[].schema.openAPIV3Schema`; `status` is a free object here."""
     raw = model.model_json_schema(by_alias=True, schema_generator=_WithoutNull)
     schema = _inline(raw, raw.get("$defs", {}))
+    _spell_out_defaults(schema)
     _add_rules(schema, model)
     if model is DataLoaderJob:
         schema["properties"] |= {
@@ -72,6 +77,17 @@ def _inline(schema: Schema, definitions: Schema) -> Schema:
     return out
 
 
+def _spell_out_defaults(schema: Schema) -> None:
+    """Fills nested defaults in: the API server checks rules against a default as it is written."""
+    for part in schema.get("properties", {}).values():
+        _spell_out_defaults(part)
+        if part.get("default") == {}:
+            inner = part.get("properties", {}).items()
+            part["default"] = {name: copy.deepcopy(p["default"]) for name, p in inner if "default" in p}
+    if "items" in schema:
+        _spell_out_defaults(schema["items"])
+
+
 def _open(allowed: bool) -> Schema:
     return {PRESERVE: True} if allowed else {}
 
@@ -104,13 +120,11 @@ def _validation(rule: Rule, below: str = "") -> Schema:
         return cel.replace("self.", f"self.{below}.") if below else cel
 
     field = f"{below}.{rule.field}" if below else rule.field
-    before, after = _quoted(f"{field}: found "), _quoted(f"; use {rule.use}")
-    return {
-        "rule": lift(rule.cel),
-        "message": f"{field}: use {rule.use}",
-        "messageExpression": f"{before} + {lift(rule.found)} + {after}",
-        "reason": "FieldValueInvalid",
-    }
+    made = {"rule": lift(rule.cel), "message": f"{field}: use {rule.use}", "reason": "FieldValueInvalid"}
+    if not _NUMBER_AS_TEXT.search(rule.found):
+        before, after = _quoted(f"{field}: found "), _quoted(f"; use {rule.use}")
+        made["messageExpression"] = f"{before} + {lift(rule.found)} + {after}"
+    return made
 
 
 def _frozen(rule: Immutable) -> Schema:

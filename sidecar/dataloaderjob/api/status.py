@@ -1,0 +1,151 @@
+"""status of a DataLoaderJob: what the operator reports. Pure.
+
+Truth is in the conditions; `phase` is derived from them, for people. Figures are strings of few digits, so
+that a status is not written anew for noise.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dataloaderjob.api.base import Model, Whole, nested
+
+
+class ConditionType(StrEnum):
+    """All of them are there from the first reconcile on."""
+
+    READY = "Ready"
+    """Head, sidecars and at least `minReplicas` feeders serve."""
+    HEAD_READY = "HeadReady"
+    """The Ray head answers, and the supervisor in it."""
+    FEEDERS_READY = "FeedersReady"
+    """At least `minReplicas` feeder pods serve."""
+    SIDECARS_READY = "SidecarsReady"
+    """The sidecar of every trainer pod listens."""
+    PROGRESSING = "Progressing"
+    """The job moves towards what its spec asks for."""
+    SUSPENDED = "Suspended"
+    """`spec.suspend` is true and every pod is gone."""
+    COMPLETE = "Complete"
+    """All trainers ended with exit code 0."""
+    FAILED = "Failed"
+    """The job ended otherwise; the reason says how."""
+
+
+class Phase(StrEnum):
+    """One word for `kubectl get`."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    DEGRADED = "Degraded"
+    SUSPENDING = "Suspending"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+BY_TYPE: Any = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+Figure = Annotated[str, Field(max_length=32)]
+"""A number with its digits already cut, such as 1.24."""
+
+
+class Condition(Model):
+    """One fact about the job, as Kubernetes has conditions."""
+
+    type: Annotated[str, Field(min_length=1, max_length=64)]
+    """Which fact."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: Annotated[str, Field(min_length=1, max_length=128)]
+    """Why, in one CamelCase word."""
+    message: Annotated[str, Field(max_length=4096)] = ""
+    """Why, for people: the pod, the container and the cause."""
+    observed_generation: Whole = Field(default=0, ge=0)
+    """The generation of the spec that this is about."""
+    last_transition_time: Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
+    """When `status` changed last."""
+
+
+class FeedersStatus(Model):
+    """The feeders."""
+
+    desired: Whole = Field(default=0, ge=0)
+    """Pods asked for."""
+    replicas: Whole = Field(default=0, ge=0)
+    """Pods that there are."""
+    ready: Whole = Field(default=0, ge=0)
+    """Pods whose feeders serve."""
+    summary: Figure = "0/0"
+    """ready/desired, for `kubectl get`."""
+
+
+class TrainersStatus(Model):
+    """The trainers."""
+
+    desired: Whole = Field(default=0, ge=0)
+    """Pods asked for."""
+    active: Whole = Field(default=0, ge=0)
+    """Pods that run."""
+    succeeded: Whole = Field(default=0, ge=0)
+    """Pods that ended with exit code 0."""
+    restarts: Whole = Field(default=0, ge=0)
+    """How often all were started anew; `spec.backoffLimit` bounds it."""
+
+
+class LoaderStatus(Model):
+    """What the loader does, from the supervisor: written seldom."""
+
+    batches_per_second: Figure = "0"
+    """Batches that trainers take, of all ranks together."""
+    gb_per_second: Figure = "0"
+    """10^9 bytes of batches, of all ranks together."""
+    stall_percent: Figure = "0"
+    """Share of the time that trainers wait for a batch."""
+    occupancy_percent: Figure = "0"
+    """Share of the rings that ready and lent batches take."""
+
+
+class RayStatus(Model):
+    """What is in force in the Ray cluster, as it says itself."""
+
+    version: Annotated[str, Field(max_length=32)] = ""
+    """Ray's version."""
+    worker_register_timeout_seconds: Whole = Field(default=0, ge=0)
+    """worker_register_timeout_seconds of raylets and GCS."""
+    health_check_period_ms: Whole = Field(default=0, ge=0)
+    """health_check_period_ms of the GCS."""
+    health_check_timeout_ms: Whole = Field(default=0, ge=0)
+    """health_check_timeout_ms of the GCS."""
+    health_check_failure_threshold: Whole = Field(default=0, ge=0)
+    """health_check_failure_threshold of the GCS."""
+
+
+class DataLoaderJobStatus(Model):
+    """What the operator saw last."""
+
+    observed_generation: Whole = Field(default=0, ge=0)
+    """The generation of the spec that this is about."""
+    phase: Phase = Phase.PENDING
+    """One word for the conditions."""
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=BY_TYPE)] = ()
+    """Facts about the job."""
+    feeders: FeedersStatus = nested(FeedersStatus)
+    """The feeders."""
+    trainers: TrainersStatus = nested(TrainersStatus)
+    """The trainers."""
+    loader: LoaderStatus = nested(LoaderStatus)
+    """What the loader does."""
+    ray: RayStatus = nested(RayStatus)
+    """What is in force in Ray."""
+    selector: Annotated[str, Field(max_length=512)] = ""
+    """Label selector of the feeder pods, for the scale subresource."""
+    start_time: Annotated[str | None, Field(max_length=64, json_schema_extra={"format": "date-time"})] = None
+    """When the job was seen first, or resumed."""
+    completion_time: Annotated[
+        str | None, Field(max_length=64, json_schema_extra={"format": "date-time"})
+    ] = None
+    """When it ended."""
