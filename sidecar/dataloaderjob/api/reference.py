@@ -18,7 +18,7 @@ from dataloaderjob.api.base import Model, OpenModel
 from dataloaderjob.api.fields import Shape, expectation, field_shape, fields_by_alias, shape_of
 from dataloaderjob.api.job import DataLoaderJob, Metadata
 from dataloaderjob.api.quantities import Quantity
-from dataloaderjob.api.schema import structural_schema
+from dataloaderjob.api.schema import defaults_within, structural_schema
 
 EXAMPLE = """\
 apiVersion: dataloading.dev/v1alpha1
@@ -105,10 +105,8 @@ def _refusals(model: type[BaseModel]) -> list[str]:
 def _default(info: FieldInfo, schema: dict[str, Any]) -> str:
     if info.is_required():
         return "required"
-    parts = schema.get("properties", {}).items()
-    told_there = {name: part["default"] for name, part in parts if "default" in part}
-    if "default" not in schema or schema["default"] == told_there:
-        return ""
+    if "default" not in schema or schema["default"] == defaults_within(schema):
+        return ""  # told where its fields are
     return f"`{json.dumps(schema['default'])}`".replace('"', "")
 
 

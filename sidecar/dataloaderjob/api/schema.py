@@ -82,10 +82,14 @@ def _spell_out_defaults(schema: Schema) -> None:
     for part in schema.get("properties", {}).values():
         _spell_out_defaults(part)
         if part.get("default") == {}:
-            inner = part.get("properties", {}).items()
-            part["default"] = {name: copy.deepcopy(p["default"]) for name, p in inner if "default" in p}
+            part["default"] = copy.deepcopy(defaults_within(part))
     if "items" in schema:
         _spell_out_defaults(schema["items"])
+
+
+def defaults_within(schema: Schema) -> dict[str, Any]:
+    """Defaults of the fields of an object, by name."""
+    return {n: part["default"] for n, part in schema.get("properties", {}).items() if "default" in part}
 
 
 def _open(allowed: bool) -> Schema:

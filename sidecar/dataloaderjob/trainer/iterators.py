@@ -255,7 +255,7 @@ class ServiceIterator(_Windowed):
     def _submit(self, number: int, keys: list[Any]) -> None:
         stream = self._stream
         assert stream is not None  # noqa: S101  drawn only while a stream is open
-        if type(keys[0]) is int if len(keys) == 1 else tickets.all_ints(keys):
+        if tickets.all_ints(keys):
             # Packed with its neighbours; the list may be the sampler's own.
             kept = keys if self._bare else keys.copy()
             stream.pending[number] = self._epoch_seed, self._position, kept, self._bare

@@ -78,7 +78,6 @@ class Region:
     fd: int
     map: mmap.mmap
     address: int
-    keep: npt.NDArray[np.uint8]
 
     def close(self) -> None:
         """Closes the descriptor; the mapping goes with its last lease."""
@@ -93,8 +92,8 @@ def map_region(number: int, nbytes: int, single: bool, fd: int) -> Region:
             f"the sidecar sent a memfd for region {number} that is not sealed at {nbytes} bytes"
         )
     mapped = mmap.mmap(fd, nbytes)
-    whole = np.frombuffer(mapped, dtype=np.uint8)
-    return Region(number, nbytes, single, fd, mapped, int(whole.ctypes.data), whole)
+    address = int(np.frombuffer(mapped, dtype=np.uint8).ctypes.data)
+    return Region(number, nbytes, single, fd, mapped, address)
 
 
 class Ring:
