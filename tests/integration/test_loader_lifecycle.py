@@ -31,6 +31,7 @@ from torch.utils import data
 from dataloaderjob import DataLoader
 from dataloaderjob.core import control
 from dataloaderjob.core.errors import ServiceError, ServiceUnavailable
+from dataloaderjob.fetch.decoding import Plan
 from dataloaderjob.trainer import client as clients
 from dataloaderjob.trainer import holders
 from processes import alive, go_on, in_child, line, open_files, rollup, script, usage
@@ -613,7 +614,7 @@ def test_an_interrupt_in_one_epoch_of_persistent_workers_does_not_reach_the_next
     for _ in range(at):
         next(iterator)
     with monkeypatch.context() as patch:
-        patch.setattr(iterator._decoder, "decode", interrupted)
+        patch.setattr(Plan, "batch", interrupted)
         with pytest.raises(Interrupt):
             next(iterator)
     for _ in range(3):
@@ -622,9 +623,21 @@ def test_an_interrupt_in_one_epoch_of_persistent_workers_does_not_reach_the_next
         assert all(torch.equal(batch[1][:, 0], batch[0].float()) for batch in batches)
         del batches
     books = iterator._ring
-    books.settle()
     assert books.leases == {}
     assert books.leased_nbytes == 0
+
+
+def test_tensors_made_for_later_batches_know_no_inference_mode(rig: Rig) -> None:
+    """A tensor made under inference_mode() is of no use for training, whichever loop was before."""
+    loader = DataLoader(Numbers(200), batch_size=5)
+    for mode in (torch.inference_mode(), torch.inference_mode(False)) * 2:
+        with mode:
+            for batch in loader:
+                assert all(t.is_inference() == torch.is_inference_mode_enabled() for t in batch)
+    weight = torch.ones(1, requires_grad=True)
+    for _, values in loader:
+        (weight * values).sum().backward()
+    assert weight.grad is not None
 
 
 def test_interrupt_of_a_slow_sampler_keeps_the_batch_in_hand(

@@ -16,6 +16,25 @@ U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 
 
+KEY = st.integers(min_value=-(2**63) - 1, max_value=2**63)
+INTS = st.tuples(
+    st.integers(min_value=0, max_value=2**64 - 1), st.integers(min_value=0, max_value=2**64 - 1),
+    st.lists(KEY, max_size=3), st.booleans(),
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), INTS | st.binary(max_size=9)), min_size=1, max_size=5))
+def test_tickets_of_ints_packed_in_one_go_are_those_packed_one_by_one(entries):
+    found = tickets.join_ints([number for number, _ in entries], [entry for _, entry in entries])
+    if any(isinstance(entry, bytes) for _, entry in entries):
+        assert found is None
+        return
+    packed = [(number, tickets.pack_ints(*entry)) for number, entry in entries]
+    one_size = len({len(entry[2]) for _, entry in entries}) == 1
+    in_range = all(-(2**63) <= key < 2**63 for _, entry in entries for key in entry[2])
+    assert found == (tickets.join(packed) if one_size and in_range else None)
+
+
 @given(
     kind=st.sampled_from(sorted(FROM_FEEDER)), generation=U32, stream=U32, ticket=U64,
     spec=st.binary(min_size=16, max_size=16),

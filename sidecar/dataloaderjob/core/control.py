@@ -158,6 +158,19 @@ class Control:
             self._fence.full()
         return word & 0xFFFF
 
+    def find(self, stream: int, ticket: int) -> tuple[int, Entry | None] | None:
+        """The lease of a ready ticket and where its batch lies, (`FAILED`, None), or None while it is not ready.
+
+        `ready` and `entry` in one: what is cold costs for each function.
+        """
+        word: int = self._index[(stream % ROWS) * WINDOW + ticket % WINDOW]
+        if word >> 16 != (((ticket + 1) & 0xFFFFFFFF) << 16 | (stream & 0xFFFF)):
+            return None
+        if not ACCESSES_IN_ORDER:
+            self._fence.full()
+        lease = word & 0xFFFF
+        return lease, (None if lease == FAILED else _unpack_entry(self._entries, lease * ENTRY_NBYTES))
+
     def entry(self, lease: int) -> Entry:
         found: Entry = _unpack_entry(self._entries, lease * ENTRY_NBYTES)
         return found

@@ -35,69 +35,85 @@ _MAX_SCHEMAS = 256
 _MAX_KEY_NBYTES = 1 << 20
 _SMALL_NBYTES = 1 << 16
 
-_header: Callable[[Any], tuple[Any, ...]] = layout.HEADER.unpack_from
+_header: Callable[[Any, int], tuple[Any, ...]] = layout.HEADER.unpack_from
 _ndarray: Callable[..., np.ndarray[Any, Any]] = np.ndarray
 _from_numpy = torch.from_numpy
 
 
-class _Plan:
+class Plan:
     """How bodies of one schema become batches."""
 
-    __slots__ = ("build", "make", "num_values", "values_offset")
+    __slots__ = ("_build", "_num_values", "_values_offset", "key", "make", "plain")
 
-    def __init__(self, make: Maker, build: Builder, num_values: int, values_offset: int) -> None:
-        self.make = make
-        """All leaves that have buffers, in a list."""
-        self.build = build
-        self.num_values = num_values
-        self.values_offset = values_offset
+    def __init__(self, key: bytes, parsed: layout.Layout, allow_pickle: bool) -> None:
+        self.key = key
+        """Header and schema, as each of these bodies begins."""
+        self.plain = all(map(_is_plain, parsed.buffers))
+        """Whether all leaves with buffers are tensors of ordinary types, which can be made before the body is there."""
+        self.make: Maker = _plain_maker(parsed.buffers) if self.plain else _any_maker(parsed.buffers)
+        """All leaves that have buffers, in a list, from the array of the body's bytes."""
+        self._build = _Builders(num_buffers=len(parsed.buffers), allow_pickle=allow_pickle).node(parsed.root)
+        self._num_values = parsed.num_values
+        self._values_offset = parsed.values_offset
+
+    def check(self, nbytes: int) -> None:
+        """Raises RemoteProtocolError when a body is too small to hold the leaves."""
+        if nbytes < self._values_offset:
+            raise RemoteProtocolError(f"a batch needs {self._values_offset} bytes at least, found {nbytes}")
+
+    def batch(self, base: Body, leaves: list[Any]) -> Any:
+        """The batch of the body in `base`, from what `make` made of it. Raises RemoteProtocolError."""
+        if len(base) == self._values_offset and not self._num_values:
+            return self._build(leaves)
+        self.check(len(base))
+        section = base.data[self._values_offset :]
+        content = section if section.nbytes > _SMALL_NBYTES else section.tobytes()
+        return self._build(leaves + values.unpack_many(content, self._num_values))
 
 
 class Decoder:
     """Decodes bodies; one for each thread."""
 
+    __slots__ = ("_allow_pickle", "_last", "_plans")
+
     def __init__(self, *, allow_pickle: bool) -> None:
         self._allow_pickle = allow_pickle
-        self._plans: dict[bytes, _Plan] = {}
-        self._last: tuple[bytes, _Plan | None] = b"", None
+        self._plans: dict[bytes, Plan] = {}
+        self._last: Plan | None = None
 
-    def decode(self, base: Body, memory: Memory | None = None, at: int = 0) -> Any:
+    def decode(self, base: Body) -> Any:
         """Returns the batch of the body that `base` covers exactly; every tensor and array is a view of it.
 
-        Each tensor has a storage of its own, of exactly its bytes, and keeps `base` alive. `memory`, if given,
-        holds the same bytes from `at` on and more behind them: what is quicker to read than an array.
-        Raises RemoteProtocolError when the body is not one, UnsupportedBatch when this process lacks a
-        class of the batch.
+        Each tensor has a storage of its own, of exactly its bytes, and keeps `base` alive. Raises
+        RemoteProtocolError when the body is not one, UnsupportedBatch when this process lacks a class of the batch.
         """
-        if memory is None:
-            memory = base.data
-        key, plan = self._last
-        if memory[at : at + len(key)] != key or plan is None:
-            plan = self._find(base, memory, at)
-        size = len(base)
-        if size == plan.values_offset and not plan.num_values:
-            return plan.build(plan.make(base))
-        if size < plan.values_offset:
-            raise RemoteProtocolError(f"a batch needs {plan.values_offset} bytes at least, found {size}")
-        return plan.build(plan.make(base) + _values(base, plan))
+        plan = self.plan(base.data, 0, len(base))
+        return plan.batch(base, plan.make(base))
 
-    def _find(self, base: Body, memory: Memory, at: int) -> _Plan:
-        """The plan of a body that is not like the one before it."""
-        if len(base) < layout.HEADER.size:
-            raise RemoteProtocolError(f"a batch needs at least {layout.HEADER.size} bytes, found {len(base)}")
-        nbytes = layout.HEADER.size + min(_header(base)[3], layout.MAX_SCHEMA_NBYTES)
-        key = bytes(memory[at : at + min(nbytes, len(base))])
-        plan = self._plans.get(key) or self._prepare(key, base)
-        self._last = key, plan
+    def plan(self, memory: Memory, at: int, nbytes: int) -> Plan:
+        """The plan of the body of `nbytes` that `memory` has at `at`, large enough for it. Raises as `decode` does."""
+        plan = self._last
+        if plan is None or memory[at : at + len(plan.key)] != plan.key:
+            plan = self._find(memory, at, nbytes)
+        plan.check(nbytes)
         return plan
 
-    def _prepare(self, key: bytes, base: Body) -> _Plan:
+    def _find(self, memory: Memory, at: int, nbytes: int) -> Plan:
+        """The plan of a body that is not like the one before it."""
+        if nbytes < layout.HEADER.size:
+            raise RemoteProtocolError(f"a batch needs at least {layout.HEADER.size} bytes, found {nbytes}")
+        key_nbytes = layout.HEADER.size + min(_header(memory, at)[3], layout.MAX_SCHEMA_NBYTES)
+        key = bytes(memory[at : at + min(key_nbytes, nbytes)])
+        plan = self._plans.get(key) or self._prepare(key, memory, at, nbytes)
+        self._last = plan
+        return plan
+
+    def _prepare(self, key: bytes, memory: Memory, at: int, nbytes: int) -> Plan:
         """Works out a schema and tries its buffers once, so that later only their end has to be checked."""
-        plan = _plan(layout.parse(key), self._allow_pickle)
-        if len(base) < plan.values_offset:
-            raise RemoteProtocolError(f"a batch needs {plan.values_offset} bytes at least, found {len(base)}")
+        plan = Plan(key, layout.parse(key), self._allow_pickle)
+        plan.check(nbytes)
         try:
-            plan.make(base)
+            plan.make(np.ndarray((nbytes,), np.uint8, memory, at))
         except (ValueError, TypeError, OverflowError, RuntimeError) as exc:
             raise RemoteProtocolError(f"a batch has a leaf that cannot be: {exc}") from exc
         if len(key) <= _MAX_KEY_NBYTES:
@@ -107,28 +123,16 @@ class Decoder:
         return plan
 
 
-def _values(base: Body, plan: _Plan) -> list[Any]:
-    section = base.data[plan.values_offset :]
-    return values.unpack_many(
-        section if section.nbytes > _SMALL_NBYTES else section.tobytes(), plan.num_values
-    )
-
-
-def _plan(parsed: layout.Layout, allow_pickle: bool) -> _Plan:
-    builders = _Builders(num_buffers=len(parsed.buffers), allow_pickle=allow_pickle)
-    return _Plan(
-        _leaves_maker(parsed.buffers), builders.node(parsed.root), parsed.num_values, parsed.values_offset
-    )
-
-
 # Leaves
 
 
-def _leaves_maker(buffers: Sequence[Buffer]) -> Maker:
-    """All leaves of a body. Usually all are plain tensors: then without a call of Python code for each."""
+def _any_maker(buffers: Sequence[Buffer]) -> Maker:
     makers = [_maker(buffer) for buffer in buffers]
-    if not all(_is_plain(buffer) for buffer in buffers):
-        return lambda base: [make(base) for make in makers]
+    return lambda base: [make(base) for make in makers]
+
+
+def _plain_maker(buffers: Sequence[Buffer]) -> Maker:
+    """Without a call of Python code for each leaf."""
     shapes = [b.shape for b in buffers]
     types = [_known(b).numpy for b in buffers]
     offsets = [b.offset for b in buffers]

@@ -30,6 +30,7 @@ SEND_TIMEOUT_S = 60.0
 GRACE_S = 60.0
 """Beyond the job's deadline for a batch: then the sidecar itself is silent."""
 
+_thread = threading.get_ident
 _clients: weakref.WeakValueDictionary[str, Client] = weakref.WeakValueDictionary()
 _clients_lock = threading.Lock()
 
@@ -134,12 +135,11 @@ class Client:
         # First of all: what the dead receiver published must not be taken for the new one's.
         self.control.forget()
         self.attachment += 1
-        self.ring.settle()
         self.ring.drop_empty_singles()
         regions = list(self.ring.regions.values())
         adopt = {
             "regions": [{"region": r.number, "nbytes": r.nbytes, "single": r.single} for r in regions],
-            "leases": [[n, *entry] for n, entry in self.ring.leases.items()],
+            "leases": [[n, *place] for n, (*place, _) in self.ring.leases.copy().items()],
         }
         self._connected(self._attach(adopt, [*self._fds, *(r.fd for r in regions)])[0])
         self._forget_collected()
@@ -193,7 +193,9 @@ class Client:
             except BaseException:
                 self._disconnect()  # not even an interrupt may leave it open what was sent
                 raise
-            stream.regroup(self.control.words[ctl.W_FEEDERS])
+            words = self.control.words
+            words[ctl.W_LEASED_NBYTES] = self.ring.leased_nbytes
+            stream.regroup(words[ctl.W_FEEDERS])
             # A receiver that came meanwhile was told all but who waits.
             stream.told_waiting = stream.awaited if waiting and attachment == self.attachment else None
 
@@ -214,6 +216,7 @@ class Client:
             if self.streams.pop(number, None) is not None:
                 forgotten.append((number, awaited))
         self.control.words[ctl.W_STREAMS] = len(self.streams)
+        self.control.words[ctl.W_LEASED_NBYTES] = self.ring.leased_nbytes
         return forgotten
 
     def _guarded(self, send: Any, what: Any) -> None:
@@ -289,7 +292,9 @@ class Client:
                 and self.ready(stream, number, control) is not None
             ):
                 return True
-            events = self._poller().poll(wait_ms / 1000, 2)
+            kept = self._polls.get(_thread())
+            poll = kept[1] if kept is not None and kept[0] is self._sock else self._new_poll()
+            events = poll.poll(wait_ms / 1000, 2)
             for fd, _ in events:
                 if fd != self.wake_trainer:
                     self._drain()
@@ -299,15 +304,12 @@ class Client:
             if not self._sleepers:
                 control.awake()
 
-    def _poller(self) -> select.epoll:
-        """Waits for the eventfd and the socket: one for each thread.
+    def _new_poll(self) -> select.epoll:
+        """Waits for the eventfd and the socket, in the calling thread: one for each.
 
         The eventfd is edge-triggered, so nobody has to read it, and a wake-up wakes every thread that sleeps.
         """
-        thread, sock = threading.get_ident(), self._sock
-        kept = self._polls.get(thread)
-        if kept is not None and kept[0] is sock:
-            return kept[1]
+        thread, sock = _thread(), self._sock
         poll = select.epoll()
         poll.register(self.wake_trainer, select.EPOLLIN | select.EPOLLET)
         if sock is not None:
@@ -359,7 +361,7 @@ class Client:
             number = int(message["region"])
             region = map_region(number, int(message["nbytes"]), bool(message["single"]), fds[0])
             self.ring.regions[number] = region
-            self.ring.lease_limit = int(message["lease_limit"])
+            self.ring.limit(int(message["lease_limit"]))
         elif packet.type == link.Type.DROP:
             self.ring.drop(int(message["region"]))
         elif packet.type == link.Type.NOTE:
@@ -377,6 +379,7 @@ class Client:
         """Closes all descriptors; what was lent stays valid, and ends without a word to anybody."""
         if (ring := getattr(self, "ring", None)) is not None:
             ring.tail.cut()
+            ring.spares.clear()
             for number in list(ring.regions):
                 ring.drop(number)
         self._disconnect()

@@ -19,9 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from dataloaderjob.core import errors, seeds, tickets
 from dataloaderjob.core.blobs import BlobStore, Spec
 from dataloaderjob.core.control import (
-    FAILED,
     W_COPIES,
-    W_LEASED_NBYTES,
     W_NEXT_CALLS,
     W_READY_CALLS,
     W_STEP_NS,
@@ -36,7 +34,7 @@ from dataloaderjob.fetch.ship import make_spec
 from dataloaderjob.fetch.tree import Decoder
 from dataloaderjob.trainer import holders
 from dataloaderjob.trainer.client import Client
-from dataloaderjob.trainer.ring import MAX_LEASES, Lease
+from dataloaderjob.trainer.ring import Views, make_views
 from dataloaderjob.trainer.stream import Stream
 
 if TYPE_CHECKING:
@@ -45,6 +43,7 @@ if TYPE_CHECKING:
 _U64 = (1 << 64) - 1
 _NOTHING = object()
 _now_ns = time.perf_counter_ns
+_inference = torch.is_inference_mode_enabled
 PATIENCE_MS = 50
 MODERATION_MS = 2
 WAKE_AFTER = 8
@@ -94,44 +93,36 @@ class _Windowed(_BaseDataLoaderIter):
         self._draw()
 
     def _draw(self) -> None:
-        """Advances the sampler to a window ahead of what was taken."""
+        """Advances the sampler to a window ahead of what was taken. A key is the same until it counts as drawn."""
         target = self._taken + self._window
         while self._drawn < target and not self._exhausted:
-            try:
-                keys = self._next_keys()
-            except StopIteration:
-                self._exhausted = True
-                self._flush()
-                return
-            except Exception as exc:  # raised at its turn: nothing that was drawn is lost
-                self._exhausted, self._sampler_error = True, exc
-                return
+            if self._key is _NOTHING:
+                try:
+                    # Not next(), between whose return and the assignment a signal's handler may run.
+                    for self._key in self._source:  # noqa: B020
+                        break
+                    else:
+                        self._exhausted = True
+                except Exception as exc:  # raised at its turn: nothing that was drawn is lost
+                    self._exhausted, self._sampler_error = True, exc
+                    return
+                except BaseException as exc:
+                    # A sampler that is a generator is over now. Were it to look exhausted, an epoch
+                    # would end early and in silence.
+                    self._sampler_error = exc
+                    raise
+                self._sampler_error = None
+                if self._exhausted:
+                    self._flush()
+                    return
+            key = self._key
+            keys = [key] if self._bare else key if type(key) is list else list(key)
             try:
                 self._submit(self._drawn, keys)
             except errors.InputError as exc:  # keys that cannot travel: the sampler's error, too
                 self._exhausted, self._sampler_error = True, exc
                 return
             self._drawn, self._position, self._key = self._drawn + 1, self._position + len(keys), _NOTHING
-
-    def _next_keys(self) -> list[Any]:
-        """The keys of the next batch, the same ones until they count as drawn. Raises StopIteration."""
-        if self._key is _NOTHING:
-            try:
-                # Not next(), between whose return and the assignment a signal's handler may run.
-                for self._key in self._source:  # noqa: B020
-                    break
-                else:
-                    raise StopIteration
-            except Exception:
-                raise
-            except BaseException as exc:
-                # A sampler that is a generator is over now. Were it to look exhausted, an epoch
-                # would end early and in silence.
-                self._sampler_error = exc
-                raise
-            self._sampler_error = None
-        key = self._key
-        return [key] if self._bare else key if type(key) is list else list(key)
 
     def _submit(self, number: int, keys: list[Any]) -> None:
         """Asks for a batch. Called again for the same one after an interrupt."""
@@ -223,8 +214,8 @@ class ServiceIterator(_Windowed):
         self._woken = 0, 0
         """(number, time) of the last batch that was waited for."""
         self._wake_after = 1
-        self._held: tuple[int, int, Lease] | None = None
-        """(number, attachment, lease) of the batch that is being taken: it outlives an interrupt."""
+        self._held: tuple[int, int, Views] | None = None
+        """(number, attachment, views) of the batch that is being taken: it outlives an interrupt."""
         super().__init__(loader, window)
         self._timeout_s = float(loader.timeout)
         self._decoder = Decoder(allow_pickle=loader.allow_pickle or bool(client.settings["allow_pickle"]))
@@ -345,11 +336,10 @@ class ServiceIterator(_Windowed):
         with client.lock:  # a new sidecar may be told by another thread what is taken and what is not
             if client.dead is not None:
                 client.check()
-            control = self._control
-            lease = control.ready(stream.id, number)
-            if lease is None:
+            found = self._control.find(stream.id, number)
+            if found is None:
                 return False
-            entry = None if lease == FAILED else control.entry(lease)
+            lease, entry = found
             if number not in stream.failures if entry is None else entry[2] not in self._ring.regions:
                 return False  # what it needs comes over the socket
             try:
@@ -364,16 +354,24 @@ class ServiceIterator(_Windowed):
         ring, attachment = self._ring, self._client.attachment
         held = self._held
         if held is not None and (held[0] != number or held[1] != attachment):
-            held[2].tail = ring.tail  # of what an interrupt left: it ends here
+            held[2][1].tail = ring.tail  # of what an interrupt left: it ends here
             held = self._held = None
+        region = ring.region(entry)
+        plan = self._decoder.plan(region.map, entry[3], entry[4])
         if held is None:
-            self._held = held = number, attachment, ring.lend(lease, entry)
-        if ring.leased_nbytes > ring.lease_limit or len(ring.leases) > MAX_LEASES:
+            if plan.plain and not region.single and not _inference():
+                views = ring.spares.views(region, entry[3], entry[4], plan.key, plan.make)
+            else:
+                views = make_views(region, entry[3], entry[4], plan.make)
+            ring.lend(lease, entry, views[1])
+            self._held = held = number, attachment, views
+        lent, _, leaves = held[2]
+        if len(ring.leases) > ring.surely and ring.over_limit:
             ring.copies += 1
             self._words[W_COPIES] = ring.copies
             holders.warn_once(ring)
-            return self._decoder.decode(np.array(held[2]))
-        return self._decoder.decode(held[2], ring.regions[entry[2]].map, entry[3])
+            return self._decoder.decode(np.array(lent))
+        return plan.batch(lent, leaves)
 
     def _count(self, stream: Stream, number: int, batch: Any) -> None:
         words = self._words
@@ -382,13 +380,12 @@ class ServiceIterator(_Windowed):
         self._taken = stream.awaited = self._num_yielded = number + 1
         held = self._held
         if held is not None:
-            held[2].tail = self._ring.tail
+            held[2][1].tail = self._ring.tail
             self._held = None
         stream.pending.pop(number, None)
         if stream.failures:
             stream.failures.pop(number, None)
         words[W_NEXT_CALLS] += 1
-        words[W_LEASED_NBYTES] = self._ring.leased_nbytes
 
     def _failed(self, stream: Stream, number: int) -> Any:
         payload = stream.failures[number]
@@ -409,9 +406,9 @@ class ServiceIterator(_Windowed):
         held = self._held
         if held is not None:
             if held[0] < stream.awaited or held[1] != self._client.attachment:
-                held[2].tail = self._ring.tail
+                held[2][1].tail = self._ring.tail
             else:
-                self._ring.tail.log.append(held[2].number)  # the receiver ends it with its ticket
+                self._ring.forget(held[2][1].number)  # the receiver ends it with its ticket
             self._held = None
         self._client.closed_streams.append((stream.id, stream.awaited))
 

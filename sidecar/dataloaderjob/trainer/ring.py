@@ -1,18 +1,19 @@
 """The trainer's side of the ring: mapped regions and leases.
 
-A batch is lent to the trainer as one numpy array of bytes, a `Lease`. Every tensor of the batch is a view
-of it, so the lease ends when the last of them is collected, wherever that happens. Its finalizer stores
-one byte in shared memory: any thread, any order, no lock, no system call.
+A batch is lent to the trainer as one numpy array of bytes, of which every tensor of the batch is a view. A weak
+reference to it, the `Lease`, sees when the last of them is collected, wherever that happens, and stores one byte
+in shared memory: any thread, any order, no lock, no system call unless the receiver waits for room.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections import deque
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,48 +25,96 @@ from dataloaderjob.core.space import PAGE
 
 MADV_POPULATE_READ = 22
 MAX_LEASES = 1_000
+MAX_PLACES = 64
+MADE_TOGETHER = 8
+_ndarray: type[np.ndarray[Any, Any]] = np.ndarray
 _U8 = np.dtype(np.uint8)
 
+Bytes = npt.NDArray[np.uint8]
 
-class Lease(npt.NDArray[np.uint8] if TYPE_CHECKING else np.ndarray):  # type: ignore[misc]
-    """The bytes of one batch in the trainer's hands, shape (bytes,): an array over the ring's mapping.
 
-    It ends with its last reference, if it was given its `tail`: when the batch counts as taken. Until then
-    it may be dropped and made again, for a KeyboardInterrupt may come anywhere within next().
+class Lease(weakref.ref[Bytes]):
+    """Ends with the bytes that it refers to, if it was given its `tail`: when the batch counts as taken.
+
+    Until then they may be dropped and lent again, for a KeyboardInterrupt may come anywhere within next().
     """
 
     __slots__ = ("number", "tail")
 
     number: int
-    tail: LeaseTail
-
-    def __del__(self) -> None:
-        try:
-            tail = self.tail
-        except AttributeError:
-            return  # a slice of it, or it was not begun
-        ended = tail.ended
-        if ended is not None:
-            tail.log.append(self.number)
-            ended[self.number] = 1
-            fence_anywhere()
-            if tail.words[W_WANT]:
-                tail.wake()
+    tail: LeaseTail | None
 
 
 class LeaseTail:
-    """What a finalizer touches. After a fork the child's copy is cut off, so it ends no lease of its parent."""
+    """What the end of a lease touches. After a fork the child's copy is cut off, so it ends no lease of its parent."""
 
-    __slots__ = ("ended", "log", "wake", "words")
+    __slots__ = ("ended", "leases", "wake", "words")
 
-    def __init__(self, control: Control, wake_receiver: int) -> None:
+    def __init__(self, control: Control, wake_receiver: int, leases: Leases) -> None:
         self.ended: memoryview | None = control.ended
         self.words = control.words
+        self.leases = leases
         self.wake = partial(os.eventfd_write, wake_receiver, 1)
-        self.log: deque[int] = deque()
 
     def cut(self) -> None:
         self.ended = None
+
+
+Leases = dict[int, tuple[int, int, int, Lease]]
+"""(region, offset, bytes of its extent, lease), by the lease's number."""
+
+
+Views = tuple[Bytes, Lease, list[Any]]
+"""The bytes of one batch, a lease on them that has not begun, the leaves that are views of them."""
+
+
+def make_views(region: Region, offset: int, nbytes: int, make: Callable[[Bytes], list[Any]]) -> Views:
+    lent = _ndarray((nbytes,), _U8, region.map, offset)
+    lease = Lease(lent, _end)
+    lease.tail = None
+    return lent, lease, make(lent)
+
+
+class Spares:
+    """Views of places where batches come again and again, several made at a time.
+
+    The first tensor that a next() makes costs 40 µs where other work emptied the caches, each further one 1 to 3.
+    """
+
+    __slots__ = ("_places",)
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, int, int], tuple[bytes, list[Views]]] = {}
+
+    def views(
+        self, region: Region, offset: int, nbytes: int, key: bytes, make: Callable[[Bytes], list[Any]]
+    ) -> Views:
+        """`key` stands for what `make` makes: leaves that do not depend on the bytes."""
+        place = region.number, offset, nbytes
+        kept = self._places.get(place)
+        if kept is None or kept[0] != key:
+            if len(self._places) >= MAX_PLACES:
+                del self._places[next(iter(self._places))]
+            self._places[place] = key, []
+            return make_views(region, offset, nbytes, make)
+        if not kept[1]:
+            kept[1].extend([make_views(region, offset, nbytes, make) for _ in range(MADE_TOGETHER)])
+        return kept[1].pop()
+
+    def clear(self) -> None:
+        self._places.clear()
+
+
+def _end(lease: Lease) -> None:
+    tail = lease.tail
+    if tail is None or (ended := tail.ended) is None:
+        return
+    number = lease.number
+    tail.leases.pop(number, None)  # first: once the receiver knows, it may use the number anew
+    ended[number] = 1
+    fence_anywhere()
+    if tail.words[W_WANT]:
+        tail.wake()
 
 
 @dataclass(slots=True, eq=False)
@@ -99,51 +148,59 @@ def map_region(number: int, nbytes: int, single: bool, fd: int) -> Region:
 class Ring:
     """Regions and leases of one trainer process."""
 
-    __slots__ = ("copies", "lease_limit", "leased_nbytes", "leases", "regions", "tail")
+    __slots__ = ("_widest", "copies", "lease_limit", "leases", "regions", "spares", "surely", "tail")
 
     def __init__(self, control: Control, wake_receiver: int) -> None:
         self.regions: dict[int, Region] = {}
-        self.leases: dict[int, tuple[int, int, int]] = {}
-        """lease -> (region, offset, bytes of its extent) of what is not yet known to have ended."""
-        self.leased_nbytes = 0
+        self.leases: Leases = {}
+        """What is not known to have ended; `_end` takes entries out, in any thread."""
         self.lease_limit = 0
+        self.surely = 0
+        """So many leases are within the limit whatever their sizes."""
+        self._widest = 0
         self.copies = 0
-        self.tail = LeaseTail(control, wake_receiver)
+        self.tail = LeaseTail(control, wake_receiver, self.leases)
+        self.spares = Spares()
 
-    def settle(self) -> None:
-        """Takes note of the leases that have ended."""
-        log = self.tail.log
-        while log:
-            number = log[0]
-            entry = self.leases.get(number)
-            if entry is not None:
-                # No call between these two, so that no signal's handler runs there.
-                del self.leases[number]
-                self.leased_nbytes -= entry[2]
-            log.popleft()
+    @property
+    def leased_nbytes(self) -> int:
+        return sum([size for _, _, size, _ in list(self.leases.values())])
 
-    def lend(self, number: int, entry: Entry) -> Lease:
-        """A lease on a ready batch. It counts from here on, and ends once it has its `tail`.
+    @property
+    def over_limit(self) -> bool:
+        """Whether the trainer holds more than it may. False without a look at each if `len(leases) <= surely`."""
+        return self.leased_nbytes > self.lease_limit or len(self.leases) > MAX_LEASES
 
-        Raises RemoteProtocolError if the entry does not lie within its region.
-        """
-        if self.tail.log:
-            self.settle()  # first: the number may be that of a lease that has ended, used anew
-        _, _, region_number, offset, nbytes = entry
-        region = self.regions[region_number]
-        if offset + nbytes > region.nbytes:
+    def limit(self, lease_limit: int) -> None:
+        """Bytes that may be under lease at once."""
+        self.lease_limit = lease_limit
+        self._widen(self._widest)
+
+    def _widen(self, size: int) -> None:
+        self._widest = size
+        self.surely = min(MAX_LEASES, self.lease_limit // size) if size else 0
+
+    def region(self, entry: Entry) -> Region:
+        """Where a ready batch lies. Raises RemoteProtocolError if the entry does not lie within its region."""
+        region = self.regions[entry[2]]
+        if entry[3] + entry[4] > region.nbytes:
             raise RemoteProtocolError(
-                f"the sidecar published {nbytes} bytes at {offset} of a region of {region.nbytes}"
+                f"the sidecar published {entry[4]} bytes at {entry[3]} of a region of {region.nbytes}"
             )
-        lease = Lease((nbytes,), _U8, region.map, offset)
+        return region
+
+    def lend(self, number: int, entry: Entry, lease: Lease) -> None:
+        """A ready batch is in the trainer's hands: it counts from here on, and ends once the lease has its `tail`."""
+        _, _, region, offset, nbytes = entry
         lease.number = number
-        size, before = -(-nbytes // PAGE) * PAGE, self.leases.get(number)
-        # No call from here on, as above.
-        if before is not None:
-            self.leased_nbytes -= before[2]  # an interrupt came before it was used
-        self.leases[number] = (region_number, offset, size)
-        self.leased_nbytes += size
-        return lease
+        size = -(-nbytes // PAGE) * PAGE
+        if size > self._widest:
+            self._widen(size)
+        self.leases[number] = region, offset, size, lease
+
+    def forget(self, number: int) -> None:
+        """Takes back a lease that did not begin."""
+        self.leases.pop(number, None)
 
     def drop(self, number: int) -> None:
         """Lets go of a region; views of it stay valid."""
@@ -153,6 +210,6 @@ class Ring:
 
     def drop_empty_singles(self) -> None:
         """Lets go of the regions for one batch whose batch is gone: a new sidecar has no use for them."""
-        held = {region for region, _, _ in self.leases.values()}
+        held = {region for region, *_ in list(self.leases.values())}
         for number in [r.number for r in self.regions.values() if r.single and r.number not in held]:
             self.drop(number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dataloaderjob.core import link, tickets
@@ -14,11 +13,6 @@ TOGETHER = 8
 `next()` whose batch is ready."""
 
 
-Ints = tuple[int, int, list[int], bool]
-"""The arguments of `tickets.pack_ints`: not packed yet, for several are packed at a time, while that code is in
-the caches."""
-
-
 @dataclass(slots=True, eq=False)
 class Stream:
     """What was asked for and not taken."""
@@ -27,8 +21,9 @@ class Stream:
     manifest: str
     window: int
     awaited: int = 0
-    pending: dict[int, Ints | bytes] = field(default_factory=dict)
-    """Tickets not taken, sent or not: what is sent again when a sidecar dies."""
+    pending: dict[int, tickets.Ints | bytes] = field(default_factory=dict)
+    """Tickets not taken, sent or not: what is sent again when a sidecar dies. Those of ints are not packed yet: several
+    are at a time, while that code is in the caches."""
     failures: dict[int, bytes] = field(default_factory=dict)
     asked: int = 0
     told: int = 0
@@ -46,8 +41,12 @@ class Stream:
         spare = self.window - DEPTH * feeders if feeders else self.window // 4
         self.together = max(1, min(TOGETHER, spare))
 
-    def messages(self, numbers: Iterable[int], *, waiting: bool = False) -> list[bytes]:
+    def messages(self, numbers: range, *, waiting: bool = False) -> list[bytes]:
         """Packets with these pending tickets, in messages of a few MB, each with one ticket at least."""
+        if 0 < len(numbers) <= TOGETHER:
+            payload = tickets.join_ints(numbers, [self.pending[number] for number in numbers])
+            if payload is not None and len(payload) <= MESSAGE_NBYTES:
+                return self._message(payload, waiting=waiting)
         packets: list[bytes] = []
         group: list[tuple[int, bytes]] = []
         nbytes = 0
@@ -55,13 +54,11 @@ class Stream:
             ticket = self.pending[number]
             payload = ticket if type(ticket) is bytes else tickets.pack_ints(*ticket)
             if group and nbytes + len(payload) > MESSAGE_NBYTES:
-                packets += self._message(group, waiting=waiting)
+                packets += self._message(tickets.join(group), waiting=waiting)
                 group, nbytes = [], 0
             group.append((number, payload))
             nbytes += len(payload)
-        return packets + self._message(group, waiting=waiting)
+        return packets + self._message(tickets.join(group), waiting=waiting)
 
-    def _message(self, group: list[tuple[int, bytes]], *, waiting: bool) -> list[bytes]:
-        return link.pack(
-            link.Type.TICKETS, tickets.join(group), stream=self.id, ticket=waiting, awaiting=self.awaited
-        )
+    def _message(self, payload: bytes, *, waiting: bool) -> list[bytes]:
+        return link.pack(link.Type.TICKETS, payload, stream=self.id, ticket=waiting, awaiting=self.awaited)
