@@ -64,7 +64,7 @@ class Case:
         """Batches of the second way of taking."""
         if self.smoke:
             return 10
-        return 40 if self.nbytes > 4e6 else 300
+        return 100 if self.nbytes > 4e6 else 300
 
     @property
     def batches(self) -> int:

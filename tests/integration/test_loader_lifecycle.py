@@ -633,7 +633,7 @@ def test_tensors_made_for_later_batches_know_no_inference_mode(rig: Rig) -> None
     for mode in (torch.inference_mode(), torch.inference_mode(False)) * 2:
         with mode:
             for batch in loader:
-                assert all(t.is_inference() == torch.is_inference_mode_enabled() for t in batch)
+                assert torch.is_inference_mode_enabled() or not any(t.is_inference() for t in batch)
     weight = torch.ones(1, requires_grad=True)
     for _, values in loader:
         (weight * values).sum().backward()

@@ -109,16 +109,28 @@ def test_depth_is_bounded() -> None:
 @pytest.mark.parametrize(
     ("head", "why"),
     [
-        pytest.param(b"", "at least 8 bytes", id="empty"),
-        pytest.param(bytes(8), "no batch of version", id="zeros"),
-        pytest.param(layout.HEADER.pack(layout.MAGIC, 9, 0, 0), "no batch of version", id="later-version"),
-        pytest.param(layout.HEADER.pack(layout.MAGIC, 1, 0, 1 << 31), "exceeds", id="huge-schema"),
-        pytest.param(layout.HEADER.pack(layout.MAGIC, 1, 0, 50), "ends after 8 of 58", id="cut"),
+        pytest.param(b"", "at least 16 bytes", id="empty"),
+        pytest.param(bytes(16), "no batch of version", id="zeros"),
+        pytest.param(layout.HEADER.pack(layout.MAGIC, 9, 0, 0, 0), "no batch of version", id="later-version"),
+        pytest.param(
+            layout.HEADER.pack(layout.MAGIC, layout.VERSION, 0, 1 << 31, 0), "exceeds", id="huge-schema"
+        ),
+        pytest.param(
+            layout.HEADER.pack(layout.MAGIC, layout.VERSION, 0, 50, 0), "ends after 16 of 66", id="cut"
+        ),
     ],
 )
 def test_a_header_of_a_stranger_is_refused_with_the_reason(head: bytes, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         layout.parse(head)
+
+
+def test_a_schema_that_does_not_fit_its_digest_is_refused() -> None:
+    key = bytearray(layout.pack_schema(node(Kind.LIST, ())))
+    layout.parse(bytes(key))
+    key[8] ^= 1
+    with pytest.raises(RemoteProtocolError, match="digest"):
+        layout.parse(bytes(key))
 
 
 def test_the_schema_does_not_depend_on_values() -> None:

@@ -7,6 +7,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch
 
 from dataloaderjob.core.control import Control, seal
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.trainer.ring import MADE_TOGETHER, MAX_PLACES, Ring, make_views, map_region
+from dataloaderjob.trainer.ring import MADE_TOGETHER, MAX_PLACES, Ring, map_region
 
 PAGE = 4096
 NBYTES = 16 * PAGE
@@ -41,15 +42,26 @@ def taken(ring: Ring, number: int, page: int, nbytes: int = PAGE):
     return lent
 
 
-def lend(ring: Ring, number: int, page: int, nbytes: int = PAGE):
+def lend(ring: Ring, number: int, page: int, nbytes: int = PAGE, plan: Any = None):
     entry = 1, 0, 1, page * PAGE, nbytes
-    lent, lease, _ = make_views(ring.region(entry), page * PAGE, nbytes, leaves)
-    ring.lend(number, entry, lease)
-    return lent, lease
+    return ring.lend(number, ring.regions[1], entry, plan or Fixed())[:2]
 
 
-def leaves(lent):
-    return [torch.from_numpy(lent[:64]), torch.from_numpy(lent[64:128])]
+class Fixed:
+    """A plan of batches of two tensors of 64 bytes."""
+
+    def __init__(self, head: bytes = b"schema", *, plain: bool = True):
+        self.head, self.plain = head, plain
+        self.made: list[Any] = []
+        """Arrays of which tensors were made, weakly."""
+
+    def make(self, lent):
+        self.made.append(weakref.ref(lent))
+        return [torch.from_numpy(lent[:64]), torch.from_numpy(lent[64:128])]
+
+    @property
+    def kept(self):
+        return sum(ref() is not None for ref in self.made)
 
 
 def books(ring: Ring):
@@ -158,52 +170,60 @@ def test_what_is_surely_within_the_limit_follows_the_largest_lease(ring: Ring):
 
 def test_an_entry_beyond_its_region_is_refused(ring: Ring):
     with pytest.raises(RemoteProtocolError, match="of a region of 65536"):
-        ring.region((1, 0, 1, NBYTES - PAGE, PAGE + 1))
+        lend(ring, 1, page=15, nbytes=PAGE + 1)
+    assert books(ring) == {}
 
 
-def test_views_of_a_place_that_comes_again_are_made_several_at_a_time_and_each_given_once(ring: Ring):
-    calls = []
-
-    def make(lent):
-        calls.append(lent)
-        return leaves(lent)
-
-    region = ring.regions[1]
-    found = [ring.spares.views(region, PAGE, PAGE, b"schema", make) for _ in range(MADE_TOGETHER + 2)]
-    assert len(calls) == 1 + 2 * MADE_TOGETHER, "one for a place that is new, several from then on"
-    assert len({id(lent) for lent, _, _ in found}) == len(found)
-    assert len({id(lease) for _, lease, _ in found}) == len(found)
-    assert len({tensor.untyped_storage()._cdata for _, _, made in found for tensor in made}) == 2 * len(found)
-    region.map[PAGE : PAGE + 128] = bytes(range(128))
-    for lent, _, (first, second) in found:
+def test_views_of_a_place_that_comes_again_are_made_several_at_a_time_and_each_lent_once(ring: Ring):
+    plan, entry = Fixed(), (1, 0, 1, PAGE, PAGE)
+    found = [ring.lend(number, ring.regions[1], entry, plan) for number in range(MADE_TOGETHER + 2)]
+    assert len(plan.made) == 1 + 2 * MADE_TOGETHER, "one for a place that is new, several from then on"
+    assert len({id(lent) for lent, *_ in found}) == len(found)
+    assert [lease.number for _, lease, *_ in found] == list(range(len(found)))
+    assert len({tensor.untyped_storage()._cdata for _, _, made, _ in found for tensor in made}) == 2 * len(
+        found
+    )
+    ring.regions[1].map[PAGE : PAGE + 128] = bytes(range(128))
+    for lent, _, (first, second), place in found:
+        assert place[:3] == (1, PAGE, PAGE)
         assert lent.shape == (PAGE,)
         assert first.tolist() == list(range(64))
         assert second.tolist() == list(range(64, 128))
 
 
-def test_views_are_not_given_for_another_schema_or_size_of_the_same_place(ring: Ring):
-    region = ring.regions[1]
-    for key, nbytes in ((b"a", PAGE), (b"b", PAGE), (b"b", 2 * PAGE), (b"a", PAGE)) * 3:
-        lent, _, made = ring.spares.views(region, 0, nbytes, key, lambda lent, key=key: [key, lent.nbytes])
+def test_views_are_not_lent_for_another_schema_or_size_of_the_same_place(ring: Ring):
+    plans = Fixed(b"a"), Fixed(b"b")
+    for at, nbytes in ((0, PAGE), (1, PAGE), (1, 2 * PAGE), (0, PAGE)) * 3:
+        lent, _ = lend(ring, 0, 0, nbytes, plans[at])
         assert lent.nbytes == nbytes
-        assert made == [key, nbytes]
+        assert any(ref() is lent for ref in plans[at].made)
 
 
-def test_spares_that_are_let_go_end_no_lease_and_are_bounded(ring: Ring):
-    region, made = ring.regions[1], []
+def test_nothing_is_made_ahead_for_leaves_that_depend_on_the_bytes_nor_under_inference_mode(ring: Ring):
+    mixed, plain = Fixed(plain=False), Fixed()
+    for number in range(5):
+        lend(ring, number, 0, plan=mixed)
+    assert len(mixed.made) == 5
+    for number in range(5):
+        with torch.inference_mode():
+            lend(ring, number, 1, plan=plain)
+    assert len(plain.made) == 5
+    for number in range(5):
+        _, _, made, _ = ring.lend(number, ring.regions[1], (1, 0, 1, PAGE, PAGE), plain)
+        assert not any(tensor.is_inference() for tensor in made)
 
-    def make(lent):
-        made.append(weakref.ref(lent))
-        return leaves(lent)
 
+def test_views_made_ahead_end_no_lease_and_are_bounded(ring: Ring):
+    plan = Fixed()
     for _ in range(3):
         for at in range(2 * MAX_PLACES):
-            ring.spares.views(region, 64 * at, PAGE, b"schema", make)
-    assert sum(ref() is not None for ref in made) <= MAX_PLACES * MADE_TOGETHER
-    ring.spares.views(region, 0, PAGE, b"schema", make)
-    ring.spares.views(region, 0, PAGE, b"schema", make)
-    assert any(ref() is not None for ref in made)
-    ring.spares.clear()
-    assert all(ref() is None for ref in made)
+            ring.lend(0, ring.regions[1], (1, 0, 1, 64 * at, PAGE), plan)
+            ring.forget(0)
+    for _ in range(2):
+        lend(ring, 0, 1, plan=plan)
+        ring.forget(0)
+    assert 0 < plan.kept <= MAX_PLACES * MADE_TOGETHER
+    ring.drop_spares()
+    assert plan.kept == 0
     assert not ended(ring)
     assert books(ring) == {}

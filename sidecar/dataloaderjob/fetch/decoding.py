@@ -1,6 +1,6 @@
 """Bytes to batch tree, without a copy: tensors and arrays are views of the body.
 
-What the schema says is worked out once and kept under the schema's bytes; a batch of a known schema
+What the schema says is worked out once and kept under the header with its digest; a batch of a known schema
 costs one numpy view and one torch view per leaf. Neighbours: `core.layout`, `encoding`.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 from mmap import mmap
 from operator import itemgetter
@@ -32,43 +32,69 @@ Builder = Callable[[list[Any]], Any]
 
 _MAX_SCHEMAS = 256
 """Kept by one decoder; ragged batches make a new schema each, some KB once worked out."""
-_MAX_KEY_NBYTES = 1 << 20
 _SMALL_NBYTES = 1 << 16
 
-_header: Callable[[Any, int], tuple[Any, ...]] = layout.HEADER.unpack_from
+_HEAD_NBYTES = layout.HEADER.size
 _ndarray: Callable[..., np.ndarray[Any, Any]] = np.ndarray
 _from_numpy = torch.from_numpy
+
+
+_STILL = frozenset({Kind.TENSOR, Kind.LIST, Kind.TUPLE, Kind.DICT, Kind.NAMEDTUPLE})
+"""Nodes that are made without a byte of the body and without code of the user's."""
 
 
 class Plan:
     """How bodies of one schema become batches."""
 
-    __slots__ = ("_build", "_num_values", "_values_offset", "key", "make", "plain")
+    __slots__ = (
+        "_build",
+        "_leaves",
+        "_num_values",
+        "_still",
+        "_values_offset",
+        "head",
+        "make",
+        "nbytes",
+        "plain",
+    )
 
-    def __init__(self, key: bytes, parsed: layout.Layout, allow_pickle: bool) -> None:
-        self.key = key
-        """Header and schema, as each of these bodies begins."""
+    def __init__(self, head: bytes, parsed: layout.Layout, allow_pickle: bool) -> None:
+        self.head = head
+        """The header with which each of these bodies begins."""
         self.plain = all(map(_is_plain, parsed.buffers))
-        """Whether all leaves with buffers are tensors of ordinary types, which can be made before the body is there."""
-        self.make: Maker = _plain_maker(parsed.buffers) if self.plain else _any_maker(parsed.buffers)
-        """All leaves that have buffers, in a list, from the array of the body's bytes."""
+        """Whether all leaves with buffers are tensors of ordinary types: `make` then needs no byte of the body."""
+        self._leaves = _plain_maker(parsed.buffers) if self.plain else _any_maker(parsed.buffers)
         self._build = _Builders(num_buffers=len(parsed.buffers), allow_pickle=allow_pickle).node(parsed.root)
         self._num_values = parsed.num_values
         self._values_offset = parsed.values_offset
+        self.nbytes = -1 if self._num_values else self._values_offset
+        """Bytes of each body; -1: values follow, in any number of them."""
+        self._still = self.plain and all(node.kind in _STILL for node in _nodes(parsed.root))
+        self.make: Callable[[Body], Any] = self._whole if self._still else self._leaves
+        """What can be made of the array of a body: all of the batch, or else the leaves that have buffers."""
+
+    def _whole(self, base: Body) -> Any:
+        return self._build(self._leaves(base))
 
     def check(self, nbytes: int) -> None:
-        """Raises RemoteProtocolError when a body is too small to hold the leaves."""
-        if nbytes < self._values_offset:
-            raise RemoteProtocolError(f"a batch needs {self._values_offset} bytes at least, found {nbytes}")
+        """Raises RemoteProtocolError when a body of these bytes cannot be one of this schema."""
+        if nbytes != self.nbytes and (nbytes < self._values_offset or not self._num_values):
+            more = " at least" if self._num_values else ""
+            raise RemoteProtocolError(f"a batch needs {self._values_offset} bytes{more}, found {nbytes}")
 
-    def batch(self, base: Body, leaves: list[Any]) -> Any:
+    def batch(self, base: Body, made: Any) -> Any:
         """The batch of the body in `base`, from what `make` made of it. Raises RemoteProtocolError."""
-        if len(base) == self._values_offset and not self._num_values:
-            return self._build(leaves)
-        self.check(len(base))
+        if self._still:
+            return made
         section = base.data[self._values_offset :]
         content = section if section.nbytes > _SMALL_NBYTES else section.tobytes()
-        return self._build(leaves + values.unpack_many(content, self._num_values))
+        return self._build(made + values.unpack_many(content, self._num_values))
+
+
+def _nodes(node: Node) -> Iterator[Node]:
+    yield node
+    for child in node.children:
+        yield from _nodes(child)
 
 
 class Decoder:
@@ -91,35 +117,33 @@ class Decoder:
         return plan.batch(base, plan.make(base))
 
     def plan(self, memory: Memory, at: int, nbytes: int) -> Plan:
-        """The plan of the body of `nbytes` that `memory` has at `at`, large enough for it. Raises as `decode` does."""
+        """The plan of the body of `nbytes` that `memory` has at `at`. Raises as `decode` does."""
         plan = self._last
-        if plan is None or memory[at : at + len(plan.key)] != plan.key:
+        if plan is None or memory[at : at + _HEAD_NBYTES] != plan.head:
             plan = self._find(memory, at, nbytes)
-        plan.check(nbytes)
+        if nbytes != plan.nbytes:
+            plan.check(nbytes)
         return plan
 
     def _find(self, memory: Memory, at: int, nbytes: int) -> Plan:
         """The plan of a body that is not like the one before it."""
-        if nbytes < layout.HEADER.size:
-            raise RemoteProtocolError(f"a batch needs at least {layout.HEADER.size} bytes, found {nbytes}")
-        key_nbytes = layout.HEADER.size + min(_header(memory, at)[3], layout.MAX_SCHEMA_NBYTES)
-        key = bytes(memory[at : at + min(key_nbytes, nbytes)])
-        plan = self._plans.get(key) or self._prepare(key, memory, at, nbytes)
+        head = bytes(memory[at : at + min(_HEAD_NBYTES, nbytes)])
+        plan = self._plans.get(head) or self._prepare(head, memory, at, nbytes)
         self._last = plan
         return plan
 
-    def _prepare(self, key: bytes, memory: Memory, at: int, nbytes: int) -> Plan:
+    def _prepare(self, head: bytes, memory: Memory, at: int, nbytes: int) -> Plan:
         """Works out a schema and tries its buffers once, so that later only their end has to be checked."""
-        plan = Plan(key, layout.parse(key), self._allow_pickle)
+        key = bytes(memory[at : at + min(layout.key_nbytes(head), nbytes)])
+        plan = Plan(head, layout.parse(key), self._allow_pickle)
         plan.check(nbytes)
         try:
             plan.make(np.ndarray((nbytes,), np.uint8, memory, at))
         except (ValueError, TypeError, OverflowError, RuntimeError) as exc:
             raise RemoteProtocolError(f"a batch has a leaf that cannot be: {exc}") from exc
-        if len(key) <= _MAX_KEY_NBYTES:
-            if len(self._plans) >= _MAX_SCHEMAS:
-                del self._plans[next(iter(self._plans))]
-            self._plans[key] = plan
+        if len(self._plans) >= _MAX_SCHEMAS:
+            del self._plans[next(iter(self._plans))]
+        self._plans[head] = plan
         return plan
 
 

@@ -24,6 +24,7 @@ from dataloaderjob.trainer.ring import Ring, map_region
 from dataloaderjob.trainer.stream import Stream
 
 POLL_MS = 100
+FIGURES_EVERY = 16
 REATTACH_DEADLINE_S = 120.0
 REATTACH_NOTE_S = 5.0
 SEND_TIMEOUT_S = 60.0
@@ -183,19 +184,20 @@ class Client:
         """Sends the tickets that are held back; `waiting`: and that the trainer sleeps for the next one."""
         with self.lock:
             self.check()
-            asked = stream.asked
-            if stream.told == asked and not (waiting and stream.told_waiting != stream.awaited):
+            told, asked, words = stream.told, stream.asked, self.control.words
+            if told == asked and not (waiting and stream.told_waiting != stream.awaited):
                 return
             attachment = self.attachment
             try:
-                self._guarded(self._send, stream.messages(range(stream.told, asked), waiting=waiting))
+                self._guarded(self._send, stream.messages(range(told, asked), waiting=waiting))
                 stream.told = asked
             except BaseException:
                 self._disconnect()  # not even an interrupt may leave it open what was sent
                 raise
-            words = self.control.words
-            words[ctl.W_LEASED_NBYTES] = self.ring.leased_nbytes
-            stream.regroup(words[ctl.W_FEEDERS])
+            if stream.feeders != words[ctl.W_FEEDERS]:
+                stream.regroup(words[ctl.W_FEEDERS])
+            if waiting or asked // FIGURES_EVERY != told // FIGURES_EVERY:
+                words[ctl.W_LEASED_NBYTES] = self.ring.leased_nbytes
             # A receiver that came meanwhile was told all but who waits.
             stream.told_waiting = stream.awaited if waiting and attachment == self.attachment else None
 
@@ -379,7 +381,7 @@ class Client:
         """Closes all descriptors; what was lent stays valid, and ends without a word to anybody."""
         if (ring := getattr(self, "ring", None)) is not None:
             ring.tail.cut()
-            ring.spares.clear()
+            ring.drop_spares()
             for number in list(ring.regions):
                 ring.drop(number)
         self._disconnect()

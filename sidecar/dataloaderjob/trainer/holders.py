@@ -26,7 +26,7 @@ def warn_once(ring: Ring) -> None:
     if _warned:
         return
     _warned = True
-    ring.spares.clear()  # else these were found
+    ring.drop_spares()  # else these were found
     mb = ring.leased_nbytes / 1e6
     if len(ring.leases) > 1:
         why = (

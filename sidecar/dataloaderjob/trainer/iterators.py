@@ -34,7 +34,7 @@ from dataloaderjob.fetch.ship import make_spec
 from dataloaderjob.fetch.tree import Decoder
 from dataloaderjob.trainer import holders
 from dataloaderjob.trainer.client import Client
-from dataloaderjob.trainer.ring import Views, make_views
+from dataloaderjob.trainer.ring import Views
 from dataloaderjob.trainer.stream import Stream
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 _U64 = (1 << 64) - 1
 _NOTHING = object()
 _now_ns = time.perf_counter_ns
-_inference = torch.is_inference_mode_enabled
 PATIENCE_MS = 50
 MODERATION_MS = 2
 WAKE_AFTER = 8
@@ -356,22 +355,17 @@ class ServiceIterator(_Windowed):
         if held is not None and (held[0] != number or held[1] != attachment):
             held[2][1].tail = ring.tail  # of what an interrupt left: it ends here
             held = self._held = None
-        region = ring.region(entry)
+        region = ring.regions[entry[2]]
         plan = self._decoder.plan(region.map, entry[3], entry[4])
         if held is None:
-            if plan.plain and not region.single and not _inference():
-                views = ring.spares.views(region, entry[3], entry[4], plan.key, plan.make)
-            else:
-                views = make_views(region, entry[3], entry[4], plan.make)
-            ring.lend(lease, entry, views[1])
-            self._held = held = number, attachment, views
-        lent, _, leaves = held[2]
+            self._held = held = number, attachment, ring.lend(lease, region, entry, plan)
+        lent, _, made, _ = held[2]
         if len(ring.leases) > ring.surely and ring.over_limit:
             ring.copies += 1
             self._words[W_COPIES] = ring.copies
             holders.warn_once(ring)
             return self._decoder.decode(np.array(lent))
-        return plan.batch(lent, leaves)
+        return plan.batch(lent, made)
 
     def _count(self, stream: Stream, number: int, batch: Any) -> None:
         words = self._words

@@ -10,24 +10,24 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from dataloaderjob.core.control import W_WANT, Control, Entry, sealed
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.fence import fence_anywhere
 from dataloaderjob.core.space import PAGE
+from dataloaderjob.fetch.decoding import Plan
 
 MADV_POPULATE_READ = 22
 MAX_LEASES = 1_000
 MAX_PLACES = 64
 MADE_TOGETHER = 8
-_ndarray: type[np.ndarray[Any, Any]] = np.ndarray
 _U8 = np.dtype(np.uint8)
 
 Bytes = npt.NDArray[np.uint8]
@@ -60,49 +60,12 @@ class LeaseTail:
         self.ended = None
 
 
-Leases = dict[int, tuple[int, int, int, Lease]]
-"""(region, offset, bytes of its extent, lease), by the lease's number."""
-
-
-Views = tuple[Bytes, Lease, list[Any]]
-"""The bytes of one batch, a lease on them that has not begun, the leaves that are views of them."""
-
-
-def make_views(region: Region, offset: int, nbytes: int, make: Callable[[Bytes], list[Any]]) -> Views:
-    lent = _ndarray((nbytes,), _U8, region.map, offset)
-    lease = Lease(lent, _end)
-    lease.tail = None
-    return lent, lease, make(lent)
-
-
-class Spares:
-    """Views of places where batches come again and again, several made at a time.
-
-    The first tensor that a next() makes costs 40 µs where other work emptied the caches, each further one 1 to 3.
-    """
-
-    __slots__ = ("_places",)
-
-    def __init__(self) -> None:
-        self._places: dict[tuple[int, int, int], tuple[bytes, list[Views]]] = {}
-
-    def views(
-        self, region: Region, offset: int, nbytes: int, key: bytes, make: Callable[[Bytes], list[Any]]
-    ) -> Views:
-        """`key` stands for what `make` makes: leaves that do not depend on the bytes."""
-        place = region.number, offset, nbytes
-        kept = self._places.get(place)
-        if kept is None or kept[0] != key:
-            if len(self._places) >= MAX_PLACES:
-                del self._places[next(iter(self._places))]
-            self._places[place] = key, []
-            return make_views(region, offset, nbytes, make)
-        if not kept[1]:
-            kept[1].extend([make_views(region, offset, nbytes, make) for _ in range(MADE_TOGETHER)])
-        return kept[1].pop()
-
-    def clear(self) -> None:
-        self._places.clear()
+Place = tuple[int, int, int, Lease]
+"""(region, offset, bytes of its extent, lease)."""
+Leases = dict[int, Place]
+"""By the lease's number."""
+Views = tuple[Bytes, Lease, Any, Place]
+"""The bytes of one batch, a lease on them that has not begun, what was made of them, and where they are."""
 
 
 def _end(lease: Lease) -> None:
@@ -148,7 +111,7 @@ def map_region(number: int, nbytes: int, single: bool, fd: int) -> Region:
 class Ring:
     """Regions and leases of one trainer process."""
 
-    __slots__ = ("_widest", "copies", "lease_limit", "leases", "regions", "spares", "surely", "tail")
+    __slots__ = ("_spares", "_widest", "copies", "lease_limit", "leases", "regions", "surely", "tail")
 
     def __init__(self, control: Control, wake_receiver: int) -> None:
         self.regions: dict[int, Region] = {}
@@ -160,7 +123,9 @@ class Ring:
         self._widest = 0
         self.copies = 0
         self.tail = LeaseTail(control, wake_receiver, self.leases)
-        self.spares = Spares()
+        self._spares: dict[tuple[int, int, int], tuple[bytes, list[Views]]] = {}
+        """Views of (region, offset, bytes), places where batches come again and again, several made at a time: the
+        first tensor that a next() makes costs 40 µs where other work emptied the caches, each further one 1 to 3."""
 
     @property
     def leased_nbytes(self) -> int:
@@ -180,23 +145,42 @@ class Ring:
         self._widest = size
         self.surely = min(MAX_LEASES, self.lease_limit // size) if size else 0
 
-    def region(self, entry: Entry) -> Region:
-        """Where a ready batch lies. Raises RemoteProtocolError if the entry does not lie within its region."""
-        region = self.regions[entry[2]]
-        if entry[3] + entry[4] > region.nbytes:
-            raise RemoteProtocolError(
-                f"the sidecar published {entry[4]} bytes at {entry[3]} of a region of {region.nbytes}"
-            )
-        return region
+    def lend(self, number: int, region: Region, entry: Entry, plan: Plan) -> Views:
+        """Lends a ready batch to the trainer. It counts from here on, and ends once the lease has its `tail`.
 
-    def lend(self, number: int, entry: Entry, lease: Lease) -> None:
-        """A ready batch is in the trainer's hands: it counts from here on, and ends once the lease has its `tail`."""
-        _, _, region, offset, nbytes = entry
-        lease.number = number
+        Raises RemoteProtocolError if the entry does not lie within its region.
+        """
+        kept = self._spares.get(entry[2:])
+        if kept is not None and kept[1] and kept[0] == plan.head:
+            views = kept[1].pop()
+        else:
+            views = self._new_views(region, entry, plan)
+        views[1].number = number
+        self.leases[number] = views[3]
+        return views
+
+    def _new_views(self, region: Region, entry: Entry, plan: Plan) -> Views:
+        offset, nbytes = entry[3:]
+        if offset + nbytes > region.nbytes:
+            raise RemoteProtocolError(
+                f"the sidecar published {nbytes} bytes at {offset} of a region of {region.nbytes}"
+            )
         size = -(-nbytes // PAGE) * PAGE
         if size > self._widest:
             self._widen(size)
-        self.leases[number] = region, offset, size, lease
+        # A tensor made under inference_mode() is of no use for training, which may take the spares.
+        if plan.plain and not region.single and not torch.is_inference_mode_enabled():
+            kept = self._spares.get(entry[2:])
+            if kept is not None and kept[0] == plan.head:
+                kept[1].extend([_views(region, offset, nbytes, size, plan) for _ in range(MADE_TOGETHER)])
+                return kept[1].pop()
+            if len(self._spares) >= MAX_PLACES:
+                del self._spares[next(iter(self._spares))]
+            self._spares[entry[2:]] = plan.head, []
+        return _views(region, offset, nbytes, size, plan)
+
+    def drop_spares(self) -> None:
+        self._spares.clear()
 
     def forget(self, number: int) -> None:
         """Takes back a lease that did not begin."""
@@ -213,3 +197,10 @@ class Ring:
         held = {region for region, *_ in list(self.leases.values())}
         for number in [r.number for r in self.regions.values() if r.single and r.number not in held]:
             self.drop(number)
+
+
+def _views(region: Region, offset: int, nbytes: int, size: int, plan: Plan) -> Views:
+    lent = np.ndarray((nbytes,), _U8, region.map, offset)
+    lease = Lease(lent, _end)
+    lease.tail = None
+    return lent, lease, plan.make(lent), (region.number, offset, size, lease)

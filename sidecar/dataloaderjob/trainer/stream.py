@@ -30,6 +30,8 @@ class Stream:
     """Tickets from `told` to below `asked` are held back."""
     told_waiting: int | None = None
     """The ticket that the receiver knows us to sleep for."""
+    feeders: int = 0
+    """Connected when `together` was worked out."""
     together: int = field(init=False)
     """Tickets in one message."""
 
@@ -38,6 +40,7 @@ class Stream:
 
     def regroup(self, feeders: int) -> None:
         """Tickets are held back only as far as each feeder has two in hand all the same (`core.choose.DEPTH`)."""
+        self.feeders = feeders
         spare = self.window - DEPTH * feeders if feeders else self.window // 4
         self.together = max(1, min(TOGETHER, spare))
 
