@@ -1,13 +1,21 @@
 # Two commands do everything on a fresh Linux machine: `make run` and `make test`.
 #
 # Variables: PYTHON (3.11 or newer), TORCH (any pip requirement, or the path of a wheel), FASHION_MNIST (folder
-# of the data), PYTEST_ARGS; options of the main job as FASHION_EPOCHS=2, FASHION_LIMIT=6000 and so on.
+# of the data), KUBEBUILDER_ASSETS (folder with etcd and kube-apiserver), PYTEST_ARGS; options of the main job as FASHION_EPOCHS=2, FASHION_LIMIT=6000 and so on.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 PACKAGED_DATA := /usr/share/datasets/fashion-mnist
 FASHION_MNIST ?= $(PACKAGED_DATA)
 PYTEST_ARGS ?=
+
+KUBEBUILDER_ASSETS ?= /usr/local/kubebuilder/bin
+APISERVER_VERSION ?= 1.34.1
+ENVTEST := .envtest
+ifeq ($(wildcard $(KUBEBUILDER_ASSETS)/kube-apiserver),)
+override KUBEBUILDER_ASSETS := $(abspath $(ENVTEST))
+endif
+export KUBEBUILDER_ASSETS
 
 VENV := .venv
 EXAMPLE := examples/fashion-mnist
@@ -17,7 +25,7 @@ export FASHION_MNIST
 export PATH := $(abspath $(VENV)/bin):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help env data run test check bench bench-full clean
+.PHONY: help env data apiserver run test check bench bench-full clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## /\1\t/' | expand -t 14
@@ -46,13 +54,23 @@ data:  ## the Fashion-MNIST data set, by apt-get where that can be done
 	  echo "dataset-fashion-mnist. Elsewhere: take the four .gz files of data/fashion in" >&2; \
 	  echo "https://github.com/zalandoresearch/fashion-mnist, then make run FASHION_MNIST=their-folder" >&2; exit 1; }
 
+apiserver: $(KUBEBUILDER_ASSETS)/kube-apiserver  ## etcd and kube-apiserver, for tests against an API server without a cluster
+
+$(abspath $(ENVTEST))/kube-apiserver:
+	@command -v curl >/dev/null || { echo "curl is needed to get etcd and kube-apiserver" >&2; exit 1; }
+	@mkdir -p $(ENVTEST)
+	cd $(ENVTEST) && archive=envtest-v$(APISERVER_VERSION)-linux-$$(uname -m | sed 's/x86_64/amd64/; s/aarch64/arm64/').tar.gz && \
+	  at=https://github.com/kubernetes-sigs/controller-tools/releases/download/envtest-v$(APISERVER_VERSION)/$$archive && \
+	  curl -fsSLO $$at && curl -fsSLO $$at.sha512 && sha512sum -c $$archive.sha512 && \
+	  tar -xzf $$archive --strip-components=2 && rm $$archive $$archive.sha512
+
 run: env data  ## the main job: trains through feeders, draws it, proves the bytes (a few minutes)
 	rm -rf $(EXAMPLE)/out
 	dataloaderjob run $(EXAMPLE)/dataloaderjob.yaml
 	python $(EXAMPLE)/plot.py $(EXAMPLE)/out
 	python $(EXAMPLE)/proof.py $(EXAMPLE)/out
 
-test: env  ## all tests
+test: env apiserver  ## all tests
 	python -m pytest $(PYTEST_ARGS)
 
 check: env  ## format, lint, types, layers

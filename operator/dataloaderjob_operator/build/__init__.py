@@ -1,0 +1,25 @@
+"""From a job to its children as the API server shall have them. Pure: nothing here has seen the cluster."""
+
+from __future__ import annotations
+
+from dataloaderjob.api import DataLoaderJob
+from dataloaderjob_operator.build import network, ray, settings
+from dataloaderjob_operator.build.meta import Manifest, Setup
+from dataloaderjob_operator.build.trainers import trainers
+
+__all__ = ["Manifest", "Setup", "base", "feeding", "trainers"]
+
+
+def base(job: DataLoaderJob, setup: Setup) -> list[Manifest]:
+    """What pods mount and how they find each other: there before any of them."""
+    return [
+        settings.secret(job, setup),
+        settings.config_map(job),
+        network.head_service(job),
+        network.trainers_service(job),
+    ]
+
+
+def feeding(job: DataLoaderJob, setup: Setup) -> list[Manifest]:
+    """Head and feeders: there from the start to the end of the trainers."""
+    return [ray.head(job, setup), ray.feeders(job, setup)]

@@ -1,0 +1,65 @@
+"""What all children have in common: metadata, owner, the user's parts and the operator's put together. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.api.job import API_VERSION, KIND
+from dataloaderjob_operator import names
+
+Manifest = dict[str, Any]
+"""An object of the API as JSON has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What the operator itself fixes for all jobs."""
+
+    version: str
+    """The operator's."""
+    sidecar_image: str
+    """Where the manifest names none."""
+    root_key: bytes
+    """From which jobs' keys are derived."""
+
+
+def metadata(job: DataLoaderJob, name: str, role: names.Role | None = None) -> Manifest:
+    """Name, namespace, labels and owner of a child. Raises ValueError for a job that is on no cluster."""
+    if not job.metadata.uid or not job.metadata.namespace:
+        raise ValueError(f"job {job.name} has no uid or namespace: it is on no cluster")
+    return {
+        "name": name,
+        "namespace": job.metadata.namespace,
+        "labels": {
+            **names.labels(job.name, role),
+            "app.kubernetes.io/managed-by": names.MANAGER,
+            "app.kubernetes.io/part-of": job.name,
+        },
+        "ownerReferences": [
+            {
+                "apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.metadata.uid,
+                "controller": True, "blockOwnerDeletion": True,
+            }
+        ],
+    }  # fmt: skip
+
+
+def digest(user_part: Any) -> str:
+    """Twelve digits that change when what the user asks for does."""
+    text = json.dumps(user_part, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def by_name(ours: Iterable[Manifest], theirs: Iterable[Manifest]) -> list[Manifest]:
+    """Named things, such as variables and volumes: ours first, and theirs where the name is not ours."""
+    found = {item["name"]: item for item in ours}
+    return [*found.values(), *(item for item in theirs if item["name"] not in found)]
+
+
+def environment(variables: Mapping[str, str]) -> list[Manifest]:
+    return [{"name": name, "value": value} for name, value in variables.items()]

@@ -1,0 +1,125 @@
+"""The job's Secret and ConfigMap: the settings files that head, feeders and sidecars read at their start. Pure."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from typing import Any
+
+from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.core.settings import RayTuning
+from dataloaderjob_operator import keys, names
+from dataloaderjob_operator.build import meta
+
+KEY_FOLDER = "/etc/dataloaderjob/key"
+SETTINGS_FOLDER = "/etc/dataloaderjob/settings"
+RUN_FOLDER = "/run/dataloaderjob"
+"""Shared by the containers of a trainer pod: the socket, and the user's code and data on their way."""
+SOCKET = f"{RUN_FOLDER}/s"
+GCS_PORT = 6379
+SUPERVISOR_PORT = 6400
+METRICS_PORT = 9400
+JOB_KEY = "links"
+RAY_TOKEN = "ray"  # noqa: S105  the name of a file
+
+
+def secret(job: DataLoaderJob, setup: meta.Setup) -> meta.Manifest:
+    """Both secrets of the job."""
+    metadata, uid = meta.metadata(job, names.key_secret(job.name)), job.metadata.uid or ""
+    values = {
+        JOB_KEY: keys.job_key(setup.root_key, uid),
+        RAY_TOKEN: keys.ray_token(setup.root_key, uid).encode(),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata,
+        "type": "Opaque",
+        "immutable": True,
+        "data": {name: base64.b64encode(value).decode() for name, value in values.items()},
+    }
+
+
+def config_map(job: DataLoaderJob) -> meta.Manifest:
+    """Settings as JSON, one file for each kind of process."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": meta.metadata(job, names.settings_map(job.name)),
+        "data": {
+            "sidecar.json": _json(sidecar(job)),
+            "head.json": _json(head(job)),
+            "feeder.json": _json(feeder(job)),
+        },
+    }
+
+
+def unique(job: DataLoaderJob) -> str:
+    """The job's name on its links: no other job, nor an earlier one of this name, has it."""
+    return f"{job.metadata.namespace}/{job.name}/{job.metadata.uid}"
+
+
+def tuning(job: DataLoaderJob) -> RayTuning:
+    """spec.ray.tuning in the units of the processes."""
+    asked = job.spec.ray.tuning
+    check = asked.health_check
+    return RayTuning(
+        worker_register_timeout_s=asked.worker_register_timeout_seconds,
+        health_check_initial_delay_s=check.initial_delay_ms / 1000,
+        health_check_period_s=check.period_ms / 1000,
+        health_check_timeout_s=check.timeout_ms / 1000,
+        health_check_failure_threshold=check.failure_threshold,
+    )
+
+
+def sidecar(job: DataLoaderJob) -> dict[str, Any]:
+    """Fields of `dataloaderjob.sidecar.settings.SidecarSettings`."""
+    spec = job.spec
+    return {
+        "job": unique(job),
+        "socket": SOCKET,
+        "key_path": f"{KEY_FOLDER}/{JOB_KEY}",
+        "blobs": f"{RUN_FOLDER}/blobs",
+        "supervisor_host": names.head(job.name),
+        "supervisor_port": SUPERVISOR_PORT,
+        "processes": spec.trainer.processes_per_replica,
+        "shared_memory_nbytes": spec.sidecar.shared_memory.nbytes,
+        "ring_nbytes": None if spec.sidecar.ring_size is None else spec.sidecar.ring_size.nbytes,
+        "prefetch": spec.sidecar.prefetch,
+        "batch_deadline_s": float(spec.deadlines.batch_seconds),
+        "progress_after_s": float(spec.deadlines.progress_after_seconds),
+        "checksum": spec.sidecar.checksum,
+        "allow_pickle": spec.allow_pickle,
+        "metrics_host": "0.0.0.0",  # noqa: S104  probes and Prometheus come from outside the pod
+        "metrics_port": METRICS_PORT,
+    }
+
+
+def head(job: DataLoaderJob) -> dict[str, Any]:
+    """What the head's pod needs: Ray's own settings, and those of the supervisor."""
+    return {
+        "job": unique(job),
+        "key_path": f"{KEY_FOLDER}/{JOB_KEY}",
+        "token_path": f"{KEY_FOLDER}/{RAY_TOKEN}",
+        "host": names.head(job.name),
+        "gcs_port": GCS_PORT,
+        "supervisor_port": SUPERVISOR_PORT,
+        "num_feeders": job.spec.feeders.count,
+        "tuning": dataclasses.asdict(tuning(job)),
+    }
+
+
+def feeder(job: DataLoaderJob) -> dict[str, Any]:
+    """What a feeder's pod needs to join."""
+    return {
+        "job": unique(job),
+        "token_path": f"{KEY_FOLDER}/{RAY_TOKEN}",
+        "head": f"{names.head(job.name)}:{GCS_PORT}",
+        "processes": job.spec.feeders.processes_per_pod,
+        "tuning": dataclasses.asdict(tuning(job)),
+    }
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=1, sort_keys=True) + "\n"

@@ -1,0 +1,145 @@
+"""From what was seen to what shall be done: children to apply, children to delete, the status. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from dataloaderjob.api.status import (
+    DataLoaderJobStatus,
+    FeedersStatus,
+    Phase,
+    TrainersStatus,
+)
+from dataloaderjob_operator import build, names
+from dataloaderjob_operator.build import Manifest, Setup
+from dataloaderjob_operator.conditions import ENDED, conditions, parts, serves
+from dataloaderjob_operator.seen import Key, Seen, Trainers, parse_time, show_time
+from dataloaderjob_operator.stage import KEPT, WANTED, Part, Stage, Where, find
+
+PHASES: dict[Stage, Phase] = {
+    Stage.STARTING: Phase.STARTING,
+    Stage.RUNNING: Phase.RUNNING,
+    Stage.RESTARTING: Phase.STARTING,
+    Stage.SUSPENDING: Phase.SUSPENDING,
+    Stage.SUSPENDED: Phase.SUSPENDED,
+    Stage.COMPLETE: Phase.COMPLETE,
+    Stage.FAILED: Phase.FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What one reconcile shall do. The status is written before anything is deleted or made: whoever comes after a
+    crash in between decides the same."""
+
+    status: DataLoaderJobStatus
+    apply: tuple[Manifest, ...] = ()
+    delete: tuple[Key, ...] = ()
+    delete_job: bool = False
+    """Its time after the end is over."""
+    look_again_s: float | None = None
+    """When a deadline is due that no event tells."""
+
+
+def decide(seen: Seen, setup: Setup, now: datetime) -> Decision | None:
+    """None: the job is another controller's."""
+    if seen.job.spec.managed_by is not None:
+        return None
+    found = parts(seen)
+    where = find(seen, now, serves=serves(found))
+    started = _started_at(seen, where, now)
+    ended = seen.status.completion_time or show_time(now) if where.stage in ENDED else None
+    status = DataLoaderJobStatus(
+        observed_generation=seen.generation,
+        phase=_phase(where.stage, serves=serves(found)),
+        conditions=conditions(seen, where, found, now),
+        feeders=_feeders(seen, where),
+        trainers=_trainers(seen, where),
+        loader=seen.status.loader,
+        ray=seen.status.ray,
+        selector=names.selector(seen.job.name, names.Role.FEEDER),
+        start_time=started,
+        completion_time=ended,
+    )
+    wanted = _children(seen, setup, where)
+    due = _due(seen, where, started, ended)
+    return Decision(
+        status=status,
+        apply=tuple(wanted.values()),
+        delete=tuple(_unwanted(seen, where, set(wanted))),
+        delete_job=where.stage in ENDED and due is not None and due <= now,
+        look_again_s=None if due is None else max(0.0, (due - now).total_seconds()),
+    )
+
+
+def _children(seen: Seen, setup: Setup, where: Where) -> dict[Key, Manifest]:
+    parts_, made = WANTED[where.stage], []
+    if Part.BASE in parts_:
+        made += build.base(seen.job, setup)
+    if Part.FEEDING in parts_:
+        made += build.feeding(seen.job, setup)
+    # Not beside an attempt that is still there: its pods hold what the next ones need. Deleted in the foreground, a
+    # Job is there as long as its pods are.
+    job = ("Job", names.trainers(seen.job.name, where.attempt))
+    others = any(key[0] == "Job" and key != job for key in seen.children)
+    if Part.TRAINERS in parts_ and not others and seen.trainers() is not Trainers.LEAVING:
+        made.append(build.trainers(seen.job, setup, where.attempt))
+    return {(child["kind"], child["metadata"]["name"]): child for child in made}
+
+
+def _unwanted(seen: Seen, where: Where, wanted: set[Key]) -> list[Key]:
+    kept = set()
+    if Part.TRAINERS in KEPT.get(where.stage, frozenset()):
+        kept.add(("Job", names.trainers(seen.job.name, where.attempt)))
+    return sorted(
+        key
+        for key, child in seen.children.items()
+        if key not in wanted and key not in kept and not child["metadata"].get("deletionTimestamp")
+    )
+
+
+def _phase(stage: Stage, *, serves: bool) -> Phase:
+    return Phase.DEGRADED if stage is Stage.RUNNING and not serves else PHASES[stage]
+
+
+def _started_at(seen: Seen, where: Where, now: datetime) -> str | None:
+    """Since when the job may run: its deadlines count from here. A suspended one has no such time."""
+    if where.stage in {Stage.SUSPENDING, Stage.SUSPENDED}:
+        return None
+    return seen.status.start_time or show_time(now)
+
+
+def _feeders(seen: Seen, where: Where) -> FeedersStatus:
+    live = seen.children.get(("Deployment", names.feeders(seen.job.name)), {}).get("status", {})
+    desired = seen.job.spec.feeders.replicas if Part.FEEDING in WANTED[where.stage] else 0
+    ready = int(live.get("readyReplicas") or 0)
+    return FeedersStatus(
+        desired=desired, replicas=int(live.get("replicas") or 0), ready=ready, summary=f"{ready}/{desired}"
+    )
+
+
+def _trainers(seen: Seen, where: Where) -> TrainersStatus:
+    live = seen.children.get(("Job", names.trainers(seen.job.name, where.attempt)), {}).get("status", {})
+    return TrainersStatus(
+        desired=seen.job.spec.trainer.replicas,
+        active=int(live.get("active") or 0),
+        succeeded=int(live.get("succeeded") or 0),
+        restarts=where.attempt,
+    )
+
+
+def _due(seen: Seen, where: Where, started: str | None, ended: str | None) -> datetime | None:
+    """The next moment at which time alone changes something."""
+    if where.stage in ENDED:
+        ttl = seen.job.spec.ttl_seconds_after_finished
+        return None if ttl is None or ended is None else parse_time(ended) + timedelta(seconds=ttl)
+    if started is None:
+        return None
+    limits, since = seen.job.spec.deadlines, parse_time(started)
+    moments = []
+    if where.stage is Stage.STARTING:
+        moments.append(since + timedelta(seconds=limits.startup_seconds))
+    if limits.active_deadline_seconds is not None:
+        moments.append(since + timedelta(seconds=limits.active_deadline_seconds))
+    return min(moments, default=None)

@@ -1,0 +1,128 @@
+"""The life of a job, as a table: where it is, and which children it has there. Pure.
+
+STARTING    children are being made; head, sidecars and feeders do not serve yet
+RUNNING     they served once; the trainers train
+RESTARTING  a trainer failed; all of them are made anew, as a further attempt
+SUSPENDING  its pods are leaving
+SUSPENDED   no pod is left
+COMPLETE    all trainers ended with exit code 0
+FAILED      it ended otherwise
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from dataloaderjob.api.status import ConditionType
+from dataloaderjob_operator import names, troubles
+from dataloaderjob_operator.seen import Seen, Trainers, condition_of, parse_time
+
+
+class Stage(StrEnum):
+    STARTING = "Starting"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SUSPENDING = "Suspending"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class Part(StrEnum):
+    """Children that come and go together."""
+
+    BASE = "base"
+    FEEDING = "feeding"
+    TRAINERS = "trainers"
+
+
+WANTED: dict[Stage, frozenset[Part]] = {
+    Stage.STARTING: frozenset(Part),
+    Stage.RUNNING: frozenset(Part),
+    Stage.RESTARTING: frozenset(Part),
+    Stage.SUSPENDING: frozenset({Part.BASE}),
+    Stage.SUSPENDED: frozenset({Part.BASE}),
+    Stage.COMPLETE: frozenset({Part.BASE}),
+    Stage.FAILED: frozenset({Part.BASE}),
+}
+KEPT: dict[Stage, frozenset[Part]] = {
+    Stage.COMPLETE: frozenset({Part.TRAINERS}),
+    Stage.FAILED: frozenset({Part.TRAINERS}),
+}
+"""Neither made nor deleted: the trainers' pods have the logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A stage, and why."""
+
+    stage: Stage
+    reason: str
+    """CamelCase, for the condition."""
+    message: str = ""
+    attempt: int = 0
+    """Of the trainers that shall be there."""
+
+
+def find(seen: Seen, now: datetime, *, serves: bool) -> Where:
+    """`serves`: whether head, sidecars and feeders do. The first rule that applies decides."""
+    before = seen.status
+    attempt = seen.attempt
+    for kind, stage in ((ConditionType.COMPLETE, Stage.COMPLETE), (ConditionType.FAILED, Stage.FAILED)):
+        ended = next((c for c in before.conditions if c.type == kind and c.status == "True"), None)
+        if ended is not None:
+            return Where(stage, ended.reason, ended.message, attempt)
+    trainers = seen.trainers()
+    if trainers is Trainers.COMPLETE:
+        return Where(Stage.COMPLETE, "TrainersSucceeded", "all trainers ended with exit code 0", attempt)
+    if seen.job.spec.suspend:
+        if seen.pods:
+            return Where(Stage.SUSPENDING, "PodsLeave", f"{len(seen.pods)} pods are leaving", attempt)
+        return Where(Stage.SUSPENDED, "AskedFor", "spec.suspend is true", attempt)
+    if (late := _late(seen, now, serves=serves)) is not None:
+        return late
+    if trainers is Trainers.FAILED:
+        return _failed(seen, attempt)
+    if _served(seen) or serves:
+        return Where(Stage.RUNNING, "Serving", "", attempt)
+    return Where(Stage.STARTING, "ChildrenStart", "", attempt)
+
+
+def _late(seen: Seen, now: datetime, *, serves: bool) -> Where | None:
+    """The deadline that is over, if one is."""
+    if seen.status.start_time is None:
+        return None
+    elapsed = now - parse_time(seen.status.start_time)
+    limits = seen.job.spec.deadlines
+    active = limits.active_deadline_seconds
+    if active is not None and elapsed >= timedelta(seconds=active):
+        return Where(
+            Stage.FAILED, "DeadlineExceeded", f"longer than deadlines.activeDeadlineSeconds {active}", seen.attempt
+        )  # fmt: skip
+    if not serves and not _served(seen) and elapsed >= timedelta(seconds=limits.startup_seconds):
+        trouble = troubles.first(seen.pods)
+        why = f": {trouble}" if trouble else ""
+        return Where(
+            Stage.FAILED, "StartupDeadlineExceeded",
+            f"not up within deadlines.startupSeconds {limits.startup_seconds}{why}", seen.attempt,
+        )  # fmt: skip
+    return None
+
+
+def _failed(seen: Seen, attempt: int) -> Where:
+    """One trainer failed: again from the start with all, as often as allowed."""
+    trouble = troubles.first(seen.of_role(names.Role.TRAINER))
+    job = seen.children[("Job", names.trainers(seen.job.name, attempt))]
+    said = (condition_of(job, "Failed") or condition_of(job, "FailureTarget") or {}).get("message", "")
+    cause = str(trouble) if trouble else said or "a trainer failed"
+    limit = seen.job.spec.backoff_limit
+    if attempt >= limit:
+        return Where(Stage.FAILED, "BackoffLimitExceeded", f"{cause} (backoffLimit {limit})", attempt)
+    return Where(Stage.RESTARTING, "TrainerFailed", f"{cause}; restart {attempt + 1} of {limit}", attempt + 1)
+
+
+def _served(seen: Seen) -> bool:
+    """Whether everything served once, in this attempt or one before: the startup deadline is then met."""
+    return seen.status.phase.value in {"Running", "Degraded"} or seen.attempt > 0

@@ -1,0 +1,127 @@
+"""What keeps a pod from doing its work, read from its status: pod, container and cause, in words. Pure.
+
+Kubernetes says it in five places; the first that applies, in the order of `_LOOKS`, is the cause, later ones its
+consequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Pod = Mapping[str, Any]
+MAX_MESSAGE = 600
+BY_WAITING = {
+    "ImagePullBackOff": "ImageNotPulled",
+    "ErrImagePull": "ImageNotPulled",
+    "ErrImageNeverPull": "ImageNotPulled",
+    "InvalidImageName": "ImageNotPulled",
+    "RegistryUnavailable": "ImageNotPulled",
+    "CreateContainerConfigError": "ConfigMissing",
+    "CreateContainerError": "ContainerNotStarted",
+    "RunContainerError": "ContainerNotStarted",
+    "StartError": "ContainerNotStarted",
+    "CrashLoopBackOff": "ContainerCrashes",
+}
+"""Reasons for which a container waits and that are troubles, and what they are called in a condition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One pod's."""
+
+    pod: str
+    container: str
+    """Empty where it is the whole pod's."""
+    reason: str
+    """CamelCase, for a condition."""
+    message: str
+
+    def __str__(self) -> str:
+        where = f"pod {self.pod}" + (f", container {self.container}" if self.container else "")
+        return f"{where}: {self.message}"
+
+
+def first(pods: Iterable[Pod]) -> Trouble | None:
+    """The trouble to tell: that of the pod whose name comes first, so that the text stays the same."""
+    found = [trouble for pod in pods if (trouble := of(pod)) is not None]
+    return min(found, key=lambda trouble: trouble.pod, default=None)
+
+
+def of(pod: Pod) -> Trouble | None:
+    """None while nothing is wrong, also while the pod merely starts."""
+    for look in _LOOKS:
+        for container, reason, message in look(pod):
+            return Trouble(str(pod["metadata"]["name"]), container, reason, _short(message))
+    return None
+
+
+_Found = Iterator[tuple[str, str, str]]
+
+
+def _unscheduled(pod: Pod) -> _Found:
+    for condition in pod.get("status", {}).get("conditions", ()):
+        if (condition["type"], condition["status"]) == ("PodScheduled", "False"):
+            gated = condition.get("reason") == "SchedulingGated"
+            yield (
+                "",
+                "SchedulingGated" if gated else "Unschedulable",
+                condition.get("message", "no node fits"),
+            )
+
+
+def _evicted(pod: Pod) -> _Found:
+    status = pod.get("status", {})
+    if status.get("phase") == "Failed" and status.get("reason"):
+        yield "", status["reason"], status.get("message", "ended by its node")
+
+
+def _waiting(pod: Pod) -> _Found:
+    for status in _containers(pod):
+        waiting = status.get("state", {}).get("waiting") or {}
+        reason = waiting.get("reason", "")
+        if reason in BY_WAITING:
+            said = waiting.get("message") or reason
+            ended = status.get("lastState", {}).get("terminated")
+            if reason == "CrashLoopBackOff" and ended:
+                said = f"{_exit(ended)}, {status.get('restartCount', 0)} restarts"
+            elif reason != said and not said.startswith(reason):
+                said = f"{reason}: {said}"
+            yield status["name"], "OutOfMemory" if _oom(ended) else BY_WAITING[reason], said
+
+
+def _ended(pod: Pod) -> _Found:
+    for status in _containers(pod):
+        ended = status.get("state", {}).get("terminated") or {}
+        if ended.get("exitCode", 0):
+            yield status["name"], "OutOfMemory" if _oom(ended) else "ContainerFailed", _exit(ended)
+
+
+_LOOKS: tuple[Callable[[Pod], _Found], ...] = (_unscheduled, _evicted, _waiting, _ended)
+
+
+def _containers(pod: Pod) -> Iterator[Mapping[str, Any]]:
+    status = pod.get("status", {})
+    yield from status.get("initContainerStatuses") or ()
+    yield from status.get("containerStatuses") or ()
+
+
+def _oom(ended: Mapping[str, Any] | None) -> bool:
+    return ended is not None and ended.get("reason") == "OOMKilled"
+
+
+def _exit(ended: Mapping[str, Any]) -> str:
+    """How a container ended, with the last words that it left for its node."""
+    how = (
+        f"killed by signal {ended['signal']}" if ended.get("signal") else f"exit code {ended.get('exitCode')}"
+    )
+    if _oom(ended):
+        how = "killed for want of memory: raise its memory limit"
+    said = str(ended.get("message") or "").strip()
+    return f"{how}: {said}" if said else how
+
+
+def _short(message: str) -> str:
+    text = " ".join(str(message).split())
+    return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}…"

@@ -1,0 +1,20 @@
+"""One API server for all of these tests: it is up in two seconds, and each test has its own names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from apiserver import ApiServer, api_server
+
+CRD = Path(__file__).resolve().parents[2] / "crds" / "dataloaderjobs.yaml"
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    with api_server(tmp_path_factory.mktemp("apiserver")) as running:
+        running.define(yaml.safe_load(CRD.read_text()))
+        yield running

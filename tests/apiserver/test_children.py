@@ -1,0 +1,54 @@
+"""The children that the operator builds are objects that the API server takes, with every field known to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from manifests import manifest
+
+from apiserver import ApiServer
+from dataloaderjob.api import parse_object
+from dataloaderjob_operator import build
+
+SETUP = build.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
+GROUPS = {"v1": "/api/v1", "apps/v1": "/apis/apps/v1", "batch/v1": "/apis/batch/v1"}
+TRAINER = "spec.trainer.template.spec"
+FEEDER = "spec.feeders.template.spec"
+VOLUME = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+MOUNT = {"name": "data", "mountPath": "/data"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="minimal"),
+        pytest.param({"spec.trainer.processesPerReplica": 4, "spec.trainer.replicas": 2}, id="torchrun"),
+        pytest.param(
+            {"spec.sidecar.resources": {"limits": {"memory": "4Gi", "cpu": 1}}}, id="sidecar-limits"
+        ),
+        pytest.param(
+            {
+                f"{FEEDER}.containers": [
+                    {"name": "feeder", "volumeMounts": [MOUNT]},
+                    {"name": "h", "image": "h:1"},
+                ],
+                f"{FEEDER}.volumes": [VOLUME],
+                f"{TRAINER}.volumes": [VOLUME],
+                f"{TRAINER}.containers[0].volumeMounts": [MOUNT],
+                f"{TRAINER}.initContainers": [{"name": "fetch", "image": "f:1"}],
+                f"{TRAINER}.tolerations": [{"operator": "Exists"}],
+            },
+            id="templates",
+        ),
+    ],
+)
+def test_children_are_taken_as_they_are_built(server: ApiServer, changes: dict[str, Any]) -> None:
+    job = parse_object(manifest({"metadata.uid": "u-1", "metadata.namespace": "default", **changes}))
+    for child in [*build.base(job, SETUP), *build.feeding(job, SETUP), build.trainers(job, SETUP, 0)]:
+        path = f"{GROUPS[child['apiVersion']]}/namespaces/default/{child['kind'].lower()}s/{child['metadata']['name']}"
+        made = server.request(
+            "PATCH", f"{path}?fieldManager=test&force=true&fieldValidation=Strict&dryRun=All", child,
+            content_type="application/apply-patch+yaml",
+        )  # fmt: skip
+        assert made["metadata"]["ownerReferences"] == child["metadata"]["ownerReferences"]

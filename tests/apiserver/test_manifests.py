@@ -1,0 +1,134 @@
+"""The API server alone, with no operator, takes good manifests and refuses wrong ones with field and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from manifests import ACCEPTED, REFUSED_BY_RULES, REFUSED_FIELDS, manifest
+
+from apiserver import ApiServer, Refused
+from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus
+
+JOBS = "/apis/dataloading.dev/v1alpha1/namespaces/default/dataloaderjobs"
+TRY = "?dryRun=All&fieldValidation=Strict"
+SEEN_BY_MODELS_ONLY = {"near-in-free-part"}
+"""What looks like a misspelt field within a part that passes through: for the API server, any field may be there."""
+SEEN_BY_KUBERNETES_FIRST = {"bad-name", "long-name"}
+"""Refused by the rules for all objects' names, with Kubernetes' own words."""
+
+
+def remedy(message: str) -> str:
+    """What the models' message says is to be done."""
+    return message[message.rindex("use") :]
+
+
+@pytest.mark.parametrize("changes", ACCEPTED)
+def test_a_good_manifest_is_taken(server: ApiServer, changes: dict[str, Any]) -> None:
+    made = server.request("POST", JOBS + TRY, manifest(changes))
+    assert made["spec"]["deadlines"]["batchSeconds"] == 300, "defaults are filled in"
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED_BY_RULES)
+def test_a_manifest_that_breaks_a_rule_is_refused_with_the_remedy(
+    server: ApiServer, request: pytest.FixtureRequest, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(Refused) as refused:
+        server.request("POST", JOBS + TRY, manifest(changes))
+    assert refused.value.code == 422
+    if request.node.callspec.id not in SEEN_BY_KUBERNETES_FIRST:
+        assert remedy(message) in refused.value.message
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED_FIELDS)
+def test_a_field_of_another_name_type_or_size_is_refused(
+    server: ApiServer, request: pytest.FixtureRequest, changes: dict[str, Any], message: str
+) -> None:
+    if request.node.callspec.id in SEEN_BY_MODELS_ONLY:
+        server.request("POST", JOBS + TRY, manifest(changes))
+        return
+    with pytest.raises(Refused) as refused:
+        server.request("POST", JOBS + TRY, manifest(changes))
+    assert refused.value.code in (400, 422)
+
+
+@pytest.fixture
+def job(server: ApiServer, request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """One that is there, and is gone after the test."""
+    name = f"j{abs(hash(request.node.name))}"[:20]
+    changes = {
+        "metadata.name": name, "spec.feeders.maxReplicas": 4, "spec.sidecar.ringSize": "1Gi",
+        "spec.managedBy": "kueue.x-k8s.io/multikueue",
+    }  # fmt: skip
+    yield server.request("POST", JOBS, manifest(changes))
+    server.request("DELETE", f"{JOBS}/{name}")
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value", "use"),
+    [
+        ("trainer", "replicas", 2, "use a new job"),
+        ("trainer", "processesPerReplica", 2, "use a new job"),
+        ("sidecar", "ringSize", "512Mi", "use a new job"),
+        ("sidecar", "ringSize", None, "use a new job"),
+        ("", "managedBy", "example.com/other", "use a new job"),
+        ("", "managedBy", None, "use a new job"),
+    ],
+)
+def test_what_is_fixed_when_trainers_start_cannot_be_edited(
+    server: ApiServer, job: dict[str, Any], part: str, field: str, value: Any, use: str
+) -> None:
+    change = {field: value}
+    with pytest.raises(Refused) as refused:
+        server.request(
+            "PATCH", f"{JOBS}/{job['metadata']['name']}", {"spec": {part: change} if part else change},
+            content_type="application/merge-patch+json",
+        )  # fmt: skip
+    assert refused.value.code == 422
+    assert use in refused.value.message
+
+
+def test_what_may_change_while_a_job_runs_can_be_edited(server: ApiServer, job: dict[str, Any]) -> None:
+    changes = {"suspend": True, "feeders": {"replicas": 3, "image": "example/feeder:2"}}
+    changed = server.request(
+        "PATCH", f"{JOBS}/{job['metadata']['name']}", {"spec": changes}, content_type="application/merge-patch+json"
+    )  # fmt: skip
+    assert changed["spec"]["feeders"]["replicas"] == 3
+    assert changed["metadata"]["generation"] == 2
+
+
+def test_feeders_are_scaled_by_the_scale_subresource_within_their_bounds(
+    server: ApiServer, job: dict[str, Any]
+) -> None:
+    path = f"{JOBS}/{job['metadata']['name']}/scale"
+    scale = server.request("GET", path)
+    assert scale["spec"]["replicas"] == 1
+    scale["spec"]["replicas"] = 4
+    assert server.request("PUT", path, scale)["spec"]["replicas"] == 4
+    scale = server.request("GET", path)
+    scale["spec"]["replicas"] = 5
+    with pytest.raises(Refused, match="maxReplicas or less"):
+        server.request("PUT", path, scale)
+
+
+def test_a_status_is_written_apart_from_the_spec_and_read_back_whole(
+    server: ApiServer, job: dict[str, Any]
+) -> None:
+    path = f"{JOBS}/{job['metadata']['name']}"
+    conditions = [
+        {
+            "type": kind.value, "status": "Unknown", "reason": "New", "message": "seen for the first time",
+            "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+        for kind in ConditionType
+    ]  # fmt: skip
+    status = {"observedGeneration": 1, "phase": "Starting", "conditions": conditions, "selector": "a=b"}
+    body = {**job, "spec": {**job["spec"], "suspend": True}, "status": status}
+    told = server.request("PUT", f"{path}/status", body)
+    assert told["spec"]["suspend"] is False, "a write of the status leaves the spec alone"
+    assert told["metadata"]["generation"] == 1
+    read = DataLoaderJobStatus.model_validate(server.request("GET", path)["status"])
+    assert {c.type for c in read.conditions} == {kind.value for kind in ConditionType}
+    with pytest.raises(Refused, match="phase"):
+        server.request("PUT", f"{path}/status", {**told, "status": {**status, "phase": "Happy"}})

@@ -1,0 +1,163 @@
+"""A real API server with its etcd, and nothing else of a cluster: no node, no controller.
+
+The programs are those of envtest: `etcd` and `kube-apiserver` in KUBEBUILDER_ASSETS (`make apiserver` gets them).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DEFAULT_ASSETS = "/usr/local/kubebuilder/bin"
+UP_S = 60.0
+END_S = 10.0
+
+
+class Refused(Exception):
+    """The API server's answer to a request that it does not do."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code, self.message = code, message
+
+
+@dataclass(frozen=True)
+class ApiServer:
+    """A running one, and its administrator's token."""
+
+    url: str
+    token: str
+
+    def request(
+        self, method: str, path: str, body: Any = None, *, content_type: str = "application/json"
+    ) -> dict[str, Any]:
+        """The object in the answer. Raises Refused."""
+        headers = {"Content-Type": content_type, "Authorization": f"Bearer {self.token}"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
+        try:
+            with urllib.request.urlopen(request, context=_trusting(), timeout=30) as answer:
+                return dict(json.loads(answer.read()))
+        except urllib.error.HTTPError as exc:
+            text = exc.read().decode(errors="replace")
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                text = json.loads(text)["message"]
+            raise Refused(exc.code, text) from None
+
+    def ready(self) -> bool:
+        """Whether it answers as one that is up."""
+        request = urllib.request.Request(
+            f"{self.url}/readyz", headers={"Authorization": f"Bearer {self.token}"}
+        )
+        try:
+            with urllib.request.urlopen(request, context=_trusting(), timeout=2) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def define(self, crd: dict[str, Any]) -> None:
+        """Creates a CustomResourceDefinition and waits until its objects can be."""
+        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        self.request("POST", path, crd)
+        deadline = time.monotonic() + UP_S
+        while time.monotonic() < deadline:
+            found = self.request("GET", f"{path}/{crd['metadata']['name']}")
+            conditions = found.get("status", {}).get("conditions", [])
+            if any(c["type"] == "Established" and c["status"] == "True" for c in conditions):
+                return
+            time.sleep(0.05)
+        raise TimeoutError(f"{crd['metadata']['name']} was not established in {UP_S:.0f} s")
+
+
+def assets() -> Path:
+    """The folder of the programs. Raises FileNotFoundError with what to do."""
+    folder = Path(os.environ.get("KUBEBUILDER_ASSETS", DEFAULT_ASSETS))
+    lacking = [name for name in ("etcd", "kube-apiserver") if not os.access(folder / name, os.X_OK)]
+    if lacking:
+        raise FileNotFoundError(
+            f"{' and '.join(lacking)} are needed in {folder} for tests against an API server: run `make apiserver`, "
+            "or set KUBEBUILDER_ASSETS to the folder that has them"
+        )
+    return folder
+
+
+@contextlib.contextmanager
+def api_server(folder: Path) -> Iterator[ApiServer]:
+    """Starts both in `folder`, which is theirs, and ends both. Raises RuntimeError if they do not come up."""
+    programs = assets()
+    etcd_port, peer_port, port = _free_ports(3)
+    token = secrets.token_hex(16)
+    (folder / "tokens").write_text(f"{token},admin,admin,system:masters\n")
+    key = folder / "service-accounts.key"
+    subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+    etcd = _start(
+        folder, "etcd", programs / "etcd", f"--data-dir={folder / 'data'}", "--unsafe-no-fsync",
+        f"--listen-client-urls=http://127.0.0.1:{etcd_port}", f"--advertise-client-urls=http://127.0.0.1:{etcd_port}",
+        f"--listen-peer-urls=http://127.0.0.1:{peer_port}",
+    )  # fmt: skip
+    server = _start(
+        folder, "kube-apiserver", programs / "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{etcd_port}",
+        "--bind-address=127.0.0.1", f"--secure-port={port}", f"--cert-dir={folder / 'certs'}",
+        f"--token-auth-file={folder / 'tokens'}", "--authorization-mode=RBAC",
+        "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={key}",
+        f"--service-account-signing-key-file={key}", "--service-cluster-ip-range=10.0.0.0/24",
+        "--disable-admission-plugins=ServiceAccount",
+    )  # fmt: skip
+    try:
+        running = ApiServer(f"https://127.0.0.1:{port}", token)
+        _wait_up(running, folder, etcd, server)
+        yield running
+    finally:
+        for process in (server, etcd):
+            process.terminate()
+        for process in (server, etcd):
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _start(folder: Path, name: str, *command: str | Path) -> subprocess.Popen[bytes]:
+    with (folder / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder)
+
+
+def _wait_up(running: ApiServer, folder: Path, *processes: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + UP_S
+    while not running.ready():
+        over = [p for p in processes if p.poll() is not None]
+        if over or time.monotonic() > deadline:
+            said = "\n".join(
+                line for log in sorted(folder.glob("*.log")) for line in log.read_text().splitlines()[-10:]
+            )
+            raise RuntimeError(f"the API server did not come up in {UP_S:.0f} s; it said:\n{said}")
+        time.sleep(0.1)
+
+
+def _free_ports(count: int) -> list[int]:
+    socks = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [sock.getsockname()[1] for sock in socks]
+    for sock in socks:
+        sock.close()
+    return ports
+
+
+def _trusting() -> ssl.SSLContext:
+    """Its certificate is one that it made for itself a moment ago, on this machine."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

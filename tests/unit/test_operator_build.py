@@ -1,0 +1,235 @@
+"""The children of a job, as the operator builds them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from manifests import manifest
+
+from dataloaderjob.api import DataLoaderJob, parse_object
+from dataloaderjob.core.settings import RayTuning
+from dataloaderjob.sidecar.settings import SidecarSettings
+from dataloaderjob_operator import build, names
+from dataloaderjob_operator.build import settings
+
+SETUP = build.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
+FEEDER = "spec.feeders.template.spec"
+TRAINER = "spec.trainer.template.spec"
+
+
+def job(changes: dict[str, Any] | None = None) -> DataLoaderJob:
+    on_cluster = {"metadata.uid": "u-1", "metadata.namespace": "team"}
+    return parse_object(manifest({**on_cluster, **(changes or {})}))
+
+
+def children(changes: dict[str, Any] | None = None, attempt: int = 0) -> dict[str, dict[str, Any]]:
+    made = job(changes)
+    found = [*build.base(made, SETUP), *build.feeding(made, SETUP), build.trainers(made, SETUP, attempt)]
+    return {f"{child['kind']}/{child['metadata']['name']}": child for child in found}
+
+
+def pod(child: dict[str, Any]) -> dict[str, Any]:
+    return dict(child["spec"]["template"]["spec"])
+
+
+def env(container: dict[str, Any]) -> dict[str, Any]:
+    return {item["name"]: item.get("value", item.get("valueFrom")) for item in container["env"]}
+
+
+def template_hash(child: dict[str, Any]) -> str:
+    return str(child["spec"]["template"]["metadata"]["annotations"][names.ANNOTATION_TEMPLATE])
+
+
+def test_the_same_job_has_the_same_children_under_the_same_names():
+    assert children() == children()
+    assert set(children()) == {
+        "Secret/mnist-key",
+        "ConfigMap/mnist-settings",
+        "Service/mnist-head",
+        "Service/mnist-trainers",
+        "Deployment/mnist-head",
+        "Deployment/mnist-feeders",
+        "Job/mnist-trainers-0",
+    }
+
+
+def test_every_child_is_owned_by_the_job_and_goes_with_it():
+    for child in children().values():
+        (owner,) = child["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"], owner["controller"]) == ("DataLoaderJob", "u-1", True)
+        assert child["metadata"]["namespace"] == "team"
+        assert child["metadata"]["labels"][names.LABEL_JOB] == "mnist"
+
+
+def test_the_longest_name_of_a_job_leaves_room_for_those_of_its_children():
+    longest = "j" * 40
+    for child in children({"metadata.name": longest}, attempt=1000).values():
+        assert len(child["metadata"]["name"]) <= 63 - len("-1023"), (
+            "a trainer pod's host name ends in its index"
+        )
+
+
+def test_a_job_that_is_on_no_cluster_has_no_children():
+    with pytest.raises(ValueError, match="on no cluster"):
+        build.base(parse_object(manifest()), SETUP)
+
+
+def test_settings_files_are_what_the_processes_read():
+    data = children({"spec.sidecar.ringSize": "64Mi", "spec.trainer.processesPerReplica": 2})[
+        "ConfigMap/mnist-settings"
+    ]["data"]
+    sidecar = SidecarSettings(**json.loads(data["sidecar.json"]))
+    assert sidecar.job == "team/mnist/u-1"
+    assert (sidecar.processes, sidecar.ring_nbytes, sidecar.shared_memory_nbytes) == (2, 64 << 20, 2 << 30)
+    assert (sidecar.supervisor_host, sidecar.supervisor_port) == ("mnist-head", settings.SUPERVISOR_PORT)
+    for file in ("head.json", "feeder.json"):
+        assert RayTuning(**json.loads(data[file])["tuning"]).worker_register_timeout_s == 120
+
+
+def test_a_deleted_secret_comes_back_with_the_same_bytes_and_is_no_other_jobs():
+    first, again = children()["Secret/mnist-key"], children()["Secret/mnist-key"]
+    other = children({"metadata.uid": "u-2"})["Secret/mnist-key"]
+    assert first == again
+    assert not set(first["data"].values()) & set(other["data"].values())
+    assert len(set(first["data"].values())) == 2
+
+
+def test_the_sidecar_is_a_native_sidecar_before_the_users_init_containers():
+    init = [{"name": "fetch", "image": "example/fetch:1"}]
+    made = pod(children({f"{TRAINER}.initContainers": init})["Job/mnist-trainers-0"])
+    sidecar, fetch = made["initContainers"]
+    assert (sidecar["restartPolicy"], sidecar["image"]) == ("Always", "example/sidecar:1")
+    assert fetch == init[0]
+    assert sidecar["startupProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+    assert made["containers"][0]["image"] == "example/mnist:1"
+    assert (
+        pod(children({"spec.sidecar.image": "mine:2"})["Job/mnist-trainers-0"])["initContainers"][0]["image"]
+        == "mine:2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "request_", "limit"),
+    [
+        ({}, 2112 << 20, 2112 << 20),
+        ({"spec.trainer.processesPerReplica": 4}, 2160 << 20, 2160 << 20),
+        ({"spec.sidecar.resources": {"limits": {"memory": "4Gi"}}}, "4Gi", "4Gi"),
+        ({"spec.sidecar.resources": {"requests": {"memory": "1Gi"}}}, "1Gi", 2112 << 20),
+    ],
+)
+def test_the_sidecars_memory_is_what_its_rings_and_itself_need_unless_it_is_said(changes, request_, limit):
+    sidecar = pod(children(changes)["Job/mnist-trainers-0"])["initContainers"][0]
+    assert sidecar["resources"]["requests"]["memory"] == str(request_)
+    assert sidecar["resources"]["limits"]["memory"] == str(limit)
+
+
+def test_trainers_learn_their_rank_from_their_index_and_the_first_ones_name_from_dns():
+    made = children({"spec.trainer.replicas": 3}, attempt=2)["Job/mnist-trainers-2"]
+    assert (made["spec"]["completions"], made["spec"]["parallelism"]) == (3, 3)
+    assert made["spec"]["backoffLimit"] == 0, "one that fails ends them all"
+    found = env(pod(made)["containers"][0])
+    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    assert found["RANK"] == found["PET_NODE_RANK"] == {"fieldRef": {"fieldPath": index}}
+    assert found["WORLD_SIZE"] == found["PET_NNODES"] == "3"
+    assert found["MASTER_ADDR"] == "mnist-trainers-2-0.mnist-trainers.team"
+    assert pod(made)["subdomain"] == "mnist-trainers"
+
+
+def test_a_replica_of_several_processes_leaves_the_ranks_to_its_launcher():
+    made = children({"spec.trainer.processesPerReplica": 2})["Job/mnist-trainers-0"]
+    found = env(pod(made)["containers"][0])
+    assert found["PET_NPROC_PER_NODE"] == "2"
+    assert "RANK" not in found
+
+
+def test_user_variables_come_after_ours_and_may_refer_to_them():
+    theirs = [{"name": "RUN_NAME", "value": "rank-$(PET_NODE_RANK)"}]
+    container = {"name": "trainer", "image": "a:1", "command": ["python"], "env": theirs}
+    made = pod(children({f"{TRAINER}.containers": [container]})["Job/mnist-trainers-0"])
+    order = [item["name"] for item in made["containers"][0]["env"]]
+    assert order[-1] == "RUN_NAME"
+
+
+def test_head_and_feeders_run_the_trainers_image_unless_another_is_given():
+    for changes, image in (({}, "example/mnist:1"), ({"spec.feeders.image": "feeder:2"}, "feeder:2")):
+        made = children(changes)
+        for name in ("head", "feeders"):
+            assert pod(made[f"Deployment/mnist-{name}"])["containers"][0]["image"] == image
+
+
+def test_volumes_environment_and_placement_of_feeders_pass_through():
+    extra = {
+        "containers": [
+            {
+                "name": "feeder",
+                "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            },
+            {"name": "helper", "image": "helper:1"},
+        ],
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+        "tolerations": [{"key": "cpu-only", "operator": "Exists"}],
+        "serviceAccountName": "reader",
+    }
+    made = pod(children({FEEDER: extra})["Deployment/mnist-feeders"])
+    feeder, helper = made["containers"]
+    assert env(feeder)["TOKEN"] == {"secretKeyRef": {"name": "s", "key": "k"}}
+    assert {"name": "data", "mountPath": "/data"} in feeder["volumeMounts"]
+    assert helper == {"name": "helper", "image": "helper:1"}
+    assert extra["volumes"][0] in made["volumes"]
+    assert (made["tolerations"], made["serviceAccountName"]) == (extra["tolerations"], "reader")
+
+
+def test_what_is_pulled_and_run_as_for_trainers_holds_for_head_and_feeders_too():
+    template = {
+        f"{TRAINER}.imagePullSecrets": [{"name": "pull"}],
+        f"{TRAINER}.securityContext": {"runAsUser": 1000},
+    }
+    made = children(template)
+    for name in ("head", "feeders"):
+        found = pod(made[f"Deployment/mnist-{name}"])
+        assert found["imagePullSecrets"] == [{"name": "pull"}]
+        assert found["securityContext"] == {"runAsUser": 1000}
+
+
+def test_no_pod_has_a_token_of_the_cluster():
+    for child in children().values():
+        if "template" in child["spec"] if "spec" in child else False:
+            assert pod(child)["automountServiceAccountToken"] is False
+
+
+def test_pods_are_replaced_when_the_user_asks_for_something_else_and_not_for_a_new_operator():
+    before = children()
+    newer = build.Setup(version="2.0", sidecar_image="example/sidecar:2", root_key=b"r" * 32)
+    made = job()
+    for child in build.feeding(made, newer):
+        assert template_hash(child) == template_hash(before[f"{child['kind']}/{child['metadata']['name']}"])
+    for changes in (
+        {"spec.feeders.image": "feeder:2"},
+        {"spec.ray.tuning.workerRegisterTimeoutSeconds": 300},
+        {"spec.ray.tuning.healthCheck.periodMs": 500},
+    ):
+        after = children(changes)
+        for name in ("Deployment/mnist-head", "Deployment/mnist-feeders"):
+            assert template_hash(after[name]) != template_hash(before[name]), changes
+
+
+def test_a_change_of_the_number_of_feeders_replaces_no_pod():
+    before, after = children(), children({"spec.feeders.replicas": 7})
+    assert after["Deployment/mnist-feeders"]["spec"]["replicas"] == 7
+    for name in ("Deployment/mnist-head", "Deployment/mnist-feeders"):
+        assert after[name]["spec"]["template"] == before[name]["spec"]["template"]
+
+
+def test_the_users_manifest_is_left_as_it_was():
+    given = manifest(
+        {"metadata.uid": "u-1", "metadata.namespace": "team", f"{TRAINER}.volumes": [{"name": "v"}]}
+    )
+    before = copy.deepcopy(given)
+    made = parse_object(given)
+    build.trainers(made, SETUP, 0)
+    build.feeding(made, SETUP)
+    assert given == before

@@ -1,0 +1,138 @@
+"""What keeps a pod from its work, from the statuses that Kubernetes gives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dataloaderjob_operator import troubles
+
+
+def pod(name: str = "mnist-feeders-a", **status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "status": status}
+
+
+def waiting(reason: str, message: str = "", **more: Any) -> dict[str, Any]:
+    return {"name": "feeder", "state": {"waiting": {"reason": reason, "message": message}}, **more}
+
+
+def ended(code: int, name: str = "feeder", **more: Any) -> dict[str, Any]:
+    return {"name": name, "state": {"terminated": {"exitCode": code, **more}}}
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]},
+        {
+            "containerStatuses": [waiting("ContainerCreating")],
+            "initContainerStatuses": [waiting("PodInitializing")],
+        },
+        {"phase": "Running", "containerStatuses": [{"name": "feeder", "state": {"running": {}}}]},
+        {"phase": "Succeeded", "containerStatuses": [ended(0)]},
+        {"containerStatuses": None},
+    ],
+)
+def test_a_pod_that_starts_runs_or_ended_well_is_in_no_trouble(status):
+    assert troubles.of(pod(**status)) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "text"),
+    [
+        (
+            {
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": "0/3 nodes are available",
+                    }
+                ]
+            },
+            "Unschedulable",
+            "pod mnist-feeders-a: 0/3 nodes are available",
+        ),
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]},
+            "SchedulingGated",
+            "pod mnist-feeders-a: no node fits",
+        ),
+        (
+            {"containerStatuses": [waiting("ImagePullBackOff", 'Back-off pulling image "a:1"')]},
+            "ImageNotPulled",
+            'container feeder: ImagePullBackOff: Back-off pulling image "a:1"',
+        ),
+        (
+            {"containerStatuses": [waiting("CreateContainerConfigError", 'secret "s3" not found')]},
+            "ConfigMissing",
+            'CreateContainerConfigError: secret "s3" not found',
+        ),
+        (
+            {
+                "containerStatuses": [
+                    waiting(
+                        "CrashLoopBackOff",
+                        "back-off",
+                        restartCount=4,
+                        lastState={"terminated": {"exitCode": 2, "message": "no module\\n"}},
+                    )
+                ]
+            },
+            "ContainerCrashes",
+            "exit code 2: no module",
+        ),
+        (
+            {
+                "containerStatuses": [
+                    waiting(
+                        "CrashLoopBackOff",
+                        restartCount=1,
+                        lastState={"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
+                    )
+                ]
+            },
+            "OutOfMemory",
+            "raise its memory limit, 1 restarts",
+        ),
+        ({"containerStatuses": [waiting("CrashLoopBackOff")]}, "ContainerCrashes", "CrashLoopBackOff"),
+        ({"initContainerStatuses": [ended(3, "fetch")]}, "ContainerFailed", "container fetch: exit code 3"),
+        ({"containerStatuses": [ended(139, signal=11)]}, "ContainerFailed", "killed by signal 11"),
+        (
+            {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory"},
+            "Evicted",
+            "low on memory",
+        ),
+    ],
+)
+def test_a_trouble_names_pod_container_and_cause(status, reason, text):
+    found = troubles.of(pod(**status))
+    assert found is not None
+    assert found.reason == reason
+    assert text in str(found)
+
+
+def test_the_cause_is_told_before_its_consequence():
+    both = pod(
+        initContainerStatuses=[ended(3, "fetch")], containerStatuses=[waiting("CreateContainerError", "x")]
+    )
+    both["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": "gone"}]
+    found = troubles.of(both)
+    assert found is not None
+    assert found.reason == "Unschedulable"
+
+
+def test_of_several_pods_always_the_same_one_is_told():
+    sick = [pod(f"p-{i}", containerStatuses=[ended(1)]) for i in (3, 1, 2)]
+    for order in (sick, sick[::-1], [pod("p-0"), *sick]):
+        assert str(troubles.first(order)).startswith("pod p-1,")
+    assert troubles.first([pod()]) is None
+
+
+def test_a_long_message_is_cut():
+    found = troubles.of(pod(containerStatuses=[waiting("ErrImagePull", "x" * 5000)]))
+    assert found is not None
+    assert len(found.message) <= troubles.MAX_MESSAGE + 1
