@@ -30,8 +30,8 @@ from torch.utils import data
 
 from dataloaderjob import DataLoader
 from dataloaderjob.core import control
-from dataloaderjob.core.errors import ServiceError, ServiceUnavailable
-from dataloaderjob.fetch.decoding import Plan
+from dataloaderjob.core.errors import ServiceError, ServiceUnavailable, UnsupportedBatch
+from dataloaderjob.fetch.decoding import Decoder, Plan
 from dataloaderjob.trainer import client as clients
 from dataloaderjob.trainer import holders
 from processes import alive, go_on, in_child, line, open_files, rollup, script, usage
@@ -625,6 +625,60 @@ def test_an_interrupt_in_one_epoch_of_persistent_workers_does_not_reach_the_next
     books = iterator._ring
     assert books.leases == {}
     assert books.leased_nbytes == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 0}])
+def test_a_sampler_that_an_interrupt_ended_does_not_look_exhausted(rig: Rig, options: dict[str, int]) -> None:
+    """A generator is over once an exception went through it: the epoch must not end early and in silence."""
+
+    class Interrupted(data.Sampler):
+        def __iter__(self) -> Any:
+            for number in range(200):
+                if number == 100:
+                    raise Interrupt
+                yield number
+
+    iterator = iter(DataLoader(Numbers(200), batch_size=2, sampler=Interrupted(), **options))
+    found: list[int] = []
+    interrupts = 0
+    for _ in range(200):
+        try:
+            found += next(iterator)[0].tolist()
+        except Interrupt:
+            interrupts += 1
+            if interrupts == 2:
+                break
+    assert interrupts == 2, "again at the end of what was drawn"
+    assert found == list(range(100))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 0}])
+def test_keys_that_are_none_are_the_samplers_error_at_their_turn(rig: Rig, options: dict[str, int]) -> None:
+    batches: Any = [[0, 1], [2, 3], 6, [7]]
+    iterator = iter(DataLoader(Numbers(10), batch_sampler=batches, **options))
+    assert [next(iterator)[0].tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    with pytest.raises(TypeError):
+        next(iterator)
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+def test_batches_that_cannot_be_rebuilt_here_give_their_places_back(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: object) -> None:
+        raise UnsupportedBatch("this process lacks the class of the batch")
+
+    iterator = iter(DataLoader(Numbers(200), batch_size=5))
+    next(iterator)
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoder, "plan", unknown)
+        for _ in range(30):
+            with pytest.raises(UnsupportedBatch):
+                next(iterator)
+    assert [number for batch in iterator for number in batch[0].tolist()] == list(range(155, 200))
+    # `batches` says that these figures are not those of the beginning, when nothing was lent either
+    until(lambda: (found := ring(rig))["batches"] == 40 and found["lent"] == 0, what="the end of all leases")
 
 
 def test_tensors_made_for_later_batches_know_no_inference_mode(rig: Rig) -> None:

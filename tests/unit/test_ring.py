@@ -15,7 +15,7 @@ import torch
 
 from dataloaderjob.core.control import Control, seal
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.trainer.ring import MADE_TOGETHER, MAX_PLACES, Ring, map_region
+from dataloaderjob.trainer.ring import MADE_TOGETHER, MAX_LEAVES, MAX_PLACES, Ring, map_region
 
 PAGE = 4096
 NBYTES = 16 * PAGE
@@ -51,7 +51,7 @@ class Fixed:
     """A plan of batches of two tensors of 64 bytes."""
 
     def __init__(self, head: bytes = b"schema", *, plain: bool = True):
-        self.head, self.plain = head, plain
+        self.head, self.plain, self.num_leaves = head, plain, 2
         self.made: list[Any] = []
         """Arrays of which tensors were made, weakly."""
 
@@ -211,6 +211,40 @@ def test_nothing_is_made_ahead_for_leaves_that_depend_on_the_bytes_nor_under_inf
     for number in range(5):
         _, _, made, _ = ring.lend(number, ring.regions[1], (1, 0, 1, PAGE, PAGE), plain)
         assert not any(tensor.is_inference() for tensor in made)
+
+
+def test_batches_of_very_many_leaves_are_made_one_at_a_time(ring: Ring):
+    plan = Fixed()
+    plan.num_leaves = MAX_LEAVES
+    for number in range(5):
+        lend(ring, number, 0, plan=plan)
+    assert len(plan.made) == 5
+
+
+def test_a_batch_of_which_nothing_can_be_made_comes_back_like_any_other(ring: Ring):
+    _, lease, _, _ = views = ring.lend_unseen(4, (1, 0, 1, PAGE, 100))
+    assert books(ring) == {4: (1, PAGE, PAGE)}
+    lease.tail = ring.tail
+    del lease, views
+    assert ended(ring) == [4]
+    assert books(ring) == {}
+
+
+def test_the_end_of_a_lease_leaves_a_new_one_of_its_number_in_the_books(ring: Ring):
+    """The receiver may use the number anew before the end has taken it out, where another thread takes batches."""
+    first = taken(ring, 5, page=0)
+    second = taken(ring, 5, page=1)
+    del first
+    assert books(ring) == {5: (1, PAGE, PAGE)}
+    del second
+    assert books(ring) == {}
+
+
+def test_nothing_refers_to_the_books_once_the_ring_is_cut_off(ring: Ring):
+    held = taken(ring, 1, page=0)
+    ring.tail.cut()
+    assert books(ring) == {}, "a lease refers to its tail, and that to the books: a cycle otherwise"
+    del held
 
 
 def test_views_made_ahead_end_no_lease_and_are_bounded(ring: Ring):

@@ -32,6 +32,7 @@ Builder = Callable[[list[Any]], Any]
 
 _MAX_SCHEMAS = 256
 """Kept by one decoder; ragged batches make a new schema each, some KB once worked out."""
+_MAX_KEY_NBYTES = 1 << 20
 _SMALL_NBYTES = 1 << 16
 
 _HEAD_NBYTES = layout.HEADER.size
@@ -39,8 +40,8 @@ _ndarray: Callable[..., np.ndarray[Any, Any]] = np.ndarray
 _from_numpy = torch.from_numpy
 
 
-_STILL = frozenset({Kind.TENSOR, Kind.LIST, Kind.TUPLE, Kind.DICT, Kind.NAMEDTUPLE})
-"""Nodes that are made without a byte of the body and without code of the user's."""
+_STILL = frozenset({Kind.TENSOR, Kind.LIST, Kind.TUPLE, Kind.DICT})
+"""Nodes that are made without a byte of the body and without a class of the user's, which may be another one later."""
 
 
 class Plan:
@@ -55,6 +56,7 @@ class Plan:
         "head",
         "make",
         "nbytes",
+        "num_leaves",
         "plain",
     )
 
@@ -63,6 +65,7 @@ class Plan:
         """The header with which each of these bodies begins."""
         self.plain = all(map(_is_plain, parsed.buffers))
         """Whether all leaves with buffers are tensors of ordinary types: `make` then needs no byte of the body."""
+        self.num_leaves = len(parsed.buffers)
         self._leaves = _plain_maker(parsed.buffers) if self.plain else _any_maker(parsed.buffers)
         self._build = _Builders(num_buffers=len(parsed.buffers), allow_pickle=allow_pickle).node(parsed.root)
         self._num_values = parsed.num_values
@@ -141,9 +144,10 @@ class Decoder:
             plan.make(np.ndarray((nbytes,), np.uint8, memory, at))
         except (ValueError, TypeError, OverflowError, RuntimeError) as exc:
             raise RemoteProtocolError(f"a batch has a leaf that cannot be: {exc}") from exc
-        if len(self._plans) >= _MAX_SCHEMAS:
-            del self._plans[next(iter(self._plans))]
-        self._plans[head] = plan
+        if len(key) <= _MAX_KEY_NBYTES:
+            if len(self._plans) >= _MAX_SCHEMAS:
+                del self._plans[next(iter(self._plans))]
+            self._plans[head] = plan
         return plan
 
 

@@ -24,7 +24,6 @@ from dataloaderjob.trainer.ring import Ring, map_region
 from dataloaderjob.trainer.stream import Stream
 
 POLL_MS = 100
-FIGURES_EVERY = 16
 REATTACH_DEADLINE_S = 120.0
 REATTACH_NOTE_S = 5.0
 SEND_TIMEOUT_S = 60.0
@@ -196,8 +195,6 @@ class Client:
                 raise
             if stream.feeders != words[ctl.W_FEEDERS]:
                 stream.regroup(words[ctl.W_FEEDERS])
-            if waiting or asked // FIGURES_EVERY != told // FIGURES_EVERY:
-                words[ctl.W_LEASED_NBYTES] = self.ring.leased_nbytes
             # A receiver that came meanwhile was told all but who waits.
             stream.told_waiting = stream.awaited if waiting and attachment == self.attachment else None
 

@@ -20,6 +20,7 @@ from dataloaderjob.core import errors, seeds, tickets
 from dataloaderjob.core.blobs import BlobStore, Spec
 from dataloaderjob.core.control import (
     W_COPIES,
+    W_LEASED_NBYTES,
     W_NEXT_CALLS,
     W_READY_CALLS,
     W_STEP_NS,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 _U64 = (1 << 64) - 1
 _NOTHING = object()
 _now_ns = time.perf_counter_ns
+FIGURES_EVERY = 16
 PATIENCE_MS = 50
 MODERATION_MS = 2
 WAKE_AFTER = 8
@@ -110,12 +112,16 @@ class _Windowed(_BaseDataLoaderIter):
                     # would end early and in silence.
                     self._sampler_error = exc
                     raise
-                self._sampler_error = None
                 if self._exhausted:
                     self._flush()
                     return
+                self._sampler_error = None
             key = self._key
-            keys = [key] if self._bare else key if type(key) is list else list(key)
+            try:
+                keys = [key] if self._bare else key if type(key) is list else list(key)
+            except Exception as exc:
+                self._exhausted, self._sampler_error = True, exc
+                return
             try:
                 self._submit(self._drawn, keys)
             except errors.InputError as exc:  # keys that cannot travel: the sampler's error, too
@@ -356,13 +362,18 @@ class ServiceIterator(_Windowed):
             held[2][1].tail = ring.tail  # of what an interrupt left: it ends here
             held = self._held = None
         region = ring.regions[entry[2]]
-        plan = self._decoder.plan(region.map, entry[3], entry[4])
-        if held is None:
-            self._held = held = number, attachment, ring.lend(lease, region, entry, plan)
+        try:
+            plan = self._decoder.plan(region.map, entry[3], entry[4])
+            if held is None:
+                self._held = held = number, attachment, ring.lend(lease, region, entry, plan)
+        except Exception:
+            if held is None:  # it counts as taken: its place must come back
+                self._held = number, attachment, ring.lend_unseen(lease, entry)
+            raise
         lent, _, made, _ = held[2]
         if len(ring.leases) > ring.surely and ring.over_limit:
             ring.copies += 1
-            self._words[W_COPIES] = ring.copies
+            self._words[W_COPIES], self._words[W_LEASED_NBYTES] = ring.copies, ring.leased_nbytes
             holders.warn_once(ring)
             return self._decoder.decode(np.array(lent))
         return plan.batch(lent, made)
@@ -380,6 +391,8 @@ class ServiceIterator(_Windowed):
         if stream.failures:
             stream.failures.pop(number, None)
         words[W_NEXT_CALLS] += 1
+        if number % FIGURES_EVERY == 0:
+            words[W_LEASED_NBYTES] = self._ring.leased_nbytes
 
     def _failed(self, stream: Stream, number: int) -> Any:
         payload = stream.failures[number]

@@ -28,6 +28,8 @@ MADV_POPULATE_READ = 22
 MAX_LEASES = 1_000
 MAX_PLACES = 64
 MADE_TOGETHER = 8
+MAX_LEAVES = 256
+"""Made at a time: half a KB each."""
 _U8 = np.dtype(np.uint8)
 
 Bytes = npt.NDArray[np.uint8]
@@ -57,7 +59,9 @@ class LeaseTail:
         self.wake = partial(os.eventfd_write, wake_receiver, 1)
 
     def cut(self) -> None:
+        """No lease ends from here on."""
         self.ended = None
+        self.leases.clear()
 
 
 Place = tuple[int, int, int, Lease]
@@ -72,9 +76,11 @@ def _end(lease: Lease) -> None:
     tail = lease.tail
     if tail is None or (ended := tail.ended) is None:
         return
-    number = lease.number
-    tail.leases.pop(number, None)  # first: once the receiver knows, it may use the number anew
+    number, leases = lease.number, tail.leases
     ended[number] = 1
+    # The receiver may have used the number anew already. No call here, so that no other thread runs between.
+    if number in leases and leases[number][3] is lease:
+        del leases[number]
     fence_anywhere()
     if tail.words[W_WANT]:
         tail.wake()
@@ -169,15 +175,26 @@ class Ring:
         if size > self._widest:
             self._widen(size)
         # A tensor made under inference_mode() is of no use for training, which may take the spares.
-        if plan.plain and not region.single and not torch.is_inference_mode_enabled():
+        together = min(MADE_TOGETHER, MAX_LEAVES // max(1, plan.num_leaves))
+        if plan.plain and together > 1 and not region.single and not torch.is_inference_mode_enabled():
             kept = self._spares.get(entry[2:])
             if kept is not None and kept[0] == plan.head:
-                kept[1].extend([_views(region, offset, nbytes, size, plan) for _ in range(MADE_TOGETHER)])
+                kept[1].extend([_views(region, offset, nbytes, size, plan) for _ in range(together)])
                 return kept[1].pop()
             if len(self._spares) >= MAX_PLACES:
                 del self._spares[next(iter(self._spares))]
             self._spares[entry[2:]] = plan.head, []
         return _views(region, offset, nbytes, size, plan)
+
+    def lend_unseen(self, number: int, entry: Entry) -> Views:
+        """Lends a batch of which nothing can be made, so that its place comes back."""
+        _, _, region, offset, nbytes = entry
+        lent = np.empty(0, _U8)
+        lease = Lease(lent, _end)
+        lease.number, lease.tail = number, None
+        place = region, offset, -(-nbytes // PAGE) * PAGE, lease
+        self.leases[number] = place
+        return lent, lease, None, place
 
     def drop_spares(self) -> None:
         self._spares.clear()
