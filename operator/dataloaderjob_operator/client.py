@@ -1,0 +1,159 @@
+"""Requests to the API server, as JSON. No decision is made here but what an answer means."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import aiohttp
+from kubernetes.aio import client as kubernetes
+from kubernetes.aio import config
+
+from dataloaderjob.api.job import GROUP, KIND, PLURAL, VERSION
+from dataloaderjob_operator.build import Manifest
+from dataloaderjob_operator.names import MANAGER
+from dataloaderjob_operator.seen import Key
+
+APPLY = "application/apply-patch+yaml"
+TIMEOUT_S = 30.0
+PATHS: dict[str, str] = {
+    "Secret": "/api/v1/namespaces/{namespace}/secrets",
+    "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
+    "Service": "/api/v1/namespaces/{namespace}/services",
+    "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
+    "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
+    KIND: f"/apis/{GROUP}/{VERSION}/namespaces/{{namespace}}/{PLURAL}",
+}
+"""Of the kinds that the operator writes."""
+
+
+class ApiError(Exception):
+    """The API server refused a request, or did not answer (code 0)."""
+
+    def __init__(self, code: int, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(f"{code}: {message}" if code else message)
+        self.code, self.message, self.retry_after_s = code, message, retry_after_s
+
+
+class Api(Protocol):
+    """What the operator writes to a cluster."""
+
+    async def read(self, namespace: str, key: Key) -> Manifest | None:
+        """An object as it is now, None if it is not there. Raises ApiError."""
+
+    async def apply(self, manifest: Manifest) -> Manifest:
+        """Server-side apply. Raises ApiError."""
+
+    async def apply_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
+        """Raises ApiError; code 404 if the job is gone."""
+
+    async def delete(self, namespace: str, key: Key) -> None:
+        """In the foreground. One that is not there is fine. Raises ApiError."""
+
+
+@dataclass(slots=True)
+class Client:
+    """`Api` over HTTP."""
+
+    api: kubernetes.ApiClient
+    writes: int = 0
+
+    @classmethod
+    async def connect(cls) -> Client:
+        """In a pod by its service account, elsewhere by the kubeconfig."""
+        configuration = kubernetes.Configuration()
+        try:
+            config.load_incluster_config(client_configuration=configuration)
+        except config.ConfigException:
+            await config.load_kube_config(client_configuration=configuration)
+        return cls(kubernetes.ApiClient(configuration))
+
+    async def close(self) -> None:
+        await self.api.close()
+
+    async def read(self, namespace: str, key: Key) -> Manifest | None:
+        kind, name = key
+        try:
+            return await self._request(
+                "GET", f"{_path(namespace, kind)}/{name}", None, "application/json", {}
+            )
+        except ApiError as exc:
+            if exc.code == 404:
+                return None
+            raise
+
+    async def apply(self, manifest: Manifest) -> Manifest:
+        metadata = manifest["metadata"]
+        path = f"{_path(metadata['namespace'], manifest['kind'])}/{metadata['name']}"
+        return await self._write("PATCH", path, manifest, APPLY, fieldManager=MANAGER, force="true")
+
+    async def apply_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
+        body = {
+            "apiVersion": f"{GROUP}/{VERSION}", "kind": KIND,
+            "metadata": {"name": name, "namespace": namespace}, "status": dict(status),
+        }  # fmt: skip
+        path = f"{_path(namespace, KIND)}/{name}/status"
+        await self._write("PATCH", path, body, APPLY, fieldManager=f"{MANAGER}-status", force="true")
+
+    async def delete(self, namespace: str, key: Key) -> None:
+        kind, name = key
+        try:
+            await self._write(
+                "DELETE", f"{_path(namespace, kind)}/{name}", None, propagationPolicy="Foreground"
+            )
+        except ApiError as exc:
+            if exc.code != 404:
+                raise
+
+    async def list(self, path: str, **query: str) -> AsyncIterator[Manifest]:
+        """All objects of a kind, in pages. Raises ApiError."""
+        while True:
+            page = await self._request("GET", path, None, "application/json", query)
+            for item in page["items"]:
+                yield item
+            if not (rest := page["metadata"].get("continue")):
+                return
+            query = {**query, "continue": rest}
+
+    async def _write(
+        self, method: str, path: str, body: Any, kind: str = "application/json", **query: str
+    ) -> Manifest:
+        self.writes += 1
+        return await self._request(method, path, body, kind, query)
+
+    async def _request(
+        self, method: str, path: str, body: Any, kind: str, query: Mapping[str, str]
+    ) -> Manifest:
+        sent = await self.api.param_serialize(
+            method, path, query_params=list(query.items()), auth_settings=["BearerToken"], body=body,
+            header_params={"Accept": "application/json", "Content-Type": kind},
+        )  # fmt: skip
+        verb, url, headers, data, _ = sent
+        try:
+            answer = await self.api.call_api(verb, url, headers, data, _request_timeout=TIMEOUT_S)
+            text = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            raise ApiError(0, f"the API server does not answer {method} {path}: {exc!r}") from exc
+        if answer.status >= 400:
+            raise ApiError(answer.status, _message(text), _seconds(answer.getheaders().get("Retry-After")))
+        return dict(json.loads(text))
+
+
+def _path(namespace: str, kind: str) -> str:
+    return PATHS[kind].format(namespace=namespace)
+
+
+def _message(text: bytes) -> str:
+    try:
+        return str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        return text.decode(errors="replace")[:500]
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        return max(0.0, float(text or 0))
+    except ValueError:
+        return 0.0

@@ -1,0 +1,93 @@
+"""When which job is to be looked at: a keyed queue. Pure: the time comes in.
+
+A key that is added twice is taken once; one that is being worked on is taken again only afterwards; one that failed
+waits, longer each time, and an event shortens that to EVENT_WAIT_S, for it may be what was missing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+FIRST_WAIT_S = 0.5
+LONGEST_WAIT_S = 60.0
+EVENT_WAIT_S = 5.0
+
+
+class Schedule(Generic[K]):
+    """Keys and the moments from which they are due."""
+
+    def __init__(self, jitter: random.Random | None = None) -> None:
+        self._due: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []
+        self._order = 0
+        self._busy: set[K] = set()
+        self._again: dict[K, float] = {}
+        """Keys that were added while they were worked on."""
+        self._failures: dict[K, int] = {}
+        self._not_before: dict[K, float] = {}
+        self._jitter = jitter or random.Random()  # noqa: S311  spreads retries, no secret
+
+    def __len__(self) -> int:
+        return len(self._due) + len(self._again)
+
+    def add(self, key: K, now: float, after_s: float = 0.0) -> None:
+        """Makes a key due after so long, or earlier if it is already."""
+        due = max(now + after_s, self._not_before.get(key, now))
+        if key in self._busy:
+            self._again[key] = min(due, self._again.get(key, due))
+        elif due < self._due.get(key, float("inf")):
+            self._due[key] = due
+            self._order += 1
+            heapq.heappush(self._heap, (due, self._order, key))
+
+    def take(self, now: float) -> K | None:
+        """The key that is due longest, now being worked on; None if none is."""
+        while self._heap and self._heap[0][0] <= now:
+            due, _, key = heapq.heappop(self._heap)
+            if self._due.get(key) == due:
+                del self._due[key]
+                self._busy.add(key)
+                return key
+        return None
+
+    def wait_s(self, now: float) -> float | None:
+        """How long until a key is due; None if none will be."""
+        while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return max(0.0, self._heap[0][0] - now) if self._heap else None
+
+    def done(self, key: K, now: float, again_s: float | None = None) -> None:
+        """The work succeeded; `again_s`: it wants to be looked at again after so long."""
+        self._failures.pop(key, None)
+        self._not_before.pop(key, None)
+        self._release(key, now, again_s)
+
+    def failed(self, key: K, now: float, at_least_s: float = 0.0) -> float:
+        """The work failed. Returns after how many seconds it is tried again: as the server said, or as often as
+        it failed."""
+        count = self._failures[key] = self._failures.get(key, 0) + 1
+        wait: float = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(count - 1, 20))
+        wait = max(at_least_s, wait * self._jitter.uniform(0.75, 1.25))
+        self._not_before[key] = now + max(at_least_s, min(wait, EVENT_WAIT_S))
+        self._release(key, now, wait)
+        return wait
+
+    def forget(self, key: K) -> None:
+        """The key's object is gone."""
+        self._failures.pop(key, None)
+        self._not_before.pop(key, None)
+        self._due.pop(key, None)
+        self._again.pop(key, None)
+
+    def _release(self, key: K, now: float, after_s: float | None) -> None:
+        self._busy.discard(key)
+        again = self._again.pop(key, None)
+        if again is not None:
+            self.add(key, now, max(0.0, again - now))
+        if after_s is not None:
+            self.add(key, now, after_s)

@@ -1,0 +1,229 @@
+"""Reconcile on a real API server: same end, whatever happens between two writes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from manifests import manifest
+from operated import SETUP, Killed, Operated, dies_at, refuses
+
+from apiserver import ApiServer
+from dataloaderjob.api import KIND
+from dataloaderjob.api.status import ConditionType
+from dataloaderjob_operator import build
+from dataloaderjob_operator.client import ApiError
+from dataloaderjob_operator.same import ANNOTATION_APPLIED
+
+NAMES = {
+    ("Secret", "mnist-key"), ("ConfigMap", "mnist-settings"), ("Service", "mnist-head"), ("Service", "mnist-trainers"),
+    ("Deployment", "mnist-head"), ("Deployment", "mnist-feeders"), ("Job", "mnist-trainers-0"),
+}  # fmt: skip
+PODLESS = {key for key in NAMES if key[0] not in ("Deployment", "Job")}
+
+
+@pytest.fixture
+def job(server: ApiServer) -> Operated:
+    return Operated(server, manifest())
+
+
+def spec_of(job: Operated) -> dict[Any, Any]:
+    """What the children are to be, without what differs between two jobs: names of namespaces, ids, times."""
+    found = {}
+    for key, child in job.children().items():
+        text = repr(
+            {k: child.get(k) for k in ("spec", "data", "type")} | {"labels": child["metadata"]["labels"]}
+        )
+        for pattern in (job.namespace, r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}", r"[A-Za-z0-9+/]{40,}={0,2}"):
+            text = re.sub(pattern, "*", text)
+        text = re.sub(r"'(clusterIPs?|controller-uid|batch.kubernetes.io/controller-uid)': [^,}]*", "", text)
+        text = re.sub(r"'dataloading.dev/template': '[0-9a-f]{12}'", "", text)
+        found[key] = text
+    return found
+
+
+def test_a_new_job_gets_all_children_and_a_status_and_then_nothing_is_written(job: Operated) -> None:
+    assert job.reconcile() == 1 + len(NAMES)
+    assert set(job.children()) == NAMES
+    assert set(job.conditions()) == {kind.value for kind in ConditionType}
+    job.settle()
+    for _ in range(3):
+        assert job.reconcile() == 0
+
+
+@pytest.mark.parametrize("key", sorted(NAMES), ids="/".join)
+def test_a_child_that_was_deleted_comes_back_the_same(job: Operated, key: tuple[str, str]) -> None:
+    job.settle()
+    before = spec_of(job)
+    data = job.get(*key).get("data")
+    job.delete(*key)
+    job.settle()
+    assert spec_of(job) == before
+    assert job.get(*key).get("data") == data
+
+
+def test_what_somebody_else_changed_of_ours_is_put_back_and_what_is_theirs_stays(job: Operated) -> None:
+    job.settle()
+    job.patch(
+        "Deployment",
+        "mnist-feeders",
+        {"spec": {"replicas": 9}, "metadata": {"annotations": {"their/own": "1"}}},
+    )
+    job.patch("Service", "mnist-head", {"spec": {"publishNotReadyAddresses": False}})
+    job.settle()
+    feeders = job.get("Deployment", "mnist-feeders")
+    assert feeders["spec"]["replicas"] == 1
+    assert feeders["metadata"]["annotations"]["their/own"] == "1"
+    assert job.get("Service", "mnist-head")["spec"]["publishNotReadyAddresses"] is True
+    job.patch("Deployment", "mnist-feeders", {"metadata": {"annotations": {"their/own": "2"}}})
+    assert job.reconcile() == 0, "a change of theirs is none of ours"
+
+
+def test_a_field_that_is_no_longer_asked_for_is_taken_back(job: Operated) -> None:
+    job.edit(feeders={"template": {"spec": {"tolerations": [{"operator": "Exists"}]}}})
+    job.settle()
+    assert job.get("Deployment", "mnist-feeders")["spec"]["template"]["spec"]["tolerations"]
+    job.edit(feeders={"template": {"spec": {"tolerations": None}}})
+    job.settle()
+    assert "tolerations" not in job.get("Deployment", "mnist-feeders")["spec"]["template"]["spec"]
+
+
+def test_quantities_that_the_server_writes_otherwise_are_the_same(job: Operated) -> None:
+    job.edit(feeders={"resources": {"requests": {"cpu": "1000m", "memory": "2048Mi"}, "limits": {"cpu": 1}}})
+    job.settle()
+    assert job.reconcile() == 0
+
+
+def test_a_new_operator_replaces_no_pod_until_the_user_asks_for_something_else(job: Operated) -> None:
+    job.settle()
+    newer = build.Setup(version="2.0", sidecar_image="example/sidecar:2", root_key=SETUP.root_key)
+    before = {
+        name: job.get("Deployment", name)["spec"]["template"] for name in ("mnist-head", "mnist-feeders")
+    }
+    trainers = job.get("Job", "mnist-trainers-0")["metadata"]["uid"]
+    job.settle(setup=newer)
+    assert {name: job.get("Deployment", name)["spec"]["template"] for name in before} == before
+    assert job.get("Job", "mnist-trainers-0")["metadata"]["uid"] == trainers
+    job.edit(feeders={"image": "example/feeder:2"})
+    job.settle(setup=newer)
+    template = job.get("Deployment", "mnist-feeders")["spec"]["template"]
+    assert template["metadata"]["annotations"]["dataloading.dev/made-by"] == "2.0"
+
+
+def scale(job: Operated) -> None:
+    job.edit(feeders={"replicas": 3})
+
+
+def update(job: Operated) -> None:
+    job.edit(feeders={"image": "example/feeder:2"}, ray={"tuning": {"workerRegisterTimeoutSeconds": 200}})
+
+
+def suspend(job: Operated) -> None:
+    job.edit(suspend=True)
+
+
+def resume(job: Operated) -> None:
+    suspend(job)
+    job.settle()
+    job.edit(suspend=False)
+
+
+def fail_once(job: Operated) -> None:
+    failed = {
+        "type": "Failed",
+        "status": "True",
+        "reason": "BackoffLimitExceeded",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    target = {**failed, "type": "FailureTarget"}
+    job.patch(
+        "Job",
+        "mnist-trainers-0",
+        {"status": {"startTime": "2026-01-01T00:00:00Z", "conditions": [target, failed]}},
+        "status",
+    )
+
+
+def end(job: Operated) -> None:
+    done = {"type": "Complete", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    met = {**done, "type": "SuccessCriteriaMet"}
+    times = {"startTime": "2026-01-01T00:00:00Z", "completionTime": "2026-01-01T00:01:00Z"}
+    job.patch(
+        "Job", "mnist-trainers-0", {"status": {**times, "conditions": [met, done], "succeeded": 1}}, "status"
+    )
+
+
+@pytest.mark.parametrize("change", [None, scale, update, suspend, resume, fail_once, end])
+def test_an_operator_that_dies_before_any_of_its_writes_leaves_the_same_end(
+    server: ApiServer, change: Any
+) -> None:
+    whole = Operated(server, manifest())
+    if change is not None:
+        whole.settle()
+        change(whole)
+    whole.settle()
+    expected = spec_of(whole)
+    for write in range(1, 30):
+        job = Operated(server, manifest())
+        if change is not None:
+            job.settle()
+            change(job)
+        died = False
+        for _ in range(3):  # also in the looks that follow
+            try:
+                job.reconcile(dies_at(write))
+            except Killed:
+                died = True
+                break
+            job.collect_garbage()
+        job.settle()
+        assert spec_of(job) == expected, f"killed before write {write}"
+        if not died:
+            assert write > 1
+            return
+    raise AssertionError("it never ran to its end")
+
+
+def test_after_the_end_only_what_has_the_logs_is_left(job: Operated) -> None:
+    job.settle()
+    end(job)
+    job.settle()
+    assert set(job.children()) == PODLESS | {("Job", "mnist-trainers-0")}
+    status = job.get(KIND, "mnist")["status"]
+    assert (status["phase"], status["trainers"]["succeeded"]) == ("Complete", 1)
+
+
+def test_a_failed_attempt_is_replaced_by_the_next_and_counted_once(job: Operated) -> None:
+    job.settle()
+    fail_once(job)
+    job.settle()
+    assert ("Job", "mnist-trainers-1") in job.children()
+    assert ("Job", "mnist-trainers-0") not in job.children()
+    assert job.get(KIND, "mnist")["status"]["trainers"]["restarts"] == 1
+
+
+@pytest.mark.parametrize("codes", [{1: 500}, {2: 429, 3: 429}, {4: 409}, {8: 503}, {1: 409, 5: 0}])
+def test_writes_that_the_server_refuses_for_now_are_made_later(job: Operated, codes: dict[int, int]) -> None:
+    left = dict(codes)
+    for _ in range(len(codes)):
+        with pytest.raises(ApiError):
+            job.reconcile(refuses({min(left): left.pop(min(left))}))
+    job.settle()
+    assert set(job.children()) == NAMES
+
+
+def test_a_child_of_the_same_name_that_is_not_ours_is_told_and_left(server: ApiServer) -> None:
+    """Server-side apply takes over the fields that it sets: an object of another owner must not be one of them."""
+    job = Operated(server, manifest())
+    theirs = {"metadata": {"name": "mnist-settings"}, "data": {"theirs": "1"}}
+    server.request("POST", job.path("ConfigMap"), theirs)
+    with pytest.raises(ApiError, match="mnist-settings"):
+        job.reconcile()
+    assert job.get("ConfigMap", "mnist-settings")["data"] == {"theirs": "1"}
+
+
+def test_what_we_sent_is_marked_so_that_the_same_is_not_sent_again(job: Operated) -> None:
+    job.settle()
+    for key in NAMES:
+        assert ANNOTATION_APPLIED in job.get(*key)["metadata"]["annotations"]

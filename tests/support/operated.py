@@ -1,0 +1,159 @@
+"""The operator's reconcile against a real API server, without watches: each look is a list of all that is there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kubernetes.aio import client as kubernetes
+
+from apiserver import ApiServer
+from dataloaderjob.api import KIND
+from dataloaderjob_operator import build
+from dataloaderjob_operator.cache import Cache
+from dataloaderjob_operator.client import PATHS, ApiError, Client
+from dataloaderjob_operator.names import LABEL_JOB
+from dataloaderjob_operator.reconcile import Reconciler
+
+SETUP = build.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
+MERGE = "application/merge-patch+json"
+_NUMBERS = itertools.count()
+
+
+class Killed(Exception):
+    """The operator died here."""
+
+
+class Api:
+    """`Client`, which may fail before a write: `fault` is asked with the number of the write."""
+
+    def __init__(self, client: Client, fault: Callable[[int], Exception | None]) -> None:
+        self._client, self._fault, self.writes = client, fault, 0
+
+    def _count(self) -> None:
+        self.writes += 1
+        if (error := self._fault(self.writes)) is not None:
+            raise error
+
+    async def read(self, namespace: str, key: tuple[str, str]) -> dict[str, Any] | None:
+        return await self._client.read(namespace, key)
+
+    async def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        self._count()
+        return await self._client.apply(manifest)
+
+    async def apply_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
+        self._count()
+        await self._client.apply_status(namespace, name, status)
+
+    async def delete(self, namespace: str, key: tuple[str, str]) -> None:
+        self._count()
+        await self._client.delete(namespace, key)
+
+
+@functools.cache
+def _operator(server: ApiServer) -> tuple[asyncio.Runner, Client]:
+    """One event loop and one client for all tests: connections are kept."""
+    runner = asyncio.Runner()
+
+    async def connect() -> Client:
+        configuration = kubernetes.Configuration(host=server.url)
+        configuration.verify_ssl = False
+        configuration.api_key = {"BearerToken": f"Bearer {server.token}"}
+        return Client(kubernetes.ApiClient(configuration))
+
+    return runner, runner.run(connect())
+
+
+class Operated:
+    """One job on the server, in a namespace of its own, and an operator that looks at it when it is told to."""
+
+    def __init__(self, server: ApiServer, manifest: dict[str, Any]) -> None:
+        self.server = server
+        self.namespace = f"ns-{next(_NUMBERS)}"
+        self.name = manifest["metadata"]["name"]
+        self.key = (self.namespace, self.name)
+        server.request("POST", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
+        server.request("POST", self.path(KIND), manifest)
+
+    def path(self, kind: str, name: str = "") -> str:
+        folder = PATHS[kind].format(namespace=self.namespace)
+        return f"{folder}/{name}" if name else folder
+
+    def reconcile(
+        self, fault: Callable[[int], Exception | None] = lambda number: None, setup: build.Setup = SETUP
+    ) -> int:
+        """One reconcile. Returns how many writes it made. Raises what `fault` does."""
+        runner, client = _operator(self.server)
+        api = Api(client, fault)
+        runner.run(Reconciler(api, self.look(), setup).reconcile(self.key))
+        return api.writes
+
+    def settle(self, looks: int = 12, setup: build.Setup = SETUP) -> None:
+        """Reconciles, and collects garbage, until nothing is written any more."""
+        for _ in range(looks):
+            collected = self.collect_garbage()
+            if self.reconcile(setup=setup) == 0 and not collected:
+                return
+        raise AssertionError(f"not settled after {looks} looks")
+
+    def look(self) -> Cache:
+        cache = Cache()
+        cache.put({**self.get(KIND, self.name), "kind": KIND})
+        for child in self.children().values():
+            cache.put(child)
+        return cache
+
+    def get(self, kind: str, name: str) -> dict[str, Any]:
+        return self.server.request("GET", self.path(kind, name))
+
+    def children(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """All that has the job's label, with their kinds."""
+        found = {}
+        for kind in PATHS:
+            if kind != KIND:
+                for item in self.server.request(
+                    "GET", f"{self.path(kind)}?labelSelector={LABEL_JOB}={self.name}"
+                )["items"]:
+                    found[kind, item["metadata"]["name"]] = {**item, "kind": kind}
+        return found
+
+    def patch(
+        self, kind: str, name: str, change: dict[str, Any], part: str = "", manager: str = "someone"
+    ) -> None:
+        path = self.path(kind, name) + (f"/{part}" if part else "")
+        self.server.request("PATCH", f"{path}?fieldManager={manager}", change, content_type=MERGE)
+
+    def edit(self, **spec: Any) -> None:
+        """A user's change of the job."""
+        self.patch(KIND, self.name, {"spec": spec})
+
+    def delete(self, kind: str, name: str) -> None:
+        self.server.request("DELETE", self.path(kind, name) + "?propagationPolicy=Background")
+
+    def collect_garbage(self) -> bool:
+        """What the garbage collector does, which is not there: lets go of what is being deleted in the foreground."""
+        collected = False
+        for (kind, name), child in self.children().items():
+            if child["metadata"].get("deletionTimestamp"):
+                with contextlib.suppress(Exception):
+                    self.patch(kind, name, {"metadata": {"finalizers": None}})
+                collected = True
+        return collected
+
+    def conditions(self) -> dict[str, dict[str, Any]]:
+        return {c["type"]: c for c in self.get(KIND, self.name)["status"]["conditions"]}
+
+
+def dies_at(write: int) -> Callable[[int], Exception | None]:
+    """The operator is killed before its write of that number."""
+    return lambda number: Killed() if number == write else None
+
+
+def refuses(codes: Mapping[int, int]) -> Callable[[int], Exception | None]:
+    """The API server answers these writes so."""
+    return lambda number: ApiError(codes[number], "not now") if number in codes else None

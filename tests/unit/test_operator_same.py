@@ -1,0 +1,94 @@
+"""Whether a live object already is as it shall be."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from dataloaderjob_operator.same import covers, needed, sealed
+
+
+@pytest.mark.parametrize(
+    ("live", "wanted"),
+    [
+        ({"a": 1, "b": 2}, {"a": 1}),
+        ({"spec": {"replicas": 1, "progressDeadlineSeconds": 600}}, {"spec": {"replicas": 1}}),
+        (
+            {"ports": [{"name": "b", "port": 2}, {"name": "a", "port": 1, "protocol": "TCP"}]},
+            {"ports": [{"name": "a", "port": 1}]},
+        ),
+        ({"args": ["x", "y"]}, {"args": ["x", "y"]}),
+        ({"requests": {"cpu": "1", "memory": "2Gi"}}, {"requests": {"cpu": "1000m", "memory": "2048Mi"}}),
+        ({"limits": {"cpu": "500m"}}, {"limits": {"cpu": 0.5}}),
+        ({"emptyDir": {"sizeLimit": "1Gi"}}, {"emptyDir": {"sizeLimit": "1024Mi"}}),
+        ({}, {"readOnly": False, "labels": {}, "items": [], "value": ""}),
+    ],
+)
+def test_defaults_order_units_and_what_others_add_are_no_difference(live: Any, wanted: Any):
+    assert covers(live, wanted)
+
+
+@pytest.mark.parametrize(
+    ("live", "wanted"),
+    [
+        ({"a": 2}, {"a": 1}),
+        ({}, {"a": 1}),
+        ({"a": None}, {"a": {"b": 1}}),
+        ({"args": ["y", "x"]}, {"args": ["x", "y"]}),
+        ({"args": ["x", "y", "z"]}, {"args": ["x", "y"]}),
+        ({"ports": [{"name": "b", "port": 1}]}, {"ports": [{"name": "a", "port": 1}]}),
+        ({"ports": None}, {"ports": [{"name": "a"}]}),
+        ({"requests": {"cpu": "1"}}, {"requests": {"cpu": "2"}}),
+        ({"limits": {"memory": "lots"}}, {"limits": {"memory": "2Gi"}}),
+        ({"cpu": "1"}, {"cpu": "1000m"}),
+    ],
+)
+def test_another_value_order_or_absence_is_a_difference(live: Any, wanted: Any):
+    assert not covers(live, wanted)
+
+
+def child(**spec: Any) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}, "spec": spec}
+
+
+def test_what_was_sent_is_not_sent_again_until_it_changes():
+    live = sealed(child(a=1, b=2))
+    assert needed(child(a=1, b=2), live) is None
+    assert needed(child(a=1, b=3), live) is not None
+    assert needed(child(a=1), live) is not None, "a field that is taken back is no difference in the values"
+
+
+def test_what_cannot_be_changed_is_only_made():
+    job = {**child(a=1), "kind": "Job"}
+    assert needed(job, None) is not None
+    assert needed({**job, "spec": {"a": 2}}, sealed(job)) is None
+
+
+def deployment(asked: str, made_by: str, image: str) -> dict[str, Any]:
+    annotations = {"dataloading.dev/template": asked, "dataloading.dev/made-by": made_by}
+    template = {"metadata": {"annotations": annotations}, "spec": {"image": image}}
+    return {"kind": "Deployment", "metadata": {"name": "d"}, "spec": {"replicas": 1, "template": template}}
+
+
+def test_another_operators_pods_stay_while_the_user_asks_for_the_same():
+    live = sealed(deployment("x", "1.0", "old"))
+    kept = needed(deployment("x", "2.0", "new"), live)
+    assert kept is None
+    scaled = deployment("x", "2.0", "new")
+    scaled["spec"]["replicas"] = 5
+    sent = needed(scaled, live)
+    assert sent is not None
+    assert sent["spec"]["template"] == live["spec"]["template"]
+    assert sent["spec"]["replicas"] == 5
+    changed = needed(deployment("y", "2.0", "new"), live)
+    assert changed is not None
+    assert changed["spec"]["template"]["spec"]["image"] == "new"
+
+
+def test_neither_side_is_changed_by_the_comparison():
+    live, wanted = sealed(deployment("x", "1.0", "old")), deployment("x", "2.0", "new")
+    before = copy.deepcopy((live, wanted))
+    needed(wanted, live)
+    assert (live, wanted) == before

@@ -1,0 +1,158 @@
+"""When which job is looked at, in virtual time."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from dataloaderjob_operator.schedule import EVENT_WAIT_S, LONGEST_WAIT_S, Schedule
+
+
+def schedule() -> Schedule[str]:
+    return Schedule(random.Random(1))
+
+
+def test_a_key_that_is_added_often_is_taken_once():
+    queue = schedule()
+    for _ in range(5):
+        queue.add("a", 0)
+    queue.add("b", 0)
+    assert [queue.take(0), queue.take(0), queue.take(0)] == ["a", "b", None]
+
+
+def test_a_key_that_changes_while_it_is_worked_on_is_taken_again_afterwards():
+    queue = schedule()
+    queue.add("a", 0)
+    assert queue.take(0) == "a"
+    queue.add("a", 0)
+    assert queue.take(0) is None
+    queue.done("a", 1)
+    assert queue.take(1) == "a"
+
+
+def test_the_earlier_of_two_moments_counts():
+    queue = schedule()
+    queue.add("a", 0, 100)
+    queue.add("a", 0, 10)
+    queue.add("a", 0, 50)
+    assert queue.wait_s(0) == 10
+    assert queue.take(9.9) is None
+    assert queue.take(10) == "a"
+    assert queue.wait_s(10) is None
+
+
+def test_one_that_fails_waits_longer_each_time_and_not_for_ever():
+    queue = schedule()
+    now, waits = 0.0, []
+    queue.add("a", now)
+    for _ in range(20):
+        now += queue.wait_s(now) or 0
+        assert queue.take(now) == "a"
+        waits.append(queue.failed("a", now))
+    assert waits[0] < 1
+    assert all(b > a for a, b in itertools.pairwise(waits[:7]))
+    assert max(waits) <= 1.25 * LONGEST_WAIT_S
+    now += queue.wait_s(now) or 0
+    queue.take(now)
+    queue.done("a", now)
+    queue.add("a", now)
+    queue.take(now)
+    assert queue.failed("a", now) < 1, "a success starts anew"
+
+
+def test_an_event_shortens_a_long_wait_but_does_not_make_it_a_storm():
+    queue = schedule()
+    queue.add("a", 0)
+    for _ in range(12):
+        queue.take(10_000)
+        queue.failed("a", 0)
+        queue.add("a", 0, 10_000)
+    queue.add("a", 0)
+    assert queue.wait_s(0) == EVENT_WAIT_S
+
+
+def test_what_the_server_says_about_coming_back_is_kept():
+    queue = schedule()
+    queue.add("a", 0)
+    queue.take(0)
+    assert queue.failed("a", 0, at_least_s=30) == 30
+    queue.add("a", 0)
+    assert queue.wait_s(0) == 30
+
+
+def test_a_key_that_is_forgotten_is_not_taken():
+    queue = schedule()
+    queue.add("a", 0)
+    queue.forget("a")
+    assert (queue.take(100), queue.wait_s(0), len(queue)) == (None, None, 0)
+
+
+class Workers(RuleBasedStateMachine):
+    """Any events, any ends of work: no change is left unseen, and nothing is worked on twice at a time."""
+
+    keys = st.sampled_from("abc")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue, self.now = schedule(), 0.0
+        self.busy: set[str] = set()
+        self.unseen: set[str] = set()
+
+    @rule(key=keys)
+    def event(self, key: str) -> None:
+        self.unseen.add(key)
+        self.queue.add(key, self.now)
+
+    @rule(seconds=st.floats(min_value=0, max_value=100))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def take(self) -> None:
+        key = self.queue.take(self.now)
+        if key is not None:
+            assert key not in self.busy
+            self.busy.add(key)
+            self.unseen.discard(key)
+
+    @precondition(lambda self: self.busy)
+    @rule(data=st.data(), again=st.none() | st.floats(min_value=0, max_value=50))
+    def done(self, data: st.DataObject, again: float | None) -> None:
+        key = data.draw(st.sampled_from(sorted(self.busy)))
+        self.busy.discard(key)
+        self.queue.done(key, self.now, again)
+
+    @precondition(lambda self: self.busy)
+    @rule(data=st.data())
+    def failed(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.busy)))
+        self.busy.discard(key)
+        self.unseen.add(key)
+        assert self.queue.failed(key, self.now) <= 1.25 * LONGEST_WAIT_S
+
+    @invariant()
+    def what_is_unseen_comes_up(self) -> None:
+        waiting = self.unseen - self.busy
+        if waiting:
+            wait = self.queue.wait_s(self.now)
+            assert wait is not None
+            assert wait <= 1.25 * LONGEST_WAIT_S
+
+    def teardown(self) -> None:
+        for key in sorted(self.busy):
+            self.queue.done(key, self.now)
+        found = set()
+        for _ in range(20):
+            self.now += self.queue.wait_s(self.now) or 0
+            if (key := self.queue.take(self.now)) is not None:
+                found.add(key)
+                self.queue.done(key, self.now)
+        assert self.unseen <= found
+
+
+TestWorkers = Workers.TestCase
+TestWorkers.settings = profile(max_examples=100, stateful_step_count=30, deadline=None)
