@@ -42,7 +42,7 @@ def test_status_and_scale_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture
         assert cli.main(["run", str(project.path), "--metrics-port", str(port)]) == 2, "it is taken"
     assert f"port {port} of 127.0.0.1 is needed for --metrics-port" in capsys.readouterr().err
     with LocalRun(project.path, "--metrics-port", str(port)) as run:
-        run.until("feeders serve")
+        run.until("ready after")
         run.until("batch 20")
         assert (
             b"dataloaderjob_sidecar_batches_total"
@@ -112,7 +112,7 @@ def test_a_run_whose_own_process_is_killed_leaves_nothing(tmp_path: Path):
 def test_sidecar_supervisor_and_gcs_killed_during_a_run_change_no_batch_and_no_wait_is_long(tmp_path: Path):
     project = Project(tmp_path, 16_000, 0.002, feeders=2)
     with LocalRun(project.path) as run:
-        run.until("feeders serve")
+        run.until("ready after")
         run.find()
         run.until("batch 20")
         os.kill(run.pid_of("-m dataloaderjob.sidecar"), signal.SIGKILL)

@@ -100,7 +100,7 @@ class Run:
                 {"manifest": str(self._manifest.resolve()), "min": least, "max": most, "per_pod": per_pod}
             )
             self._console.say(
-                f"{self._plan.name}: starting Ray, {self._stack.num_desired} feeders and the sidecar"
+                f"{self._plan.name}: starting Ray, the sidecar, feeders: {self._stack.num_desired}"
             )
             self._loop.later(self._plan.startup_s, self._startup_over)
             if self._plan.active_s is not None:
@@ -128,7 +128,7 @@ class Run:
         if not self._served and snapshot.desired is not None and snapshot.ready >= self._plan.min_feeders:
             self._served = True
             seconds = time.monotonic() - self._started
-            self._console.say(f"{snapshot.ready} of {snapshot.desired} feeders serve after {seconds:.1f} s")
+            self._console.say(f"ready after {seconds:.1f} s, feeders {snapshot.ready}/{snapshot.desired}")
 
     def _on_signal(self, number: int) -> None:
         self._console.clear()

@@ -88,6 +88,11 @@ def start(feeders: int) -> None:
             )  # fmt: skip
         (home / "pid").write_text(f"{process.pid} {_started(process.pid)}")
         _children.append(process)
+        with contextlib.suppress(OSError, ValueError):  # it may be closed
+            sys.stderr.write(
+                f"[dataloaderjob] starting Ray and feeders ({feeders}) on this machine; they end with this run\n"
+            )
+            sys.stderr.flush()
 
 
 def wait() -> str:
