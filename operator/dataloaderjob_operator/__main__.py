@@ -17,10 +17,10 @@ import kopf
 
 from dataloaderjob.api import KIND
 from dataloaderjob_operator import keys, watch
-from dataloaderjob_operator.build import Setup
 from dataloaderjob_operator.cache import Cache
 from dataloaderjob_operator.client import ApiError, Client
 from dataloaderjob_operator.names import LABEL_JOB
+from dataloaderjob_operator.objects import Setup
 from dataloaderjob_operator.reconcile import Reconciler
 from dataloaderjob_operator.work import Work
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from dataloaderjob.api import KIND, ManifestError, parse_object
 from dataloaderjob.api.status import DataLoaderJobStatus
-from dataloaderjob_operator.build import Manifest
 from dataloaderjob_operator.names import LABEL_JOB
+from dataloaderjob_operator.objects import Manifest
 from dataloaderjob_operator.seen import Key, Seen
 
 JobKey = tuple[str, str]

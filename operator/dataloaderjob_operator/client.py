@@ -12,8 +12,8 @@ from kubernetes.aio import client as kubernetes
 from kubernetes.aio import config
 
 from dataloaderjob.api.job import GROUP, KIND, PLURAL, VERSION
-from dataloaderjob_operator.build import Manifest
 from dataloaderjob_operator.names import MANAGER
+from dataloaderjob_operator.objects import Manifest
 from dataloaderjob_operator.seen import Key
 
 APPLY = "application/apply-patch+yaml"

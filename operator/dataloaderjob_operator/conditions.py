@@ -9,7 +9,7 @@ from typing import Literal
 
 from dataloaderjob.api.status import Condition, ConditionType
 from dataloaderjob_operator import names, troubles
-from dataloaderjob_operator.build.trainers import SIDECAR
+from dataloaderjob_operator.objects.trainers import SIDECAR
 from dataloaderjob_operator.seen import Seen, condition_of, show_time
 from dataloaderjob_operator.stage import Stage, Where
 

@@ -11,9 +11,9 @@ from dataloaderjob.api.status import (
     Phase,
     TrainersStatus,
 )
-from dataloaderjob_operator import build, names
-from dataloaderjob_operator.build import Manifest, Setup
+from dataloaderjob_operator import names, objects
 from dataloaderjob_operator.conditions import ENDED, conditions, parts, serves
+from dataloaderjob_operator.objects import Manifest, Setup
 from dataloaderjob_operator.seen import Key, Seen, Trainers, parse_time, show_time
 from dataloaderjob_operator.stage import KEPT, WANTED, Part, Stage, Where, find
 
@@ -76,15 +76,15 @@ def decide(seen: Seen, setup: Setup, now: datetime) -> Decision | None:
 def _children(seen: Seen, setup: Setup, where: Where) -> dict[Key, Manifest]:
     parts_, made = WANTED[where.stage], []
     if Part.BASE in parts_:
-        made += build.base(seen.job, setup)
+        made += objects.base(seen.job, setup)
     if Part.FEEDING in parts_:
-        made += build.feeding(seen.job, setup)
+        made += objects.feeding(seen.job, setup)
     # Not beside an attempt that is still there: its pods hold what the next ones need. Deleted in the foreground, a
     # Job is there as long as its pods are.
     job = ("Job", names.trainers(seen.job.name, where.attempt))
     others = any(key[0] == "Job" and key != job for key in seen.children)
     if Part.TRAINERS in parts_ and not others and seen.trainers() is not Trainers.LEAVING:
-        made.append(build.trainers(seen.job, setup, where.attempt))
+        made.append(objects.trainers(seen.job, setup, where.attempt))
     return {(child["kind"], child["metadata"]["name"]): child for child in made}
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from dataloaderjob.api import KIND, ManifestError
-from dataloaderjob_operator.build import Manifest, Setup
 from dataloaderjob_operator.cache import Cache, JobKey
 from dataloaderjob_operator.client import Api, ApiError
 from dataloaderjob_operator.decide import Decision, decide
+from dataloaderjob_operator.objects import Manifest, Setup
 from dataloaderjob_operator.same import covers, needed
 from dataloaderjob_operator.seen import Key
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dataloaderjob.api.quantities import Quantity
-from dataloaderjob_operator.build import Manifest
-from dataloaderjob_operator.build.meta import digest
 from dataloaderjob_operator.names import ANNOTATION_MADE_BY, ANNOTATION_TEMPLATE
+from dataloaderjob_operator.objects import Manifest
+from dataloaderjob_operator.objects.meta import digest
 
 ANNOTATION_APPLIED = "dataloading.dev/applied"
 """Hash of what we sent last: a field that we no longer set is taken back by sending anew."""

@@ -11,7 +11,7 @@ from typing import Any
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.status import DataLoaderJobStatus
 from dataloaderjob_operator import names
-from dataloaderjob_operator.build import Manifest
+from dataloaderjob_operator.objects import Manifest
 
 Key = tuple[str, str]
 """(kind, name) of a child."""

@@ -9,9 +9,9 @@ from manifests import manifest
 
 from apiserver import ApiServer
 from dataloaderjob.api import parse_object
-from dataloaderjob_operator import build
+from dataloaderjob_operator import objects
 
-SETUP = build.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
+SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 GROUPS = {"v1": "/api/v1", "apps/v1": "/apis/apps/v1", "batch/v1": "/apis/batch/v1"}
 TRAINER = "spec.trainer.template.spec"
 FEEDER = "spec.feeders.template.spec"
@@ -45,7 +45,7 @@ MOUNT = {"name": "data", "mountPath": "/data"}
 )
 def test_children_are_taken_as_they_are_built(server: ApiServer, changes: dict[str, Any]) -> None:
     job = parse_object(manifest({"metadata.uid": "u-1", "metadata.namespace": "default", **changes}))
-    for child in [*build.base(job, SETUP), *build.feeding(job, SETUP), build.trainers(job, SETUP, 0)]:
+    for child in [*objects.base(job, SETUP), *objects.feeding(job, SETUP), objects.trainers(job, SETUP, 0)]:
         path = f"{GROUPS[child['apiVersion']]}/namespaces/default/{child['kind'].lower()}s/{child['metadata']['name']}"
         made = server.request(
             "PATCH", f"{path}?fieldManager=test&force=true&fieldValidation=Strict&dryRun=All", child,

@@ -12,7 +12,7 @@ from operated import SETUP, Killed, Operated, dies_at, refuses
 from apiserver import ApiServer
 from dataloaderjob.api import KIND
 from dataloaderjob.api.status import ConditionType
-from dataloaderjob_operator import build
+from dataloaderjob_operator import objects
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.same import ANNOTATION_APPLIED
 
@@ -97,7 +97,7 @@ def test_quantities_that_the_server_writes_otherwise_are_the_same(job: Operated)
 
 def test_a_new_operator_replaces_no_pod_until_the_user_asks_for_something_else(job: Operated) -> None:
     job.settle()
-    newer = build.Setup(version="2.0", sidecar_image="example/sidecar:2", root_key=SETUP.root_key)
+    newer = objects.Setup(version="2.0", sidecar_image="example/sidecar:2", root_key=SETUP.root_key)
     before = {
         name: job.get("Deployment", name)["spec"]["template"] for name in ("mnist-head", "mnist-feeders")
     }

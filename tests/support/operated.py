@@ -13,13 +13,13 @@ from kubernetes.aio import client as kubernetes
 
 from apiserver import ApiServer
 from dataloaderjob.api import KIND
-from dataloaderjob_operator import build
+from dataloaderjob_operator import objects
 from dataloaderjob_operator.cache import Cache
 from dataloaderjob_operator.client import PATHS, ApiError, Client
 from dataloaderjob_operator.names import LABEL_JOB
 from dataloaderjob_operator.reconcile import Reconciler
 
-SETUP = build.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
+SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 MERGE = "application/merge-patch+json"
 _NUMBERS = itertools.count()
 
@@ -85,7 +85,7 @@ class Operated:
         return f"{folder}/{name}" if name else folder
 
     def reconcile(
-        self, fault: Callable[[int], Exception | None] = lambda number: None, setup: build.Setup = SETUP
+        self, fault: Callable[[int], Exception | None] = lambda number: None, setup: objects.Setup = SETUP
     ) -> int:
         """One reconcile. Returns how many writes it made. Raises what `fault` does."""
         runner, client = _operator(self.server)
@@ -93,7 +93,7 @@ class Operated:
         runner.run(Reconciler(api, self.look(), setup).reconcile(self.key))
         return api.writes
 
-    def settle(self, looks: int = 12, setup: build.Setup = SETUP) -> None:
+    def settle(self, looks: int = 12, setup: objects.Setup = SETUP) -> None:
         """Reconciles, and collects garbage, until nothing is written any more."""
         for _ in range(looks):
             collected = self.collect_garbage()

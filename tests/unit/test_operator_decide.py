@@ -14,13 +14,13 @@ from manifests import manifest
 
 from dataloaderjob.api import parse_object
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
-from dataloaderjob_operator import build
-from dataloaderjob_operator.build.trainers import SIDECAR
+from dataloaderjob_operator import objects
 from dataloaderjob_operator.decide import Decision, decide
+from dataloaderjob_operator.objects.trainers import SIDECAR
 from dataloaderjob_operator.seen import Seen
 from dataloaderjob_operator.stage import WANTED, Part, Stage
 
-SETUP = build.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
+SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 HEAD, FEEDERS = ("Deployment", "mnist-head"), ("Deployment", "mnist-feeders")
 TRAINERS = ("Job", "mnist-trainers-0")

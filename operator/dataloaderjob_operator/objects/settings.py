@@ -10,7 +10,7 @@ from typing import Any
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.core.settings import RayTuning
 from dataloaderjob_operator import keys, names
-from dataloaderjob_operator.build import meta
+from dataloaderjob_operator.objects import meta
 
 KEY_FOLDER = "/etc/dataloaderjob/key"
 SETTINGS_FOLDER = "/etc/dataloaderjob/settings"

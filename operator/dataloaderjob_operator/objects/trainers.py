@@ -6,7 +6,7 @@ from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob_operator import names
-from dataloaderjob_operator.build import meta, pods, settings
+from dataloaderjob_operator.objects import meta, pods, settings
 
 MASTER_PORT = 29500
 SIDECAR = "dataloaderjob-sidecar"

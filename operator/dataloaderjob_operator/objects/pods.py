@@ -8,7 +8,7 @@ from typing import Any
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.pods import Container, PodTemplate
 from dataloaderjob_operator import names
-from dataloaderjob_operator.build import meta, settings
+from dataloaderjob_operator.objects import meta, settings
 
 SHM_SIZE = "256Mi"
 """Ray's object store, of which the data path uses nothing, and torch's own."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob_operator.build import network, ray, settings
-from dataloaderjob_operator.build.meta import Manifest, Setup
-from dataloaderjob_operator.build.trainers import trainers
+from dataloaderjob_operator.objects import network, ray, settings
+from dataloaderjob_operator.objects.meta import Manifest, Setup
+from dataloaderjob_operator.objects.trainers import trainers
 
 __all__ = ["Manifest", "Setup", "base", "feeding", "trainers"]
 

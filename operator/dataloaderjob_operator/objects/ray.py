@@ -7,7 +7,7 @@ from typing import Any
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.feeders import CONTAINER
 from dataloaderjob_operator import names
-from dataloaderjob_operator.build import meta, pods, settings
+from dataloaderjob_operator.objects import meta, pods, settings
 
 HEAD_MODULE = "dataloaderjob.pod.head"
 FEEDER_MODULE = "dataloaderjob.pod.feeder"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob_operator import names
-from dataloaderjob_operator.build import meta, settings
+from dataloaderjob_operator.objects import meta, settings
 
 
 def head_service(job: DataLoaderJob) -> meta.Manifest:

@@ -12,10 +12,10 @@ from manifests import manifest
 from dataloaderjob.api import DataLoaderJob, parse_object
 from dataloaderjob.core.settings import RayTuning
 from dataloaderjob.sidecar.settings import SidecarSettings
-from dataloaderjob_operator import build, names
-from dataloaderjob_operator.build import settings
+from dataloaderjob_operator import names, objects
+from dataloaderjob_operator.objects import settings
 
-SETUP = build.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
+SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 FEEDER = "spec.feeders.template.spec"
 TRAINER = "spec.trainer.template.spec"
 
@@ -27,7 +27,11 @@ def job(changes: dict[str, Any] | None = None) -> DataLoaderJob:
 
 def children(changes: dict[str, Any] | None = None, attempt: int = 0) -> dict[str, dict[str, Any]]:
     made = job(changes)
-    found = [*build.base(made, SETUP), *build.feeding(made, SETUP), build.trainers(made, SETUP, attempt)]
+    found = [
+        *objects.base(made, SETUP),
+        *objects.feeding(made, SETUP),
+        objects.trainers(made, SETUP, attempt),
+    ]
     return {f"{child['kind']}/{child['metadata']['name']}": child for child in found}
 
 
@@ -74,7 +78,7 @@ def test_the_longest_name_of_a_job_leaves_room_for_those_of_its_children():
 
 def test_a_job_that_is_on_no_cluster_has_no_children():
     with pytest.raises(ValueError, match="on no cluster"):
-        build.base(parse_object(manifest()), SETUP)
+        objects.base(parse_object(manifest()), SETUP)
 
 
 def test_settings_files_are_what_the_processes_read():
@@ -203,9 +207,9 @@ def test_no_pod_has_a_token_of_the_cluster():
 
 def test_pods_are_replaced_when_the_user_asks_for_something_else_and_not_for_a_new_operator():
     before = children()
-    newer = build.Setup(version="2.0", sidecar_image="example/sidecar:2", root_key=b"r" * 32)
+    newer = objects.Setup(version="2.0", sidecar_image="example/sidecar:2", root_key=b"r" * 32)
     made = job()
-    for child in build.feeding(made, newer):
+    for child in objects.feeding(made, newer):
         assert template_hash(child) == template_hash(before[f"{child['kind']}/{child['metadata']['name']}"])
     for changes in (
         {"spec.feeders.image": "feeder:2"},
@@ -230,6 +234,6 @@ def test_the_users_manifest_is_left_as_it_was():
     )
     before = copy.deepcopy(given)
     made = parse_object(given)
-    build.trainers(made, SETUP, 0)
-    build.feeding(made, SETUP)
+    objects.trainers(made, SETUP, 0)
+    objects.feeding(made, SETUP)
     assert given == before
