@@ -58,7 +58,7 @@ def conditions(seen: Seen, where: Where, found: Parts, now: datetime) -> tuple[C
     """All of them, in the order of `ConditionType`."""
     before = {condition.type: condition for condition in seen.status.conditions}
     made = []
-    for kind, fact in _all(where, found):
+    for kind, fact in _all(where, found, seen.refused):
         old = before.get(kind)
         since = old.last_transition_time if old and old.status == fact.status else show_time(now)
         made.append(
@@ -70,12 +70,12 @@ def conditions(seen: Seen, where: Where, found: Parts, now: datetime) -> tuple[C
     return tuple(made)
 
 
-def _all(where: Where, found: Parts) -> Iterator[tuple[ConditionType, Fact]]:
+def _all(where: Where, found: Parts, refused: str) -> Iterator[tuple[ConditionType, Fact]]:
     stage = where.stage
     if stage in ENDED or stage in HELD:
         gone = Fact(False, stage.value, "its pods are released")
         found = dict.fromkeys(found, gone)
-    yield ConditionType.READY, _ready(where, found)
+    yield ConditionType.READY, Fact(False, "ChildRefused", refused) if refused else _ready(where, found)
     yield from found.items()
     why = Fact(stage in MOVING, where.reason, where.message)
     yield ConditionType.PROGRESSING, why if stage in MOVING or stage in ENDED else _moves(stage, found)

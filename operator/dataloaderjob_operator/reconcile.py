@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from dataloaderjob.api import KIND, ManifestError
@@ -20,6 +20,9 @@ from dataloaderjob_operator.same import covers, needed
 from dataloaderjob_operator.seen import Key
 
 log = logging.getLogger(__name__)
+
+FOR_GOOD = frozenset({400, 403, 409, 422})
+"""Answers that repeating alone does not change: the user has to know."""
 
 
 def _now() -> datetime:
@@ -34,6 +37,8 @@ class Reconciler:
     cache: Cache
     setup: Setup
     now: Callable[[], datetime] = _now
+    refused: dict[JobKey, str] = field(default_factory=dict)
+    """What the API server will not take as it is, for the next look to tell."""
 
     async def reconcile(self, key: JobKey) -> float | None:
         """Returns after how many seconds the job wants to be looked at again, None for the next event.
@@ -46,12 +51,20 @@ class Reconciler:
             log.error("%s/%s cannot be read: %s", *key, exc)
             return None
         if seen is None:
+            self.refused.pop(key, None)
             return None
-        decision = decide(seen, self.setup, self.now())
+        decision = decide(replace(seen, refused=self.refused.get(key, "")), self.setup, self.now())
         if decision is None:
             return None
-        await self._carry_out(key, decision)
-        return decision.look_again_s
+        try:
+            await self._carry_out(key, decision)
+        except ApiError as exc:
+            if exc.code in FOR_GOOD:
+                self.refused[key] = exc.message
+            raise
+        return (
+            0.0 if self.refused.pop(key, None) else decision.look_again_s
+        )  # once more: it is told no longer
 
     async def _carry_out(self, key: JobKey, decision: Decision) -> None:
         namespace, name = key

@@ -38,6 +38,8 @@ class Seen:
     children: Mapping[Key, Manifest] = field(default_factory=dict)
     """Live ones that the job owns, but pods."""
     pods: tuple[Manifest, ...] = ()
+    refused: str = ""
+    """What the API server said when it refused a child last; empty if it took them all."""
 
     @property
     def attempt(self) -> int:

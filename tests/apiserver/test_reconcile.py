@@ -223,6 +223,24 @@ def test_a_child_of_the_same_name_that_is_not_ours_is_told_and_left(server: ApiS
     assert job.get("ConfigMap", "mnist-settings")["data"] == {"theirs": "1"}
 
 
+def test_a_child_that_is_refused_is_told_in_the_status_and_made_once_it_can_be(server: ApiServer) -> None:
+    job = Operated(server, manifest())
+    theirs = {"metadata": {"name": "mnist-settings"}, "data": {}}
+    server.request("POST", job.path("ConfigMap"), theirs)
+    operator = job.operator()
+    for _ in range(2):
+        with pytest.raises(ApiError):
+            job.look_with(operator)
+    ready = job.conditions()["Ready"]
+    assert (ready["status"], ready["reason"]) == ("False", "ChildRefused")
+    assert "mnist-settings is there and is not this job's" in ready["message"]
+    job.delete("ConfigMap", "mnist-settings")
+    assert job.look_with(operator) == 0, "it wants to be looked at at once"
+    job.look_with(operator)
+    assert job.conditions()["Ready"]["reason"] != "ChildRefused"
+    assert set(job.children()) == NAMES
+
+
 def test_what_we_sent_is_marked_so_that_the_same_is_not_sent_again(job: Operated) -> None:
     job.settle()
     for key in NAMES:

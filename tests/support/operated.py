@@ -93,6 +93,14 @@ class Operated:
         runner.run(Reconciler(api, self.look(), setup).reconcile(self.key))
         return api.writes
 
+    def operator(self) -> Reconciler:
+        """One that lives through several looks."""
+        return Reconciler(_operator(self.server)[1], self.look(), SETUP)
+
+    def look_with(self, operator: Reconciler) -> float | None:
+        operator.cache = self.look()
+        return _operator(self.server)[0].run(operator.reconcile(self.key))
+
     def settle(self, looks: int = 12, setup: objects.Setup = SETUP) -> None:
         """Reconciles, and collects garbage, until nothing is written any more."""
         for _ in range(looks):

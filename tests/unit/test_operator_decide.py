@@ -141,6 +141,18 @@ def test_pods_that_a_quota_refuses_are_told_by_their_deployment():
     assert condition(made, ConditionType.FEEDERS_READY).message == "exceeded quota"
 
 
+def test_a_child_that_the_server_refuses_is_told_in_the_servers_words():
+    seen = serving()
+    made = decided(replace(after(seen, decided(seen)), refused="pods is forbidden: exceeded quota"), 5)
+    ready = condition(made, ConditionType.READY)
+    assert (ready.status, ready.reason, ready.message) == (
+        "False",
+        "ChildRefused",
+        "pods is forbidden: exceeded quota",
+    )
+    assert condition(decided(after(seen, made)), ConditionType.READY).status == "True"
+
+
 def test_when_the_trainers_end_well_head_and_feeders_go_at_once_and_their_logs_stay():
     seen = serving()
     running = after(seen, decided(seen))
