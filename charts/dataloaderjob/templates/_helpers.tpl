@@ -1,0 +1,49 @@
+{{- define "dataloaderjob.name" -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}-operator
+{{- end }}
+
+{{- define "dataloaderjob.labels" -}}
+app.kubernetes.io/name: dataloaderjob-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/* An image's name: (dict "image" .Values.image "root" .) */}}
+{{- define "dataloaderjob.image" -}}
+{{- $repository := .image.repository -}}
+{{- if .root.Values.imageRegistry -}}
+{{- $repository = printf "%s/%s" (trimSuffix "/" .root.Values.imageRegistry) (regexReplaceAll "^[^/]*[.:][^/]*/" $repository "") -}}
+{{- end -}}
+{{- if .image.digest -}}
+{{ $repository }}@{{ .image.digest }}
+{{- else -}}
+{{ $repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{/* What the operator may do where jobs are. No list of Secrets: it makes a job's own and looks at that by name. */}}
+{{- define "dataloaderjob.rules" -}}
+- apiGroups: [dataloading.dev]
+  resources: [dataloaderjobs]
+  verbs: [get, list, watch, delete]
+- apiGroups: [dataloading.dev]
+  resources: [dataloaderjobs/status]
+  verbs: [patch]
+- apiGroups: [dataloading.dev]
+  resources: [dataloaderjobs/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [services, configmaps]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create, patch]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}
