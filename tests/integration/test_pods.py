@@ -12,7 +12,7 @@ import pytest
 import torch
 from fault_data import Slow, digest_of
 from loud_data import Loud
-from pods import HEAD, Pod, Pods, end
+from pods import HEAD, Pod, Pods
 from rig import until
 from torch.utils.data import Dataset
 
@@ -21,16 +21,18 @@ from dataloaderjob import DataLoader
 Job = tuple[Pods, Pod, list[Pod]]
 
 
+@pytest.fixture(scope="module")
+def pods() -> Iterator[Pods]:
+    with Pods(feeders=2) as made:
+        yield made
+
+
 @pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    """A job of two feeder pods, all of it up."""
-    with Pods(feeders=2) as pods:
-        feeders = [pods.feeder(number) for number in range(2)]
-        head = pods.head()
-        pods.sidecar()
-        monkeypatch.setenv("DATALOADERJOB_SOCKET", pods.socket)
-        pods.ready(2)
-        yield pods, head, feeders
+def job(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A job of two feeder pods, all of it up, also what the test before this one ended."""
+    head, feeders = pods.up()
+    monkeypatch.setenv("DATALOADERJOB_SOCKET", pods.socket)
+    return pods, head, feeders
 
 
 def loader(dataset: Dataset, **options: int) -> DataLoader:
@@ -78,7 +80,7 @@ def test_pods_that_die_are_replaced_within_an_epoch_and_at_the_end_no_process_is
     def before(number: int) -> None:
         if number != 20:
             return
-        end(feeders[0].vital("raylet"))
+        os.kill(feeders[0].vital("raylet"), signal.SIGKILL)
         assert feeders[0].process.wait(15) == 1, "no pod without a raylet"
         assert "pod: ERROR raylet ended" in feeders[0].err
         assert feeders[1].terminate() == 0
@@ -93,8 +95,7 @@ def test_pods_that_die_are_replaced_within_an_epoch_and_at_the_end_no_process_is
     for pod in (*replaced, head):
         assert pod.terminate() == 0
         assert pod.err.splitlines()[-1].endswith("INFO ended as asked")
-    left = {pid for pid in pods.left() if pid not in {p.pid for p in pods.made}}
-    assert not left, "nothing of any pod lives on"
+    assert pods.left() == [], "nothing of any pod lives on"
 
 
 @pytest.mark.slow
@@ -107,7 +108,7 @@ def test_the_head_starts_its_supervisor_again_and_ends_without_its_gcs_and_feede
     after = until(lambda: (s := pods.ready(2))["pid"] != before["pid"] and s, 60, "another supervisor")
     assert [f["instance"] for f in after["feeders"]] == [f["instance"] for f in before["feeders"]], "adopted"
     assert "head: WARNING the supervisor ended with code -9, it is started again" in head.err
-    end(head.vital("gcs_server"))
+    os.kill(head.vital("gcs_server"), signal.SIGKILL)
     assert head.process.wait(15) == 1
     assert "gcs_server ended" in head.err
     pods.head()
@@ -120,17 +121,14 @@ def test_the_head_starts_its_supervisor_again_and_ends_without_its_gcs_and_feede
 
 
 @pytest.mark.slow
-def test_without_the_token_of_the_jobs_ray_a_pod_does_not_join_and_says_so():
-    with Pods(feeders=1) as pods:
-        head = pods.head()
-        until(lambda: "Ray's head is up" in head.err, 60, "the head")
-        (pods.home / "wrong").write_text("0" * 64)
-        pod = pods.feeder(0, token_path=str(pods.home / "wrong"))
-        assert pod.process.wait(90) == 1
-        assert "InvalidAuthToken" in pod.out + pod.err
-        assert f"with the token of {pods.home}/wrong, could not be started" in pod.err
-        assert pods.status()["ready"] == 0
-        assert head.terminate() == 0
+def test_without_the_token_of_the_jobs_ray_a_pod_does_not_join_and_says_so(job: Job):
+    pods, _, _ = job
+    (pods.home / "wrong").write_text("0" * 64)
+    pod = pods.feeder(2, token_path=str(pods.home / "wrong"))
+    assert pod.process.wait(90) == 1
+    assert "InvalidAuthToken" in pod.out + pod.err
+    assert f"with the token of {pods.home}/wrong, could not be started" in pod.err
+    assert pods.status()["ready"] == 2
 
 
 def test_a_pod_waits_for_the_head_says_so_and_gives_up_in_the_end():
@@ -142,7 +140,7 @@ def test_a_pod_waits_for_the_head_says_so_and_gives_up_in_the_end():
         assert f"needed at {HEAD}:{pods.gcs_port}, and did not accept within 1 s" in hasty.err
         until(lambda: "waiting for" in patient.err, 20, "the other one waits")
         assert patient.terminate() == 0
-        assert pods.left() == [] or set(pods.left()) <= {p.pid for p in pods.made}
+        assert pods.left() == []
 
 
 def test_a_pod_without_key_or_token_ends_with_the_path_that_is_needed():

@@ -10,7 +10,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,8 @@ from dataloaderjob_operator.build import Setup, settings
 
 SETUP = Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 HEAD = "127.0.0.2"
+FAST = {"initialDelayMs": 1000, "periodMs": 500, "timeoutMs": 2000, "failureThreshold": 8}
+"""A raylet that was killed is known to be dead after 4 s; as the operator has it by default, after 15 s."""
 SUPPORT = Path(__file__).parent
 
 
@@ -63,20 +64,16 @@ class Pod:
         self.process.terminate()
         return self.process.wait(timeout_s)
 
-    def joined(self) -> bool:
-        assert self.process.poll() is None, f"{self.name} ended:\n{self.out[-4000:]}{self.err[-4000:]}"
-        return "pod: INFO joined" in self.err
-
 
 class Pods:
     """One job; `with` ends whatever is left of it."""
 
-    def __init__(self, *, feeders: int = 2, processes: int = 1) -> None:
+    def __init__(self, *, feeders: int = 2) -> None:
         changes = {
             "metadata.uid": secrets.token_hex(4),
             "metadata.namespace": "team",
             "spec.feeders.replicas": feeders,
-            "spec.feeders.processesPerPod": processes,
+            "spec.ray.tuning.healthCheck": FAST,
         }
         self.job = parse_object(manifest(changes))
         self.home = Path(tempfile.mkdtemp(prefix="dlj-"))
@@ -86,6 +83,7 @@ class Pods:
             (self.home / name).write_bytes(base64.b64decode(value))
         self.key = (self.home / settings.JOB_KEY).read_bytes()
         self.made: list[subprocess.Popen[bytes]] = []
+        self.running: dict[str, Pod] = {}
         self.socket = str(self.home / "s")
 
     def __enter__(self) -> Self:
@@ -99,8 +97,23 @@ class Pods:
         shutil.rmtree(self.home, ignore_errors=True)
 
     def left(self) -> list[int]:
-        """Processes that carry the job's tag."""
-        return tags.tagged(self.run_id)
+        """What lives on of pods that have ended."""
+        return tags.tagged(self.run_id, but=[process.pid for process in self.made])
+
+    def up(self, feeders: int = 2) -> tuple[Pod, list[Pod]]:
+        """Head, sidecar and feeder pods, those started anew that have ended, once so many feeders serve."""
+        for number in range(feeders):
+            if not self._runs(f"f{number}"):
+                self.feeder(number)
+        if not self._runs("h"):
+            self.head()
+        if not self._runs("sidecar"):
+            self.sidecar()
+        self.ready(feeders)
+        return self.running["h"], [self.running[f"f{number}"] for number in range(feeders)]
+
+    def _runs(self, name: str) -> bool:
+        return name in self.running and self.running[name].process.poll() is None
 
     def head(self, **more: Any) -> Pod:
         fields = {
@@ -125,13 +138,16 @@ class Pods:
             "blobs": self._at("blobs"), "supervisor_host": HEAD, "supervisor_port": self.port,
             "shared_memory_nbytes": 256 * 1024**2, "metrics_host": "127.0.0.1", "metrics_port": 0,
         }  # fmt: skip
-        self._start("dataloaderjob.sidecar", "sidecar", "127.0.0.1", fields)
+        self._start("dataloaderjob.sidecar", "sidecar", "127.0.0.1", fields, tag={})
         until(lambda: os.path.exists(self.socket), 20, "the sidecar's socket")
 
     def _at(self, name: str) -> str:
         return str(self.home / name)
 
-    def _start(self, module: str, name: str, address: str, fields: Mapping[str, Any]) -> Pod:
+    def _start(
+        self, module: str, name: str, address: str, fields: Mapping[str, Any],
+        tag: Mapping[str, str] | None = None,
+    ) -> Pod:  # fmt: skip
         path = self.home / f"{name}.json"
         path.write_text(json.dumps(fields))
         number = len(self.made)
@@ -142,11 +158,13 @@ class Pods:
                 [sys.executable, "-m", module, "--settings", str(path)], stdout=to, stderr=err_to,
                 env={
                     **os.environ, "POD_IP": address, "HOME": str(self.home), "PYTHONUNBUFFERED": "1",
-                    "PYTHONPATH": path_of_modules, tags.RUN_VARIABLE: self.run_id,
+                    "PYTHONPATH": path_of_modules,
+                    **({tags.RUN_VARIABLE: self.run_id} if tag is None else tag),
                 },
             )  # fmt: skip
         self.made.append(process)
-        return Pod(name, process, self.home / name, out, err)
+        self.running[name] = Pod(name, process, self.home / name, out, err)
+        return self.running[name]
 
     def status(self) -> dict[str, Any]:
         return supervision.ask(
@@ -164,7 +182,3 @@ class Pods:
             return status if status["ready"] == feeders else None
 
         return dict(until(reached, timeout_s, f"{feeders} feeders"))
-
-
-def end(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
