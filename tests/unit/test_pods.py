@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from dataloaderjob.api import parse_object
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.settings import FeederSettings, RayTuning, SupervisorSettings, load
 from dataloaderjob.feeder import handover
+from dataloaderjob.feeder.door import Door
 from dataloaderjob.pod.backlog import Backlog
 from dataloaderjob.pod.head import supervisor_settings
 from dataloaderjob.pod.restarts import DEATHS_WINDOW_S, MAX_DEATHS, MAX_RAY_EXITS, Again, GiveUp, Restarts
@@ -151,6 +154,21 @@ def test_a_feeder_of_a_pod_has_its_blobs_in_its_own_node_s_folder():
     assert handover.at_home(settings, Path("/here")).blob_folder == "/here/blobs"
 
 
+def test_a_probe_of_a_port_is_no_refusal_that_is_told(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.DEBUG, "dataloaderjob.feeder.door")
+    door = Door("127.0.0.1", 0, key=bytes(32), job="j", facts={}, welcomed=lambda *_: None)
+    socket.create_connection(("127.0.0.1", door.port)).close()
+
+    def told() -> list[int]:
+        door.accept_all()
+        return [record.levelno for record in caplog.records]
+
+    try:
+        assert until(told) == [logging.DEBUG]
+    finally:
+        door.close()
+
+
 POD = """
 import sys
 from pathlib import Path
@@ -164,6 +182,7 @@ FEEDER = """
 import os, subprocess, sys
 from pathlib import Path
 from dataloaderjob.feeder import handover
+from dataloaderjob.feeder.door import Door
 handover.hand_over("feeder-3", Path(sys.argv[1]))
 """
 SAYS = """

@@ -62,10 +62,9 @@ class Head:
         self._settings, self._watch = settings, watch
         read_key(settings.key_path)
         read_token(settings.token_path)
-        self._host = os.environ.get(ADDRESS_VARIABLE) or "127.0.0.1"
         self._node = RayNode(
             Path(settings.temp_dir), token_path=Path(settings.token_path), vital=VITAL, tuning=settings.tuning,
-            host=self._host, remedy=REMEDY,
+            host=os.environ.get(ADDRESS_VARIABLE) or "127.0.0.1", remedy=REMEDY,
         )  # fmt: skip
         self._folder = fresh_folder(self._node.folder)
         self._supervisor: subprocess.Popen[bytes] | None = None
