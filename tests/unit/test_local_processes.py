@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rig import until
 
+from dataloaderjob.core.lines import MAX_LINE_CHARS, Lines
 from dataloaderjob.local import guard, tags
-from dataloaderjob.local.children import MAX_LINE_CHARS, Child, Command, Lines, exit_code
+from dataloaderjob.local.children import Child, Command, exit_code
 from dataloaderjob.local.loop import Loop
 from dataloaderjob.local.service import Echo
 

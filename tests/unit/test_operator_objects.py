@@ -196,7 +196,7 @@ def test_what_is_pulled_and_run_as_for_trainers_holds_for_head_and_feeders_too()
     for name in ("head", "feeders"):
         found = pod(made[f"Deployment/mnist-{name}"])
         assert found["imagePullSecrets"] == [{"name": "pull"}]
-        assert found["securityContext"] == {"runAsUser": 1000}
+        assert found["securityContext"] == {"runAsUser": 1000, "fsGroup": 65532}
 
 
 def test_no_pod_has_a_token_of_the_cluster():

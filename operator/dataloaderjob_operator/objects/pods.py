@@ -14,6 +14,9 @@ SHM_SIZE = "256Mi"
 """Ray's object store, of which the data path uses nothing, and torch's own."""
 TMP_SIZE = "10Gi"
 """Ray's sockets and logs, and the arrays of the dataset."""
+FS_GROUP = 65532
+"""Where the template gives none: by it key and token can be read, and trainer and sidecar share the socket, whoever
+they run as."""
 INHERITED = ("imagePullSecrets", "securityContext")
 """Of the trainers' pods, for head and feeders: by default they run the trainers' image."""
 RESTRICTED = {
@@ -55,6 +58,7 @@ def shared_fields(job: DataLoaderJob, user: PodTemplate) -> dict[str, Any]:
     for name in INHERITED:
         if name in trainer:
             found.setdefault(name, trainer[name])
+    found["securityContext"] = {"fsGroup": FS_GROUP, **found.get("securityContext", {})}
     found.setdefault("automountServiceAccountToken", False)
     found["enableServiceLinks"] = False
     return found

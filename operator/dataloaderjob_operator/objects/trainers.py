@@ -12,8 +12,6 @@ MASTER_PORT = 29500
 SIDECAR = "dataloaderjob-sidecar"
 INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
 BY_INDEX = ("PET_NODE_RANK", "RANK")
-FS_GROUP = 65532
-"""Where the template gives none: by it trainer and sidecar share the socket, whoever they run as."""
 _RUN = {"name": "dataloaderjob-run", "mountPath": settings.RUN_FOLDER}
 
 
@@ -44,10 +42,8 @@ def trainers(job: DataLoaderJob, setup: meta.Setup, attempt: int) -> meta.Manife
 def _pod(job: DataLoaderJob, setup: meta.Setup, name: str) -> meta.Manifest:
     user = pods.plain(job.spec.trainer.template)["spec"]
     trainer, *others = user["containers"]
-    security = {"fsGroup": FS_GROUP, **user.get("securityContext", {})}
     return {
         **pods.shared_fields(job, job.spec.trainer.template),
-        "securityContext": security,
         "subdomain": names.trainers_service(job.name),
         "restartPolicy": "Never",
         "initContainers": [sidecar(job, setup), *user.get("initContainers", [])],

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from dataloaderjob.core.errors import InputError
 
@@ -19,6 +19,12 @@ T = TypeVar("T")
 
 IN_FEEDER_VARIABLE = "DATALOADERJOB_IN_FEEDER"
 """Set in feeder processes: a loader within one is refused, it would wait for the feeder that waits for it."""
+
+NODE_FOLDER_VARIABLE = "DATALOADERJOB_NODE_FOLDER"
+"""Set where the main process of a feeders' pod has a folder for its feeders; they keep blobs in NODE_BLOBS
+there, whatever the supervisor says, and hand their output to the socket NODE_OUTPUT."""
+NODE_BLOBS = "blobs"
+NODE_OUTPUT = "output"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +135,11 @@ def load(kind: type[T], path: Path) -> T:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as exc:
         raise InputError(f"settings for {kind.__name__} are needed in {path}: {exc}") from exc
+    return _made(kind, found, path)
+
+
+def _made(kind: type[T], found: Any, path: Path) -> T:
+    """An object of JSON as a dataclass, and what is in it where a field is a dataclass."""
     if not isinstance(found, Mapping):
         raise InputError(f"settings for {kind.__name__} in {path} must be a JSON object")
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -139,7 +150,9 @@ def load(kind: type[T], path: Path) -> T:
     ]  # fmt: skip
     if unknown or needed:
         raise InputError(f"settings for {kind.__name__} in {path}: unknown {unknown}, missing {needed}")
-    return kind(**found)
+    hints = get_type_hints(kind)
+    inner = {n: _made(hints[n], v, path) for n, v in found.items() if dataclasses.is_dataclass(hints[n])}
+    return kind(**{**found, **inner})
 
 
 def read_key(path: str | Path) -> bytes:

@@ -1,7 +1,8 @@
 """The Ray actor that is a feeder: one process, one `FeederServer`. Imported by Ray's workers, never run.
 
 Everything runs in threads that the constructor starts, so a feeder that Ray starts again by itself
-serves again without anybody calling it. Its output reaches the supervisor under its name.
+serves again without anybody calling it. Its output reaches the supervisor under its name, or the main
+process of its pod where there is one.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray._private import services as ray_services
 
-from dataloaderjob.core.settings import IN_FEEDER_VARIABLE, FeederSettings
+from dataloaderjob.core.settings import IN_FEEDER_VARIABLE, NODE_FOLDER_VARIABLE, FeederSettings
+from dataloaderjob.feeder import handover
 
 EXIT_BROKEN = 70
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound
@@ -25,6 +28,9 @@ class Feeder:
 
     def __init__(self, settings: FeederSettings) -> None:
         """Raises InputError, OSError when the server cannot start; Ray tells the supervisor."""
+        if folder := os.environ.get(NODE_FOLDER_VARIABLE):
+            settings = handover.at_home(settings, Path(folder))
+            handover.hand_over(settings.name, Path(folder))
         # Here, because the supervisor, too, imports this module: torch would cost it 1.7 s and 200 MB.
         from dataloaderjob.feeder.registration import Registration
         from dataloaderjob.feeder.server import FeederServer

@@ -75,6 +75,10 @@ class Door:
         try:
             sockets.tune(guest)
             answer = sockets.welcome(guest, self._key, job=self._job, facts=self._facts)
+        except ConnectionError as exc:  # a probe of the port, for one, which comes every few seconds
+            log.debug("a connection ended within its handshake: %s", exc)
+            guest.close()
+            return
         except Exception as exc:  # whatever a stranger's bytes provoke ends the stranger only
             log.info("a connection was refused: %s", exc)
             guest.close()

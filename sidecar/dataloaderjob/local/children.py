@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import os
-import re
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dataloaderjob.core.lines import Lines
 from dataloaderjob.local.loop import Loop
 
-MAX_LINE_CHARS = 64 * 1024
-"""A longer line is shown in pieces."""
-_ENDS = re.compile(r"\r\n|\n|\r")
 OnLine = Callable[[str, bool], None]
 """Takes a line without its end, and whether it came on stderr."""
 
@@ -29,31 +25,6 @@ class Command:
     args: Sequence[str]
     env: Mapping[str, str]
     cwd: Path
-
-
-class Lines:
-    """Bytes of a pipe to lines. A carriage return ends a line: progress bars show as they move."""
-
-    def __init__(self, take: Callable[[str], None]) -> None:
-        self._take = take
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._rest = ""
-
-    def feed(self, data: bytes, *, final: bool = False) -> None:
-        text = self._rest + self._decode(data, final)
-        held = ""
-        if text.endswith("\r") and not final:  # its newline may come with the next bytes
-            text, held = text[:-1], "\r"
-        *lines, rest = _ENDS.split(text)
-        while len(rest) > MAX_LINE_CHARS:
-            lines.append(rest[:MAX_LINE_CHARS])
-            rest = rest[MAX_LINE_CHARS:]
-        if final and rest:
-            lines.append(rest)
-            rest = ""
-        self._rest = rest + held
-        for line in lines:
-            self._take(line)
 
 
 class Child:

@@ -1,0 +1,214 @@
+"""Ray's processes on one node: started, watched and ended as one thing. Shared by `local` and `pod`.
+
+`ray start` runs in a session of its own, with no CPUs (feeders are placed by a resource named "feeder", and
+Ray starts no workers ahead of need), no dashboard or client server, a small object store and token
+authentication. Without `--block`, which would kill the raylet and with it all feeders as soon as the GCS
+dies. Ray's processes outlive a SIGTERM, so every process of the session is recorded by a pidfd, and what is
+left after the grace is killed by it. Ray itself is not imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.settings import RayTuning
+
+OBJECT_STORE_NBYTES = 80 * 1024 * 1024
+"""Ray's smallest is 75 MB. Nothing of the data path is in it."""
+MAX_FOLDER_NBYTES = 40
+"""Ray adds up to 64 bytes to it for the paths of Unix sockets, which hold 107."""
+_START = (
+    "import ray.scripts.scripts as scripts; "
+    "from ray._private.node import Node; "
+    "scripts.get_ray_client_dependency_error = lambda: 'not wanted'; "
+    "Node.start_api_server = lambda *args, **options: None; "
+    "scripts.main()"
+)
+"""`ray start` has no option to leave out Ray's client server (60 MB, a fixed port) and the dashboard's
+process, which without a dashboard only counts usage (120 MB): a second of start each on two cores."""
+
+
+@dataclass(slots=True)
+class _Process:
+    pid: int
+    name: str
+    pidfd: int
+
+    def alive(self) -> bool:
+        """A process that has ended is readable, also while it is a zombie."""
+        return not select.select([self.pidfd], [], [], 0)[0]
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+
+class RayNode:
+    """A raylet and its helpers; with `--head`, the GCS, too."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        token_path: Path,
+        vital: Sequence[str],
+        tuning: RayTuning | None = None,
+        resources: Mapping[str, float] | None = None,
+        host: str = "127.0.0.1",
+        remedy: str = "set TMPDIR to a shorter path",
+    ) -> None:
+        """`folder` has all state. `vital`: names of the processes without which the node is dead.
+
+        Raises InputError, with `remedy`, when the folder's path is too long for Ray's Unix sockets.
+        """
+        self.folder = folder.absolute()
+        if len(os.fsencode(self.folder)) > MAX_FOLDER_NBYTES:
+            raise InputError(
+                f"Ray needs a folder whose path has at most {MAX_FOLDER_NBYTES} bytes for its sockets, "
+                f"found {self.folder}: {remedy}"
+            )
+        self.token_path = token_path
+        self.tuning = tuning or RayTuning()
+        self._vital = frozenset(vital)
+        self._resources = dict(resources or {})
+        self._host = host
+        self._starter: subprocess.Popen[bytes] | None = None
+        self._processes: dict[int, _Process] = {}
+
+    @property
+    def address_path(self) -> Path:
+        """`ray start` writes the address of the GCS there as the last thing it does."""
+        return self.folder / "ray_current_cluster"
+
+    def env(self) -> dict[str, str]:
+        """Environment for every process that talks to this Ray: authentication, tuning."""
+        return {
+            **self.tuning.env(),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.token_path),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+
+    def launch(
+        self, options: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_path: Path | None = None
+    ) -> None:
+        """Starts the processes; returns before they are up. Raises OSError.
+
+        `env` is what user code in feeders has, besides what Ray is told; `cwd` is where it runs.
+        What `ray start` prints goes to `log_path`; None: where this process's own output goes.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.address_path.unlink(missing_ok=True)
+        command = [
+            sys.executable, "-P", "-c", _START, "start", *options,
+            f"--temp-dir={self.folder}", f"--node-ip-address={self._host}", "--num-cpus=0",
+            f"--resources={json.dumps(self._resources)}", f"--object-store-memory={OBJECT_STORE_NBYTES}",
+            "--disable-usage-stats",
+        ]  # fmt: skip
+        with contextlib.ExitStack() as stack:
+            out = None if log_path is None else stack.enter_context(log_path.open("ab"))
+            self._starter = subprocess.Popen(
+                command, env={**env, **self.env()}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                start_new_session=True, cwd=cwd,
+            )  # fmt: skip
+        self._record()
+
+    def start_code(self) -> int | None:
+        """How `ray start` ended; None while it runs. Raises RuntimeError before `launch`."""
+        if self._starter is None:
+            raise RuntimeError("launch comes first")
+        return self._starter.poll()
+
+    @property
+    def launched(self) -> bool:
+        return self._starter is not None
+
+    def pids(self) -> dict[int, str]:
+        """Processes of this node, recorded now or before, that live: pid to name."""
+        self._record()
+        return {p.pid: p.name for p in self._processes.values() if p.alive()}
+
+    def alive(self) -> bool:
+        """Whether all vital processes live."""
+        return self._vital <= set(self.pids().values())
+
+    def vital_pidfds(self) -> dict[str, int]:
+        """Pidfds of the vital processes, once they run; valid until `stop`."""
+        self._record()
+        return {p.name: p.pidfd for p in self._processes.values() if p.name in self._vital}
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Ends every process: SIGTERM, and SIGKILL to those that live after `grace_s`. Safe to call twice."""
+        if self._starter is None:
+            return
+        self._record()
+        for process in self._processes.values():
+            process.signal(signal.SIGTERM)
+        self._wait_ended(grace_s)
+        for _ in range(20):  # a process that starts others while it is being ended
+            self._record()
+            left = [p for p in self._processes.values() if p.alive()]
+            if not left:
+                break
+            for process in left:
+                process.signal(signal.SIGKILL)
+            self._wait_ended(1.0)
+        self._starter.wait()
+        for process in self._processes.values():
+            os.close(process.pidfd)
+        self._processes.clear()
+        self._starter = None
+
+    def _wait_ended(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and any(p.alive() for p in self._processes.values()):
+            if self._starter is not None:
+                self._starter.poll()
+            time.sleep(0.02)
+
+    def _record(self) -> None:
+        """Records the processes of the session, also those whose parents are gone."""
+        if self._starter is None:
+            return
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+            known = self._processes.get(pid)
+            if known is not None and known.alive():
+                continue
+            found = _session_and_name(pid)
+            if found is None or found[0] != self._starter.pid:
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                pidfd = os.pidfd_open(pid)
+                if _session_and_name(pid) is None:
+                    os.close(pidfd)
+                    continue
+                if known is not None:
+                    os.close(known.pidfd)
+                self._processes[pid] = _Process(pid, found[1], pidfd)
+
+
+def without_ray(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what it says to Ray: that is ours to say."""
+    return {name: value for name, value in env.items() if not name.startswith("RAY_")}
+
+
+def _session_and_name(pid: int) -> tuple[int, str] | None:
+    """Session and name of a process that is no zombie, None if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (OSError, ValueError):
+        return None
+    name = stat[stat.index("(") + 1 : stat.rindex(")")]
+    state, _, _, session = stat[stat.rindex(")") + 2 :].split()[:4]
+    return None if state in "ZX" else (int(session), name)

@@ -1,0 +1,124 @@
+"""The head's pod: Ray's GCS, a raylet without room for feeders, and the supervisor.
+
+    python -m dataloaderjob.pod.head --settings FILE.json
+
+The supervisor is started again here. Without GCS or raylet this process ends, and the kubelet starts a fresh
+container: feeders' pods find the new GCS at the same name. Children print where this process prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from dataloaderjob.core.errors import ServiceError
+from dataloaderjob.core.settings import NODE_BLOBS, SupervisorSettings, dump, read_key
+from dataloaderjob.feeder.raynode import RayNode, without_ray
+from dataloaderjob.pod import entry
+from dataloaderjob.pod.restarts import GiveUp, Restarts
+from dataloaderjob.pod.settings import ADDRESS_VARIABLE, ANY_PORTS, PLAIN, REMEDY, HeadSettings, read_token
+from dataloaderjob.pod.watch import NODE_FOLDER, Watch, await_started, fresh_folder
+
+log = logging.getLogger(__name__)
+
+VITAL = ("gcs_server", "raylet")
+REGISTER_MARGIN_S = 30.0
+SUPERVISOR_GRACE_S = 2.0
+
+
+def supervisor_settings(settings: HeadSettings, address: str) -> SupervisorSettings:
+    """`address`: of the GCS. All the supervisor writes goes with the container: the number of feeders in the
+    settings is the operator's newest."""
+    folder = Path(settings.temp_dir) / NODE_FOLDER
+    return SupervisorSettings(
+        job=settings.job,
+        key_path=settings.key_path,
+        blob_folder=str(folder / NODE_BLOBS),
+        ray_address=address,
+        num_feeders=settings.num_feeders,
+        state_path=str(folder / "feeders.json"),
+        bind_host="0.0.0.0",  # noqa: S104  feeders and sidecars are in other pods; both sides show the job's key
+        port=settings.supervisor_port,
+        feeder_supervisor_host=settings.host,
+        feeder_blob_folder=str(folder / NODE_BLOBS),
+        feeder_key_path=settings.feeder_key_path or settings.key_path,
+        feeder_bind_host="0.0.0.0",  # noqa: S104  as above
+        feeder_resources={"feeder": 1.0},
+        ready_timeout_s=settings.tuning.worker_register_timeout_s + REGISTER_MARGIN_S,
+        worker_register_timeout_s=settings.tuning.worker_register_timeout_s,
+    )
+
+
+class Head:
+    """`run`, then `close`, in the main thread."""
+
+    def __init__(self, settings: HeadSettings, watch: Watch) -> None:
+        """Clears the folder. Raises InputError for what cannot work."""
+        self._settings, self._watch = settings, watch
+        read_key(settings.key_path)
+        read_token(settings.token_path)
+        self._node = RayNode(
+            Path(settings.temp_dir), token_path=Path(settings.token_path), vital=VITAL, tuning=settings.tuning,
+            host=os.environ.get(ADDRESS_VARIABLE) or "127.0.0.1", remedy=REMEDY,
+        )  # fmt: skip
+        self._folder = fresh_folder(self._node.folder)
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._restarts = Restarts()
+
+    def run(self) -> None:
+        """Serves for as long as it can. Raises ServiceError when it cannot go on, Stopped, OSError."""
+        port = f"--port={self._settings.gcs_port}"
+        options = ["--head", "--no-monitor", port, "--include-dashboard=false", *ANY_PORTS, PLAIN]
+        self._node.launch(options, env=without_ray(os.environ), cwd=Path.cwd())
+        vital = await_started(self._node, self._watch, self._settings.up_timeout_s, "Ray's head")
+        address = self._node.address_path.read_text().strip()
+        log.info("Ray's head is up at %s", address)
+        dump(supervisor_settings(self._settings, address), self._folder / "supervisor.json")
+        while True:
+            code = self._supervise(vital)
+            verdict = self._restarts.ended(code, time.monotonic())
+            if isinstance(verdict, GiveUp):
+                raise ServiceError(f"{verdict.why}: its lines above say more")
+            log.warning("the supervisor ended with code %d, it is started again", code)
+            self._wait(verdict.delay_s, vital)
+
+    def _supervise(self, vital: dict[str, int]) -> int:
+        """The exit code of one supervisor."""
+        module = "dataloaderjob.feeder.supervisor"
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, "--settings", self._folder / "supervisor.json"],
+            env={**without_ray(os.environ), **self._node.env()}, stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        pidfd = os.pidfd_open(self._supervisor.pid)
+        try:
+            self._wait(None, vital, pidfd)
+        finally:
+            os.close(pidfd)
+        return self._supervisor.wait()
+
+    def _wait(self, timeout_s: float | None, vital: dict[str, int], *others: int) -> None:
+        """Raises ServiceError when a vital process ended, Stopped."""
+        ready = self._watch.wait(timeout_s, [*vital.values(), *others])
+        gone = [name for name, pidfd in vital.items() if pidfd in ready]
+        if gone:
+            raise ServiceError(f"{' and '.join(gone)} ended: this container cannot go on, a fresh one can")
+
+    def close(self) -> None:
+        """Ends everything that was started here."""
+        if self._supervisor is not None:
+            self._supervisor.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._supervisor.wait(SUPERVISOR_GRACE_S)
+            self._supervisor.kill()
+            self._supervisor.wait()
+        self._node.stop(self._settings.grace_s)
+
+
+if __name__ == "__main__":
+    sys.exit(entry.serve(HeadSettings, Head, name="head"))

@@ -1,0 +1,158 @@
+"""Head and feeder pods of a cluster as processes of this machine: real Ray, the real DataLoader."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import torch
+from fault_data import Slow, digest_of
+from loud_data import Loud
+from pods import HEAD, Pod, Pods
+from rig import until
+from torch.utils.data import Dataset
+
+from dataloaderjob import DataLoader
+
+Job = tuple[Pods, Pod, list[Pod]]
+
+
+@pytest.fixture(scope="module")
+def pods() -> Iterator[Pods]:
+    with Pods(feeders=2) as made:
+        yield made
+
+
+@pytest.fixture
+def job(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A job of two feeder pods, all of it up, also what the test before this one ended."""
+    head, feeders = pods.up()
+    monkeypatch.setenv("DATALOADERJOB_SOCKET", pods.socket)
+    return pods, head, feeders
+
+
+def loader(dataset: Dataset, **options: int) -> DataLoader:
+    return DataLoader(dataset, batch_size=16, generator=torch.Generator().manual_seed(7), **options)
+
+
+def reference(samples: int) -> str:
+    """Of a dataset that does not print."""
+    return digest_of(loader(Slow(samples, 0.0), num_workers=0))
+
+
+def lines(text: str, word: str) -> list[tuple[str, int]]:
+    """(feeder, sample) of each line that user code printed."""
+    found = [re.fullmatch(rf"\[(feeder-\d)\] {word} (\d+)", line) for line in text.splitlines()]
+    return [(m[1], int(m[2])) for m in found if m]
+
+
+@pytest.mark.slow
+def test_an_epoch_through_pods_is_that_of_num_workers_0_and_each_pod_shows_its_feeders_output(job: Job):
+    pods, head, feeders = job
+    assert digest_of(loader(Loud(800))) == reference(800)
+    for word, which in (("making", "out"), ("native", "err")):
+
+        def shown(which: str = which, word: str = word) -> list[list[tuple[str, int]]]:
+            return [lines(getattr(pod, which), word) for pod in feeders]
+
+        until(lambda: len({i for each in shown() for _, i in each}) == 800, 10, "all lines")
+        assert [len({name for name, _ in each}) for each in shown()] == [1, 1], "each its own feeder's"
+        assert max(Counter(line for each in shown() for line in each).values()) == 1, "nothing twice"
+    assert "making" not in head.out + head.err
+    assert ":actor_name:" not in "".join(pod.out + pod.err for pod in feeders)
+    for pod in feeders:
+        assert list((pod.volume / "node" / "blobs").glob("[0-9a-f]*")), "blobs lie on each node"
+    assert (
+        f"supervisor: INFO feeder-0 ({pods.status()['feeders'][0]['instance']}) reported from 127.0.0."
+        in head.err
+    )
+
+
+@pytest.mark.slow
+def test_pods_that_die_are_replaced_within_an_epoch_and_at_the_end_no_process_is_left(job: Job):
+    pods, head, feeders = job
+    replaced: list[Pod] = []
+
+    def before(number: int) -> None:
+        if number != 20:
+            return
+        os.kill(feeders[0].vital("raylet"), signal.SIGKILL)
+        assert feeders[0].process.wait(15) == 1, "no pod without a raylet"
+        assert "pod: ERROR raylet ended" in feeders[0].err
+        assert feeders[1].terminate() == 0
+        (feeders[0].volume / "node" / "blobs" / "stale").write_text("of an earlier container")
+        replaced.append(pods.feeder(0))
+
+    assert digest_of(loader(Loud(1600)), before=before) == reference(1600)
+    assert lines(replaced[0].out, "making")
+    assert not (replaced[0].volume / "node" / "blobs" / "stale").exists()
+    replaced.append(pods.feeder(1))
+    pods.ready(2)
+    for pod in (*replaced, head):
+        assert pod.terminate() == 0
+        assert pod.err.splitlines()[-1].endswith("INFO ended as asked")
+    assert pods.left() == [], "nothing of any pod lives on"
+
+
+@pytest.mark.slow
+def test_the_head_starts_its_supervisor_again_and_ends_without_its_gcs_and_feeders_join_the_next_one(
+    job: Job,
+):
+    pods, head, feeders = job
+    before = pods.ready(2)
+    os.kill(before["pid"], signal.SIGKILL)
+    after = until(lambda: (s := pods.ready(2))["pid"] != before["pid"] and s, 60, "another supervisor")
+    assert [f["instance"] for f in after["feeders"]] == [f["instance"] for f in before["feeders"]], "adopted"
+    assert "head: WARNING the supervisor ended with code -9, it is started again" in head.err
+    os.kill(head.vital("gcs_server"), signal.SIGKILL)
+    assert head.process.wait(15) == 1
+    assert "gcs_server ended" in head.err
+    pods.head()
+    codes = [pod.process.wait(90) for pod in feeders]
+    assert codes == [1, 1], "a raylet of another cluster is of no use"
+    for number in range(2):
+        pods.feeder(number)
+    pods.ready(2)
+    assert digest_of(loader(Loud(160))) == reference(160)
+
+
+@pytest.mark.slow
+def test_without_the_token_of_the_jobs_ray_a_pod_does_not_join_and_says_so(job: Job):
+    pods, _, _ = job
+    (pods.home / "wrong").write_text("0" * 64)
+    pod = pods.feeder(2, token_path=str(pods.home / "wrong"))
+    assert pod.process.wait(90) == 1
+    assert "InvalidAuthToken" in pod.out + pod.err
+    assert f"with the token of {pods.home}/wrong, could not be started" in pod.err
+    assert pods.status()["ready"] == 2
+
+
+def test_a_pod_waits_for_the_head_says_so_and_gives_up_in_the_end():
+    with Pods() as pods:
+        patient, hasty = pods.feeder(0), pods.feeder(1, head_timeout_s=1.0, progress_every_s=0.5)
+        assert hasty.process.wait(30) == 1
+        waits = [line for line in hasty.err.splitlines() if "INFO waiting for the head's GCS" in line]
+        assert len(waits) >= 2
+        assert f"needed at {HEAD}:{pods.gcs_port}, and did not accept within 1 s" in hasty.err
+        until(lambda: "waiting for" in patient.err, 20, "the other one waits")
+        assert patient.terminate() == 0
+        assert pods.left() == []
+
+
+def test_a_pod_without_key_or_token_ends_with_the_path_that_is_needed():
+    with Pods() as pods:
+        head, feeder = pods.head(key_path="/nowhere/links"), pods.feeder(0, token_path="/nowhere/ray")
+        assert (head.process.wait(30), feeder.process.wait(30)) == (1, 1)
+        assert "head: ERROR the job's key is needed in /nowhere/links" in head.err
+        assert "pod: ERROR the token of the job's Ray is needed in /nowhere/ray" in feeder.err
+
+
+def test_a_folder_too_deep_for_sockets_is_refused_with_the_setting_to_change():
+    with Pods() as pods:
+        pod = pods.feeder(0, temp_dir=str(pods.home / ("x" * 60)))
+        assert pod.process.wait(30) == 1
+        assert "give temp_dir a shorter path" in pod.err

@@ -1,0 +1,260 @@
+"""Decisions and small parts of the pods' main processes, without Ray."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from manifests import manifest
+from rig import until
+
+from dataloaderjob.api import parse_object
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.settings import FeederSettings, RayTuning, SupervisorSettings, load
+from dataloaderjob.feeder import handover
+from dataloaderjob.feeder.door import Door
+from dataloaderjob.pod.backlog import Backlog
+from dataloaderjob.pod.head import supervisor_settings
+from dataloaderjob.pod.restarts import DEATHS_WINDOW_S, MAX_DEATHS, MAX_RAY_EXITS, Again, GiveUp, Restarts
+from dataloaderjob.pod.settings import FeederPodSettings, HeadSettings, read_token, split_address
+from dataloaderjob.pod.watch import fresh_folder
+from dataloaderjob_operator.objects import settings as built
+from processes import alive, go_on, line, script
+
+JOB = parse_object(
+    manifest(
+        {
+            "metadata.uid": "u-1",
+            "metadata.namespace": "team",
+            "spec.feeders.processesPerPod": 3,
+            "spec.ray.tuning.workerRegisterTimeoutSeconds": 77,
+            "spec.ray.tuning.healthCheck.periodMs": 1500,
+        }
+    )
+)
+
+
+def written(folder: Path, content: Any) -> Path:
+    path = folder / "settings.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_what_the_operator_writes_is_what_the_pods_read(tmp_path: Path):
+    head = load(HeadSettings, written(tmp_path, built.head(JOB)))
+    feeder = load(FeederPodSettings, written(tmp_path, built.feeder(JOB)))
+    assert head.tuning == feeder.tuning == built.tuning(JOB)
+    assert isinstance(head.tuning, RayTuning)
+    assert (head.tuning.worker_register_timeout_s, head.tuning.health_check_period_s) == (77, 1.5)
+    assert feeder.processes == 3
+    assert split_address(feeder.head) == (head.host, head.gcs_port)
+    assert head.job == feeder.job == "team/mnist/u-1"
+
+
+def test_a_field_that_the_tuning_does_not_have_is_named(tmp_path: Path):
+    content = {**built.head(JOB), "tuning": {"worker_register_timeout": 1}}
+    with pytest.raises(InputError, match=r"RayTuning in .*: unknown \['worker_register_timeout'\]"):
+        load(HeadSettings, written(tmp_path, content))
+    with pytest.raises(InputError, match=r"RayTuning in .* must be a JSON object"):
+        load(HeadSettings, written(tmp_path, {**built.head(JOB), "tuning": 5}))
+
+
+def test_the_supervisor_of_a_pod_serves_other_pods(tmp_path: Path):
+    head = load(HeadSettings, written(tmp_path, built.head(JOB)))
+    made = supervisor_settings(head, "10.0.0.7:6379")
+    assert isinstance(made, SupervisorSettings)
+    assert (made.bind_host, made.feeder_bind_host) == ("0.0.0.0", "0.0.0.0")
+    assert (made.feeder_supervisor_host, made.port) == (head.host, head.supervisor_port)
+    assert made.feeder_key_path == made.key_path == head.key_path
+    assert made.feeder_resources == {"feeder": 1.0}
+    assert made.ready_timeout_s > head.tuning.worker_register_timeout_s
+    assert all(Path(head.temp_dir) in Path(p).parents for p in (made.blob_folder, made.feeder_blob_folder))
+
+
+@pytest.mark.parametrize("address", ["head", "head:", ":6379", "head:0", "head:65536", "head:gcs"])
+def test_an_address_that_is_none_is_refused(address: str):
+    with pytest.raises(InputError, match="needed as host:port"):
+        split_address(address)
+
+
+def test_addresses():
+    assert split_address("mnist-head:6379") == ("mnist-head", 6379)
+    assert split_address("[fd00::7]:6379") == ("fd00::7", 6379)
+
+
+def test_a_token_that_is_not_there_is_told_by_path(tmp_path: Path):
+    with pytest.raises(InputError, match=r"token of the job's Ray is needed in .*/ray: .*No such file"):
+        read_token(str(tmp_path / "ray"))
+    (tmp_path / "ray").write_text("\n")
+    with pytest.raises(InputError, match="the file is empty"):
+        read_token(str(tmp_path / "ray"))
+
+
+def test_a_supervisor_is_started_again_at_once_then_more_slowly_then_no_more():
+    restarts = Restarts()
+    delays = [restarts.ended(-9, now=float(i)) for i in range(MAX_DEATHS)]
+    assert delays == [Again(d) for d in (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)]
+    verdict = restarts.ended(-9, now=float(MAX_DEATHS))
+    assert isinstance(verdict, GiveUp)
+    assert "7 times within 120 s" in verdict.why
+
+
+def test_deaths_long_ago_are_forgotten():
+    restarts = Restarts()
+    assert [restarts.ended(1, now=i * DEATHS_WINDOW_S) for i in range(20)] == [Again(0.0)] * 20
+
+
+def test_a_supervisor_that_again_and_again_cannot_work_with_ray_needs_another_ray():
+    restarts = Restarts()
+    verdicts = [restarts.ended(3, now=200.0 * i) for i in range(MAX_RAY_EXITS)]
+    assert [type(v) for v in verdicts] == [Again] * (MAX_RAY_EXITS - 1) + [GiveUp]
+    restarts = Restarts()
+    codes = [3, 3, 1, 4, 4, 1]
+    assert all(isinstance(restarts.ended(c, now=200.0 * i), Again) for i, c in enumerate(codes))
+
+
+def test_what_an_earlier_container_left_is_removed_and_nothing_else(tmp_path: Path):
+    for name in ("session_1/logs", "node/blobs"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "old").write_text("x")
+    (tmp_path / "session_latest").symlink_to(tmp_path / "session_1")
+    (tmp_path / "ray_current_cluster").write_text("10.0.0.7:6379")
+    (tmp_path / "others").mkdir()
+    folder = fresh_folder(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["node", "others"]
+    assert list(folder.iterdir()) == []
+    assert fresh_folder(tmp_path / "new") == tmp_path / "new" / "node"
+
+
+def test_a_backlog_leaves_out_what_is_too_much_and_says_so():
+    backlog = Backlog(max_nbytes=10)
+    for text in (b"12345", b"67890", b"lost", b"lost"):
+        backlog.put(1, text)
+    assert backlog.take() == [(1, b"12345"), (1, b"67890")]
+    backlog.put(2, b"more")
+    (fd, note), more = backlog.take() or []
+    assert fd == 2
+    assert note.startswith(b"[pod] 2 lines were left out")
+    assert more == (2, b"more")
+    for _ in range(4):
+        backlog.put(1, b"12345")
+    backlog.end()
+    assert len(backlog.take() or []) == 3
+    assert backlog.take() is None
+
+
+def test_a_feeder_of_a_pod_has_its_blobs_in_its_own_node_s_folder():
+    settings = FeederSettings(job="j", key_path="k", blob_folder="/the/heads")
+    assert handover.at_home(settings, Path("/here")).blob_folder == "/here/blobs"
+
+
+def test_a_probe_of_a_port_is_no_refusal_that_is_told(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.DEBUG, "dataloaderjob.feeder.door")
+    door = Door("127.0.0.1", 0, key=bytes(32), job="j", facts={}, welcomed=lambda *_: None)
+    socket.create_connection(("127.0.0.1", door.port)).close()
+
+    def told() -> list[int]:
+        door.accept_all()
+        return [record.levelno for record in caplog.records]
+
+    try:
+        assert until(told) == [logging.DEBUG]
+    finally:
+        door.close()
+
+
+POD = """
+import sys
+from pathlib import Path
+from dataloaderjob.pod.output import Output
+output = Output(Path(sys.argv[1]) / "output")
+print("up", flush=True)
+input()
+output.close()
+"""
+FEEDER = """
+import os, subprocess, sys
+from pathlib import Path
+from dataloaderjob.feeder import handover
+from dataloaderjob.feeder.door import Door
+handover.hand_over("feeder-3", Path(sys.argv[1]))
+"""
+SAYS = """
+print(":actor_name:feeder-3")
+print("from Python", flush=True)
+os.write(2, b"native\\n")
+subprocess.run(["sh", "-c", "echo child > /dev/stderr"])
+os.write(1, b"no end of line")
+"""
+
+
+def test_lines_of_a_feeder_come_out_of_its_pod_under_its_name(tmp_path: Path):
+    with script(POD, tmp_path) as pod:
+        assert line(pod) == "up"
+        with script(FEEDER + SAYS, tmp_path) as feeder:
+            assert feeder.wait(20) == 0, feeder.stderr.read()
+            assert (feeder.stdout.read(), feeder.stderr.read()) == ("", "")
+        go_on(pod)
+        out, err = pod.communicate(timeout=20)
+    assert out.splitlines() == ["[feeder-3] from Python", "[feeder-3] no end of line"]
+    assert sorted(err.splitlines()) == ["[feeder-3] child", "[feeder-3] native"]
+
+
+def test_a_feeder_does_not_wait_for_readers_of_its_pod(tmp_path: Path):
+    much = "for _ in range(400): os.write(1, (b'x' * 999 + b'\\n') * 64)\n"  # 25 MB
+    with script(POD, tmp_path) as pod:
+        assert line(pod) == "up"
+        with script(FEEDER + much, tmp_path) as feeder:
+            assert feeder.wait(30) == 0, "it ended, though nobody has read a line"
+        pod.stdin.write("\n")
+        pod.stdin.flush()
+        out, err = pod.communicate(timeout=20)
+    assert 0 < len(out.splitlines()) < 400 * 64
+    assert "lines were left out" in err
+
+
+def test_where_no_pod_takes_it_output_stays_where_it_was(tmp_path: Path):
+    with script(FEEDER + "print('here')", tmp_path) as feeder:
+        out, err = feeder.communicate(timeout=20)
+    assert out == "here\n"
+    assert "stays in Ray's files" in err
+
+
+INIT = """
+import ctypes, os, subprocess, sys, time
+from dataloaderjob.pod import init
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: what PID 1 is to its container
+
+def main():
+    import signal
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+    orphan = subprocess.run(["sh", "-c", "sleep 0.1 >/dev/null & echo $!"], capture_output=True, text=True)
+    own = subprocess.run(["sh", "-c", "exit 5"])
+    print(orphan.stdout.strip(), own.returncode, flush=True)
+    time.sleep(60)
+
+sys.exit(init.reap(main))
+"""
+
+
+def test_pid_1_reaps_orphans_hands_on_signals_and_ends_as_the_main_process_does():
+    with script(INIT) as process:
+        orphan, code = map(int, line(process).split())
+        assert code == 5, "exit codes of its own children reach the main process"
+        until(lambda: not Path(f"/proc/{orphan}").exists(), 10, "the orphan is no zombie")
+        assert alive(process.pid)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 7
+
+
+def test_a_main_process_that_is_killed_is_told_as_a_shell_tells_it():
+    text = INIT.replace("print(orphan", "print(os.getpid()); print(orphan")
+    with script(text) as process:
+        os.kill(int(line(process)), signal.SIGKILL)
+        assert process.wait(10) == 128 + signal.SIGKILL
