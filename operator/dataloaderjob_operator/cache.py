@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from dataloaderjob.api import KIND, ManifestError, parse_object
+from dataloaderjob.api import KIND, parse_object
 from dataloaderjob.api.status import DataLoaderJobStatus
 from dataloaderjob_operator.names import LABEL_JOB
 from dataloaderjob_operator.objects import Manifest
@@ -91,6 +91,3 @@ def _status(found: Any) -> DataLoaderJobStatus:
         return DataLoaderJobStatus.model_validate(found or {})
     except ValueError:
         return DataLoaderJobStatus()
-
-
-__all__ = ["Cache", "JobKey", "ManifestError", "owner_of"]

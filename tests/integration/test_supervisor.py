@@ -23,7 +23,7 @@ from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.frames import Kind
 from dataloaderjob.core.settings import RayTuning
-from dataloaderjob.feeder.placement import EXIT_RAY_LATE, EXIT_RAY_LOST
+from dataloaderjob.core.supervision import EXIT_RAY_LATE, EXIT_RAY_LOST
 from dataloaderjob.local.head import RayHead
 
 Start = Callable[..., Supervised]

@@ -49,7 +49,7 @@ def written(folder: Path, content: Any) -> Path:
 def test_what_the_operator_writes_is_what_the_pods_read(tmp_path: Path):
     head = load(HeadSettings, written(tmp_path, built.head(JOB)))
     feeder = load(FeederPodSettings, written(tmp_path, built.feeder(JOB)))
-    assert head.tuning == feeder.tuning == built.tuning(JOB)
+    assert head.tuning == feeder.tuning == JOB.spec.ray.tuning.settings()
     assert isinstance(head.tuning, RayTuning)
     assert (head.tuning.worker_register_timeout_s, head.tuning.health_check_period_s) == (77, 1.5)
     assert feeder.processes == 3

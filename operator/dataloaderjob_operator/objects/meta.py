@@ -28,6 +28,15 @@ class Setup:
     """From which jobs' keys are derived."""
 
 
+def labels(job: DataLoaderJob, role: names.Role | None = None) -> dict[str, str]:
+    """Of a child, or of its pods."""
+    return {
+        **names.labels(job.name, role),
+        "app.kubernetes.io/managed-by": names.MANAGER,
+        "app.kubernetes.io/part-of": job.name,
+    }
+
+
 def metadata(job: DataLoaderJob, name: str, role: names.Role | None = None) -> Manifest:
     """Name, namespace, labels and owner of a child. Raises ValueError for a job that is on no cluster."""
     if not job.metadata.uid or not job.metadata.namespace:
@@ -35,11 +44,7 @@ def metadata(job: DataLoaderJob, name: str, role: names.Role | None = None) -> M
     return {
         "name": name,
         "namespace": job.metadata.namespace,
-        "labels": {
-            **names.labels(job.name, role),
-            "app.kubernetes.io/managed-by": names.MANAGER,
-            "app.kubernetes.io/part-of": job.name,
-        },
+        "labels": labels(job, role),
         "ownerReferences": [
             {
                 "apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.metadata.uid,

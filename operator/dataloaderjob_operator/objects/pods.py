@@ -47,7 +47,7 @@ def template(
         names.ANNOTATION_TEMPLATE: meta.digest(asked),
         names.ANNOTATION_MADE_BY: version,
     }
-    labels = {**user.metadata.labels, **meta.metadata(job, "", role)["labels"]}
+    labels = {**user.metadata.labels, **meta.labels(job, role)}
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
 
 

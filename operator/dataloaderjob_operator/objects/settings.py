@@ -8,7 +8,6 @@ import json
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob.core.settings import RayTuning
 from dataloaderjob_operator import keys, names
 from dataloaderjob_operator.objects import meta
 
@@ -60,19 +59,6 @@ def unique(job: DataLoaderJob) -> str:
     return f"{job.metadata.namespace}/{job.name}/{job.metadata.uid}"
 
 
-def tuning(job: DataLoaderJob) -> RayTuning:
-    """spec.ray.tuning in the units of the processes."""
-    asked = job.spec.ray.tuning
-    check = asked.health_check
-    return RayTuning(
-        worker_register_timeout_s=asked.worker_register_timeout_seconds,
-        health_check_initial_delay_s=check.initial_delay_ms / 1000,
-        health_check_period_s=check.period_ms / 1000,
-        health_check_timeout_s=check.timeout_ms / 1000,
-        health_check_failure_threshold=check.failure_threshold,
-    )
-
-
 def sidecar(job: DataLoaderJob) -> dict[str, Any]:
     """Fields of `dataloaderjob.sidecar.settings.SidecarSettings`."""
     spec = job.spec
@@ -106,7 +92,7 @@ def head(job: DataLoaderJob) -> dict[str, Any]:
         "gcs_port": GCS_PORT,
         "supervisor_port": SUPERVISOR_PORT,
         "num_feeders": job.spec.feeders.count,
-        "tuning": dataclasses.asdict(tuning(job)),
+        "tuning": dataclasses.asdict(job.spec.ray.tuning.settings()),
     }
 
 
@@ -117,7 +103,7 @@ def feeder(job: DataLoaderJob) -> dict[str, Any]:
         "token_path": f"{KEY_FOLDER}/{RAY_TOKEN}",
         "head": f"{names.head(job.name)}:{GCS_PORT}",
         "processes": job.spec.feeders.processes_per_pod,
-        "tuning": dataclasses.asdict(tuning(job)),
+        "tuning": dataclasses.asdict(job.spec.ray.tuning.settings()),
     }
 
 

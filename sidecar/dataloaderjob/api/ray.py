@@ -9,6 +9,7 @@ from pydantic import Field
 
 from dataloaderjob.api.base import Model, Path, Rule, Use, Whole, nested
 from dataloaderjob.api.quantities import Resources, resources
+from dataloaderjob.core import settings
 
 MIN_WINDOW_MS = 1_000
 MAX_WINDOW_MS = 3_600_000
@@ -77,6 +78,17 @@ class RayTuning(Model):
     """
     health_check: HealthCheck = nested(HealthCheck)
     """When a node counts as dead."""
+
+    def settings(self) -> settings.RayTuning:
+        """The same in the units of the processes."""
+        check = self.health_check
+        return settings.RayTuning(
+            worker_register_timeout_s=self.worker_register_timeout_seconds,
+            health_check_initial_delay_s=check.initial_delay_ms / 1000,
+            health_check_period_s=check.period_ms / 1000,
+            health_check_timeout_s=check.timeout_ms / 1000,
+            health_check_failure_threshold=check.failure_threshold,
+        )
 
     def environment(self) -> dict[str, str]:
         """Variables that put the tuning in force; for every raylet, GCS and Ray driver of the job."""

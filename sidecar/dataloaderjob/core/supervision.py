@@ -28,6 +28,12 @@ from dataloaderjob.core.errors import RemoteProtocolError, ServiceError
 
 MAX_FEEDERS = 4096
 
+EXIT_RAY_LATE = 3
+"""Of the supervisor: ray.init did not return."""
+EXIT_RAY_LOST = 4
+"""Of the supervisor: Ray was there and is gone, or refused it."""
+EXITS_RAY = frozenset({EXIT_RAY_LATE, EXIT_RAY_LOST})
+
 
 def ask(
     host: str, port: int, key: bytes, *, job: str, message: dict[str, Any], timeout_s: float = 10.0

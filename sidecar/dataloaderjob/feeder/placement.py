@@ -18,16 +18,13 @@ from ray._private import worker as ray_worker
 
 from dataloaderjob.core.errors import ServiceError, first_line
 from dataloaderjob.core.settings import FeederSettings, SupervisorSettings
+from dataloaderjob.core.supervision import EXIT_RAY_LATE, EXIT_RAY_LOST
 from dataloaderjob.feeder import output
 from dataloaderjob.feeder.actor import Feeder
 from dataloaderjob.feeder.roster import index_of, name_of
 
 log = logging.getLogger(__name__)
 
-EXIT_RAY_LATE = 3
-"""ray.init did not return."""
-EXIT_RAY_LOST = 4
-"""Ray was there and is gone, or refused us."""
 GCS_GONE_S = 5.0
 """Calls to Ray hang when its GCS is gone; after so long without it this process ends."""
 

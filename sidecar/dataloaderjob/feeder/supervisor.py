@@ -24,7 +24,7 @@ from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
 from dataloaderjob.core.settings import SupervisorSettings, load, read_key
 from dataloaderjob.feeder.hub import Hub
-from dataloaderjob.feeder.placement import EXIT_RAY_LOST, Placement
+from dataloaderjob.feeder.placement import Placement
 from dataloaderjob.feeder.roster import Action, Endpoint, Kill, Phase, Place, Roster
 
 log = logging.getLogger(__name__)
@@ -256,7 +256,7 @@ def main() -> int:
         return supervisor.run()
     except ServiceError as exc:
         log.error("%s", exc)
-        return EXIT_RAY_LOST
+        return supervision.EXIT_RAY_LOST
 
 
 def _exit(code: int) -> None:

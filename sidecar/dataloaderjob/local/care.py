@@ -12,21 +12,16 @@ so that somebody serves all the time.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-MAX_DEATHS = 6
-"""More deaths of one part within DEATHS_WINDOW_S than that: it will not work the next time either."""
+from dataloaderjob.core.deaths import DEATHS_WINDOW_S, MAX_DEATHS, Deaths, wait_s
+from dataloaderjob.core.supervision import EXITS_RAY
+
 MAX_FIRST_DEATHS = 2
-"""The same for a part that has never served. The sidecar, which needs nobody, has one try."""
-DEATHS_WINDOW_S = 120.0
-FIRST_BACKOFF_S = 0.5
-LAST_BACKOFF_S = 8.0
+"""As MAX_DEATHS, for a part that has never served. The sidecar, which needs nobody, has one try."""
 KEEP_OLD_S = 120.0
 """An old head is ended after so long, settled or not."""
-EXITS_RAY = frozenset({3, 4})
-"""How a supervisor ends that cannot work with its head (`feeder.placement`)."""
 MAX_RAY_EXITS = 2
 """In a row, with a head that seems to live: then the head is replaced."""
 
@@ -92,7 +87,7 @@ class _Watched:
     state: State = State.ABSENT
     start_at: float = float("inf")
     """When to start it again."""
-    deaths: deque[float] = field(default_factory=deque)
+    deaths: Deaths = field(default_factory=Deaths)
     served: bool = False
     """Ever."""
 
@@ -199,17 +194,14 @@ class Care:
         """Once is no reason to wait; a part that dies again and again is given up."""
         if not part.move(Event.ENDED):
             return []
-        part.deaths.append(now)
-        while part.deaths and part.deaths[0] <= now - DEATHS_WINDOW_S:
-            part.deaths.popleft()
-        deaths = len(part.deaths)
+        deaths = part.deaths.died(now)
         if deaths > (MAX_DEATHS if part.served else 0 if part.part is Part.SIDECAR else MAX_FIRST_DEATHS):
             times = f"{deaths} times within {DEATHS_WINDOW_S:.0f} s" if deaths > 1 else "before it served"
             return [GiveUp(f"the {part.part.value} ended {times}: {why or 'it said nothing'}")]
         self.restarts += 1
         if deaths == 1:
             return [self._start(part.part)] if self._may_start(part.part) else []
-        part.start_at = now + min(FIRST_BACKOFF_S * 2 ** (deaths - 2), LAST_BACKOFF_S)
+        part.start_at = now + wait_s(deaths)
         return []
 
     def _may_start(self, part: Part) -> bool:

@@ -13,7 +13,6 @@ from pydantic import BaseModel
 from dataloaderjob.api import DataLoaderJob, EnvVar, PodSpec
 from dataloaderjob.api.base import spell
 from dataloaderjob.api.feeders import CONTAINER as FEEDER_CONTAINER
-from dataloaderjob.core.settings import RayTuning
 from dataloaderjob.local.stack import ServicePlan
 
 PREFETCH_VARIABLE = "DATALOADERJOB_PREFETCH"
@@ -124,20 +123,13 @@ def _trainer(
 
 def _service(job: DataLoaderJob, cwd: Path, inherited: Mapping[str, str]) -> ServicePlan:
     spec = job.spec
-    tuning, check = spec.ray.tuning, spec.ray.tuning.health_check
     feeder_env = dict(inherited)
     for container in spec.feeders.template.spec.containers:
         if container.name == FEEDER_CONTAINER:
             feeder_env = add_env(feeder_env, container.env)
     return ServicePlan(
         job=job.name, num_feeders=spec.feeders.count, env=inherited, feeder_env=feeder_env, feeder_cwd=cwd,
-        tuning=RayTuning(
-            worker_register_timeout_s=tuning.worker_register_timeout_seconds,
-            health_check_initial_delay_s=check.initial_delay_ms / 1000,
-            health_check_period_s=check.period_ms / 1000,
-            health_check_timeout_s=check.timeout_ms / 1000,
-            health_check_failure_threshold=check.failure_threshold,
-        ),
+        tuning=spec.ray.tuning.settings(),
         processes=spec.trainer.replicas * spec.trainer.processes_per_replica,
         shared_memory_nbytes=spec.sidecar.shared_memory.nbytes * spec.trainer.replicas,
         ring_nbytes=None if spec.sidecar.ring_size is None else spec.sidecar.ring_size.nbytes,

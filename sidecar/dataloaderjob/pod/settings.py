@@ -1,6 +1,6 @@
 """Settings of the main processes of head and feeder pods: what the operator writes into the job's ConfigMap.
 
-The fields without defaults are those of the operator's `build/settings.py`; each process reads its file
+The fields without defaults are those of the operator's `objects/settings.py`; each process reads its file
 once, with `core.settings.load`.
 """
 
