@@ -1,7 +1,9 @@
 # Two commands do everything on a fresh Linux machine: `make run` and `make test`.
 #
 # Variables: PYTHON (3.11 or newer), TORCH (any pip requirement, or the path of a wheel), FASHION_MNIST (folder
-# of the data), KUBEBUILDER_ASSETS (folder with etcd and kube-apiserver), PYTEST_ARGS; options of the main job as FASHION_EPOCHS=2, FASHION_LIMIT=6000 and so on.
+# of the data), KUBEBUILDER_ASSETS (folder with etcd and kube-apiserver), PYTEST_ARGS; options of the main job as
+# FASHION_EPOCHS=2, FASHION_LIMIT=6000 and so on. For images and the cluster: REGISTRY, TAG, PYTHON_IMAGE, TORCH_INDEX,
+# NODE_IMAGE (kind's, of another version of Kubernetes).
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -17,6 +19,13 @@ override KUBEBUILDER_ASSETS := $(abspath $(ENVTEST))
 endif
 export KUBEBUILDER_ASSETS
 
+REGISTRY ?= ghcr.io/dataloaderjob
+TAG ?= 0.1.0
+PYTHON_IMAGE ?= python:3.11-slim-bookworm
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+NODE_IMAGE ?=
+export REGISTRY TAG PYTHON_IMAGE NODE_IMAGE
+
 VENV := .venv
 EXAMPLE := examples/fashion-mnist
 override FASHION_MNIST := $(abspath $(FASHION_MNIST))
@@ -25,10 +34,10 @@ export FASHION_MNIST
 export PATH := $(abspath $(VENV)/bin):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help env data apiserver run test check bench bench-full clean
+.PHONY: help env data apiserver images run test e2e check bench bench-full clean
 
 help:  ## what can be made
-	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## /\1\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*  ## /\1\t/' | expand -t 14
 
 env: $(VENV)/.installed  ## .venv with torch, this package and its tools
 
@@ -64,6 +73,24 @@ $(abspath $(ENVTEST))/kube-apiserver:
 	  curl -fsSLO $$at && curl -fsSLO $$at.sha512 && sha512sum -c $$archive.sha512 && \
 	  tar -xzf $$archive --strip-components=2 && rm $$archive $$archive.sha512
 
+BUILD := docker build --build-arg PYTHON_IMAGE=$(PYTHON_IMAGE) --build-arg VERSION=$(TAG)
+
+WHEEL := wheels/.got-$(shell echo "$(TORCH)" | cksum | cut -d' ' -f1)
+
+images: data $(WHEEL)  ## container images of operator, sidecar, feeder and the main job
+	$(BUILD) -f operator/Dockerfile -t $(REGISTRY)/operator:$(TAG) .
+	$(BUILD) -f sidecar/Dockerfile.sidecar -t $(REGISTRY)/sidecar:$(TAG) .
+	$(BUILD) -f sidecar/Dockerfile.feeder --build-arg "TORCH=$(TORCH)" -t $(REGISTRY)/feeder:$(TAG) .
+	mkdir -p $(EXAMPLE)/data && cp $(FASHION_MNIST)/*-ubyte* $(EXAMPLE)/data/
+	docker build --build-arg FEEDER=$(REGISTRY)/feeder:$(TAG) -t fashion-mnist:1 $(EXAMPLE)
+
+# torch for CPUs, of the Python in the images: what pip has at hand, else from its own index.
+$(WHEEL): $(VENV)/.installed
+	@mkdir -p wheels && rm -f wheels/*.whl wheels/.got*
+	pip download -q --no-deps --only-binary=:all: --python-version 3.11 --no-index -d wheels "$(TORCH)" 2>/dev/null || \
+	  pip download --no-deps --only-binary=:all: --python-version 3.11 --index-url $(TORCH_INDEX) -d wheels "$(TORCH)"
+	@touch $@
+
 run: env data  ## the main job: trains through feeders, draws it, proves the bytes (a few minutes)
 	rm -rf $(EXAMPLE)/out
 	dataloaderjob run $(EXAMPLE)/dataloaderjob.yaml
@@ -72,6 +99,9 @@ run: env data  ## the main job: trains through feeders, draws it, proves the byt
 
 test: env apiserver  ## all tests
 	python -m pytest $(PYTEST_ARGS)
+
+e2e: env images  ## tests on a real cluster, which kind makes and deletes (docker, kind, kubectl and helm are needed)
+	python -m pytest e2e $(PYTEST_ARGS)
 
 check: env  ## format, lint, types, layers
 	ruff format --check .

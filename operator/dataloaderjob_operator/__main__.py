@@ -15,18 +15,19 @@ from pathlib import Path
 
 import kopf
 
-from dataloaderjob.api import KIND
-from dataloaderjob_operator import keys, watch
-from dataloaderjob_operator.cache import Cache
-from dataloaderjob_operator.client import ApiError, Client
-from dataloaderjob_operator.names import LABEL_JOB
-from dataloaderjob_operator.objects import Setup
+from dataloaderjob_operator import keys, lists, logs, serving, watch
+from dataloaderjob_operator.ask import Asker
+from dataloaderjob_operator.cache import Cache, JobKey
+from dataloaderjob_operator.client import Client
+from dataloaderjob_operator.inquire import Inquirer
+from dataloaderjob_operator.metrics import Metrics
+from dataloaderjob_operator.objects import OwnPod, Setup
 from dataloaderjob_operator.reconcile import Reconciler
 from dataloaderjob_operator.work import Work
 
 log = logging.getLogger("dataloaderjob_operator")
 
-RETRY_S = 5.0
+METRICS_PORT = 9440
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,24 +36,49 @@ class Options:
 
     namespaces: tuple[str, ...]
     """Empty: all of the cluster."""
+    operator: OwnPod | None = None
+    """Its own pod, if it runs in the cluster."""
     root_key: Path
     sidecar_image: str
     workers: int
+    metrics_port: int
+    """0: neither figures nor probes are served."""
+    log_format: logs.Format
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(prog="dataloaderjob_operator", description="Reconciles DataLoaderJobs.")
     parser.add_argument("--namespace", action="append", default=[], help="only this one; may be repeated")
     parser.add_argument(
+        "--own-namespace",
+        help="of the operator's pod: NetworkPolicies of jobs let it in to their supervisors",
+    )
+    parser.add_argument(
+        "--own-label", action="append", default=[], metavar="NAME=VALUE", help="of the same; may be repeated"
+    )
+    parser.add_argument(
         "--root-key", type=Path, required=True, help=f"file of {keys.ROOT_NBYTES} bytes at least"
     )
     parser.add_argument("--sidecar-image", required=True, help="where a manifest names none")
     parser.add_argument("--workers", type=int, default=8, help="jobs that are reconciled at a time")
+    parser.add_argument(
+        "--metrics-port", type=int, default=METRICS_PORT, help="of /metrics, /healthz and /readyz; 0: none"
+    )
+    parser.add_argument("--log-format", type=logs.Format, choices=list(logs.Format), default=logs.Format.TEXT)
     found = parser.parse_args(arguments)
     return Options(
+        operator=_own_pod(parser, found.own_namespace, found.own_label),
         namespaces=tuple(found.namespace), root_key=found.root_key, sidecar_image=found.sidecar_image,
-        workers=found.workers,
+        workers=found.workers, metrics_port=found.metrics_port, log_format=found.log_format,
     )  # fmt: skip
+
+
+def _own_pod(parser: argparse.ArgumentParser, namespace: str | None, labels: Sequence[str]) -> OwnPod | None:
+    """Ends the process where only one of the two is there: without labels, a whole namespace would be let in."""
+    if bool(namespace) != bool(labels) or not all("=" in label for label in labels):
+        parser.error("--own-namespace NAME and --own-label NAME=VALUE are needed together, or neither")
+    pairs = dict(label.split("=", 1) for label in labels)
+    return OwnPod(namespace=namespace, labels=pairs) if namespace else None
 
 
 def make_setup(options: Options) -> Setup:
@@ -60,61 +86,85 @@ def make_setup(options: Options) -> Setup:
     root = options.root_key.read_bytes()
     keys.job_key(root, "try")
     version = importlib.metadata.version("dataloaderjob")
-    return Setup(version=version, sidecar_image=options.sidecar_image, root_key=root)
+    return Setup(
+        version=version, sidecar_image=options.sidecar_image, root_key=root, operator=options.operator
+    )
 
 
 async def run(options: Options, setup: Setup) -> None:
-    """Until it is told to stop."""
-    cache, client = Cache(), await Client.connect()
-    work = Work(Reconciler(client, cache, setup).reconcile, workers=options.workers)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    """Until it is told to stop. Raises CancelledError when that is before the first list is done."""
+    cache, metrics = Cache(), Metrics()
+    client = await Client.connect(metrics)
+    asker = Asker(cache, setup.root_key, lambda key: work.add(key))
+    reconciler = Reconciler(client, cache, setup, asker)
+    work = Work(reconciler.reconcile, workers=options.workers, metrics=metrics)
+    inquirer = reconciler.inquirer = Inquirer(client, work.add)
+    health = serving.Health(watches=watch.alive, expected=watch.expected(options.namespaces))
+    metrics.watches.set_function(watch.alive)
+    metrics.describe(version=setup.version, kopf=importlib.metadata.version("kopf"), phases=cache.phases)
+    if (this := asyncio.current_task()) is not None:
+        for number in (signal.SIGTERM, signal.SIGINT):  # kopf sets its own later
+            asyncio.get_running_loop().add_signal_handler(number, this.cancel)
+
+    def changed(key: JobKey) -> None:
+        work.add(key)
+        asker.wake(key)
+
+    def gone(key: JobKey) -> None:
+        work.forget(key)
+        reconciler.forget(key)
+
     try:
-        await _prime(client, cache, work, options.namespaces)
-        settings = kopf.OperatorSettings()
-        watch.configure(settings)
-        watching = kopf.operator(
-            registry=watch.registry(cache, work.add, work.forget), settings=settings, standalone=True,
-            clusterwide=not options.namespaces, namespaces=options.namespaces, stop_flag=stop,
-        )  # fmt: skip
-        worker = asyncio.create_task(work.run())
-        try:
-            await watching
-        finally:
-            worker.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await worker
+        async with serving.serve(options.metrics_port, metrics, health):
+            await lists.prime(client, cache, work.add, options.namespaces)
+            health.listed = True
+            settings = kopf.OperatorSettings()
+            watch.configure(settings)
+            watching = kopf.operator(
+                registry=watch.registry(cache, changed, gone, metrics.told), settings=settings, standalone=True,
+                clusterwide=not options.namespaces, namespaces=options.namespaces,
+            )  # fmt: skip
+            health.tasks += [
+                asyncio.create_task(work.run(), name="work"),
+                asyncio.create_task(asker.run(), name="supervisors"),
+                asyncio.create_task(inquirer.run(), name="inquiries"),
+                asyncio.create_task(serving.pulse(metrics), name="pulse"),
+                asyncio.create_task(
+                    lists.keep_sweeping(client, cache, work.add, options.namespaces), name="sweeps"
+                ),
+            ]
+            await asyncio.sleep(0)  # tasks that kopf finds are not its own: it waits for others at its end
+            try:
+                await watching
+            finally:
+                await _end(health.tasks)
     finally:
         await client.close()
 
 
-async def _prime(client: Client, cache: Cache, work: Work, namespaces: Sequence[str]) -> None:
-    """Everything that is there, before anything is decided: else what a watch has not told yet would look gone."""
-    for kind, paths in watch.list_paths(namespaces).items():
-        query = {"limit": str(watch.CHUNK)} | ({} if kind == KIND else {"labelSelector": LABEL_JOB})
-        for path in paths:
-            while True:
-                try:
-                    async for thing in client.list(path, **query):
-                        if (key := cache.put({**thing, "kind": kind})) is not None and kind == KIND:
-                            work.add(key)
-                    break
-                except ApiError as exc:
-                    log.warning("%s cannot be listed, again in %.0f s: %s", path, RETRY_S, exc)
-                    await asyncio.sleep(RETRY_S)
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 def main() -> int:
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
     options = parse()
+    logs.configure(options.log_format)
     try:
         setup = make_setup(options)
     except (OSError, ValueError) as exc:
         log.error("the root key is needed in %s: %s", options.root_key, exc)
         return 2
-    asyncio.run(run(options, setup))
+    try:
+        asyncio.run(run(options, setup))
+    except asyncio.CancelledError:
+        log.info("stopped before the first list was done")
+    except serving.PortTaken as exc:
+        log.error("%s; another is given with --metrics-port", exc)
+        return 2
     return 0
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 from dataloaderjob.api import KIND, parse_object
-from dataloaderjob.api.status import DataLoaderJobStatus
-from dataloaderjob_operator.names import LABEL_JOB
+from dataloaderjob.api.status import DataLoaderJobStatus, Phase
+from dataloaderjob_operator.names import LABEL_JOB, LABEL_ROLE, Role
 from dataloaderjob_operator.objects import Manifest
 from dataloaderjob_operator.seen import Key, Seen
 
@@ -51,8 +51,43 @@ class Cache:
             del self._children[owner]
         return owner
 
+    def all_of(self, kind: str) -> list[Manifest]:
+        """All objects of a kind."""
+        if kind == KIND:
+            return list(self._jobs.values())
+        return [c for mine in self._children.values() for (k, _), c in mine.items() if k == kind]
+
+    def has(self, thing: Manifest) -> bool:
+        """Whether this very object is there, and not another one of its name."""
+        owner = owner_of(thing)
+        if owner is None:
+            return False
+        key = (thing["kind"], thing["metadata"]["name"])
+        live = self._jobs.get(owner) if thing["kind"] == KIND else self.child(owner, key)
+        return live is not None and live["metadata"].get("uid") == thing["metadata"].get("uid")
+
+    def phases(self) -> Counter[str]:
+        """How many jobs are in which phase."""
+        return Counter(
+            str((job.get("status") or {}).get("phase") or Phase.PENDING) for job in self._jobs.values()
+        )
+
     def child(self, owner: JobKey, key: Key) -> Manifest | None:
         return self._children[owner].get(key) if owner in self._children else None
+
+    def uid(self, owner: JobKey) -> str | None:
+        """Of the job, None if it is gone or going."""
+        metadata = self._jobs.get(owner, {}).get("metadata", {})
+        return None if metadata.get("deletionTimestamp") else metadata.get("uid")
+
+    def of_role(self, owner: JobKey, role: Role) -> list[Manifest]:
+        """Pods of this job's name, those that are being deleted among them."""
+        children = self._children[owner].items() if owner in self._children else ()
+        return [
+            child
+            for (kind, _), child in children
+            if kind == "Pod" and child["metadata"].get("labels", {}).get(LABEL_ROLE) == role.value
+        ]
 
     def live_status(self, owner: JobKey) -> Mapping[str, Any]:
         return dict(self._jobs.get(owner, {}).get("status") or {})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import aiohttp
@@ -12,6 +12,7 @@ from kubernetes.aio import client as kubernetes
 from kubernetes.aio import config
 
 from dataloaderjob.api.job import GROUP, KIND, PLURAL, VERSION
+from dataloaderjob_operator.metrics import Metrics
 from dataloaderjob_operator.names import MANAGER
 from dataloaderjob_operator.objects import Manifest
 from dataloaderjob_operator.seen import Key
@@ -22,11 +23,15 @@ PATHS: dict[str, str] = {
     "Secret": "/api/v1/namespaces/{namespace}/secrets",
     "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
     "Service": "/api/v1/namespaces/{namespace}/services",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
     "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
     "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
     KIND: f"/apis/{GROUP}/{VERSION}/namespaces/{{namespace}}/{PLURAL}",
 }
 """Of the kinds that the operator writes."""
+EVENTS = "/api/v1/namespaces/{namespace}/events"
+MAX_EVENTS = 100
+"""Of one object: those of a pod that begins are ten or so."""
 
 
 class ApiError(Exception):
@@ -52,6 +57,9 @@ class Api(Protocol):
     async def delete(self, namespace: str, key: Key) -> None:
         """In the foreground. One that is not there is fine. Raises ApiError."""
 
+    async def tell(self, event: Manifest) -> None:
+        """Creates an event. One that is there already is fine. Raises ApiError."""
+
 
 @dataclass(slots=True)
 class Client:
@@ -59,16 +67,17 @@ class Client:
 
     api: kubernetes.ApiClient
     writes: int = 0
+    metrics: Metrics = field(default_factory=Metrics)
 
     @classmethod
-    async def connect(cls) -> Client:
+    async def connect(cls, metrics: Metrics | None = None) -> Client:
         """In a pod by its service account, elsewhere by the kubeconfig."""
         configuration = kubernetes.Configuration()
         try:
             config.load_incluster_config(client_configuration=configuration)
         except config.ConfigException:
             await config.load_kube_config(client_configuration=configuration)
-        return cls(kubernetes.ApiClient(configuration))
+        return cls(kubernetes.ApiClient(configuration), metrics=metrics or Metrics())
 
     async def close(self) -> None:
         await self.api.close()
@@ -87,7 +96,8 @@ class Client:
     async def apply(self, manifest: Manifest) -> Manifest:
         metadata = manifest["metadata"]
         path = f"{_path(metadata['namespace'], manifest['kind'])}/{metadata['name']}"
-        return await self._write("PATCH", path, manifest, APPLY, fieldManager=MANAGER, force="true")
+        what = manifest["kind"], "apply"
+        return await self._write(what, "PATCH", path, manifest, APPLY, fieldManager=MANAGER, force="true")
 
     async def apply_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
         body = {
@@ -95,17 +105,33 @@ class Client:
             "metadata": {"name": name, "namespace": namespace}, "status": dict(status),
         }  # fmt: skip
         path = f"{_path(namespace, KIND)}/{name}/status"
-        await self._write("PATCH", path, body, APPLY, fieldManager=f"{MANAGER}-status", force="true")
+        what = KIND, "apply_status"
+        await self._write(what, "PATCH", path, body, APPLY, fieldManager=f"{MANAGER}-status", force="true")
 
     async def delete(self, namespace: str, key: Key) -> None:
         kind, name = key
         try:
-            await self._write(
-                "DELETE", f"{_path(namespace, kind)}/{name}", None, propagationPolicy="Foreground"
-            )
+            path = f"{_path(namespace, kind)}/{name}"
+            await self._write((kind, "delete"), "DELETE", path, None, propagationPolicy="Foreground")
         except ApiError as exc:
             if exc.code != 404:
                 raise
+
+    async def tell(self, event: Manifest) -> None:
+        try:
+            path = EVENTS.format(namespace=event["metadata"]["namespace"])
+            await self._write(("Event", "create"), "POST", path, event)
+        except ApiError as exc:
+            if exc.code != 409:
+                raise
+
+    async def events(self, namespace: str, uid: str) -> Sequence[Manifest]:
+        """Of one object, MAX_EVENTS at most. Raises ApiError."""
+        query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(MAX_EVENTS)}
+        path = EVENTS.format(namespace=namespace)
+        page = await self._request("GET", path, None, "application/json", query)
+        self.metrics.event_lookups.inc()
+        return list(page["items"])
 
     async def list(self, path: str, **query: str) -> AsyncIterator[Manifest]:
         """All objects of a kind, in pages. Raises ApiError."""
@@ -118,9 +144,17 @@ class Client:
             query = {**query, "continue": rest}
 
     async def _write(
-        self, method: str, path: str, body: Any, kind: str = "application/json", **query: str
+        self,
+        what: tuple[str, str],
+        method: str,
+        path: str,
+        body: Any,
+        kind: str = "application/json",
+        **query: str,
     ) -> Manifest:
+        """`what`: kind and verb, for the figures."""
         self.writes += 1
+        self.metrics.api_writes.labels(*what).inc()
         return await self._request(method, path, body, kind, query)
 
     async def _request(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from dataloaderjob.api.status import Condition, ConditionType
-from dataloaderjob_operator import names, troubles
+from dataloaderjob.core.supervision import LASTING
+from dataloaderjob_operator import causes, names, troubles
 from dataloaderjob_operator.objects.trainers import SIDECAR
 from dataloaderjob_operator.seen import Seen, condition_of, show_time
 from dataloaderjob_operator.stage import Stage, Where
 
 ENDED = frozenset({Stage.COMPLETE, Stage.FAILED})
 HELD = frozenset({Stage.SUSPENDING, Stage.SUSPENDED})
+STARTS = frozenset({"NotMade", "PodsStart", "SupervisorStarts", "RayStarts", "FeedersStart", "FeederStarts"})
+"""Reasons that are no cause for worry yet."""
 MOVING = frozenset({Stage.STARTING, Stage.RESTARTING, Stage.SUSPENDING})
 
 
@@ -35,23 +38,35 @@ class Fact:
 
 
 Parts = Mapping[ConditionType, Fact]
-"""HeadReady, FeedersReady and SidecarsReady."""
+"""HeadReady, FeedersReady, SidecarsReady and TrainersReady."""
 
 
 def parts(seen: Seen) -> Parts:
-    """Whether head, feeders and sidecars serve, each with the pod that does not and why."""
+    """Whether head, feeders and sidecars serve and trainers run, each with the pod that does not and why."""
     spec = seen.job.spec
     return {
-        ConditionType.HEAD_READY: _deployment(seen, names.head(seen.job.name), names.Role.HEAD, 1),
-        ConditionType.FEEDERS_READY: _deployment(
-            seen, names.feeders(seen.job.name), names.Role.FEEDER, spec.feeders.min_replicas
-        ),
-        ConditionType.SIDECARS_READY: _sidecars(seen),
+        ConditionType.HEAD_READY: _head(seen),
+        ConditionType.FEEDERS_READY: _feeders(seen, spec.feeders.min_replicas),
+        ConditionType.SIDECARS_READY: _trainer_pods(seen, _sidecar_listens, "listen"),
+        ConditionType.TRAINERS_READY: _trainer_pods(seen, _trains, "run"),
     }
 
 
 def serves(found: Parts) -> bool:
     return all(fact.holds for fact in found.values())
+
+
+def up(seen: Seen, found: Parts) -> bool:
+    """Whether the job has come up, as far as pods show it: an operator that does not hear a supervisor ends no job that
+    may well train."""
+    spec = seen.job.spec
+    heard = seen.answer is not None and not seen.answer.silent
+    return (
+        bool(_deployment(seen, names.head(seen.job.name), names.Role.HEAD, 1).holds)
+        and bool(_feeder_pods(seen, spec.feeders.min_replicas).holds)
+        and (not heard or seen.serving() >= spec.feeders.min_replicas)
+        and bool(found[ConditionType.SIDECARS_READY].holds and found[ConditionType.TRAINERS_READY].holds)
+    )
 
 
 def conditions(seen: Seen, where: Where, found: Parts, now: datetime) -> tuple[Condition, ...]:
@@ -93,10 +108,11 @@ def _all(where: Where, found: Parts, refused: str) -> Iterator[tuple[ConditionTy
 def _ready(where: Where, found: Parts) -> Fact:
     if where.stage in ENDED or where.stage in HELD:
         return Fact(False, where.stage.value, where.message)
-    for fact in found.values():
-        if not fact.holds:
-            return Fact(False, fact.reason, fact.message)
-    return Fact(True, "Serving", "head, sidecars and feeders serve")
+    lacking = [fact for fact in found.values() if not fact.holds]
+    if lacking:  # what is wrong before what merely takes its time
+        first = min(lacking, key=lambda fact: fact.reason in STARTS)
+        return Fact(False, first.reason, first.message)
+    return Fact(True, "Serving", "head, sidecars and feeders serve, trainers run")
 
 
 def _moves(stage: Stage, found: Parts) -> Fact:
@@ -106,6 +122,46 @@ def _moves(stage: Stage, found: Parts) -> Fact:
     return Fact(False, "AsAskedFor")
 
 
+def _head(seen: Seen) -> Fact:
+    """Its pod is ready, and the supervisor in it answers and has Ray."""
+    fact, answer = _deployment(seen, names.head(seen.job.name), names.Role.HEAD, 1), seen.answer
+    if not fact.holds:
+        return fact
+    if answer is None:  # this operator has just started, or the head has
+        before = seen.status.condition(ConditionType.HEAD_READY)
+        if before is not None and before.status == "True":
+            return Fact(True, before.reason, before.message)
+        return Fact(False, "SupervisorStarts", "its pod is ready, its supervisor has not been heard yet")
+    if answer.silent:
+        return Fact(False, "SupervisorSilent", f"the supervisor in its pod does not answer: {answer.silent}")
+    if not answer.ray.version:
+        return Fact(False, "RayStarts", "Ray has not answered the supervisor in its pod yet")
+    return Fact(True, "Serving", "Ray and the supervisor answer")
+
+
+def _feeders(seen: Seen, needed: int) -> Fact:
+    """The supervisor has as many feeders as that many pods have, and no trainer is stuck at a failure of theirs."""
+    answer = seen.answer
+    pods, serving = _feeder_pods(seen, needed), seen.serving()
+    if pods.holds is None:
+        return pods
+    if answer is not None and answer.failure is not None:
+        return Fact(False, answer.failure.reason, seen.told(answer.failure))
+    count = f"{serving} ready, {needed} needed"
+    if serving >= needed:
+        return Fact(True, "Serving", count)
+    if not pods.holds and pods.reason != "PodsStart":
+        return pods
+    cause = None if answer is None else answer.cause
+    if cause is not None and (pods.holds or cause.reason in LASTING):
+        return Fact(False, cause.reason, f"{count}; {seen.told(cause)}")
+    return Fact(False, "FeedersStart", count) if pods.holds else pods
+
+
+def _feeder_pods(seen: Seen, needed: int) -> Fact:
+    return _deployment(seen, names.feeders(seen.job.name), names.Role.FEEDER, needed)
+
+
 def _deployment(seen: Seen, name: str, role: names.Role, needed: int) -> Fact:
     live = seen.children.get(("Deployment", name))
     if live is None:
@@ -113,7 +169,7 @@ def _deployment(seen: Seen, name: str, role: names.Role, needed: int) -> Fact:
     ready = int(live.get("status", {}).get("readyReplicas") or 0)
     if ready >= needed:
         return Fact(True, "Serving", f"{ready} ready, {needed} needed")
-    if (trouble := troubles.first(seen.of_role(role))) is not None:
+    if (trouble := troubles.first(seen.of_role(role)) or causes.told(seen, role)) is not None:
         return Fact(False, trouble.reason, str(trouble))
     refused = condition_of(live, "ReplicaFailure")
     if refused is not None and refused["status"] == "True":
@@ -121,22 +177,44 @@ def _deployment(seen: Seen, name: str, role: names.Role, needed: int) -> Fact:
     return Fact(False, "PodsStart", f"{ready} ready, {needed} needed")
 
 
-def _sidecars(seen: Seen) -> Fact:
-    """The sidecar of every trainer pod has started: its socket listens."""
+def _trainer_pods(seen: Seen, does: Callable[[Mapping[str, Any]], bool], what: str) -> Fact:
+    """Whether as many trainer pods do it as there shall be."""
     pods, needed = seen.of_role(names.Role.TRAINER), seen.job.spec.trainer.replicas
-    started = sum(_started(pod) for pod in pods)
-    if started >= needed:
-        return Fact(True, "Serving", f"{started} of {needed} listen")
-    if (trouble := troubles.first(pods)) is not None:
+    found = sum(does(pod.get("status") or {}) for pod in pods) + _succeeded_and_gone(seen, pods)
+    if found >= needed:
+        return Fact(True, "Serving", f"{found} of {needed} {what}")
+    if (trouble := troubles.first(pods) or causes.told(seen, names.Role.TRAINER)) is not None:
         return Fact(False, trouble.reason, str(trouble))
-    return Fact(False, "PodsStart", f"{started} of {needed} listen")
+    return Fact(False, "PodsStart", f"{found} of {needed} {what}")
 
 
-def _started(pod: Mapping[str, object]) -> bool:
-    status = pod.get("status")
-    if not isinstance(status, Mapping):
-        return False
-    if status.get("phase") == "Succeeded":
-        return True
+def _succeeded_and_gone(seen: Seen, pods: Sequence[Mapping[str, Any]]) -> int:
+    """Trainers that ended well and whose pods somebody has removed since."""
+    live: Mapping[str, Any] = seen.children.get(("Job", names.trainers(seen.job.name, seen.attempt)), {})
+    ended = int(live.get("status", {}).get("succeeded") or 0)
+    there: int = sum((pod.get("status") or {}).get("phase") == "Succeeded" for pod in pods)
+    return max(0, ended - there)
+
+
+def _sidecar_listens(status: Mapping[str, Any]) -> bool:
+    """Its container has started, then its socket listens; or nobody needs it any more."""
     containers = status.get("initContainerStatuses") or ()
-    return any(c.get("name") == SIDECAR and c.get("started") for c in containers)
+    return _ended_well(status) or any(
+        container.get("name") == SIDECAR and container.get("started") for container in containers
+    )
+
+
+def _ended_well(status: Mapping[str, Any]) -> bool:
+    """All its containers have; the pod's phase says so a little later."""
+    codes = [
+        c.get("state", {}).get("terminated", {}).get("exitCode")
+        for c in status.get("containerStatuses") or ()
+    ]
+    return status.get("phase") == "Succeeded" or (bool(codes) and all(code == 0 for code in codes))
+
+
+def _trains(status: Mapping[str, Any]) -> bool:
+    states = [container.get("state", {}) for container in status.get("containerStatuses") or ()]
+    return status.get("phase") in {"Running", "Succeeded"} and all(
+        "running" in state or state.get("terminated", {}).get("exitCode") == 0 for state in states
+    )

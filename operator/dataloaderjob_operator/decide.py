@@ -6,17 +6,21 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from dataloaderjob.api.status import (
+    ConditionType,
     DataLoaderJobStatus,
     FeedersStatus,
+    LoaderStatus,
     Phase,
     TrainersStatus,
 )
-from dataloaderjob_operator import names, objects
-from dataloaderjob_operator.conditions import ENDED, conditions, parts, serves
+from dataloaderjob_operator import answers, causes, names, objects
+from dataloaderjob_operator.conditions import ENDED, HELD, Parts, conditions, parts, serves, up
 from dataloaderjob_operator.objects import Manifest, Setup
 from dataloaderjob_operator.seen import Key, Seen, Trainers, parse_time, show_time
 from dataloaderjob_operator.stage import KEPT, WANTED, Part, Stage, Where, find
 
+FIGURES_EVERY_S = 15.0
+"""The least between two writes for the sake of figures alone."""
 PHASES: dict[Stage, Phase] = {
     Stage.STARTING: Phase.STARTING,
     Stage.RUNNING: Phase.RUNNING,
@@ -26,6 +30,12 @@ PHASES: dict[Stage, Phase] = {
     Stage.COMPLETE: Phase.COMPLETE,
     Stage.FAILED: Phase.FAILED,
 }
+ROLES = {
+    ConditionType.HEAD_READY: names.Role.HEAD,
+    ConditionType.FEEDERS_READY: names.Role.FEEDER,
+    ConditionType.SIDECARS_READY: names.Role.TRAINER,
+}
+"""Whose pods a part of the job is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +48,12 @@ class Decision:
     delete: tuple[Key, ...] = ()
     delete_job: bool = False
     """Its time after the end is over."""
+    feeders: int | None = None
+    """Processes that the supervisor is to keep in place; None: there is no supervisor."""
     look_again_s: float | None = None
     """When a deadline is due that no event tells."""
+    questions: tuple[causes.Question, ...] = ()
+    """What to ask events about: a part of the job does not serve, and no status tells why."""
 
 
 def decide(seen: Seen, setup: Setup, now: datetime) -> Decision | None:
@@ -47,7 +61,7 @@ def decide(seen: Seen, setup: Setup, now: datetime) -> Decision | None:
     if seen.job.spec.managed_by is not None:
         return None
     found = parts(seen)
-    where = find(seen, now, serves=serves(found))
+    where = find(seen, now, serves=serves(found), up=up(seen, found))
     started = _started_at(seen, where, now)
     ended = seen.status.completion_time or show_time(now) if where.stage in ENDED else None
     status = DataLoaderJobStatus(
@@ -56,21 +70,45 @@ def decide(seen: Seen, setup: Setup, now: datetime) -> Decision | None:
         conditions=conditions(seen, where, found, now),
         feeders=_feeders(seen, where),
         trainers=_trainers(seen, where),
-        loader=seen.status.loader,
-        ray=seen.status.ray,
+        loader=LoaderStatus() if where.stage in HELD else seen.status.loader,
+        ray=seen.answer.ray if seen.answer and seen.answer.ray.version else seen.status.ray,
         selector=names.selector(seen.job.name, names.Role.FEEDER),
         start_time=started,
         completion_time=ended,
     )
+    loader, figures_s = _loader(seen, where, now, changes=status != seen.status)
     wanted = _children(seen, setup, where)
     due = _due(seen, where, started, ended)
+    asking = _asking(seen, where, found, now)
+    waits = [asking.again_s, figures_s, None if due is None else max(0.0, (due - now).total_seconds())]
     return Decision(
-        status=status,
+        status=status.model_copy(update={"loader": loader}),
         apply=tuple(wanted.values()),
         delete=tuple(_unwanted(seen, where, set(wanted))),
         delete_job=where.stage in ENDED and due is not None and due <= now,
-        look_again_s=None if due is None else max(0.0, (due - now).total_seconds()),
+        feeders=seen.job.spec.feeders.count if Part.FEEDING in WANTED[where.stage] else None,
+        look_again_s=min((wait for wait in waits if wait is not None), default=None),
+        questions=asking.questions,
     )
+
+
+def _loader(seen: Seen, where: Where, now: datetime, *, changes: bool) -> tuple[LoaderStatus, float | None]:
+    """The figures to write, and after how many seconds others may be. `changes`: the status is written anyway.
+
+    Those of a job's last seconds of work stay after its end; a job that is held has none.
+    """
+    written, rates = seen.status.loader, seen.answer.rates if seen.answer else None
+    if where.stage in HELD:
+        return LoaderStatus(), None
+    if rates is None or where.stage in ENDED:
+        return written, None
+    fresh = answers.shown(rates)
+    if changes:
+        return fresh, None
+    if not answers.notable(written, fresh):
+        return written, None
+    wait_s = 0.0 if seen.figures_at is None else FIGURES_EVERY_S - (now - seen.figures_at).total_seconds()
+    return (fresh, None) if wait_s <= 0.0 else (written, wait_s)
 
 
 def _children(seen: Seen, setup: Setup, where: Where) -> dict[Key, Manifest]:
@@ -90,7 +128,8 @@ def _children(seen: Seen, setup: Setup, where: Where) -> dict[Key, Manifest]:
 
 def _unwanted(seen: Seen, where: Where, wanted: set[Key]) -> list[Key]:
     kept = set()
-    if Part.TRAINERS in KEPT.get(where.stage, frozenset()):
+    ended = seen.trainers() in {Trainers.COMPLETE, Trainers.FAILED}
+    if ended and Part.TRAINERS in KEPT.get(where.stage, frozenset()):
         kept.add(("Job", names.trainers(seen.job.name, where.attempt)))
     return sorted(
         key
@@ -99,13 +138,19 @@ def _unwanted(seen: Seen, where: Where, wanted: set[Key]) -> list[Key]:
     )
 
 
+def _asking(seen: Seen, where: Where, found: Parts, now: datetime) -> causes.Asking:
+    if where.stage not in {Stage.STARTING, Stage.RUNNING}:
+        return causes.Asking()
+    return causes.asking(seen, (role for kind, role in ROLES.items() if not found[kind].holds), now)
+
+
 def _phase(stage: Stage, *, serves: bool) -> Phase:
     return Phase.DEGRADED if stage is Stage.RUNNING and not serves else PHASES[stage]
 
 
 def _started_at(seen: Seen, where: Where, now: datetime) -> str | None:
     """Since when the job may run: its deadlines count from here. A suspended one has no such time."""
-    if where.stage in {Stage.SUSPENDING, Stage.SUSPENDED}:
+    if where.stage in HELD:
         return None
     return seen.status.start_time or show_time(now)
 
@@ -113,7 +158,7 @@ def _started_at(seen: Seen, where: Where, now: datetime) -> str | None:
 def _feeders(seen: Seen, where: Where) -> FeedersStatus:
     live = seen.children.get(("Deployment", names.feeders(seen.job.name)), {}).get("status", {})
     desired = seen.job.spec.feeders.replicas if Part.FEEDING in WANTED[where.stage] else 0
-    ready = int(live.get("readyReplicas") or 0)
+    ready = seen.serving() if desired else 0
     return FeedersStatus(
         desired=desired, replicas=int(live.get("replicas") or 0), ready=ready, summary=f"{ready}/{desired}"
     )

@@ -24,6 +24,11 @@ class Role(StrEnum):
     TRAINER = "trainer"
 
 
+def unique(namespace: str, job: str, uid: str) -> str:
+    """The job's name on its links: no other job, nor an earlier one of this name, has it."""
+    return f"{namespace}/{job}/{uid}"
+
+
 def key_secret(job: str) -> str:
     return f"{job}-key"
 
@@ -49,6 +54,11 @@ def trainers(job: str, attempt: int) -> str:
 def trainers_service(job: str) -> str:
     """The headless Service under which trainer pods find each other."""
     return f"{job}-trainers"
+
+
+def policy(job: str, role: Role) -> str:
+    """The NetworkPolicy of a role's pods."""
+    return f"{job}-{role.value}"
 
 
 def labels(job: str, role: Role | None = None) -> dict[str, str]:

@@ -12,17 +12,24 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from dataloaderjob.api import KIND, ManifestError
+from dataloaderjob_operator import logs
+from dataloaderjob_operator.ask import Supervisors
 from dataloaderjob_operator.cache import Cache, JobKey
 from dataloaderjob_operator.client import Api, ApiError
 from dataloaderjob_operator.decide import Decision, decide
+from dataloaderjob_operator.inquire import Inquirer
 from dataloaderjob_operator.objects import Manifest, Setup
+from dataloaderjob_operator.report import Reporter
 from dataloaderjob_operator.same import covers, needed
-from dataloaderjob_operator.seen import Key
+from dataloaderjob_operator.seen import Key, Seen
+from dataloaderjob_operator.work import NEVER
 
 log = logging.getLogger(__name__)
 
 FOR_GOOD = frozenset({400, 403, 409, 422})
 """Answers that repeating alone does not change: the user has to know."""
+UNKNOWN_FIELD = "field not declared in schema"
+"""Of an apply of a template that has one; the API server answers 500 to it."""
 
 
 def _now() -> datetime:
@@ -36,37 +43,64 @@ class Reconciler:
     api: Api
     cache: Cache
     setup: Setup
+    supervisors: Supervisors
     now: Callable[[], datetime] = _now
     refused: dict[JobKey, str] = field(default_factory=dict)
     """What the API server will not take as it is, for the next look to tell."""
+    figures_at: dict[JobKey, datetime] = field(default_factory=dict)
+    """When a job's figures were written last."""
+    inquirer: Inquirer | None = None
+    """None: causes that only events tell are not told."""
+    reporter: Reporter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reporter = Reporter(self.api, self.now)
+
+    def forget(self, key: JobKey) -> None:
+        """The job is gone."""
+        self.refused.pop(key, None)
+        self.figures_at.pop(key, None)
+        self.supervisors.want(key, None)
+        self.reporter.forget(key)
+        if self.inquirer is not None:
+            self.inquirer.forget(key)
 
     async def reconcile(self, key: JobKey) -> float | None:
-        """Returns after how many seconds the job wants to be looked at again, None for the next event.
+        """Returns after how many seconds the job wants to be looked at again, None for the next event, NEVER if it is
+        gone.
 
         Raises ApiError, after which the call is to be repeated.
         """
         try:
             seen = self.cache.seen(key)
         except ManifestError as exc:  # the CRD of another version lets it pass
-            log.error("%s/%s cannot be read: %s", *key, exc)
+            log.error("the job cannot be read: %s", exc)
             return None
         if seen is None:
-            self.refused.pop(key, None)
-            return None
-        decision = decide(replace(seen, refused=self.refused.get(key, "")), self.setup, self.now())
+            self.forget(key)
+            return NEVER
+        logs.more(uid=seen.job.metadata.uid, generation=seen.generation)
+        seen = replace(
+            seen, refused=self.refused.get(key, ""), answer=self.supervisors.answer(key),
+            figures_at=self.figures_at.get(key), heard={} if self.inquirer is None else self.inquirer.heard(key),
+        )  # fmt: skip
+        decision = decide(seen, self.setup, self.now())
         if decision is None:
             return None
+        self.supervisors.want(key, decision.feeders)
+        if self.inquirer is not None:
+            self.inquirer.ask(key, decision.questions)
         try:
-            await self._carry_out(key, decision)
+            await self._carry_out(key, seen, decision)
         except ApiError as exc:
-            if exc.code in FOR_GOOD:
+            if exc.code in FOR_GOOD or UNKNOWN_FIELD in exc.message:
                 self.refused[key] = exc.message
             raise
         return (
             0.0 if self.refused.pop(key, None) else decision.look_again_s
         )  # once more: it is told no longer
 
-    async def _carry_out(self, key: JobKey, decision: Decision) -> None:
+    async def _carry_out(self, key: JobKey, seen: Seen, decision: Decision) -> None:
         namespace, name = key
         if decision.delete_job:
             await self.api.delete(namespace, (KIND, name))
@@ -76,6 +110,9 @@ class Reconciler:
         cleared = any(live.get(field) and field not in status for field in ("startTime", "completionTime"))
         if cleared or not covers(live, status):
             await self.api.apply_status(namespace, name, status)
+            if live.get("loader") != status["loader"]:
+                self.figures_at[key] = self.now()
+            await self.reporter.tell(key, seen.job, seen.status, decision.status)
         for child in decision.delete:
             await self.api.delete(namespace, child)
         for manifest in decision.apply:

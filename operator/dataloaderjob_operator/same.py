@@ -23,6 +23,10 @@ _SIZE = "sizeLimit"
 CREATED_ONLY = frozenset({"Job", "Secret"})
 """Kinds whose spec cannot be changed: made when they are not there, and left alone."""
 
+EXACT = frozenset({"NetworkPolicy"})
+"""Kinds of whose fields each is ours as a whole: what somebody adds to a rule lets in what we shut out, and an empty
+selector means all where a missing one means nothing."""
+
 
 def sealed(desired: Manifest) -> Manifest:
     """The manifest with its own hash in it."""
@@ -38,6 +42,8 @@ def needed(desired: Manifest, live: Mapping[str, Any] | None) -> Manifest | None
     if desired["kind"] in CREATED_ONLY:
         return None
     wanted = sealed(_keep_template(desired, live))
+    if desired["kind"] in EXACT and any(live["spec"].get(k) != v for k, v in desired["spec"].items()):
+        return wanted
     ours = {
         name: value for name, value in wanted.items() if name not in ("apiVersion", "kind")
     }  # not in lists

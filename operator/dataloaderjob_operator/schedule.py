@@ -30,6 +30,8 @@ class Schedule(Generic[K]):
         """Keys that were added while they were worked on."""
         self._failures: dict[K, int] = {}
         self._not_before: dict[K, float] = {}
+        self.late_s = 0.0
+        """How long the key that was taken last had been due."""
         self._jitter = jitter or random.Random()  # noqa: S311  spreads retries, no secret
 
     def __len__(self) -> int:
@@ -52,8 +54,13 @@ class Schedule(Generic[K]):
             if self._due.get(key) == due:
                 del self._due[key]
                 self._busy.add(key)
+                self.late_s = now - due
                 return key
         return None
+
+    def backlog(self, now: float) -> int:
+        """How many keys are due and not being worked on."""
+        return sum(due <= now for due in self._due.values())
 
     def wait_s(self, now: float) -> float | None:
         """How long until a key is due; None if none will be."""

@@ -11,7 +11,9 @@ from typing import Any
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.status import DataLoaderJobStatus
 from dataloaderjob_operator import names
+from dataloaderjob_operator.answers import Answer, Cause
 from dataloaderjob_operator.objects import Manifest
+from dataloaderjob_operator.troubles import Trouble
 
 Key = tuple[str, str]
 """(kind, name) of a child."""
@@ -40,6 +42,12 @@ class Seen:
     pods: tuple[Manifest, ...] = ()
     refused: str = ""
     """What the API server said when it refused a child last; empty if it took them all."""
+    answer: Answer | None = None
+    """What the supervisor said last, or that it is silent; None while it has not been asked."""
+    figures_at: datetime | None = None
+    """When this operator wrote the loader's figures last."""
+    heard: Mapping[str, Trouble] = field(default_factory=dict)
+    """What events told of objects that hold the job up, by uid."""
 
     @property
     def attempt(self) -> int:
@@ -56,6 +64,19 @@ class Seen:
             for pod in self.pods
             if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == role.value and not leaving(pod)
         )
+
+    def serving(self) -> int:
+        """Feeder pods' worth of feeders that serve, as the supervisor says. While it says nothing, none is new."""
+        if self.answer is not None and not self.answer.silent:
+            return self.answer.ready // self.job.spec.feeders.processes_per_pod
+        feeders = self.children.get(("Deployment", names.feeders(self.job.name)), {})
+        return min(self.status.feeders.ready, int(feeders.get("status", {}).get("readyReplicas") or 0))
+
+    def told(self, cause: Cause) -> str:
+        """A cause with the pod that it is about."""
+        pods = (p["metadata"]["name"] for p in self.pods if p.get("status", {}).get("podIP") == cause.host)
+        pod = next(pods, None) if cause.host else None
+        return f"pod {pod}: {cause.text}" if pod else cause.text
 
     def trainers(self) -> Trainers:
         found = self.children.get(("Job", names.trainers(self.job.name, self.attempt)))

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from dataloaderjob.api.status import ConditionType
-from dataloaderjob_operator import names, troubles
+from dataloaderjob_operator import causes, names, troubles
 from dataloaderjob_operator.seen import Seen, Trainers, condition_of, parse_time
 
 
@@ -51,7 +51,8 @@ KEPT: dict[Stage, frozenset[Part]] = {
     Stage.COMPLETE: frozenset({Part.TRAINERS}),
     Stage.FAILED: frozenset({Part.TRAINERS}),
 }
-"""Neither made nor deleted: the trainers' pods have the logs."""
+"""Neither made nor deleted once they have ended: the trainers' pods have the logs. Those that a deadline has caught go,
+with what they hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +67,14 @@ class Where:
     """Of the trainers that shall be there."""
 
 
-def find(seen: Seen, now: datetime, *, serves: bool) -> Where:
-    """`serves`: whether head, sidecars and feeders do. The first rule that applies decides."""
+def find(seen: Seen, now: datetime, *, serves: bool, up: bool) -> Where:
+    """`serves`: whether head, sidecars and feeders do; `up`: whether pods look like it, for all
+    that is known. The first rule that applies decides."""
     before = seen.status
     attempt = seen.attempt
     for kind, stage in ((ConditionType.COMPLETE, Stage.COMPLETE), (ConditionType.FAILED, Stage.FAILED)):
-        ended = next((c for c in before.conditions if c.type == kind and c.status == "True"), None)
-        if ended is not None:
+        ended = before.condition(kind)
+        if ended is not None and ended.status == "True":
             return Where(stage, ended.reason, ended.message, attempt)
     trainers = seen.trainers()
     if trainers is Trainers.COMPLETE:
@@ -81,7 +83,7 @@ def find(seen: Seen, now: datetime, *, serves: bool) -> Where:
         if seen.pods:
             return Where(Stage.SUSPENDING, "PodsLeave", f"{len(seen.pods)} pods are leaving", attempt)
         return Where(Stage.SUSPENDED, "AskedFor", "spec.suspend is true", attempt)
-    if (late := _late(seen, now, serves=serves)) is not None:
+    if (late := _late(seen, now, up=up)) is not None:
         return late
     if trainers is Trainers.FAILED:
         return _failed(seen, attempt)
@@ -90,7 +92,7 @@ def find(seen: Seen, now: datetime, *, serves: bool) -> Where:
     return Where(Stage.STARTING, "ChildrenStart", "", attempt)
 
 
-def _late(seen: Seen, now: datetime, *, serves: bool) -> Where | None:
+def _late(seen: Seen, now: datetime, *, up: bool) -> Where | None:
     """The deadline that is over, if one is."""
     if seen.status.start_time is None:
         return None
@@ -101,9 +103,13 @@ def _late(seen: Seen, now: datetime, *, serves: bool) -> Where | None:
         return Where(
             Stage.FAILED, "DeadlineExceeded", f"longer than deadlines.activeDeadlineSeconds {active}", seen.attempt
         )  # fmt: skip
-    if not serves and not _served(seen) and elapsed >= timedelta(seconds=limits.startup_seconds):
-        trouble = troubles.first(seen.pods)
-        why = f": {trouble}" if trouble else ""
+    if not up and not _served(seen) and elapsed >= timedelta(seconds=limits.startup_seconds):
+        trouble, answer = troubles.first(seen.pods) or causes.told(seen, *names.Role), seen.answer
+        cause = ""
+        if answer is not None:
+            cause = seen.told(answer.cause) if answer.cause is not None else answer.silent
+        cause = seen.refused or cause
+        why = f": {trouble or cause}" if trouble or cause else ""
         return Where(
             Stage.FAILED, "StartupDeadlineExceeded",
             f"not up within deadlines.startupSeconds {limits.startup_seconds}{why}", seen.attempt,
@@ -117,6 +123,8 @@ def _failed(seen: Seen, attempt: int) -> Where:
     job = seen.children[("Job", names.trainers(seen.job.name, attempt))]
     said = (condition_of(job, "Failed") or condition_of(job, "FailureTarget") or {}).get("message", "")
     cause = str(trouble) if trouble else said or "a trainer failed"
+    if seen.answer is not None and seen.answer.failure is not None:
+        cause += f"; {seen.told(seen.answer.failure)}"
     limit = seen.job.spec.backoff_limit
     if attempt >= limit:
         return Where(Stage.FAILED, "BackoffLimitExceeded", f"{cause} (backoffLimit {limit})", attempt)

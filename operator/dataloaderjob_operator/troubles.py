@@ -12,6 +12,7 @@ from typing import Any
 
 Pod = Mapping[str, Any]
 MAX_MESSAGE = 600
+MAX_LAST = 500
 BY_WAITING = {
     "ImagePullBackOff": "ImageNotPulled",
     "ErrImagePull": "ImageNotPulled",
@@ -37,9 +38,11 @@ class Trouble:
     reason: str
     """CamelCase, for a condition."""
     message: str
+    kind: str = "pod"
+    """What `pod` is the name of: a Job whose pods are refused has none."""
 
     def __str__(self) -> str:
-        where = f"pod {self.pod}" + (f", container {self.container}" if self.container else "")
+        where = f"{self.kind} {self.pod}" + (f", container {self.container}" if self.container else "")
         return f"{where}: {self.message}"
 
 
@@ -53,7 +56,7 @@ def of(pod: Pod) -> Trouble | None:
     """None while nothing is wrong, also while the pod merely starts."""
     for look in _LOOKS:
         for container, reason, message in look(pod):
-            return Trouble(str(pod["metadata"]["name"]), container, reason, _short(message))
+            return Trouble(str(pod["metadata"]["name"]), container, reason, short(message))
     return None
 
 
@@ -118,10 +121,16 @@ def _exit(ended: Mapping[str, Any]) -> str:
     )
     if _oom(ended):
         how = "killed for want of memory: raise its memory limit"
-    said = str(ended.get("message") or "").strip()
-    return f"{how}: {said}" if said else how
+    said = " ".join(str(ended.get("message") or "").split())
+    return f"{how}: {_last(said)}" if said else how
 
 
-def _short(message: str) -> str:
+def _last(words: str) -> str:
+    """The end of a container's last lines: where a traceback has its error."""
+    return words if len(words) <= MAX_LAST else f"…{words[-MAX_LAST:]}"
+
+
+def short(message: str) -> str:
+    """In one line, and not longer than MAX_MESSAGE."""
     text = " ".join(str(message).split())
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}…"

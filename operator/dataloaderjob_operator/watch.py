@@ -5,6 +5,7 @@ Only `on.event` of kopf is used: no handler state, no finalizer, no annotation i
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,10 +24,13 @@ CHILDREN: dict[str, tuple[str, str, str]] = {
     "Pod": ("", "v1", "pods"),
     "Service": ("", "v1", "services"),
     "ConfigMap": ("", "v1", "configmaps"),
+    "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies"),
 }
 """Kinds that are watched, but Secrets, which nobody should have to list: one that is gone is missed at a resync."""
 JOBS = (GROUP, VERSION, PLURAL)
 CHUNK = 500
+TASK = "watcher for "
+"""How kopf's names of its tasks begin, of which each keeps one watch open."""
 
 
 def list_paths(namespaces: Sequence[str]) -> dict[str, list[str]]:
@@ -36,6 +40,16 @@ def list_paths(namespaces: Sequence[str]) -> dict[str, list[str]]:
         root = f"/apis/{group}/{version}" if group else f"/api/{version}"
         found[kind] = [f"{root}/namespaces/{name}/{plural}" for name in namespaces] or [f"{root}/{plural}"]
     return found
+
+
+def expected(namespaces: Sequence[str]) -> int:
+    """How many watches there shall be."""
+    return (1 + len(CHILDREN)) * max(1, len(set(namespaces)))
+
+
+def alive() -> int:
+    """How many watches kopf keeps open now, in the loop that runs."""
+    return sum(task.get_name().startswith(TASK) for task in asyncio.all_tasks() if not task.done())
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
@@ -50,13 +64,15 @@ def configure(settings: kopf.OperatorSettings) -> None:
 
 
 def registry(
-    cache: Cache, add: Callable[[JobKey], None], gone: Callable[[JobKey], None]
-) -> kopf.OperatorRegistry:
-    """Handlers that only take notes."""
+    cache: Cache, add: Callable[[JobKey], None], gone: Callable[[JobKey], None],
+    told: Callable[[str], None],
+) -> kopf.OperatorRegistry:  # fmt: skip
+    """Handlers that only take notes. `told`: of which kind something came."""
     made = kopf.OperatorRegistry()
 
     async def note(event: Any, resource: Any, **_: Any) -> None:
         thing = {**event["object"], "kind": event["object"].get("kind") or resource.kind}
+        told(thing["kind"])
         if event["type"] == "DELETED":
             key = cache.remove(thing)
             if key is not None and thing["kind"] == KIND:

@@ -7,26 +7,30 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
+from dataloaderjob_operator import logs
 from dataloaderjob_operator.cache import JobKey
 from dataloaderjob_operator.client import ApiError
+from dataloaderjob_operator.metrics import Metrics, error_kind
 from dataloaderjob_operator.schedule import Schedule
 
 log = logging.getLogger(__name__)
 
 RESYNC_S = 600.0
-"""Each job is looked at so often without an event: what a watch missed is found then."""
+"""Each job is looked at so often without an event: a Secret that is gone is missed then."""
+NEVER = float("inf")
 Reconcile = Callable[[JobKey], Awaitable[float | None]]
+"""Returns after how many seconds to look again, None for the resync, NEVER for a job that is gone."""
 
 
 class Work:
     """`add` from watches, `run` until cancelled."""
 
-    def __init__(self, reconcile: Reconcile, *, workers: int = 8) -> None:
+    def __init__(self, reconcile: Reconcile, *, workers: int = 8, metrics: Metrics | None = None) -> None:
         self._reconcile, self._workers = reconcile, workers
         self._schedule: Schedule[JobKey] = Schedule()
         self._changed = asyncio.Event()
-        self.reconciles = 0
-        self.errors = 0
+        self._metrics = metrics or Metrics()
+        self._metrics.queue_depth.set_function(lambda: self._schedule.backlog(time.monotonic()))
 
     def __len__(self) -> int:
         return len(self._schedule)
@@ -49,7 +53,9 @@ class Work:
             if key is None:
                 await self._wait()
             else:
-                await self._one(key)
+                self._metrics.queue_latency.observe(self._schedule.late_s)
+                with logs.about(*key), self._metrics.reconcile_duration.time():
+                    await self._one(key)
 
     async def _wait(self) -> None:
         self._changed.clear()
@@ -60,19 +66,26 @@ class Work:
             pass
 
     async def _one(self, key: JobKey) -> None:
-        self.reconciles += 1
+        self._metrics.reconciles.inc()
         try:
             again_s = await self._reconcile(key)
         except ApiError as exc:
-            self.errors += 1
+            self._failed(exc)
             wait_s = self._schedule.failed(key, time.monotonic(), exc.retry_after_s)
-            log.warning("%s/%s is tried again in %.1f s: %s", *key, wait_s, exc)
-        except Exception:
-            self.errors += 1
+            log.warning("tried again in %.1f s: %s", wait_s, exc)
+        except Exception as exc:
+            self._failed(exc)
             wait_s = self._schedule.failed(key, time.monotonic())
-            log.exception("%s/%s is tried again in %.1f s", *key, wait_s)
+            log.exception("tried again in %.1f s", wait_s)
         else:
-            self._schedule.done(
-                key, time.monotonic(), RESYNC_S if again_s is None else min(again_s, RESYNC_S)
-            )
+            self._schedule.done(key, time.monotonic(), _again(again_s))
         self._changed.set()
+
+    def _failed(self, error: Exception) -> None:
+        code = error.code if isinstance(error, ApiError) else None
+        self._metrics.reconcile_errors.labels(error_kind(code).value).inc()
+
+
+def _again(again_s: float | None) -> float | None:
+    """After how many seconds a job is looked at without an event; None: it is gone."""
+    return None if again_s == NEVER else min(RESYNC_S, RESYNC_S if again_s is None else again_s)

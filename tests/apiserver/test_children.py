@@ -8,11 +8,13 @@ import pytest
 from manifests import manifest
 
 from apiserver import ApiServer
+from chart import render
 from dataloaderjob.api import parse_object
 from dataloaderjob_operator import objects
+from dataloaderjob_operator.client import PATHS
 
-SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
-GROUPS = {"v1": "/api/v1", "apps/v1": "/apis/apps/v1", "batch/v1": "/apis/batch/v1"}
+OWN = objects.OwnPod(namespace="ops", labels={"app": "operator"})
+SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32, operator=OWN)
 TRAINER = "spec.trainer.template.spec"
 FEEDER = "spec.feeders.template.spec"
 VOLUME = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
@@ -23,6 +25,7 @@ MOUNT = {"name": "data", "mountPath": "/data"}
     "changes",
     [
         pytest.param({}, id="minimal"),
+        pytest.param({"spec.networkPolicy.mode": "Strict"}, id="strict"),
         pytest.param({"spec.trainer.processesPerReplica": 4, "spec.trainer.replicas": 2}, id="torchrun"),
         pytest.param(
             {"spec.sidecar.resources": {"limits": {"memory": "4Gi", "cpu": 1}}}, id="sidecar-limits"
@@ -46,9 +49,17 @@ MOUNT = {"name": "data", "mountPath": "/data"}
 def test_children_are_taken_as_they_are_built(server: ApiServer, changes: dict[str, Any]) -> None:
     job = parse_object(manifest({"metadata.uid": "u-1", "metadata.namespace": "default", **changes}))
     for child in [*objects.base(job, SETUP), *objects.feeding(job, SETUP), objects.trainers(job, SETUP, 0)]:
-        path = f"{GROUPS[child['apiVersion']]}/namespaces/default/{child['kind'].lower()}s/{child['metadata']['name']}"
+        path = f"{PATHS[child['kind']].format(namespace='default')}/{child['metadata']['name']}"
         made = server.request(
             "PATCH", f"{path}?fieldManager=test&force=true&fieldValidation=Strict&dryRun=All", child,
             content_type="application/apply-patch+yaml",
         )  # fmt: skip
         assert made["metadata"]["ownerReferences"] == child["metadata"]["ownerReferences"]
+
+
+@pytest.mark.parametrize("options", [[], ["--set", "namespaces={a,b}"]], ids=["cluster", "namespaces"])
+def test_the_charts_own_policy_is_taken(server: ApiServer, options: list[str]) -> None:
+    policy = render(*options, namespace="default")["NetworkPolicy", "r-operator"]
+    path = PATHS["NetworkPolicy"].format(namespace="default")
+    made = server.request("POST", f"{path}?fieldValidation=Strict&dryRun=All", policy)
+    assert made["spec"]["policyTypes"] == ["Ingress", "Egress"]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from manifests import manifest
 from operated import Operated
-from processes_of_operator import ALL, Operator, until
+from processes_of_operator import ALL, ROOT, Operator, until
+from supervisor_alone import SupervisorAlone, says
 
-from apiserver import ApiServer, Refused
+from apiserver import ApiServer, Refused, free_ports
 from dataloaderjob.api import KIND
+from dataloaderjob_operator import keys, names
+from dataloaderjob_operator.objects.settings import SUPERVISOR_PORT
 
 
 @pytest.fixture
@@ -50,6 +55,45 @@ def test_a_job_gets_its_children_a_phase_and_back_what_is_deleted(
     first.edit(feeders={"replicas": 5})
     until(lambda: first.get("Deployment", "mnist-feeders")["spec"]["replicas"] == 5, 10, "five feeders")
     assert first.get(KIND, "mnist")["status"]["feeders"]["summary"] == "0/5"
+    assert operator.end() == 0
+    assert "Traceback" not in operator.log
+
+
+def test_a_job_runs_once_its_supervisor_says_so_and_the_status_has_its_figures(
+    server: ApiServer, operator: Operator, tmp_path: Path
+) -> None:
+    job = Operated(server, manifest())
+    until(lambda: len(job.children()) == ALL, 30, f"children; it said {operator.log}")
+    uid = job.get(KIND, "mnist")["metadata"]["uid"]
+    key = keys.job_key(ROOT, uid)
+    name, address = names.unique(*job.key, uid), "127.0.0.41"
+    supervisor = SupervisorAlone(
+        tmp_path / "s", job=name, key=key, host=address, port=SUPERVISOR_PORT, feeders=1
+    )
+    supervisor.has_ray()
+    job.serves()
+    job.ready_head(address)
+    until(lambda: job.conditions()["HeadReady"]["status"] == "True", 30, f"a head; it said {operator.log}")
+    assert job.conditions()["FeedersReady"]["status"] == "False", "its pods alone are no feeders"
+    assert phase(job) == "Starting"
+    supervisor.ready(0)
+    until(lambda: job.conditions()["FeedersReady"]["status"] == "True", 30, "feeders")
+    status = job.get(KIND, "mnist")["status"]
+    assert (status["feeders"]["ready"], status["ray"]["version"]) == (1, "2.60.0")
+    job.edit(feeders={"replicas": 3})
+    until(lambda: supervisor.desired == 3, 30, "three feeders are asked for")
+    with supervisor.sidecar() as sidecar:
+        counted = itertools.count(1)
+
+        def figures() -> bool:
+            says(sidecar, next_calls=10 * next(counted), nbytes=1, used_nbytes=1, ring_nbytes=2)
+            return job.get(KIND, "mnist")["status"]["loader"]["batchesPerSecond"] != "0"
+
+        until(figures, 60, f"figures; it said {operator.log}")
+        failure = {"rank": "0", "feeder": "feeder-0", "reason": "ModuleMissing", "text": "no module x"}
+        says(sidecar, failure, next_calls=10 * next(counted))
+        until(lambda: job.conditions()["FeedersReady"]["reason"] == "ModuleMissing", 30, "the cause")
+    assert "got from feeder-0: no module x" in job.conditions()["Ready"]["message"]
     assert operator.end() == 0
     assert "Traceback" not in operator.log
 
@@ -95,3 +139,28 @@ def test_without_a_root_key_it_says_so_and_ends(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 2
         assert why in done.stderr
+
+
+def test_where_its_port_is_taken_it_says_so_and_ends(
+    server: ApiServer, operator: Operator, tmp_path: Path
+) -> None:
+    (tmp_path / "second").mkdir()
+    second = Operator(server, tmp_path / "second")
+    second.port = operator.port
+    until(lambda: operator.ask("/healthz")[0], 30, f"probes; it said {operator.log}")
+    second.start()
+    assert second.process is not None
+    assert second.process.wait(30) == 2
+    assert f"port {operator.port} is needed for figures and probes" in second.log
+
+
+def test_one_that_waits_for_its_api_server_serves_probes_and_ends_when_it_is_told(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    away = Operator(replace(server, url=f"https://127.0.0.1:{free_ports(1)[0]}"), tmp_path)
+    away.start()
+    until(lambda: "cannot be listed" in away.log, 30, "a line about what it waits for")
+    assert away.ask("/healthz")[0] == 200
+    assert away.ask("/readyz") == (503, "the first list of what is there is not done\n")
+    assert away.end() == 0
+    assert "Traceback" not in away.log

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from manifests import manifest
-from operated import SETUP, Killed, Operated, dies_at, refuses
+from operated import MERGE, SETUP, Killed, Operated, dies_at, refuses
 
 from apiserver import ApiServer
 from dataloaderjob.api import KIND
-from dataloaderjob.api.status import ConditionType
+from dataloaderjob.api.status import ConditionType, RayStatus
+from dataloaderjob.core.rates import Rates
 from dataloaderjob_operator import objects
+from dataloaderjob_operator.answers import Answer
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.same import ANNOTATION_APPLIED
 
 NAMES = {
     ("Secret", "mnist-key"), ("ConfigMap", "mnist-settings"), ("Service", "mnist-head"), ("Service", "mnist-trainers"),
+    ("NetworkPolicy", "mnist-head"), ("NetworkPolicy", "mnist-feeder"), ("NetworkPolicy", "mnist-trainer"),
     ("Deployment", "mnist-head"), ("Deployment", "mnist-feeders"), ("Job", "mnist-trainers-0"),
 }  # fmt: skip
 PODLESS = {key for key in NAMES if key[0] not in ("Deployment", "Job")}
@@ -80,6 +86,42 @@ def test_what_somebody_else_changed_of_ours_is_put_back_and_what_is_theirs_stays
     assert job.reconcile() == 0, "a change of theirs is none of ours"
 
 
+@pytest.mark.parametrize(
+    "wider",
+    [
+        pytest.param([{}], id="a-rule-for-all"),
+        pytest.param([{"from": [{"podSelector": {}}]}], id="another-rule"),
+    ],
+)
+def test_a_policy_that_somebody_opened_is_shut_again(job: Operated, wider: list[Any]) -> None:
+    job.settle()
+    before = job.get("NetworkPolicy", "mnist-head")["spec"]
+    job.patch("NetworkPolicy", "mnist-head", {"spec": {"ingress": before["ingress"] + wider}})
+    job.settle()
+    assert job.get("NetworkPolicy", "mnist-head")["spec"] == before
+
+
+def test_a_policys_rule_that_somebody_widened_is_narrowed_again(job: Operated) -> None:
+    """An empty selector beside ours means pods of all namespaces; nothing that we set has changed."""
+    job.settle()
+    before = job.get("NetworkPolicy", "mnist-feeder")["spec"]
+    opened = copy.deepcopy(before["ingress"])
+    opened[0]["from"][0]["namespaceSelector"] = {}
+    job.patch("NetworkPolicy", "mnist-feeder", {"spec": {"ingress": opened}})
+    assert job.get("NetworkPolicy", "mnist-feeder")["spec"] != before
+    job.settle()
+    assert job.get("NetworkPolicy", "mnist-feeder")["spec"] == before
+    job.edit(networkPolicy={"mode": "Strict"})
+    job.settle()
+    assert job.get("NetworkPolicy", "mnist-feeder")["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    job.edit(networkPolicy={"mode": "Ingress"})
+    job.settle()
+    assert job.get("NetworkPolicy", "mnist-feeder")["spec"] == before, "with no egress left behind"
+    job.edit(networkPolicy={"mode": "None"})
+    job.settle()
+    assert not [kind for kind, _ in job.children() if kind == "NetworkPolicy"]
+
+
 def test_a_field_that_is_no_longer_asked_for_is_taken_back(job: Operated) -> None:
     job.edit(feeders={"template": {"spec": {"tolerations": [{"operator": "Exists"}]}}})
     job.settle()
@@ -119,6 +161,14 @@ def update(job: Operated) -> None:
     job.edit(feeders={"image": "example/feeder:2"}, ray={"tuning": {"workerRegisterTimeoutSeconds": 200}})
 
 
+def restrict(job: Operated) -> None:
+    job.edit(networkPolicy={"mode": "Strict"})
+
+
+def open_up(job: Operated) -> None:
+    job.edit(networkPolicy={"mode": "None"})
+
+
 def suspend(job: Operated) -> None:
     job.edit(suspend=True)
 
@@ -154,7 +204,7 @@ def end(job: Operated) -> None:
     )
 
 
-@pytest.mark.parametrize("change", [None, scale, update, suspend, resume, fail_once, end])
+@pytest.mark.parametrize("change", [None, scale, update, restrict, open_up, suspend, resume, fail_once, end])
 def test_an_operator_that_dies_before_any_of_its_writes_leaves_the_same_end(
     server: ApiServer, change: Any
 ) -> None:
@@ -241,7 +291,80 @@ def test_a_child_that_is_refused_is_told_in_the_status_and_made_once_it_can_be(s
     assert set(job.children()) == NAMES
 
 
+def test_what_the_supervisor_says_is_in_the_status_and_noise_is_not_written(job: Operated) -> None:
+    job.settle()
+    job.serves()
+    ray = RayStatus(version="2.60.0", worker_register_timeout_seconds=120)
+    rates = Rates(batches_per_s=12.345, nbytes_per_s=2.5e9, stall=0.5, occupancy=0.25)
+    job.supervisor.said = Answer(desired=1, ready=1, ray=ray, rates=rates)
+    job.settle()
+    status = job.get(KIND, "mnist")["status"]
+    assert status["loader"] == {
+        "batchesPerSecond": "12.3", "gbPerSecond": "2.5", "stallPercent": "50", "occupancyPercent": "25",
+    }  # fmt: skip
+    assert (status["feeders"]["summary"], status["ray"]["workerRegisterTimeoutSeconds"]) == ("1/1", 120)
+    assert (job.conditions()["HeadReady"]["status"], job.conditions()["FeedersReady"]["status"]) == (
+        "True",
+        "True",
+    )
+    job.supervisor.said = replace(job.supervisor.said, rates=replace(rates, batches_per_s=12.5, stall=0.52))
+    assert job.reconcile() == 0, "noise"
+    job.supervisor.said = replace(job.supervisor.said, rates=replace(rates, batches_per_s=0.0))
+    operator = job.operator()
+    job.look_with(operator)
+    assert job.get(KIND, "mnist")["status"]["loader"]["batchesPerSecond"] == "0"
+    job.supervisor.said = replace(job.supervisor.said, rates=rates)
+    assert (job.look_with(operator) or 0.0) > 1.0, "it looks again when 15 seconds have passed"
+    assert job.get(KIND, "mnist")["status"]["loader"]["batchesPerSecond"] == "0"
+
+
+@pytest.mark.parametrize("number", [3, 0])
+def test_the_feeders_that_the_spec_asks_for_are_wanted_of_the_supervisor(
+    server: ApiServer, number: int
+) -> None:
+    job = Operated(server, manifest({"spec.feeders.processesPerPod": 2, "spec.feeders.minReplicas": 0}))
+    job.settle()
+    path = f"{job.path(KIND, job.name)}/scale"
+    server.request("PATCH", path, {"spec": {"replicas": number}}, content_type=MERGE)
+    job.settle()
+    assert job.supervisor.wanted == 2 * number
+    assert job.get("Deployment", "mnist-feeders")["spec"]["replicas"] == number
+    end(job)
+    job.settle()
+    assert job.supervisor.wanted is None
+
+
+def test_a_raised_worker_register_timeout_replaces_head_and_feeders(job: Operated) -> None:
+    def templates() -> list[str]:
+        mark = "dataloading.dev/template"
+        found = [job.get("Deployment", f"mnist-{role}") for role in ("head", "feeders")]
+        return [f["spec"]["template"]["metadata"]["annotations"][mark] for f in found]
+
+    job.settle()
+    before = templates()
+    job.edit(ray={"tuning": {"workerRegisterTimeoutSeconds": 300}})
+    job.settle()
+    assert all(old != new for old, new in zip(before, templates(), strict=True))
+    for file in ("head.json", "feeder.json"):
+        settings = json.loads(job.get("ConfigMap", "mnist-settings")["data"][file])
+        assert settings["tuning"]["worker_register_timeout_s"] == 300
+
+
 def test_what_we_sent_is_marked_so_that_the_same_is_not_sent_again(job: Operated) -> None:
     job.settle()
     for key in NAMES:
         assert ANNOTATION_APPLIED in job.get(*key)["metadata"]["annotations"]
+
+
+def test_a_field_of_a_template_that_kubernetes_does_not_know_is_told_by_name(server: ApiServer):
+    changes = {"spec.trainer.template.spec.nodeSelectr": {"disk": "fast"}}
+    job = Operated(server, manifest(changes))
+    operator = job.operator()
+    with pytest.raises(ApiError, match="nodeSelectr"):
+        for _ in range(9):
+            job.look_with(operator)
+    with pytest.raises(ApiError):
+        job.look_with(operator)
+    ready = job.conditions()["Ready"]
+    assert (ready["status"], ready["reason"]) == ("False", "ChildRefused")
+    assert "nodeSelectr" in ready["message"]

@@ -1,65 +1,200 @@
-"""The rights that the chart gives are enough for the operator, and no more than it uses."""
+"""The rights that the chart gives are what the operator uses: enough for it, and not one more."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from manifests import manifest
 from operated import Operated
-from processes_of_operator import ALL, Operator, until
+from processes_of_operator import ALL, Operator, kubeconfig, until
+from rights import granted, refused, used
 
 from apiserver import ApiServer, Refused
 from chart import render
+from dataloaderjob.api import KIND
+from dataloaderjob_operator.objects import Manifest
 
 OPS = "ops-of-the-chart"
+RBAC = "/apis/rbac.authorization.k8s.io/v1/namespaces"
+PODLESS = {
+    ("Secret", "mnist-key"), ("ConfigMap", "mnist-settings"), ("Service", "mnist-head"), ("Service", "mnist-trainers"),
+    ("NetworkPolicy", "mnist-head"), ("NetworkPolicy", "mnist-feeder"), ("NetworkPolicy", "mnist-trainer"),
+}  # fmt: skip
+BY_ADMISSION = {("dataloading.dev", "dataloaderjobs/finalizers", "update")}
+"""No request: what `blockOwnerDeletion` in an owner reference needs where the API server looks at it."""
+
+
+@pytest.fixture(scope="module")
+def ops(server: ApiServer) -> str:
+    server.request("POST", "/api/v1/namespaces", {"metadata": {"name": OPS}})
+    return OPS
 
 
 @pytest.fixture
 def job(server: ApiServer) -> Operated:
-    return Operated(server, manifest())
+    return Operated(server, manifest({"spec.ttlSecondsAfterFinished": 0}))
 
 
-def account(server: ApiServer, job: Operated) -> str:
-    """A token of the chart's service account, which may work in the job's namespace only."""
-    found = render("--set", f"namespaces={{{job.namespace}}}", namespace=OPS)
-    for path, body in (
-        ("/api/v1/namespaces", {"metadata": {"name": OPS}}),
-        (f"/api/v1/namespaces/{OPS}/serviceaccounts", found["ServiceAccount", "r-operator"]),
-        (f"/apis/rbac.authorization.k8s.io/v1/namespaces/{job.namespace}/roles", found["Role", "r-operator"]),
-        (
-            f"/apis/rbac.authorization.k8s.io/v1/namespaces/{job.namespace}/rolebindings",
-            found["RoleBinding", "r-operator"],
-        ),
-    ):
-        server.request("POST", path, body)
-    path = f"/api/v1/namespaces/{OPS}/serviceaccounts/r-operator/token"
+def install(server: ApiServer, job: Operated, ops: str, release: str) -> dict[Any, Manifest]:
+    """Accounts and rights of the chart, which may work in the job's namespace only."""
+    found = render("--set", f"namespaces={{{job.namespace}}}", release=release, namespace=ops)
+    for (kind, _), thing in found.items():
+        assert not kind.startswith("Cluster"), "of Roles only"
+        if kind == "ServiceAccount":
+            server.request("POST", f"/api/v1/namespaces/{ops}/serviceaccounts", thing)
+        elif kind in ("Role", "RoleBinding"):
+            server.request("POST", f"{RBAC}/{job.namespace}/{kind.lower()}s", thing)
+    return found
+
+
+def as_account(server: ApiServer, ops: str, name: str) -> ApiServer:
+    path = f"/api/v1/namespaces/{ops}/serviceaccounts/{name}/token"
     answer = server.request(
         "POST", path, {"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "spec": {}}
     )
-    return str(answer["status"]["token"])
+    return replace(server, token=str(answer["status"]["token"]))
 
 
-def test_a_role_in_one_namespace_is_enough_for_a_job_there(
-    server: ApiServer, job: Operated, tmp_path: Path
+@pytest.fixture
+def limited(server: ApiServer, job: Operated, ops: str, tmp_path: Path) -> Iterator[Operator]:
+    """An operator that has no other rights than the chart's."""
+    rights = install(server, job, ops, "r")
+    account = as_account(server, ops, "r-operator")
+    made = Operator(account, tmp_path)
+    made.start("--namespace", job.namespace)
+    yield made
+    if made.process is not None and made.process.poll() is None:
+        made.end(kill=True)
+    for path in (
+        f"{RBAC}/{job.namespace}/roles", f"{RBAC}/{job.namespace}/rolebindings",
+        f"/api/v1/namespaces/{ops}/serviceaccounts",
+    ):  # fmt: skip
+        for kind, name in rights:
+            if path.endswith(f"/{kind.lower()}s"):
+                server.request("DELETE", f"{path}/{name}")
+
+
+def stray(job: Operated, kind: str) -> None:
+    """A child that an operator of another version made, and this one does not want."""
+    uid = job.get(KIND, job.name)["metadata"]["uid"]
+    owner = {"apiVersion": "dataloading.dev/v1alpha1", "kind": KIND, "name": job.name, "uid": uid}
+    metadata = {"name": "mnist-old", "labels": {"dataloading.dev/job": job.name}, "ownerReferences": [owner]}
+    spec = {"spec": {"ports": [{"port": 80}]}} if kind == "Service" else {}
+    job.server.request("POST", job.path(kind), {"metadata": metadata, **spec})
+
+
+def there(job: Operated, kind: str, name: str) -> bool:
+    try:
+        return not job.get(kind, name)["metadata"].get("deletionTimestamp")
+    except Refused:
+        return False
+
+
+def kept(job: Operated) -> set[tuple[str, str]]:
+    """Children, after those that are being deleted have gone."""
+    job.collect_garbage()
+    return set(job.children())
+
+
+def live_a_whole_life(job: Operated, operator: Operator) -> None:
+    """All that can become of a job: children, causes, strays, held, again, ended, gone."""
+    until(lambda: len(job.children()) == ALL, 30, f"children; it said {operator.log}")
+    for kind in ("Service", "ConfigMap", "NetworkPolicy"):
+        stray(job, kind)
+        until(lambda kind=kind: not there(job, kind, "mnist-old"), 20, f"no stray {kind}")
+    until(lambda: "lookups_total 0.0" not in operator.ask("/metrics")[1], 20, "a look at events")
+    job.edit(suspend=True)
+    until(lambda: kept(job) == PODLESS, 20, "pods released")
+    job.edit(suspend=False, feeders={"replicas": 2})
+    until(lambda: len(job.children()) == ALL, 30, f"children again; it said {operator.log}")
+    job.ends("mnist-trainers-0", "Complete")
+    until(lambda: not there(job, KIND, job.name), 20, "the job deleted after its time")
+
+
+def test_what_the_operator_asks_for_in_the_life_of_a_job_is_what_the_chart_grants(
+    server: ApiServer, job: Operated, ops: str, limited: Operator
 ) -> None:
-    limited = replace(server, token=account(server, job))
+    live_a_whole_life(job, limited)
+    limited.end()
+    account = f"{ops}:r-operator"
+    assert refused(server.audit_log, account) == []
+    role = server.request("GET", f"{RBAC}/{job.namespace}/roles/r-operator")
+    did, may = used(server.audit_log, account), granted(role["rules"])
+    assert did - may == set(), "more than is granted"
+    assert may - did == BY_ADMISSION, "granted, and never used: take it out, or use it in this test"
+
+
+def test_without_rights_on_finalizers_no_child_can_name_its_owner(
+    server: ApiServer, job: Operated, ops: str, limited: Operator
+) -> None:
+    limited.end(kill=True)
+    role = server.request("GET", f"{RBAC}/{job.namespace}/roles/r-operator")
+    role["rules"] = [rule for rule in role["rules"] if "dataloaderjobs/finalizers" not in rule["resources"]]
+    server.request("PUT", f"{RBAC}/{job.namespace}/roles/r-operator", role)
+    owner = {
+        "apiVersion": "dataloading.dev/v1alpha1", "kind": KIND, "name": job.name, "uid": "u",
+        "blockOwnerDeletion": True,
+    }  # fmt: skip
+    child = {"metadata": {"name": "child", "ownerReferences": [owner]}}
+    account = as_account(server, ops, "r-operator")
+    with pytest.raises(Refused, match="finalizers"):
+        until(lambda: account.request("POST", job.path("ConfigMap"), child) and None, 5, "a refusal")
+
+
+def test_a_role_in_one_namespace_sees_no_other_and_no_secret_of_others(
+    server: ApiServer, job: Operated, ops: str, limited: Operator
+) -> None:
+    account = as_account(server, ops, "r-operator")
     for forbidden in (f"/api/v1/namespaces/{job.namespace}/secrets", "/api/v1/namespaces", "/api/v1/pods"):
         with pytest.raises(Refused, match="forbidden"):
-            limited.request("GET", forbidden)
-    operator = Operator(limited, tmp_path)
-    operator.start("--namespace", job.namespace)
-    try:
-        until(lambda: len(job.children()) == ALL, 30, f"children; it said {operator.log}")
-        job.edit(suspend=True)
-        until(lambda: len(job.children()) < ALL or job.collect_garbage(), 20, "pods released")
-        job.edit(suspend=False, feeders={"replicas": 2})
-        until(
-            lambda: job.collect_garbage() or len(job.children()) == ALL,
-            30,
-            f"children again; it said {operator.log}",
-        )
-        assert "forbidden" not in operator.log
-    finally:
-        operator.end(kill=True)
+            account.request("GET", forbidden)
+
+
+def replaced(job: Operated, name: str, uid: str) -> bool:
+    """Whether another job of that name is there; the garbage collector, which is not, lets go of the old one."""
+    with contextlib.suppress(Refused):
+        found = job.get(KIND, name)["metadata"]
+        if found.get("deletionTimestamp"):
+            job.patch(KIND, name, {"metadata": {"finalizers": None}})
+        return bool(found["uid"] != uid)
+    return False
+
+
+@pytest.mark.parametrize("ends", ["Complete", "Failed"])
+def test_the_charts_test_applies_its_job_and_tells_how_it_ended(
+    server: ApiServer, job: Operated, ops: str, tmp_path: Path, ends: str
+) -> None:
+    release = f"t-{ends.lower()}"
+    found = install(server, job, ops, release)
+    name = f"{release}-operator-test"
+    text = found["ConfigMap", name]["data"]["job.yaml"]
+    (tmp_path / "job.yaml").write_text(text)
+    tried = yaml.safe_load(text)["metadata"]["name"]
+    env = {**os.environ, "KUBECONFIG": str(kubeconfig(as_account(server, ops, name), tmp_path))}
+    command = [sys.executable, *found["Pod", name]["spec"]["containers"][0]["command"][1:]]
+    command += ["--job", str(tmp_path / "job.yaml"), "--timeout-seconds", "60"]
+    server.request("POST", job.path(KIND), yaml.safe_load(text))  # of an earlier test
+    old = job.get(KIND, tried)["metadata"]["uid"]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    until(lambda: replaced(job, tried, old), 30, "a new job")
+    condition = {
+        "type": ends, "status": "True", "reason": "TrainerSaid", "message": "pod a: exit code 3",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    job.patch(KIND, tried, {"status": {"phase": ends, "conditions": [condition]}}, "status")
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == (0 if ends == "Complete" else 1), said
+    assert f"{ends}=True TrainerSaid: pod a: exit code 3" in said
+    assert not there(job, KIND, tried), "it is deleted"
+    account = f"{ops}:{name}"
+    assert refused(server.audit_log, account) == []
+    assert used(server.audit_log, account) == granted(found["Role", name]["rules"])

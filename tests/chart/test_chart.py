@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import Any
 
 import pytest
 import yaml
 
 from chart import CHART, helm, render
+from dataloaderjob_operator.__main__ import parse
+from dataloaderjob_operator.logs import Format
 
 CRD = CHART.parents[1] / "crds" / "dataloaderjobs.yaml"
 NAMED = "CustomResourceDefinition", "dataloaderjobs.dataloading.dev"
@@ -44,6 +48,11 @@ def test_its_crd_is_the_one_of_the_models_and_stays_unless_it_is_said() -> None:
         (["--set", "workers=0"], "workers"),
         (["--set-json", 'namespaces="team"'], "namespaces"),
         (["--set", "image.digest=abc"], "digest"),
+        (["--set", "feederImage.name=x"], "name"),
+        (["--set", "logFormat=xml"], "logFormat"),
+        (["--set", "podMonitor.every=1m"], "every"),
+        (["--set", "podMonitor.interval=often"], "interval"),
+        (["--set", "test.timeoutSeconds=0"], "timeoutSeconds"),
     ],
 )
 def test_a_value_that_it_does_not_know_or_take_is_refused_by_name(options: list[str], why: str) -> None:
@@ -57,16 +66,46 @@ def test_every_value_is_in_the_schema() -> None:
     assert set(values) == set(schema["properties"]) - {"global"}
 
 
-def test_the_operators_pod_is_restricted() -> None:
-    found = render()
-    pod = found[OPERATOR]["spec"]["template"]["spec"]
+def test_every_value_is_explained_and_has_a_default() -> None:
+    lines = (CHART / "values.yaml").read_text().splitlines()
+    bare = [
+        line.strip()
+        for before, line in itertools.pairwise(["", *lines])
+        if re.match(r"( {2})?[a-zA-Z]+:", line) and not before.strip().startswith("#")
+    ]
+    assert bare == ["requests:", "limits:"], "all but what Kubernetes explains have a comment above them"
+
+
+@pytest.mark.parametrize("name", [OPERATOR, ("Pod", "r-operator-test")], ids=["operator", "test"])
+def test_its_pods_are_restricted(name: tuple[str, str]) -> None:
+    thing = render()[name]
+    pod = thing["spec"]["template"]["spec"] if name is OPERATOR else thing["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    security = container(found)["securityContext"]
-    assert security["readOnlyRootFilesystem"] is True
-    assert security["allowPrivilegeEscalation"] is False
-    assert security["capabilities"] == {"drop": ["ALL"]}
-    assert found[OPERATOR]["spec"]["strategy"] == {"type": "Recreate"}
+    (only,) = pod["containers"]
+    assert only["securityContext"]["readOnlyRootFilesystem"] is True
+    assert only["securityContext"]["allowPrivilegeEscalation"] is False
+    assert only["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_there_is_one_operator_and_never_a_second_beside_it() -> None:
+    spec = render()[OPERATOR]["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+
+
+def test_the_operator_takes_its_options_and_its_probes_ask_where_it_answers() -> None:
+    only = container(render())
+    options = parse(only["args"])
+    assert [(p["name"], p["containerPort"]) for p in only["ports"]] == [("metrics", options.metrics_port)]
+    assert options.log_format is Format.JSON
+    for probe, path in (
+        ("startupProbe", "/healthz"),
+        ("livenessProbe", "/healthz"),
+        ("readinessProbe", "/readyz"),
+    ):
+        assert only[probe]["httpGet"] == {"path": path, "port": "metrics"}
+    patience = only["livenessProbe"]["periodSeconds"] * only["livenessProbe"]["failureThreshold"]
+    assert patience >= 60, "a node that is busy for a while is no reason to start anew"
 
 
 @pytest.mark.parametrize(
@@ -90,8 +129,10 @@ def test_one_registry_serves_the_sidecar_too() -> None:
 
 def test_with_namespaces_there_are_roles_in_these_and_nothing_of_the_cluster() -> None:
     found = render("--set", "namespaces={a,b}")
-    roles = [thing for (kind, _), thing in found.items() if kind in ("Role", "RoleBinding")]
-    assert len(roles) == 2, "of the same names in two namespaces: the last of each"
+    roles = [name for kind, name in found if kind in ("Role", "RoleBinding")]
+    assert sorted(roles) == 2 * ["r-operator"] + 2 * ["r-operator-test"], (
+        "of two namespaces: the last of each"
+    )
     assert not any(kind.startswith("Cluster") for kind, _ in found)
     assert {"--namespace=a", "--namespace=b"} <= set(container(found)["args"])
 
@@ -105,7 +146,14 @@ def test_rights_are_few_and_none_lists_secrets() -> None:
 
 
 def test_the_root_key_is_long_and_stays_when_the_chart_goes() -> None:
-    made = render()["Secret", "r-operator-root-key"]
+    made = render()["Secret", "dataloaderjob-root-key"]
     assert len(made["data"]["root"]) >= 64
     assert made["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-    assert made["data"] != render()["Secret", "r-operator-root-key"]["data"]
+    assert made["data"] != render()["Secret", "dataloaderjob-root-key"]["data"]
+
+
+def test_a_root_key_that_is_there_is_taken_and_none_made() -> None:
+    made = render("--set", "rootKey.existingSecret=ours")
+    assert not [name for kind, name in made if kind == "Secret"]
+    (volume,) = made["Deployment", "r-operator"]["spec"]["template"]["spec"]["volumes"]
+    assert volume["secret"]["secretName"] == "ours"

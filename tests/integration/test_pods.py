@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
 import torch
 from fault_data import Slow, digest_of
 from loud_data import Loud
@@ -17,6 +21,7 @@ from rig import until
 from torch.utils.data import Dataset
 
 from dataloaderjob import DataLoader
+from dataloaderjob.core.errors import DataLoaderJobError
 
 Job = tuple[Pods, Pod, list[Pod]]
 
@@ -42,6 +47,38 @@ def loader(dataset: Dataset, **options: int) -> DataLoader:
 def reference(samples: int) -> str:
     """Of a dataset that does not print."""
     return digest_of(loader(Slow(samples, 0.0), num_workers=0))
+
+
+class Broken(Dataset):
+    """Raises for one sample."""
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        if i == 40:
+            raise ValueError("sample 40 is broken")
+        return torch.tensor(i)
+
+    def __len__(self) -> int:
+        return 64
+
+
+def workers_begin_with(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's worker processes of pods that are started from now on run this before anything else."""
+    lines = ["import sys", "if any(a.endswith('default_worker.py') for a in sys.orig_argv):", f"    {code}"]
+    (folder / "sitecustomize.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def awaited_cause(pods: Pods, cause: str, timeout_s: float) -> dict[str, Any]:
+    """The status once its only feeder has this cause not to be ready."""
+
+    def found() -> dict[str, Any] | None:
+        try:
+            status = pods.status()
+        except (OSError, DataLoaderJobError):
+            return None
+        return status if any(f["cause"] == cause for f in status["feeders"]) else None
+
+    return dict(until(found, timeout_s, f"cause {cause}"))
 
 
 def lines(text: str, word: str) -> list[tuple[str, int]]:
@@ -129,6 +166,59 @@ def test_without_the_token_of_the_jobs_ray_a_pod_does_not_join_and_says_so(job: 
     assert "InvalidAuthToken" in pod.out + pod.err
     assert f"with the token of {pods.home}/wrong, could not be started" in pod.err
     assert pods.status()["ready"] == 2
+
+
+@pytest.mark.slow
+def test_a_failure_is_told_with_its_feeder_until_a_batch_is_taken_after_it(job: Job):
+    pods, _, _ = job
+    broken = loader(Broken())
+    with pytest.raises(ValueError, match="sample 40"):
+        list(broken)
+    (failure,) = until(lambda: pods.status()["failures"], 10, "the failure")
+    assert failure["text"] == "ValueError: sample 40 is broken (for index 40)"
+    assert (failure["reason"], failure["feeder"][:7]) == ("UserCodeFailed", "feeder-")
+    assert failure["sidecar"].startswith("sidecar-")
+    assert pods.status()["failures"] == [failure], "nothing was taken since"
+    del broken  # with it goes the ring: the next trainer has another, and for less than a second
+    gc.collect()
+    assert digest_of(loader(Slow(64, 0.0))) == digest_of(loader(Slow(64, 0.0), num_workers=0))
+    until(lambda: pods.status()["failures"] == [], 10, "it has passed")
+
+
+@pytest.mark.slow
+def test_a_worker_register_timeout_that_is_too_short_is_told_and_raising_it_heals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    workers_begin_with("import time; time.sleep(2.5)", tmp_path, monkeypatch)
+    field = "spec.ray.tuning.workerRegisterTimeoutSeconds"
+    with Pods(feeders=1, changes={field: 1}) as pods:
+        head, feeder = pods.head(), pods.feeder(0)
+        status = awaited_cause(pods, "WorkerRegisterTimeout", 90)
+        assert status["ray"]["worker_register_timeout_seconds"] == 1, "as its GCS says"
+        (why,) = [f["why"] for f in status["feeders"]]
+        assert "worker_register_timeout, 1 s" in why
+        assert f"raise {field}" in why
+        assert [pod.terminate() for pod in (feeder, head)] == [0, 0]
+        pods.change({field: 60})
+        pods.head()
+        pods.feeder(0)
+        assert pods.ready(1)["ray"] == {
+            "version": ray.__version__,
+            **pods.job.spec.ray.tuning.settings().config(),
+        }
+
+
+@pytest.mark.slow
+def test_a_feeder_whose_image_lacks_a_module_is_told_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    workers_begin_with("sys.modules['torch'] = None", tmp_path, monkeypatch)
+    with Pods(feeders=1) as pods:
+        pods.head()
+        pods.feeder(0)
+        status = awaited_cause(pods, "FeederFails", 90)
+        assert "failed at its start: ModuleNotFoundError: " in status["feeders"][0]["why"]
+        assert "torch" in status["feeders"][0]["why"]
 
 
 def test_a_pod_waits_for_the_head_says_so_and_gives_up_in_the_end():

@@ -25,6 +25,7 @@ from dataloaderjob.core.frames import Kind
 from dataloaderjob.core.settings import RayTuning
 from dataloaderjob.core.supervision import EXIT_RAY_LATE, EXIT_RAY_LOST
 from dataloaderjob.local.head import RayHead
+from dataloaderjob.sidecar.upstream import upload
 
 Start = Callable[..., Supervised]
 
@@ -194,7 +195,7 @@ def test_blobs_reach_a_node_without_them_through_the_supervisor(start: Start, tm
     (feeder,) = supervised.ready(1)
     trainer = BlobStore(tmp_path / "trainer")
     dataset = Squares()
-    dataset.weights = torch.arange(3_000_000)  # type: ignore[attr-defined]
+    dataset.weights = torch.arange(12_000_000)  # type: ignore[attr-defined]
     spec = spec_of(dataset, trainer.folder)
     with Sidecar(supervised) as sidecar, Receiver(feeder["port"], KEY, job=supervised.job) as receiver:
         for digest, nbytes in spec.blobs:
@@ -208,16 +209,11 @@ def test_blobs_reach_a_node_without_them_through_the_supervisor(start: Start, tm
             message = sidecar.hear()
             if message["type"] == "want":
                 wanted.add(message["digest"])
-                upload(supervised, trainer, message["digest"])
+                digest, nbytes = next(blob for blob in spec.blobs if blob[0] == message["digest"])
+                address = ("127.0.0.1", supervised.settings.port)
+                upload(address, KEY, trainer, digest, nbytes, name="pod-0", job=supervised.job)
         assert receiver.next().batch().tolist() == [9]
     assert wanted == {digest for digest, _ in spec.blobs}
-
-
-def upload(supervised: Supervised, store: BlobStore, digest: str) -> None:
-    with Sidecar(supervised, "blob") as link:
-        link.say(type="blob", digest=digest, nbytes=store.path(digest).stat().st_size)
-        link.sock.sendall(store.path(digest).read_bytes())
-        assert link.hear() == {"type": "stored"}
 
 
 def test_figures_and_bad_requests(start: Start):
@@ -317,7 +313,9 @@ def test_a_worker_whose_start_takes_40_s(tmp_path: Path, timeout_s: int):
     (tmp_path / "slow" / "sitecustomize.py").write_text(SLOW_START)
     tuning = RayTuning(worker_register_timeout_s=timeout_s)
     with head(tuning=tuning, env={"PYTHONPATH": str(tmp_path / "slow")}) as made:
-        supervised = Supervised(tmp_path, made, ready_timeout_s=100.0)
+        supervised = Supervised(
+            tmp_path, made, ready_timeout_s=100.0, worker_register_timeout_s=float(timeout_s)
+        )  # fmt: skip
         supervised.start()
         before = set(made.pids())
         supervised.wait(lambda s: s["feeders"])
@@ -326,9 +324,8 @@ def test_a_worker_whose_start_takes_40_s(tmp_path: Path, timeout_s: int):
         if timeout_s == 10:
             wait_until(lambda: not alive(worker), 25, "the raylet kills the worker")
             assert time.monotonic() - started > 5
-            status = supervised.ask("status")
+            status = supervised.wait(lambda s: "workerRegisterTimeoutSeconds" in s["notes"][0])
             assert status["ready"] == 0
-            assert "has not reported" in status["notes"][0]
             wait_until(lambda: set(made.pids()) - before - workers, 20, "it tries again, in vain")
         else:
             (feeder,) = supervised.ready(1, 90)

@@ -23,6 +23,12 @@ from typing import Any
 
 DEFAULT_ASSETS = "/usr/local/kubebuilder/bin"
 UP_S = 60.0
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts"]}, {"level": "None"}],
+}
 END_S = 2.0
 """It has nothing to save, and waits for open connections otherwise."""
 
@@ -41,6 +47,8 @@ class ApiServer:
 
     url: str
     token: str
+    audit_log: Path
+    """What service accounts asked for, a line of JSON for each request."""
 
     @functools.cached_property
     def connection(self) -> http.client.HTTPSConnection:
@@ -103,9 +111,10 @@ def assets() -> Path:
 def api_server(folder: Path) -> Iterator[ApiServer]:
     """Starts both in `folder`, which is theirs, and ends both. Raises RuntimeError if they do not come up."""
     programs = assets()
-    etcd_port, peer_port, port = _free_ports(3)
+    etcd_port, peer_port, port = free_ports(3)
     token = secrets.token_hex(16)
     (folder / "tokens").write_text(f"{token},admin,admin,system:masters\n")
+    (folder / "audit.json").write_text(json.dumps(AUDIT_POLICY))
     key = folder / "service-accounts.key"
     subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
     etcd = _start(
@@ -119,10 +128,11 @@ def api_server(folder: Path) -> Iterator[ApiServer]:
         f"--token-auth-file={folder / 'tokens'}", "--authorization-mode=RBAC",
         "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={key}",
         f"--service-account-signing-key-file={key}", "--service-cluster-ip-range=10.0.0.0/24",
-        "--disable-admission-plugins=ServiceAccount",
+        "--disable-admission-plugins=ServiceAccount", f"--audit-policy-file={folder / 'audit.json'}",
+        "--enable-admission-plugins=OwnerReferencesPermissionEnforcement", f"--audit-log-path={folder / 'audit.log'}",
     )  # fmt: skip
     try:
-        running = ApiServer(f"https://127.0.0.1:{port}", token)
+        running = ApiServer(f"https://127.0.0.1:{port}", token, folder / "audit.log")
         _wait_up(running, folder, etcd, server)
         yield running
     finally:
@@ -153,7 +163,7 @@ def _wait_up(running: ApiServer, folder: Path, *processes: subprocess.Popen[byte
         time.sleep(0.1)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     socks = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [sock.getsockname()[1] for sock in socks]
     for sock in socks:

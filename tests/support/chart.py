@@ -19,6 +19,14 @@ def helm(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["helm", *words], capture_output=True, text=True, timeout=120)
 
 
+def notes(*options: str, release: str = "r", namespace: str = "ops") -> str:
+    """What helm prints after an installation. Raises ValueError with what helm said."""
+    done = helm("install", release, str(CHART), "--namespace", namespace, "--dry-run=client", *options)
+    if done.returncode:
+        raise ValueError(done.stderr)
+    return done.stdout.partition("\nNOTES:\n")[2]
+
+
 def render(
     *options: str, release: str = "r", namespace: str = "ops"
 ) -> dict[tuple[str, str], dict[str, Any]]:

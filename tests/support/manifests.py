@@ -164,6 +164,15 @@ REFUSED_FIELDS = [
         id="env-twice",
     ),
     pytest.param({f"{CONTAINER}.env": [{"name": "A=B"}]}, 'found "A=B"; use a name without =', id="env-name"),
+    pytest.param(
+        {"spec.networkPolicy.mode": "Deny"}, 'found "Deny"; use Ingress or Strict or None', id="policy-mode"
+    ),
+    pytest.param(
+        {"spec.networkPolicy": "Strict"}, 'found "Strict"; use a mapping with the fields mode', id="bare-mode"
+    ),
+    pytest.param(
+        {"spec.trainer.template.spec.hostNetwork": "yes"}, 'found "yes"; use true or false', id="host-network"
+    ),
     pytest.param({"spec.managedBy": "me"}, 'found "me"; use a controller\'s name such as', id="managed-by"),
 ]
 
@@ -299,6 +308,16 @@ REFUSED_BY_RULES = [
         id="restart-policy",
     ),
     pytest.param(
+        {"spec.trainer.template.spec.hostNetwork": True},
+        "Ingress with hostNetwork in trainer.template; use None where pods use the network of their node",
+        id="policy-of-pods-on-the-host",
+    ),
+    pytest.param(
+        {"spec.feeders.template.spec.hostNetwork": True, "spec.networkPolicy.mode": "Strict"},
+        "Strict with hostNetwork in feeders.template; use None where pods use the network of their node",
+        id="policy-of-feeders-on-the-host",
+    ),
+    pytest.param(
         {f"{CONTAINER}.env": [{"name": "A", "value": "1", "valueFrom": {"secretKeyRef": {}}}]},
         "both value and valueFrom; use one of the two",
         id="two-sources",
@@ -338,4 +357,10 @@ ACCEPTED = [
         {"status": {"phase": "Running"}, "metadata.uid": "u", "metadata.generation": 3}, id="live-object"
     ),
     pytest.param({"spec.managedBy": "kueue.x-k8s.io/multikueue"}, id="managed-by"),
+    pytest.param({"spec.networkPolicy.mode": "Strict"}, id="strict-policy"),
+    pytest.param({"spec.networkPolicy.mode": None}, id="policy-left-out"),
+    pytest.param(
+        {"spec.networkPolicy.mode": "None", "spec.trainer.template.spec.hostNetwork": True}, id="host-network"
+    ),
+    pytest.param({"spec.feeders.template.spec.hostNetwork": False}, id="own-network"),
 ]

@@ -6,20 +6,22 @@ import asyncio
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 from kubernetes.aio import client as kubernetes
 
 from apiserver import ApiServer
 from dataloaderjob.api import KIND
-from dataloaderjob_operator import objects
-from dataloaderjob_operator.cache import Cache
+from dataloaderjob_operator import names, objects
+from dataloaderjob_operator.answers import Answer
+from dataloaderjob_operator.cache import Cache, JobKey
 from dataloaderjob_operator.client import PATHS, ApiError, Client
 from dataloaderjob_operator.names import LABEL_JOB
 from dataloaderjob_operator.reconcile import Reconciler
 
 SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
+T = TypeVar("T")
 MERGE = "application/merge-patch+json"
 _NUMBERS = itertools.count()
 
@@ -32,7 +34,7 @@ class Api:
     """`Client`, which may fail before a write: `fault` is asked with the number of the write."""
 
     def __init__(self, client: Client, fault: Callable[[int], Exception | None]) -> None:
-        self._client, self._fault, self.writes = client, fault, 0
+        self._client, self._fault, self.writes, self.told = client, fault, 0, 0
 
     def _count(self) -> None:
         self.writes += 1
@@ -54,6 +56,11 @@ class Api:
         self._count()
         await self._client.delete(namespace, key)
 
+    async def tell(self, event: dict[str, Any]) -> None:
+        """Not counted as a write: what follows a status may be lost."""
+        self.told += 1
+        await self._client.tell(event)
+
 
 @functools.cache
 def _operator(server: ApiServer) -> tuple[asyncio.Runner, Client]:
@@ -69,6 +76,20 @@ def _operator(server: ApiServer) -> tuple[asyncio.Runner, Client]:
     return runner, runner.run(connect())
 
 
+class Told:
+    """What supervisors said, as a test has it, and what they are told."""
+
+    def __init__(self) -> None:
+        self.said: Answer | None = None
+        self.wanted: int | None = None
+
+    def answer(self, key: JobKey) -> Answer | None:
+        return self.said
+
+    def want(self, key: JobKey, feeders: int | None) -> None:
+        self.wanted = feeders
+
+
 class Operated:
     """One job on the server, in a namespace of its own, and an operator that looks at it when it is told to."""
 
@@ -77,6 +98,7 @@ class Operated:
         self.namespace = f"ns-{next(_NUMBERS)}"
         self.name = manifest["metadata"]["name"]
         self.key = (self.namespace, self.name)
+        self.supervisor = Told()
         server.request("POST", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
         server.request("POST", self.path(KIND), manifest)
 
@@ -90,16 +112,20 @@ class Operated:
         """One reconcile. Returns how many writes it made. Raises what `fault` does."""
         runner, client = _operator(self.server)
         api = Api(client, fault)
-        runner.run(Reconciler(api, self.look(), setup).reconcile(self.key))
+        runner.run(Reconciler(api, self.look(), setup, self.supervisor).reconcile(self.key))
         return api.writes
 
     def operator(self) -> Reconciler:
         """One that lives through several looks."""
-        return Reconciler(_operator(self.server)[1], self.look(), SETUP)
+        return Reconciler(_operator(self.server)[1], self.look(), SETUP, self.supervisor)
 
     def look_with(self, operator: Reconciler) -> float | None:
         operator.cache = self.look()
-        return _operator(self.server)[0].run(operator.reconcile(self.key))
+        return self.run(operator.reconcile(self.key))
+
+    def run(self, what: Coroutine[Any, Any, T]) -> T:
+        """In the loop of the operator's client."""
+        return _operator(self.server)[0].run(what)
 
     def settle(self, looks: int = 12, setup: objects.Setup = SETUP) -> None:
         """Reconciles, and collects garbage, until nothing is written any more."""
@@ -136,12 +162,41 @@ class Operated:
         path = self.path(kind, name) + (f"/{part}" if part else "")
         self.server.request("PATCH", f"{path}?fieldManager={manager}", change, content_type=MERGE)
 
+    def serves(self, replicas: int = 1) -> None:
+        """What kubelets and controllers would report of head and feeders that are up."""
+        for name in (f"{self.name}-head", f"{self.name}-feeders"):
+            counts = {"replicas": replicas, "readyReplicas": replicas}
+            self.patch("Deployment", name, {"status": counts}, "status")
+
+    def ready_head(self, address: str) -> None:
+        """A pod of the head, ready at this address."""
+        folder, name = f"/api/v1/namespaces/{self.namespace}/pods", f"{self.name}-head-0"
+        metadata = {"name": name, "labels": names.labels(self.name, names.Role.HEAD)}
+        spec = {"containers": [{"name": "head", "image": "i"}]}
+        self.server.request("POST", folder, {"metadata": metadata, "spec": spec})
+        now = "2026-01-01T00:00:00Z"
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
+        status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "conditions": [ready]}
+        self.server.request("PATCH", f"{folder}/{name}/status", {"status": status}, content_type=MERGE)
+
     def edit(self, **spec: Any) -> None:
         """A user's change of the job."""
         self.patch(KIND, self.name, {"spec": spec})
 
     def delete(self, kind: str, name: str) -> None:
         self.server.request("DELETE", self.path(kind, name) + "?propagationPolicy=Background")
+
+    def ends(self, name: str, kind: str) -> None:
+        """What the Job controller, which is not there, says of an Indexed Job: Complete or Failed."""
+        over = {"type": kind, "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        before = "SuccessCriteriaMet" if kind == "Complete" else "FailureTarget"
+        status: dict[str, Any] = {
+            "startTime": "2026-01-01T00:00:00Z",
+            "conditions": [{**over, "type": before}, over],
+        }
+        if kind == "Complete":
+            status |= {"completionTime": "2026-01-01T00:01:00Z", "succeeded": 1}
+        self.patch("Job", name, {"status": status}, "status")
 
     def collect_garbage(self) -> bool:
         """What the garbage collector does, which is not there: lets go of what is being deleted in the foreground."""

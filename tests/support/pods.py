@@ -68,14 +68,15 @@ class Pod:
 class Pods:
     """One job; `with` ends whatever is left of it."""
 
-    def __init__(self, *, feeders: int = 2) -> None:
-        changes = {
+    def __init__(self, *, feeders: int = 2, changes: Mapping[str, Any] | None = None) -> None:
+        """`changes` of the manifest, by paths of fields."""
+        self._manifest = {
             "metadata.uid": secrets.token_hex(4),
             "metadata.namespace": "team",
             "spec.feeders.replicas": feeders,
             "spec.ray.tuning.healthCheck": FAST,
         }
-        self.job = parse_object(manifest(changes))
+        self.change(changes or {})
         self.home = Path(tempfile.mkdtemp(prefix="dlj-"))
         self.run_id = secrets.token_hex(8)
         self.gcs_port, self.port = free_port(), free_port()
@@ -85,6 +86,11 @@ class Pods:
         self.made: list[subprocess.Popen[bytes]] = []
         self.running: dict[str, Pod] = {}
         self.socket = str(self.home / "s")
+
+    def change(self, changes: Mapping[str, Any]) -> None:
+        """The job is edited: pods that are started from now on have it so."""
+        self._manifest.update(changes)
+        self.job = parse_object(manifest(self._manifest))
 
     def __enter__(self) -> Self:
         return self

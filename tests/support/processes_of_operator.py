@@ -6,16 +6,19 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from apiserver import ApiServer
+from apiserver import ApiServer, free_ports
 
-ALL = 7
+ALL = 10
 """Children of a job."""
+ROOT = b"r" * 32
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
@@ -26,30 +29,47 @@ def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     return found
 
 
+def kubeconfig(server: ApiServer, folder: Path) -> Path:
+    """Written to the folder, for whoever has the server's token."""
+    config = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "s", "cluster": {"server": server.url, "insecure-skip-tls-verify": True}}],
+        "users": [{"name": "u", "user": {"token": server.token}}],
+        "contexts": [{"name": "c", "context": {"cluster": "s", "user": "u"}}],
+    }  # fmt: skip
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
 class Operator:
     """A process that can be killed and started again."""
 
     def __init__(self, server: ApiServer, folder: Path) -> None:
-        self._folder = folder
-        (folder / "root").write_bytes(b"r" * 32)
-        config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "clusters": [{"name": "s", "cluster": {"server": server.url, "insecure-skip-tls-verify": True}}],
-            "users": [{"name": "u", "user": {"token": server.token}}],
-            "contexts": [{"name": "c", "context": {"cluster": "s", "user": "u"}}],
-        }  # fmt: skip
-        (folder / "kubeconfig").write_text(yaml.safe_dump(config))
+        self._folder, self.port = folder, free_ports(1)[0]
+        (folder / "root").write_bytes(ROOT)
+        self._kubeconfig = kubeconfig(server, folder)
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def log(self) -> str:
         return (self._folder / "log").read_text()
 
+    def ask(self, path: str) -> tuple[int, str]:
+        """Status and text of an answer of its own port; 0 while nothing answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as exc:
+            return exc.code, exc.read().decode()
+        except OSError:
+            return 0, ""
+
     def start(self, *options: str) -> None:
-        env = {**os.environ, "KUBECONFIG": str(self._folder / "kubeconfig")}
+        env = {**os.environ, "KUBECONFIG": str(self._kubeconfig)}
         command = [
             sys.executable, "-m", "dataloaderjob_operator", "--root-key", str(self._folder / "root"),
-            "--sidecar-image", "example/sidecar:1", *options,
+            "--sidecar-image", "example/sidecar:1", "--metrics-port", str(self.port), *options,
         ]  # fmt: skip
         with (self._folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log)

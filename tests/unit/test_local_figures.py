@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 
+from dataloaderjob.core.rates import COUNTERS
 from dataloaderjob.local import figures
 from dataloaderjob.local.console import Console
-from dataloaderjob.local.figures import COUNTERS, Figures, Meter
+from dataloaderjob.local.figures import Figures, Meter
 from dataloaderjob.local.tenancy import LINGER_S, UNUSED_S, Tenancy
 
 
@@ -25,19 +26,6 @@ def test_a_meter_adds_up_over_sidecars_that_start_again():
     ):
         meter.read(reading)
     assert meter.total["next_calls"] == 15
-
-
-def test_rates_and_stall_are_of_the_seconds_between():
-    before = dict.fromkeys(COUNTERS, 0)
-    after = before | {"next_calls": 50, "nbytes": 10**9, "wait_ns": 10**9, "step_ns": 3 * 10**9}
-    assert figures.over(before, after, 2.0) == (25.0, 5e8, 0.25)
-    assert figures.over(after, after, 2.0) == (0.0, 0.0, None)
-
-
-def test_occupancy_is_that_of_all_rings():
-    assert figures.occupancy({}) is None
-    rings = [{"used_nbytes": 1, "ring_nbytes": 4}, {"used_nbytes": 0, "ring_nbytes": 4}]
-    assert figures.occupancy({"rings": rings}) == 0.125
 
 
 def test_the_line_of_progress():

@@ -3,74 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from manifests import manifest
+from looks import (
+    ANSWER,
+    BASE,
+    FEEDERS,
+    HEAD,
+    SETUP,
+    T0,
+    TRAINERS,
+    after,
+    condition,
+    decided,
+    failed_trainers,
+    job,
+    keys,
+    live,
+    pod,
+    serving,
+)  # fmt: skip
 
-from dataloaderjob.api import parse_object
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
-from dataloaderjob_operator import objects
-from dataloaderjob_operator.decide import Decision, decide
+from dataloaderjob_operator.decide import decide
 from dataloaderjob_operator.objects.trainers import SIDECAR
 from dataloaderjob_operator.seen import Seen
 from dataloaderjob_operator.stage import WANTED, Part, Stage
-
-SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
-T0 = datetime(2026, 1, 1, tzinfo=UTC)
-HEAD, FEEDERS = ("Deployment", "mnist-head"), ("Deployment", "mnist-feeders")
-TRAINERS = ("Job", "mnist-trainers-0")
-BASE = {
-    ("Secret", "mnist-key"),
-    ("ConfigMap", "mnist-settings"),
-    ("Service", "mnist-head"),
-    ("Service", "mnist-trainers"),
-}
-
-
-def job(**spec: Any):
-    changes = {"metadata.uid": "u", "metadata.namespace": "team", "metadata.generation": 1}
-    return parse_object(manifest({**changes, **{f"spec.{name}": value for name, value in spec.items()}}))
-
-
-def pod(role: str, *, attempt: int = 0, started: bool = True, **status: Any) -> dict[str, Any]:
-    containers = [{"name": SIDECAR, "started": started}] if role == "trainer" else []
-    return {
-        "metadata": {"name": f"mnist-{role}-{attempt}", "labels": {"dataloading.dev/role": role}},
-        "status": {"initContainerStatuses": containers, **status},
-    }
-
-
-def live(*names: tuple[str, str], **status: Any) -> dict[tuple[str, str], dict[str, Any]]:
-    return {name: {"metadata": {"name": name[1]}, "status": status} for name in names}
-
-
-def serving(**more: Any) -> Seen:
-    """A job whose parts all serve."""
-    children = live(*BASE) | live(HEAD, FEEDERS, readyReplicas=1, replicas=1) | live(TRAINERS, active=1)
-    return Seen(job=job(), children=children, pods=(pod("head"), pod("feeder"), pod("trainer")), **more)
-
-
-def decided(seen: Seen, seconds: float = 0) -> Decision:
-    found = decide(seen, SETUP, T0 + timedelta(seconds=seconds))
-    assert found is not None
-    return found
-
-
-def after(seen: Seen, decision: Decision, **changes: Any) -> Seen:
-    return replace(seen, status=decision.status, **changes)
-
-
-def condition(decision: Decision, kind: ConditionType):
-    return next(c for c in decision.status.conditions if c.type == kind)
-
-
-def keys(decision: Decision) -> set[tuple[str, str]]:
-    return {(child["kind"], child["metadata"]["name"]) for child in decision.apply}
 
 
 def test_a_job_seen_for_the_first_time_has_all_conditions_and_gets_all_children():
@@ -110,8 +72,9 @@ def test_a_part_that_stops_serving_degrades_a_running_job_and_says_why():
         ],
     )
     lost = replace(
-        running, children={**running.children, **live(FEEDERS, replicas=1)}, pods=(sick, pod("trainer"))
-    )
+        running, children={**running.children, **live(FEEDERS, replicas=1)}, pods=(sick, pod("trainer")),
+        answer=replace(ANSWER, ready=0),
+    )  # fmt: skip
     made = decided(lost, 60)
     assert made.status.phase == Phase.DEGRADED
     ready = condition(made, ConditionType.READY)
@@ -123,6 +86,53 @@ def test_a_part_that_stops_serving_degrades_a_running_job_and_says_why():
         condition(decided(after(lost, made), 99), ConditionType.READY).last_transition_time
         == ready.last_transition_time
     )
+
+
+def test_a_trainer_whose_image_is_not_there_keeps_the_job_from_being_ready():
+    image = {
+        "name": "trainer",
+        "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
+    }
+    seen = replace(serving(), pods=(pod("head"), pod("trainer", phase="Pending", containerStatuses=[image])))
+    made = decided(seen)
+    assert made.status.phase == Phase.STARTING
+    assert condition(made, ConditionType.SIDECARS_READY).status == "True"
+    for kind in (ConditionType.TRAINERS_READY, ConditionType.READY):
+        found = condition(made, kind)
+        assert (found.status, found.reason) == ("False", "ImageNotPulled")
+        assert "pod mnist-trainer-0, container trainer" in found.message
+    late = decided(after(seen, made), 901)
+    assert late.status.phase == Phase.FAILED
+    assert "no such image" in condition(late, ConditionType.FAILED).message
+
+
+def test_ready_tells_what_is_wrong_before_what_merely_takes_its_time():
+    image = {
+        "name": "trainer",
+        "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
+    }
+    sick = pod("trainer", started=False, containerStatuses=[image])
+    made = decided(
+        replace(serving(), pods=(sick,), children=live(*BASE, HEAD, FEEDERS, TRAINERS), answer=None)
+    )
+    assert condition(made, ConditionType.HEAD_READY).reason == "PodsStart"
+    assert condition(made, ConditionType.READY).reason == "ImageNotPulled"
+
+
+def test_a_trainer_that_ended_well_before_the_others_is_ready_all_the_same():
+    ended = [{"name": "trainer", "state": {"terminated": {"exitCode": 0}}}]
+    seen = replace(serving(), pods=(pod("head"), pod("trainer", phase="Succeeded", containerStatuses=ended)))
+    assert condition(decided(seen), ConditionType.READY).status == "True"
+
+
+def test_a_sidecar_that_ends_with_its_trainer_is_missed_by_nobody():
+    ended = {"state": {"terminated": {"exitCode": 0}}}
+    status = {
+        "containerStatuses": [{"name": "trainer", **ended}], "initContainerStatuses": [{"name": SIDECAR, **ended}]
+    }  # fmt: skip
+    seen = serving()
+    over = replace(after(seen, decided(seen)), pods=(pod("head"), pod("feeder"), pod("trainer", **status)))
+    assert decided(over).status.phase == Phase.RUNNING
 
 
 def test_pods_that_a_quota_refuses_are_told_by_their_deployment():
@@ -137,7 +147,8 @@ def test_pods_that_a_quota_refuses_are_told_by_their_deployment():
             }
         ]
     }
-    made = decided(replace(seen, children={**seen.children, **live(FEEDERS, **refused)}, pods=()))
+    children = {**seen.children, **live(FEEDERS, **refused)}
+    made = decided(replace(seen, children=children, pods=(), answer=None))
     assert condition(made, ConditionType.FEEDERS_READY).message == "exceeded quota"
 
 
@@ -182,19 +193,6 @@ def test_a_finished_job_is_deleted_when_its_time_after_the_end_is_over():
     seen = Seen(job=job(ttlSecondsAfterFinished=60), status=status)
     assert (decided(seen, 59).delete_job, decided(seen, 59).look_again_s) == (False, 1)
     assert decided(seen, 60).delete_job
-
-
-def failed_trainers(seen: Seen, attempt: int = 0) -> Seen:
-    ended = [{"name": "trainer", "state": {"terminated": {"exitCode": 7, "message": "CUDA error"}}}]
-    name = ("Job", f"mnist-trainers-{attempt}")
-    return replace(
-        seen,
-        children={
-            **{k: v for k, v in seen.children.items() if k[0] != "Job"},
-            **live(name, conditions=[{"type": "Failed", "status": "True"}]),
-        },
-        pods=(pod("trainer", attempt=attempt, containerStatuses=ended),),
-    )
 
 
 def test_a_trainer_that_fails_restarts_the_whole_group_once_and_only_when_the_old_one_is_gone():
@@ -268,6 +266,17 @@ def test_suspend_releases_every_pod_and_resume_starts_the_deadlines_anew():
     assert {HEAD, FEEDERS, TRAINERS} <= keys(back)
 
 
+def test_policies_go_when_they_are_no_longer_asked_for_and_stay_as_long_as_any_pod_may():
+    seen = serving()
+    policies = {key for key in BASE if key[0] == "NetworkPolicy"}
+    without = decided(replace(seen, job=job(networkPolicy={"mode": "None"})))
+    assert set(without.delete) == policies
+    assert not keys(without) & policies
+    for changes in ({"suspend": True}, {"networkPolicy": {"mode": "Strict"}}):
+        made = decided(replace(seen, job=job(**changes)))
+        assert keys(made) >= policies, "before and while pods are there"
+
+
 def test_every_stage_says_which_children_it_has():
     assert set(WANTED) == set(Stage)
     assert all(Part.BASE in parts for parts in WANTED.values())
@@ -301,9 +310,13 @@ class Cluster(RuleBasedStateMachine):
             for kind, name in self.children
             if kind in ("Deployment", "Job")
         )
-        return Seen(job=job(**self.spec), status=self.status, children=self.children, pods=pods)
+        up = all(self.children.get(key, {}).get("status") for key in (HEAD, FEEDERS))
+        answer = ANSWER if up else None
+        return Seen(
+            job=job(**self.spec), status=self.status, children=self.children, pods=pods, answer=answer
+        )
 
-    @rule(writes=st.integers(min_value=0, max_value=12))
+    @rule(writes=st.integers(min_value=0, max_value=15))
     def reconcile(self, writes: int) -> None:
         """The operator looks and acts, and dies after so many writes."""
         made = decided(self.seen(), self.seconds)

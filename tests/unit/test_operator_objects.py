@@ -13,7 +13,8 @@ from dataloaderjob.api import DataLoaderJob, parse_object
 from dataloaderjob.core.settings import RayTuning
 from dataloaderjob.sidecar.settings import SidecarSettings
 from dataloaderjob_operator import names, objects
-from dataloaderjob_operator.objects import settings
+from dataloaderjob_operator.objects import pods, ray, settings
+from dataloaderjob_operator.same import needed, sealed
 
 SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 FEEDER = "spec.feeders.template.spec"
@@ -54,6 +55,9 @@ def test_the_same_job_has_the_same_children_under_the_same_names():
         "ConfigMap/mnist-settings",
         "Service/mnist-head",
         "Service/mnist-trainers",
+        "NetworkPolicy/mnist-head",
+        "NetworkPolicy/mnist-feeder",
+        "NetworkPolicy/mnist-trainer",
         "Deployment/mnist-head",
         "Deployment/mnist-feeders",
         "Job/mnist-trainers-0",
@@ -128,6 +132,25 @@ def test_the_sidecars_memory_is_what_its_rings_and_itself_need_unless_it_is_said
     sidecar = pod(children(changes)["Job/mnist-trainers-0"])["initContainers"][0]
     assert sidecar["resources"]["requests"]["memory"] == str(request_)
     assert sidecar["resources"]["limits"]["memory"] == str(limit)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "guaranteed"),
+    [
+        ({"limits": {"cpu": "4", "memory": "8Gi"}}, True),
+        ({"limits": {"cpu": "4", "memory": "8Gi"}, "requests": {"cpu": "4000m", "memory": "8192Mi"}}, True),
+        ({"limits": {"cpu": "4", "memory": "8Gi"}, "requests": {"cpu": "2"}}, False),
+        ({"limits": {"cpu": "4"}}, False),
+        ({}, False),
+    ],
+)
+def test_the_sidecar_leaves_a_guaranteed_pod_guaranteed(trainer, guaranteed):
+    changes = {
+        f"{TRAINER}.containers.0.resources": trainer,
+        "spec.sidecar.resources": {"limits": {"cpu": "2"}},
+    }
+    asked = pod(children(changes)["Job/mnist-trainers-0"])["initContainers"][0]["resources"]
+    assert (asked["requests"] == asked["limits"] and "cpu" in asked["limits"]) == guaranteed
 
 
 def test_trainers_learn_their_rank_from_their_index_and_the_first_ones_name_from_dns():
@@ -221,6 +244,25 @@ def test_pods_are_replaced_when_the_user_asks_for_something_else_and_not_for_a_n
             assert template_hash(after[name]) != template_hash(before[name]), changes
 
 
+def test_what_a_later_operator_makes_otherwise_replaces_no_pod(monkeypatch):
+    before = {child["metadata"]["name"]: child for child in objects.feeding(job(), SETUP)}
+    monkeypatch.setattr(pods, "LAST_WORDS", {"terminationMessagePolicy": "File"})
+    monkeypatch.setattr(ray, "STARTS", 90)
+    newer = objects.Setup(version="2.0", sidecar_image="example/sidecar:2", root_key=b"r" * 32)
+    for child in objects.feeding(job(), newer):
+        old = before[child["metadata"]["name"]]
+        assert pod(child)["containers"] != pod(old)["containers"]
+        assert needed(child, sealed(old)) is None, "the pods that there are stay"
+
+
+def test_the_head_is_not_on_its_nodes_network():
+    made = children(
+        {"spec.networkPolicy": {"mode": "None"}, "spec.feeders.template.spec": {"hostNetwork": True}}
+    )
+    assert pod(made["Deployment/mnist-feeders"])["hostNetwork"] is True
+    assert "hostNetwork" not in pod(made["Deployment/mnist-head"])
+
+
 def test_a_change_of_the_number_of_feeders_replaces_no_pod():
     before, after = children(), children({"spec.feeders.replicas": 7})
     assert after["Deployment/mnist-feeders"]["spec"]["replicas"] == 7
@@ -237,3 +279,20 @@ def test_the_users_manifest_is_left_as_it_was():
     objects.trainers(made, SETUP, 0)
     objects.feeding(made, SETUP)
     assert given == before
+
+
+def test_what_a_container_printed_last_is_in_its_status_unless_the_user_wants_it_otherwise():
+    policy = "terminationMessagePolicy"
+    for child in children().values():
+        if child["kind"] in {"Deployment", "Job"}:
+            spec = child["spec"]["template"]["spec"]
+            for container in (*spec["containers"], *spec.get("initContainers", [])):
+                assert container[policy] == "FallbackToLogsOnError", container["name"]
+    theirs = children({f"spec.trainer.template.spec.containers.0.{policy}": "File"})
+    assert theirs["Job/mnist-trainers-0"]["spec"]["template"]["spec"]["containers"][0][policy] == "File"
+
+
+def test_pods_of_trainers_say_which_attempt_they_are_of():
+    made = children(attempt=3)["Job/mnist-trainers-3"]
+    for labels in (made["metadata"]["labels"], made["spec"]["template"]["metadata"]["labels"]):
+        assert labels["dataloading.dev/attempt"] == "3"

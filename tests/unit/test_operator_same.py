@@ -66,6 +66,23 @@ def test_what_cannot_be_changed_is_only_made():
     assert needed({**job, "spec": {"a": 2}}, sealed(job)) is None
 
 
+def policy(**peer: Any) -> dict[str, Any]:
+    rule = {"from": [{"podSelector": {"matchLabels": {"a": "1"}}, **peer}], "ports": [{"protocol": "TCP"}]}
+    spec = {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [rule]}
+    return {"kind": "NetworkPolicy", "metadata": {"name": "p"}, "spec": spec}
+
+
+def test_what_is_added_within_a_policy_is_a_difference_and_a_field_of_others_beside_ours_is_none():
+    live = sealed(policy())
+    assert needed(policy(), live) is None
+    assert needed(policy(), {**live, "spec": {**live["spec"], "egress": [{}]}}) is None, "not in policyTypes"
+    for opened in (policy(namespaceSelector={}), policy(podSelector={})):
+        assert needed(policy(), {**live, "spec": opened["spec"]}) is not None
+    assert needed(
+        policy(namespaceSelector={}), {**sealed(policy(namespaceSelector={})), "spec": live["spec"]}
+    ), "an empty selector is not a missing one"
+
+
 def deployment(asked: str, made_by: str, image: str) -> dict[str, Any]:
     annotations = {"dataloading.dev/template": asked, "dataloading.dev/made-by": made_by}
     template = {"metadata": {"annotations": annotations}, "spec": {"image": image}}

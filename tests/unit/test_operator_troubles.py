@@ -136,3 +136,15 @@ def test_a_long_message_is_cut():
     found = troubles.of(pod(containerStatuses=[waiting("ErrImagePull", "x" * 5000)]))
     assert found is not None
     assert len(found.message) <= troubles.MAX_MESSAGE + 1
+
+
+def test_of_a_containers_last_lines_the_end_is_told():
+    traceback = (
+        "Traceback (most recent call last):\n"
+        + "  File train.py\n" * 200
+        + "ValueError: sample 7 is broken\n"
+    )
+    found = troubles.of(pod(containerStatuses=[ended(1, message=traceback)]))
+    assert found is not None
+    assert found.message.startswith("exit code 1: …")
+    assert found.message.endswith("ValueError: sample 7 is broken")

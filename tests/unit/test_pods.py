@@ -15,10 +15,11 @@ from manifests import manifest
 from rig import until
 
 from dataloaderjob.api import parse_object
-from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.settings import FeederSettings, RayTuning, SupervisorSettings, load
 from dataloaderjob.feeder import handover
 from dataloaderjob.feeder.door import Door
+from dataloaderjob.pod import feeder
 from dataloaderjob.pod.backlog import Backlog
 from dataloaderjob.pod.head import supervisor_settings
 from dataloaderjob.pod.restarts import DEATHS_WINDOW_S, MAX_DEATHS, MAX_RAY_EXITS, Again, GiveUp, Restarts
@@ -258,3 +259,17 @@ def test_a_main_process_that_is_killed_is_told_as_a_shell_tells_it():
     with script(text) as process:
         os.kill(int(line(process)), signal.SIGKILL)
         assert process.wait(10) == 128 + signal.SIGKILL
+
+
+def test_a_node_that_joins_a_head_that_is_gone_ends_instead_of_waiting_for_it(monkeypatch):
+    moments = iter(range(0, 1000, 10))
+    monkeypatch.setattr(feeder.time, "monotonic", lambda: float(next(moments)))
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = head.getsockname()
+        there = feeder.StillThere(address)
+        for _ in range(20):
+            there()
+    for _ in range(feeder.GONE_AFTER - 1):
+        there()
+    with pytest.raises(ServiceError, match=f"127.0.0.1:{address[1]} is gone"):
+        there()

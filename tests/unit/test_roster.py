@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataloaderjob.core.supervision import Cause
 from dataloaderjob.feeder.roster import (
     LAST_BACKOFF_S,
     Drain,
@@ -83,6 +84,32 @@ def test_why_it_does_not_report_is_told():
     assert made.notes() == [
         "feeder-0: had not reported 100 s after it was placed, is made anew (no node has room)"
     ]
+
+
+def test_a_cause_that_starting_again_does_not_take_away_stays_told_until_the_feeder_reports():
+    made = roster(1)
+    made.step(0)
+    made.failed(0, "no torch", 5, Cause.FAILS)
+    assert made.step(7) == [Place(0)]
+    made.explain(0, "it has room", Cause.STARTS)
+    assert (made.seats[0].cause, made.notes()) == (Cause.FAILS, ["feeder-0: no torch"])
+    made.step(107)
+    assert made.notes() == ["feeder-0: no torch"], "also when it is late"
+    made.step(110)
+    made.explain(0, "nodes are full", Cause.NO_ROOM)
+    assert made.seats[0].cause is Cause.NO_ROOM
+    made.report(feeder(0), 111)
+    assert (made.seats[0].cause, made.notes()) == (None, [])
+
+
+def test_a_lost_one_that_ray_gave_up_is_placed_again_at_once_and_not_only_when_it_is_late():
+    made = ready(1)
+    made.leave("feeder-0", "0x", 10)
+    made.explain(0, "it has room", Cause.STARTS)
+    assert made.seats[0].cause is Cause.LOST
+    made.failed(0, "too slow", 12, Cause.REGISTER_TIMEOUT)
+    assert made.step(13) == [Place(0)]
+    assert made.seats[0].cause is Cause.REGISTER_TIMEOUT
 
 
 def test_one_that_ray_refuses_is_placed_again_later():

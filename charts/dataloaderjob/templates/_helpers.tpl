@@ -2,6 +2,11 @@
 {{- .Release.Name | trunc 40 | trimSuffix "-" -}}-operator
 {{- end }}
 
+{{/* Not named after the release: installed again under another name, the operator has the keys of jobs that run. */}}
+{{- define "dataloaderjob.rootKey" -}}
+{{ .Values.rootKey.existingSecret | default "dataloaderjob-root-key" }}
+{{- end }}
+
 {{- define "dataloaderjob.labels" -}}
 app.kubernetes.io/name: dataloaderjob-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -20,11 +25,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end }}
 
-{{/* What the operator may do where jobs are. No list of Secrets: it makes a job's own and looks at that by name. */}}
+{{/*
+What the operator may do where jobs are, and nothing that it does not do: tests compare this with what it asks the API
+server for. No list of Secrets: it makes a job's own and looks at that by name.
+*/}}
 {{- define "dataloaderjob.rules" -}}
 - apiGroups: [dataloading.dev]
   resources: [dataloaderjobs]
-  verbs: [get, list, watch, delete]
+  verbs: [list, watch, delete]
 - apiGroups: [dataloading.dev]
   resources: [dataloaderjobs/status]
   verbs: [patch]
@@ -33,7 +41,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   verbs: [update]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list, create]
 - apiGroups: [""]
   resources: [services, configmaps]
   verbs: [get, list, watch, create, patch, delete]
@@ -42,6 +53,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   verbs: [get, create, patch]
 - apiGroups: [apps]
   resources: [deployments]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [batch]
   resources: [jobs]

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob_operator.objects import network, ray, settings
-from dataloaderjob_operator.objects.meta import Manifest, Setup
+from dataloaderjob_operator.objects import network, policies, ray, settings
+from dataloaderjob_operator.objects.meta import Manifest, OwnPod, Setup
 from dataloaderjob_operator.objects.trainers import trainers
 
-__all__ = ["Manifest", "Setup", "base", "feeding", "trainers"]
+__all__ = ["Manifest", "OwnPod", "Setup", "base", "feeding", "trainers"]
 
 
 def base(job: DataLoaderJob, setup: Setup) -> list[Manifest]:
-    """What pods mount and how they find each other: there before any of them."""
+    """What pods mount, how they find each other and who may connect to them: there before any of them."""
     return [
         settings.secret(job, setup),
         settings.config_map(job),
         network.head_service(job),
         network.trainers_service(job),
+        *policies.policies(job, setup),
     ]
 
 

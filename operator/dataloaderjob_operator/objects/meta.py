@@ -17,6 +17,14 @@ Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnPod:
+    """By what a NetworkPolicy tells the operator's pod from others."""
+
+    namespace: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """What the operator itself fixes for all jobs."""
 
@@ -26,6 +34,8 @@ class Setup:
     """Where the manifest names none."""
     root_key: bytes
     """From which jobs' keys are derived."""
+    operator: OwnPod | None = None
+    """None: it is in none of the cluster's pods, and policies let it in nowhere."""
 
 
 def labels(job: DataLoaderJob, role: names.Role | None = None) -> dict[str, str]:

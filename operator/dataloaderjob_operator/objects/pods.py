@@ -25,6 +25,8 @@ RESTRICTED = {
     "readOnlyRootFilesystem": True,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+LAST_WORDS = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+"""What a container printed last goes into its status, and from there into the job's conditions."""
 _OWNED = ("containers", "initContainers", "volumes", "restartPolicy")
 
 
@@ -54,14 +56,21 @@ def template(
 def shared_fields(job: DataLoaderJob, user: PodTemplate) -> dict[str, Any]:
     """The pod's own fields: the user's, what head and feeders take from the trainers, no token of the cluster."""
     found = {name: value for name, value in plain(user).get("spec", {}).items() if name not in _OWNED}
-    trainer = plain(job.spec.trainer.template)["spec"]
-    for name in INHERITED:
-        if name in trainer:
-            found.setdefault(name, trainer[name])
+    found = {**_inherited(job), **found}
     found["securityContext"] = {"fsGroup": FS_GROUP, **found.get("securityContext", {})}
     found.setdefault("automountServiceAccountToken", False)
     found["enableServiceLinks"] = False
     return found
+
+
+def asked(job: DataLoaderJob, user: PodTemplate) -> list[Any]:
+    """What the user says of the pods of head or feeders, in his words: a later operator finds the same."""
+    return [image(job), plain(user), _inherited(job)]
+
+
+def _inherited(job: DataLoaderJob) -> dict[str, Any]:
+    trainer = plain(job.spec.trainer.template)["spec"]
+    return {name: trainer[name] for name in INHERITED if name in trainer}
 
 
 def volumes(job: DataLoaderJob) -> list[meta.Manifest]:
@@ -110,6 +119,7 @@ def ray_container(
         "resources": dict(resources),
         "securityContext": dict(RESTRICTED),
         "volumeMounts": [*MOUNTS, *mounts],
+        **LAST_WORDS,
     }
 
 

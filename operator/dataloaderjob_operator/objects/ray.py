@@ -36,7 +36,8 @@ def head(job: DataLoaderJob, setup: meta.Setup) -> meta.Manifest:
         "containers": [container],
         "volumes": [*pods.volumes(job), *made],
     }
-    asked = [pods.image(job), spec, settings.head(job)["tuning"]]
+    spec.pop("hostNetwork", None)  # the operator reaches it by a policy, which knows pods by their labels
+    asked = [pods.asked(job, user), pods.resources(job.spec.ray.head_resources), settings.head(job)["tuning"]]
     return _deployment(job, setup, names.Role.HEAD, spec, asked, replicas=1, strategy={"type": "Recreate"})
 
 
@@ -59,7 +60,10 @@ def feeders(job: DataLoaderJob, setup: meta.Setup) -> meta.Manifest:
     }
     if "initContainers" in user:
         pod["initContainers"] = user["initContainers"]
-    asked = [pod, settings.feeder(job)["tuning"], spec.processes_per_pod]
+    asked = [
+        pods.asked(job, spec.template), pods.resources(spec.resources), settings.feeder(job)["tuning"],
+        spec.processes_per_pod,
+    ]  # fmt: skip
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%", "maxSurge": "25%"}}
     return _deployment(job, setup, names.Role.FEEDER, pod, asked, replicas=spec.replicas, strategy=rolling)
 

@@ -55,8 +55,8 @@ def config_map(job: DataLoaderJob) -> meta.Manifest:
 
 
 def unique(job: DataLoaderJob) -> str:
-    """The job's name on its links: no other job, nor an earlier one of this name, has it."""
-    return f"{job.metadata.namespace}/{job.name}/{job.metadata.uid}"
+    """The job's name on its links."""
+    return names.unique(job.metadata.namespace or "", job.name, job.metadata.uid or "")
 
 
 def sidecar(job: DataLoaderJob) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.api.quantities import Quantity
 from dataloaderjob_operator import names
 from dataloaderjob_operator.objects import meta, pods, settings
 
@@ -20,7 +22,11 @@ def trainers(job: DataLoaderJob, setup: meta.Setup, attempt: int) -> meta.Manife
     name = names.trainers(job.name, attempt)
     template = job.spec.trainer.template
     metadata = meta.metadata(job, name, names.Role.TRAINER)
-    metadata["labels"][names.LABEL_ATTEMPT] = str(attempt)
+    pod = pods.template(
+        job, names.Role.TRAINER, template, _pod(job, setup, name), asked=pods.plain(template), version=setup.version
+    )  # fmt: skip
+    for labelled in (metadata, pod["metadata"]):
+        labelled["labels"][names.LABEL_ATTEMPT] = str(attempt)
     replicas = job.spec.trainer.replicas
     return {
         "apiVersion": "batch/v1",
@@ -31,12 +37,9 @@ def trainers(job: DataLoaderJob, setup: meta.Setup, attempt: int) -> meta.Manife
             "completions": replicas,
             "parallelism": replicas,
             "backoffLimit": 0,
-            "template": pods.template(
-                job, names.Role.TRAINER, template, _pod(job, setup, name),
-                asked=pods.plain(template), version=setup.version,
-            ),
+            "template": pod,
         },
-    }  # fmt: skip
+    }
 
 
 def _pod(job: DataLoaderJob, setup: meta.Setup, name: str) -> meta.Manifest:
@@ -73,6 +76,7 @@ def _trainer(job: DataLoaderJob, theirs: dict[str, Any], name: str) -> meta.Mani
         }
     )
     return {
+        **pods.LAST_WORDS,
         **theirs,
         "env": meta.by_name(ours, theirs.get("env", [])),
         "volumeMounts": [_RUN, *theirs.get("volumeMounts", [])],
@@ -95,6 +99,7 @@ def sidecar(job: DataLoaderJob, setup: meta.Setup) -> meta.Manifest:
             "httpGet": {"path": "/healthz", "port": "metrics"}, "periodSeconds": 1, "failureThreshold": 120,
         },
         "volumeMounts": [*pods.MOUNTS, _RUN],
+        **pods.LAST_WORDS,
     }  # fmt: skip
 
 
@@ -104,8 +109,24 @@ def _resources(job: DataLoaderJob) -> dict[str, Any]:
     made = pods.resources(spec.resources)
     overhead = spec.overhead_nbytes(job.spec.trainer.processes_per_replica)
     memory = str(spec.shared_memory.nbytes + overhead)
-    limit = made.get("limits", {}).get("memory", memory)
-    return {
-        "requests": {"memory": limit, **made.get("requests", {})},
-        "limits": {"memory": limit, **made.get("limits", {})},
-    }
+    limits = {"memory": memory, **made.get("limits", {})}
+    requests = {"memory": limits["memory"], **made.get("requests", {})}
+    if _guaranteed(pods.plain(job.spec.trainer.template)["spec"]):
+        requests |= limits
+        limits |= requests
+    return {"requests": requests, "limits": limits}
+
+
+def _guaranteed(user: Mapping[str, Any]) -> bool:
+    """Whether a pod of the user's containers alone has Kubernetes' quality of service of that name: the sidecar shall
+    not take it away."""
+    for container in (*user["containers"], *user.get("initContainers", ())):
+        asked = container.get("resources") or {}
+        limits = asked.get("limits") or {}
+        requests = {**limits, **(asked.get("requests") or {})}
+        if not all(
+            name in limits and Quantity(str(limits[name])) == Quantity(str(requests[name]))
+            for name in ("cpu", "memory")
+        ):
+            return False
+    return True

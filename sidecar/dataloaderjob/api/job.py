@@ -10,6 +10,7 @@ from pydantic import Field
 
 from dataloaderjob.api.base import Flag, Free, Immutable, Model, Path, Rule, Use, Whole, nested
 from dataloaderjob.api.feeders import FeedersSpec
+from dataloaderjob.api.network import NetworkPolicySpec
 from dataloaderjob.api.quantities import in_units
 from dataloaderjob.api.ray import RaySpec
 from dataloaderjob.api.sidecar import (
@@ -79,6 +80,16 @@ def _tight_sidecar(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
         )
 
 
+def _host_network(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
+    if spec.network_policy.mode != "None":
+        for name, pod in (("trainer", spec.trainer.template.spec), ("feeders", spec.feeders.template.spec)):
+            if pod.host_network:
+                found = f"{spec.network_policy.mode} with hostNetwork in {name}.template"
+                yield ("networkPolicy", "mode"), found
+
+
+_HOST_NETWORK = "(has(self.{0}.template.spec.hostNetwork) && self.{0}.template.spec.hostNetwork)"
+_TRAINERS_OUTSIDE, _FEEDERS_OUTSIDE = _HOST_NETWORK.format("trainer"), _HOST_NETWORK.format("feeders")
 _MEMORY_LIMIT = "self.sidecar.resources.limits['memory']"
 _SHARED = "quantity(string(self.sidecar.sharedMemory)).asInteger()"
 _RING = "quantity(string(self.sidecar.ringSize)).asInteger()"
@@ -97,6 +108,8 @@ class DataLoaderJobSpec(Model):
     """The training command."""
     deadlines: Deadlines = nested(Deadlines)
     """How long things may take."""
+    network_policy: NetworkPolicySpec = nested(NetworkPolicySpec)
+    """Who may connect to the job's pods, and to whom they may. Ignored on one machine."""
     backoff_limit: Whole = Field(default=3, ge=0, le=1_000)
     """How often all trainers are started anew after one of them failed. Ignored on one machine."""
     ttl_seconds_after_finished: Whole | None = Field(default=None, ge=0, le=31_536_000)
@@ -149,6 +162,14 @@ class DataLoaderJobSpec(Model):
             found=f"string({_MEMORY_LIMIT}) + ' of memory for sharedMemory ' +"
             " string(self.sidecar.sharedMemory)",
             check=_tight_sidecar,
+        ),
+        Rule(
+            field="networkPolicy.mode",
+            use="None where pods use the network of their node: a NetworkPolicy neither guards them nor lets them in",
+            cel=f"self.networkPolicy.mode == 'None' || !({_TRAINERS_OUTSIDE} || {_FEEDERS_OUTSIDE})",
+            found="self.networkPolicy.mode + ' with hostNetwork in ' +"
+            f" ({_TRAINERS_OUTSIDE} ? 'trainer' : 'feeders') + '.template'",
+            check=_host_network,
         ),
     )
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (

@@ -10,7 +10,18 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from dataloaderjob.api.base import BY_NAME, Free, Model, OpenModel, Path, Rule, Use, nested, unique_names
+from dataloaderjob.api.base import (
+    BY_NAME,
+    Flag,
+    Free,
+    Model,
+    OpenModel,
+    Path,
+    Rule,
+    Use,
+    nested,
+    unique_names,
+)
 from dataloaderjob.api.quantities import ContainerResources
 
 RESERVED_PREFIX = "dataloaderjob-"
@@ -133,6 +144,8 @@ class PodSpec(OpenModel):
     """Volumes of the pod. Ignored on one machine."""
     restart_policy: Annotated[str | None, Field(max_length=16)] = None
     """`Never`, or left out."""
+    host_network: Flag | None = None
+    """Whether the pods use the network of their node; needs networkPolicy.mode None. Ignored on one machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -18,13 +18,16 @@ class ConditionType(StrEnum):
     """All of them are there from the first reconcile on."""
 
     READY = "Ready"
-    """Head, sidecars and at least `minReplicas` feeders serve."""
+    """Head, sidecars and at least `minReplicas` feeders serve, and the trainers run."""
     HEAD_READY = "HeadReady"
     """The Ray head answers, and the supervisor in it."""
     FEEDERS_READY = "FeedersReady"
-    """At least `minReplicas` feeder pods serve."""
+    """Feeders of at least `minReplicas` pods serve, as the supervisor says, and no trainer got an error from them
+    that no batch has followed yet. Else the reason says why, such as WorkerRegisterTimeout or ModuleMissing."""
     SIDECARS_READY = "SidecarsReady"
     """The sidecar of every trainer pod listens."""
+    TRAINERS_READY = "TrainersReady"
+    """The containers of every trainer pod run, or ended with exit code 0."""
     PROGRESSING = "Progressing"
     """The job moves towards what its spec asks for."""
     SUSPENDED = "Suspended"
@@ -78,7 +81,7 @@ class FeedersStatus(Model):
     replicas: Whole = Field(default=0, ge=0)
     """Pods that there are."""
     ready: Whole = Field(default=0, ge=0)
-    """Pods whose feeders serve."""
+    """Pods whose feeders serve: as many as the supervisor has feeders for, whole pods only."""
     summary: Figure = "0/0"
     """ready/desired, for `kubectl get`."""
 
@@ -97,7 +100,11 @@ class TrainersStatus(Model):
 
 
 class LoaderStatus(Model):
-    """What the loader does, from the supervisor: written seldom."""
+    """What the loader does, from the supervisor, over some 10 s.
+
+    Written when it changes by more than 5 %, every 15 s at most. After the end these are the last figures that were
+    written, not those of the whole job; a suspended job has none.
+    """
 
     batches_per_second: Figure = "0"
     """Batches that trainers take, of all ranks together."""
@@ -110,7 +117,7 @@ class LoaderStatus(Model):
 
 
 class RayStatus(Model):
-    """What is in force in the Ray cluster, as it says itself."""
+    """What is in force in the Ray cluster, as the GCS in its head says."""
 
     version: Annotated[str, Field(max_length=32)] = ""
     """Ray's version."""
@@ -149,3 +156,7 @@ class DataLoaderJobStatus(Model):
         str | None, Field(max_length=64, json_schema_extra={"format": "date-time"})
     ] = None
     """When it ended."""
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """None if it has not been written yet."""
+        return next((condition for condition in self.conditions if condition.type == kind), None)

@@ -29,7 +29,8 @@ NODE_OUTPUT = "output"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayTuning:
-    """Ray's own deadlines. They hold where they are in the environment of raylet and GCS when these start."""
+    """Ray's own deadlines. GCS and raylets read them when they start: from their environment, and what the head was
+    given as its config goes before that on every node."""
 
     worker_register_timeout_s: int = 120
     """A worker process that has not reported by then is killed by its raylet. Ray's default of 60 s is
@@ -42,16 +43,20 @@ class RayTuning:
     gcs_reconnect_timeout_s: int = 60
     """How long raylets and workers outlive a GCS that is gone."""
 
-    def env(self) -> dict[str, str]:
-        """The environment that puts this in force, for head and nodes alike."""
+    def config(self) -> dict[str, int]:
+        """The same by Ray's names, as a head keeps it and hands it to every node that joins."""
         return {
-            "RAY_worker_register_timeout_seconds": str(self.worker_register_timeout_s),
-            "RAY_health_check_initial_delay_ms": str(round(self.health_check_initial_delay_s * 1000)),
-            "RAY_health_check_period_ms": str(round(self.health_check_period_s * 1000)),
-            "RAY_health_check_timeout_ms": str(round(self.health_check_timeout_s * 1000)),
-            "RAY_health_check_failure_threshold": str(self.health_check_failure_threshold),
-            "RAY_gcs_rpc_server_reconnect_timeout_s": str(self.gcs_reconnect_timeout_s),
+            "worker_register_timeout_seconds": self.worker_register_timeout_s,
+            "health_check_initial_delay_ms": round(self.health_check_initial_delay_s * 1000),
+            "health_check_period_ms": round(self.health_check_period_s * 1000),
+            "health_check_timeout_ms": round(self.health_check_timeout_s * 1000),
+            "health_check_failure_threshold": self.health_check_failure_threshold,
+            "gcs_rpc_server_reconnect_timeout_s": self.gcs_reconnect_timeout_s,
         }
+
+    def env(self) -> dict[str, str]:
+        """The environment that puts this in force from a process's first moment, for head and nodes alike."""
+        return {f"RAY_{name}": str(value) for name, value in self.config().items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,9 @@ The role in the handshake says what a connection is for:
 
 sidecar   s -> c  {"type": "feeders", "feeders": [{"name", "instance", "host", "port"}], "desired": n,
                    "notes": [...]}  at once after the handshake and at every change
-          c -> s  {"type": "figures", ...}              kept, the last one for each sidecar
+          c -> s  {"type": "figures", "figures": {counter: n}, "rings": n, "failures": [failure]}   every second and
+                   at a failure; kept, the last one for each sidecar. A failure, {"rank", "feeder", "reason", "text"},
+                   is there until its trainer has taken a batch after it
           c -> s  {"type": "have", "digest", "nbytes"}  this sidecar can upload that blob
           s -> c  {"type": "want", "digest"}            upload it, over a connection of its own
           c -> s  {"type": "replace", "name", "instance", "reason"}   that feeder process hangs
@@ -15,12 +17,20 @@ blob      c -> s  {"type": "blob", "digest", "nbytes"}, then the bytes;  s -> c 
           c -> s  {"type": "get", "digest", "nbytes"}
           s -> c  {"type": "blob", "digest", "nbytes"}, then the bytes, or {"type": "gone"}: nobody has it now
 control   c -> s  {"type": "scale", "feeders": n} | {"type": "status"} | {"type": "stop"}
-          s -> c  {"type": "ok"} | {"type": "status", ...} | {"type": "error", "message"}
+          s -> c  {"type": "ok"} | {"type": "error", "message"}
+          s -> c  {"type": "status", "pid", "up_seconds", "desired", "ready", "notes": [...],
+                   "feeders": [{"name", "state", "seconds", "cause", "why", "host", and of its process, once it has
+                                reported, "instance", "port", "pid", "node", "session"}],
+                   "sidecars": {name: {"figures", "rings"}}, "failures": [failure with its "sidecar"],
+                   "ray": {"version", and by Ray's names what its GCS says is in force}}   "ray" is empty, and no
+                   feeder placed, until Ray has answered. A failure outlives its sidecar, until any trainer takes
+                   a batch: the next attempt of a job starts with the cause of the last one's end
 """
 
 from __future__ import annotations
 
 import socket
+from enum import StrEnum
 from typing import Any
 
 from dataloaderjob.core import sockets
@@ -28,6 +38,24 @@ from dataloaderjob.core.errors import RemoteProtocolError, ServiceError
 
 MAX_FEEDERS = 4096
 
+
+class Cause(StrEnum):
+    """What keeps a feeder from being ready; the reason of a job's condition, too."""
+
+    STARTS = "FeederStarts"
+    NO_ROOM = "NoRoom"
+    REGISTER_TIMEOUT = "WorkerRegisterTimeout"
+    """No worker process registers with its raylet in time."""
+    FAILS = "FeederFails"
+    """Its process ends, or raises, before it reports."""
+    LOST = "FeederLost"
+    HANGS = "FeederHangs"
+    REFUSED = "FeederRefused"
+    """Ray does not take it."""
+
+
+LASTING = frozenset({Cause.REGISTER_TIMEOUT, Cause.FAILS, Cause.REFUSED})
+"""Causes that starting once more does not take away."""
 EXIT_RAY_LATE = 3
 """Of the supervisor: ray.init did not return."""
 EXIT_RAY_LOST = 4

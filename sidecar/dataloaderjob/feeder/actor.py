@@ -27,7 +27,8 @@ class Feeder:
     """One feeder of a job."""
 
     def __init__(self, settings: FeederSettings) -> None:
-        """Raises InputError, OSError when the server cannot start; Ray tells the supervisor."""
+        """Raises InputError, OSError when the server cannot start, ImportError; Ray tells the supervisor."""
+        self._settings = settings  # first: Ray asks for the name of one that fails below, too
         if folder := os.environ.get(NODE_FOLDER_VARIABLE):
             settings = handover.at_home(settings, Path(folder))
             handover.hand_over(settings.name, Path(folder))

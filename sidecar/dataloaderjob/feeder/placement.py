@@ -10,17 +10,20 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import ray
+from ray._private import state as ray_state
 from ray._private import worker as ray_worker
+from ray.core.generated import gcs_pb2
 
 from dataloaderjob.core.errors import ServiceError, first_line
 from dataloaderjob.core.settings import FeederSettings, SupervisorSettings
 from dataloaderjob.core.supervision import EXIT_RAY_LATE, EXIT_RAY_LOST
 from dataloaderjob.feeder import output
 from dataloaderjob.feeder.actor import Feeder
+from dataloaderjob.feeder.explain import DEAD, Life, Room
 from dataloaderjob.feeder.roster import index_of, name_of
 
 log = logging.getLogger(__name__)
@@ -38,6 +41,10 @@ class Placement:
         self._remote = ray.remote(Feeder)
         self.session = ""
         """Ray's name for the cluster, once connected."""
+        self.in_force: dict[str, Any] = {}
+        """Ray's version and config, as its GCS says, once connected."""
+        self._actors: dict[int, str] = {}
+        """Ids of those that were looked for, as hexadecimal digits."""
 
     def connect(self) -> None:
         """ray.init, which has no deadline of its own, under a watchdog that ends this process.
@@ -59,6 +66,7 @@ class Placement:
                     "RAY_AUTH_MODE=token with the cluster's token in RAY_AUTH_TOKEN_PATH)"
                 ) from exc
         self.session = str(ray.get_runtime_context().get_session_name())
+        self.in_force = {"version": ray.__version__, **ray_state.state.get_system_config()}  # type: ignore[no-untyped-call]
         output.show()
         args = (settings.ray_address, _raylet_pidfd())
         threading.Thread(target=_end_when_gone, args=args, name="dlj-ray", daemon=True).start()
@@ -89,9 +97,10 @@ class Placement:
             "resources": self._settings.feeder_resources,
         }
         try:
-            self._remote.options(**options).remote(self._feeder(index, num_feeders))
+            made: Any = self._remote.options(**options).remote(self._feeder(index, num_feeders))
         except Exception as exc:
             raise ServiceError(f"Ray does not place it: {first_line(exc)}") from exc
+        self._actors[index] = made._actor_id.hex()  # noqa: SLF001  no public way to an actor's id from outside
 
     def _feeder(self, index: int, num_feeders: int) -> FeederSettings:
         settings = self._settings
@@ -118,24 +127,56 @@ class Placement:
         except Exception as exc:
             log.warning("%s could not be killed: %s", name_of(index), first_line(exc))
 
-    def why_not(self) -> str:
-        """What Ray says about room for one more feeder; empty if there is some."""
+    def room(self) -> Room:
+        """For how many feeders there is room, and what Ray lacks for one more. Raises ServiceError."""
         needed = self._settings.feeder_resources
         try:
             total = ray.cluster_resources()  # type: ignore[no-untyped-call]
             free = ray.available_resources()  # type: ignore[no-untyped-call]
         except Exception as exc:
-            return f"Ray does not say what is free: {first_line(exc)}"
+            raise ServiceError(f"Ray does not say what is free: {first_line(exc)}") from exc
         lacking = [
             f"{name}: {amount:g} needed, {free.get(name, 0):g} of {total.get(name, 0):g} free"
             for name, amount in needed.items()
             if free.get(name, 0) < amount
         ]
-        return (
-            f"no node has room ({'; '.join(lacking)}): add nodes or lower the number of feeders"
-            if lacking
-            else ""
-        )
+        places = min(int(total.get(name, 0) / amount) for name, amount in needed.items())
+        return Room(places, "; ".join(lacking))
+
+    def lives(self, indices: Iterable[int]) -> dict[int, Life]:
+        """Of these feeders, as Ray's GCS has them. Raises ServiceError."""
+        try:
+            return {index: life for index in indices if (life := self._life(index)) is not None}
+        except Exception as exc:
+            raise ServiceError(f"Ray does not say how its actors are: {first_line(exc)}") from exc
+
+    def _life(self, index: int) -> Life | None:
+        if index not in self._actors:  # an earlier supervisor placed it
+            try:
+                found = ray.get_actor(name_of(index), namespace=self._namespace)
+            except ValueError:
+                return None
+            self._actors[index] = found._actor_id.hex()  # noqa: SLF001  as above
+        told = ray_state.state.get_actor_info(ray.ActorID(bytes.fromhex(self._actors[index])))
+        if told is None:
+            del self._actors[index]
+            return None
+        table: Any = gcs_pb2.ActorTableData  # type: ignore[attr-defined]
+        actor = table.FromString(told)
+        state = table.ActorState.Name(actor.state)
+        death = _last_line(actor.death_cause) if state == DEAD else ""
+        return Life(state, bool(actor.address.worker_id), actor.num_restarts, death, actor.address.ip_address)
+
+
+def _last_line(cause: Any) -> str:
+    """Of what the GCS knows of an actor's death, in the words of whichever part of Ray told it."""
+    kind = cause.WhichOneof("context")
+    told = getattr(cause, kind) if kind else None
+    text = getattr(told, "formatted_exception_string", "") or getattr(told, "error_message", "")
+    lines = [line for line in str(text).splitlines() if line.strip()]
+    if kind == "actor_unschedulable_context":
+        return " ".join(lines)
+    return lines[-1].strip() if lines else "Ray says no more"
 
 
 def _end_when_gone(address: str, raylet: int | None) -> None:

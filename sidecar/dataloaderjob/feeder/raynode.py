@@ -110,8 +110,10 @@ class RayNode:
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.address_path.unlink(missing_ok=True)
+        # What the head's GCS is given here is in force on all nodes, and it can be asked for it.
+        config = [f"--system-config={json.dumps(self.tuning.config())}"] if "--head" in options else []
         command = [
-            sys.executable, "-P", "-c", _START, "start", *options,
+            sys.executable, "-P", "-c", _START, "start", *options, *config,
             f"--temp-dir={self.folder}", f"--node-ip-address={self._host}", "--num-cpus=0",
             f"--resources={json.dumps(self._resources)}", f"--object-store-memory={OBJECT_STORE_NBYTES}",
             "--disable-usage-stats",

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
+from dataloaderjob.core.supervision import LASTING, Cause
+
 FIRST_BACKOFF_S = 1.0
 LAST_BACKOFF_S = 30.0
 DRAIN_GRACE_S = 0.5
@@ -39,7 +41,7 @@ class Event(Enum):
     LEAVE = auto()
     """Its connection ended."""
     FAIL = auto()
-    """Ray refused to place it."""
+    """Ray refused to place it, or gave it up."""
     REPLACE = auto()
     """A receiver says that it hangs."""
     LATE = auto()
@@ -58,6 +60,7 @@ TRANSITIONS: dict[tuple[Phase, Event], Phase] = {
     (Phase.READY, Event.REPLACE): Phase.BACKOFF,
     (Phase.READY, Event.UNWANT): Phase.DRAINING,
     (Phase.LOST, Event.REPORT): Phase.READY,
+    (Phase.LOST, Event.FAIL): Phase.BACKOFF,
     (Phase.LOST, Event.REPLACE): Phase.BACKOFF,
     (Phase.LOST, Event.LATE): Phase.BACKOFF,
     (Phase.LOST, Event.UNWANT): Phase.NONE,
@@ -93,6 +96,10 @@ class Seat:
     failures: int = 0
     """In a row: of placements that gave no feeder."""
     why: str = ""
+    cause: Cause | None = None
+    """Of `why`, in one word."""
+    host: str = ""
+    """Address of the node where it was to be, for messages."""
     endpoint: Endpoint | None = None
 
     @property
@@ -220,7 +227,8 @@ class Roster:
             return
         if seat.phase is Phase.DRAINING:
             seat.deadline = now
-        self._move(seat, Event.LEAVE, now, why="its connection ended; it is being started again")
+        why = "its connection ended; it is being started again"
+        self._move(seat, Event.LEAVE, now, why=why, cause=Cause.LOST)
 
     def drained(self, name: str, instance: str, now: float) -> None:
         seat = self._seat(name, instance)
@@ -233,21 +241,24 @@ class Roster:
         seat = self._seat(name, instance)
         if seat is None or (seat.phase, Event.REPLACE) not in TRANSITIONS:
             return []
-        self._move(seat, Event.REPLACE, now, why=f"replaced: {why}")
+        self._move(seat, Event.REPLACE, now, why=f"replaced: {why}", cause=Cause.HANGS)
         return [Kill(seat.index)]
 
-    def failed(self, index: int, why: str, now: float) -> None:
-        """Ray refused to place it."""
+    def failed(self, index: int, why: str, now: float, cause: Cause = Cause.REFUSED) -> None:
+        """Ray refused to place it, or gave it up."""
         seat = self.seats.get(index)
         if seat is not None:
-            self._move(seat, Event.FAIL, now, why=why)
+            self._move(seat, Event.FAIL, now, why=why, cause=cause)
 
-    def explain(self, index: int, why: str) -> None:
-        """Says more about a seat that is not ready yet."""
+    def explain(self, index: int, why: str, cause: Cause = Cause.STARTS) -> None:
+        """Says more about a seat that is not ready yet; that it starts is no news of one that failed before."""
         seat = self.seats.get(index)
-        if seat is not None and seat.why != why:
-            seat.why = why
-            self.version += 1
+        if seat is None or seat.why == why or seat.phase not in (Phase.PLACING, Phase.LOST):
+            return
+        if cause is Cause.STARTS and (seat.phase is Phase.LOST or seat.cause in LASTING):
+            return
+        seat.why, seat.cause = why, cause
+        self.version += 1
 
     def step(self, now: float) -> list[Action]:
         """What the number of feeders and the time ask for now."""
@@ -283,12 +294,13 @@ class Roster:
     def _late(self, seat: Seat, now: float) -> list[Action]:
         if (seat.phase, Event.LATE) not in TRANSITIONS:
             return []
-        why = seat.why
-        if seat.phase in (Phase.PLACING, Phase.LOST):
+        why, cause = seat.why, seat.cause
+        if seat.phase in (Phase.PLACING, Phase.LOST) and cause not in LASTING:
+            cause = cause or Cause.STARTS
             why = f"had not reported {now - seat.since:.0f} s after it was placed, is made anew" + (
                 f" ({why})" if why else ""
             )
-        self._move(seat, Event.LATE, now, why=why)
+        self._move(seat, Event.LATE, now, why=why, cause=cause)
         return [Place(seat.index)] if seat.phase is Phase.PLACING else [Kill(seat.index)]
 
     def _seat(self, name: str, instance: str) -> Seat | None:
@@ -298,13 +310,15 @@ class Roster:
             return None
         return seat
 
-    def _move(self, seat: Seat, event: Event, now: float, *, why: str = "") -> None:
+    def _move(
+        self, seat: Seat, event: Event, now: float, *, why: str = "", cause: Cause | None = None
+    ) -> None:
         phase = TRANSITIONS.get((seat.phase, event))
         if phase is None:
             return
         if phase is seat.phase and event is not Event.REPORT:
             return
-        seat.phase, seat.why = phase, why
+        seat.phase, seat.why, seat.cause = phase, why, cause
         self.version += 1
         if phase is Phase.DRAINING and event is Event.REPORT:
             return

@@ -22,8 +22,10 @@ from typing import Any
 
 from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
-from dataloaderjob.core.settings import SupervisorSettings, load, read_key
+from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, read_key
+from dataloaderjob.feeder.explain import Explainer
 from dataloaderjob.feeder.hub import Hub
+from dataloaderjob.feeder.ledger import Ledger
 from dataloaderjob.feeder.placement import Placement
 from dataloaderjob.feeder.roster import Action, Endpoint, Kill, Phase, Place, Roster
 
@@ -49,7 +51,8 @@ class Supervisor:
             drain_timeout_s=settings.drain_timeout_s,
         )
         self._urgent: list[Action] = []
-        self._figures: dict[str, dict[str, Any]] = {}
+        self._ledger = Ledger()
+        self._explainer = Explainer(settings.worker_register_timeout_s)
         self._stopping = False
         self._started = time.monotonic()
         self._placement = Placement(settings)
@@ -105,20 +108,28 @@ class Supervisor:
             self._hub.drain(action.endpoint.instance)
 
     def _explain(self) -> None:
-        """Says why feeders that are long in coming do not come."""
+        """Says why feeders that are long in coming do not come; those that Ray gave up are placed anew."""
         now = time.monotonic()
         with self._lock:
-            late = [
-                seat.index
-                for seat in self._roster.seats.values()
-                if seat.phase is Phase.PLACING and now - seat.since > EXPLAIN_AFTER_S
-            ]
+            awaited = [s for s in self._roster.seats.values() if s.phase in (Phase.PLACING, Phase.LOST)]
+            late = [seat.index for seat in awaited if now - seat.since > EXPLAIN_AFTER_S]
+            taken = sum(s.phase in (Phase.READY, Phase.DRAINING) for s in self._roster.seats.values())
         if not late:
             return
-        why = self._placement.why_not() or "Ray has room for it; its process has not reported yet"
+        try:
+            room, lives = self._placement.room(), self._placement.lives(late)
+        except ServiceError as exc:
+            log.warning("%s", exc)
+            return
+        found = list(self._explainer.explain(late, lives, room, taken=taken, now=now))
         with self._lock:
-            for index in late:
-                self._roster.explain(index, why)
+            for why in found:
+                if (seat := self._roster.seats.get(why.feeder)) is not None and why.feeder in lives:
+                    seat.host = lives[why.feeder].host
+                if why.dead:
+                    self._roster.failed(why.feeder, why.text, time.monotonic(), why.cause)
+                else:
+                    self._roster.explain(why.feeder, why.text, why.cause)
 
     def _end(self) -> None:
         with self._lock:
@@ -166,9 +177,9 @@ class Supervisor:
     def figures(self, sidecar: str, figures: dict[str, Any] | None) -> None:
         with self._lock:
             if figures is None:
-                self._figures.pop(sidecar, None)
+                self._ledger.gone(sidecar)
             else:
-                self._figures[sidecar] = {k: v for k, v in figures.items() if k != "type"}
+                self._ledger.heard(sidecar, figures)
 
     def listing(self) -> dict[str, Any]:
         with self._lock:
@@ -202,7 +213,7 @@ class Supervisor:
         return {"type": "ok"}
 
     def _status(self) -> dict[str, Any]:
-        now = time.monotonic()
+        now, told = time.monotonic(), self._placement.in_force
         with self._lock:
             feeders = [
                 {
@@ -210,6 +221,8 @@ class Supervisor:
                     "state": seat.phase.name.lower(),
                     "seconds": round(now - seat.since, 1),
                     "why": seat.why,
+                    "cause": seat.cause,
+                    "host": seat.host,
                     **({} if seat.endpoint is None else seat.endpoint._asdict()),
                 }
                 for _, seat in sorted(self._roster.seats.items())
@@ -222,7 +235,9 @@ class Supervisor:
                 "ready": sum(f["state"] == "ready" for f in feeders),
                 "feeders": feeders,
                 "notes": self._roster.notes(),
-                "sidecars": dict(self._figures),
+                "sidecars": dict(self._ledger.sidecars),
+                "failures": self._ledger.failures(),
+                "ray": {name: told[name] for name in ("version", *RayTuning().config()) if name in told},
             }
 
 

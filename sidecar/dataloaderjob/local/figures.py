@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-COUNTERS = (
-    "next_calls", "nbytes", "wait_ns", "step_ns", "reasks", "hedges", "late_copies", "failures",
-    "feeders_lost", "copies",
-)  # fmt: skip
+from dataloaderjob.core.rates import COUNTERS, Rates, over
 
 
 @dataclass(slots=True)
@@ -31,37 +28,11 @@ class Meter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """The loader over some seconds."""
+class Figures(Rates):
+    """The loader over some seconds, and its feeders."""
 
-    batches_per_s: float
-    nbytes_per_s: float
-    stall: float | None
-    """Share of the trainers' time that was spent waiting in next(); None while nobody iterates."""
-    occupancy: float | None
-    """Share of the rings in use; None without rings."""
     ready: int
     desired: int
-
-
-def over(
-    before: Mapping[str, int], after: Mapping[str, int], seconds: float
-) -> tuple[float, float, float | None]:
-    """Batches/s, bytes/s and stall between two totals."""
-    wait, step = after["wait_ns"] - before["wait_ns"], after["step_ns"] - before["step_ns"]
-    seconds = max(seconds, 1e-9)
-    return (
-        (after["next_calls"] - before["next_calls"]) / seconds,
-        (after["nbytes"] - before["nbytes"]) / seconds,
-        wait / (wait + step) if wait + step else None,
-    )
-
-
-def occupancy(status: Mapping[str, Any]) -> float | None:
-    """Of all rings of a sidecar's status."""
-    rings = status.get("rings", ())
-    size = sum(int(ring.get("ring_nbytes", 0)) for ring in rings)
-    return sum(int(ring.get("used_nbytes", 0)) for ring in rings) / size if size else None
 
 
 def line(figures: Figures) -> str:

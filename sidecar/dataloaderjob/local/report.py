@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dataloaderjob.core import rates
 from dataloaderjob.core.errors import DataLoaderJobError
-from dataloaderjob.local import figures
 from dataloaderjob.local.registry import LiveRun
 
 
@@ -26,7 +26,7 @@ def lines(run: LiveRun) -> Iterator[str]:
         why = f": {feeder['why']}" if feeder.get("why") else ""
         yield f"  {feeder['name']} {feeder['state']} for {feeder['seconds']:.0f} s{why}"
     for ring in sidecar.get("rings", ()):
-        full = figures.occupancy({"rings": [ring]})
+        full = rates.occupancy([ring])
         yield (
             f"  rank {ring['rank']} (pid {ring['trainer']}): {ring['next_calls']} batches, ring "
             f"{'-' if full is None else f'{100 * full:.0f} % full'}, {ring['ready']} ready"

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.core import rates
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.local import figures
 from dataloaderjob.local.children import Child, Command, exit_code
@@ -220,11 +221,11 @@ class Run:
         snapshot, now = self._stack.snapshot, time.monotonic()
         since, before = self._shown
         self._shown = (now, dict(self._meter.total))
-        batches, nbytes, stall = figures.over(before, self._meter.total, now - since)
+        batches, nbytes, stall = rates.over(before, self._meter.total, now - since)
         text = figures.line(
             figures.Figures(
                 batches_per_s=batches, nbytes_per_s=nbytes, stall=stall,
-                occupancy=figures.occupancy(snapshot.sidecar),
+                occupancy=rates.occupancy(snapshot.sidecar.get("rings", ())),
                 ready=snapshot.ready, desired=self._stack.num_desired,
             )
         )  # fmt: skip

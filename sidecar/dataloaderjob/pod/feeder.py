@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 VITAL = ("raylet",)
 CONNECT_TIMEOUT_S = 2.0
 RETRY_S = 0.5
+LOOK_S = 2.0
+GONE_AFTER = 3
+"""Refusals in a row: a GCS that is busy may miss one."""
 
 
 class FeederPod:
@@ -62,7 +65,8 @@ class FeederPod:
         what = (
             f"this node of the Ray at {self._settings.head}, with the token of {self._settings.token_path},"
         )
-        vital = await_started(self._node, self._watch, self._settings.join_timeout_s, what)
+        there = StillThere(split_address(address))
+        vital = await_started(self._node, self._watch, self._settings.join_timeout_s, what, check=there)
         log.info("joined the Ray at %s with room for %d feeders", address, self._settings.processes)
         self._watch.wait(None, vital.values())
         raise ServiceError("raylet ended: this container cannot go on, a fresh one can")
@@ -97,6 +101,31 @@ class FeederPod:
         """Ends everything that was started here, and shows the last lines."""
         self._node.stop(self._settings.grace_s)
         self._output.close()
+
+
+class StillThere:
+    """Whether the GCS that is being joined still accepts: Ray itself would ask a dead one for minutes, and another head
+    may long be there under the name."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address, self._due, self._misses = address, 0.0, 0
+
+    def __call__(self) -> None:
+        """Looks now and then. Raises ServiceError once it did not accept several times in a row."""
+        if time.monotonic() < self._due:
+            return
+        try:
+            socket.create_connection(self._address, timeout=CONNECT_TIMEOUT_S).close()
+            self._misses = 0
+        except OSError as exc:
+            self._misses += 1
+            if self._misses == GONE_AFTER:
+                host, port = self._address
+                raise ServiceError(
+                    f"the head's GCS at {host}:{port} is gone while this node joins it: {exc}; "
+                    "a fresh container finds the one that is there now"
+                ) from exc
+        self._due = time.monotonic() + LOOK_S
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import select
 import shutil
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from dataloaderjob.core.errors import ServiceError
@@ -60,15 +60,19 @@ def fresh_folder(temp_dir: Path) -> Path:
     return folder
 
 
-def await_started(node: RayNode, watch: Watch, timeout_s: float, what: str) -> dict[str, int]:
+def await_started(
+    node: RayNode, watch: Watch, timeout_s: float, what: str, *, check: Callable[[], None] = lambda: None
+) -> dict[str, int]:
     """Waits until `ray start` succeeded; returns the pidfds of what the node cannot live without.
 
-    Raises ServiceError when it failed or is late, Stopped. What Ray printed is above, in this process's output.
+    Raises ServiceError when it failed or is late, Stopped, and what `check` raises meanwhile. What Ray printed is
+    above, in this process's output.
     """
     deadline = time.monotonic() + timeout_s
     while (code := node.start_code()) is None:
         if time.monotonic() > deadline:
             raise ServiceError(f"{what} was not up after {timeout_s:.0f} s: Ray's lines above may say why")
+        check()
         watch.wait(POLL_S)
     if code != 0:
         raise ServiceError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 
 PR_SET_PDEATHSIG = 1
@@ -30,3 +31,10 @@ def close_all_but(keep: set[int]) -> None:
         if fd > 2 and fd not in keep:
             with contextlib.suppress(OSError):  # the listing's own
                 os.close(fd)
+
+
+def alive(pidfd: int) -> bool:
+    """Whether the process has not ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return not poll.poll(0)

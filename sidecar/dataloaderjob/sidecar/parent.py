@@ -9,7 +9,6 @@ import gc
 import json
 import os
 import re
-import select
 import selectors
 import signal
 import socket
@@ -22,13 +21,14 @@ from typing import Any
 from dataloaderjob.core import link
 from dataloaderjob.core.accounts import DispatchSettings
 from dataloaderjob.core.blobs import BlobStore, Spec
-from dataloaderjob.core.control import Control, sealed
+from dataloaderjob.core.control import W_NEXT_CALLS, Control, sealed
 from dataloaderjob.core.errors import RemoteProtocolError, first_line
 from dataloaderjob.core.frames import PROTOCOL
 from dataloaderjob.core.settings import read_key
 from dataloaderjob.sidecar import figures
+from dataloaderjob.sidecar.failures import Failures
 from dataloaderjob.sidecar.http import HttpServer
-from dataloaderjob.sidecar.offspring import default_signals, die_with_parent
+from dataloaderjob.sidecar.offspring import alive, default_signals, die_with_parent
 from dataloaderjob.sidecar.receiver import Receiver
 from dataloaderjob.sidecar.reception import Guest, Reception
 from dataloaderjob.sidecar.settings import SidecarSettings
@@ -67,6 +67,7 @@ class Sidecar:
         self.rings: dict[int, Ring] = {}
         """By the pid of the receiver."""
         self._gone = dict.fromkeys((*figures.RECEIVER, *figures.TRAINER), 0)
+        self._failures = Failures()
         self._stop = False
         self._select = selectors.DefaultSelector()
         self._upstream: Upstream | None = None
@@ -129,8 +130,14 @@ class Sidecar:
             self._watch_upstream()
         if now >= self._figures_at:
             self._figures_at = now + FIGURES_EVERY_S
-            if self._upstream is not None:
-                self._upstream.send({"type": "figures", "figures": self._totals(), "rings": len(self.rings)})
+            self._send_figures()
+
+    def _send_figures(self) -> None:
+        if self._upstream is not None:
+            for ring in self.rings.values():
+                self._failures.seen(ring.rank, ring.pid, ring.control.words[W_NEXT_CALLS])
+            told = {"rings": len(self.rings), "failures": self._failures.current()}
+            self._upstream.send({"type": "figures", "figures": self._totals(), **told})
 
     def _watch_upstream(self) -> None:
         assert self._upstream is not None  # noqa: S101
@@ -165,6 +172,9 @@ class Sidecar:
                 continue  # an upload
             if status:
                 log(f"the receiver of rank {ring.rank} ended with status {os.waitstatus_to_exitcode(status)}")
+            while self._on_receiver(ring):
+                pass  # its last words
+            self._failures.seen(ring.rank, ring.pid, ring.control.words[W_NEXT_CALLS])
             for name, value in figures.read(ring.control, ring.rank).values.items():
                 if name not in figures.GAUGES:
                     self._gone[name] += value
@@ -230,7 +240,7 @@ class Sidecar:
         for ring in list(self.rings.values()):
             if ring.rank != rank:
                 continue
-            if _alive(ring.pidfd) and ring.process != process:
+            if alive(ring.pidfd) and ring.process != process:
                 raise RemoteProtocolError(
                     f"rank {rank} is held by the live process {ring.trainer_pid}; process {pid} cannot have it too: "
                     "give each process its own RANK, or end the other one"
@@ -323,29 +333,34 @@ class Sidecar:
         with contextlib.suppress(OSError):
             channel.send(json.dumps(message).encode())
 
-    def _on_receiver(self, ring: Ring) -> None:
+    def _on_receiver(self, ring: Ring) -> bool:
+        """Returns whether there was a message."""
         try:
             data = ring.channel.recv(1 << 20)
         except OSError:
-            return
+            return False
         if not data:
             with contextlib.suppress(KeyError):
                 self._select.unregister(ring.channel)
-            return
+            return False
         try:
-            self._receiver_says(json.loads(data))
+            self._receiver_says(ring, json.loads(data))
         except Exception as exc:  # it says what its trainer told it
             log(f"the receiver of rank {ring.rank} is ended: {first_line(exc)}")
-            with contextlib.suppress(ProcessLookupError):
+            if ring.pid in self.rings:
                 os.kill(ring.pid, signal.SIGKILL)
+        return True
 
-    def _receiver_says(self, message: dict[str, Any]) -> None:
+    def _receiver_says(self, ring: Ring, message: dict[str, Any]) -> None:
         if message["type"] == "spec":
             spec = Spec.parse(message["spec"].encode())
             self._shelf.use(spec)
             if self._upstream is not None:
                 for digest, nbytes in spec.blobs:
                     self._upstream.have(digest, nbytes)
+        elif message["type"] == "failure":
+            self._failures.told(ring.rank, ring.pid, message)
+            self._send_figures()  # at once: its trainer may end, and this sidecar with it
         elif self._upstream is None:
             return
         elif message["type"] == "replace":
@@ -384,12 +399,6 @@ class Sidecar:
 
 def _eventfd() -> int:
     return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-
-def _alive(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return not poll.poll(0)
 
 
 def log(text: str) -> None:

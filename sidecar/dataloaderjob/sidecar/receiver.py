@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import Any
 
-from dataloaderjob.core import link, overseer, tickets
+from dataloaderjob.core import failing, link, overseer, tickets
 from dataloaderjob.core.accounts import DispatchSettings
 from dataloaderjob.core.blobs import Spec
 from dataloaderjob.core.control import FAILED, Control
@@ -77,6 +77,8 @@ class Receiver:
         self._to_trainer: deque[tuple[bytes, int | None]] = deque()
         self._to_parent: deque[bytes] = deque()
         self._incoming = link.Assembler()
+        self._failure: tuple[int, int] | None = None
+        """(stream, ticket) of the failure that the parent was told of, until a batch after it is taken."""
         self._dirty: set[Flow] = set()
         self._poll = select.epoll()
         trainer.setblocking(False)
@@ -175,6 +177,8 @@ class Receiver:
                 raise TrainerGone
             if (packet := self._incoming.feed(data)) is None:
                 continue
+            if self._failure is not None and packet.type in (link.Type.TICKETS, link.Type.CLOSE):
+                self._maybe_passed(self._failure, packet)
             if packet.type == link.Type.TICKETS:
                 self.machine.tickets(
                     now,
@@ -187,6 +191,11 @@ class Receiver:
                 self._open_stream(packet)
             elif packet.type == link.Type.CLOSE:
                 self.machine.close_stream(now, packet.stream, packet.awaiting)
+
+    def _maybe_passed(self, failure: tuple[int, int], packet: link.Packet) -> None:
+        if failing.passed(failure, packet.stream, packet.awaiting):
+            self._failure = None
+            self._tell_parent({"type": "failure"})
 
     def _open_stream(self, packet: link.Packet) -> None:
         message = link.parse_json(packet.payload)
@@ -334,6 +343,9 @@ class Receiver:
                 self._tell_trainer(link.pack(link.Type.FAILED, payload, stream=stream, ticket=ticket))
                 self.control.publish_word(FAILED, stream, ticket)
                 os.eventfd_write(self._wake_trainer, 1)
+                if self._failure is None:  # the trainer, too, raises the first of several
+                    self._failure = stream, ticket
+                    self._tell_parent({"type": "failure", **failing.describe(payload)})
             case CreateRegion(number, nbytes, single, lease_limit):
                 region = regions.create(number, nbytes, single=single)
                 self.regions[number] = region

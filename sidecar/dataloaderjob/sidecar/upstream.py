@@ -11,7 +11,7 @@ import socket
 from typing import Any
 
 from dataloaderjob.core import auth, sockets
-from dataloaderjob.core.blobs import CHUNK_NBYTES, BlobStore
+from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.instructions import Endpoint
 from dataloaderjob.sidecar.offspring import close_all_but, default_signals, die_with_parent
@@ -168,20 +168,23 @@ class Upstream:
             die_with_parent(parent)
             default_signals()
             close_all_but(set())
-            with contextlib.suppress(Exception):
-                self._upload_now(digest, nbytes)
-                code = 0
+            upload(self.address, self._key, self._store, digest, nbytes, name=self._name, job=self._job)
+            code = 0
+        except Exception as exc:
+            os.write(2, f"[sidecar] {digest[:8]}, {nbytes} bytes, was not uploaded: {exc!r}\n".encode())
         finally:
             os._exit(code)
 
-    def _upload_now(self, digest: str, nbytes: int) -> None:
-        with socket.create_connection(self.address, timeout=UPLOAD_TIMEOUT_S) as sock:
-            sockets.greet(sock, self._key, role="blob", name=self._name, job=self._job)
-            sock.settimeout(UPLOAD_TIMEOUT_S)
-            sockets.send_message(sock, {"type": "blob", "digest": digest, "nbytes": nbytes})
-            with open(self._store.path(digest), "rb") as blob:
-                at = 0
-                while at < nbytes:
-                    at += os.sendfile(sock.fileno(), blob.fileno(), at, CHUNK_NBYTES)
-            sock.shutdown(socket.SHUT_WR)
-            sock.recv(1)
+
+def upload(
+    address: tuple[str, int], key: bytes, store: BlobStore, digest: str, nbytes: int, *, name: str, job: str
+) -> None:
+    """Sends a blob to the supervisor, and waits until it has it. Raises OSError, ProtocolError."""
+    with socket.create_connection(address, timeout=UPLOAD_TIMEOUT_S) as sock:
+        sockets.greet(sock, key, role="blob", name=name, job=job)
+        sock.settimeout(UPLOAD_TIMEOUT_S)
+        sockets.send_message(sock, {"type": "blob", "digest": digest, "nbytes": nbytes})
+        with store.path(digest).open("rb") as blob:
+            sock.sendfile(blob, count=nbytes)  # os.sendfile would fail as soon as the peer is slower
+        sock.shutdown(socket.SHUT_WR)
+        sock.recv(1)

@@ -1,0 +1,29 @@
+"""Commands that README.md and docs/cluster.md tell people to type."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from cluster import ROOT
+
+_BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def shown(document: str, heading: str) -> list[list[str]]:
+    """The lines of the first shell block below a heading, in words."""
+    text = (ROOT / document).read_text()
+    begin = text.index(f"## {heading}\n")
+    found = _BLOCK.search(text, begin)
+    assert found, f"{document}: no shell block below {heading!r}"
+    return [shlex.split(line, comments=True) for line in found[1].splitlines() if line.strip()]
+
+
+FIRST_JOB = shown("README.md", "The same job on a cluster")
+UPGRADE = shown("docs/cluster.md", "Upgrade and uninstall")
+
+
+def words(block: list[list[str]], *begin: str) -> list[str]:
+    """The one line that begins so."""
+    (found,) = (line for line in block if tuple(line[: len(begin)]) == begin)
+    return found

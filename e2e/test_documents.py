@@ -1,0 +1,23 @@
+"""The commands of README.md and docs/cluster.md are those that these tests run."""
+
+from __future__ import annotations
+
+from cluster import RELEASE, create_words, install_words, load_words
+from readme import FIRST_JOB, UPGRADE, words
+
+
+def test_the_cluster_is_made_and_the_chart_installed_as_the_readme_says():
+    assert words(FIRST_JOB, "kind", "create") == create_words("dataloaderjob")
+    assert words(FIRST_JOB, "kind", "load") == load_words("dataloaderjob")
+    assert words(FIRST_JOB, "helm", "install") == install_words(RELEASE)
+    ran_elsewhere = {("make", "images"), ("kubectl", "apply"), ("kubectl", "get")}
+    others = {tuple(line[:2]) for line in FIRST_JOB} - {
+        ("kind", "create"),
+        ("kind", "load"),
+        ("helm", "install"),
+    }
+    assert others == ran_elsewhere
+
+
+def test_nothing_else_is_shown_for_upgrades_than_what_is_tried():
+    assert [line[:2] for line in UPGRADE] == [["helm", "upgrade"], ["helm", "uninstall"]]

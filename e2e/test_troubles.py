@@ -1,0 +1,189 @@
+"""What a user sees when something is wrong: a condition with the pod, the container and the cause, within 30 s."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from cluster import FEEDER, Cluster, Manifest, until
+from jobs import FEEDERS, TRAINER, Job, changed, job
+
+pytestmark = pytest.mark.timeout(300)
+TOLD_S = 30.0
+CONTAINER = "spec__trainer__template__spec__containers__0"
+NO_IMAGE = "example.invalid/nowhere:1"
+BATCHES = """
+import torch
+from dataloaderjob import DataLoader
+class Set(torch.utils.data.Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, i):
+        {body}
+        return torch.tensor([i])
+for batch in DataLoader(Set(), batch_size=4): pass
+"""
+
+
+def told(of: Job, kind: str, *words: str, within_s: float = TOLD_S) -> Manifest:
+    """The condition, once its reason and message have all the words."""
+
+    def look(found: Manifest) -> bool:
+        text = f"{found['reason']} {found.get('message', '')}".lower()
+        return all(word.lower() in text for word in words)
+
+    return of.await_condition(kind, look, within_s)
+
+
+def warned(of: Job, reason: str) -> bool:
+    """Whether an event of the job tells of this cause."""
+    found = of.cluster.list("events", of.namespace)
+    return any(
+        (event["involvedObject"]["kind"], event["involvedObject"]["name"]) == ("DataLoaderJob", of.name)
+        and (event["type"], event["reason"]) == ("Warning", "NotReady") and reason in event["message"]
+        for event in found
+    )  # fmt: skip
+
+
+def settled(of: Job, kind: str) -> None:
+    """Nothing is made over and over: the same objects, the same condition, for ten seconds."""
+    before, children = of.condition(kind), of.children()
+    time.sleep(10)
+    after = of.condition(kind)
+    assert (after["lastTransitionTime"], after["reason"]) == (before["lastTransitionTime"], before["reason"])
+    assert len(of.children()) == len(children)
+
+
+PATIENT = {"spec__deadlines": {"startupSeconds": 600}}
+STARTS: dict[str, tuple[Manifest, str, tuple[str, ...]]] = {
+    "the trainers' image cannot be pulled": (
+        changed(job("wrong"), **{f"{CONTAINER}__image": NO_IMAGE}, spec__feeders__image=FEEDER),
+        "Ready", ("ImageNotPulled", "wrong-trainers-0-0", "container trainer", NO_IMAGE),
+    ),
+    "the feeders' image cannot be pulled": (
+        changed(job("wrong"), spec__feeders__image=NO_IMAGE),
+        "FeedersReady", ("ImageNotPulled", "wrong-feeders-", "container feeder", NO_IMAGE),
+    ),
+    "no node has room": (
+        changed(job("wrong"), spec__feeders__resources={"requests": {"cpu": "900"}, "limits": {"cpu": "900"}}),
+        "FeedersReady", ("Unschedulable", "wrong-feeders-", "Insufficient cpu"),
+    ),
+    "a Secret of the environment is missing": (
+        changed(
+            job("wrong"),
+            **{f"{CONTAINER}__env": [
+                {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "absent", "key": "token"}}}
+            ]},
+        ),
+        "Ready", ("ConfigMissing", "wrong-trainers-0-0", "container trainer", 'secret "absent" not found'),
+    ),
+    "a Secret that is a volume is missing": (
+        changed(
+            job("wrong"),
+            spec__trainer__template__spec__volumes=[{"name": "data", "secret": {"secretName": "absent"}}],
+            **{f"{CONTAINER}__volumeMounts": [{"name": "data", "mountPath": "/data"}]},
+        ),
+        "SidecarsReady", ("wrong-trainers-0-0", "absent", "not found"),
+    ),
+    "an init container fails": (
+        changed(
+            job("wrong"),
+            spec__feeders__template={"spec": {"initContainers": [
+                {"name": "prepare", "image": FEEDER, "command": ["python", "-c", "raise SystemExit(7)"],
+                 "securityContext": job("x")["spec"]["trainer"]["template"]["spec"]["containers"][0]["securityContext"]}
+            ]}},
+        ),
+        "FeedersReady", ("wrong-feeders-", "container prepare", "exit code 7"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", STARTS)
+def test_a_job_that_cannot_start_says_why_when(start, what: str):
+    manifest, kind, words = STARTS[what]
+    wrong: Job = start(changed(manifest, **PATIENT))
+    found = told(wrong, kind, *words)
+    assert found["status"] != "True"
+    until(lambda: warned(wrong, found["reason"]), timeout_s=20, what=f"an event {found['reason']}")
+    settled(wrong, kind)
+
+
+def test_a_job_over_its_quota_says_so(operator: Cluster, namespace: str, start):
+    quota = {
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"},
+        "spec": {"hard": {"pods": "1"}},
+    }  # fmt: skip
+    operator.apply(namespace, quota)
+    until(
+        lambda: (operator.get("resourcequota", "small", namespace) or {}).get("status", {}).get("hard"),
+        timeout_s=20, what="the quota in force",
+    )  # fmt: skip
+    wrong: Job = start(changed(job("wrong"), **PATIENT))
+    told(wrong, "Ready", "exceeded quota: small")
+    told(wrong, "SidecarsReady", "exceeded quota: small")
+    settled(wrong, "Ready")
+
+
+def test_a_dataset_that_raises_fails_the_job_with_its_own_words(start):
+    program = BATCHES.format(body="raise ValueError(f'sample {i} is broken')")
+    wrong: Job = start(changed(job("wrong", program=program), spec__backoffLimit=0))
+    wrong.await_phase("Failed", timeout_s=90)
+    found = wrong.condition("Failed")
+    assert "wrong-trainers-0-0" in found["message"], found
+    assert "exit code 1" in found["message"]
+    assert "sample 0 is broken" in wrong.logs(TRAINER, "trainer")
+    assert "sample 0 is broken" in found["message"], found
+
+
+def test_a_module_that_feeders_lack_is_named(start):
+    manifest = changed(
+        job("wrong", program=BATCHES.format(body="import fashion_of_nowhere"), image="fashion-mnist:1"),
+        spec__backoffLimit=0,
+    )
+    wrong: Job = start(manifest)
+    wrong.await_phase("Failed", timeout_s=90)
+    assert "fashion_of_nowhere" in wrong.condition("Failed")["message"]
+
+
+def test_a_trainer_that_fails_is_started_anew_as_often_as_allowed(start):
+    wrong: Job = start(changed(job("wrong", program="raise SystemExit(3)"), spec__backoffLimit=1))
+    wrong.await_phase("Failed", timeout_s=120)
+    found = wrong.condition("Failed")
+    assert found["reason"] == "BackoffLimitExceeded"
+    assert "exit code 3" in found["message"]
+    assert wrong.status()["trainers"]["restarts"] == 1
+    until(lambda: not wrong.pods(FEEDERS), timeout_s=15, what="feeders gone")
+
+
+def test_a_job_that_does_not_start_in_time_fails_and_says_why(start):
+    manifest = changed(
+        job("wrong"), spec__deadlines={"startupSeconds": 15}, spec__feeders__image=NO_IMAGE,
+        spec__ray={"tuning": {"workerRegisterTimeoutSeconds": 10}},
+    )  # fmt: skip
+    wrong: Job = start(manifest)
+    wrong.await_phase("Failed", timeout_s=60)
+    found = wrong.condition("Failed")
+    assert found["reason"] == "StartupDeadlineExceeded"
+    assert NO_IMAGE in found["message"]
+    until(
+        lambda: not wrong.pods(TRAINER),
+        timeout_s=60,
+        what="trainers gone, and what they held",
+        also=wrong.why,
+    )
+
+
+def test_a_worker_register_timeout_that_is_too_low_is_named_and_raising_it_heals_the_job(start):
+    slow = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"cpu": "250m", "memory": "2Gi"}}
+    low = changed(
+        job("wrong"), spec__ray__tuning={"workerRegisterTimeoutSeconds": 1}, spec__feeders__resources=slow
+    )  # fmt: skip
+    wrong: Job = start(low)
+    told(wrong, "FeedersReady", "workerRegisterTimeoutSeconds", within_s=90)
+    assert wrong.status()["ray"]["workerRegisterTimeoutSeconds"] == 1
+    wrong.cluster.patch(
+        "dlj", "wrong", wrong.namespace, {"spec": {"ray": {"tuning": {"workerRegisterTimeoutSeconds": 60}}}}
+    )  # fmt: skip
+    wrong.await_phase("Running", timeout_s=120)
+    until(
+        lambda: wrong.status()["ray"]["workerRegisterTimeoutSeconds"] == 60, timeout_s=60, what="60 in force"
+    )

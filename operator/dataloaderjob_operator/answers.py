@@ -1,0 +1,174 @@
+"""What a job's supervisor says of it, and its figures as the status shows them. Pure; `ask` brings it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from dataloaderjob.api.status import LoaderStatus, RayStatus
+from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.rates import COUNTERS, Rates, Readings
+from dataloaderjob.core.supervision import LASTING, number, text
+
+LARGEST = 1 << 63
+MAX_TEXT = 1000
+MAX_SIDECARS = 1024
+_READ = (*COUNTERS, "used_nbytes", "ring_nbytes")
+_REASON = re.compile(r"[A-Z][A-Za-z0-9]{1,62}\Z")
+_NOTABLE: Mapping[str, float] = {
+    "batches_per_second": 0.0,
+    "gb_per_second": 0.0,
+    "stall_percent": 1.0,
+    "occupancy_percent": 10.0,
+}
+"""A change of a figure that is worth a write: 5 % of what is written, and more than this; a share of the time or of
+the rings that is small to begin with moves by its half and tells nothing."""
+NOTABLE_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What is wrong with a job's feeders."""
+
+    reason: str
+    """CamelCase, for a condition."""
+    text: str
+    host: str = ""
+    """Address of the pod that it is about; empty where it is none, or not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The last one. Equal ones say the same of the job; rates do not count."""
+
+    silent: str = ""
+    """Why there is none, after several asks; empty while the supervisor answers."""
+    desired: int = 0
+    """Feeder processes that it keeps in place."""
+    ready: int = 0
+    """Those of them that serve."""
+    cause: Cause | None = None
+    """Why the others do not; the worst, of the first of them."""
+    failure: Cause | None = None
+    """What a trainer got instead of a batch, and no trainer has taken one since."""
+    ray: RayStatus = field(default_factory=RayStatus)
+    """Without a version while Ray has not answered the supervisor."""
+    rates: Rates | None = field(default=None, compare=False)
+
+
+def parse(message: Mapping[str, Any]) -> Answer:
+    """A status message of a supervisor. Raises RemoteProtocolError for one that makes no sense."""
+    told = dict(message)
+    if text(told, "type") != "status":
+        raise RemoteProtocolError(f"a status was asked for, {told['type']!r} came")
+    feeders = [item for item in _list(told, "feeders") if isinstance(item, Mapping)]
+    hosts = {str(feeder.get("name")): str(feeder.get("host") or "") for feeder in feeders}
+    return Answer(
+        desired=number(told, "desired", LARGEST),
+        ready=number(told, "ready", LARGEST),
+        cause=_cause(feeders),
+        failure=_failure(_list(told, "failures"), hosts),
+        ray=_ray(told.get("ray")),
+    )
+
+
+def readings(message: Mapping[str, Any]) -> Readings:
+    """Counters of each sidecar in a status message."""
+    sidecars = message.get("sidecars")
+    found = {}
+    for name, said in islice(sidecars.items(), MAX_SIDECARS) if isinstance(sidecars, Mapping) else ():
+        figures = said.get("figures") if isinstance(said, Mapping) else None
+        if isinstance(figures, Mapping):
+            found[str(name)] = {counter: _whole(figures.get(counter)) for counter in _READ}
+    return found
+
+
+def shown(rates: Rates) -> LoaderStatus:
+    """As the status has them: three digits."""
+    return LoaderStatus(
+        batches_per_second=digits(rates.batches_per_s),
+        gb_per_second=digits(rates.nbytes_per_s / 1e9),
+        stall_percent=digits(100 * (rates.stall or 0.0)),
+        occupancy_percent=digits(100 * (rates.occupancy or 0.0)),
+    )
+
+
+def digits(value: float) -> str:
+    """Three significant ones, no exponent; less than a millionth is 0."""
+    plain = f"{float(f'{value:.3g}'):.6f}"
+    return plain.rstrip("0").rstrip(".")
+
+
+def notable(written: LoaderStatus, fresh: LoaderStatus) -> bool:
+    """Whether fresh figures differ from those written by more than noise."""
+    return any(
+        _differs(_figure(getattr(written, name)), _figure(getattr(fresh, name)), floor)
+        for name, floor in _NOTABLE.items()
+    )
+
+
+def _differs(old: float, new: float, floor: float) -> bool:
+    if floor == 0.0 and (old == 0.0) != (new == 0.0):
+        return True
+    return abs(new - old) > max(floor, NOTABLE_SHARE * old)
+
+
+def _figure(figure: str) -> float:
+    try:
+        return float(figure)
+    except ValueError:
+        return 0.0
+
+
+def _cause(feeders: list[Mapping[str, Any]]) -> Cause | None:
+    waiting = [f for f in feeders if f.get("state") != "ready" and f.get("why")]
+    worst = min(waiting, key=lambda f: f.get("cause") not in LASTING, default=None)
+    if worst is None:
+        return None
+    return Cause(_reason(worst.get("cause")), _short(f"{worst.get('name')}: {worst['why']}"), _host(worst))
+
+
+def _failure(failures: list[Any], hosts: Mapping[str, str]) -> Cause | None:
+    told = next((item for item in failures if isinstance(item, Mapping)), None)
+    if told is None:
+        return None
+    feeder = str(told.get("feeder") or "")
+    who = f"{told.get('sidecar')}, rank {told.get('rank')}, got from {feeder or 'the feeders'}"
+    return Cause(_reason(told.get("reason")), _short(f"{who}: {told.get('text')}"), hosts.get(feeder, ""))
+
+
+def _ray(told: Any) -> RayStatus:
+    if not isinstance(told, Mapping):
+        return RayStatus()
+    return RayStatus(
+        version=str(told.get("version") or "")[:32],
+        worker_register_timeout_seconds=_whole(told.get("worker_register_timeout_seconds")),
+        health_check_period_ms=_whole(told.get("health_check_period_ms")),
+        health_check_timeout_ms=_whole(told.get("health_check_timeout_ms")),
+        health_check_failure_threshold=_whole(told.get("health_check_failure_threshold")),
+    )
+
+
+def _list(told: Mapping[str, Any], name: str) -> list[Any]:
+    found = told.get(name)
+    return found if isinstance(found, list) else []
+
+
+def _whole(found: Any) -> int:
+    return found if type(found) is int and 0 <= found < LARGEST else 0
+
+
+def _reason(found: Any) -> str:
+    return found if isinstance(found, str) and _REASON.match(found) else "FeederFails"
+
+
+def _host(feeder: Mapping[str, Any]) -> str:
+    return str(feeder.get("host") or "")
+
+
+def _short(said: str) -> str:
+    line = " ".join(said.split())
+    return line if len(line) <= MAX_TEXT else f"{line[:MAX_TEXT]}…"

@@ -1,0 +1,244 @@
+"""What `kubectl describe` tells of a job: Kubernetes events, from one status and the one that replaces it. Pure.
+
+Events follow the write of a status: an operator that dies in between loses that event, and none is there twice, for
+its name follows from what it tells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from dataloaderjob.api import KIND, DataLoaderJob
+from dataloaderjob.api.job import API_VERSION
+from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
+from dataloaderjob_operator.conditions import STARTS
+from dataloaderjob_operator.names import MANAGER
+from dataloaderjob_operator.objects import Manifest
+from dataloaderjob_operator.seen import show_time
+
+MAX_MESSAGE = 1024
+"""What the API takes in an event."""
+BURST = 20
+"""Events of a job at once, of those that may come again and again."""
+REFILL_S = 120.0
+"""After so long a job may have one more of them."""
+
+
+class Reason(StrEnum):
+    """All there are, for whoever filters by them."""
+
+    STARTED = "Started"
+    """Its children are being made."""
+    NOT_READY = "NotReady"
+    """A cause for which it does not serve, once for each cause."""
+    SERVING = "Serving"
+    """Head, sidecars and feeders serve."""
+    DEGRADED = "Degraded"
+    """A part of a running job no longer serves."""
+    RECOVERED = "Recovered"
+    """All parts serve again."""
+    RESTARTED = "Restarted"
+    """A trainer failed; all are made anew."""
+    SUSPENDED = "Suspended"
+    """No pod is left."""
+    RESUMED = "Resumed"
+    """It is held no longer."""
+    COMPLETED = "Completed"
+    """All trainers ended with exit code 0."""
+    FAILED = "Failed"
+    """It ended otherwise."""
+
+
+WARNINGS = frozenset({Reason.NOT_READY, Reason.DEGRADED, Reason.RESTARTED, Reason.FAILED})
+REPEATED = frozenset({Reason.NOT_READY, Reason.SERVING, Reason.DEGRADED, Reason.RECOVERED})
+"""Those that a job which comes and goes has again and again."""
+HELD = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
+Status = DataLoaderJobStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One, without the job that it is about."""
+
+    reason: Reason
+    message: str
+    once: str
+    """Tells it from others of its reason: two that have the same are one."""
+
+    @property
+    def type(self) -> str:
+        return "Warning" if self.reason in WARNINGS else "Normal"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """An event, when it happened, what it says, and what it may happen once for."""
+
+    reason: Reason
+    happened: Callable[[Status, Status], bool]
+    says: Callable[[Status], str]
+    once: Callable[[Status], str]
+
+
+def events_of(before: Status, after: Status) -> tuple[Event, ...]:
+    """What there is to tell of a change; nothing if it is none."""
+    return tuple(
+        Event(row.reason, row.says(after)[:MAX_MESSAGE], row.once(after))
+        for row in _ROWS
+        if row.happened(before, after)
+    )
+
+
+def manifest(event: Event, job: DataLoaderJob, now: datetime, host: str) -> Manifest:
+    """The object for the API server. Its name is the same each time it is told of the same."""
+    about = f"{job.metadata.uid}/{event.reason.value}/{event.once}"
+    digest = hashlib.sha256(about.encode()).hexdigest()[:16]
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{job.name}.{digest}", "namespace": job.metadata.namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION, "kind": KIND, "name": job.name, "namespace": job.metadata.namespace,
+            "uid": job.metadata.uid,
+        },
+        "type": event.type,
+        "reason": event.reason.value,
+        "message": event.message,
+        "count": 1,
+        "firstTimestamp": show_time(now),
+        "lastTimestamp": show_time(now),
+        "source": {"component": MANAGER},
+        "reportingComponent": MANAGER,
+        "reportingInstance": host,
+    }  # fmt: skip
+
+
+@dataclass(slots=True)
+class Budget:
+    """How many events of REPEATED a job may still have. Time comes in, in seconds of any clock."""
+
+    _left: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def take(self, uid: str, reason: Reason, now: float) -> bool:
+        """Whether this one may be sent."""
+        if reason not in REPEATED:
+            return True
+        left, since = self._left.get(uid, (float(BURST), now))
+        left = min(float(BURST), left + (now - since) / REFILL_S)
+        self._left[uid] = (left - 1 if left >= 1 else left, now)
+        return left >= 1
+
+    def forget(self, uid: str) -> None:
+        self._left.pop(uid, None)
+
+
+def _holds(status: Status, kind: ConditionType) -> bool:
+    found = status.condition(kind)
+    return found is not None and found.status == "True"
+
+
+def _became(kind: ConditionType) -> Callable[[Status, Status], bool]:
+    return lambda before, after: _holds(after, kind) and not _holds(before, kind)
+
+
+def _message(kind: ConditionType, default: str = "") -> Callable[[Status], str]:
+    def says(status: Status) -> str:
+        found = status.condition(kind)
+        return (found.message if found else "") or default
+
+    return says
+
+
+def _why(kind: ConditionType) -> Callable[[Status], str]:
+    """Reason and message of a condition."""
+
+    def says(status: Status) -> str:
+        found = status.condition(kind)
+        return "" if found is None else f"{found.reason}: {found.message}" if found.message else found.reason
+
+    return says
+
+
+def _since(kind: ConditionType) -> Callable[[Status], str]:
+    def once(status: Status) -> str:
+        found = status.condition(kind)
+        return "" if found is None else found.last_transition_time
+
+    return once
+
+
+def _start(status: Status) -> str:
+    return status.start_time or ""
+
+
+def _end(status: Status) -> str:
+    return status.completion_time or ""
+
+
+def _started(before: Status, after: Status) -> bool:
+    return before.start_time is None and after.start_time is not None and before.phase not in HELD
+
+
+def _resumed(before: Status, after: Status) -> bool:
+    return before.phase in HELD and after.phase not in HELD and after.completion_time is None
+
+
+def _restarted(before: Status, after: Status) -> bool:
+    return after.trainers.restarts > before.trainers.restarts
+
+
+def _phases(one: Phase, other: Phase) -> Callable[[Status, Status], bool]:
+    return lambda before, after: before.phase is one and after.phase is other
+
+
+def _serves(before: Status, after: Status) -> bool:
+    return _became(ConditionType.READY)(before, after) and before.phase is not Phase.DEGRADED
+
+
+def _new_cause(before: Status, after: Status) -> bool:
+    """Another reason than before, and not what `Degraded` or `Restarted` tells at the same time."""
+    told = _phases(Phase.RUNNING, Phase.DEGRADED)(before, after) or _restarted(before, after)
+    if told or after.phase not in {Phase.STARTING, Phase.DEGRADED}:
+        return False
+    old, new = before.condition(ConditionType.READY), after.condition(ConditionType.READY)
+    if new is None or new.status == "True" or new.reason in STARTS:
+        return False
+    return old is None or old.reason != new.reason
+
+
+def _cause(status: Status) -> str:
+    """The same cause is told once, however often it comes and goes, for a spec, a start and an attempt."""
+    ready = status.condition(ConditionType.READY)
+    return f"{ready.reason if ready else ''}/{status.observed_generation}/{_start(status)}/{status.trainers.restarts}"
+
+
+_ROWS = (
+    _Row(Reason.STARTED, _started, lambda _: "its children are being made", _start),
+    _Row(Reason.RESUMED, _resumed, lambda _: "its pods are made anew", _start),
+    _Row(
+        Reason.RESTARTED,
+        _restarted,
+        _message(ConditionType.PROGRESSING, "a trainer failed"),
+        lambda after: str(after.trainers.restarts),
+    ),
+    _Row(Reason.NOT_READY, _new_cause, _why(ConditionType.READY), _cause),
+    _Row(Reason.SERVING, _serves, _message(ConditionType.READY), _since(ConditionType.READY)),
+    _Row(
+        Reason.DEGRADED, _phases(Phase.RUNNING, Phase.DEGRADED), _why(ConditionType.READY),
+        _since(ConditionType.READY),
+    ),
+    _Row(
+        Reason.RECOVERED, _phases(Phase.DEGRADED, Phase.RUNNING), _message(ConditionType.READY),
+        _since(ConditionType.READY),
+    ),
+    _Row(
+        Reason.SUSPENDED, _became(ConditionType.SUSPENDED), lambda _: "no pod is left",
+        _since(ConditionType.SUSPENDED),
+    ),
+    _Row(Reason.COMPLETED, _became(ConditionType.COMPLETE), _message(ConditionType.COMPLETE), _end),
+    _Row(Reason.FAILED, _became(ConditionType.FAILED), _why(ConditionType.FAILED), _end),
+)  # fmt: skip

@@ -1,0 +1,94 @@
+"""Asks the API server for the events of objects that hold a job up: one request at a time, however many jobs ask.
+
+`ask` comes from reconciles and waits for nothing; the answers are there at a later look, for which a job that has
+heard something new is put onto the schedule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from dataloaderjob_operator import logs
+from dataloaderjob_operator.cache import JobKey
+from dataloaderjob_operator.causes import AGAIN_S, Question, meaning
+from dataloaderjob_operator.client import ApiError
+from dataloaderjob_operator.troubles import Trouble
+
+log = logging.getLogger(__name__)
+
+Heard = Mapping[str, Trouble]
+"""By uid of the object."""
+
+
+class EventReader(Protocol):
+    """Where events come from."""
+
+    async def events(self, namespace: str, uid: str) -> Sequence[Mapping[str, Any]]:
+        """Of one object, a bounded number. Raises ApiError."""
+
+
+class Inquirer:
+    """`ask` and `heard` from reconciles, `run` until cancelled."""
+
+    def __init__(
+        self, api: EventReader, changed: Callable[[JobKey], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._api, self._changed, self._clock = api, changed, clock
+        self._asked: dict[JobKey, tuple[Question, ...]] = {}
+        """In the order in which it was asked."""
+        self._heard: dict[JobKey, dict[str, Trouble]] = {}
+        self._not_before: dict[JobKey, float] = {}
+        self._more = asyncio.Event()
+
+    def heard(self, key: JobKey) -> Heard:
+        return self._heard.get(key, {})
+
+    def ask(self, key: JobKey, questions: tuple[Question, ...]) -> None:
+        """What a job wants to know now. No question: it is held up no longer, and what was heard is forgotten."""
+        if not questions:
+            self.forget(key)
+            return
+        uids = {question.uid for question in questions}
+        if key in self._heard:
+            self._heard[key] = {uid: trouble for uid, trouble in self._heard[key].items() if uid in uids}
+        if self._clock() >= self._not_before.get(key, 0.0):
+            self._asked[key] = questions
+            self._more.set()
+
+    def forget(self, key: JobKey) -> None:
+        for known in (self._asked, self._heard, self._not_before):
+            known.pop(key, None)
+
+    async def run(self) -> None:
+        while True:
+            self._more.clear()
+            while await self.turn():
+                pass
+            await self._more.wait()
+
+    async def turn(self) -> bool:
+        """Asks for the job that waits longest. Returns False if none does."""
+        key = next(iter(self._asked), None)
+        if key is None:
+            return False
+        questions = self._asked.pop(key)
+        self._not_before[key] = self._clock() + 0.9 * AGAIN_S
+        with logs.about(*key):
+            try:
+                found = {
+                    q.uid: trouble for q in questions if (trouble := await self._one(key[0], q)) is not None
+                }
+            except ApiError as exc:
+                log.warning("events that may tell a cause cannot be listed: %s", exc)
+                return True
+        if key in self._not_before and found != self._heard.get(key, {}):
+            self._heard[key] = found
+            self._changed(key)
+        return True
+
+    async def _one(self, namespace: str, question: Question) -> Trouble | None:
+        return meaning(question, await self._api.events(namespace, question.uid))

@@ -1,0 +1,63 @@
+"""Tells what became of jobs: sends events after a status was written. It never fails, and waits for seconds at most.
+
+An event that cannot be sent is lost, as is one whose operator dies between the status and it: the status has it all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.api.status import DataLoaderJobStatus
+from dataloaderjob_operator.cache import JobKey
+from dataloaderjob_operator.client import Api, ApiError
+from dataloaderjob_operator.events import Budget, Event, events_of, manifest
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class Reporter:
+    """Events of all jobs."""
+
+    api: Api
+    now: Callable[[], datetime]
+    clock: Callable[[], float] = time.monotonic
+    host: str = field(default_factory=socket.gethostname)
+    budget: Budget = field(default_factory=Budget)
+    written: dict[JobKey, tuple[str, DataLoaderJobStatus]] = field(default_factory=dict)
+    """What was written last, and of which uid: the watch may not have told it yet."""
+
+    async def tell(
+        self, key: JobKey, job: DataLoaderJob, before: DataLoaderJobStatus, after: DataLoaderJobStatus
+    ) -> None:
+        """`after` has been written; `before` is what the watch told last."""
+        uid = job.metadata.uid or ""
+        known, last = self.written.get(key, ("", before))
+        self.written[key] = (uid, after)
+        for event in events_of(last if known == uid else before, after):
+            log.log(
+                logging.WARNING if event.type == "Warning" else logging.INFO, "%s: %s", event.reason, event.message
+            )  # fmt: skip
+            if self.budget.take(uid, event.reason, self.clock()):
+                await self._send(event, job)
+
+    async def _send(self, event: Event, job: DataLoaderJob) -> None:
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await self.api.tell(manifest(event, job, self.now(), self.host))
+        except (ApiError, TimeoutError) as exc:
+            log.warning("the event %s could not be sent: %s", event.reason, exc or f"{TIMEOUT_S:.0f} s")
+
+    def forget(self, key: JobKey) -> None:
+        """The job is gone."""
+        uid, _ = self.written.pop(key, ("", None))
+        self.budget.forget(uid)

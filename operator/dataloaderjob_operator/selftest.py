@@ -1,0 +1,129 @@
+"""`python -m dataloaderjob_operator.selftest`: applies a job and waits until it is Complete, for `helm test`.
+
+Exit code 0 when it is; 1 with its conditions printed when it failed or took too long; 2 if nothing could be tried.
+The job is deleted at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dataloaderjob.api import KIND, ManifestError, parse_object
+from dataloaderjob_operator.client import ApiError, Client
+from dataloaderjob_operator.objects import Manifest
+from dataloaderjob_operator.seen import has_condition
+
+EVERY_S = 1.0
+GONE_S = 60.0
+"""A job of an earlier test has so long to leave."""
+
+
+def verdict(job: Mapping[str, Any]) -> bool | None:
+    """Whether the job did what it should; None while it still may."""
+    if has_condition(job, "Complete"):
+        return True
+    return False if has_condition(job, "Failed") else None
+
+
+def lines(job: Mapping[str, Any]) -> list[str]:
+    """Phase and conditions, for people."""
+    status = job.get("status") or {}
+    found = [f"phase {status.get('phase', 'none: no operator has looked at it')}"]
+    for condition in status.get("conditions") or ():
+        why = ": ".join(filter(None, (condition.get("reason"), condition.get("message"))))
+        found.append(f"  {condition['type']}={condition['status']} {why}")
+    return found
+
+
+async def test(client: Client, job: Manifest, timeout_s: float) -> bool:
+    """Raises ApiError, also when a job of that name does not leave."""
+    namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
+    await _delete(client, namespace, name)
+    await client.apply(job)
+    _say(f"DataLoaderJob {namespace}/{name} is applied; it has {timeout_s:.0f} s to become Complete")
+    try:
+        return await _watch(client, namespace, name, timeout_s)
+    finally:
+        await client.delete(namespace, (KIND, name))
+
+
+async def _watch(client: Client, namespace: str, name: str, timeout_s: float) -> bool:
+    loop, phase = asyncio.get_running_loop(), ""
+    found: Manifest = {}
+    deadline = loop.time() + timeout_s
+    while loop.time() < deadline:
+        found = await _read(client, namespace, name) or found
+        if (now := (found.get("status") or {}).get("phase", "")) != phase:
+            phase = now
+            _say(f"phase {phase}")
+        if (done := verdict(found)) is not None:
+            break
+        await asyncio.sleep(EVERY_S)
+    else:
+        done = False
+        _say(f"not Complete within {timeout_s:.0f} s")
+    _say(*lines(found))
+    return done
+
+
+async def _read(client: Client, namespace: str, name: str) -> Manifest | None:
+    """None also while the API server does not answer: the test has its own end."""
+    try:
+        return await client.read(namespace, (KIND, name))
+    except ApiError as exc:
+        if exc.code and exc.code < 500:
+            raise
+        return None
+
+
+async def _delete(client: Client, namespace: str, name: str) -> None:
+    """One that an earlier test left behind."""
+    if await client.read(namespace, (KIND, name)) is None:
+        return
+    await client.delete(namespace, (KIND, name))
+    deadline = asyncio.get_running_loop().time() + GONE_S
+    while await client.read(namespace, (KIND, name)) is not None:
+        if asyncio.get_running_loop().time() > deadline:
+            raise ApiError(0, f"{namespace}/{name} of an earlier test is still there after {GONE_S:.0f} s")
+        await asyncio.sleep(EVERY_S)
+
+
+def _say(*texts: str) -> None:
+    for text in texts:
+        sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+async def _run(job: Manifest, timeout_s: float) -> bool:
+    client = await Client.connect()
+    try:
+        return await test(client, job, timeout_s)
+    finally:
+        await client.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="dataloaderjob_operator.selftest", description="Tries one job.")
+    parser.add_argument("--job", type=Path, required=True, help="file with its manifest")
+    parser.add_argument("--timeout-seconds", type=float, default=280.0)
+    options = parser.parse_args()
+    try:
+        job = yaml.safe_load(options.job.read_text())
+        if not parse_object(job).metadata.namespace:
+            _say("metadata.namespace: found nothing; use the one in which to try the job")
+            return 2
+        return 0 if asyncio.run(_run(job, options.timeout_seconds)) else 1
+    except (OSError, yaml.YAMLError, ManifestError, ApiError) as exc:
+        _say(f"the job cannot be tried: {exc}")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Why feeders that are long in coming do not come, from what Ray's GCS says of their actors. Pure.
+
+A worker process that has not registered with its raylet in time is ended and started anew, six times; then the
+actor is dead (Ray 2.60). One whose constructor raises is dead at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from dataloaderjob.core.supervision import Cause
+
+REGISTER_MARGIN_S = 1.0
+"""The raylet looks at its own clock, and starts the process a moment after it has the actor."""
+DEAD = "DEAD"
+_STARTUP_FAILED = "worker startup"
+"""In the words of Ray's GCS for a process that never registered."""
+
+
+class Life(NamedTuple):
+    """An actor as the GCS has it."""
+
+    state: str
+    """Ray's own name for it, such as PENDING_CREATION."""
+    registered: bool
+    """A worker process has registered for it."""
+    restarts: int = 0
+    death: str = ""
+    """Why it is dead, its last line; empty while it is not."""
+    host: str = ""
+    """Address of the node that Ray gave it; empty before."""
+
+
+class Room(NamedTuple):
+    """What the nodes have room for."""
+
+    places: int
+    """For so many feeders, those that are there among them."""
+    lacking: str
+    """What one more would need; empty if nothing is lacking now."""
+
+
+class Why(NamedTuple):
+    """Of one feeder."""
+
+    feeder: int
+    """Its number."""
+    cause: Cause
+    text: str
+    dead: bool = False
+    """Ray will not start it by itself."""
+
+
+class Explainer:
+    """Remembers since when an actor has had room without a process."""
+
+    def __init__(self, register_timeout_s: float) -> None:
+        self._register_timeout_s = register_timeout_s
+        self._starting: dict[int, float] = {}
+
+    def explain(
+        self, late: Iterable[int], lives: Mapping[int, Life], room: Room, *, taken: int, now: float
+    ) -> Iterator[Why]:
+        """`late`: feeders that have not reported, in order. `taken`: places of all others that are there."""
+        late = sorted(late)
+        self._starting = {index: since for index, since in self._starting.items() if index in late}
+        free = room.places - taken - sum(lives[i].registered for i in late if i in lives)
+        for index in late:
+            life = lives.get(index)
+            if life is None:
+                yield Why(index, Cause.STARTS, "Ray does not know it yet")
+            elif life.state == DEAD:
+                self._starting.pop(index, None)
+                yield self._dead(index, life)
+            elif life.restarts:
+                yield Why(
+                    index, Cause.FAILS,
+                    "its process or its node ended before it reported, and Ray starts it again: the output of its "
+                    "pod, or of this run, says more",
+                )  # fmt: skip
+            elif life.registered:
+                yield Why(index, Cause.STARTS, "its process runs, and has not reported yet")
+            elif free <= 0:
+                self._starting.pop(index, None)
+                yield Why(index, Cause.NO_ROOM, f"no node has room ({room.lacking or 'others have taken it'}): "
+                          "add nodes or lower the number of feeders")  # fmt: skip
+            else:
+                free -= 1
+                since = self._starting.setdefault(index, now)
+                if now - since > self._register_timeout_s + REGISTER_MARGIN_S:
+                    yield Why(index, Cause.REGISTER_TIMEOUT, self._never_registered())
+                else:
+                    yield Why(
+                        index,
+                        Cause.STARTS,
+                        "Ray has room for it; its process has not registered with Ray yet",
+                    )
+
+    def _dead(self, index: int, life: Life) -> Why:
+        if _STARTUP_FAILED in life.death:
+            return Why(index, Cause.REGISTER_TIMEOUT, self._never_registered(), dead=True)
+        return Why(index, Cause.FAILS, f"its process failed at its start: {life.death}", dead=True)
+
+    def _never_registered(self) -> str:
+        return (
+            f"no worker process of it registered with Ray within worker_register_timeout, "
+            f"{self._register_timeout_s:g} s; each one is ended and another started: raise "
+            "spec.ray.tuning.workerRegisterTimeoutSeconds. If they crash at their start instead, Ray's log on "
+            "their node, raylet.out, says so"
+        )

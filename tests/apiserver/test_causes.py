@@ -1,0 +1,143 @@
+"""Causes that only events tell, on a real API server: what its controllers and nodes would say is said by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from manifests import manifest
+from operated import Operated
+from processes_of_operator import ALL, Operator, until
+
+from apiserver import ApiServer
+from dataloaderjob.api import KIND
+from dataloaderjob_operator.names import LABEL_JOB, LABEL_ROLE
+
+QUOTA = (
+    'Error creating: pods "mnist-trainers-0-0-x7k2p" is forbidden: exceeded quota: team, requested: cpu=64'
+)
+MOUNT = 'MountVolume.SetUp failed for volume "data" : secret "data" not found'
+WITHIN_S = 30.0
+
+
+@pytest.fixture
+def operator(server: ApiServer, tmp_path: Path) -> Iterator[Operator]:
+    made = Operator(server, tmp_path)
+    made.start("--log-format", "json")
+    yield made
+    if made.process is not None and made.process.poll() is None:
+        made.end(kill=True)
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def say(job: Operated, about: dict[str, Any], reason: str, message: str, kind: str = "Warning") -> None:
+    """An event, as a controller or a kubelet sends it."""
+    metadata = about["metadata"]
+    event = {
+        "metadata": {"generateName": f"{metadata['name']}."},
+        "involvedObject": {
+            "kind": about["kind"], "name": metadata["name"], "namespace": job.namespace, "uid": metadata["uid"],
+        },
+        "type": kind, "reason": reason, "message": message, "count": 1, "firstTimestamp": now(), "lastTimestamp": now(),
+        "source": {"component": "test"},
+    }  # fmt: skip
+    job.server.request("POST", f"/api/v1/namespaces/{job.namespace}/events", event)
+
+
+def stuck_pod(job: Operated, role: str) -> dict[str, Any]:
+    """One that has a node, which does not start it."""
+    name, labels = f"mnist-{role}-x", {LABEL_JOB: job.name, LABEL_ROLE: role}
+    spec = {"containers": [{"name": role, "image": "i:1"}], "nodeName": "n"}
+    path = f"/api/v1/namespaces/{job.namespace}/pods"
+    made = job.server.request("POST", path, {"metadata": {"name": name, "labels": labels}, "spec": spec})
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": now()}
+    waiting = {"name": role, "image": "i:1", "imageID": "", "ready": False, "restartCount": 0}
+    waiting["state"] = {"waiting": {"reason": "ContainerCreating"}}
+    status = {"phase": "Pending", "conditions": [placed], "containerStatuses": [waiting]}
+    job.server.request(
+        "PATCH", f"{path}/{name}/status", {"status": status}, content_type="application/merge-patch+json"
+    )
+    return {**made, "kind": "Pod"}
+
+
+def because(job: Operated, kind: str, reason: str) -> str:
+    """The condition's message once it has that reason."""
+
+    def told() -> str | None:
+        found = job.conditions().get(kind, {}) if "status" in job.get(KIND, job.name) else {}
+        return found.get("message", "") if found.get("reason") == reason else None
+
+    return str(until(told, WITHIN_S, f"{kind} with {reason}"))
+
+
+def up(job: Operated, *deployments: str) -> None:
+    for name in deployments:
+        job.patch("Deployment", name, {"status": {"replicas": 1, "readyReplicas": 1}}, "status")
+
+
+def test_a_job_whose_pods_a_quota_refuses_says_so_until_they_come(
+    server: ApiServer, operator: Operator
+) -> None:
+    job = Operated(server, manifest())
+    until(lambda: len(job.children()) == ALL, 30, f"children; it said {operator.log}")
+    up(job, "mnist-head", "mnist-feeders")
+    say(job, {**job.get("Job", "mnist-trainers-0"), "kind": "Job"}, "FailedCreate", QUOTA)
+    message = because(job, "SidecarsReady", "PodsRefused")
+    assert message == ("Job mnist-trainers-0: a pod is forbidden: exceeded quota: team, requested: cpu=64")
+    assert because(job, "Ready", "PodsRefused") == message
+    path = f"/api/v1/namespaces/{job.namespace}/events?fieldSelector=reason=NotReady"
+    (event,) = until(lambda: server.request("GET", path)["items"], 5, "an event about the job")
+    assert event["message"] == f"PodsRefused: {message}"
+    times = {"startTime": "2026-01-01T00:00:00Z"}
+    job.patch("Job", "mnist-trainers-0", {"status": {**times, "active": 1}}, "status")
+    because(job, "SidecarsReady", "PodsStart")
+
+
+def test_a_pod_whose_volume_cannot_be_mounted_says_so_until_it_is(
+    server: ApiServer, operator: Operator
+) -> None:
+    job = Operated(server, manifest())
+    until(lambda: len(job.children()) == ALL, 30, f"children; it said {operator.log}")
+    pod = stuck_pod(job, "feeder")
+    say(job, pod, "FailedMount", MOUNT)
+    assert because(job, "FeedersReady", "VolumeNotMounted") == f"pod mnist-feeder-x: {MOUNT}"
+    until(lambda: now() > pod["metadata"]["creationTimestamp"], 5, "a later second")
+    say(job, pod, "Pulling", "Pulling image", kind="Normal")
+    because(job, "FeedersReady", "PodsStart")
+
+
+def test_it_serves_probes_and_figures_and_logs_lines_of_json_about_jobs(
+    server: ApiServer, operator: Operator
+) -> None:
+    job = Operated(server, manifest())
+    until(lambda: operator.ask("/readyz")[0] == 200, 30, f"readiness; it said {operator.log}")
+    until(lambda: len(job.children()) == ALL, 30, f"children; it said {operator.log}")
+    assert operator.ask("/healthz") == (200, "ok\n")
+    assert operator.ask("/else")[0] == 404
+    until(lambda: "dataloaderjob_operator_watches 7.0" in operator.ask("/metrics")[1], 10, "all watches open")
+    text = operator.ask("/metrics")[1]
+    for line in (
+        'dataloaderjob_operator_api_writes_total{kind="Deployment",verb="apply"}',
+        'dataloaderjob_operator_jobs{phase="Starting"}',
+        'dataloaderjob_operator_watch_event_age_seconds{kind="DataLoaderJob"}',
+        "dataloaderjob_operator_build_info{",
+        "dataloaderjob_operator_reconcile_duration_seconds_bucket{",
+        "dataloaderjob_operator_process_resident_memory_bytes",
+    ):
+        assert line in text
+    assert operator.end() == 0
+    lines = [json.loads(line) for line in operator.log.splitlines()]
+    (started,) = [
+        line for line in lines if line["message"].startswith("Started") and line["namespace"] == job.namespace
+    ]
+    live = job.get(KIND, job.name)["metadata"]
+    assert (started["job"], started["uid"], started["generation"]) == ("mnist", live["uid"], 1)
+    assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
+    assert {line["logger"].partition(".")[0] for line in lines} == {"dataloaderjob_operator", "kopf"}

@@ -1,0 +1,66 @@
+"""What Artifact Hub is told of the chart is complete, and true."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from chart import CHART, render
+from dataloaderjob.api import parse_object
+
+CHART_YAML = yaml.safe_load((CHART / "Chart.yaml").read_text())
+PREFIX = "artifacthub.io/"
+CATEGORIES = {
+    "ai-machine-learning", "database", "integration-delivery", "monitoring-logging", "networking", "security",
+    "storage", "streaming-messaging",
+}  # fmt: skip
+CAPABILITIES = ["Basic Install", "Seamless Upgrades", "Full Lifecycle", "Deep Insights", "Auto Pilot"]
+KINDS = {"added", "changed", "deprecated", "removed", "fixed", "security"}
+URL = re.compile(r"https://\S+")
+
+
+def told(name: str) -> Any:
+    return yaml.safe_load(CHART_YAML["annotations"][PREFIX + name])
+
+
+def test_nothing_is_left_out() -> None:
+    assert set(CHART_YAML["annotations"]) == {
+        PREFIX + name
+        for name in (
+            "category", "changes", "crds", "crdsExamples", "images", "license", "links", "operator",
+            "operatorCapabilities", "recommendations",
+        )
+    }  # fmt: skip
+
+
+def test_simple_ones_have_values_that_are_known() -> None:
+    assert told("category") in CATEGORIES
+    assert told("license") == "Apache-2.0"
+    assert CHART_YAML["annotations"][PREFIX + "operator"] == "true", "a string: annotations are"
+    assert told("operatorCapabilities") in CAPABILITIES
+    assert all(change["kind"] in KINDS and change["description"] for change in told("changes"))
+    assert all(URL.fullmatch(entry["url"]) for entry in [*told("links"), *told("recommendations")])
+    assert all(entry["name"] for entry in told("links"))
+
+
+def test_the_images_are_those_that_are_rendered() -> None:
+    text = yaml.safe_dump_all(render().values())
+    found = set(re.findall(r"ghcr\.io/[a-z/]+:[\w.]+", text))
+    assert {entry["image"] for entry in told("images")} == found
+    assert all(entry["platforms"] == ["linux/amd64", "linux/arm64"] for entry in told("images"))
+
+
+def test_the_definition_and_its_examples_are_those_of_the_chart() -> None:
+    crd = render()["CustomResourceDefinition", "dataloaderjobs.dataloading.dev"]
+    (only,) = told("crds")
+    names, versions = crd["spec"]["names"], [version["name"] for version in crd["spec"]["versions"]]
+    assert (only["name"], only["kind"]) == (crd["metadata"]["name"], names["kind"])
+    assert only["version"] in versions
+    for example in told("crdsExamples"):
+        assert parse_object(example).kind == only["kind"]
+
+
+def test_chart_and_application_have_one_version() -> None:
+    assert CHART_YAML["version"] == CHART_YAML["appVersion"]

@@ -1,0 +1,84 @@
+"""The first job of the notes, and that of `helm test`: they are taken, and they do what they say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from chart import notes, render
+from dataloaderjob.api import DataLoaderJob, parse_object
+
+OWN = ("--set", "imageRegistry=own:5000", "--set", "feederImage.tag=v2")
+LONG = "a-release-with-a-name-of-which-there-is-much"
+
+
+def pasted(*options: str, **names: str) -> str:
+    """The manifest that the notes say to paste."""
+    return notes(*options, **names).partition("<<'JOB'\n")[2].partition("\nJOB\n")[0]
+
+
+def of_the_test(*options: str, release: str = "r") -> str:
+    found = render(*options, release=release)
+    (made,) = [
+        thing for (kind, name), thing in found.items() if kind == "ConfigMap" and name.endswith("-test")
+    ]
+    return str(made["data"]["job.yaml"])
+
+
+def job(text: str) -> DataLoaderJob:
+    return parse_object(yaml.safe_load(text))
+
+
+def test_the_notes_sample_is_a_job_with_the_releases_image() -> None:
+    assert job(pasted()).spec.trainer.container.image == "ghcr.io/dataloaderjob/feeder:0.1.0"
+    assert job(pasted(*OWN)).spec.trainer.container.image == "own:5000/dataloaderjob/feeder:v2"
+
+
+@pytest.mark.parametrize("make", [pasted, of_the_test])
+def test_it_is_put_where_the_operator_works(make: Any) -> None:
+    assert job(make()).metadata.namespace == "ops"
+    assert job(make("--set", "namespaces={a,b}")).metadata.namespace == "a"
+
+
+@pytest.mark.parametrize("release", ["r", "9", LONG, "with.dots"])
+def test_the_tests_job_has_a_name_whatever_the_releases_is(release: str) -> None:
+    assert job(of_the_test(release=release)).name.startswith("test-")
+
+
+def test_secrets_for_images_are_passed_on() -> None:
+    spec = yaml.safe_load(pasted("--set-json", 'imagePullSecrets=[{"name":"pull"}]'))["spec"]
+    assert spec["trainer"]["template"]["spec"]["imagePullSecrets"] == [{"name": "pull"}]
+
+
+def test_its_pods_may_run_where_only_restricted_ones_may() -> None:
+    spec = yaml.safe_load(pasted())["spec"]["trainer"]["template"]["spec"]
+    assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert spec["containers"][0]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_the_notes_name_what_to_look_at_when_it_fails() -> None:
+    said = notes("--set", "namespaces={a}")
+    for words in (
+        "kubectl describe dlj/first-job -n a",
+        "kubectl logs -n a -l dataloading.dev/job=first-job --all-containers",
+        "kubectl logs -n ops deployment/r-operator",
+        "helm test r -n ops",
+    ):
+        assert words in said
+
+
+@pytest.mark.slow
+def test_the_sample_does_what_it_says_on_one_machine_too(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(pasted())
+    command = [sys.executable, "-m", "dataloaderjob.local.cli", "run", "job.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1024 samples came from feeders, in order and byte for byte" in done.stdout

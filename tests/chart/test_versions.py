@@ -1,0 +1,43 @@
+"""What is rendered for a version of Kubernetes has no field that this version does not know."""
+
+from __future__ import annotations
+
+import kubernetes_validate
+import pytest
+
+from chart import render
+
+ALL = (
+    "--set", "podMonitor.enabled=true", "--set", "podAnnotations.a=b", "--set", "priorityClassName=high",
+    "--set-json", 'tolerations=[{"operator":"Exists"}]', "--set-json", 'imagePullSecrets=[{"name":"pull"}]',
+    "--set-json", 'nodeSelector={"disk":"ssd"}', "--set-json", 'affinity={"nodeAffinity":{}}',
+)  # fmt: skip
+OF_OTHERS = {"PodMonitor"}
+"""Kinds that the Prometheus operator defines."""
+
+
+@pytest.mark.parametrize(
+    "options", [(), ALL, (*ALL, "--set", "namespaces={a}")], ids=["plain", "all", "namespaced"]
+)
+@pytest.mark.parametrize("minor", range(29, 38))
+def test_each_object_is_one_of_that_version(minor: int, options: tuple[str, ...]) -> None:
+    found = render("--kube-version", f"1.{minor}.0", *options)
+    assert len(found) >= 10
+    for (kind, name), thing in found.items():
+        if kind not in OF_OTHERS:
+            try:
+                kubernetes_validate.validate(thing, f"1.{minor}", strict=True)
+            except kubernetes_validate.ValidationError as exc:
+                raise AssertionError(f"{kind} {name} for 1.{minor}: {exc.message}") from None
+
+
+def test_an_older_version_is_refused() -> None:
+    with pytest.raises(ValueError, match=r">=1\.29"):
+        render("--kube-version", "1.28.9")
+
+
+def test_a_field_that_no_version_knows_would_be_found() -> None:
+    thing = render()["Deployment", "r-operator"]
+    thing["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["patience"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(thing, "1.34", strict=True)

@@ -1,0 +1,255 @@
+"""The operator asks real supervisors over real sockets. Ray is not needed for that."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from manifests import manifest
+from supervised import free_port
+from supervisor_alone import SupervisorAlone, says
+
+from dataloaderjob.api import KIND
+from dataloaderjob.core.settings import RayTuning
+from dataloaderjob_operator import ask, keys, names
+from dataloaderjob_operator.ask import Asker
+from dataloaderjob_operator.cache import Cache, JobKey
+
+ROOT = b"r" * 32
+KEY: JobKey = ("team", "mnist")
+_UIDS = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same in a fiftieth of the time."""
+    for name in ("PERIOD_S", "QUICK_S", "SOON_S", "TICK_S", "SPAN_S"):
+        monkeypatch.setattr(ask, name, getattr(ask, name) / 50)
+    monkeypatch.setattr(ask, "TIMEOUT_S", 0.5)
+
+
+class Job:
+    """In the operator's cache, with a head at an address of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.uid, self.port, self.folder = f"u{next(_UIDS)}", free_port(), folder
+        self.cache, self.told = Cache(), 0
+        changes = {"metadata.uid": self.uid, "metadata.namespace": KEY[0]}
+        self.cache.put({**manifest(changes), "kind": KIND})
+        self.asker = Asker(self.cache, ROOT, self._changed, port=self.port)
+
+    def _changed(self, key: JobKey) -> None:
+        assert key == KEY
+        self.told += 1
+
+    def pod(self, address: str = "127.0.0.1", *, ready: bool = True) -> dict[str, Any]:
+        labels = names.labels("mnist", names.Role.HEAD)
+        conditions = [{"type": "Ready", "status": str(ready)}]
+        metadata = {"name": f"mnist-head-{address}", "namespace": KEY[0], "labels": labels}
+        return {
+            "kind": "Pod", "metadata": metadata, "status": {"podIP": address, "conditions": conditions},
+        }  # fmt: skip
+
+    def supervisor(
+        self, host: str = "127.0.0.1", *, key: bytes | None = None, feeders: int = 1
+    ) -> SupervisorAlone:
+        made = SupervisorAlone(
+            self.folder / host, job=names.unique(*KEY, self.uid), key=key or keys.job_key(ROOT, self.uid),
+            host=host, port=self.port, feeders=feeders,
+        )  # fmt: skip
+        made.has_ray()
+        return made
+
+    def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
+        """The asker meanwhile asks."""
+
+        async def both() -> None:
+            asking = asyncio.create_task(self.asker.run())
+            try:
+                await scenario()
+            finally:
+                asking.cancel()
+
+        asyncio.run(both())
+
+    async def until(self, condition: Callable[[Any], Any]) -> Any:
+        """The first answer that fulfils it."""
+        async with asyncio.timeout(20):
+            while True:
+                answer = self.asker.answer(KEY)
+                if answer is not None and condition(answer):
+                    return answer
+                await asyncio.sleep(0.01)
+
+    async def gone(self) -> None:
+        async with asyncio.timeout(20):
+            while self.asker.answer(KEY) is not None:
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    made = Job(tmp_path)
+    made.cache.put(made.pod())
+    return made
+
+
+def test_what_a_supervisor_says_is_kept_and_told_once(job: Job):
+    supervisor = job.supervisor(feeders=2)
+    supervisor.has_ray(RayTuning(worker_register_timeout_s=7))
+
+    async def scenario() -> None:
+        job.asker.want(KEY, 2)
+        answer = await job.until(lambda a: a.desired == 2)
+        assert (answer.ready, answer.ray.version, answer.ray.worker_register_timeout_seconds) == (
+            0,
+            "2.60.0",
+            7,
+        )
+        supervisor.ready(0, 1)
+        await job.until(lambda a: a.ready == 2)
+        told, asked = job.told, job.asker._jobs[KEY].asked_at
+        async with asyncio.timeout(20):
+            while job.asker._jobs[KEY].asked_at == asked:
+                await asyncio.sleep(0.01)
+        assert (told, job.told) == (2, 2), "once for each news, and not for the same again"
+
+    job.run(scenario)
+
+
+def test_a_number_of_feeders_is_asked_for_until_it_is_kept_and_then_no_more(job: Job):
+    supervisor = job.supervisor(feeders=1)
+
+    async def scenario() -> None:
+        for wanted, scaled in ((1, 0), (3, 1), (2, 2)):
+            job.asker.want(KEY, wanted)
+            await job.until(lambda a, wanted=wanted: a.desired == wanted)
+            assert (supervisor.desired, supervisor.scaled) == (wanted, scaled)
+
+    job.run(scenario)
+
+
+def test_one_that_was_started_again_with_another_number_is_put_right(job: Job):
+    supervisor = job.supervisor(feeders=4)
+
+    async def scenario() -> None:
+        job.asker.want(KEY, 2)
+        await job.until(lambda a: a.desired == 2)
+
+    job.run(scenario)
+    assert supervisor.desired == 2
+
+
+def test_rates_are_of_the_time_between_two_asks(job: Job):
+    sidecar = job.supervisor().sidecar()
+
+    async def scenario() -> None:
+        says(sidecar, next_calls=10, used_nbytes=1, ring_nbytes=4)
+        job.asker.want(KEY, 1)
+        idle = await job.until(lambda a: a.rates is not None)
+        assert (idle.rates.batches_per_s, idle.rates.occupancy) == (0.0, 0.25), (
+            "what was before is not of this time"
+        )
+        told = job.told
+        says(sidecar, next_calls=110, nbytes=10**9, wait_ns=1, step_ns=3, used_nbytes=1, ring_nbytes=4)
+        busy = await job.until(lambda a: a.rates.batches_per_s > 0)
+        assert busy.rates.batches_per_s * 1e7 == pytest.approx(busy.rates.nbytes_per_s), (
+            "over the same seconds"
+        )
+        assert busy.rates.stall == 0.25
+        assert job.told > told
+
+    job.run(scenario)
+
+
+def test_a_failure_of_a_trainer_is_told_after_its_end_too(job: Job):
+    supervisor = job.supervisor()
+    supervisor.ready(0, host="10.0.0.9")
+
+    async def scenario() -> None:
+        job.asker.want(KEY, 1)
+        failure = {"rank": "3", "feeder": "feeder-0", "reason": "ModuleMissing", "text": "no module x"}
+        with supervisor.sidecar() as sidecar:
+            says(sidecar, failure)
+            await job.until(lambda a: a.failure is not None)
+        answer = await job.until(lambda a: a.failure is not None)
+        assert answer.failure.text == "sidecar-t-0-1, rank 3, got from feeder-0: no module x"
+        assert answer.failure.host == "10.0.0.9"
+        again = supervisor.sidecar("sidecar-t-1-1")
+        for taken in (0, 1):
+            says(again, next_calls=taken)
+        await job.until(lambda a: a.failure is None)
+
+    job.run(scenario)
+
+
+def listening(job: Job) -> socket.socket:
+    """Somebody who accepts and says nothing."""
+    return socket.create_server(("127.0.0.1", job.port))
+
+
+@pytest.mark.parametrize(
+    ("peer", "why"),
+    [
+        pytest.param(lambda job: None, "Connect call failed", id="nobody is there"),
+        pytest.param(listening, "nothing within 0.5 s at 127.0.0.1", id="it accepts and is silent"),
+        pytest.param(
+            lambda job: job.supervisor(key=b"another key of 32 bytes at least"), "does not hold this job's key",
+            id="it has another key",
+        ),
+    ],
+)  # fmt: skip
+def test_a_supervisor_that_does_not_answer_is_silent_after_some_asks(
+    job: Job, peer: Callable[[Job], Any], why: str
+):
+    kept = peer(job)
+
+    async def scenario() -> None:
+        job.asker.want(KEY, 1)
+        answer = await job.until(lambda a: a.silent)
+        assert why in answer.silent
+        assert job.asker._jobs[KEY].misses >= ask.MISSES
+        assert job.told == 1
+        assert (answer.ready, answer.ray.version) == (0, "")
+
+    job.run(scenario)
+    del kept
+
+
+def test_one_that_answers_again_is_heard_again(job: Job):
+    async def scenario() -> None:
+        job.asker.want(KEY, 1)
+        await job.until(lambda a: a.silent)
+        job.supervisor()
+        await job.until(lambda a: not a.silent and a.desired == 1)
+
+    job.run(scenario)
+
+
+def test_only_a_ready_head_is_asked_and_another_one_begins_anew(tmp_path: Path):
+    job = Job(tmp_path)
+    first, second = job.supervisor("127.0.0.2"), job.supervisor("127.0.0.3", feeders=1)
+    first.ready(0)
+
+    async def scenario() -> None:
+        job.asker.want(KEY, 1)
+        job.cache.put(job.pod("127.0.0.2", ready=False))
+        await asyncio.sleep(5 * ask.TICK_S)
+        assert job.asker.answer(KEY) is None
+        job.cache.put(job.pod("127.0.0.2"))
+        await job.until(lambda a: a.ready == 1)
+        job.cache.remove(job.pod("127.0.0.2"))
+        await job.gone()
+        job.cache.put(job.pod("127.0.0.3"))
+        await job.until(lambda a: a.ready == 0)
+        second.ready(0)
+        await job.until(lambda a: a.ready == 1)
+        job.asker.want(KEY, None)
+        assert job.asker.answer(KEY) is None, "a job that ended is not asked"
+
+    job.run(scenario)

@@ -1,0 +1,64 @@
+"""A real supervisor's port without Ray: what it is told of feeders and Ray is what a test tells it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+from dataloaderjob.core import sockets
+from dataloaderjob.core.settings import RayTuning, SupervisorSettings
+from dataloaderjob.feeder.roster import Endpoint, name_of
+from dataloaderjob.feeder.supervisor import Supervisor
+
+
+class SupervisorAlone:
+    """Serves at `host`:`port` until the process ends."""
+
+    def __init__(self, folder: Path, *, job: str, key: bytes, host: str, port: int, feeders: int = 1) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "key").write_bytes(key)
+        self.key, self.job, self.address = key, job, (host, port)
+        self._supervisor = Supervisor(
+            SupervisorSettings(
+                job=job, key_path=str(folder / "key"), blob_folder=str(folder / "blobs"), ray_address="nowhere:1",
+                state_path=str(folder / "feeders.json"), port=port, bind_host=host, num_feeders=feeders,
+                feeder_blob_folder=str(folder / "blobs"),
+            )
+        )  # fmt: skip
+        self.scaled = 0
+        control = self._supervisor.control
+
+        def counted(message: dict[str, Any]) -> dict[str, Any]:
+            self.scaled += message.get("type") == "scale"
+            return control(message)
+
+        self._supervisor.control = counted  # type: ignore[method-assign]
+
+    @property
+    def desired(self) -> int:
+        return self._supervisor._roster.desired
+
+    def has_ray(self, tuning: RayTuning | None = None) -> None:
+        """Ray has answered."""
+        self._supervisor._placement.in_force = {"version": "2.60.0", **(tuning or RayTuning()).config()}
+
+    def ready(self, *numbers: int, host: str = "127.0.0.1") -> None:
+        """These feeders report."""
+        for number in numbers:
+            self._supervisor.feeder_ready(Endpoint(name_of(number), f"i{number}", host, 1000 + number))
+
+    def leaves(self, number: int) -> None:
+        self._supervisor.feeder_left(name_of(number), f"i{number}")
+
+    def sidecar(self, name: str = "sidecar-t-0-1") -> socket.socket:
+        """A sidecar's connection."""
+        sock = socket.create_connection(self.address, timeout=10)
+        sockets.greet(sock, self.key, role="sidecar", name=name, job=self.job)
+        return sock
+
+
+def says(sidecar: socket.socket, *failures: dict[str, str], **figures: int) -> None:
+    """Its figures, all others 0."""
+    message = {"type": "figures", "figures": figures, "rings": 1, "failures": list(failures)}
+    sockets.send_message(sidecar, message)

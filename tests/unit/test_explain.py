@@ -1,0 +1,72 @@
+"""Why feeders do not come, from what Ray says of their actors. Time is an argument."""
+
+from __future__ import annotations
+
+import pytest
+
+from dataloaderjob.core.supervision import Cause
+from dataloaderjob.feeder.explain import Explainer, Life, Room
+
+PENDING = Life("PENDING_CREATION", registered=False)
+STARTUP = "Could not create the actor because worker startup repeatedly failed. Failed to startup worker after retrying"
+FULL = "feeder: 1 needed, 0 of 1 free"
+
+
+def causes(explainer: Explainer, lives: dict[int, Life], room: Room, now: float = 0, taken: int = 0):
+    return [why.cause for why in explainer.explain(lives, lives, room, taken=taken, now=now)]
+
+
+@pytest.mark.parametrize(
+    ("life", "cause", "text", "dead"),
+    [
+        pytest.param(PENDING, Cause.STARTS, "not registered with Ray yet", False, id="it starts"),
+        pytest.param(
+            Life("PENDING_CREATION", registered=True), Cause.STARTS, "has not reported yet", False, id="imports"
+        ),
+        pytest.param(
+            Life("RESTARTING", registered=False, restarts=3), Cause.FAILS, "output of its pod", False, id="crashes"
+        ),
+        pytest.param(
+            Life("DEAD", registered=True, death="ModuleNotFoundError: No module named 'torch'"),
+            Cause.FAILS, "failed at its start: ModuleNotFoundError: No module named 'torch'", True, id="raises",
+        ),
+        pytest.param(
+            Life("DEAD", registered=False, death=STARTUP), Cause.REGISTER_TIMEOUT,
+            "worker_register_timeout, 30 s; each one is ended and another started: raise "
+            "spec.ray.tuning.workerRegisterTimeoutSeconds", True, id="never registers",
+        ),
+    ],
+)  # fmt: skip
+def test_the_cause_follows_from_what_ray_says_of_the_actor(life: Life, cause: Cause, text: str, dead: bool):
+    (why,) = Explainer(30).explain([0], {0: life}, Room(1, FULL), taken=0, now=0)
+    assert (why.cause, why.dead) == (cause, dead)
+    assert text in why.text
+
+
+def test_a_feeder_that_holds_the_last_place_itself_does_not_lack_room():
+    assert causes(Explainer(30), {0: PENDING}, Room(1, FULL)) == [Cause.STARTS]
+    assert causes(Explainer(30), {0: PENDING, 1: PENDING}, Room(1, FULL)) == [Cause.STARTS, Cause.NO_ROOM]
+    assert causes(Explainer(30), {1: PENDING}, Room(1, FULL), taken=1) == [Cause.NO_ROOM]
+    (why,) = Explainer(30).explain([1], {1: PENDING}, Room(1, FULL), taken=1, now=0)
+    assert why.text == f"no node has room ({FULL}): add nodes or lower the number of feeders"
+
+
+def test_the_timeout_counts_from_when_there_is_room():
+    explainer = Explainer(2)
+    for now in (0, 100):
+        assert causes(explainer, {0: PENDING}, Room(0, "no pod yet"), now) == [Cause.NO_ROOM]
+    for now in (101, 103.9):
+        assert causes(explainer, {0: PENDING}, Room(1, ""), now) == [Cause.STARTS]
+    assert causes(explainer, {0: PENDING}, Room(1, ""), 105) == [Cause.REGISTER_TIMEOUT]
+
+
+def test_one_that_came_meanwhile_begins_anew():
+    explainer = Explainer(2)
+    assert causes(explainer, {0: PENDING}, Room(1, ""), 0) == [Cause.STARTS]
+    assert causes(explainer, {}, Room(1, ""), 50) == []
+    assert causes(explainer, {0: PENDING}, Room(1, ""), 100) == [Cause.STARTS]
+
+
+def test_one_that_ray_does_not_know_is_told_so():
+    (why,) = Explainer(2).explain([3], {}, Room(9, ""), taken=0, now=0)
+    assert (why.feeder, why.cause) == (3, Cause.STARTS)

@@ -1,0 +1,133 @@
+"""What a supervisor's status means to the operator, and which figures are worth a write."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+
+from dataloaderjob.api.status import LoaderStatus
+from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.rates import Rates
+from dataloaderjob_operator.answers import Answer, Cause, digits, notable, parse, readings, shown
+
+STATUS: dict[str, Any] = {"type": "status", "desired": 2, "ready": 2}
+
+
+def feeder(number: int, state: str = "ready", cause: str | None = None, why: str = "") -> dict[str, Any]:
+    return {
+        "name": f"feeder-{number}",
+        "state": state,
+        "cause": cause,
+        "why": why,
+        "host": f"10.0.0.{number}",
+    }
+
+
+def test_what_is_not_told_is_not_there():
+    assert parse(STATUS) == Answer(desired=2, ready=2)
+    assert readings(STATUS) == {}
+
+
+def test_the_worst_cause_is_told_and_of_equal_ones_the_first():
+    waiting = [
+        feeder(0),
+        feeder(1, "placing", "NoRoom", "no node has room"),
+        feeder(2, "backoff", "WorkerRegisterTimeout", "too short"),
+        feeder(3, "backoff", "FeederFails", "no torch"),
+    ]
+    assert parse({**STATUS, "feeders": waiting}).cause == Cause(
+        "WorkerRegisterTimeout", "feeder-2: too short", "10.0.0.2"
+    )
+    assert parse({**STATUS, "feeders": waiting[:2]}).cause == Cause(
+        "NoRoom", "feeder-1: no node has room", "10.0.0.1"
+    )
+    assert parse({**STATUS, "feeders": waiting[:1]}).cause is None
+
+
+def test_a_failure_names_the_trainer_and_where_its_feeder_is():
+    told = {
+        "sidecar": "sidecar-t-0",
+        "rank": "1",
+        "feeder": "feeder-1",
+        "reason": "ModuleMissing",
+        "text": "no x",
+    }
+    found = parse({**STATUS, "feeders": [feeder(1)], "failures": [told]}).failure
+    assert found == Cause("ModuleMissing", "sidecar-t-0, rank 1, got from feeder-1: no x", "10.0.0.1")
+
+
+def test_what_ray_has_in_force_is_as_the_supervisor_says():
+    told = {"version": "2.60.0", "worker_register_timeout_seconds": 7, "health_check_period_ms": "x"}
+    ray = parse({**STATUS, "ray": told}).ray
+    assert (ray.version, ray.worker_register_timeout_seconds, ray.health_check_period_ms) == ("2.60.0", 7, 0)
+
+
+def test_counters_of_each_sidecar_are_read():
+    told = {"a": {"figures": {"next_calls": 3, "used_nbytes": 1}, "rings": 1}, "b": {"rings": 0}, "c": 7}
+    found = readings({**STATUS, "sidecars": told})
+    assert list(found) == ["a"]
+    assert (found["a"]["next_calls"], found["a"]["used_nbytes"], found["a"]["wait_ns"]) == (3, 1, 0)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = st.sampled_from(["type", "desired", "ready", "feeders", "failures", "ray", "sidecars"])
+
+
+@profile(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
+@given(st.dictionaries(FIELDS, JSON))
+def test_whatever_comes_is_an_answer_or_the_peers_fault(message: dict[str, Any]):
+    for told in (message, {**STATUS, **message}):
+        readings(told)
+        with contextlib.suppress(RemoteProtocolError):
+            parse(told)
+
+
+def test_a_reason_that_is_no_word_is_not_put_into_a_condition():
+    assert parse({**STATUS, "feeders": [feeder(0, "placing", "a b", "x")]}).cause.reason == "FeederFails"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.5, "0.5"), (12.345, "12.3"), (1234.5, "1230"), (3_456_789, "3460000"), (0.00012345, "0.000123"),
+     (1e-9, "0"), (99.96, "100")],
+)  # fmt: skip
+def test_figures_have_three_digits(value: float, text: str):
+    assert digits(value) == text
+
+
+def test_figures_are_shown_in_the_units_of_the_status():
+    rates = Rates(batches_per_s=10, nbytes_per_s=2.5e9, stall=0.125, occupancy=1.0)
+    assert shown(rates) == LoaderStatus(
+        batches_per_second="10", gb_per_second="2.5", stall_percent="12.5", occupancy_percent="100"
+    )
+    assert shown(Rates()) == LoaderStatus()
+
+
+@pytest.mark.parametrize(
+    ("field", "old", "new", "worth"),
+    [
+        pytest.param("batches_per_second", "100", "104", False, id="noise"),
+        pytest.param("batches_per_second", "100", "106", True, id="faster"),
+        pytest.param("gb_per_second", "1", "0.94", True, id="slower"),
+        pytest.param("gb_per_second", "0", "0.001", True, id="from zero"),
+        pytest.param("gb_per_second", "0.001", "0", True, id="to zero"),
+        pytest.param("stall_percent", "0.2", "0.9", False, id="a small share is noise"),
+        pytest.param("stall_percent", "0", "0.9", False, id="also from zero"),
+        pytest.param("stall_percent", "3", "5", True, id="it stalls"),
+        pytest.param("stall_percent", "80", "83", False, id="it stalls as before"),
+        pytest.param("occupancy_percent", "40", "49", False, id="a ring breathes"),
+        pytest.param("occupancy_percent", "40", "60", True, id="a ring fills"),
+        pytest.param("gb_per_second", "nonsense", "1", True, id="somebody else's words"),
+    ],
+)
+def test_only_a_change_that_says_something_is_worth_a_write(field: str, old: str, new: str, worth: bool):
+    assert notable(LoaderStatus(**{field: old}), LoaderStatus(**{field: new})) is worth

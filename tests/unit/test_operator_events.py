@@ -1,0 +1,145 @@
+"""Which events a change of a job's status makes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from manifests import manifest
+
+from dataloaderjob.api import parse_object
+from dataloaderjob.api.status import Condition, ConditionType, DataLoaderJobStatus, Phase, TrainersStatus
+from dataloaderjob_operator import events
+from dataloaderjob_operator.events import BURST, REFILL_S, Budget, Reason, events_of
+
+T0, T1 = "2026-01-01T00:00:00Z", "2026-01-01T00:05:00Z"
+JOB = parse_object(manifest({"metadata.uid": "u", "metadata.namespace": "team"}))
+
+
+def status(
+    phase: Phase,
+    *,
+    restarts: int = 0,
+    start: str | None = T0,
+    end: str | None = None,
+    **held: tuple[str, ...],
+) -> DataLoaderJobStatus:
+    """Conditions as TYPE=(status, reason, message, since); others are False."""
+    conditions = []
+    for kind in ConditionType:
+        given = held.get(kind.value, ())
+        state, reason, message, since = (*given, *("False", "No", "", T0)[len(given) :])
+        conditions.append(
+            Condition(type=kind, status=state, reason=reason, message=message, last_transition_time=since)
+        )
+    return DataLoaderJobStatus(
+        phase=phase, conditions=tuple(conditions), start_time=start, completion_time=end,
+        trainers=TrainersStatus(restarts=restarts),
+    )  # fmt: skip
+
+
+NONE = DataLoaderJobStatus()
+STARTING = status(Phase.STARTING, Ready=("False", "PodsStart"))
+SERVING = status(Phase.RUNNING, Ready=("True", "Serving", "all serve", T0))
+DEGRADED = status(Phase.DEGRADED, Ready=("False", "ImageNotPulled", "pod a: no such image", T1))
+SUSPENDING = status(Phase.SUSPENDING, start=None)
+SUSPENDED = status(Phase.SUSPENDED, start=None, Suspended=("True", "AskedFor", "spec.suspend is true"))
+COMPLETE = status(
+    Phase.COMPLETE, end=T1, Complete=("True", "TrainersSucceeded", "all ended with exit code 0")
+)
+FAILED = status(Phase.FAILED, end=T1, Failed=("True", "DeadlineExceeded", "longer than 5"))
+RESTARTED = status(
+    Phase.STARTING,
+    restarts=1,
+    Progressing=("True", "TrainerFailed", "exit code 3; restart 1 of 3"),
+    Ready=("False", "ContainerFailed", "pod a: exit code 3"),
+)
+STUCK = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "pod a: no secret"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        pytest.param(NONE, STARTING, [("Normal", "Started", "its children are being made")], id="start"),
+        pytest.param(STARTING, SERVING, [("Normal", "Serving", "all serve")], id="serving"),
+        pytest.param(
+            SERVING, DEGRADED, [("Warning", "Degraded", "ImageNotPulled: pod a: no such image")], id="degraded"
+        ),
+        pytest.param(DEGRADED, SERVING, [("Normal", "Recovered", "all serve")], id="recovered"),
+        pytest.param(
+            STARTING, STUCK, [("Warning", "NotReady", "VolumeNotMounted: pod a: no secret")], id="a-cause"
+        ),
+        pytest.param(
+            SERVING, RESTARTED, [("Warning", "Restarted", "exit code 3; restart 1 of 3")], id="restart"
+        ),
+        pytest.param(SERVING, SUSPENDING, [], id="suspending"),
+        pytest.param(SUSPENDING, SUSPENDED, [("Normal", "Suspended", "no pod is left")], id="suspended"),
+        pytest.param(SUSPENDED, STARTING, [("Normal", "Resumed", "its pods are made anew")], id="resumed"),
+        pytest.param(SUSPENDING, STARTING, [("Normal", "Resumed", "its pods are made anew")], id="resumed-early"),
+        pytest.param(NONE, SUSPENDED, [("Normal", "Suspended", "no pod is left")], id="made-suspended"),
+        pytest.param(SERVING, COMPLETE, [("Normal", "Completed", "all ended with exit code 0")], id="complete"),
+        pytest.param(SERVING, FAILED, [("Warning", "Failed", "DeadlineExceeded: longer than 5")], id="failed"),
+        pytest.param(
+            SUSPENDED, COMPLETE, [("Normal", "Completed", "all ended with exit code 0")], id="ended-while-held"
+        ),
+    ],
+)  # fmt: skip
+def test_a_change_is_told(before, after, told):
+    assert [(e.type, e.reason.value, e.message) for e in events_of(before, after)] == told
+
+
+@pytest.mark.parametrize(
+    "same", [NONE, STARTING, SERVING, DEGRADED, SUSPENDED, COMPLETE, FAILED, RESTARTED, STUCK]
+)
+def test_what_stays_as_it_is_is_not_told(same):
+    assert events_of(same, same) == ()
+
+
+def test_all_reasons_are_told_of_some_change():
+    every = (NONE, STARTING, SERVING, DEGRADED, SUSPENDING, SUSPENDED, COMPLETE, FAILED, RESTARTED, STUCK)
+    assert {e.reason for before in every for after in every for e in events_of(before, after)} == set(Reason)
+
+
+def name(before: DataLoaderJobStatus, after: DataLoaderJobStatus, job: Any = JOB) -> str:
+    (event,) = events_of(before, after)
+    made = events.manifest(event, job, datetime(2026, 1, 1, tzinfo=UTC), "host")
+    return str(made["metadata"]["name"])
+
+
+def test_the_same_event_has_the_same_name_and_another_has_another():
+    again = status(Phase.DEGRADED, Ready=("False", "ImageNotPulled", "pod b: no such image", T1))
+    later = status(
+        Phase.DEGRADED, Ready=("False", "ImageNotPulled", "pod a: no such image", "2026-02-01T00:00:00Z")
+    )
+    other = parse_object(manifest({"metadata.uid": "v", "metadata.namespace": "team"}))
+    assert name(SERVING, DEGRADED) == name(SERVING, again)
+    assert len({name(SERVING, DEGRADED), name(SERVING, later), name(SERVING, DEGRADED, other)}) == 3
+    assert (
+        len({name(NONE, STARTING), name(STARTING, SERVING), name(SERVING, FAILED), name(SERVING, COMPLETE)})
+        == 4
+    )
+
+
+def test_a_cause_that_comes_and_goes_is_told_once_for_an_attempt():
+    next_attempt = status(Phase.STARTING, restarts=1, Ready=("False", "VolumeNotMounted", "", T1))
+    between = status(Phase.STARTING, restarts=1, Ready=("False", "PodsStart"))
+    assert name(STARTING, STUCK) == name(DEGRADED, STUCK)
+    assert name(STARTING, STUCK) != name(between, next_attempt)
+
+
+def test_a_long_message_is_cut_to_what_the_api_takes():
+    long = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "x" * 4000))
+    (event,) = events_of(STARTING, long)
+    assert len(event.message) == events.MAX_MESSAGE
+
+
+def test_a_job_that_comes_and_goes_has_so_many_events_and_no_more():
+    budget = Budget()
+    assert [budget.take("u", Reason.DEGRADED, 0.0) for _ in range(BURST + 2)] == [True] * BURST + [False] * 2
+    assert budget.take("v", Reason.DEGRADED, 0.0), "another job has its own"
+    assert budget.take("u", Reason.FAILED, 0.0), "an end is always told"
+    assert budget.take("u", Reason.SERVING, REFILL_S)
+    assert not budget.take("u", Reason.SERVING, REFILL_S)
+    budget.forget("u")
+    assert budget.take("u", Reason.SERVING, REFILL_S)

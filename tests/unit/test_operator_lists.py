@@ -1,0 +1,100 @@
+"""Lists that find what no watch has told, and jobs that are not looked at any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from dataloaderjob_operator.cache import Cache, JobKey
+from dataloaderjob_operator.lists import prime, sweep
+from dataloaderjob_operator.work import NEVER, Work
+
+KEY = ("team", "mnist")
+
+
+class Cluster:
+    """What is there, by the last word of the path that lists it."""
+
+    def __init__(self, **objects: list[dict[str, Any]]) -> None:
+        self.objects = objects
+
+    async def list(self, path: str, **_: str) -> AsyncIterator[dict[str, Any]]:
+        for thing in self.objects.get(path.rpartition("/")[2], []):
+            yield thing
+
+
+def thing(name: str, uid: str, **labels: str) -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": "team", "uid": uid, "labels": labels}}
+
+
+def service(uid: str) -> dict[str, Any]:
+    return thing("mnist-head", uid, **{"dataloading.dev/job": "mnist"})
+
+
+def primed(cluster: Cluster) -> tuple[Cache, list[JobKey]]:
+    cache, told = Cache(), []
+    asyncio.run(prime(cluster, cache, told.append, ()))
+    return cache, told
+
+
+def test_all_that_is_there_is_known_before_anything_is_decided():
+    cache, told = primed(Cluster(dataloaderjobs=[thing("mnist", "j")], services=[service("s")]))
+    assert told == [KEY]
+    assert cache.child(KEY, ("Service", "mnist-head")) is not None
+
+
+def test_what_has_gone_untold_is_forgotten_and_its_job_looked_at():
+    cluster = Cluster(dataloaderjobs=[thing("mnist", "j")], services=[service("s")])
+    cache, told = primed(cluster)
+    cluster.objects["services"] = []
+    told.clear()
+    asyncio.run(sweep(cluster, cache, told.append, ()))
+    assert cache.child(KEY, ("Service", "mnist-head")) is None
+    assert told == [KEY]
+    cluster.objects["dataloaderjobs"] = []
+    asyncio.run(sweep(cluster, cache, told.append, ()))
+    assert len(cache) == 0
+
+
+def test_what_came_while_it_was_listed_stays():
+    cluster = Cluster(dataloaderjobs=[thing("mnist", "j")], services=[service("old")])
+    cache, told = primed(cluster)
+
+    class Meanwhile(Cluster):
+        async def list(self, path: str, **_: str) -> AsyncIterator[dict[str, Any]]:
+            if path.endswith("services"):  # deleted and made anew, and the watch tells of the new one first
+                cache.put({**service("new"), "kind": "Service"})
+                return
+            async for found in super().list(path):
+                yield found
+
+    told.clear()
+    asyncio.run(sweep(Meanwhile(dataloaderjobs=[thing("mnist", "j")]), cache, told.append, ()))
+    found = cache.child(KEY, ("Service", "mnist-head"))
+    assert found is not None
+    assert found["metadata"]["uid"] == "new"
+    assert told == []
+
+
+def test_a_job_that_is_gone_is_not_looked_at_again_and_others_are_at_each_resync():
+    looks: list[JobKey] = []
+
+    async def reconcile(key: JobKey) -> float | None:
+        looks.append(key)
+        return NEVER if key == KEY else None
+
+    async def one_round() -> list[int]:
+        work = Work(reconcile)
+        task = asyncio.create_task(work.run())
+        left = []
+        for key in (KEY, ("team", "other")):
+            work.add(key)
+            while key not in looks:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            left.append(len(work))
+        task.cancel()
+        return left
+
+    assert asyncio.run(one_round()) == [0, 1]

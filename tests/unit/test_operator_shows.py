@@ -1,0 +1,167 @@
+"""Health, figures and logs of the operator's process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import pytest
+
+from dataloaderjob_operator import logs
+from dataloaderjob_operator.client import ApiError
+from dataloaderjob_operator.metrics import ErrorKind, Metrics, error_kind
+from dataloaderjob_operator.serving import WITHOUT_WATCHES_S, Health
+from dataloaderjob_operator.work import Work
+
+
+def health(watches: int, *, listed: bool = True) -> Health:
+    return Health(watches=lambda: watches, expected=6, listed=listed)
+
+
+def test_it_is_ready_once_what_is_there_is_listed():
+    assert "first list" in health(0, listed=False).not_ready()
+    assert health(0).not_ready() == ""
+
+
+def test_a_watch_may_be_away_for_a_while_and_not_for_good():
+    lame = health(5)
+    assert lame.not_alive(0) == ""
+    assert lame.not_alive(WITHOUT_WATCHES_S) == ""
+    assert lame.not_alive(WITHOUT_WATCHES_S + 1) == "5 of 6 watches are open, for 301 s"
+    assert health(6).not_alive(1e6) == ""
+
+
+def test_a_watch_that_comes_back_is_forgiven():
+    count = [5]
+    lame = Health(watches=lambda: count[0], expected=6, listed=True)
+    lame.not_alive(0)
+    count[0] = 6
+    assert lame.not_alive(200) == ""
+    count[0] = 5
+    assert lame.not_alive(WITHOUT_WATCHES_S + 100) == ""
+
+
+def test_watches_that_are_not_open_before_the_first_list_are_no_fault():
+    waiting = health(0, listed=False)
+    assert waiting.not_alive(0) == ""
+    assert waiting.not_alive(1e6) == ""
+
+
+def test_a_task_that_has_ended_is_told_by_name():
+    async def run() -> str:
+        ended = health(6)
+        ended.tasks.append(asyncio.create_task(asyncio.sleep(0), name="inquiries"))
+        assert ended.not_alive(0) == ""
+        await ended.tasks[0]
+        return ended.not_alive(0)
+
+    assert asyncio.run(run()) == "the task inquiries has ended"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (None, ErrorKind.BUG), (0, ErrorKind.UNREACHABLE), (409, ErrorKind.CONFLICT), (422, ErrorKind.REFUSED),
+        (403, ErrorKind.REFUSED), (404, ErrorKind.GONE), (429, ErrorKind.THROTTLED), (500, ErrorKind.SERVER),
+        (503, ErrorKind.SERVER), (418, ErrorKind.OTHER),
+    ],
+)  # fmt: skip
+def test_an_error_is_counted_by_its_kind(code, kind):
+    assert error_kind(code) is kind
+
+
+def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"dataloaderjob_operator_{name}", labels)
+
+
+def test_work_counts_what_it_does_and_why_it_failed():
+    metrics, seen = Metrics(), list[str]()
+
+    async def reconcile(key: tuple[str, str]) -> float | None:
+        seen.append(key[1])
+        if key[1] == "refused":
+            raise ApiError(422, "no")
+        if key[1] == "bug":
+            raise ZeroDivisionError
+        return None
+
+    async def run() -> None:
+        work = Work(reconcile, workers=2, metrics=metrics)
+        for name in ("fine", "refused", "bug"):
+            work.add(("team", name))
+        assert sample(metrics, "queue_depth") == 3
+        task = asyncio.create_task(work.run())
+        async with asyncio.timeout(10):
+            while len(seen) < 3 or sample(metrics, "reconcile_duration_seconds_count") != 3:
+                await asyncio.sleep(0)
+        assert sample(metrics, "queue_depth") == 0, "a later look is not due"
+        task.cancel()
+
+    asyncio.run(run())
+    assert sample(metrics, "reconciles_total") == 3
+    assert sample(metrics, "queue_latency_seconds_count") == 3
+    assert sample(metrics, "reconcile_errors_total", kind="refused") == 1
+    assert sample(metrics, "reconcile_errors_total", kind="bug") == 1
+
+
+def test_jobs_are_counted_by_phase_and_every_phase_is_there():
+    metrics = Metrics()
+    metrics.describe(version="1", kopf="2", phases=lambda: {"Running": 3})
+    assert sample(metrics, "jobs", phase="Running") == 3
+    assert sample(metrics, "jobs", phase="Failed") == 0
+
+
+def lines(kind: logs.Format, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What would be written of the records so far."""
+    for record in caplog.records:
+        logs.mark(record)
+    return [logs.formatter(kind).format(record) for record in caplog.records]
+
+
+def test_a_line_about_a_job_has_its_name_namespace_uid_and_generation(caplog):
+    log = logging.getLogger("dataloaderjob_operator.test")
+    caplog.set_level(logging.INFO)
+    caplog.handler.addFilter(logs.mark)
+    with logs.about("team", "mnist"):
+        logs.more(uid="u", generation=3)
+        log.info("told %s", "so", extra={"pods": 2})
+    log.info("of no job")
+    first, second = (json.loads(line) for line in lines(logs.Format.JSON, caplog))
+    time = first.pop("time")
+    assert first == {
+        "level": "INFO", "logger": "dataloaderjob_operator.test", "message": "told so", "job": "mnist",
+        "namespace": "team", "uid": "u", "generation": 3, "pods": 2,
+    }  # fmt: skip
+    assert time.endswith("+00:00"), "UTC"
+    assert "job" not in second
+    assert "told so [team/mnist]" in lines(logs.Format.TEXT, caplog)[0]
+
+
+def test_what_kopf_hangs_on_its_records_names_the_object_and_nothing_else(caplog):
+    ref = {"kind": "DataLoaderJob", "namespace": "team", "name": "mnist", "uid": "u"}
+    extra = {"k8s_ref": ref, "settings": object(), "k8s_skip": True}
+    logging.getLogger("kopf.test").warning("a handler failed", extra=extra)
+    pod = {**ref, "kind": "Pod", "name": "p"}
+    logging.getLogger("kopf.test").warning("another", extra={**extra, "k8s_ref": pod})
+    first, second = (json.loads(line) for line in lines(logs.Format.JSON, caplog))
+    assert (first["job"], first["namespace"], first["uid"]) == ("mnist", "team", "u")
+    assert second["object"] == "Pod team/p"
+    assert not {"settings", "k8s_ref", "k8s_skip"} & {*first, *second}
+
+
+def test_two_tasks_do_not_mix_up_their_jobs(caplog):
+    log = logging.getLogger("dataloaderjob_operator.test")
+    caplog.set_level(logging.INFO)
+    caplog.handler.addFilter(logs.mark)
+
+    async def one(name: str) -> None:
+        with logs.about("team", name):
+            await asyncio.sleep(0)
+            log.info(name)
+
+    async def both() -> None:
+        await asyncio.gather(one("a"), one("b"))
+
+    asyncio.run(both())
+    assert all(record.job == record.message for record in caplog.records)

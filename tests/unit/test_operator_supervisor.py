@@ -1,0 +1,224 @@
+"""What the operator decides from what a supervisor says: conditions, figures, and for how many feeders it asks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from looks import (
+    ANSWER,
+    FEEDERS,
+    HEAD,
+    RAY,
+    T0,
+    TRAINERS,
+    after,
+    condition,
+    decided,
+    failed_trainers,
+    job,
+    live,
+    pod,
+    serving,
+)
+
+from dataloaderjob.api.status import ConditionType, LoaderStatus, Phase
+from dataloaderjob.core.rates import Rates
+from dataloaderjob_operator.answers import Answer, Cause
+from dataloaderjob_operator.seen import Seen
+
+COMPLETE = live(TRAINERS, conditions=[{"type": "Complete", "status": "True"}])
+RATES = Rates(batches_per_s=10, nbytes_per_s=1e9, stall=0.05, occupancy=0.5)
+TIMEOUT = Cause("WorkerRegisterTimeout", "feeder-0: raise spec.ray.tuning", "10.0.0.7")
+NO_ROOM = Cause("NoRoom", "feeder-0: no node has room")
+MISSING = Cause("ModuleMissing", "sidecar-t, rank 0, got from feeder-0: no module x", "10.0.0.7")
+
+
+def with_ip(role: str) -> dict[str, Any]:
+    return pod(role, podIP="10.0.0.7")
+
+
+def starting(**more: Any) -> Seen:
+    """A job whose pods are ready, of which nobody has said more."""
+    seen = replace(serving(), answer=None, **more)
+    return after(seen, decided(replace(seen, children={}, pods=())))
+
+
+def feeders(seen: Seen) -> tuple[str, str, str]:
+    found = condition(decided(seen), ConditionType.FEEDERS_READY)
+    return found.status, found.reason, found.message
+
+
+def head(seen: Seen) -> tuple[str, str]:
+    found = condition(decided(seen), ConditionType.HEAD_READY)
+    return found.status, found.reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        pytest.param(None, ("False", "SupervisorStarts"), id="not heard yet"),
+        pytest.param(Answer(), ("False", "RayStarts"), id="without Ray"),
+        pytest.param(ANSWER, ("True", "Serving"), id="serves"),
+        pytest.param(Answer(silent="refused"), ("False", "SupervisorSilent"), id="silent"),
+    ],
+)
+def test_a_head_is_ready_when_its_supervisor_answers_and_has_ray(answer: Answer, expected: tuple[str, str]):
+    assert head(replace(starting(), answer=answer)) == expected
+
+
+def test_an_operator_that_has_just_started_takes_nothing_back_before_it_has_asked():
+    seen = serving()
+    running = after(seen, decided(seen), answer=None)
+    assert decided(running, 99).status == running.status
+    silent = replace(running, answer=Answer(silent="[Errno 111] refused"))
+    made = decided(silent)
+    assert made.status.phase == Phase.DEGRADED
+    assert "does not answer: [Errno 111] refused" in condition(made, ConditionType.HEAD_READY).message
+    assert condition(made, ConditionType.FEEDERS_READY).status == "True", "batches come without a supervisor"
+
+
+@pytest.mark.parametrize(
+    ("answer", "pods_ready", "expected"),
+    [
+        pytest.param(None, 1, ("False", "FeedersStart", "0 ready, 1 needed"), id="not heard yet"),
+        pytest.param(ANSWER, 1, ("True", "Serving", "1 ready, 1 needed"), id="serves"),
+        pytest.param(ANSWER, 0, ("True", "Serving", "1 ready, 1 needed"), id="the supervisor knows better"),
+        pytest.param(
+            Answer(desired=1, ray=RAY, cause=TIMEOUT), 1,
+            ("False", "WorkerRegisterTimeout",
+             "0 ready, 1 needed; pod mnist-feeder-0: feeder-0: raise spec.ray.tuning"),
+            id="never registers",
+        ),
+        pytest.param(
+            Answer(desired=1, ray=RAY, cause=NO_ROOM), 1,
+            ("False", "NoRoom", "0 ready, 1 needed; feeder-0: no node has room"), id="no room in pods that are there",
+        ),
+        pytest.param(
+            Answer(desired=1, ray=RAY, cause=NO_ROOM), 0, ("False", "PodsStart", "0 ready, 1 needed"),
+            id="no room for want of pods",
+        ),
+        pytest.param(
+            replace(ANSWER, failure=MISSING), 1,
+            ("False", "ModuleMissing", "pod mnist-feeder-0: sidecar-t, rank 0, got from feeder-0: no module x"),
+            id="a trainer cannot use them",
+        ),
+    ],
+)  # fmt: skip
+def test_feeders_are_ready_when_the_supervisor_says_so_and_else_its_cause_is_told(
+    answer: Answer | None, pods_ready: int, expected: tuple[str, str, str]
+):
+    seen = starting(pods=(pod("head"), with_ip("feeder"), pod("trainer")))
+    children = {**seen.children, **live(FEEDERS, readyReplicas=pods_ready, replicas=1)}
+    assert feeders(replace(seen, answer=answer, children=children)) == expected
+
+
+def test_a_pods_own_trouble_is_told_before_its_consequence_at_the_supervisor():
+    waiting = {"name": "feeder", "state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}
+    seen = starting(pods=(pod("feeder", containerStatuses=[waiting]),))
+    lacking = replace(
+        seen, children={**seen.children, **live(FEEDERS)}, answer=Answer(ray=RAY, cause=NO_ROOM)
+    )
+    assert feeders(lacking)[1] == "ImageNotPulled"
+
+
+def test_feeders_count_by_pods_of_as_many_processes():
+    spec = {"replicas": 3, "processesPerPod": 4, "minReplicas": 2}
+    seen = replace(starting(), job=job(feeders=spec))
+    for ready, pods, status in ((12, 3, "True"), (11, 2, "True"), (7, 1, "False")):
+        made = decided(replace(seen, answer=Answer(desired=12, ready=ready, ray=RAY)))
+        assert (made.status.feeders.ready, made.status.feeders.summary) == (pods, f"{pods}/3")
+        assert condition(made, ConditionType.FEEDERS_READY).status == status
+        assert made.feeders == 12
+
+
+def test_a_held_or_finished_job_has_no_supervisor_to_ask():
+    seen = serving()
+    running = after(seen, decided(seen))
+    assert decided(running).feeders == 1
+    assert decided(replace(running, job=job(suspend=True))).feeders is None
+    done = {
+        **running.children,
+        **live(("Job", "mnist-trainers-0"), conditions=[{"type": "Complete", "status": "True"}]),
+    }
+    assert decided(replace(running, children=done)).feeders is None
+
+
+def test_what_ray_has_in_force_is_in_the_status_and_stays_there():
+    seen = serving()
+    made = decided(seen)
+    assert made.status.ray == RAY
+    assert decided(after(seen, made, answer=Answer(silent="gone"))).status.ray == RAY
+
+
+def test_a_trainer_that_failed_is_told_with_what_its_feeder_said():
+    seen = replace(serving(), job=job(backoffLimit=0))
+    failed = failed_trainers(after(seen, decided(seen)))
+    made = decided(replace(failed, answer=replace(ANSWER, failure=MISSING)), 10)
+    told = condition(made, ConditionType.FAILED).message
+    assert "exit code 7: CUDA error; sidecar-t, rank 0, got from feeder-0: no module x" in told
+
+
+def test_a_startup_deadline_tells_what_the_supervisor_said():
+    seen = replace(
+        starting(), job=job(deadlines={"startupSeconds": 200}), answer=Answer(ray=RAY, cause=TIMEOUT)
+    )
+    assert "feeder-0: raise spec.ray.tuning" in condition(decided(seen, 300), ConditionType.FAILED).message
+
+
+def running(**figures: float) -> Seen:
+    """One whose status is as it should be, but for the figures."""
+    seen = serving()
+    status = decided(seen).status
+    loader = LoaderStatus(**{name: f"{value:g}" for name, value in figures.items()})
+    return replace(seen, status=status.model_copy(update={"loader": loader}))
+
+
+def test_figures_are_written_when_they_changed_by_more_than_noise():
+    same = {"batches_per_second": 10.2, "gb_per_second": 1.02, "stall_percent": 5.5, "occupancy_percent": 52}
+    quiet = decided(replace(running(**same), answer=replace(ANSWER, rates=RATES)))
+    assert quiet.status.loader == running(**same).status.loader
+    assert quiet.look_again_s == decided(running(**same)).look_again_s
+    moved = decided(replace(running(batches_per_second=5), answer=replace(ANSWER, rates=RATES)))
+    assert moved.status.loader == LoaderStatus(
+        batches_per_second="10", gb_per_second="1", stall_percent="5", occupancy_percent="50"
+    )
+
+
+def test_figures_alone_are_written_every_15_seconds_at_most():
+    seen = replace(running(), answer=replace(ANSWER, rates=RATES), figures_at=T0)
+    early = decided(seen, 4)
+    assert (early.status.loader, early.look_again_s) == (LoaderStatus(), 11.0)
+    assert decided(seen, 15).status.loader.batches_per_second == "10"
+
+
+def test_figures_go_along_with_any_other_change():
+    slightly = replace(running(batches_per_second=10.1, gb_per_second=1, stall_percent=5), figures_at=T0)
+    lost = replace(slightly, answer=replace(ANSWER, ready=0, rates=RATES))
+    made = decided(lost, 1)
+    assert made.status.phase == Phase.DEGRADED
+    assert made.status.loader.batches_per_second == "10"
+
+
+def test_the_last_figures_stay_after_the_end_and_a_held_job_has_none():
+    seen = running(batches_per_second=10, gb_per_second=1)
+    done = {
+        **seen.children,
+        **live(("Job", "mnist-trainers-0"), conditions=[{"type": "Complete", "status": "True"}]),
+    }
+    ended = decided(replace(seen, children=done, answer=replace(ANSWER, rates=Rates())))
+    assert ended.status.loader == seen.status.loader
+    gone = decided(after(replace(seen, answer=None), ended, children={}, pods=()))
+    assert gone.status.loader == seen.status.loader
+    assert decided(replace(seen, job=job(suspend=True))).status.loader == LoaderStatus()
+
+
+def test_a_silent_supervisor_leaves_the_figures_as_they_are():
+    seen = running(batches_per_second=10, gb_per_second=1)
+    assert decided(replace(seen, answer=Answer(silent="gone"))).status.loader == seen.status.loader
+
+
+def test_a_head_that_is_not_ready_is_told_by_its_pod_whatever_was_said_before():
+    seen = serving()
+    assert head(replace(seen, children={**seen.children, **live(HEAD)}))[1] == "PodsStart"

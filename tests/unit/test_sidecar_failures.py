@@ -1,0 +1,71 @@
+"""Failures of trainers as others see them: in a line, and for how long."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dataloaderjob.core.failing import MAX_TEXT, describe, passed
+from dataloaderjob.fetch.failures import pack_failure
+from dataloaderjob.sidecar.failures import Failures
+
+TOLD = {"type": "failure", "feeder": "feeder-1", "reason": "UserCodeFailed", "text": "ValueError: no"}
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason", "text"),
+    [
+        pytest.param(
+            pack_failure(ValueError("bad\nsample"), position=3, key=17, feeder="feeder-1"),
+            "UserCodeFailed", "ValueError: bad sample (for index 17)", id="a sample",
+        ),
+        pytest.param(
+            pack_failure(ModuleNotFoundError("No module named 'x'"), phase="loading", feeder="feeder-1"),
+            "ModuleMissing", "ModuleNotFoundError: No module named 'x' (in loading)", id="a module",
+        ),
+    ],
+)  # fmt: skip
+def test_a_failure_of_user_code_in_one_line(payload: bytes, reason: str, text: str):
+    assert describe(payload) == {"feeder": "feeder-1", "reason": reason, "text": text}
+
+
+def test_a_failure_of_the_service_has_its_own_name_and_what_cannot_be_read_is_a_failure_too():
+    told = describe(json.dumps({"service": "FeederLost", "message": "x" * 9999}).encode())
+    assert (told["feeder"], told["reason"], len(told["text"])) == ("", "FeederLost", MAX_TEXT + 1)
+    for payload in (b"", b"[]", b'{"type": 3}', b'{"service": 1}', b"\xff"):
+        assert describe(payload)["reason"] == "BatchFailed"
+
+
+@pytest.mark.parametrize(
+    ("stream", "awaited", "over"),
+    [
+        pytest.param(2, 5, False, id="not yet reached"),
+        pytest.param(2, 6, False, id="raised, which counts as taken"),
+        pytest.param(2, 7, True, id="the next one is taken"),
+        pytest.param(1, 99, False, id="an iterator of before"),
+        pytest.param(3, 0, False, id="the next epoch begins"),
+        pytest.param(3, 1, True, id="the next epoch has a batch"),
+    ],
+)
+def test_a_failure_has_passed_when_a_batch_after_it_is_taken(stream: int, awaited: int, over: bool):
+    assert passed((2, 5), stream, awaited) is over
+
+
+def test_a_failure_outlives_its_trainer_until_the_next_one_has_a_batch():
+    failures = Failures()
+    failures.told("0", 10, TOLD)
+    for rank, pid, taken in (("0", 10, 4), ("0", 11, 0), ("1", 12, 9)):
+        failures.seen(rank, pid, taken)
+        assert failures.current() == [
+            {"rank": "0", "feeder": "feeder-1", "reason": "UserCodeFailed", "text": "ValueError: no"}
+        ], "batches before it, none yet, another rank's"
+    failures.seen("0", 11, 1)
+    assert failures.current() == []
+
+
+def test_a_receiver_takes_a_failure_back():
+    failures = Failures()
+    failures.told("0", 10, TOLD)
+    failures.told("0", 10, {"type": "failure"})
+    assert failures.current() == []
