@@ -24,7 +24,7 @@ FIGURES_EVERY_S = 15.0
 PHASES: dict[Stage, Phase] = {
     Stage.STARTING: Phase.STARTING,
     Stage.RUNNING: Phase.RUNNING,
-    Stage.RESTARTING: Phase.STARTING,
+    Stage.RESTARTING: Phase.DEGRADED,
     Stage.SUSPENDING: Phase.SUSPENDING,
     Stage.SUSPENDED: Phase.SUSPENDED,
     Stage.COMPLETE: Phase.COMPLETE,

@@ -195,14 +195,21 @@ def _phases(one: Phase, other: Phase) -> Callable[[Status, Status], bool]:
     return lambda before, after: before.phase is one and after.phase is other
 
 
+def _degraded(before: Status, after: Status) -> bool:
+    return _phases(Phase.RUNNING, Phase.DEGRADED)(before, after) and not _restarted(before, after)
+
+
 def _serves(before: Status, after: Status) -> bool:
     return _became(ConditionType.READY)(before, after) and before.phase is not Phase.DEGRADED
 
 
 def _new_cause(before: Status, after: Status) -> bool:
     """Another reason than before, and not what `Degraded` or `Restarted` tells at the same time."""
-    told = _phases(Phase.RUNNING, Phase.DEGRADED)(before, after) or _restarted(before, after)
-    if told or after.phase not in {Phase.STARTING, Phase.DEGRADED}:
+    if (
+        _degraded(before, after)
+        or _restarted(before, after)
+        or after.phase not in {Phase.STARTING, Phase.DEGRADED}
+    ):
         return False
     old, new = before.condition(ConditionType.READY), after.condition(ConditionType.READY)
     if new is None or new.status == "True" or new.reason in STARTS:
@@ -228,8 +235,7 @@ _ROWS = (
     _Row(Reason.NOT_READY, _new_cause, _why(ConditionType.READY), _cause),
     _Row(Reason.SERVING, _serves, _message(ConditionType.READY), _since(ConditionType.READY)),
     _Row(
-        Reason.DEGRADED, _phases(Phase.RUNNING, Phase.DEGRADED), _why(ConditionType.READY),
-        _since(ConditionType.READY),
+        Reason.DEGRADED, _degraded, _why(ConditionType.READY), _since(ConditionType.READY),
     ),
     _Row(
         Reason.RECOVERED, _phases(Phase.DEGRADED, Phase.RUNNING), _message(ConditionType.READY),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from dataloaderjob.api.status import ConditionType
+from dataloaderjob.api.status import ConditionType, Phase
 from dataloaderjob_operator import causes, names, troubles
 from dataloaderjob_operator.seen import Seen, Trainers, condition_of, parse_time
 
@@ -132,5 +132,6 @@ def _failed(seen: Seen, attempt: int) -> Where:
 
 
 def _served(seen: Seen) -> bool:
-    """Whether everything served once, in this attempt or one before: the startup deadline is then met."""
-    return seen.status.phase.value in {"Running", "Degraded"} or seen.attempt > 0
+    """Whether the startup deadline is met, since the job began or was resumed: all served once, or a trainer has been
+    made anew since."""
+    return seen.status.phase in {Phase.RUNNING, Phase.DEGRADED}

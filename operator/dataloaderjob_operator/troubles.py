@@ -13,6 +13,7 @@ from typing import Any
 Pod = Mapping[str, Any]
 MAX_MESSAGE = 600
 MAX_LAST = 500
+CRASHES = "ContainerCrashes"
 BY_WAITING = {
     "ImagePullBackOff": "ImageNotPulled",
     "ErrImagePull": "ImageNotPulled",
@@ -23,7 +24,7 @@ BY_WAITING = {
     "CreateContainerError": "ContainerNotStarted",
     "RunContainerError": "ContainerNotStarted",
     "StartError": "ContainerNotStarted",
-    "CrashLoopBackOff": "ContainerCrashes",
+    "CrashLoopBackOff": CRASHES,
 }
 """Reasons for which a container waits and that are troubles, and what they are called in a condition."""
 
@@ -88,7 +89,7 @@ def _waiting(pod: Pod) -> _Found:
             said = waiting.get("message") or reason
             ended = status.get("lastState", {}).get("terminated")
             if reason == "CrashLoopBackOff" and ended:
-                said = f"{_exit(ended)}, {status.get('restartCount', 0)} restarts"
+                said = _crash(status, ended)
             elif reason != said and not said.startswith(reason):
                 said = f"{reason}: {said}"
             yield status["name"], "OutOfMemory" if _oom(ended) else BY_WAITING[reason], said
@@ -98,10 +99,31 @@ def _ended(pod: Pod) -> _Found:
     for status in _containers(pod):
         ended = status.get("state", {}).get("terminated") or {}
         if ended.get("exitCode", 0):
-            yield status["name"], "OutOfMemory" if _oom(ended) else "ContainerFailed", _exit(ended)
+            again = _starts_again(pod, status)
+            said = _crash(status, ended) if again else _exit(ended)
+            yield (
+                status["name"],
+                "OutOfMemory" if _oom(ended) else CRASHES if again else "ContainerFailed",
+                said,
+            )
 
 
-_LOOKS: tuple[Callable[[Pod], _Found], ...] = (_unscheduled, _evicted, _waiting, _ended)
+def _tries_again(pod: Pod) -> _Found:
+    """Between two crashes a container runs for a while: it is the same trouble until it is ready."""
+    for status in _containers(pod):
+        ended = status.get("lastState", {}).get("terminated") or {}
+        if "running" in status.get("state", {}) and not status.get("ready") and ended.get("exitCode", 0):
+            yield status["name"], "OutOfMemory" if _oom(ended) else CRASHES, _crash(status, ended)
+
+
+_LOOKS: tuple[Callable[[Pod], _Found], ...] = (_unscheduled, _evicted, _waiting, _ended, _tries_again)
+
+
+def _starts_again(pod: Pod, status: Mapping[str, Any]) -> bool:
+    """Whether its node starts an ended container anew: a native sidecar's also in a pod that says `Never`."""
+    spec = pod.get("spec", {})
+    own = (c.get("restartPolicy") for c in spec.get("initContainers") or () if c["name"] == status["name"])
+    return (next(own, None) or spec.get("restartPolicy")) != "Never"
 
 
 def _containers(pod: Pod) -> Iterator[Mapping[str, Any]]:
@@ -112,6 +134,12 @@ def _containers(pod: Pod) -> Iterator[Mapping[str, Any]]:
 
 def _oom(ended: Mapping[str, Any] | None) -> bool:
     return ended is not None and ended.get("reason") == "OOMKilled"
+
+
+def _crash(status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
+    """The same words from a container's end until it is ready again."""
+    count = int(status.get("restartCount") or 0)
+    return _exit(ended) + (f", {count} restart{'' if count == 1 else 's'}" if count else "")
 
 
 def _exit(ended: Mapping[str, Any]) -> str:

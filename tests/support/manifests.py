@@ -211,6 +211,11 @@ REFUSED_BY_RULES = [
         "5, above maxReplicas 4; use a number up to maxReplicas",
         id="min-over-max",
     ),
+    pytest.param(
+        {"spec.feeders.replicas": 1000, "spec.feeders.processesPerPod": 5},
+        "replicas * processesPerPod = 5000; use numbers whose product is at most 4096",
+        id="more-feeders-than-a-supervisor-keeps",
+    ),
     *(
         pytest.param(
             {FEEDER: [{"name": "feeder", field: value}]},

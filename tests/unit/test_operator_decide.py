@@ -266,6 +266,22 @@ def test_suspend_releases_every_pod_and_resume_starts_the_deadlines_anew():
     assert {HEAD, FEEDERS, TRAINERS} <= keys(back)
 
 
+def test_a_resumed_job_has_a_startup_deadline_also_when_trainers_were_made_anew_before():
+    seen = serving()
+    failed = failed_trainers(after(seen, decided(seen)))
+    again = decided(failed, 10)
+    assert (again.status.trainers.restarts, again.status.phase) == (1, Phase.DEGRADED)
+    held = replace(after(failed, again, children=live(*BASE), pods=()), job=job(suspend=True))
+    idle = decided(held, 20)
+    assert idle.status.phase == Phase.SUSPENDED
+    limits = {"startupSeconds": 200}
+    resumed = replace(after(held, idle), job=job(deadlines=limits), answer=None)
+    back = decided(resumed, 5000)
+    assert (back.status.phase, back.look_again_s) == (Phase.STARTING, 200)
+    late = decided(after(resumed, back), 5200)
+    assert condition(late, ConditionType.FAILED).reason == "StartupDeadlineExceeded"
+
+
 def test_policies_go_when_they_are_no_longer_asked_for_and_stay_as_long_as_any_pod_may():
     seen = serving()
     policies = {key for key in BASE if key[0] == "NetworkPolicy"}

@@ -9,12 +9,12 @@ import pytest
 from dataloaderjob_operator import troubles
 
 
-def pod(name: str = "mnist-feeders-a", **status: Any) -> dict[str, Any]:
-    return {"metadata": {"name": name}, "status": status}
+def pod(name: str = "mnist-feeders-a", restart: str = "Always", **status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": {"restartPolicy": restart}, "status": status}
 
 
 def waiting(reason: str, message: str = "", **more: Any) -> dict[str, Any]:
-    return {"name": "feeder", "state": {"waiting": {"reason": reason, "message": message}}, **more}
+    return {"name": "feeder", "state": {"waiting": {"reason": reason, "message": message}}} | more
 
 
 def ended(code: int, name: str = "feeder", **more: Any) -> dict[str, Any]:
@@ -96,11 +96,16 @@ def test_a_pod_that_starts_runs_or_ended_well_is_in_no_trouble(status):
                 ]
             },
             "OutOfMemory",
-            "raise its memory limit, 1 restarts",
+            "raise its memory limit, 1 restart",
         ),
         ({"containerStatuses": [waiting("CrashLoopBackOff")]}, "ContainerCrashes", "CrashLoopBackOff"),
-        ({"initContainerStatuses": [ended(3, "fetch")]}, "ContainerFailed", "container fetch: exit code 3"),
-        ({"containerStatuses": [ended(139, signal=11)]}, "ContainerFailed", "killed by signal 11"),
+        ({"initContainerStatuses": [ended(3, "fetch")]}, "ContainerCrashes", "container fetch: exit code 3"),
+        ({"containerStatuses": [ended(139, signal=11)]}, "ContainerCrashes", "killed by signal 11"),
+        (
+            {"restart": "Never", "initContainerStatuses": [ended(3, "fetch")]},
+            "ContainerFailed",
+            "container fetch: exit code 3",
+        ),
         (
             {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory"},
             "Evicted",
@@ -113,6 +118,28 @@ def test_a_trouble_names_pod_container_and_cause(status, reason, text):
     assert found is not None
     assert found.reason == reason
     assert text in str(found)
+
+
+def test_a_container_that_crashes_over_and_over_is_in_one_trouble_until_it_is_ready():
+    last = {"terminated": {"exitCode": 7, "message": "no disk"}}
+    turns = [
+        {"name": "prepare", "state": last, "restartCount": 1},
+        waiting("CrashLoopBackOff", "back-off 10s", name="prepare", lastState=last, restartCount=1),
+        {"name": "prepare", "state": {"running": {}}, "ready": False, "lastState": last, "restartCount": 1},
+    ]
+    found = {troubles.of(pod(initContainerStatuses=[turn])) for turn in turns}
+    assert [(t.reason, t.message) for t in found if t] == [
+        ("ContainerCrashes", "exit code 7: no disk, 1 restart")
+    ]
+    assert troubles.of(pod(initContainerStatuses=[turns[-1] | {"ready": True}])) is None
+
+
+def test_a_sidecar_that_ends_is_started_again_in_a_pod_whose_other_containers_are_not():
+    sick = pod(restart="Never", initContainerStatuses=[ended(9, "sidecar")])
+    sick["spec"]["initContainers"] = [{"name": "sidecar", "restartPolicy": "Always"}]
+    found = troubles.of(sick)
+    assert found is not None
+    assert found.reason == "ContainerCrashes"
 
 
 def test_the_cause_is_told_before_its_consequence():

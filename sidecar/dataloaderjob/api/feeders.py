@@ -10,6 +10,7 @@ from pydantic import Field
 from dataloaderjob.api.base import Model, Path, Rule, Whole, nested
 from dataloaderjob.api.pods import Image, PodTemplate, reserved_env_rule
 from dataloaderjob.api.quantities import Resources, resources
+from dataloaderjob.core.supervision import MAX_FEEDERS
 
 CONTAINER = "feeder"
 """Name of the container in which feeders run; `template` may add to it."""
@@ -34,6 +35,11 @@ def _too_few(feeders: FeedersSpec) -> Iterator[tuple[Path, str]]:
 def _too_many(feeders: FeedersSpec) -> Iterator[tuple[Path, str]]:
     if feeders.max_replicas is not None and feeders.replicas > feeders.max_replicas:
         yield ("replicas",), f"{feeders.replicas}, above maxReplicas {feeders.max_replicas}"
+
+
+def _too_many_processes(feeders: FeedersSpec) -> Iterator[tuple[Path, str]]:
+    if feeders.count > MAX_FEEDERS:
+        yield ("processesPerPod",), f"replicas * processesPerPod = {feeders.count}"
 
 
 def _owned_field(field: str) -> Rule:
@@ -99,6 +105,13 @@ class FeedersSpec(Model):
             cel="!has(self.maxReplicas) || self.replicas <= self.maxReplicas",
             found="string(self.replicas) + ', above maxReplicas ' + string(self.maxReplicas)",
             check=_too_many,
+        ),
+        Rule(
+            field="processesPerPod",
+            use=f"numbers whose product is at most {MAX_FEEDERS}",
+            cel=f"self.replicas * self.processesPerPod <= {MAX_FEEDERS}",
+            found="'replicas * processesPerPod = ' + string(self.replicas * self.processesPerPod)",
+            check=_too_many_processes,
         ),
         *(_owned_field(field) for field in OWNED),
         reserved_env_rule(

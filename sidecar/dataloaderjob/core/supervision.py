@@ -37,6 +37,7 @@ from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import RemoteProtocolError, ServiceError
 
 MAX_FEEDERS = 4096
+"""That a supervisor keeps of one job."""
 
 
 class Cause(StrEnum):

@@ -24,6 +24,7 @@ from typing import Any
 from dataloaderjob.core.auth import new_key
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings, dump
+from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.local import guard, tags
 from dataloaderjob.local.care import Care, GiveUp, Instruction, Part, Start, StopHead, StopSupervisor
 from dataloaderjob.local.children import Child, Command
@@ -40,7 +41,6 @@ LOOK_S = 0.2
 GRACE_S = 0.5
 """For Ray's processes, which have nothing to save."""
 REGISTER_MARGIN_S = 30.0
-MAX_FEEDERS = 4096.0
 LAST_WORDS = 5
 
 Show = Callable[[str, str, bool], None]
@@ -192,7 +192,7 @@ class Stack:
 
     def _start_head(self, number: int) -> None:
         head = RayHead(
-            self.home / f"r{number}", tuning=self.plan.tuning, resources={"feeder": MAX_FEEDERS},
+            self.home / f"r{number}", tuning=self.plan.tuning, resources={"feeder": float(MAX_FEEDERS)},
             base_env=self.tag(self.plan.feeder_env), cwd=self.plan.feeder_cwd,
         )  # fmt: skip
         self._heads[number] = head
