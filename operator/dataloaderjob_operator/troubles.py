@@ -123,7 +123,7 @@ def _starts_again(pod: Pod, status: Mapping[str, Any]) -> bool:
     """Whether its node starts an ended container anew: a native sidecar's also in a pod that says `Never`."""
     spec = pod.get("spec", {})
     own = (c.get("restartPolicy") for c in spec.get("initContainers") or () if c["name"] == status["name"])
-    return (next(own, None) or spec.get("restartPolicy")) != "Never"
+    return bool((next(own, None) or spec.get("restartPolicy")) != "Never")
 
 
 def _containers(pod: Pod) -> Iterator[Mapping[str, Any]]:
