@@ -63,6 +63,7 @@ def test_children_that_are_deleted_or_edited_come_back(running: Job):
     for child in (
         "service/idle-head",
         "configmap/idle-settings",
+        "secret/idle-key",
         "deployment/idle-feeders",
         "deployment/idle-head",
     ):

@@ -23,6 +23,7 @@ from dataloaderjob_operator.inquire import Inquirer
 from dataloaderjob_operator.metrics import Metrics
 from dataloaderjob_operator.objects import OwnPod, Setup
 from dataloaderjob_operator.reconcile import Reconciler
+from dataloaderjob_operator.unwatched import Unwatched
 from dataloaderjob_operator.work import Work
 
 log = logging.getLogger("dataloaderjob_operator")
@@ -99,6 +100,7 @@ async def run(options: Options, setup: Setup) -> None:
     reconciler = Reconciler(client, cache, setup, asker)
     work = Work(reconciler.reconcile, workers=options.workers, metrics=metrics)
     inquirer = reconciler.inquirer = Inquirer(client, work.add)
+    unwatched = reconciler.unwatched = Unwatched(client, work.add)
     health = serving.Health(watches=watch.alive, expected=watch.expected(options.namespaces))
     metrics.watches.set_function(watch.alive)
     metrics.describe(version=setup.version, kopf=importlib.metadata.version("kopf"), phases=cache.phases)
@@ -128,6 +130,7 @@ async def run(options: Options, setup: Setup) -> None:
                 asyncio.create_task(work.run(), name="work"),
                 asyncio.create_task(asker.run(), name="supervisors"),
                 asyncio.create_task(inquirer.run(), name="inquiries"),
+                asyncio.create_task(unwatched.run(), name="unwatched"),
                 asyncio.create_task(serving.pulse(metrics), name="pulse"),
                 asyncio.create_task(
                     lists.keep_sweeping(client, cache, work.add, options.namespaces), name="sweeps"

@@ -1,9 +1,11 @@
-"""What the watches told last of jobs and their children. Pure: events come in, `Seen` goes out."""
+"""What the watches told last of jobs and their children, and what we have written since. Pure but for the clock: events
+come in, `Seen` goes out."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dataloaderjob.api import KIND, parse_object
@@ -11,7 +13,11 @@ from dataloaderjob.api.status import DataLoaderJobStatus, Phase
 from dataloaderjob_operator.names import LABEL_JOB, LABEL_ROLE, Role
 from dataloaderjob_operator.objects import Manifest
 from dataloaderjob_operator.seen import Key, Seen
+from dataloaderjob_operator.slim import slim
 
+BELIEVED_S = 30.0
+"""For so long a write of ours counts more than an older version that a watch tells."""
+GONE = 4096
 JobKey = tuple[str, str]
 """(namespace, name) of a job."""
 
@@ -19,37 +25,79 @@ JobKey = tuple[str, str]
 class Cache:
     """Live objects by the job that they belong to."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._jobs: dict[JobKey, Manifest] = {}
         self._children: defaultdict[JobKey, dict[Key, Manifest]] = defaultdict(dict)
+        self._own: dict[str, tuple[int, float]] = {}
+        """Of objects just written, by uid: the version, and until when an older one is not believed."""
+        self._gone: dict[str, None] = {}
+        """Uids of the GONE objects that were removed last."""
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def put(self, thing: Manifest) -> JobKey | None:
-        """An object is there, or has changed. Returns the job that it concerns, if any."""
+        """An object is there, or has changed. Returns the job that it concerns; None for no news of any."""
         owner = owner_of(thing)
-        if owner is None:
+        if owner is None or self._outdated(thing):
             return None
-        slim = {**thing, "metadata": {k: v for k, v in thing["metadata"].items() if k != "managedFields"}}
         if thing["kind"] == KIND:
-            self._jobs[owner] = slim
+            self._jobs[owner] = slim(thing)
         else:
-            self._children[owner][thing["kind"], thing["metadata"]["name"]] = slim
+            self._children[owner][thing["kind"], thing["metadata"]["name"]] = slim(thing)
         return owner
+
+    def wrote(self, thing: Manifest) -> None:
+        """What the API server answered to a write of ours: it need not be told by a watch before it is known."""
+        uid, version = thing["metadata"].get("uid", ""), _version(thing)
+        owner = owner_of(thing)
+        if owner is None or version is None or uid in self._gone:
+            return
+        live = self._live(owner, thing)
+        if live is not None and live["metadata"].get("uid") == uid and (_version(live) or 0) > version:
+            return  # a watch was quicker
+        if self.put(thing) is not None:
+            self._own[uid] = version, self._clock() + BELIEVED_S
 
     def remove(self, thing: Manifest) -> JobKey | None:
         """An object is gone. Returns the job that it concerned."""
-        owner = owner_of(thing)
+        owner, uid = owner_of(thing), thing["metadata"].get("uid")
         if owner is None:
             return None
+        if uid is not None:
+            self._own.pop(uid, None)
+            self._gone[uid] = None
+            if len(self._gone) > GONE:
+                del self._gone[next(iter(self._gone))]
+        live = self._live(owner, thing)
+        if live is None or live["metadata"].get("uid") != uid:
+            return owner
         if thing["kind"] == KIND:
-            self._jobs.pop(owner, None)
+            del self._jobs[owner]
         else:
-            self._children[owner].pop((thing["kind"], thing["metadata"]["name"]), None)
-        if owner not in self._jobs and not self._children[owner]:
-            del self._children[owner]
+            del self._children[owner][thing["kind"], thing["metadata"]["name"]]
+        if owner not in self._jobs and not self._children.get(owner):
+            self._children.pop(owner, None)
         return owner
+
+    def _outdated(self, thing: Manifest) -> bool:
+        """Whether this object is known as we have written it since. An etcd that was set back has lower versions: what
+        was written counts for a while only."""
+        uid = thing["metadata"].get("uid", "")
+        version, until = self._own.get(uid, (None, 0.0))
+        told = _version(thing)
+        if version is not None and told is not None and told < version and self._clock() < until:
+            return True
+        if version is not None:
+            del self._own[uid]
+        return False
+
+    def _live(self, owner: JobKey, thing: Manifest) -> Manifest | None:
+        """What is known by its name."""
+        if thing["kind"] == KIND:
+            return self._jobs.get(owner)
+        return self.child(owner, (thing["kind"], thing["metadata"]["name"]))
 
     def all_of(self, kind: str) -> list[Manifest]:
         """All objects of a kind."""
@@ -60,10 +108,7 @@ class Cache:
     def has(self, thing: Manifest) -> bool:
         """Whether this very object is there, and not another one of its name."""
         owner = owner_of(thing)
-        if owner is None:
-            return False
-        key = (thing["kind"], thing["metadata"]["name"])
-        live = self._jobs.get(owner) if thing["kind"] == KIND else self.child(owner, key)
+        live = None if owner is None else self._live(owner, thing)
         return live is not None and live["metadata"].get("uid") == thing["metadata"].get("uid")
 
     def phases(self) -> Counter[str]:
@@ -112,6 +157,14 @@ def owner_of(thing: Manifest) -> JobKey | None:
     metadata = thing["metadata"]
     name = metadata["name"] if thing["kind"] == KIND else metadata.get("labels", {}).get(LABEL_JOB)
     return None if name is None else (metadata.get("namespace", ""), name)
+
+
+def _version(thing: Manifest) -> int | None:
+    """Versions of one object are numbers that grow, in Kubernetes by its documentation since 1.35."""
+    try:
+        return int(thing["metadata"]["resourceVersion"])
+    except (KeyError, ValueError):
+        return None
 
 
 def _owned_by(child: Manifest, uid: str | None) -> bool:

@@ -51,11 +51,11 @@ class Api(Protocol):
     async def apply(self, manifest: Manifest) -> Manifest:
         """Server-side apply. Raises ApiError."""
 
-    async def apply_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
-        """Raises ApiError; code 404 if the job is gone."""
+    async def apply_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> Manifest:
+        """Returns the whole job. Raises ApiError; code 404 if the job is gone."""
 
-    async def delete(self, namespace: str, key: Key) -> None:
-        """In the foreground. One that is not there is fine. Raises ApiError."""
+    async def delete(self, namespace: str, key: Key) -> Manifest | None:
+        """In the foreground. Returns what is left of it, None if nothing is. Raises ApiError."""
 
     async def tell(self, event: Manifest) -> None:
         """Creates an event. One that is there already is fine. Raises ApiError."""
@@ -99,23 +99,26 @@ class Client:
         what = manifest["kind"], "apply"
         return await self._write(what, "PATCH", path, manifest, APPLY, fieldManager=MANAGER, force="true")
 
-    async def apply_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
+    async def apply_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> Manifest:
         body = {
             "apiVersion": f"{GROUP}/{VERSION}", "kind": KIND,
             "metadata": {"name": name, "namespace": namespace}, "status": dict(status),
         }  # fmt: skip
         path = f"{_path(namespace, KIND)}/{name}/status"
         what = KIND, "apply_status"
-        await self._write(what, "PATCH", path, body, APPLY, fieldManager=f"{MANAGER}-status", force="true")
+        manager = f"{MANAGER}-status"
+        return await self._write(what, "PATCH", path, body, APPLY, fieldManager=manager, force="true")
 
-    async def delete(self, namespace: str, key: Key) -> None:
+    async def delete(self, namespace: str, key: Key) -> Manifest | None:
         kind, name = key
         try:
             path = f"{_path(namespace, kind)}/{name}"
-            await self._write((kind, "delete"), "DELETE", path, None, propagationPolicy="Foreground")
+            left = await self._write((kind, "delete"), "DELETE", path, None, propagationPolicy="Foreground")
         except ApiError as exc:
             if exc.code != 404:
                 raise
+            return None
+        return left if left.get("kind") == kind else None
 
     async def tell(self, event: Manifest) -> None:
         try:

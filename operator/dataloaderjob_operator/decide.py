@@ -15,12 +15,14 @@ from dataloaderjob.api.status import (
 )
 from dataloaderjob_operator import answers, causes, names, objects
 from dataloaderjob_operator.conditions import ENDED, HELD, Parts, conditions, parts, serves, up
-from dataloaderjob_operator.objects import Manifest, Setup
-from dataloaderjob_operator.seen import Key, Seen, Trainers, parse_time, show_time
+from dataloaderjob_operator.objects import Manifest, Setup, settings
+from dataloaderjob_operator.seen import Key, Seen, Trainers, has_condition, parse_time, show_time
 from dataloaderjob_operator.stage import KEPT, WANTED, Part, Stage, Where, find
 
 FIGURES_EVERY_S = 15.0
 """The least between two writes for the sake of figures alone."""
+COUNTS_EVERY_S = 1.0
+"""The least between two writes for the sake of counts and messages alone: pods become ready one after the other."""
 PHASES: dict[Stage, Phase] = {
     Stage.STARTING: Phase.STARTING,
     Stage.RUNNING: Phase.RUNNING,
@@ -76,11 +78,17 @@ def decide(seen: Seen, setup: Setup, now: datetime) -> Decision | None:
         start_time=started,
         completion_time=ended,
     )
+    status, counts_s = _counted(seen, status, now)
     loader, figures_s = _loader(seen, where, now, changes=status != seen.status)
     wanted = _children(seen, setup, where)
     due = _due(seen, where, started, ended)
     asking = _asking(seen, where, found, now)
-    waits = [asking.again_s, figures_s, None if due is None else max(0.0, (due - now).total_seconds())]
+    waits = [
+        asking.again_s,
+        counts_s,
+        figures_s,
+        None if due is None else max(0.0, (due - now).total_seconds()),
+    ]
     return Decision(
         status=status.model_copy(update={"loader": loader}),
         apply=tuple(wanted.values()),
@@ -90,6 +98,24 @@ def decide(seen: Seen, setup: Setup, now: datetime) -> Decision | None:
         look_again_s=min((wait for wait in waits if wait is not None), default=None),
         questions=asking.questions,
     )
+
+
+def _counted(
+    seen: Seen, status: DataLoaderJobStatus, now: datetime
+) -> tuple[DataLoaderJobStatus, float | None]:
+    """The status to write, and after how many seconds one with later counts may be."""
+    if seen.written_at is None or status == seen.status or _uncounted(status) != _uncounted(seen.status):
+        return status, None
+    wait_s = COUNTS_EVERY_S - (now - seen.written_at).total_seconds()
+    return (status, None) if wait_s <= 0.0 else (seen.status, wait_s)
+
+
+def _uncounted(status: DataLoaderJobStatus) -> DataLoaderJobStatus:
+    """Without what changes with each pod that comes or goes."""
+    feeders = FeedersStatus(desired=status.feeders.desired)
+    trainers = status.trainers.model_copy(update={"active": 0, "succeeded": 0})
+    told = tuple(condition.model_copy(update={"message": ""}) for condition in status.conditions)
+    return status.model_copy(update={"feeders": feeders, "trainers": trainers, "conditions": told})
 
 
 def _loader(seen: Seen, where: Where, now: datetime, *, changes: bool) -> tuple[LoaderStatus, float | None]:
@@ -114,7 +140,7 @@ def _loader(seen: Seen, where: Where, now: datetime, *, changes: bool) -> tuple[
 def _children(seen: Seen, setup: Setup, where: Where) -> dict[Key, Manifest]:
     parts_, made = WANTED[where.stage], []
     if Part.BASE in parts_:
-        made += objects.base(seen.job, setup)
+        made += objects.base(seen.job, setup, feeders_at_start=_feeders_at_start(seen))
     if Part.FEEDING in parts_:
         made += objects.feeding(seen.job, setup)
     # Not beside an attempt that is still there: its pods hold what the next ones need. Deleted in the foreground, a
@@ -124,6 +150,13 @@ def _children(seen: Seen, setup: Setup, where: Where) -> dict[Key, Manifest]:
     if Part.TRAINERS in parts_ and not others and seen.trainers() is not Trainers.LEAVING:
         made.append(objects.trainers(seen.job, setup, where.attempt))
     return {(child["kind"], child["metadata"]["name"]): child for child in made}
+
+
+def _feeders_at_start(seen: Seen) -> int | None:
+    """A supervisor reads it only as it starts, and is told later numbers: while its pod is ready, none is written."""
+    if not any(has_condition(pod, "Ready") for pod in seen.of_role(names.Role.HEAD)):
+        return None
+    return settings.feeders_at_start(seen.children.get(("ConfigMap", names.settings_map(seen.job.name))))
 
 
 def _unwanted(seen: Seen, where: Where, wanted: set[Key]) -> list[Key]:

@@ -22,6 +22,7 @@ from dataloaderjob_operator.objects import Manifest, Setup
 from dataloaderjob_operator.report import Reporter
 from dataloaderjob_operator.same import covers, needed
 from dataloaderjob_operator.seen import Key, Seen
+from dataloaderjob_operator.unwatched import KINDS, Unwatched
 from dataloaderjob_operator.work import NEVER
 
 log = logging.getLogger(__name__)
@@ -47,10 +48,14 @@ class Reconciler:
     now: Callable[[], datetime] = _now
     refused: dict[JobKey, str] = field(default_factory=dict)
     """What the API server will not take as it is, for the next look to tell."""
+    written_at: dict[JobKey, datetime] = field(default_factory=dict)
+    """When a job's status was written last."""
     figures_at: dict[JobKey, datetime] = field(default_factory=dict)
-    """When a job's figures were written last."""
+    """When a job's figures were."""
     inquirer: Inquirer | None = None
     """None: causes that only events tell are not told."""
+    unwatched: Unwatched | None = None
+    """None: each look asks for what no watch tells of."""
     reporter: Reporter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,11 +64,14 @@ class Reconciler:
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
         self.refused.pop(key, None)
+        self.written_at.pop(key, None)
         self.figures_at.pop(key, None)
         self.supervisors.want(key, None)
         self.reporter.forget(key)
         if self.inquirer is not None:
             self.inquirer.forget(key)
+        if self.unwatched is not None:
+            self.unwatched.forget(key)
 
     async def reconcile(self, key: JobKey) -> float | None:
         """Returns after how many seconds the job wants to be looked at again, None for the next event, NEVER if it is
@@ -82,7 +90,8 @@ class Reconciler:
         logs.more(uid=seen.job.metadata.uid, generation=seen.generation)
         seen = replace(
             seen, refused=self.refused.get(key, ""), answer=self.supervisors.answer(key),
-            figures_at=self.figures_at.get(key), heard={} if self.inquirer is None else self.inquirer.heard(key),
+            written_at=self.written_at.get(key), figures_at=self.figures_at.get(key),
+            heard={} if self.inquirer is None else self.inquirer.heard(key),
         )  # fmt: skip
         decision = decide(seen, self.setup, self.now())
         if decision is None:
@@ -109,19 +118,30 @@ class Reconciler:
         live = self.cache.live_status(key)
         cleared = any(live.get(field) and field not in status for field in ("startTime", "completionTime"))
         if cleared or not covers(live, status):
-            await self.api.apply_status(namespace, name, status)
+            self.cache.wrote(await self.api.apply_status(namespace, name, status))
+            self.written_at[key] = self.now()
             if live.get("loader") != status["loader"]:
-                self.figures_at[key] = self.now()
+                self.figures_at[key] = self.written_at[key]
             await self.reporter.tell(key, seen.job, seen.status, decision.status)
         for child in decision.delete:
-            await self.api.delete(namespace, child)
+            if (left := await self.api.delete(namespace, child)) is not None:
+                self.cache.wrote(left)
         for manifest in decision.apply:
-            child = manifest["kind"], manifest["metadata"]["name"]
-            found = self.cache.child(key, child) or await self._unlabelled(namespace, child, manifest)
-            if found is not None and found["metadata"].get("deletionTimestamp"):
-                continue  # made anew when it is gone
-            if (wanted := needed(manifest, found)) is not None:
-                await self.api.apply(wanted)
+            await self._bring_about(key, manifest)
+
+    async def _bring_about(self, key: JobKey, manifest: Manifest) -> None:
+        child = manifest["kind"], manifest["metadata"]["name"]
+        if self.unwatched is not None and (key, child) in self.unwatched:
+            return
+        found = self.cache.child(key, child) or await self._unlabelled(key[0], child, manifest)
+        if found is not None and found["metadata"].get("deletionTimestamp"):
+            return  # made anew when it is gone
+        if (wanted := needed(manifest, found)) is not None:
+            found = {**await self.api.apply(wanted), "kind": child[0]}
+            if child[0] not in KINDS:
+                self.cache.wrote(found)
+        if self.unwatched is not None and found is not None:
+            self.unwatched.saw(key, found)
 
     async def _unlabelled(self, namespace: str, child: Key, wanted: Manifest) -> Manifest | None:
         """A child that the watches do not know, which may be new. Raises ApiError for one that is somebody else's:

@@ -33,17 +33,15 @@ class Reporter:
     clock: Callable[[], float] = time.monotonic
     host: str = field(default_factory=socket.gethostname)
     budget: Budget = field(default_factory=Budget)
-    written: dict[JobKey, tuple[str, DataLoaderJobStatus]] = field(default_factory=dict)
-    """What was written last, and of which uid: the watch may not have told it yet."""
+    jobs: dict[JobKey, str] = field(default_factory=dict)
+    """Uids of those told of."""
 
     async def tell(
         self, key: JobKey, job: DataLoaderJob, before: DataLoaderJobStatus, after: DataLoaderJobStatus
     ) -> None:
-        """`after` has been written; `before` is what the watch told last."""
-        uid = job.metadata.uid or ""
-        known, last = self.written.get(key, ("", before))
-        self.written[key] = (uid, after)
-        for event in events_of(last if known == uid else before, after):
+        """`after` has been written in place of `before`."""
+        uid = self.jobs[key] = job.metadata.uid or ""
+        for event in events_of(before, after):
             log.log(
                 logging.WARNING if event.type == "Warning" else logging.INFO, "%s: %s", event.reason, event.message
             )  # fmt: skip
@@ -59,5 +57,4 @@ class Reporter:
 
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
-        uid, _ = self.written.pop(key, ("", None))
-        self.budget.forget(uid)
+        self.budget.forget(self.jobs.pop(key, ""))

@@ -44,8 +44,10 @@ class Seen:
     """What the API server said when it refused a child last; empty if it took them all."""
     answer: Answer | None = None
     """What the supervisor said last, or that it is silent; None while it has not been asked."""
+    written_at: datetime | None = None
+    """When this operator wrote the status last."""
     figures_at: datetime | None = None
-    """When this operator wrote the loader's figures last."""
+    """When it wrote the loader's figures last."""
     heard: Mapping[str, Trouble] = field(default_factory=dict)
     """What events told of objects that hold the job up, by uid."""
 

@@ -26,7 +26,7 @@ CHILDREN: dict[str, tuple[str, str, str]] = {
     "ConfigMap": ("", "v1", "configmaps"),
     "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies"),
 }
-"""Kinds that are watched, but Secrets, which nobody should have to list: one that is gone is missed at a resync."""
+"""Kinds that are watched; for Secrets, which nobody should have to list, see `unwatched`."""
 JOBS = (GROUP, VERSION, PLURAL)
 CHUNK = 500
 TASK = "watcher for "
@@ -75,7 +75,7 @@ def registry(
         told(thing["kind"])
         if event["type"] == "DELETED":
             key = cache.remove(thing)
-            if key is not None and thing["kind"] == KIND:
+            if key is not None and thing["kind"] == KIND and cache.uid(key) is None:
                 gone(key)
                 return
         else:

@@ -60,11 +60,10 @@ def test_what_becomes_of_a_job_is_told_once_each(job: Operated, ends: str, reaso
 def test_a_status_that_the_watch_has_not_told_yet_is_no_second_change(job: Operated) -> None:
     operator = job.operator()
     job.look_with(operator)
-    late = job.look()
+    late = job.get(KIND, "mnist")
     job.ends("mnist-trainers-0", "Complete")
     job.look_with(operator)
-    late.put({**job.get("Job", "mnist-trainers-0"), "kind": "Job"})
-    operator.cache = late
+    assert operator.cache.put({**late, "kind": KIND}) is None
     operator.now = lambda: datetime.now(UTC) + timedelta(minutes=1)
     job.run(operator.reconcile(job.key))
     assert reasons(job) == Counter(["Started", "Completed"])

@@ -48,13 +48,13 @@ class Api:
         self._count()
         return await self._client.apply(manifest)
 
-    async def apply_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
+    async def apply_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> dict[str, Any]:
         self._count()
-        await self._client.apply_status(namespace, name, status)
+        return await self._client.apply_status(namespace, name, status)
 
-    async def delete(self, namespace: str, key: tuple[str, str]) -> None:
+    async def delete(self, namespace: str, key: tuple[str, str]) -> dict[str, Any] | None:
         self._count()
-        await self._client.delete(namespace, key)
+        return await self._client.delete(namespace, key)
 
     async def tell(self, event: dict[str, Any]) -> None:
         """Not counted as a write: what follows a status may be lost."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from looks import (
 )  # fmt: skip
 
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
-from dataloaderjob_operator.decide import decide
+from dataloaderjob_operator.decide import Decision, decide
 from dataloaderjob_operator.objects.trainers import SIDECAR
 from dataloaderjob_operator.seen import Seen
 from dataloaderjob_operator.stage import WANTED, Part, Stage
@@ -280,6 +281,45 @@ def test_a_resumed_job_has_a_startup_deadline_also_when_trainers_were_made_anew_
     assert (back.status.phase, back.look_again_s) == (Phase.STARTING, 200)
     late = decided(after(resumed, back), 5200)
     assert condition(late, ConditionType.FAILED).reason == "StartupDeadlineExceeded"
+
+
+def test_pods_that_become_ready_one_after_the_other_are_written_once_a_second():
+    seen = replace(serving(), job=job(**{"feeders.replicas": 8}), answer=replace(ANSWER, ready=2))
+    written = replace(after(seen, decided(seen)), written_at=T0)
+    more = replace(written, answer=replace(ANSWER, ready=5))
+    soon = decided(more, 0.4)
+    assert (soon.status, soon.look_again_s) == (written.status, 0.6)
+    assert decided(more, 1).status.feeders.ready == 5
+    assert decided(replace(more, written_at=None), 0.4).status.feeders.ready == 5, "it has just started"
+
+
+@pytest.mark.parametrize("change", [{"suspend": True}, {"feeders.replicas": 2}, {"backoffLimit": 9}])
+def test_what_is_more_than_a_count_is_written_at_once(change):
+    seen = serving()
+    written = replace(after(seen, decided(seen)), written_at=T0)
+    edited = job(**change)
+    edited = edited.model_copy(update={"metadata": edited.metadata.model_copy(update={"generation": 2})})
+    made = decided(replace(written, job=edited), 0.1)
+    assert made.status.observed_generation == 2
+    assert made.status != written.status
+
+
+def at_start(decision: Decision) -> int:
+    settings = next(child for child in decision.apply if child["kind"] == "ConfigMap")
+    return json.loads(settings["data"]["head.json"])["num_feeders"]
+
+
+def test_a_supervisor_that_runs_is_told_the_number_of_feeders_and_its_file_is_left_alone():
+    seen = serving()
+    made = next(child for child in decided(seen).apply if child["kind"] == "ConfigMap")
+    children = {**seen.children, ("ConfigMap", "mnist-settings"): made}
+    wider = replace(seen, job=job(**{"feeders.replicas": 8}), children=children)
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    runs = decided(replace(wider, pods=(pod("head", **ready), pod("feeder"), pod("trainer"))))
+    assert (runs.feeders, at_start(runs)) == (8, 1)
+    assert at_start(decided(wider)) == 8, "one that starts reads it"
+    unreadable = {**children, ("ConfigMap", "mnist-settings"): {**made, "data": {"head.json": "{"}}}
+    assert at_start(decided(replace(wider, pods=(pod("head", **ready),), children=unreadable))) == 8
 
 
 def test_policies_go_when_they_are_no_longer_asked_for_and_stay_as_long_as_any_pod_may():

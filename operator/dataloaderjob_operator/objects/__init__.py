@@ -10,11 +10,14 @@ from dataloaderjob_operator.objects.trainers import trainers
 __all__ = ["Manifest", "OwnPod", "Setup", "base", "feeding", "trainers"]
 
 
-def base(job: DataLoaderJob, setup: Setup) -> list[Manifest]:
-    """What pods mount, how they find each other and who may connect to them: there before any of them."""
+def base(job: DataLoaderJob, setup: Setup, *, feeders_at_start: int | None = None) -> list[Manifest]:
+    """What pods mount, how they find each other and who may connect to them: there before any of them.
+
+    `feeders_at_start`: what a supervisor that starts keeps in place until it is told; None: as the spec says.
+    """
     return [
         settings.secret(job, setup),
-        settings.config_map(job),
+        settings.config_map(job, feeders_at_start),
         network.head_service(job),
         network.trainers_service(job),
         *policies.policies(job, setup),

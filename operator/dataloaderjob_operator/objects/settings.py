@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
@@ -20,6 +21,8 @@ GCS_PORT = 6379
 SUPERVISOR_PORT = 6400
 METRICS_PORT = 9400
 JOB_KEY = "links"
+HEAD_FILE = "head.json"
+FEEDERS = "num_feeders"
 RAY_TOKEN = "ray"  # noqa: S105  the name of a file
 
 
@@ -40,18 +43,28 @@ def secret(job: DataLoaderJob, setup: meta.Setup) -> meta.Manifest:
     }
 
 
-def config_map(job: DataLoaderJob) -> meta.Manifest:
+def config_map(job: DataLoaderJob, feeders_at_start: int | None = None) -> meta.Manifest:
     """Settings as JSON, one file for each kind of process."""
+    for_head = head(job) | ({} if feeders_at_start is None else {FEEDERS: feeders_at_start})
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": meta.metadata(job, names.settings_map(job.name)),
         "data": {
             "sidecar.json": _json(sidecar(job)),
-            "head.json": _json(head(job)),
+            HEAD_FILE: _json(for_head),
             "feeder.json": _json(feeder(job)),
         },
     }
+
+
+def feeders_at_start(live: Mapping[str, Any] | None) -> int | None:
+    """What a live ConfigMap says of it; None if it says nothing."""
+    try:
+        found = json.loads((live or {})["data"][HEAD_FILE])[FEEDERS]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return found if type(found) is int and found >= 0 else None
 
 
 def unique(job: DataLoaderJob) -> str:
@@ -91,7 +104,7 @@ def head(job: DataLoaderJob) -> dict[str, Any]:
         "host": names.head(job.name),
         "gcs_port": GCS_PORT,
         "supervisor_port": SUPERVISOR_PORT,
-        "num_feeders": job.spec.feeders.count,
+        FEEDERS: job.spec.feeders.count,
         "tuning": dataclasses.asdict(job.spec.ray.tuning.settings()),
     }
 

@@ -1,0 +1,137 @@
+"""What the operator knows of a cluster: from watches, and from its own writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataloaderjob_operator import troubles
+from dataloaderjob_operator.cache import BELIEVED_S, GONE, Cache
+from dataloaderjob_operator.slim import slim
+
+KEY, MAP = ("team", "mnist"), ("ConfigMap", "mnist-settings")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def settings(version: str = "1", uid: str = "u", **data: str) -> dict[str, Any]:
+    metadata = {
+        "name": MAP[1], "namespace": "team", "uid": uid, "resourceVersion": version,
+        "labels": {"dataloading.dev/job": "mnist"},
+    }  # fmt: skip
+    return {"kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+def data(cache: Cache) -> dict[str, str] | None:
+    found = cache.child(KEY, MAP)
+    return None if found is None else found["data"]
+
+
+def test_a_write_is_known_before_any_watch_tells_of_it_and_older_news_do_not_undo_it():
+    cache = Cache(Clock())
+    cache.put(settings("3", a="old"))
+    cache.wrote(settings("7", a="new"))
+    assert cache.put(settings("5", a="between")) is None
+    assert data(cache) == {"a": "new"}
+    assert cache.put(settings("7", a="new")) == KEY
+    assert cache.put(settings("9", a="theirs")) == KEY
+    assert data(cache) == {"a": "theirs"}
+
+
+def test_news_that_are_newer_than_a_write_count_also_when_its_answer_comes_late():
+    cache = Cache(Clock())
+    cache.put(settings("9", a="theirs"))
+    cache.wrote(settings("7", a="ours"))
+    assert data(cache) == {"a": "theirs"}
+
+
+def test_older_versions_are_believed_again_after_a_while():
+    clock = Clock()
+    cache = Cache(clock)
+    cache.wrote(settings("700", a="lost with etcd"))
+    clock.now = BELIEVED_S
+    assert cache.put(settings("5", a="restored")) == KEY
+    assert data(cache) == {"a": "restored"}
+
+
+def test_what_was_gone_before_the_answer_to_a_write_of_it_came_stays_gone():
+    cache = Cache(Clock())
+    cache.put(settings("3"))
+    cache.remove(settings("4"))
+    cache.wrote(settings("3"))
+    assert data(cache) is None
+    cache.wrote(settings("9", uid="another"))
+    assert data(cache) == {}
+
+
+def test_the_end_of_an_earlier_object_does_not_remove_the_one_that_has_its_name_now():
+    cache = Cache(Clock())
+    cache.wrote(settings("9", uid="new"))
+    assert cache.remove(settings("8", uid="old")) == KEY
+    assert data(cache) == {}
+
+
+def test_only_so_many_that_are_gone_are_remembered():
+    cache = Cache(Clock())
+    for number in range(GONE + 1):
+        cache.remove(settings(uid=str(number)))
+    cache.wrote(settings(uid=str(GONE)))
+    assert data(cache) is None
+    cache.wrote(settings(uid="0"))
+    assert data(cache) == {}
+
+
+def test_versions_that_are_no_numbers_are_left_to_the_watches():
+    cache = Cache(Clock())
+    cache.put(settings("a", a="2"))
+    cache.wrote(settings("b", a="1"))
+    assert data(cache) == {"a": "2"}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=100),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(spec=st.dictionaries(st.text(max_size=8), JSON, max_size=4))
+def test_of_a_child_that_is_compared_nothing_is_left_out_but_who_set_which_field(spec):
+    thing = {
+        "kind": "Deployment",
+        "metadata": {"name": "a", "managedFields": [{"manager": "m"}]},
+        "spec": spec,
+    }
+    assert slim(thing) == {"kind": "Deployment", "metadata": {"name": "a"}, "spec": spec}
+
+
+def test_of_a_pod_its_troubles_are_kept():
+    last = {"terminated": {"exitCode": 7, "message": "no disk"}}
+    container = {
+        "name": "prepare",
+        "image": "i",
+        "state": {"running": {}},
+        "lastState": last,
+        "restartCount": 2,
+    }
+    pod = {
+        "kind": "Pod",
+        "metadata": {"name": "p", "namespace": "team", "annotations": {"a": "b"}},
+        "spec": {
+            "restartPolicy": "Never",
+            "initContainers": [{"name": "prepare", "restartPolicy": "Always"}],
+        },
+        "status": {"initContainerStatuses": [container], "hostIP": "10.0.0.1"},
+    }
+    small = slim(pod)
+    assert troubles.of(small) == troubles.of(pod) is not None
+    assert "annotations" not in small["metadata"]
+    assert "image" not in small["status"]["initContainerStatuses"][0]

@@ -1,0 +1,85 @@
+"""Secrets of jobs, which no watch tells of."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from dataloaderjob_operator import unwatched
+from dataloaderjob_operator.client import ApiError
+from dataloaderjob_operator.unwatched import Unwatched
+
+KEY, SECRET = ("team", "mnist"), ("Secret", "mnist-key")
+
+
+def secret(uid: str = "u") -> dict[str, Any]:
+    return {"kind": "Secret", "metadata": {"name": "mnist-key", "uid": uid}}
+
+
+class Server:
+    """What is there, and how often it was asked."""
+
+    def __init__(self, there: Any) -> None:
+        self.there, self.asked = there, 0
+
+    async def read(self, namespace: str, key: tuple[str, str]) -> Any:
+        self.asked += 1
+        if isinstance(self.there, Exception):
+            raise self.there
+        return self.there
+
+
+def looked(server: Server) -> tuple[Unwatched, list[Any]]:
+    changed: list[Any] = []
+    known = Unwatched(server, changed.append)
+    known.saw(KEY, secret())
+    asyncio.run(known.look(KEY, SECRET))
+    return known, changed
+
+
+def test_one_that_is_there_stays_known():
+    known, changed = looked(Server(secret()))
+    assert (KEY, SECRET) in known
+    assert changed == []
+
+
+def test_one_that_is_gone_or_another_is_looked_for_by_a_reconcile():
+    for there in (None, secret("another")):
+        known, changed = looked(Server(there))
+        assert (KEY, SECRET) not in known
+        assert changed == [KEY]
+
+
+def test_one_that_cannot_be_read_just_now_stays_known():
+    known, changed = looked(Server(ApiError(503, "not now")))
+    assert (KEY, SECRET) in known
+    assert changed == []
+
+
+def test_kinds_that_are_watched_and_jobs_that_are_gone_are_not_asked_for():
+    known = Unwatched(Server(None), lambda key: None)
+    known.saw(KEY, {"kind": "Service", "metadata": {"name": "mnist-head"}})
+    assert (KEY, ("Service", "mnist-head")) not in known
+    known.saw(KEY, secret())
+    known.forget(KEY)
+    assert (KEY, SECRET) not in known
+
+
+def test_each_has_its_turn(monkeypatch):
+    monkeypatch.setattr(unwatched, "EVERY_S", 0.02)
+    monkeypatch.setattr(unwatched, "LEAST_S", 0.001)
+    server, changed = Server(None), []
+
+    async def run() -> None:
+        known = Unwatched(server, changed.append)
+        task = asyncio.create_task(known.run())
+        await asyncio.sleep(0)
+        for number in range(5):
+            known.saw(("team", str(number)), secret())
+        while len(changed) < 5:
+            await asyncio.sleep(0.001)
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert sorted(changed) == [("team", str(number)) for number in range(5)]
+    assert server.asked == 5, "one that is gone is asked for no more"
