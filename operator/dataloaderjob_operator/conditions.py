@@ -47,8 +47,8 @@ def parts(seen: Seen) -> Parts:
     return {
         ConditionType.HEAD_READY: _head(seen),
         ConditionType.FEEDERS_READY: _feeders(seen, spec.feeders.min_replicas),
-        ConditionType.SIDECARS_READY: _trainer_pods(seen, _sidecar_listens, "listen"),
-        ConditionType.TRAINERS_READY: _trainer_pods(seen, _trains, "run"),
+        ConditionType.SIDECARS_READY: _trainer_pods(seen, _sidecar_listens, "sidecars listen"),
+        ConditionType.TRAINERS_READY: _trainer_pods(seen, _trains, "trainer pods run"),
     }
 
 
@@ -147,7 +147,7 @@ def _feeders(seen: Seen, needed: int) -> Fact:
         return pods
     if answer is not None and answer.failure is not None:
         return Fact(False, answer.failure.reason, seen.told(answer.failure))
-    count = f"{serving} ready, {needed} needed"
+    count = f"feeder pods that serve: {serving}, needed: {needed}"
     if serving >= needed:
         return Fact(True, "Serving", count)
     if not pods.holds and pods.reason != "PodsStart":
@@ -167,14 +167,15 @@ def _deployment(seen: Seen, name: str, role: names.Role, needed: int) -> Fact:
     if live is None:
         return Fact(None, "NotMade", f"Deployment {name} is not there yet")
     ready = int(live.get("status", {}).get("readyReplicas") or 0)
+    count = f"{role.value} pods ready: {ready}, needed: {needed}"
     if ready >= needed:
-        return Fact(True, "Serving", f"{ready} ready, {needed} needed")
+        return Fact(True, "Serving", count)
     if (trouble := troubles.first(seen.of_role(role)) or causes.told(seen, role)) is not None:
         return Fact(False, trouble.reason, str(trouble))
     refused = condition_of(live, "ReplicaFailure")
     if refused is not None and refused["status"] == "True":
         return Fact(False, refused.get("reason") or "PodsRefused", refused.get("message", ""))
-    return Fact(False, "PodsStart", f"{ready} ready, {needed} needed")
+    return Fact(False, "PodsStart", count)
 
 
 def _trainer_pods(seen: Seen, does: Callable[[Mapping[str, Any]], bool], what: str) -> Fact:

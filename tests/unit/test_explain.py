@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dataloaderjob.core.supervision import Cause
-from dataloaderjob.feeder.explain import Explainer, Life, Room
+from dataloaderjob.feeder.explain import JOIN_S, Explainer, Life, Room
 
 PENDING = Life("PENDING_CREATION", registered=False)
 STARTUP = "Could not create the actor because worker startup repeatedly failed. Failed to startup worker after retrying"
@@ -45,19 +45,30 @@ def test_the_cause_follows_from_what_ray_says_of_the_actor(life: Life, cause: Ca
 
 def test_a_feeder_that_holds_the_last_place_itself_does_not_lack_room():
     assert causes(Explainer(30), {0: PENDING}, Room(1, FULL)) == [Cause.STARTS]
-    assert causes(Explainer(30), {0: PENDING, 1: PENDING}, Room(1, FULL)) == [Cause.STARTS, Cause.NO_ROOM]
-    assert causes(Explainer(30), {1: PENDING}, Room(1, FULL), taken=1) == [Cause.NO_ROOM]
+    both = Explainer(30)
+    causes(both, {0: PENDING, 1: PENDING}, Room(1, FULL))
+    assert causes(both, {0: PENDING, 1: PENDING}, Room(1, FULL), JOIN_S) == [Cause.STARTS, Cause.NO_ROOM]
     (why,) = Explainer(30).explain([1], {1: PENDING}, Room(1, FULL), taken=1, now=0)
     assert why.text == f"no node has room ({FULL}): add nodes or lower the number of feeders"
 
 
 def test_the_timeout_counts_from_when_there_is_room():
     explainer = Explainer(2)
-    for now in (0, 100):
-        assert causes(explainer, {0: PENDING}, Room(0, "no pod yet"), now) == [Cause.NO_ROOM]
+    for now, cause in ((0, Cause.STARTS), (JOIN_S - 1, Cause.STARTS), (100, Cause.NO_ROOM)):
+        assert causes(explainer, {0: PENDING}, Room(0, "no pod yet"), now) == [cause], now
     for now in (101, 103.9):
         assert causes(explainer, {0: PENDING}, Room(1, ""), now) == [Cause.STARTS]
     assert causes(explainer, {0: PENDING}, Room(1, ""), 105) == [Cause.REGISTER_TIMEOUT]
+
+
+def test_a_node_that_is_about_to_join_is_no_want_of_room_each_time_anew():
+    explainer = Explainer(30)
+    assert causes(explainer, {0: PENDING}, Room(0, FULL), 0) == [Cause.STARTS]
+    assert causes(explainer, {0: PENDING}, Room(1, ""), 9) == [Cause.STARTS]
+    assert causes(explainer, {0: PENDING}, Room(0, FULL), 11) == [Cause.STARTS], (
+        "its node went, and may come back"
+    )
+    assert causes(explainer, {0: PENDING}, Room(0, FULL), 11 + JOIN_S) == [Cause.NO_ROOM]
 
 
 def test_one_that_came_meanwhile_begins_anew():

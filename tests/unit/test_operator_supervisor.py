@@ -82,21 +82,22 @@ def test_an_operator_that_has_just_started_takes_nothing_back_before_it_has_aske
 @pytest.mark.parametrize(
     ("answer", "pods_ready", "expected"),
     [
-        pytest.param(None, 1, ("False", "FeedersStart", "0 ready, 1 needed"), id="not heard yet"),
-        pytest.param(ANSWER, 1, ("True", "Serving", "1 ready, 1 needed"), id="serves"),
-        pytest.param(ANSWER, 0, ("True", "Serving", "1 ready, 1 needed"), id="the supervisor knows better"),
+        pytest.param(None, 1, ("False", "FeedersStart", "feeder pods that serve: 0, needed: 1"), id="not heard yet"),
+        pytest.param(ANSWER, 1, ("True", "Serving", "feeder pods that serve: 1, needed: 1"), id="serves"),
+        pytest.param(ANSWER, 0, ("True", "Serving", "feeder pods that serve: 1, needed: 1"), id="it knows better"),
         pytest.param(
             Answer(desired=1, ray=RAY, cause=TIMEOUT), 1,
             ("False", "WorkerRegisterTimeout",
-             "0 ready, 1 needed; pod mnist-feeder-0: feeder-0: raise spec.ray.tuning"),
+             "feeder pods that serve: 0, needed: 1; pod mnist-feeder-0: feeder-0: raise spec.ray.tuning"),
             id="never registers",
         ),
         pytest.param(
             Answer(desired=1, ray=RAY, cause=NO_ROOM), 1,
-            ("False", "NoRoom", "0 ready, 1 needed; feeder-0: no node has room"), id="no room in pods that are there",
+            ("False", "NoRoom", "feeder pods that serve: 0, needed: 1; feeder-0: no node has room"),
+            id="no room in pods that are there",
         ),
         pytest.param(
-            Answer(desired=1, ray=RAY, cause=NO_ROOM), 0, ("False", "PodsStart", "0 ready, 1 needed"),
+            Answer(desired=1, ray=RAY, cause=NO_ROOM), 0, ("False", "PodsStart", "feeder pods ready: 0, needed: 1"),
             id="no room for want of pods",
         ),
         pytest.param(

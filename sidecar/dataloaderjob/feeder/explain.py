@@ -13,6 +13,8 @@ from dataloaderjob.core.supervision import Cause
 
 REGISTER_MARGIN_S = 1.0
 """The raylet looks at its own clock, and starts the process a moment after it has the actor."""
+JOIN_S = 10.0
+"""So long a node may take to join Ray: want of room is told as the cause only then."""
 DEAD = "DEAD"
 _STARTUP_FAILED = "worker startup"
 """In the words of Ray's GCS for a process that never registered."""
@@ -53,18 +55,23 @@ class Why(NamedTuple):
 
 
 class Explainer:
-    """Remembers since when an actor has had room without a process."""
+    """Remembers since when an actor has had room without a process, or no room."""
 
     def __init__(self, register_timeout_s: float) -> None:
         self._register_timeout_s = register_timeout_s
         self._starting: dict[int, float] = {}
+        self._crowded: dict[int, float] = {}
+        """Since when there is no room for it."""
 
     def explain(
         self, late: Iterable[int], lives: Mapping[int, Life], room: Room, *, taken: int, now: float
     ) -> Iterator[Why]:
         """`late`: feeders that have not reported, in order. `taken`: places of all others that are there."""
         late = sorted(late)
-        self._starting = {index: since for index, since in self._starting.items() if index in late}
+        self._starting, self._crowded = (
+            {index: since for index, since in known.items() if index in late}
+            for known in (self._starting, self._crowded)
+        )
         free = room.places - taken - sum(lives[i].registered for i in late if i in lives)
         for index in late:
             life = lives.get(index)
@@ -83,10 +90,13 @@ class Explainer:
                 yield Why(index, Cause.STARTS, "its process runs, and has not reported yet")
             elif free <= 0:
                 self._starting.pop(index, None)
-                yield Why(index, Cause.NO_ROOM, f"no node has room ({room.lacking or 'others have taken it'}): "
-                          "add nodes or lower the number of feeders")  # fmt: skip
+                joining = now - self._crowded.setdefault(index, now) < JOIN_S
+                lacking = room.lacking or "others have taken it"
+                text = f"no node has room ({lacking}): add nodes or lower the number of feeders"
+                yield Why(index, Cause.STARTS if joining else Cause.NO_ROOM, text)
             else:
                 free -= 1
+                self._crowded.pop(index, None)
                 since = self._starting.setdefault(index, now)
                 if now - since > self._register_timeout_s + REGISTER_MARGIN_S:
                     yield Why(index, Cause.REGISTER_TIMEOUT, self._never_registered())
