@@ -1,0 +1,38 @@
+"""The process that stands in for supervisors and a scheduler, so that their CPU is not the operator's.
+
+`python -m bench.operator_scale.stand_ins`: its settings come as the first line of stdin, as JSON; each further line is
+a mode of the supervisors. It ends with its stdin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from bench.operator_scale.api import connected
+from bench.operator_scale.binding import bind_all
+from bench.operator_scale.supervisors import Mode, Supervisors
+
+
+async def run(settings: dict[str, Any]) -> None:
+    supervisors = Supervisors(bytes.fromhex(settings["root_key"]), feeders=settings["feeders"])
+    loop = asyncio.get_running_loop()
+    async with (
+        connected(settings["url"], settings["token"]) as api,
+        supervisors.serving("0.0.0.0", settings["port"]),
+    ):
+        binding = asyncio.create_task(bind_all(api, settings["nodes"]))
+        print("ready", flush=True)
+        while line := await loop.run_in_executor(None, sys.stdin.readline):
+            if binding.done():
+                break
+            supervisors.set_mode(Mode(line.strip()))
+        if binding.done():
+            binding.result()
+        binding.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(run(json.loads(sys.stdin.readline())))
