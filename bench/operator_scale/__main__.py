@@ -33,8 +33,8 @@ async def measure(running: Cluster, shape: Shape, timing: Timing) -> Bench:
     return made
 
 
-def as_json(made: Bench, programs: Programs, shape: Shape) -> dict[str, Any]:
-    """In the shape of the other benchmarks' results."""
+def as_json(made: Bench, programs: Programs, shape: Shape, commit: str) -> dict[str, Any]:
+    """In the shape of the other benchmarks' results. `commit`: of the tree when it began."""
     loads = [record["load"] for record in made.records]
     facts = machine.facts()
     python = {"python": sys.version.split()[0]}
@@ -43,7 +43,7 @@ def as_json(made: Bench, programs: Programs, shape: Shape) -> dict[str, Any]:
         "benchmark": claims.BENCHMARK,
         "title": f"{claims.TITLE}: {shape.jobs:,} jobs of {shape.pods_per_job} pods",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": machine.commit(),
+        "commit": commit,
         "machine": facts["machine"],
         "versions": python | packages | programs.versions(),
         "load": {
@@ -81,14 +81,14 @@ def main(arguments: list[str] | None = None) -> int:
     shape = Shape(SMOKE_JOBS if options.smoke else options.jobs, options.pods_per_job)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     machine.adopt_orphans()
-    start = time.monotonic()
+    start, commit = time.monotonic(), machine.commit()
     with tempfile.TemporaryDirectory(prefix="dataloaderjob-bench-") as scratch:
         folder = options.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with cluster(folder, feeders=shape.feeders) as running:
                 made = asyncio.run(measure(running, shape, SMOKE if options.smoke else Timing()))
-                found = as_json(made, running.programs, shape)
+                found = as_json(made, running.programs, shape, commit)
         except (OSError, TimeoutError) as exc:
             say(str(exc))
             return 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 from typing import Any
 
 import aiohttp
@@ -37,4 +38,11 @@ async def _worker(api: Api, waiting: asyncio.Queue[dict[str, Any]], turns: itert
             await api.request("POST", path, binding)
         except aiohttp.ClientResponseError as exc:
             if exc.status not in {404, 409}:  # gone, or bound already
-                raise
+                waiting.put_nowait(_again(pod, exc))
+        except (aiohttp.ClientError, OSError) as exc:
+            waiting.put_nowait(_again(pod, exc))
+
+
+def _again(pod: dict[str, Any], why: Exception) -> dict[str, Any]:
+    print(f"pod {pod['namespace']}/{pod['name']} is bound later: {why!r}", file=sys.stderr, flush=True)
+    return pod

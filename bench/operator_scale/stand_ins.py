@@ -18,20 +18,30 @@ from bench.operator_scale.supervisors import Mode, Supervisors
 
 async def run(settings: dict[str, Any]) -> None:
     supervisors = Supervisors(bytes.fromhex(settings["root_key"]), feeders=settings["feeders"])
-    loop = asyncio.get_running_loop()
     async with (
         connected(settings["url"], settings["token"]) as api,
         supervisors.serving("0.0.0.0", settings["port"]),
     ):
-        binding = asyncio.create_task(bind_all(api, settings["nodes"]))
         print("ready", flush=True)
-        while line := await loop.run_in_executor(None, sys.stdin.readline):
-            if binding.done():
-                break
-            supervisors.set_mode(Mode(line.strip()))
-        if binding.done():
-            binding.result()
-        binding.cancel()
+        tasks = [
+            asyncio.create_task(bind_all(api, settings["nodes"])),
+            asyncio.create_task(_obey(supervisors)),
+        ]
+        done, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in left:
+            task.cancel()
+        for task in done:
+            task.result()
+
+
+async def _obey(supervisors: Supervisors) -> None:
+    """Until the end of stdin."""
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    while line := await reader.readline():
+        supervisors.set_mode(Mode(line.decode().strip()))
 
 
 if __name__ == "__main__":
