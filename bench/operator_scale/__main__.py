@@ -79,6 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"a job needs {HEADS + TRAINERS + 2} pods at least: two of them are feeders, one of which may go"
         )
     shape = Shape(SMOKE_JOBS if options.smoke else options.jobs, options.pods_per_job)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     machine.adopt_orphans()
     start, commit = time.monotonic(), machine.commit()
@@ -89,8 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
             with cluster(folder, feeders=shape.feeders) as running:
                 made = asyncio.run(measure(running, shape, SMOKE if options.smoke else Timing()))
                 found = as_json(made, running.programs, shape, commit)
-        except (OSError, TimeoutError) as exc:
-            say(str(exc))
+        except (OSError, RuntimeError, ExceptionGroup) as exc:
+            say(f"failed: {exc}; {getattr(exc, 'exceptions', '')}")
             return 1
         except KeyboardInterrupt:
             say("interrupted; no results are written")

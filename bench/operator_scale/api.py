@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import ssl
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,6 +18,11 @@ METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 WATCH_S = 3600
 LONGEST_LINE_NBYTES = 4 * 1024 * 1024
 CONNECTIONS = 32
+GONE = 410
+
+
+class _TooOldError(Exception):
+    """The server does not know any more what came after what was told last."""
 
 
 class Api:
@@ -39,16 +45,30 @@ class Api:
             return dict(json.loads(text))
 
     async def watch(self, path: str, *, accept: str = WHOLE) -> AsyncIterator[dict[str, Any]]:
-        """Events, those of what is there already first. Raises RuntimeError when it ends: nothing may be missed."""
-        query = f"{'&' if '?' in path else '?'}watch=1&resourceVersion=0&timeoutSeconds={WATCH_S}"
+        """Events, those of what is there already first. One that the server ends, as it does with watches that are
+        read late, goes on where it was; where that cannot be, what is there is told once more."""
+        version = "0"
+        while True:
+            try:
+                async for event in self._watch_once(path, version, accept):
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    yield event
+            except _TooOldError:
+                version = "0"
+            except aiohttp.ClientPayloadError as exc:
+                print(f"the watch of {path} broke: {exc!r}", file=sys.stderr, flush=True)
+
+    async def _watch_once(self, path: str, version: str, accept: str) -> AsyncIterator[dict[str, Any]]:
+        query = f"{'&' if '?' in path else '?'}watch=1&resourceVersion={version}&timeoutSeconds={WATCH_S}"
         async with self._session.get(self._url + path + query, headers={"Accept": accept}) as answer:
+            if answer.status == GONE:
+                raise _TooOldError
             answer.raise_for_status()
             async for line in answer.content:
                 event = json.loads(line)
                 if event["type"] == "ERROR":
-                    raise RuntimeError(f"the watch of {path} failed: {event['object']}")
+                    raise _TooOldError
                 yield event
-        raise RuntimeError(f"the watch of {path} ended")
 
 
 @contextlib.asynccontextmanager

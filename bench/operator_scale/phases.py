@@ -79,12 +79,10 @@ class Bench:
             operator.start()
             found.before = None
             start = time.monotonic()
-            creating = asyncio.create_task(create(self.api, self.shape))
-            telling = asyncio.create_task(self._tell_progress(operator))
-            try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(create(self.api, self.shape))
+                telling = group.create_task(self._tell_progress(operator))
                 await self.jobs.until_phase("Running", self.shape.jobs, self.timing.limit_s)
-                await creating
-            finally:
                 telling.cancel()
             found.figures["all_running_s"] = time.monotonic() - start
         found.figures["cpu_s"] = found.after.cpu_s
