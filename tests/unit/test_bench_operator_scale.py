@@ -105,6 +105,7 @@ def test_what_was_not_measured_is_missing_and_what_misses_its_floor_is_told() ->
     met = {row["case"]: row["met"] for row in made}
     assert met[f"{claims.COLD}: from process start until each job was looked at"] == "no"
     assert met[f"{claims.COLD}: but figures"] == "target"
+    assert not any("ours_low" in row for row in made), "one round has no interval"
     assert met[f"{claims.MEMORY}: peak resident after the cold start"] == "missing"
 
 
