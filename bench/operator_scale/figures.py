@@ -44,6 +44,10 @@ class Reading:
     errors: float = 0.0
     queue_depth: float = 0.0
     lag_s: float = 0.0
+    queued_s: float = 0.0
+    """All that jobs waited for a look, together."""
+    looking_s: float = 0.0
+    """All that looks took, writes included."""
     writes: Mapping[str, float]
     """By kind and verb."""
 
@@ -60,7 +64,7 @@ def reading(samples: Samples, *, at: float, cpu_s: float, peak_nbytes: int) -> R
     return Reading(
         at=at, cpu_s=cpu_s, peak_nbytes=peak_nbytes, reconciles=total("reconciles_total"),
         errors=total("reconcile_errors_total"), queue_depth=total("queue_depth"), lag_s=total("loop_lag_seconds"),
-        writes=writes,
+        queued_s=total("queue_latency_seconds_sum"), looking_s=total("reconcile_duration_seconds_sum"), writes=writes,
     )  # fmt: skip
 
 
@@ -72,6 +76,10 @@ class Between:
     cpu_s: float
     reconciles: float
     errors: float
+    queued_s: float
+    """Mean time from when a job was due until it was looked at."""
+    looking_s: float
+    """Mean time of a look, with its writes."""
     writes: dict[str, float]
 
     @property
@@ -81,9 +89,12 @@ class Between:
 
 def between(before: Reading, after: Reading) -> Between:
     rise = {kind: count - before.writes.get(kind, 0.0) for kind, count in sorted(after.writes.items())}
+    looks = after.reconciles - before.reconciles
     return Between(
-        after.at - before.at, after.cpu_s - before.cpu_s, after.reconciles - before.reconciles,
-        after.errors - before.errors, {kind: count for kind, count in rise.items() if count},
+        wall_s=after.at - before.at, cpu_s=after.cpu_s - before.cpu_s, reconciles=looks,
+        errors=after.errors - before.errors, queued_s=(after.queued_s - before.queued_s) / max(1.0, looks),
+        looking_s=(after.looking_s - before.looking_s) / max(1.0, looks),
+        writes={kind: count for kind, count in rise.items() if count},
     )  # fmt: skip
 
 

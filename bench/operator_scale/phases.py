@@ -216,7 +216,8 @@ class Bench:
         found.record |= {
             "phase": f"{case}, {detail}" if detail else case, "figures": found.figures,
             "wall_s": found.between.wall_s, "cpu_s": found.between.cpu_s, "reconciles": found.between.reconciles,
-            "errors": found.between.errors, "writes": found.between.writes, "statuses": dict(found.statuses),
+            "errors": found.between.errors,
+            "mean_queued_s": found.between.queued_s, "mean_look_s": found.between.looking_s, "writes": found.between.writes, "statuses": dict(found.statuses),
             "peak_mb": found.after.peak_nbytes / claims.MB, "loop_lag_s": found.after.lag_s,
             "others_cpu_s": {name: round(s - used.get(name, 0.0), 1) for name, s in self._used().items()},
             "load": measured.as_json() | {"disturbed": measured.disturbed},
@@ -265,6 +266,7 @@ def _deadlines(number: int) -> dict[str, Any]:
 def _shown(done: Between) -> str:
     writes = ", ".join(f"{kind} {count:.0f}" for kind, count in done.writes.items())
     return (
-        f"{done.wall_s:.1f} s, {done.cpu_s:.1f} CPU-s, {done.reconciles:.0f} looks, {done.errors:.0f} errors, "
+        f"{done.wall_s:.1f} s, {done.cpu_s:.1f} CPU-s, {done.reconciles:.0f} looks of {done.looking_s:.3f} s "
+        f"after {done.queued_s:.3f} s, {done.errors:.0f} errors, "
         f"writes: {writes or 'none'}"
     )

@@ -41,10 +41,13 @@ def read(text: str, at: float) -> Any:
 def test_the_operators_own_text_is_parsed_and_its_writes_told_apart() -> None:
     metrics = Metrics()
     before = read(written(metrics, ("Job", "apply")), 10.0)
-    metrics.reconciles.inc(3)
+    metrics.reconciles.inc(4)
+    metrics.queue_latency.observe(2.0)
+    metrics.reconcile_duration.observe(1.0)
     after = read(written(metrics, ("Job", "apply"), ("Deployment", "apply")), 30.0)
     found = between(before, after)
-    assert (found.wall_s, found.cpu_s, found.reconciles) == (20.0, 2.0, 3.0)
+    assert (found.wall_s, found.cpu_s, found.reconciles) == (20.0, 2.0, 4.0)
+    assert (found.queued_s, found.looking_s) == (0.5, 0.25), "means of four looks"
     assert found.writes == {"Job apply": 1.0, "Deployment apply": 1.0}
     assert found.written == 2.0
 
