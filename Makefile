@@ -13,6 +13,7 @@ PYTEST_ARGS ?=
 
 KUBEBUILDER_ASSETS ?= /usr/local/kubebuilder/bin
 APISERVER_VERSION ?= 1.34.1
+KWOK_VERSION ?= 0.8.0
 ENVTEST := .envtest
 ifeq ($(wildcard $(KUBEBUILDER_ASSETS)/kube-apiserver),)
 override KUBEBUILDER_ASSETS := $(abspath $(ENVTEST))
@@ -34,10 +35,10 @@ export FASHION_MNIST
 export PATH := $(abspath $(VENV)/bin):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help env data apiserver images run test e2e check bench bench-full clean
+.PHONY: help env data apiserver images run test e2e check bench bench-full bench-operator clean
 
 help:  ## what can be made
-	@grep -hE '^[a-z0-9-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*  ## /\1\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*  ## /\1\t/' | expand -t 16
 
 env: $(VENV)/.installed  ## .venv with torch, this package and its tools
 
@@ -72,6 +73,26 @@ $(abspath $(ENVTEST))/kube-apiserver:
 	  at=https://github.com/kubernetes-sigs/controller-tools/releases/download/envtest-v$(APISERVER_VERSION)/$$archive && \
 	  curl -fsSLO $$at && curl -fsSLO $$at.sha512 && sha512sum -c $$archive.sha512 && \
 	  tar -xzf $$archive --strip-components=2 && rm $$archive $$archive.sha512
+
+ARCH = $$(uname -m | sed 's/x86_64/amd64/; s/aarch64/arm64/')
+# Nothing where the program is at hand, else its path in .envtest, by which it is made.
+wanted = $(if $(wildcard $(KUBEBUILDER_ASSETS)/$(1))$(shell command -v $(1)),,$(abspath $(ENVTEST))/$(1))
+
+$(abspath $(ENVTEST))/kube-controller-manager:
+	@command -v curl >/dev/null || { echo "curl is needed to get kube-controller-manager" >&2; exit 1; }
+	@mkdir -p $(ENVTEST)
+	cd $(ENVTEST) && at=https://dl.k8s.io/release/v$(APISERVER_VERSION)/bin/linux/$(ARCH)/kube-controller-manager && \
+	  curl -fsSL $$at -o kube-controller-manager.part && \
+	  echo "$$(curl -fsSL $$at.sha256)  kube-controller-manager.part" | sha256sum -c && \
+	  chmod +x kube-controller-manager.part && mv kube-controller-manager.part kube-controller-manager
+
+# Its releases publish no checksums of the programs.
+$(abspath $(ENVTEST))/kwok:
+	@command -v curl >/dev/null || { echo "curl is needed to get kwok" >&2; exit 1; }
+	@mkdir -p $(ENVTEST)
+	cd $(ENVTEST) && curl -fsSL -o kwok.part \
+	  https://github.com/kubernetes-sigs/kwok/releases/download/v$(KWOK_VERSION)/kwok-linux-$(ARCH) && \
+	  chmod +x kwok.part && mv kwok.part kwok
 
 BUILD := docker build --build-arg PYTHON_IMAGE=$(PYTHON_IMAGE) --build-arg VERSION=$(TAG)
 
@@ -114,6 +135,9 @@ bench: $(VENV)/.bench-installed  ## benchmarks, under 30 minutes; writes bench/r
 
 bench-full: $(VENV)/.bench-installed  ## the whole grid of benchmarks, hours
 	python -m bench.run --full
+
+bench-operator: env apiserver $(call wanted,kube-controller-manager) $(call wanted,kwok)  ## the operator with 1,000 jobs, under 15 minutes; kwok is used
+	PATH="$(PATH):$(abspath $(ENVTEST))" python -m bench.operator_scale
 
 clean:  ## removes what was made, but not .venv
 	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache $(EXAMPLE)/out

@@ -24,7 +24,7 @@ from dataloaderjob_operator.metrics import Metrics
 from dataloaderjob_operator.objects import OwnPod, Setup
 from dataloaderjob_operator.reconcile import Reconciler
 from dataloaderjob_operator.unwatched import Unwatched
-from dataloaderjob_operator.work import Work
+from dataloaderjob_operator.work import RESYNC_S, Work
 
 log = logging.getLogger("dataloaderjob_operator")
 
@@ -42,6 +42,8 @@ class Options:
     root_key: Path
     sidecar_image: str
     workers: int
+    resync_s: float
+    """Each job is looked at so often without an event."""
     metrics_port: int
     """0: neither figures nor probes are served."""
     log_format: logs.Format
@@ -63,6 +65,12 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--sidecar-image", required=True, help="where a manifest names none")
     parser.add_argument("--workers", type=int, default=8, help="jobs that are reconciled at a time")
     parser.add_argument(
+        "--resync-seconds",
+        type=_seconds,
+        default=RESYNC_S,
+        help="a job is looked at so often without an event",
+    )
+    parser.add_argument(
         "--metrics-port", type=int, default=METRICS_PORT, help="of /metrics, /healthz and /readyz; 0: none"
     )
     parser.add_argument("--log-format", type=logs.Format, choices=list(logs.Format), default=logs.Format.TEXT)
@@ -70,8 +78,17 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     return Options(
         operator=_own_pod(parser, found.own_namespace, found.own_label),
         namespaces=tuple(found.namespace), root_key=found.root_key, sidecar_image=found.sidecar_image,
-        workers=found.workers, metrics_port=found.metrics_port, log_format=found.log_format,
+        workers=found.workers, resync_s=found.resync_seconds, metrics_port=found.metrics_port,
+        log_format=found.log_format,
     )  # fmt: skip
+
+
+def _seconds(text: str) -> float:
+    """Raises ArgumentTypeError for what is no time."""
+    found = float(text)
+    if not 1.0 <= found <= 86_400.0:
+        raise argparse.ArgumentTypeError(f"{text} is no time from 1 second to a day")
+    return found
 
 
 def _own_pod(parser: argparse.ArgumentParser, namespace: str | None, labels: Sequence[str]) -> OwnPod | None:
@@ -98,7 +115,7 @@ async def run(options: Options, setup: Setup) -> None:
     client = await Client.connect(metrics)
     asker = Asker(cache, setup.root_key, lambda key: work.add(key))
     reconciler = Reconciler(client, cache, setup, asker)
-    work = Work(reconciler.reconcile, workers=options.workers, metrics=metrics)
+    work = Work(reconciler.reconcile, workers=options.workers, metrics=metrics, resync_s=options.resync_s)
     inquirer = reconciler.inquirer = Inquirer(client, work.add)
     unwatched = reconciler.unwatched = Unwatched(client, work.add)
     health = serving.Health(watches=watch.alive, expected=watch.expected(options.namespaces))

@@ -25,8 +25,15 @@ Reconcile = Callable[[JobKey], Awaitable[float | None]]
 class Work:
     """`add` from watches, `run` until cancelled."""
 
-    def __init__(self, reconcile: Reconcile, *, workers: int = 8, metrics: Metrics | None = None) -> None:
-        self._reconcile, self._workers = reconcile, workers
+    def __init__(
+        self,
+        reconcile: Reconcile,
+        *,
+        workers: int = 8,
+        metrics: Metrics | None = None,
+        resync_s: float = RESYNC_S,
+    ) -> None:
+        self._reconcile, self._workers, self._resync_s = reconcile, workers, resync_s
         self._schedule: Schedule[JobKey] = Schedule()
         self._changed = asyncio.Event()
         self._metrics = metrics or Metrics()
@@ -78,14 +85,15 @@ class Work:
             wait_s = self._schedule.failed(key, time.monotonic())
             log.exception("tried again in %.1f s", wait_s)
         else:
-            self._schedule.done(key, time.monotonic(), _again(again_s))
+            self._schedule.done(key, time.monotonic(), self._again(again_s))
         self._changed.set()
 
     def _failed(self, error: Exception) -> None:
         code = error.code if isinstance(error, ApiError) else None
         self._metrics.reconcile_errors.labels(error_kind(code).value).inc()
 
-
-def _again(again_s: float | None) -> float | None:
-    """After how many seconds a job is looked at without an event; None: it is gone."""
-    return None if again_s == NEVER else min(RESYNC_S, RESYNC_S if again_s is None else again_s)
+    def _again(self, again_s: float | None) -> float | None:
+        """After how many seconds a job is looked at without an event; None: it is gone."""
+        return (
+            None if again_s == NEVER else min(self._resync_s, self._resync_s if again_s is None else again_s)
+        )

@@ -98,3 +98,23 @@ def test_a_job_that_is_gone_is_not_looked_at_again_and_others_are_at_each_resync
         return left
 
     assert asyncio.run(one_round()) == [0, 1]
+
+
+def test_jobs_are_looked_at_again_as_often_as_asked_for():
+    looks: list[JobKey] = []
+
+    async def reconcile(key: JobKey) -> float | None:
+        looks.append(key)
+        return 60.0 if key == KEY else None
+
+    async def run() -> None:
+        work = Work(reconcile, resync_s=0.01)
+        task = asyncio.create_task(work.run())
+        for key in (KEY, ("team", "other")):
+            work.add(key)
+        async with asyncio.timeout(10):
+            while min(looks.count(KEY), looks.count(("team", "other"))) < 3:
+                await asyncio.sleep(0.001)
+        task.cancel()
+
+    asyncio.run(run())

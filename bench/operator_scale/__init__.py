@@ -1,0 +1,1 @@
+"""B13, the operator at scale: a real API server and controllers, fake nodes, pods and supervisors; bench/README.md."""

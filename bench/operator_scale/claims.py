@@ -1,0 +1,83 @@
+"""The rows of B13 and what is promised. Pure: a table; `bench.rows` judges it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.plan import Claim
+from bench.rows import OURS, row
+
+BENCHMARK = "B13"
+TITLE = "Operator at scale"
+FILE = "b13-operator"
+MB = 1e6
+INTERVAL = ("ours_low", "ours_high")
+"""One round has none."""
+Figures = dict[str, dict[str, float]]
+"""Case to figure to value."""
+
+NOTHING, COLD, QUIET, RESYNC, MEMORY = "from nothing", "cold start", "nothing happens", "resync", "memory"
+SCALE, SPEC, BUSY = "a change of feeders.replicas", "a change of deadlines", "a change while figures move"
+CHANGES = (SCALE, SPEC, BUSY)
+
+
+def claims() -> list[Claim]:
+    """In the table's order."""
+    made = [
+        _claim(NOTHING, "all_running_s", "s", "from the first create until all jobs run"),
+        _claim(NOTHING, "cpu_s", "CPU-s", "the operator's"),
+        _claim(COLD, "looked_at_s", "s", "from process start until each job was looked at", floor=60.0),
+        _claim(COLD, "cpu_s", "CPU-s", "the operator's meanwhile"),
+        _claim(COLD, "writes", "writes", "but figures", floor=0.0, target=0.0),
+        _claim(COLD, "figure_writes", "writes", "of figures"),
+    ]
+    for case in CHANGES:
+        made += [
+            _claim(case, "p50_s", "s", "p50 until observedGeneration follows"),
+            _claim(case, "p99_s", "s", "p99", floor=5.0, target=1.0),
+            _claim(case, "max_s", "s", "the slowest"),
+        ]
+    for case in (SCALE, SPEC):
+        made += [
+            _claim(
+                case,
+                "writes",
+                "writes/change",
+                "until it is observed and the children are as asked",
+                floor=2.0,
+            ),
+            _claim(case, "later_writes", "writes/change", "that follow: pod counts, readiness, events"),
+            _claim(
+                case, "cpu_ms", "CPU-ms/change", "the operator's, less what it takes when nothing happens"
+            ),
+        ]
+    made += [
+        _claim(QUIET, "cpu_share", "share", "of a core, figures steady"),
+        _claim(QUIET, "moving_cpu_share", "share", "of a core, figures moving"),
+        _claim(QUIET, "figure_writes_per_s", "writes/s", "of figures, steady"),
+        _claim(QUIET, "moving_figure_writes_per_s", "writes/s", "of figures, moving"),
+        _claim(RESYNC, "writes", "writes", "in two of each job, but figures", floor=0.0, target=0.0),
+        _claim(RESYNC, "figure_writes", "writes", "of figures meanwhile"),
+        _claim(RESYNC, "cpu_s_per_1000", "CPU-s", "for 1,000, less what it takes when nothing happens"),
+        _claim(MEMORY, "start_mb", "MB", "peak resident after the cold start", floor=400.0),
+        _claim(MEMORY, "changes_mb", "MB", "peak resident after the changes", floor=400.0),
+        _claim(MEMORY, "nothing_mb", "MB", "peak resident while all jobs came up", floor=400.0),
+    ]
+    return made
+
+
+def rows(found: Figures) -> list[dict[str, Any]]:
+    """As the other benchmarks have them; what was not measured is `missing`."""
+    by_round = {
+        (OURS, case, name): {0: value} for case, mine in found.items() for name, value in mine.items()
+    }
+    made = [row(claim, by_round) for claim in claims()]
+    return [{key: value for key, value in one.items() if key not in INTERVAL} for one in made]
+
+
+def _claim(
+    case: str, figure: str, unit: str, says: str, *, floor: float | None = None, target: float | None = None
+) -> Claim:
+    return Claim(
+        benchmark=BENCHMARK, case=case, figure=figure, unit=unit, says=says, floor=floor, target=target
+    )

@@ -1,0 +1,273 @@
+"""What is measured, in its order: all jobs come up, a cold start, nothing happens, changes, resyncs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from bench import machine
+from bench.operator_scale import claims
+from bench.operator_scale.api import Api
+from bench.operator_scale.cluster import Cluster
+from bench.operator_scale.figures import STATUS, Between, Reading, between, spread
+from bench.operator_scale.jobs import Change, Shape, change_steadily, create
+from bench.operator_scale.process import Process
+from bench.operator_scale.supervisors import Mode
+from bench.operator_scale.watching import Jobs, Name
+from bench.run import say
+
+FIGURES = "figures"
+OBSERVED = "generation"
+LOOK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long things are measured and may take, seconds."""
+
+    quiet_s: float = 30.0
+    changes_s: float = 30.0
+    changes_per_s: float = 10.0
+    resync_s: float = 30.0
+    settled_s: float = 12.0
+    """Without a write, until the next phase; longer than the operator waits between two asks of a supervisor."""
+    limit_s: float = 900.0
+    """For whatever is waited for."""
+
+
+SMOKE = Timing(quiet_s=3.0, changes_s=2.0, changes_per_s=5.0, resync_s=5.0, settled_s=4.0, limit_s=60.0)
+
+
+@dataclass(slots=True)
+class Bench:
+    """One run of all phases."""
+
+    cluster: Cluster
+    api: Api
+    shape: Shape
+    timing: Timing
+    jobs: Jobs = field(default_factory=Jobs)
+    figures: claims.Figures = field(default_factory=dict)
+    records: list[dict[str, Any]] = field(default_factory=list)
+    """What each phase saw, for whoever asks where a figure comes from."""
+
+    async def all(self) -> None:
+        following = asyncio.create_task(self.jobs.follow(self.api))
+        operator = Process(self.cluster)
+        try:
+            await self._phases(operator)
+        finally:
+            operator.kill()
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    async def _phases(self, operator: Process) -> None:
+        await self.from_nothing(operator)
+        await self.cold_start(operator)
+        await self.changes(operator)
+        await self.resync(operator)
+
+    async def from_nothing(self, operator: Process) -> None:
+        async with self._phase(operator, claims.NOTHING) as found:
+            operator.start()
+            found.before = None
+            start = time.monotonic()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(create(self.api, self.shape))
+                telling = group.create_task(self._tell_progress(operator))
+                await self.jobs.until_phase("Running", self.shape.jobs, self.timing.limit_s)
+                telling.cancel()
+            found.figures["all_running_s"] = time.monotonic() - start
+        found.figures["cpu_s"] = found.after.cpu_s
+        self._figure(claims.MEMORY, nothing_mb=found.after.peak_nbytes / claims.MB)
+        await self._settled()
+
+    async def cold_start(self, operator: Process) -> None:
+        operator.kill()
+        async with self._phase(operator, claims.COLD) as found:
+            operator.start()
+            found.before = None
+            done = await operator.worked_off(self.shape.jobs, self.timing.limit_s)
+            found.figures |= {"looked_at_s": done.at - operator.started_at, "cpu_s": done.cpu_s}
+            await asyncio.sleep(
+                self.timing.settled_s
+            )  # supervisors are asked, and the watches have told all once more
+        figures = found.statuses[FIGURES]
+        found.figures |= {"writes": sum(found.after.writes.values()) - figures, "figure_writes": figures}
+        self._figure(claims.MEMORY, start_mb=found.after.peak_nbytes / claims.MB)
+
+    async def nothing_happens(self, operator: Process, prefix: str = "") -> None:
+        """`prefix`: of the names of its figures."""
+        async with self._phase(operator, claims.QUIET, f"figures {prefix.rstrip('_') or 'steady'}") as found:
+            await asyncio.sleep(self.timing.quiet_s)
+        found.figures |= {
+            f"{prefix}cpu_share": found.between.cpu_s / found.between.wall_s,
+            f"{prefix}figure_writes_per_s": found.statuses[FIGURES] / found.between.wall_s,
+        }
+
+    async def changes(self, operator: Process) -> None:
+        count = min(
+            int(self.timing.changes_s * self.timing.changes_per_s), self.shape.jobs // len(claims.CHANGES)
+        )
+        names = [self.shape.names[i * count : (i + 1) * count] for i in range(len(claims.CHANGES))]
+        await self._settled()
+        await self.nothing_happens(operator)
+        for case, kind, mine in ((claims.SCALE, self._scaled, names[0]), (claims.SPEC, _deadlines, names[1])):
+            async with self._phase(operator, case) as found:
+                found.figures |= await self._change(mine, [kind(i) for i in range(count)])
+                await self._settled()
+            found.figures |= self._costs(found, count)
+        self.cluster.figures(Mode.MOVING.value)
+        await self.nothing_happens(operator, "moving_")
+        both = [self._scaled(i // 2) if i % 2 else _deadlines(i) for i in range(count)]
+        async with self._phase(operator, claims.BUSY) as found:
+            found.figures |= await self._change(names[2], both)
+        self._figure(claims.MEMORY, changes_mb=(await operator.read()).peak_nbytes / claims.MB)
+
+    async def _change(self, names: list[Name], specs: list[dict[str, Any]]) -> dict[str, float]:
+        made = await change_steadily(self.api, names, specs, self.timing.changes_per_s)
+        return spread(await self._observed(made))
+
+    def _costs(self, found: Phase, count: int) -> dict[str, float]:
+        """Writes and CPU of each of `count` changes; figures, which would have been written anyway, are left out."""
+        done, statuses = found.between, found.statuses
+        events = sum(n for kind, n in done.writes.items() if kind.startswith("Event"))
+        children = done.written - done.writes.get(STATUS, 0.0) - events
+        needed = children + statuses[OBSERVED]
+        later = done.written - needed - statuses[FIGURES]
+        cpu_s = done.cpu_s - self.figures[claims.QUIET]["cpu_share"] * done.wall_s
+        return {
+            "writes": needed / count,
+            "later_writes": later / count,
+            "cpu_ms": 1000 * cpu_s / count,
+        }
+
+    async def resync(self, operator: Process) -> None:
+        operator.kill()
+        self.cluster.figures(Mode.STEADY.value)
+        operator.start("--resync-seconds", f"{self.timing.resync_s:g}")
+        await operator.worked_off(self.shape.jobs, self.timing.limit_s)
+        await asyncio.sleep(self.timing.resync_s)
+        await self._settled()
+        async with self._phase(operator, claims.RESYNC) as found:
+            await asyncio.sleep(2 * self.timing.resync_s)
+        done, figures = found.between, found.statuses[FIGURES]
+        cpu_s = done.cpu_s - self.figures[claims.QUIET]["cpu_share"] * done.wall_s
+        found.figures |= {
+            "writes": done.written - figures,
+            "figure_writes": figures,
+            "cpu_s_per_1000": 1000 * cpu_s / max(1.0, done.reconciles),
+        }
+
+    def _scaled(self, number: int) -> dict[str, Any]:
+        return {"feeders": {"replicas": self.shape.feeders + (-1) ** number}}
+
+    async def _observed(self, made: list[Change]) -> list[float]:
+        """Seconds from each change's answer until a status was about it."""
+        deadline = time.monotonic() + self.timing.limit_s
+        while missing := [c for c in made if (c.name, c.generation) not in self.jobs.observed_at]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"{len(missing)} changes were not observed, such as that of {missing[0].name}"
+                )
+            await asyncio.sleep(0.1)
+        return [max(0.0, self.jobs.observed_at[c.name, c.generation] - c.at) for c in made]
+
+    async def _settled(self) -> None:
+        """Until no status was written for a while but for figures. Raises TimeoutError."""
+        deadline = time.monotonic() + self.timing.limit_s
+        last, since = self._told(), time.monotonic()
+        while time.monotonic() - since < self.timing.settled_s:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"statuses are still written: {dict(self.jobs.written)}")
+            await asyncio.sleep(0.5)
+            if (found := self._told()) != last:
+                last, since = found, time.monotonic()
+
+    def _told(self) -> int:
+        return self.jobs.written.total() - self.jobs.written[FIGURES]
+
+    async def _tell_progress(self, operator: Process) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            operator.check()
+            phases = ", ".join(f"{count} {phase}" for phase, count in sorted(self.jobs.phases().items()))
+            say(f"{claims.BENCHMARK} {claims.NOTHING}: {phases or 'no job yet'}")
+
+    @contextlib.asynccontextmanager
+    async def _phase(self, operator: Process, case: str, detail: str = "") -> AsyncIterator[Phase]:
+        """Yields what was found, which is whole at the end; figures may be added later."""
+        alive = operator.alive
+        found = Phase(figures=self.figures.setdefault(case, {}))
+        found.before = await operator.read() if alive else None
+        load, told, used = machine.snapshot(), self.jobs.written.copy(), self._used()
+        yield found
+        found.after = await operator.read()
+        found.statuses = self.jobs.written - told
+        found.between = between(found.before or _nothing(operator.started_at), found.after)
+        measured = machine.between(load, machine.snapshot())
+        found.record |= {
+            "phase": f"{case}, {detail}" if detail else case, "figures": found.figures,
+            "wall_s": found.between.wall_s, "cpu_s": found.between.cpu_s, "reconciles": found.between.reconciles,
+            "errors": found.between.errors,
+            "mean_queued_s": found.between.queued_s, "mean_look_s": found.between.looking_s,
+            "writes": found.between.writes, "statuses": dict(found.statuses),
+            "peak_mb": found.after.peak_nbytes / claims.MB, "loop_lag_s": found.after.lag_s,
+            "others_cpu_s": {name: round(s - used.get(name, 0.0), 1) for name, s in self._used().items()},
+            "load": measured.as_json() | {"disturbed": measured.disturbed},
+        }  # fmt: skip
+        self.records.append(found.record)
+        say(
+            f"{claims.BENCHMARK} {found.record['phase']}: {_shown(found.between)}, statuses {dict(found.statuses)}"
+        )
+
+    def _used(self) -> dict[str, float]:
+        """CPU seconds of what is not the operator."""
+        found: Counter[str] = Counter()
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                command = process.cmdline()
+                if "dataloaderjob_operator" not in command:
+                    used = process.cpu_times()
+                    found[process.name() if "-m" not in command else "stand-ins"] += used.user + used.system
+        return dict(found)
+
+    def _figure(self, case: str, **values: float) -> None:
+        self.figures.setdefault(case, {}).update(values)
+
+
+@dataclass(slots=True)
+class Phase:
+    """What a phase finds."""
+
+    figures: dict[str, float]
+    before: Reading | None = None
+    """None: the operator began with it."""
+    after: Reading = field(init=False)
+    between: Between = field(init=False)
+    statuses: Counter[str] = field(default_factory=Counter)
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+def _nothing(at: float) -> Reading:
+    return Reading(at=at, cpu_s=0.0, peak_nbytes=0, writes={})
+
+
+def _deadlines(number: int) -> dict[str, Any]:
+    return {"deadlines": {"batchSeconds": 200 + number}}
+
+
+def _shown(done: Between) -> str:
+    writes = ", ".join(f"{kind} {count:.0f}" for kind, count in done.writes.items())
+    return (
+        f"{done.wall_s:.1f} s, {done.cpu_s:.1f} CPU-s, {done.reconciles:.0f} looks of {done.looking_s:.3f} s "
+        f"after {done.queued_s:.3f} s, {done.errors:.0f} errors, "
+        f"writes: {writes or 'none'}"
+    )

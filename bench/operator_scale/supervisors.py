@@ -1,0 +1,154 @@
+"""Supervisors of all jobs at one port of all addresses: each pod's address is of this machine.
+
+They have as many feeders as they were told to have, all of them ready, and sidecars that receive at a known rate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+import zlib
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from dataloaderjob.core import auth
+from dataloaderjob.core.errors import AuthError, DataLoaderJobError, RemoteProtocolError
+from dataloaderjob_operator import keys
+
+BATCH_NBYTES = 38_535_168
+RING_NBYTES = 256 * 1024 * 1024
+SIDECARS = 2
+SWING, SWING_PERIOD_S = 0.25, 60.0
+"""By how much a moving rate rises and falls, and how fast."""
+STALL = 0.04
+MAX_NBYTES = 64 * 1024
+RAY = {
+    "version": "2.60.0", "worker_register_timeout_seconds": 300, "health_check_period_ms": 3000,
+    "health_check_timeout_ms": 10000, "health_check_failure_threshold": 5,
+}  # fmt: skip
+"""What a GCS would say is in force."""
+
+
+class Mode(StrEnum):
+    """How the sidecars' figures go on."""
+
+    STEADY = "steady"
+    """Each job has its rate, always the same."""
+    MOVING = "moving"
+    """It rises and falls by a quarter within a minute, each job at another time."""
+
+
+@dataclass(slots=True)
+class Job:
+    """What one supervisor knows. Time comes in, seconds of one clock."""
+
+    name: str
+    desired: int
+    mode: Mode = Mode.STEADY
+    born: float = 0.0
+    at: float = 0.0
+    batches: float = 0.0
+    """Of each of its sidecars."""
+    rate: float = field(init=False)
+    phase: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        number = zlib.crc32(self.name.encode())
+        self.rate, self.phase = 5.0 + number % 40, number % 1000 / 1000
+        self.at = self.born
+
+    def go_on(self, now: float) -> None:
+        turn = 2 * math.pi * (now / SWING_PERIOD_S + self.phase)
+        factor = 1.0 + (SWING * math.sin(turn) if self.mode is Mode.MOVING else 0.0)
+        self.batches += self.rate * factor * (now - self.at)
+        self.at = now
+
+    def status(self) -> dict[str, Any]:
+        """As `core.supervision` has it."""
+        return {
+            "type": "status", "pid": 1, "up_seconds": self.at - self.born, "desired": self.desired,
+            "ready": self.desired, "notes": [], "failures": [], "ray": RAY,
+            "feeders": [self._feeder(number) for number in range(self.desired)],
+            "sidecars": {f"sidecar-{n}": {"figures": self._figures(), "rings": 1} for n in range(SIDECARS)},
+        }  # fmt: skip
+
+    def _feeder(self, number: int) -> dict[str, Any]:
+        return {
+            "name": f"feeder-{number}", "state": "ready", "seconds": self.at - self.born, "cause": "", "why": "",
+            "host": f"127.64.0.{number}", "instance": f"{number:032x}", "port": 40000 + number, "pid": 100 + number,
+            "node": f"{number:056x}", "session": "session_1",
+        }  # fmt: skip
+
+    def _figures(self) -> dict[str, int]:
+        elapsed_ns = (self.at - self.born) * 1e9
+        return {
+            "next_calls": int(self.batches), "nbytes": int(self.batches) * BATCH_NBYTES,
+            "wait_ns": int(STALL * elapsed_ns), "step_ns": int((1 - STALL) * elapsed_ns),
+            "reasks": 0, "hedges": 0, "late_copies": 0, "failures": 0, "feeders_lost": 0, "copies": 0,
+            "used_nbytes": RING_NBYTES * 3 // 5, "ring_nbytes": RING_NBYTES,
+        }  # fmt: skip
+
+
+class Supervisors:
+    """All of them, by the name of their job."""
+
+    def __init__(self, root_key: bytes, *, feeders: int) -> None:
+        """`feeders`: how many each has until it is told another number."""
+        self._root_key, self._feeders, self._mode = root_key, feeders, Mode.STEADY
+        self.jobs: dict[str, Job] = {}
+
+    def set_mode(self, mode: Mode) -> None:
+        self._mode = mode
+        for job in self.jobs.values():
+            job.go_on(time.monotonic())
+            job.mode = mode
+
+    @contextlib.asynccontextmanager
+    async def serving(self, host: str, port: int) -> Any:
+        """Yields the port. Raises OSError when it is taken."""
+        server = await asyncio.start_server(self._connection, host, port, backlog=1024)
+        async with server:
+            yield server.sockets[0].getsockname()[1]
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, EOFError, DataLoaderJobError):
+            job = await self._welcome(reader, writer)
+            while True:
+                answer = self._answer(job, await _receive(reader))
+                writer.write(auth.pack_message(answer))
+        writer.close()
+
+    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Job:
+        """The accepting side of the handshake. Raises AuthError for who does not hold the job's key."""
+        first = auth.challenge()
+        writer.write(auth.pack_message(first))
+        hello = await _receive(reader)
+        name = str(hello.get("job"))
+        try:
+            uid = name.rpartition("/")[2]
+            last = auth.accept(keys.job_key(self._root_key, uid), first, hello, job=name, facts={})
+        except (AuthError, ValueError) as exc:
+            writer.write(auth.pack_message({"error": str(exc)}))
+            raise
+        writer.write(auth.pack_message(last))
+        now = time.monotonic()
+        return self.jobs.setdefault(name, Job(name, self._feeders, self._mode, now))
+
+    def _answer(self, job: Job, message: dict[str, Any]) -> dict[str, Any]:
+        if message.get("type") == "scale":
+            job.desired = int(message["feeders"])
+            return {"type": "ok"}
+        if message.get("type") != "status":
+            raise RemoteProtocolError(f"{message.get('type')!r} is not asked of these supervisors")
+        job.go_on(time.monotonic())
+        return job.status()
+
+
+async def _receive(reader: asyncio.StreamReader) -> dict[str, Any]:
+    (n,) = auth.LENGTH.unpack(await reader.readexactly(auth.LENGTH.size))
+    if n > MAX_NBYTES:
+        raise RemoteProtocolError(f"a message of {n} bytes exceeds {MAX_NBYTES}")
+    return auth.parse_message(await reader.readexactly(n))

@@ -1,0 +1,155 @@
+"""The benchmark of the operator at scale: its arithmetic, and its supervisors as the operator hears them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import itertools
+
+from bench.operator_scale import claims
+from bench.operator_scale.figures import between, parse_metrics, reading, spread, what_changed
+from bench.operator_scale.supervisors import Job, Mode, Supervisors
+from bench.operator_scale.watching import Jobs
+
+from dataloaderjob.core import rates
+from dataloaderjob.core.errors import AuthError
+from dataloaderjob_operator import answers, ask, keys
+from dataloaderjob_operator.metrics import Metrics
+
+ROOT = b"r" * 32
+NAME = ("team", "mnist")
+
+
+def written(metrics: Metrics, *kinds: tuple[str, str]) -> str:
+    """The operator's text after these writes."""
+    for what in kinds:
+        metrics.api_writes.labels(*what).inc()
+    return metrics.text().decode()
+
+
+def read(text: str, at: float) -> Any:
+    return reading(parse_metrics(text), at=at, cpu_s=at / 10, peak_nbytes=1)
+
+
+def test_the_operators_own_text_is_parsed_and_its_writes_told_apart() -> None:
+    metrics = Metrics()
+    before = read(written(metrics, ("Job", "apply")), 10.0)
+    metrics.reconciles.inc(4)
+    metrics.queue_latency.observe(2.0)
+    metrics.reconcile_duration.observe(1.0)
+    after = read(written(metrics, ("Job", "apply"), ("Deployment", "apply")), 30.0)
+    found = between(before, after)
+    assert (found.wall_s, found.cpu_s, found.reconciles) == (20.0, 2.0, 4.0)
+    assert (found.queued_s, found.looking_s) == (0.5, 0.25), "means of four looks"
+    assert found.writes == {"Job apply": 1.0, "Deployment apply": 1.0}
+    assert found.written == 2.0
+
+
+def test_labels_with_commas_and_braces_are_parsed() -> None:
+    assert parse_metrics('a{x="1,}",y="\\"2\\""} 3.5 1700\nb 1e3\n# HELP\n') == {
+        ("a", (("x", "1,}"), ("y", '\\"2\\"'))): 3.5,
+        ("b", ()): 1000.0,
+    }
+
+
+def test_what_is_no_sample_is_refused() -> None:
+    with pytest.raises(ValueError, match="was expected, found 'a b c d'"):
+        parse_metrics("a b c d")
+
+
+CONDITIONS = [{"type": "Ready", "status": "True", "reason": "Serving", "lastTransitionTime": "t"}]
+STATUS = {
+    "observedGeneration": 1, "phase": "Running", "conditions": CONDITIONS, "feeders": {"ready": 2, "replicas": 2},
+    "loader": {"gbPerSecond": "1"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        pytest.param({}, "", id="nothing"),
+        pytest.param({"observedGeneration": 2, "loader": {}}, "generation", id="generation-before-figures"),
+        pytest.param({"phase": "Degraded"}, "phase", id="phase"),
+        pytest.param({"conditions": []}, "conditions", id="conditions"),
+        pytest.param({"feeders": {"ready": 3, "replicas": 3}}, "feeders.ready", id="ready"),
+        pytest.param({"feeders": {"ready": 2, "replicas": 3}}, "pod counts", id="pods"),
+        pytest.param({"loader": {"gbPerSecond": "2"}}, "figures", id="figures"),
+        pytest.param({"ray": {"version": "3"}}, "ray", id="ray"),
+        pytest.param({"selector": "a=b"}, "other", id="other"),
+    ],
+)
+def test_a_written_status_is_counted_by_what_was_new_in_it(change: dict[str, Any], why: str) -> None:
+    assert what_changed(STATUS, STATUS | change) == why
+
+
+def test_generations_that_one_status_skips_are_observed_by_it() -> None:
+    jobs = Jobs()
+    for now, generation in ((1.0, 1), (2.0, 4), (3.0, 4)):
+        metadata = {"namespace": NAME[0], "name": NAME[1]}
+        jobs.told({"metadata": metadata, "status": STATUS | {"observedGeneration": generation}}, now)
+    assert jobs.observed_at == {(NAME, 1): 1.0, (NAME, 2): 2.0, (NAME, 3): 2.0, (NAME, 4): 2.0}
+    assert jobs.written == {"generation": 2}
+    assert jobs.phases() == {"Running": 1}
+
+
+def test_the_spread_of_latencies_is_theirs() -> None:
+    assert spread([0.1 * n for n in range(101)]) == pytest.approx({"p50_s": 5.0, "p99_s": 9.9, "max_s": 10.0})
+
+
+def test_what_was_not_measured_is_missing_and_what_misses_its_floor_is_told() -> None:
+    made = claims.rows({claims.COLD: {"looked_at_s": 61.0, "writes": 0.0}})
+    met = {row["case"]: row["met"] for row in made}
+    assert met[f"{claims.COLD}: from process start until each job was looked at"] == "no"
+    assert met[f"{claims.COLD}: but figures"] == "target"
+    assert not any("ours_low" in row for row in made), "one round has no interval"
+    assert met[f"{claims.MEMORY}: peak resident after the cold start"] == "missing"
+
+
+def converse(root: bytes, *wanted: int) -> list[dict[str, Any]]:
+    """What the operator hears of one supervisor, asking for so many feeders in turn."""
+    uid = "u-1"
+
+    async def run() -> list[dict[str, Any]]:
+        async with Supervisors(ROOT, feeders=2).serving("127.0.0.1", 0) as port:
+            head = ask.Head("127.0.0.1", f"team/mnist/{uid}", keys.job_key(root, uid))
+            return [dict(await ask._converse(head, port, ask._Job(feeders))) for feeders in wanted]
+
+    return asyncio.run(run())
+
+
+def test_the_operator_hears_a_supervisor_and_is_obeyed_by_it() -> None:
+    found = [answers.parse(message) for message in converse(ROOT, 2, 3, 3)]
+    assert [(answer.desired, answer.ready) for answer in found] == [(2, 2), (2, 2), (3, 3)]
+    assert found[0].ray.version
+    assert found[0].cause is None
+
+
+def test_an_operator_with_another_root_key_is_refused() -> None:
+    with pytest.raises(AuthError):
+        converse(b"x" * 32, 2)
+
+
+def figures(mode: Mode, seconds: float) -> list[rates.Rates]:
+    """Of ten spans of so many seconds."""
+    job = Job("team/mnist/u", 2, mode)
+    seen = []
+    for number in range(11):
+        job.go_on(number * seconds)
+        seen.append(answers.readings(job.status()))
+    return [rates.between(before, after, seconds) for before, after in itertools.pairwise(seen)]
+
+
+def test_steady_figures_are_worth_one_write_and_moving_ones_more() -> None:
+    written = {mode: [answers.shown(found) for found in figures(mode, 10.0)] for mode in Mode}
+    notable = {
+        mode: sum(answers.notable(a, b) for a, b in itertools.pairwise(of)) for mode, of in written.items()
+    }
+    assert notable[Mode.STEADY] == 0
+    assert notable[Mode.MOVING] > 3
