@@ -29,6 +29,8 @@ from dataloaderjob_operator.work import RESYNC_S, Work
 log = logging.getLogger("dataloaderjob_operator")
 
 METRICS_PORT = 9440
+CHILD_S = 0.1
+"""A job whose pods come and go is looked at after so long, for all that happens meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +127,8 @@ async def run(options: Options, setup: Setup) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):  # kopf sets its own later
             asyncio.get_running_loop().add_signal_handler(number, this.cancel)
 
-    def changed(key: JobKey) -> None:
-        work.add(key)
+    def changed(key: JobKey, itself: bool) -> None:
+        work.add(key, 0.0 if itself else CHILD_S)
         asker.wake(key)
 
     def gone(key: JobKey) -> None:

@@ -40,7 +40,7 @@ class Cache:
     def put(self, thing: Manifest) -> JobKey | None:
         """An object is there, or has changed. Returns the job that it concerns; None for no news of any."""
         owner = owner_of(thing)
-        if owner is None or self._outdated(thing):
+        if owner is None or self._outdated(thing) or self._known(owner, thing):
             return None
         if thing["kind"] == KIND:
             self._jobs[owner] = slim(thing)
@@ -57,7 +57,7 @@ class Cache:
         live = self._live(owner, thing)
         if live is not None and live["metadata"].get("uid") == uid and (_version(live) or 0) > version:
             return  # a watch was quicker
-        if self.put(thing) is not None:
+        if self.put(thing) is not None and uid:
             self._own[uid] = version, self._clock() + BELIEVED_S
 
     def remove(self, thing: Manifest) -> JobKey | None:
@@ -92,6 +92,18 @@ class Cache:
         if version is not None:
             del self._own[uid]
         return False
+
+    def _known(self, owner: JobKey, thing: Manifest) -> bool:
+        """Whether just this version is there."""
+        live, version = self._live(owner, thing), thing["metadata"].get("resourceVersion")
+        return (
+            version is not None
+            and live is not None
+            and all(
+                live["metadata"].get(field) == thing["metadata"].get(field)
+                for field in ("uid", "resourceVersion")
+            )
+        )
 
     def _live(self, owner: JobKey, thing: Manifest) -> Manifest | None:
         """What is known by its name."""

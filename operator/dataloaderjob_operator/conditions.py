@@ -149,7 +149,7 @@ def _feeders(seen: Seen, needed: int) -> Fact:
         return Fact(False, answer.failure.reason, seen.told(answer.failure))
     count = f"feeder pods that serve: {serving}, needed: {needed}"
     if serving >= needed:
-        return Fact(True, "Serving", count)
+        return Fact(True, "Serving", f"feeder pods that serve: {needed} or more")
     if not pods.holds and pods.reason != "PodsStart":
         return pods
     cause = None if answer is None else answer.cause
@@ -169,7 +169,7 @@ def _deployment(seen: Seen, name: str, role: names.Role, needed: int) -> Fact:
     ready = int(live.get("status", {}).get("readyReplicas") or 0)
     count = f"{role.value} pods ready: {ready}, needed: {needed}"
     if ready >= needed:
-        return Fact(True, "Serving", count)
+        return Fact(True, "Serving", f"{role.value} pods ready: {needed} or more")
     if (trouble := troubles.first(seen.of_role(role)) or causes.told(seen, role)) is not None:
         return Fact(False, trouble.reason, str(trouble))
     refused = condition_of(live, "ReplicaFailure")

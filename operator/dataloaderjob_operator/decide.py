@@ -19,8 +19,6 @@ from dataloaderjob_operator.objects import Manifest, Setup, settings
 from dataloaderjob_operator.seen import Key, Seen, Trainers, has_condition, parse_time, show_time
 from dataloaderjob_operator.stage import KEPT, WANTED, Part, Stage, Where, find
 
-FIGURES_EVERY_S = 15.0
-"""The least between two writes for the sake of figures alone."""
 COUNTS_EVERY_S = 1.0
 """The least between two writes for the sake of counts and messages alone: pods become ready one after the other."""
 PHASES: dict[Stage, Phase] = {
@@ -133,7 +131,9 @@ def _loader(seen: Seen, where: Where, now: datetime, *, changes: bool) -> tuple[
         return fresh, None
     if not answers.notable(written, fresh):
         return written, None
-    wait_s = 0.0 if seen.figures_at is None else FIGURES_EVERY_S - (now - seen.figures_at).total_seconds()
+    wait_s = (
+        0.0 if seen.figures_at is None else seen.figures_every_s - (now - seen.figures_at).total_seconds()
+    )
     return (fresh, None) if wait_s <= 0.0 else (written, wait_s)
 
 

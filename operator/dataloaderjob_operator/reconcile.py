@@ -21,14 +21,18 @@ from dataloaderjob_operator.inquire import Inquirer
 from dataloaderjob_operator.objects import Manifest, Setup
 from dataloaderjob_operator.report import Reporter
 from dataloaderjob_operator.same import covers, needed
-from dataloaderjob_operator.seen import Key, Seen
+from dataloaderjob_operator.seen import FIGURES_EVERY_S, Key, Seen
 from dataloaderjob_operator.unwatched import KINDS, Unwatched
 from dataloaderjob_operator.work import NEVER
 
 log = logging.getLogger(__name__)
 
+FIGURES_PER_S = 10
+"""Writes for the sake of figures alone, of all jobs together: with more than 150 of them each has fewer."""
 FOR_GOOD = frozenset({400, 403, 409, 422})
 """Answers that repeating alone does not change: the user has to know."""
+AFTER_WRITE_S = 0.3
+"""A job is looked at again so long after a write, which no watch tells as news."""
 UNKNOWN_FIELD = "field not declared in schema"
 """Of an apply of a template that has one; the API server answers 500 to it."""
 
@@ -91,6 +95,7 @@ class Reconciler:
         seen = replace(
             seen, refused=self.refused.get(key, ""), answer=self.supervisors.answer(key),
             written_at=self.written_at.get(key), figures_at=self.figures_at.get(key),
+            figures_every_s=max(FIGURES_EVERY_S, len(self.cache) / FIGURES_PER_S),
             heard={} if self.inquirer is None else self.inquirer.heard(key),
         )  # fmt: skip
         decision = decide(seen, self.setup, self.now())
@@ -100,48 +105,59 @@ class Reconciler:
         if self.inquirer is not None:
             self.inquirer.ask(key, decision.questions)
         try:
-            await self._carry_out(key, seen, decision)
+            wrote = await self._carry_out(key, seen, decision)
         except ApiError as exc:
             if exc.code in FOR_GOOD or UNKNOWN_FIELD in exc.message:
                 self.refused[key] = exc.message
             raise
-        return (
-            0.0 if self.refused.pop(key, None) else decision.look_again_s
-        )  # once more: it is told no longer
+        if self.refused.pop(key, None):
+            return 0.0  # it is told no longer
+        soon = [AFTER_WRITE_S] if wrote else []
+        return min([*soon, *([] if decision.look_again_s is None else [decision.look_again_s])], default=None)
 
-    async def _carry_out(self, key: JobKey, seen: Seen, decision: Decision) -> None:
+    async def _carry_out(self, key: JobKey, seen: Seen, decision: Decision) -> bool:
+        """Whether anything was written."""
         namespace, name = key
         if decision.delete_job:
             await self.api.delete(namespace, (KIND, name))
-            return
-        status = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
-        live = self.cache.live_status(key)
-        cleared = any(live.get(field) and field not in status for field in ("startTime", "completionTime"))
-        if cleared or not covers(live, status):
-            self.cache.wrote(await self.api.apply_status(namespace, name, status))
-            self.written_at[key] = self.now()
-            if live.get("loader") != status["loader"]:
-                self.figures_at[key] = self.written_at[key]
-            await self.reporter.tell(key, seen.job, seen.status, decision.status)
+            return True
+        wrote = await self._write_status(key, seen, decision)
         for child in decision.delete:
+            wrote = True
             if (left := await self.api.delete(namespace, child)) is not None:
                 self.cache.wrote(left)
         for manifest in decision.apply:
-            await self._bring_about(key, manifest)
+            wrote = await self._bring_about(key, manifest) or wrote
+        return wrote
 
-    async def _bring_about(self, key: JobKey, manifest: Manifest) -> None:
+    async def _write_status(self, key: JobKey, seen: Seen, decision: Decision) -> bool:
+        status = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        live = self.cache.live_status(key)
+        cleared = any(live.get(field) and field not in status for field in ("startTime", "completionTime"))
+        if not cleared and covers(live, status):
+            return False
+        self.cache.wrote(await self.api.apply_status(*key, status))
+        self.written_at[key] = self.now()
+        if live.get("loader") != status["loader"]:
+            self.figures_at[key] = self.written_at[key]
+        await self.reporter.tell(key, seen.job, seen.status, decision.status)
+        return True
+
+    async def _bring_about(self, key: JobKey, manifest: Manifest) -> bool:
         child = manifest["kind"], manifest["metadata"]["name"]
         if self.unwatched is not None and (key, child) in self.unwatched:
-            return
+            return False
         found = self.cache.child(key, child) or await self._unlabelled(key[0], child, manifest)
         if found is not None and found["metadata"].get("deletionTimestamp"):
-            return  # made anew when it is gone
-        if (wanted := needed(manifest, found)) is not None:
+            return False  # made anew when it is gone
+        wanted = needed(manifest, found)
+        if wanted is not None:
             found = {**await self.api.apply(wanted), "kind": child[0]}
             if child[0] not in KINDS:
                 self.cache.wrote(found)
         if self.unwatched is not None and found is not None:
             self.unwatched.saw(key, found)
+        return wanted is not None
 
     async def _unlabelled(self, namespace: str, child: Key, wanted: Manifest) -> Manifest | None:
         """A child that the watches do not know, which may be new. Raises ApiError for one that is somebody else's:

@@ -15,6 +15,7 @@ from dataloaderjob_operator.answers import Answer, Cause
 from dataloaderjob_operator.objects import Manifest
 from dataloaderjob_operator.troubles import Trouble
 
+FIGURES_EVERY_S = 15.0
 Key = tuple[str, str]
 """(kind, name) of a child."""
 
@@ -48,6 +49,8 @@ class Seen:
     """When this operator wrote the status last."""
     figures_at: datetime | None = None
     """When it wrote the loader's figures last."""
+    figures_every_s: float = FIGURES_EVERY_S
+    """The least between two writes for their sake alone."""
     heard: Mapping[str, Trouble] = field(default_factory=dict)
     """What events told of objects that hold the job up, by uid."""
 
