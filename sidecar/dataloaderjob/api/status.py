@@ -102,8 +102,8 @@ class TrainersStatus(Model):
 class LoaderStatus(Model):
     """What the loader does, from the supervisor, over some 10 s.
 
-    Written when it changes by more than 5 %, every 15 s at most. After the end these are the last figures that were
-    written, not those of the whole job; a suspended job has none.
+    Written when it changes by more than 5 %, every 15 s at most, with n jobs in the cluster every n/10 s. After the end
+    these are the last figures that were written, not those of the whole job; a suspended job has none.
     """
 
     batches_per_second: Figure = "0"
