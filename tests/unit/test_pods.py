@@ -238,7 +238,8 @@ def main():
     orphan = subprocess.run(["sh", "-c", "sleep 0.1 >/dev/null & echo $!"], capture_output=True, text=True)
     own = subprocess.run(["sh", "-c", "exit 5"])
     print(orphan.stdout.strip(), own.returncode, flush=True)
-    time.sleep(60)
+    for _ in range(6000):
+        time.sleep(0.01)  # a signal just before a long sleep is handled only after it
 
 sys.exit(init.reap(main))
 """
