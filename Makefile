@@ -76,7 +76,7 @@ $(abspath $(ENVTEST))/kube-apiserver:
 
 ARCH = $$(uname -m | sed 's/x86_64/amd64/; s/aarch64/arm64/')
 # Nothing where the program is at hand, else its path in .envtest, by which it is made.
-wanted = $(if $(wildcard $(KUBEBUILDER_ASSETS)/$(1))$(shell command -v $(1)),,$(abspath $(ENVTEST))/$(1))
+wanted = $(if $(wildcard $(KUBEBUILDER_ASSETS)/$(1))$(shell command -v $(1) 2>/dev/null),,$(abspath $(ENVTEST))/$(1))
 
 $(abspath $(ENVTEST))/kube-controller-manager:
 	@command -v curl >/dev/null || { echo "curl is needed to get kube-controller-manager" >&2; exit 1; }

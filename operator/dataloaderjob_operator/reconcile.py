@@ -20,7 +20,7 @@ from dataloaderjob_operator.decide import Decision, decide
 from dataloaderjob_operator.inquire import Inquirer
 from dataloaderjob_operator.objects import Manifest, Setup
 from dataloaderjob_operator.report import Reporter
-from dataloaderjob_operator.same import covers, needed
+from dataloaderjob_operator.same import covers, hash_of, needed
 from dataloaderjob_operator.seen import FIGURES_EVERY_S, Key, Seen
 from dataloaderjob_operator.unwatched import KINDS, Unwatched
 from dataloaderjob_operator.work import NEVER
@@ -35,6 +35,10 @@ AFTER_WRITE_S = 0.3
 """A job is looked at again so long after a write, which no watch tells as news."""
 UNKNOWN_FIELD = "field not declared in schema"
 """Of an apply of a template that has one; the API server answers 500 to it."""
+
+
+def _version(thing: Manifest) -> str:
+    return str(thing["metadata"].get("resourceVersion", ""))
 
 
 def _now() -> datetime:
@@ -56,6 +60,8 @@ class Reconciler:
     """When a job's status was written last."""
     figures_at: dict[JobKey, datetime] = field(default_factory=dict)
     """When a job's figures were."""
+    vain: dict[JobKey, dict[Key, tuple[str, str]]] = field(default_factory=dict)
+    """Version of a child, and hash of what was sent to it and changed nothing."""
     inquirer: Inquirer | None = None
     """None: causes that only events tell are not told."""
     unwatched: Unwatched | None = None
@@ -70,6 +76,7 @@ class Reconciler:
         self.refused.pop(key, None)
         self.written_at.pop(key, None)
         self.figures_at.pop(key, None)
+        self.vain.pop(key, None)
         self.supervisors.want(key, None)
         self.reporter.forget(key)
         if self.inquirer is not None:
@@ -126,6 +133,8 @@ class Reconciler:
             wrote = True
             if (left := await self.api.delete(namespace, child)) is not None:
                 self.cache.wrote(left)
+            elif (known := self.cache.child(key, child)) is not None:
+                self.cache.remove(known)
         for manifest in decision.apply:
             wrote = await self._bring_about(key, manifest) or wrote
         return wrote
@@ -151,13 +160,25 @@ class Reconciler:
         if found is not None and found["metadata"].get("deletionTimestamp"):
             return False  # made anew when it is gone
         wanted = needed(manifest, found)
-        if wanted is not None:
-            found = {**await self.api.apply(wanted), "kind": child[0]}
-            if child[0] not in KINDS:
-                self.cache.wrote(found)
-        if self.unwatched is not None and found is not None:
-            self.unwatched.saw(key, found)
-        return wanted is not None
+        if wanted is None or self._in_vain(key, child, wanted, found):
+            self._saw(key, found)
+            return False
+        made = {**await self.api.apply(wanted), "kind": child[0]}
+        self._saw(key, made)
+        if child[0] not in KINDS:
+            self.cache.wrote(made)
+        if found is None or _version(made) != _version(found):
+            return True
+        self.vain.setdefault(key, {})[child] = _version(made), hash_of(wanted)
+        return False
+
+    def _saw(self, key: JobKey, child: Manifest | None) -> None:
+        if self.unwatched is not None and child is not None:
+            self.unwatched.saw(key, child)
+
+    def _in_vain(self, key: JobKey, child: Key, wanted: Manifest, live: Manifest | None) -> bool:
+        """Whether just this, sent to just this object, changed nothing: the API server writes it in another way."""
+        return live is not None and self.vain.get(key, {}).get(child) == (_version(live), hash_of(wanted))
 
     async def _unlabelled(self, namespace: str, child: Key, wanted: Manifest) -> Manifest | None:
         """A child that the watches do not know, which may be new. Raises ApiError for one that is somebody else's:

@@ -35,6 +35,11 @@ def sealed(desired: Manifest) -> Manifest:
     return {**desired, "metadata": {**metadata, "annotations": annotations}}
 
 
+def hash_of(sent: Manifest) -> str:
+    """The hash in a sealed manifest."""
+    return str(sent["metadata"]["annotations"][ANNOTATION_APPLIED])
+
+
 def needed(desired: Manifest, live: Mapping[str, Any] | None) -> Manifest | None:
     """What has to be sent to the API server, None if nothing."""
     if live is None:

@@ -19,6 +19,7 @@ from dataloaderjob.core.rates import Rates
 from dataloaderjob_operator import objects
 from dataloaderjob_operator.answers import Answer
 from dataloaderjob_operator.client import ApiError
+from dataloaderjob_operator.reconcile import AFTER_WRITE_S
 from dataloaderjob_operator.same import ANNOTATION_APPLIED
 
 NAMES = {
@@ -135,6 +136,41 @@ def test_quantities_that_the_server_writes_otherwise_are_the_same(job: Operated)
     job.edit(feeders={"resources": {"requests": {"cpu": "1000m", "memory": "2048Mi"}, "limits": {"cpu": 1}}})
     job.settle()
     assert job.reconcile() == 0
+
+
+def test_a_value_that_the_server_writes_in_a_way_unknown_to_us_is_not_sent_over_and_over(
+    server: ApiServer,
+) -> None:
+    divisor = {
+        "name": "CPUS",
+        "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1000m"}},
+    }
+    theirs = [{"name": "feeder", "env": [divisor]}]
+    job = Operated(server, manifest({"spec.feeders.template.spec.containers": theirs}))
+    operator = job.operator()
+    waits = [job.look_with(operator) for _ in range(4)]
+    written = operator.api.writes
+    job.look_with(operator)
+    env = job.get("Deployment", "mnist-feeders")["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert next(e for e in env if e["name"] == "CPUS")["valueFrom"]["resourceFieldRef"]["divisor"] == "1"
+    assert operator.api.writes == written, "nothing more is sent"
+    assert waits[0] == AFTER_WRITE_S < (waits[-1] or 1), "nor is it looked at again soon"
+
+
+def test_a_child_that_is_gone_and_still_known_is_deleted_once(job: Operated) -> None:
+    operator, head = job.operator(), ("Deployment", "mnist-head")
+    job.look_with(operator)
+    ghost = {**job.get(*head), "kind": "Deployment"}
+    job.edit(suspend=True)
+    job.look_with(operator)
+    job.collect_garbage()
+    operator.cache = job.look()
+    operator.cache.put(ghost)
+    written = operator.api.writes
+    for _ in range(3):
+        job.run(operator.reconcile(job.key))
+    assert operator.cache.child(job.key, head) is None
+    assert operator.api.writes <= written + 2, "the status, and one attempt"
 
 
 def test_a_new_operator_replaces_no_pod_until_the_user_asks_for_something_else(job: Operated) -> None:
