@@ -119,7 +119,7 @@ async def run(options: Options, setup: Setup) -> None:
     reconciler = Reconciler(client, cache, setup, asker)
     work = Work(reconciler.reconcile, workers=options.workers, metrics=metrics, resync_s=options.resync_s)
     inquirer = reconciler.inquirer = Inquirer(client, work.add)
-    unwatched = reconciler.unwatched = Unwatched(client, work.add)
+    unwatched = reconciler.unwatched = Unwatched(client, work.add, cache.ended)
     health = serving.Health(watches=watch.alive, expected=watch.expected(options.namespaces))
     metrics.watches.set_function(watch.alive)
     metrics.describe(version=setup.version, kopf=importlib.metadata.version("kopf"), phases=cache.phases)

@@ -50,6 +50,9 @@ _jitter = random.Random()  # noqa: S311  spreads asks, no secret
 class Supervisors(Protocol):
     """What a reconcile needs of them."""
 
+    def __len__(self) -> int:
+        """How many jobs have one."""
+
     def answer(self, key: JobKey) -> Answer | None:
         """What was said last, None if nothing has been since the head is ready."""
 
@@ -91,6 +94,9 @@ class Asker:
         self._cache, self._root_key, self._changed, self._port = cache, root_key, changed, port
         self._jobs: dict[JobKey, _Job] = {}
         self._gate = asyncio.Semaphore(AT_ONCE)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
 
     def answer(self, key: JobKey) -> Answer | None:
         return self._jobs[key].answer if key in self._jobs else None

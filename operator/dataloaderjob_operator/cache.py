@@ -15,8 +15,9 @@ from dataloaderjob_operator.objects import Manifest
 from dataloaderjob_operator.seen import Key, Seen
 from dataloaderjob_operator.slim import slim
 
-BELIEVED_S = 30.0
-"""For so long a write of ours counts more than an older version that a watch tells."""
+BELIEVED_S = 120.0
+"""For so long a write of ours counts more than an older version that a watch tells: kopf finds a dead connection after
+70 s, and the next one begins where it was."""
 GONE = 4096
 JobKey = tuple[str, str]
 """(namespace, name) of a job."""
@@ -31,8 +32,10 @@ class Cache:
         self._children: defaultdict[JobKey, dict[Key, Manifest]] = defaultdict(dict)
         self._own: dict[str, tuple[int, float]] = {}
         """Of objects just written, by uid: the version, and until when an older one is not believed."""
-        self._gone: dict[str, None] = {}
-        """Uids of the GONE objects that were removed last."""
+        self._gone = _Last(GONE)
+        """Uids of objects that were removed."""
+        self._replaced = _Last(GONE)
+        """Of those that another has taken the name of: kopf tells of two objects in no order."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -42,6 +45,11 @@ class Cache:
         owner = owner_of(thing)
         if owner is None or self._outdated(thing) or self._known(owner, thing):
             return None
+        uid, live = thing["metadata"].get("uid", ""), self._live(owner, thing)
+        if uid in self._replaced:
+            return None
+        if live is not None and (old := live["metadata"].get("uid", "")) != uid:
+            self._replaced.add(old)
         if thing["kind"] == KIND:
             self._jobs[owner] = slim(thing)
         else:
@@ -67,9 +75,7 @@ class Cache:
             return None
         if uid is not None:
             self._own.pop(uid, None)
-            self._gone[uid] = None
-            if len(self._gone) > GONE:
-                del self._gone[next(iter(self._gone))]
+            self._gone.add(uid)
         live = self._live(owner, thing)
         if live is None or live["metadata"].get("uid") != uid:
             return owner
@@ -89,7 +95,7 @@ class Cache:
         told = _version(thing)
         if version is not None and told is not None and told < version and self._clock() < until:
             return True
-        if version is not None:
+        if version is not None and told is not None and told > version:
             del self._own[uid]
         return False
 
@@ -117,6 +123,15 @@ class Cache:
             return list(self._jobs.values())
         return [c for mine in self._children.values() for (k, _), c in mine.items() if k == kind]
 
+    def has_name(self, thing: Manifest) -> bool:
+        """Whether an object of this kind and name is there."""
+        owner = owner_of(thing)
+        return owner is not None and self._live(owner, thing) is not None
+
+    def ended(self, owner: JobKey) -> bool:
+        """Whether the job is complete or has failed."""
+        return bool(self.live_status(owner).get("completionTime"))
+
     def has(self, thing: Manifest) -> bool:
         """Whether this very object is there, and not another one of its name."""
         owner = owner_of(thing)
@@ -128,6 +143,13 @@ class Cache:
         return Counter(
             str((job.get("status") or {}).get("phase") or Phase.PENDING) for job in self._jobs.values()
         )
+
+    def job(self, owner: JobKey) -> Manifest | None:
+        return self._jobs.get(owner)
+
+    def version(self, owner: JobKey) -> str:
+        """The job's resourceVersion, as far as it is known."""
+        return str(self._jobs.get(owner, {}).get("metadata", {}).get("resourceVersion", ""))
 
     def child(self, owner: JobKey, key: Key) -> Manifest | None:
         return self._children[owner].get(key) if owner in self._children else None
@@ -162,6 +184,19 @@ class Cache:
             children={k: c for k, c in mine.items() if k[0] != "Pod"},
             pods=tuple(c for k, c in sorted(mine.items()) if k[0] == "Pod"),
         )
+
+
+class _Last(dict[str, None]):
+    """The last so many of what was added."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def add(self, uid: str) -> None:
+        self[uid] = None
+        if len(self) > self._most:
+            del self[next(iter(self))]
 
 
 def owner_of(thing: Manifest) -> JobKey | None:

@@ -42,6 +42,10 @@ class ApiError(Exception):
         self.code, self.message, self.retry_after_s = code, message, retry_after_s
 
 
+class Changed(ApiError):
+    """It is not as it was when this was decided."""
+
+
 class Api(Protocol):
     """What the operator writes to a cluster."""
 
@@ -51,11 +55,14 @@ class Api(Protocol):
     async def apply(self, manifest: Manifest) -> Manifest:
         """Server-side apply. Raises ApiError."""
 
-    async def apply_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> Manifest:
-        """Returns the whole job. Raises ApiError; code 404 if the job is gone."""
+    async def apply_status(
+        self, namespace: str, name: str, version: str, status: Mapping[str, Any]
+    ) -> Manifest:
+        """Returns the whole job. Raises ApiError; Changed if it has another resourceVersion, as one that was made
+        anew under its name has."""
 
-    async def delete(self, namespace: str, key: Key) -> Manifest | None:
-        """In the foreground. Returns what is left of it, None if nothing is. Raises ApiError."""
+    async def delete(self, namespace: str, key: Key, uid: str) -> Manifest | None:
+        """In the foreground. Returns what is left of the object of this uid, None if nothing is. Raises ApiError."""
 
     async def tell(self, event: Manifest) -> None:
         """Creates an event. One that is there already is fine. Raises ApiError."""
@@ -99,25 +106,33 @@ class Client:
         what = manifest["kind"], "apply"
         return await self._write(what, "PATCH", path, manifest, APPLY, fieldManager=MANAGER, force="true")
 
-    async def apply_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> Manifest:
+    async def apply_status(
+        self, namespace: str, name: str, version: str, status: Mapping[str, Any]
+    ) -> Manifest:
         body = {
             "apiVersion": f"{GROUP}/{VERSION}", "kind": KIND,
-            "metadata": {"name": name, "namespace": namespace}, "status": dict(status),
+            "metadata": {"name": name, "namespace": namespace, "resourceVersion": version}, "status": dict(status),
         }  # fmt: skip
         path = f"{_path(namespace, KIND)}/{name}/status"
         what = KIND, "apply_status"
         manager = f"{MANAGER}-status"
-        return await self._write(what, "PATCH", path, body, APPLY, fieldManager=manager, force="true")
+        try:
+            return await self._write(what, "PATCH", path, body, APPLY, fieldManager=manager, force="true")
+        except ApiError as exc:
+            if exc.code == 409:
+                raise Changed(exc.code, exc.message) from exc
+            raise
 
-    async def delete(self, namespace: str, key: Key) -> Manifest | None:
+    async def delete(self, namespace: str, key: Key, uid: str = "") -> Manifest | None:
         kind, name = key
         try:
             path = f"{_path(namespace, kind)}/{name}"
-            left = await self._write((kind, "delete"), "DELETE", path, None, propagationPolicy="Foreground")
+            how = {"propagationPolicy": "Foreground", "preconditions": {"uid": uid} if uid else {}}
+            left = await self._write((kind, "delete"), "DELETE", path, how)
         except ApiError as exc:
-            if exc.code != 404:
-                raise
-            return None
+            if exc.code == 404 or (exc.code == 409 and uid):  # 409: another object has its name
+                return None
+            raise
         return left if left.get("kind") == kind else None
 
     async def tell(self, event: Manifest) -> None:

@@ -79,7 +79,7 @@ def decide(seen: Seen, setup: Setup, now: datetime) -> Decision | None:
     status, counts_s = _counted(seen, status, now)
     loader, figures_s = _loader(seen, where, now, changes=status != seen.status)
     wanted = _children(seen, setup, where)
-    due = _due(seen, where, started, ended)
+    due = _due(seen, where, started, ended, now)
     asking = _asking(seen, where, found, now)
     waits = [
         asking.again_s,
@@ -104,8 +104,14 @@ def _counted(
     """The status to write, and after how many seconds one with later counts may be."""
     if seen.written_at is None or status == seen.status or _uncounted(status) != _uncounted(seen.status):
         return status, None
-    wait_s = COUNTS_EVERY_S - (now - seen.written_at).total_seconds()
+    wait_s = _wait_s(COUNTS_EVERY_S, seen.written_at, now)
     return (status, None) if wait_s <= 0.0 else (seen.status, wait_s)
+
+
+def _wait_s(every_s: float, last: datetime, now: datetime) -> float:
+    """Until so long after the last; nothing by a clock that has been set back since."""
+    passed_s = (now - last).total_seconds()
+    return 0.0 if passed_s < 0.0 else every_s - passed_s
 
 
 def _uncounted(status: DataLoaderJobStatus) -> DataLoaderJobStatus:
@@ -131,9 +137,7 @@ def _loader(seen: Seen, where: Where, now: datetime, *, changes: bool) -> tuple[
         return fresh, None
     if not answers.notable(written, fresh):
         return written, None
-    wait_s = (
-        0.0 if seen.figures_at is None else seen.figures_every_s - (now - seen.figures_at).total_seconds()
-    )
+    wait_s = 0.0 if seen.figures_at is None else _wait_s(seen.figures_every_s, seen.figures_at, now)
     return (fresh, None) if wait_s <= 0.0 else (written, wait_s)
 
 
@@ -207,7 +211,7 @@ def _trainers(seen: Seen, where: Where) -> TrainersStatus:
     )
 
 
-def _due(seen: Seen, where: Where, started: str | None, ended: str | None) -> datetime | None:
+def _due(seen: Seen, where: Where, started: str | None, ended: str | None, now: datetime) -> datetime | None:
     """The next moment at which time alone changes something."""
     if where.stage in ENDED:
         ttl = seen.job.spec.ttl_seconds_after_finished
@@ -215,9 +219,9 @@ def _due(seen: Seen, where: Where, started: str | None, ended: str | None) -> da
     if started is None:
         return None
     limits, since = seen.job.spec.deadlines, parse_time(started)
-    moments = []
+    moments = []  # one that is over is judged already, and may well have changed nothing
     if where.stage is Stage.STARTING:
         moments.append(since + timedelta(seconds=limits.startup_seconds))
     if limits.active_deadline_seconds is not None:
         moments.append(since + timedelta(seconds=limits.active_deadline_seconds))
-    return min(moments, default=None)
+    return min((moment for moment in moments if moment > now), default=None)

@@ -47,7 +47,8 @@ async def prime(
 async def sweep(
     lister: Lister, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
 ) -> None:
-    """Forgets what has gone while no watch told: one that reconnects tells what is there, and not what is not.
+    """Forgets what has gone while no watch told: one that reconnects tells what is there, and not what is not. Takes in
+    what is there and not known at all.
 
     Raises ApiError; kinds that were not listed by then are left as they are.
     """
@@ -57,6 +58,9 @@ async def sweep(
         for path in paths:
             async for thing in _listed(lister, path, kind):
                 there.add(thing["metadata"].get("uid"))
+                if not cache.has_name(thing) and (key := cache.put(thing)) is not None:
+                    log.warning("%s %s is there, and no watch has told", kind, thing["metadata"]["name"])
+                    add(key)
         for thing in before:
             if thing["metadata"].get("uid") not in there and cache.has(thing):
                 log.warning("%s %s has gone, and no watch has told", kind, thing["metadata"]["name"])

@@ -15,7 +15,7 @@ from dataloaderjob.api import KIND, ManifestError
 from dataloaderjob_operator import logs
 from dataloaderjob_operator.ask import Supervisors
 from dataloaderjob_operator.cache import Cache, JobKey
-from dataloaderjob_operator.client import Api, ApiError
+from dataloaderjob_operator.client import Api, ApiError, Changed
 from dataloaderjob_operator.decide import Decision, decide
 from dataloaderjob_operator.inquire import Inquirer
 from dataloaderjob_operator.objects import Manifest, Setup
@@ -54,6 +54,8 @@ class Reconciler:
     setup: Setup
     supervisors: Supervisors
     now: Callable[[], datetime] = _now
+    uids: dict[JobKey, str] = field(default_factory=dict)
+    """Of the jobs that what follows is about."""
     refused: dict[JobKey, str] = field(default_factory=dict)
     """What the API server will not take as it is, for the next look to tell."""
     written_at: dict[JobKey, datetime] = field(default_factory=dict)
@@ -73,6 +75,7 @@ class Reconciler:
 
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
+        self.uids.pop(key, None)
         self.refused.pop(key, None)
         self.written_at.pop(key, None)
         self.figures_at.pop(key, None)
@@ -98,11 +101,15 @@ class Reconciler:
         if seen is None:
             self.forget(key)
             return NEVER
-        logs.more(uid=seen.job.metadata.uid, generation=seen.generation)
+        uid = seen.job.metadata.uid or ""
+        if self.uids.setdefault(key, uid) != uid:  # what is kept is of an earlier job of this name
+            self.forget(key)
+            self.uids[key] = uid
+        logs.more(uid=uid, generation=seen.generation)
         seen = replace(
             seen, refused=self.refused.get(key, ""), answer=self.supervisors.answer(key),
             written_at=self.written_at.get(key), figures_at=self.figures_at.get(key),
-            figures_every_s=max(FIGURES_EVERY_S, len(self.cache) / FIGURES_PER_S),
+            figures_every_s=max(FIGURES_EVERY_S, len(self.supervisors) / FIGURES_PER_S),
             heard={} if self.inquirer is None else self.inquirer.heard(key),
         )  # fmt: skip
         decision = decide(seen, self.setup, self.now())
@@ -113,6 +120,8 @@ class Reconciler:
             self.inquirer.ask(key, decision.questions)
         try:
             wrote = await self._carry_out(key, seen, decision)
+        except Changed:
+            raise  # decided anew once the watch has told
         except ApiError as exc:
             if exc.code in FOR_GOOD or UNKNOWN_FIELD in exc.message:
                 self.refused[key] = exc.message
@@ -124,20 +133,27 @@ class Reconciler:
 
     async def _carry_out(self, key: JobKey, seen: Seen, decision: Decision) -> bool:
         """Whether anything was written."""
-        namespace, name = key
         if decision.delete_job:
-            await self.api.delete(namespace, (KIND, name))
+            await self._delete((KIND, key[1]), self.cache.job(key))
             return True
         wrote = await self._write_status(key, seen, decision)
         for child in decision.delete:
             wrote = True
-            if (left := await self.api.delete(namespace, child)) is not None:
-                self.cache.wrote(left)
-            elif (known := self.cache.child(key, child)) is not None:
-                self.cache.remove(known)
+            await self._delete(child, seen.children[child])
         for manifest in decision.apply:
             wrote = await self._bring_about(key, manifest) or wrote
         return wrote
+
+    async def _delete(self, what: Key, thing: Manifest | None) -> None:
+        """Just this object, and not one that has its name since. What the API server says of it is known at once."""
+        if thing is None:
+            return
+        metadata = thing["metadata"]
+        left = await self.api.delete(metadata["namespace"], what, metadata["uid"])
+        if left is not None:
+            self.cache.wrote(left)
+        else:
+            self.cache.remove(thing)
 
     async def _write_status(self, key: JobKey, seen: Seen, decision: Decision) -> bool:
         status = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -145,7 +161,7 @@ class Reconciler:
         cleared = any(live.get(field) and field not in status for field in ("startTime", "completionTime"))
         if not cleared and covers(live, status):
             return False
-        self.cache.wrote(await self.api.apply_status(*key, status))
+        self.cache.wrote(await self.api.apply_status(*key, self.cache.version(key), status))
         self.written_at[key] = self.now()
         if live.get("loader") != status["loader"]:
             self.figures_at[key] = self.written_at[key]
@@ -186,9 +202,11 @@ class Reconciler:
         found = await self.api.read(namespace, child)
         if found is None:
             return None
-        uid = wanted["metadata"]["ownerReferences"][0]["uid"]
+        uid, found = wanted["metadata"]["ownerReferences"][0]["uid"], {**found, "kind": child[0]}
         if any(owner.get("uid") == uid for owner in found["metadata"].get("ownerReferences") or ()):
-            return {**found, "kind": child[0]}
+            if child[0] not in KINDS:
+                self.cache.put(found)
+            return found
         raise ApiError(
             409,
             f"{child[0]} {child[1]} is there and is not this job's: delete it, or give the job another name",

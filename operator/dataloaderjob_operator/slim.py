@@ -10,8 +10,10 @@ METADATA = frozenset({"managedFields", "selfLink"})
 """Left out of every object."""
 POD = ("containerStatuses", "initContainerStatuses", "conditions", "phase", "podIP", "reason", "message")
 CONTAINER = ("name", "ready", "started", "restartCount", "state", "lastState")
-SHARED_CHARS = 64
-"""Texts up to this length are kept once, however many objects have them: names of fields, images, phases."""
+SHARED = frozenset(
+    {"type", "status", "reason", "phase", "restartPolicy", "kind", "apiVersion", "image", "protocol"}
+)
+"""Fields of which a few texts make up the values of all objects: kept once, as names of fields are."""
 
 
 def slim(thing: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,13 +47,13 @@ def _only(thing: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: thing[name] for name in names if name in thing}
 
 
-def _shared(value: Any) -> Any:
+def _shared(value: Any, field: str = "") -> Any:
     if isinstance(value, Mapping):
-        return {_text(name): _shared(inner) for name, inner in value.items()}
+        return {_once(name): _shared(inner, name) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_shared(inner) for inner in value]
-    return _text(value) if isinstance(value, str) else value
+    return _once(value) if field in SHARED and isinstance(value, str) else value
 
 
-def _text(value: str) -> str:
-    return sys.intern(value) if type(value) is str and len(value) <= SHARED_CHARS else value
+def _once(value: str) -> str:
+    return sys.intern(value) if type(value) is str else value

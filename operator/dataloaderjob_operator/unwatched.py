@@ -1,7 +1,7 @@
 """Children that no watch tells of: Secrets, which nobody should have to list. Each is asked for by its name, in turns.
 
-With up to EVERY_S / LEAST_S jobs one that was deleted is missed within EVERY_S; with more the turn takes longer, and
-the API server is asked no more often.
+With up to EVERY_S / LEAST_S jobs that have not ended, one that was deleted is missed within EVERY_S; with more the turn
+takes longer, and the API server is asked no more often.
 """
 
 from __future__ import annotations
@@ -33,8 +33,14 @@ class Reader(Protocol):
 class Unwatched:
     """Those known to be there. `run` until cancelled finds out which are no longer."""
 
-    def __init__(self, api: Reader, changed: Callable[[JobKey], None]) -> None:
-        self._api, self._changed = api, changed
+    def __init__(
+        self,
+        api: Reader,
+        changed: Callable[[JobKey], None],
+        ended: Callable[[JobKey], bool] = lambda _: False,
+    ) -> None:
+        """`ended`: jobs of which no pod needs any more."""
+        self._api, self._changed, self._ended = api, changed, ended
         self._there: dict[JobKey, dict[Key, str]] = {}
 
     def __contains__(self, what: tuple[JobKey, Key]) -> bool:
@@ -53,7 +59,8 @@ class Unwatched:
 
     async def run(self) -> None:
         while True:
-            turn = [(key, child) for key, children in self._there.items() for child in children]
+            there = {key: children for key, children in self._there.items() if not self._ended(key)}
+            turn = [(key, child) for key, children in there.items() for child in children]
             if not turn:
                 await asyncio.sleep(EVERY_S)
             for key, child in turn:

@@ -16,7 +16,9 @@ from dataloaderjob_operator.schedule import Schedule
 log = logging.getLogger(__name__)
 
 RESYNC_S = 600.0
-"""Each job is looked at so often without an event: a Secret that is gone is missed then."""
+"""Each job is looked at so often without an event."""
+LEAST_S = 0.05
+"""Between two looks at a job, whatever it asks for."""
 NEVER = float("inf")
 Reconcile = Callable[[JobKey], Awaitable[float | None]]
 """Returns after how many seconds to look again, None for the resync, NEVER for a job that is gone."""
@@ -60,6 +62,9 @@ class Work:
             if key is None:
                 await self._wait()
             else:
+                await asyncio.sleep(
+                    0
+                )  # a look that neither asks nor writes anything gives nobody else a turn
                 self._metrics.queue_latency.observe(self._schedule.late_s)
                 with logs.about(*key), self._metrics.reconcile_duration.time():
                     await self._one(key)
@@ -94,6 +99,6 @@ class Work:
 
     def _again(self, again_s: float | None) -> float | None:
         """After how many seconds a job is looked at without an event; None: it is gone."""
-        return (
-            None if again_s == NEVER else min(self._resync_s, self._resync_s if again_s is None else again_s)
-        )
+        if again_s == NEVER:
+            return None
+        return min(self._resync_s, self._resync_s if again_s is None else max(LEAST_S, again_s))

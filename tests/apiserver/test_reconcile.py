@@ -18,9 +18,10 @@ from dataloaderjob.api.status import ConditionType, RayStatus
 from dataloaderjob.core.rates import Rates
 from dataloaderjob_operator import objects
 from dataloaderjob_operator.answers import Answer
-from dataloaderjob_operator.client import ApiError
+from dataloaderjob_operator.client import ApiError, Changed
 from dataloaderjob_operator.reconcile import AFTER_WRITE_S
 from dataloaderjob_operator.same import ANNOTATION_APPLIED
+from dataloaderjob_operator.work import NEVER
 
 NAMES = {
     ("Secret", "mnist-key"), ("ConfigMap", "mnist-settings"), ("Service", "mnist-head"), ("Service", "mnist-trainers"),
@@ -155,6 +156,38 @@ def test_a_value_that_the_server_writes_in_a_way_unknown_to_us_is_not_sent_over_
     assert next(e for e in env if e["name"] == "CPUS")["valueFrom"]["resourceFieldRef"]["divisor"] == "1"
     assert operator.api.writes == written, "nothing more is sent"
     assert waits[0] == AFTER_WRITE_S < (waits[-1] or 1), "nor is it looked at again soon"
+
+
+def test_a_job_that_took_the_name_of_another_gets_none_of_its_status_and_is_not_deleted_for_it(
+    job: Operated,
+) -> None:
+    operator = job.operator()
+    job.look_with(operator)
+    old = operator.cache
+    status = job.get(KIND, "mnist")["status"]
+    job.delete(KIND, "mnist")
+    job.server.request("POST", job.path(KIND), manifest())
+    uid = old.job(job.key)["metadata"]["uid"]
+    with pytest.raises(Changed):
+        job.run(operator.api.apply_status(*job.key, old.version(job.key), status))
+    assert job.run(operator.api.delete(job.namespace, (KIND, "mnist"), uid)) is None
+    assert "status" not in job.get(KIND, "mnist")
+    operator.refused[job.key] = "of the other"
+    assert job.look_with(operator) == AFTER_WRITE_S
+    assert job.key not in operator.refused
+
+
+def test_a_job_whose_time_is_over_is_deleted_once(server: ApiServer) -> None:
+    job = Operated(server, manifest({"spec.ttlSecondsAfterFinished": 0}))
+    operator = job.operator()
+    job.look_with(operator)
+    job.ends("mnist-trainers-0", "Complete")
+    operator.cache = job.look()
+    written = operator.api.writes
+    waits = [job.run(operator.reconcile(job.key)) for _ in range(3)]
+    assert waits[1:] == [NEVER, NEVER]
+    assert operator.api.writes == written + 1
+    assert job.get(KIND, "mnist")["metadata"]["deletionTimestamp"], "its children go before it"
 
 
 def test_a_child_that_is_gone_and_still_known_is_deleted_once(job: Operated) -> None:

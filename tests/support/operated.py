@@ -48,13 +48,15 @@ class Api:
         self._count()
         return await self._client.apply(manifest)
 
-    async def apply_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> dict[str, Any]:
+    async def apply_status(
+        self, namespace: str, name: str, version: str, status: Mapping[str, Any]
+    ) -> dict[str, Any]:
         self._count()
-        return await self._client.apply_status(namespace, name, status)
+        return await self._client.apply_status(namespace, name, version, status)
 
-    async def delete(self, namespace: str, key: tuple[str, str]) -> dict[str, Any] | None:
+    async def delete(self, namespace: str, key: tuple[str, str], uid: str) -> dict[str, Any] | None:
         self._count()
-        return await self._client.delete(namespace, key)
+        return await self._client.delete(namespace, key, uid)
 
     async def tell(self, event: dict[str, Any]) -> None:
         """Not counted as a write: what follows a status may be lost."""
@@ -82,6 +84,9 @@ class Told:
     def __init__(self) -> None:
         self.said: Answer | None = None
         self.wanted: int | None = None
+
+    def __len__(self) -> int:
+        return 1
 
     def answer(self, key: JobKey) -> Answer | None:
         return self.said

@@ -135,3 +135,20 @@ def test_of_a_pod_its_troubles_are_kept():
     assert troubles.of(small) == troubles.of(pod) is not None
     assert "annotations" not in small["metadata"]
     assert "image" not in small["status"]["initContainerStatuses"][0]
+
+
+def test_late_news_of_an_object_do_not_evict_the_one_that_has_its_name_now():
+    cache = Cache(Clock())
+    cache.put(settings("2", uid="old", a="1"))
+    cache.put(settings("5", uid="new", a="2"))
+    assert cache.put(settings("3", uid="old", a="1")) is None
+    assert cache.remove(settings("4", uid="old")) == KEY
+    assert data(cache) == {"a": "2"}
+
+
+def test_a_write_that_changed_nothing_does_not_let_older_news_in():
+    cache = Cache(Clock())
+    cache.wrote(settings("7", a="ours"))
+    cache.wrote(settings("7", a="ours"))
+    cache.put(settings("7", a="ours"))
+    assert cache.put(settings("5", a="before")) is None

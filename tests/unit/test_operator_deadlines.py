@@ -22,6 +22,7 @@ def test_a_job_whose_pods_are_up_is_not_ended_for_want_of_a_word_of_its_supervis
     late = decided(after(seen, first), LATE_S)
     assert late.status.phase == Phase.STARTING
     assert late.delete == ()
+    assert late.look_again_s != 0, "time alone changes nothing any more"
 
 
 def test_a_supervisor_that_has_no_feeders_in_time_ends_the_job():

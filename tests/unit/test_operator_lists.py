@@ -57,6 +57,36 @@ def test_what_has_gone_untold_is_forgotten_and_its_job_looked_at():
     assert len(cache) == 0
 
 
+def test_what_is_there_and_was_never_told_is_taken_in_and_looked_at():
+    cluster = Cluster(dataloaderjobs=[thing("mnist", "j")])
+    cache, told = primed(cluster)
+    cluster.objects["dataloaderjobs"].append(thing("other", "k"))
+    cluster.objects["services"] = [service("s")]
+    told.clear()
+    asyncio.run(sweep(cluster, cache, told.append, ()))
+    assert told == [("team", "other"), KEY]
+    assert cache.child(KEY, ("Service", "mnist-head")) is not None
+
+
+def test_a_job_that_wants_to_be_looked_at_at_once_for_ever_leaves_others_their_turn():
+    beats = []
+
+    async def reconcile(key: JobKey) -> float:
+        return 0.0
+
+    async def run() -> None:
+        work = Work(reconcile)
+        work.add(KEY)
+        task = asyncio.create_task(work.run())
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+            beats.append(1)
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert len(beats) == 3
+
+
 def test_what_came_while_it_was_listed_stays():
     cluster = Cluster(dataloaderjobs=[thing("mnist", "j")], services=[service("old")])
     cache, told = primed(cluster)
