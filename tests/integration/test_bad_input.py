@@ -33,7 +33,7 @@ from dataloaderjob.core.errors import (
     UserCodeError,
 )
 from dataloaderjob.core.settings import dump
-from dataloaderjob.fetch import ship
+from dataloaderjob.fetch import bundles
 from dataloaderjob.sidecar.settings import SidecarSettings, memory_limit
 from dataloaderjob.trainer.loader import MAX_PREFETCH
 from processes import in_child, line, script
@@ -380,10 +380,10 @@ def test_loaders_own_timeout_loses_nothing(rig: Rig, tmp_path: Path) -> None:
 def test_versions_that_differ_are_refused_with_both_and_the_remedy(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, fact: str, label: str
 ) -> None:
-    true = ship.facts()
+    true = bundles.facts()
     loader = DataLoader(Numbers(8), batch_size=4)
     with monkeypatch.context() as patch:
-        patch.setattr(ship, "facts", lambda: {**true, fact: "9.9"})
+        patch.setattr(bundles, "facts", lambda: {**true, fact: "9.9"})
         found, errors = outcome(iter(loader))
     told = f"trainer and feeder differ: {label} 9.9 is needed, the feeder has {true[fact]}; make the feeder image"
     assert found == []
@@ -395,8 +395,8 @@ def test_versions_that_differ_are_refused_with_both_and_the_remedy(
 def test_other_vector_units_are_told_once_and_work(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    true = ship.facts()
-    monkeypatch.setattr(ship, "facts", lambda: {**true, "cpu": "x86_64 ABACUS"})
+    true = bundles.facts()
+    monkeypatch.setattr(bundles, "facts", lambda: {**true, "cpu": "x86_64 ABACUS"})
     assert ids(DataLoader(Numbers(40), batch_size=2)) == list(range(40))
     notes = [text for text in capfd.readouterr().err.splitlines() if "ABACUS in the trainer" in text]
     feeders = Counter(re.search(r"feeder-\d", text).group() for text in notes)

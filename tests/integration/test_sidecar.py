@@ -619,7 +619,7 @@ class Intruder:
 
     def open(self, stream: int = 1, **fields: Any) -> None:
         told = {
-            "spec": json.dumps({"blobs": [["0" * 64, 1]], "allow_pickle": False, "facts": {}}),
+            "bundle": json.dumps({"blobs": [["0" * 64, 1]], "allow_pickle": False, "facts": {}}),
             "window": 16,
         }
         self.say(link.Type.OPEN, json.dumps({**told, **fields}).encode(), stream=stream)
@@ -656,7 +656,7 @@ def closes_far_ahead(i: Intruder) -> None:
 
 
 def spec_that_is_none(i: Intruder) -> None:
-    i.open(spec="[" * 50_000)
+    i.open(bundle="[" * 50_000)
 
 
 def window_without_end(i: Intruder) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pytest
 import torch
-from feeder_client import Receiver, Squares, spec_of, wait_until
+from feeder_client import Receiver, Squares, bundle_of, wait_until
 from supervised import KEY, Supervised, head
 
 from dataloaderjob.core import sockets
@@ -101,8 +101,8 @@ def test_a_placed_feeder_serves_and_returns_after_kill_9(start: Start):
         (endpoint,) = sidecar.hear_of("feeder-0")["feeders"]
         with Receiver(endpoint["port"], KEY, job=supervised.job) as receiver:
             assert receiver.facts["instance"] == endpoint["instance"]
-            spec = receiver.know(spec_of(Squares(), Path(supervised.settings.blob_folder)))
-            receiver.ticket(0, [3], spec)
+            bundle = receiver.know(bundle_of(Squares(), Path(supervised.settings.blob_folder)))
+            receiver.ticket(0, [3], bundle)
             assert receiver.next().batch().tolist() == [9]
             os.kill(receiver.facts["pid"], signal.SIGKILL)
             killed = time.monotonic()
@@ -131,21 +131,21 @@ def test_a_supervisor_started_again_adopts_feeders_number_and_output(start: Star
     supervised.ready(1)
     supervised.scale(2)
     before = supervised.ready(2)
-    spec = spec_of(Shouting(), Path(supervised.settings.blob_folder))
+    bundle = bundle_of(Shouting(), Path(supervised.settings.blob_folder))
     with Receiver(before[1]["port"], KEY, job=supervised.job) as receiver:
-        receiver.know(spec)
-        receiver.ticket(0, [3], spec.id)
+        receiver.know(bundle)
+        receiver.ticket(0, [3], bundle.id)
         assert receiver.next().kind is Kind.BODY
         wait_until(lambda: "[feeder-1] making 3" in supervised.output, 10, "output is shown")
         wait_until(lambda: "[feeder-1] native 3" in supervised.output, 10, "output of native code, too")
         supervised.kill()
-        receiver.ticket(1, [4], spec.id)
+        receiver.ticket(1, [4], bundle.id)
         assert receiver.next().kind is Kind.BODY, "feeders go on without a supervisor"
         supervised.start()
         after = supervised.ready(2)
         assert [f["instance"] for f in after] == [f["instance"] for f in before]
         wait_until(lambda: supervised.output.count("INFO feeder-1") >= 2, 5)
-        receiver.ticket(2, [5], spec.id)
+        receiver.ticket(2, [5], bundle.id)
         assert receiver.next().kind is Kind.BODY
         wait_until(
             lambda: "[feeder-1] making 5" in supervised.output, 10, "the adopted one's output is shown"
@@ -196,24 +196,24 @@ def test_blobs_reach_a_node_without_them_through_the_supervisor(start: Start, tm
     trainer = BlobStore(tmp_path / "trainer")
     dataset = Squares()
     dataset.weights = torch.arange(12_000_000)  # type: ignore[attr-defined]
-    spec = spec_of(dataset, trainer.folder)
+    bundle = bundle_of(dataset, trainer.folder)
     with Sidecar(supervised) as sidecar, Receiver(feeder["port"], KEY, job=supervised.job) as receiver:
-        for digest, nbytes in spec.blobs:
+        for digest, nbytes in bundle.blobs:
             sidecar.say(type="have", digest=digest, nbytes=nbytes)
-        receiver.know(spec)
-        receiver.ticket(0, [3], spec.id)
-        assert receiver.read().kind is Kind.NEED_SPEC
-        receiver.send_spec(spec.id)
+        receiver.know(bundle)
+        receiver.ticket(0, [3], bundle.id)
+        assert receiver.read().kind is Kind.NEED_BUNDLE
+        receiver.send_bundle(bundle.id)
         wanted = set()
-        while len(wanted) < len(spec.blobs):
+        while len(wanted) < len(bundle.blobs):
             message = sidecar.hear()
             if message["type"] == "want":
                 wanted.add(message["digest"])
-                digest, nbytes = next(blob for blob in spec.blobs if blob[0] == message["digest"])
+                digest, nbytes = next(blob for blob in bundle.blobs if blob[0] == message["digest"])
                 address = ("127.0.0.1", supervised.settings.port)
                 upload(address, KEY, trainer, digest, nbytes, name="pod-0", job=supervised.job)
         assert receiver.next().batch().tolist() == [9]
-    assert wanted == {digest for digest, _ in spec.blobs}
+    assert wanted == {digest for digest, _ in bundle.blobs}
 
 
 def test_figures_and_bad_requests(start: Start):

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from dataloaderjob.core import frames, sockets, tickets
-from dataloaderjob.core.blobs import BlobStore, Spec
+from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, Kind
-from dataloaderjob.fetch.ship import make_spec
+from dataloaderjob.fetch.bundles import make_bundle
 from dataloaderjob.fetch.tree import Decoder
 
 GENERATION = 1
@@ -34,7 +34,7 @@ class Frame(NamedTuple):
 
 
 class Receiver:
-    """A blocking client of one feeder. Answers NEED_SPEC from its own specs."""
+    """A blocking client of one feeder. Answers NEED_BUNDLE from its own bundles."""
 
     def __init__(
         self, port: int, key: bytes, *, host: str = "127.0.0.1", job: str = "job", timeout_s: float = 20.0
@@ -42,7 +42,7 @@ class Receiver:
         self.sock = socket.create_connection((host, port), timeout=5)
         self.facts = sockets.greet(self.sock, key, role="receiver", name="test", job=job)
         self.sock.settimeout(timeout_s)
-        self.specs: dict[bytes, Spec] = {}
+        self.bundles: dict[bytes, Bundle] = {}
         self.notes: list[str] = []
 
     def __enter__(self) -> Self:
@@ -51,15 +51,15 @@ class Receiver:
     def __exit__(self, *_: object) -> None:
         self.sock.close()
 
-    def know(self, spec: Spec) -> bytes:
-        self.specs[spec.id] = spec
-        return spec.id
+    def know(self, bundle: Bundle) -> bytes:
+        self.bundles[bundle.id] = bundle
+        return bundle.id
 
     def ticket(
         self,
         number: int,
         keys: list[Any],
-        spec: bytes,
+        bundle: bytes,
         *,
         room: int = PLENTY,
         flags: int = 0,
@@ -75,7 +75,7 @@ class Receiver:
             generation=generation,
             stream=stream,
             ticket=number,
-            spec=spec,
+            bundle=bundle,
             room=room,
             flags=flags,
         )
@@ -95,18 +95,18 @@ class Receiver:
         return Frame(Kind(header.kind), header, sockets.recv_exactly(self.sock, header.nbytes))
 
     def next(self) -> Frame:
-        """The next frame but NEED_SPEC, which is answered, and NOTE, which is kept."""
+        """The next frame but NEED_BUNDLE, which is answered, and NOTE, which is kept."""
         while True:
             frame = self.read()
             if frame.kind is Kind.NOTE:
                 self.notes.append(frame.payload.decode())
-            elif frame.kind is Kind.NEED_SPEC:
-                self.send_spec(frame.header.spec)
+            elif frame.kind is Kind.NEED_BUNDLE:
+                self.send_bundle(frame.header.bundle)
             else:
                 return frame
 
-    def send_spec(self, spec: bytes) -> None:
-        self.send(Kind.SPEC, self.specs[spec].manifest(), generation=GENERATION, spec=spec)
+    def send_bundle(self, bundle: bytes) -> None:
+        self.send(Kind.BUNDLE, self.bundles[bundle].manifest(), generation=GENERATION, bundle=bundle)
 
     def quiet(self, seconds: float = 0.3) -> bool:
         """Whether nothing comes for so long."""
@@ -120,11 +120,11 @@ class Receiver:
             self.sock.settimeout(before)
 
 
-def spec_of(
+def bundle_of(
     dataset: Any, folder: Path, *, collate_fn: Callable[[Any], Any] | None = None, **options: Any
-) -> Spec:
+) -> Bundle:
     worker_init_fn = options.pop("worker_init_fn", None)
-    return make_spec(
+    return make_bundle(
         dataset, collate_fn, worker_init_fn, store=BlobStore(folder), allow_pickle=False, **options
     )
 

@@ -13,7 +13,7 @@ def machine(*links: int, limit: int = 2, known: bytes | None = A) -> Feeding:
     for link in links or (1,):
         made.opened(link)
     if known is not None:
-        made.spec_ready(known)
+        made.bundle_ready(known)
     return made
 
 
@@ -24,11 +24,18 @@ def ask(
     link: int = 1,
     stream: int = 1,
     room: int = 100,
-    spec: bytes = A,
+    bundle: bytes = A,
     generation: int = 1,
 ):
     return m.ticket(
-        link, generation=generation, stream=stream, ticket=ticket, spec=spec, flags=0, room=room, payload=b""
+        link,
+        generation=generation,
+        stream=stream,
+        ticket=ticket,
+        bundle=bundle,
+        flags=0,
+        room=room,
+        payload=b"",
     )
 
 

@@ -322,7 +322,7 @@ class World:
         hold: int = 1,
     ):
         """A trainer that takes `total` batches in order, each held for `hold` more steps."""
-        self.machine.open_stream(stream, manifest=b"{}", spec=bytes(16), facts={}, window=window)
+        self.machine.open_stream(stream, manifest=b"{}", bundle=bytes(16), facts={}, window=window)
         trainer = SimTrainer(self, stream, total, window, size, step_s, hold)
         self.taken[stream] = []
         for _ in range(window):

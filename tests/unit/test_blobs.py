@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataloaderjob.core.blobs import BlobStore, Spec
+from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.errors import RemoteProtocolError
 
 DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
@@ -18,16 +18,16 @@ DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
     facts=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
 )
 def test_a_manifest_comes_back_with_the_same_id(blobs, allow, facts):
-    spec = Spec(blobs=tuple(blobs), allow_pickle=allow, facts=facts)
-    again = Spec.parse(spec.manifest())
-    assert again == spec
-    assert again.id == spec.id
+    bundle = Bundle(blobs=tuple(blobs), allow_pickle=allow, facts=facts)
+    again = Bundle.parse(bundle.manifest())
+    assert again == bundle
+    assert again.id == bundle.id
 
 
 @given(st.binary(max_size=60))
 def test_random_bytes_are_no_manifest(data):
     with pytest.raises(RemoteProtocolError):
-        Spec.parse(data)
+        Bundle.parse(data)
 
 
 @pytest.mark.parametrize("digest", ["../../etc/passwd", "", "A" * 64, "0" * 63, "0" * 64 + "\n"])
@@ -35,7 +35,7 @@ def test_a_name_that_is_no_digest_never_becomes_a_path(tmp_path, digest):
     with pytest.raises(RemoteProtocolError, match="no SHA-256"):
         BlobStore(tmp_path).path(digest)
     with pytest.raises(RemoteProtocolError):
-        Spec.parse(Spec(blobs=((digest, 1),)).manifest())
+        Bundle.parse(Bundle(blobs=((digest, 1),)).manifest())
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)

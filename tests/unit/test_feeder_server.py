@@ -16,14 +16,14 @@ from feeder_client import (
     Large,
     Receiver,
     Squares,
+    bundle_of,
     checksum_holds,
-    spec_of,
     wait_until,
 )
 from feeder_serving import KEY, Connect, blobs, connecting, serving
 
 from dataloaderjob.core import auth, frames, sockets
-from dataloaderjob.core.blobs import Spec
+from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import AuthError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Kind
 from dataloaderjob.feeder.server import FeederServer
@@ -43,18 +43,18 @@ def connect(server: FeederServer) -> Iterator[Connect]:
 
 
 @pytest.fixture
-def squares(tmp_path: Path) -> Spec:
-    return spec_of(Squares(), blobs(tmp_path))
+def squares(tmp_path: Path) -> Bundle:
+    return bundle_of(Squares(), blobs(tmp_path))
 
 
-def test_tickets_come_back_as_the_batches_that_torch_would_make(connect: Connect, squares: Spec):
+def test_tickets_come_back_as_the_batches_that_torch_would_make(connect: Connect, squares: Bundle):
     with connect() as receiver:
-        spec = receiver.know(squares)
+        bundle = receiver.know(squares)
         for k in range(5):
-            receiver.ticket(k, [k, k + 1], spec)
+            receiver.ticket(k, [k, k + 1], bundle)
         for k in range(5):
             frame = receiver.next()
-            assert (frame.kind, frame.header.ticket, frame.header.spec) == (Kind.BODY, k, spec)
+            assert (frame.kind, frame.header.ticket, frame.header.bundle) == (Kind.BODY, k, bundle)
             assert frame.batch().tolist() == [k * k, (k + 1) ** 2]
 
 
@@ -66,25 +66,25 @@ def test_the_handshake_names_the_feeder_and_its_versions(server: FeederServer, c
     assert facts["torch"] == ".".join(torch.__version__.split(".")[:2])
 
 
-def test_a_spec_is_asked_for_once_while_its_tickets_wait(connect: Connect, squares: Spec):
+def test_a_bundle_is_asked_for_once_while_its_tickets_wait(connect: Connect, squares: Bundle):
     with connect() as receiver:
-        spec = receiver.know(squares)
+        bundle = receiver.know(squares)
         for k in range(3):
-            receiver.ticket(k, [k], spec)
-        assert receiver.read().kind is Kind.NEED_SPEC
+            receiver.ticket(k, [k], bundle)
+        assert receiver.read().kind is Kind.NEED_BUNDLE
         assert receiver.quiet()
-        receiver.send_spec(spec)
+        receiver.send_bundle(bundle)
         assert [receiver.read().kind for _ in range(3)] == [Kind.BODY] * 3
-        receiver.ticket(3, [3], spec)
+        receiver.ticket(3, [3], bundle)
         assert receiver.read().kind is Kind.BODY
 
 
-def test_a_manifest_of_another_spec_ends_the_link(connect: Connect, squares: Spec, tmp_path: Path):
-    other = spec_of(Squares(5), blobs(tmp_path))
+def test_a_manifest_of_another_bundle_ends_the_link(connect: Connect, squares: Bundle, tmp_path: Path):
+    other = bundle_of(Squares(5), blobs(tmp_path))
     with connect() as receiver:
         receiver.ticket(0, [0], squares.id)
-        assert receiver.read().kind is Kind.NEED_SPEC
-        receiver.send(Kind.SPEC, other.manifest(), generation=1, spec=squares.id)
+        assert receiver.read().kind is Kind.NEED_BUNDLE
+        receiver.send(Kind.BUNDLE, other.manifest(), generation=1, bundle=squares.id)
         with pytest.raises(ConnectionError):
             receiver.read()
 
@@ -93,8 +93,8 @@ def test_a_body_above_its_room_is_announced_with_its_size_and_waits_for_the_gran
     connect: Connect, tmp_path: Path
 ):
     with connect() as receiver:
-        spec = receiver.know(spec_of(Large(100_000), blobs(tmp_path)))
-        receiver.ticket(0, [7], spec, room=1000)
+        bundle = receiver.know(bundle_of(Large(100_000), blobs(tmp_path)))
+        receiver.ticket(0, [7], bundle, room=1000)
         announced = receiver.next()
         assert announced.kind is Kind.ANNOUNCE
         assert announced.header.room > 100_000
@@ -106,13 +106,13 @@ def test_a_body_above_its_room_is_announced_with_its_size_and_waits_for_the_gran
 
 def test_two_ungranted_batches_of_one_receiver_do_not_stop_another(connect: Connect, tmp_path: Path):
     with connect() as hoarder, connect() as other:
-        spec = hoarder.know(spec_of(Large(1000), blobs(tmp_path)))
-        other.know(hoarder.specs[spec])
+        bundle = hoarder.know(bundle_of(Large(1000), blobs(tmp_path)))
+        other.know(hoarder.bundles[bundle])
         for k in range(5):
-            hoarder.ticket(k, [k], spec, room=0)
+            hoarder.ticket(k, [k], bundle, room=0)
         assert [hoarder.next().kind for _ in range(2)] == [Kind.ANNOUNCE] * 2
         assert hoarder.quiet()
-        other.ticket(0, [0], spec)
+        other.ticket(0, [0], bundle)
         assert other.next().kind is Kind.BODY
         hoarder.grant(1)
         assert [hoarder.next()[:1] for _ in range(2)] == [(Kind.BODY,), (Kind.ANNOUNCE,)]
@@ -120,24 +120,24 @@ def test_two_ungranted_batches_of_one_receiver_do_not_stop_another(connect: Conn
 
 def test_a_receiver_that_reads_nothing_does_not_stop_another(connect: Connect, tmp_path: Path):
     with connect() as frozen, connect() as other:
-        spec = frozen.know(spec_of(Large(30_000_000), blobs(tmp_path)))
-        other.know(frozen.specs[spec])
-        frozen.ticket(0, [0], spec)
-        assert frozen.read().kind is Kind.NEED_SPEC
-        frozen.send_spec(spec)
+        bundle = frozen.know(bundle_of(Large(30_000_000), blobs(tmp_path)))
+        other.know(frozen.bundles[bundle])
+        frozen.ticket(0, [0], bundle)
+        assert frozen.read().kind is Kind.NEED_BUNDLE
+        frozen.send_bundle(bundle)
         for k in range(1, 8):
-            frozen.ticket(k, [k], spec)
+            frozen.ticket(k, [k], bundle)
         for k in range(3):
-            other.ticket(k, [k], spec)
+            other.ticket(k, [k], bundle)
             assert other.next().header.ticket == k
         assert [frozen.next().header.ticket for _ in range(8)] == list(range(8))
 
 
 def test_bodies_of_many_megabytes_arrive_whole_and_checked(connect: Connect, tmp_path: Path):
     with connect() as receiver:
-        spec = receiver.know(spec_of(Large(40_000_000), blobs(tmp_path)))
+        bundle = receiver.know(bundle_of(Large(40_000_000), blobs(tmp_path)))
         for k in range(3):
-            receiver.ticket(k, [k], spec, flags=Flag.CHECKSUM)
+            receiver.ticket(k, [k], bundle, flags=Flag.CHECKSUM)
         for k in range(3):
             frame = receiver.next()
             assert checksum_holds(frame)
@@ -148,8 +148,8 @@ def test_bodies_of_many_megabytes_arrive_whole_and_checked(connect: Connect, tmp
 
 def test_an_announced_body_is_checked_too(connect: Connect, tmp_path: Path):
     with connect() as receiver:
-        spec = receiver.know(spec_of(Large(10_000), blobs(tmp_path)))
-        receiver.ticket(0, [1, 2], spec, room=0, flags=Flag.CHECKSUM)
+        bundle = receiver.know(bundle_of(Large(10_000), blobs(tmp_path)))
+        receiver.ticket(0, [1, 2], bundle, room=0, flags=Flag.CHECKSUM)
         assert receiver.next().kind is Kind.ANNOUNCE
         receiver.grant(0)
         assert checksum_holds(receiver.next())
@@ -160,16 +160,16 @@ def test_a_batch_of_thousands_of_buffers_arrives_whole(connect: Connect, tmp_pat
         return [torch.full((1000,), int(samples[0]) + i) for i in range(3000)]
 
     with connect() as receiver:
-        spec = receiver.know(spec_of(Squares(), blobs(tmp_path), collate_fn=collate))
-        receiver.ticket(0, [3], spec)
+        bundle = receiver.know(bundle_of(Squares(), blobs(tmp_path), collate_fn=collate))
+        receiver.ticket(0, [3], bundle)
         batch = receiver.next().batch()
         assert [int(t[999]) for t in batch] == [9 + i for i in range(3000)]
 
 
-def test_a_probed_ticket_reports_each_sample_before_it_is_made(connect: Connect, squares: Spec):
+def test_a_probed_ticket_reports_each_sample_before_it_is_made(connect: Connect, squares: Bundle):
     with connect() as receiver:
-        spec = receiver.know(squares)
-        receiver.ticket(0, [5, 6, 7], spec, flags=Flag.PROBE)
+        bundle = receiver.know(squares)
+        receiver.ticket(0, [5, 6, 7], bundle, flags=Flag.PROBE)
         told = [receiver.next() for _ in range(4)]
         assert [f.kind for f in told] == [Kind.PROGRESS] * 3 + [Kind.BODY]
         assert [f.header.room for f in told[:3]] == [0, 1, 2]
@@ -178,16 +178,16 @@ def test_a_probed_ticket_reports_each_sample_before_it_is_made(connect: Connect,
 def test_a_cancelled_ticket_is_not_built_and_not_sent(connect: Connect, tmp_path: Path):
     gate = tmp_path / "gate"
     with connect() as receiver:
-        spec = receiver.know(spec_of(Gated(gate), blobs(tmp_path)))
-        receiver.ticket(0, [0], spec, flags=Flag.PROBE)
-        receiver.ticket(1, [1], spec)
-        receiver.ticket(2, [2], spec)
+        bundle = receiver.know(bundle_of(Gated(gate), blobs(tmp_path)))
+        receiver.ticket(0, [0], bundle, flags=Flag.PROBE)
+        receiver.ticket(1, [1], bundle)
+        receiver.ticket(2, [2], bundle)
         assert receiver.next().kind is Kind.PROGRESS
         receiver.cancel(0)
         receiver.cancel(1)
-        receiver.ticket(3, [3], spec)
-        receiver.ticket(4, [4], b"unknown spec 123")
-        assert receiver.read().kind is Kind.NEED_SPEC, "all frames before were read"
+        receiver.ticket(3, [3], bundle)
+        receiver.ticket(4, [4], b"unknown bundle 123")
+        assert receiver.read().kind is Kind.NEED_BUNDLE, "all frames before were read"
         gate.touch()
         told = [receiver.next() for _ in range(4)]
         assert [(f.kind, f.header.ticket) for f in told] == [
@@ -199,12 +199,12 @@ def test_a_cancelled_ticket_is_not_built_and_not_sent(connect: Connect, tmp_path
         assert receiver.quiet()
 
 
-def test_frames_of_an_older_generation_mean_nothing(connect: Connect, squares: Spec):
+def test_frames_of_an_older_generation_mean_nothing(connect: Connect, squares: Bundle):
     with connect() as receiver:
-        spec = receiver.know(squares)
-        receiver.ticket(0, [0], spec, generation=5)
-        receiver.ticket(1, [1], spec, generation=4)
-        receiver.ticket(2, [2], spec, generation=5)
+        bundle = receiver.know(squares)
+        receiver.ticket(0, [0], bundle, generation=5)
+        receiver.ticket(1, [1], bundle, generation=4)
+        receiver.ticket(2, [2], bundle, generation=5)
         assert [receiver.next().header.ticket for _ in range(2)] == [0, 2]
 
 
@@ -212,19 +212,19 @@ def test_blobs_that_are_nowhere_fail_the_ticket_of_a_feeder_without_supervisor(
     connect: Connect, tmp_path: Path
 ):
     with connect() as receiver:
-        spec = receiver.know(spec_of(Squares(), tmp_path / "elsewhere"))
-        receiver.ticket(0, [1], spec)
+        bundle = receiver.know(bundle_of(Squares(), tmp_path / "elsewhere"))
+        receiver.ticket(0, [1], bundle)
         frame = receiver.next()
         assert frame.kind is Kind.FAILED
         assert "no supervisor" in str(unpack_failure(frame.payload))
 
 
 def test_a_receiver_that_goes_leaves_nothing_behind(server: FeederServer, connect: Connect, tmp_path: Path):
-    spec = spec_of(Large(1_000_000), blobs(tmp_path))
+    bundle = bundle_of(Large(1_000_000), blobs(tmp_path))
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         with connect() as receiver:
-            known = receiver.know(spec)
+            known = receiver.know(bundle)
             for k in range(4):
                 receiver.ticket(k, [k], known, room=0 if k % 2 else PLENTY)
             receiver.next()
@@ -240,15 +240,15 @@ def test_a_peer_without_the_key_is_refused(server: FeederServer):
 
 
 def test_a_silent_or_babbling_peer_is_cut_off_and_disturbs_nobody(
-    server: FeederServer, connect: Connect, squares: Spec, monkeypatch: pytest.MonkeyPatch
+    server: FeederServer, connect: Connect, squares: Bundle, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT_S", 0.5)
     slow = socket.create_connection(("127.0.0.1", server.port))
     babbling = socket.create_connection(("127.0.0.1", server.port))
     babbling.sendall(struct.pack("<I", 1 << 30) + b"x" * 100)
     with connect() as receiver:
-        spec = receiver.know(squares)
-        receiver.ticket(0, [1], spec)
+        bundle = receiver.know(squares)
+        receiver.ticket(0, [1], bundle)
         assert receiver.next().kind is Kind.BODY
     for sock in (slow, babbling):
         sock.settimeout(5)
@@ -259,7 +259,7 @@ def test_a_silent_or_babbling_peer_is_cut_off_and_disturbs_nobody(
 
 
 @pytest.mark.parametrize("damage", ["magic", "kind", "length"])
-def test_a_corrupt_frame_ends_its_link_only(connect: Connect, squares: Spec, damage: str):
+def test_a_corrupt_frame_ends_its_link_only(connect: Connect, squares: Bundle, damage: str):
     with connect() as bad, connect() as good:
         header = {
             "magic": b"x" * HEADER_NBYTES,
@@ -269,22 +269,22 @@ def test_a_corrupt_frame_ends_its_link_only(connect: Connect, squares: Spec, dam
         bad.sock.sendall(header)
         with pytest.raises(ConnectionError):
             bad.read()
-        spec = good.know(squares)
-        good.ticket(0, [2], spec)
+        bundle = good.know(squares)
+        good.ticket(0, [2], bundle)
         assert good.next().batch().tolist() == [4]
 
 
-def test_frames_cut_at_any_byte_are_understood(connect: Connect, squares: Spec):
+def test_frames_cut_at_any_byte_are_understood(connect: Connect, squares: Bundle):
     with connect() as receiver:
-        spec = receiver.know(squares)
-        receiver.ticket(0, [1], spec)
+        bundle = receiver.know(squares)
+        receiver.ticket(0, [1], bundle)
         assert receiver.next().kind is Kind.BODY
         sent = bytearray()
         receiver.send = lambda kind, payload=b"", **f: sent.extend(  # type: ignore[method-assign]
             frames.pack(kind, nbytes=len(payload), **f) + payload
         )
-        receiver.ticket(1, [1, 2, 3], spec)
-        receiver.ticket(2, [4], spec)
+        receiver.ticket(1, [1, 2, 3], bundle)
+        receiver.ticket(2, [4], bundle)
         for byte in sent:
             receiver.sock.send(bytes([byte]))
         assert [receiver.next().header.ticket for _ in range(2)] == [1, 2]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from feeder_client import Deadly, Receiver, Squares, spec_of
+from feeder_client import Deadly, Receiver, Squares, bundle_of
 from feeder_serving import KEY, Connect, blobs, connecting, feeder_process, serving
 
-from dataloaderjob.core.blobs import Spec
+from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import InputError, UserCodeError
 from dataloaderjob.core.frames import Flag, Kind
 from dataloaderjob.feeder.server import FeederServer
@@ -34,14 +34,14 @@ def connect(server: FeederServer) -> Iterator[Connect]:
 
 
 @pytest.fixture
-def squares(tmp_path: Path) -> Spec:
-    return spec_of(Squares(), blobs(tmp_path))
+def squares(tmp_path: Path) -> Bundle:
+    return bundle_of(Squares(), blobs(tmp_path))
 
 
-def test_an_error_of_user_code_names_index_feeder_and_line(connect: Connect, squares: Spec):
+def test_an_error_of_user_code_names_index_feeder_and_line(connect: Connect, squares: Bundle):
     with connect() as receiver:
-        spec = receiver.know(squares)
-        receiver.ticket(0, [1, 5000], spec)
+        bundle = receiver.know(squares)
+        receiver.ticket(0, [1, 5000], bundle)
         frame = receiver.next()
         assert frame.kind is Kind.FAILED
         error = unpack_failure(frame.payload)
@@ -49,14 +49,14 @@ def test_an_error_of_user_code_names_index_feeder_and_line(connect: Connect, squ
         assert "index 5000 of 1000" in str(error)
         assert "for index 5000 in feeder-0" in str(error)
         assert "feeder_client.py" in str(error)
-        receiver.ticket(1, [1], spec)
+        receiver.ticket(1, [1], bundle)
         assert receiver.next().kind is Kind.BODY, "the feeder goes on"
 
 
 def test_a_batch_that_cannot_travel_names_the_leaf(connect: Connect, tmp_path: Path):
     with connect() as receiver:
-        spec = receiver.know(spec_of(Squares(), blobs(tmp_path), collate_fn=lambda s: {"x": object()}))
-        receiver.ticket(0, [1], spec)
+        bundle = receiver.know(bundle_of(Squares(), blobs(tmp_path), collate_fn=lambda s: {"x": object()}))
+        receiver.ticket(0, [1], bundle)
         error = unpack_failure(receiver.next().payload)
         assert isinstance(error, InputError)
         assert 'batch["x"]' in str(error) or "batch['x']" in str(error)
@@ -65,10 +65,10 @@ def test_a_batch_that_cannot_travel_names_the_leaf(connect: Connect, tmp_path: P
 
 def test_sys_exit_in_user_code_fails_the_batch_and_not_the_feeder(connect: Connect, tmp_path: Path):
     with connect() as receiver:
-        spec = receiver.know(spec_of(Squares(), blobs(tmp_path), collate_fn=lambda s: sys.exit(3)))
-        receiver.ticket(0, [1], spec)
+        bundle = receiver.know(bundle_of(Squares(), blobs(tmp_path), collate_fn=lambda s: sys.exit(3)))
+        receiver.ticket(0, [1], bundle)
         assert isinstance(unpack_failure(receiver.next().payload), UserCodeError)
-        receiver.ticket(1, [1], spec)
+        receiver.ticket(1, [1], bundle)
         assert receiver.next().kind is Kind.FAILED
 
 
@@ -88,21 +88,21 @@ def test_worker_init_fn_runs_once_and_worker_info_answers(connect: Connect, tmp_
         ]
 
     with connect() as receiver:
-        spec = receiver.know(spec_of(Squares(), blobs(tmp_path), collate_fn=collate, worker_init_fn=init))
-        receiver.ticket(0, [1], spec, base_seed=7)
-        receiver.ticket(1, [1], spec, base_seed=8)
+        bundle = receiver.know(bundle_of(Squares(), blobs(tmp_path), collate_fn=collate, worker_init_fn=init))
+        receiver.ticket(0, [1], bundle, base_seed=7)
+        receiver.ticket(1, [1], bundle, base_seed=8)
         assert [receiver.next().batch() for _ in range(2)] == [[0, 7, 1], [0, 8, 1]]
     assert seen.read_text().splitlines() == ["[0, 0, 1, 1000]"]
 
 
-def test_a_failing_worker_init_fn_fails_every_ticket_of_its_spec(connect: Connect, tmp_path: Path):
+def test_a_failing_worker_init_fn_fails_every_ticket_of_its_bundle(connect: Connect, tmp_path: Path):
     def init(worker_id: int) -> None:
         raise PermissionError(13, "no disk for you")
 
     with connect() as receiver:
-        spec = receiver.know(spec_of(Squares(), blobs(tmp_path), worker_init_fn=init))
+        bundle = receiver.know(bundle_of(Squares(), blobs(tmp_path), worker_init_fn=init))
         for k in range(2):
-            receiver.ticket(k, [1], spec)
+            receiver.ticket(k, [1], bundle)
             error = unpack_failure(receiver.next().payload)
             assert isinstance(error, PermissionError)
             assert "worker_init_fn" in str(error)
@@ -110,10 +110,10 @@ def test_a_failing_worker_init_fn_fails_every_ticket_of_its_spec(connect: Connec
 
 def test_ten_datasets_are_served_although_eight_stay_loaded(connect: Connect, tmp_path: Path):
     with connect() as receiver:
-        specs = [receiver.know(spec_of(Squares(n + 1), blobs(tmp_path))) for n in range(10)]
+        bundles = [receiver.know(bundle_of(Squares(n + 1), blobs(tmp_path))) for n in range(10)]
         for turn in range(2):
-            for n, spec in enumerate(specs):
-                receiver.ticket(turn * 10 + n, [n], spec)
+            for n, bundle in enumerate(bundles):
+                receiver.ticket(turn * 10 + n, [n], bundle)
                 assert receiver.next().batch().tolist() == [n * n]
 
 
@@ -126,8 +126,8 @@ def test_user_code_that_forks_does_not_keep_the_link_open(tmp_path: Path):
         return pid
 
     with feeder_process(tmp_path) as (process, ready), Receiver(ready["port"], KEY) as receiver:
-        spec = receiver.know(spec_of(Squares(), blobs(tmp_path), collate_fn=collate))
-        receiver.ticket(0, [1], spec)
+        bundle = receiver.know(bundle_of(Squares(), blobs(tmp_path), collate_fn=collate))
+        receiver.ticket(0, [1], bundle)
         child = receiver.next().batch()
         process.kill()
         process.wait()
@@ -142,8 +142,8 @@ def test_a_feeder_by_itself_names_the_sample_that_kills_it(tmp_path: Path):
     with feeder_process(tmp_path) as (process, ready), Receiver(ready["port"], KEY) as receiver:
         assert ready["pid"] == process.pid
         assert receiver.facts["instance"] == ready["instance"]
-        spec = receiver.know(spec_of(Deadly(), blobs(tmp_path)))
-        receiver.ticket(0, [11, 12, 13, 14], spec, flags=Flag.PROBE)
+        bundle = receiver.know(bundle_of(Deadly(), blobs(tmp_path)))
+        receiver.ticket(0, [11, 12, 13, 14], bundle, flags=Flag.PROBE)
         assert [receiver.next().header.room for _ in range(3)] == [0, 1, 2]
         with pytest.raises(ConnectionError):
             receiver.read()

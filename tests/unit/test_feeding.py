@@ -1,4 +1,4 @@
-"""The feeder's machine: what it does with tickets, grants, cancels, specs and lost links."""
+"""The feeder's machine: what it does with tickets, grants, cancels, bundles and lost links."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataloaderjob.core.feeding_states import (
     Event,
     Fail,
     IllegalTransition,
-    NeedSpec,
+    NeedBundle,
     Send,
     State,
     Withdraw,
@@ -37,33 +37,33 @@ def test_a_batch_larger_than_its_room_is_announced_and_sent_when_granted():
     assert m.grant(**which(0), room=10) == [], "a second grant means nothing"
 
 
-def test_an_unknown_spec_is_asked_for_once_for_each_link():
+def test_an_unknown_bundle_is_asked_for_once_for_each_link():
     m = machine(1, 2, known=None)
     asked = [ask(m, 0), ask(m, 1), ask(m, 0, link=2)]
-    assert [[type(i) for i in made] for made in asked] == [[NeedSpec], [], [NeedSpec]]
+    assert [[type(i) for i in made] for made in asked] == [[NeedBundle], [], [NeedBundle]]
     assert m.next_build() is None
-    assert m.spec_coming(A)
-    assert not m.spec_coming(A), "two receivers answer; one load is enough"
-    m.spec_ready(A)
+    assert m.bundle_coming(A)
+    assert not m.bundle_coming(A), "two receivers answer; one load is enough"
+    m.bundle_ready(A)
     assert m.next_build() is not None
 
 
-def test_a_spec_that_cannot_be_had_fails_its_tickets_and_is_asked_for_again():
+def test_a_bundle_that_cannot_be_had_fails_its_tickets_and_is_asked_for_again():
     m = machine(known=None)
     ask(m, 0)
-    m.spec_coming(A)
-    (failed,) = m.spec_lost(A)
+    m.bundle_coming(A)
+    (failed,) = m.bundle_lost(A)
     assert isinstance(failed, Fail)
     assert failed.job.ticket == 0
-    assert isinstance(ask(m, 1)[0], NeedSpec)
+    assert isinstance(ask(m, 1)[0], NeedBundle)
 
 
-def test_a_spec_that_came_after_its_tickets_were_cancelled_is_not_loaded():
+def test_a_bundle_that_came_after_its_tickets_were_cancelled_is_not_loaded():
     m = machine(known=None)
     ask(m, 0)
     m.cancel(**which(0))
     assert not m.wanted(A)
-    assert not m.spec_coming(A)
+    assert not m.bundle_coming(A)
 
 
 @pytest.mark.parametrize("stage", ["parked", "queued", "held", "ready"])

@@ -62,14 +62,14 @@ class Feeder(RuleBasedStateMachine):
         link=st.integers(1, 3),
         stream=st.integers(1, 2),
         ticket=st.integers(0, 6),
-        spec=st.sampled_from([A, B]),
+        bundle=st.sampled_from([A, B]),
         room=st.sampled_from([0, 50, 100]),
     )
-    def ticket(self, link: int, stream: int, ticket: int, spec: bytes, room: int) -> None:
+    def ticket(self, link: int, stream: int, ticket: int, bundle: bytes, room: int) -> None:
         if link in self.links:
             key = (link, stream, ticket)
             self.asked[key] = self.asked.get(key, 0) + 1
-            self.follow(ask(self.m, ticket, link=link, stream=stream, room=room, spec=spec))
+            self.follow(ask(self.m, ticket, link=link, stream=stream, room=room, bundle=bundle))
 
     @rule(
         link=st.integers(1, 3),
@@ -84,25 +84,25 @@ class Feeder(RuleBasedStateMachine):
     def cancel(self, link: int, stream: int, ticket: int) -> None:
         self.follow(self.m.cancel(**which(ticket, link=link, stream=stream)))
 
-    @rule(spec=st.sampled_from([A, B]))
-    def spec_frame(self, spec: bytes) -> None:
-        if self.m.spec_coming(spec):
-            assert spec not in self.fetching
-            self.fetching.add(spec)
+    @rule(bundle=st.sampled_from([A, B]))
+    def bundle_frame(self, bundle: bytes) -> None:
+        if self.m.bundle_coming(bundle):
+            assert bundle not in self.fetching
+            self.fetching.add(bundle)
 
-    @rule(spec=st.sampled_from([A, B]), fine=st.booleans())
-    def fetched(self, spec: bytes, fine: bool) -> None:
-        if spec in self.fetching:
-            self.fetching.remove(spec)
+    @rule(bundle=st.sampled_from([A, B]), fine=st.booleans())
+    def fetched(self, bundle: bytes, fine: bool) -> None:
+        if bundle in self.fetching:
+            self.fetching.remove(bundle)
             if fine:
-                self.m.spec_ready(spec)
+                self.m.bundle_ready(bundle)
             else:
-                self.follow(self.m.spec_lost(spec))
+                self.follow(self.m.bundle_lost(bundle))
 
-    @rule(spec=st.sampled_from([A, B]))
-    def forget(self, spec: bytes) -> None:
-        if spec not in self.fetching:
-            self.m.forget_spec(spec)
+    @rule(bundle=st.sampled_from([A, B]))
+    def forget(self, bundle: bytes) -> None:
+        if bundle not in self.fetching:
+            self.m.forget_bundle(bundle)
 
     @precondition(lambda self: self.building is None)
     @rule()

@@ -21,7 +21,7 @@ def depth(stream: Stream) -> int:
 
 
 def eligible(link: Link, stream: Stream) -> bool:
-    return link.up and not link.draining and link.suspect_since is None and stream.spec not in link.refused
+    return link.up and not link.draining and link.suspect_since is None and stream.bundle not in link.refused
 
 
 def choose(links: Iterable[Link], stream: Stream, *, without: Iterable[Link] = ()) -> Link | None:

@@ -69,12 +69,12 @@ class Dispatcher:
         stream: int,
         *,
         manifest: bytes,
-        spec: bytes,
+        bundle: bytes,
         facts: dict[str, Any],
         window: int,
         awaited: int = 0,
     ) -> None:
-        made = Stream(stream, spec, manifest, facts, window, awaited)
+        made = Stream(stream, bundle, manifest, facts, window, awaited)
         self.streams[stream] = made
         for link in self.links.values():
             if link.up:
@@ -200,8 +200,8 @@ class Dispatcher:
         if link is None or header.generation != self.generation:
             return
         self._heard(now, link, header)
-        if header.kind == Kind.NEED_SPEC:
-            self._send_spec(link, header.spec)
+        if header.kind == Kind.NEED_BUNDLE:
+            self._send_bundle(link, header.bundle)
             return
         if header.kind == Kind.NOTE:
             self._out.append(Note(f"{link.endpoint.name}: {payload.decode(errors='replace')}"))
@@ -317,7 +317,7 @@ class Dispatcher:
         self.counters.asks += 1
         flags = (Flag.CHECKSUM if self.settings.checksum else 0) | (Flag.PROBE if ticket.probe else 0)
         header = frames.pack(
-            Kind.TICKET, generation=self.generation, stream=stream.id, ticket=ticket.number, spec=stream.spec,
+            Kind.TICKET, generation=self.generation, stream=stream.id, ticket=ticket.number, bundle=stream.bundle,
             nbytes=len(ticket.payload), room=ask.extent.nbytes if ask.extent else 0, flags=flags,
         )  # fmt: skip
         self._out.append(Send(link.endpoint.instance, header, ticket.payload))
@@ -408,11 +408,11 @@ class Dispatcher:
         if stream.size_hint > before:
             self.placer.fit(self.streams.values(), nbytes)
 
-    def _send_spec(self, link: Link, spec: bytes) -> None:
+    def _send_bundle(self, link: Link, bundle: bytes) -> None:
         for stream in self.streams.values():
-            if stream.spec == spec:
+            if stream.bundle == bundle:
                 header = frames.pack(
-                    Kind.SPEC, generation=self.generation, spec=spec, nbytes=len(stream.manifest)
+                    Kind.BUNDLE, generation=self.generation, bundle=bundle, nbytes=len(stream.manifest)
                 )
                 self._out.append(Send(link.endpoint.instance, header, stream.manifest))
                 return

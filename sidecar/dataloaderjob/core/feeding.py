@@ -23,7 +23,7 @@ from dataloaderjob.core.feeding_states import (
     IllegalTransition,
     Instruction,
     Job,
-    NeedSpec,
+    NeedBundle,
     Send,
     State,
     Withdraw,
@@ -123,7 +123,7 @@ class Feeding:
         generation: int,
         stream: int,
         ticket: int,
-        spec: bytes,
+        bundle: bytes,
         flags: int,
         room: int,
         payload: bytes,
@@ -141,17 +141,17 @@ class Feeding:
             known.flags |= flags
             return made + self._widen(known, room)
         self._serial += 1
-        state = State.QUEUED if spec in self._known else State.PARKED
-        job = Job(self._serial, link, generation, stream, ticket, spec, flags, room, payload, state)
+        state = State.QUEUED if bundle in self._known else State.PARKED
+        job = Job(self._serial, link, generation, stream, ticket, bundle, flags, room, payload, state)
         owner.jobs[stream, ticket] = job
         if state is State.QUEUED:
             owner.enqueue(job)
             self._queued += 1
             return made
-        self._parked.setdefault(spec, []).append(job)
-        if spec not in self._coming and spec not in owner.asked:
-            owner.asked.add(spec)
-            made.append(NeedSpec(link, job))
+        self._parked.setdefault(bundle, []).append(job)
+        if bundle not in self._coming and bundle not in owner.asked:
+            owner.asked.add(bundle)
+            made.append(NeedBundle(link, job))
         return made
 
     def grant(self, link: int, *, generation: int, stream: int, ticket: int, room: int) -> list[Instruction]:
@@ -169,51 +169,51 @@ class Feeding:
         job = self._find(link, generation, stream, ticket)
         return [] if job is None else self._cancel(job)
 
-    # Specs
+    # Bundles
 
-    def spec_coming(self, spec: bytes) -> bool:
-        """A SPEC frame. Returns whether the shell has to make it ready and report it; once for each spec."""
-        if spec in self._known or spec in self._coming or not self.wanted(spec):
+    def bundle_coming(self, bundle: bytes) -> bool:
+        """A BUNDLE frame. Returns whether the shell has to make it ready and report it; once for each bundle."""
+        if bundle in self._known or bundle in self._coming or not self.wanted(bundle):
             return False
-        self._coming.add(spec)
+        self._coming.add(bundle)
         return True
 
-    def spec_ready(self, spec: bytes) -> None:
+    def bundle_ready(self, bundle: bytes) -> None:
         """Its blobs are on this node: parked tickets take their turns."""
-        self._coming.discard(spec)
-        self._known.add(spec)
-        for job in self._parked.pop(spec, ()):
-            self._move(job, Event.SPEC)
+        self._coming.discard(bundle)
+        self._known.add(bundle)
+        for job in self._parked.pop(bundle, ()):
+            self._move(job, Event.BUNDLE)
 
-    def spec_lost(self, spec: bytes) -> list[Instruction]:
-        """The spec cannot be had: its tickets fail. Also ends the coming of a spec that nobody wants."""
-        self._coming.discard(spec)
+    def bundle_lost(self, bundle: bytes) -> list[Instruction]:
+        """The bundle cannot be had: its tickets fail. Also ends the coming of a bundle that nobody wants."""
+        self._coming.discard(bundle)
         for owner in self._links.values():
-            owner.asked.discard(spec)
-        lost = self._parked.pop(spec, [])
+            owner.asked.discard(bundle)
+        lost = self._parked.pop(bundle, [])
         for job in lost:
-            self._move(job, Event.SPEC_LOST)
+            self._move(job, Event.BUNDLE_LOST)
         return [Fail(job) for job in lost]
 
-    def wanted(self, spec: bytes) -> bool:
-        return spec in self._parked
+    def wanted(self, bundle: bytes) -> bool:
+        return bundle in self._parked
 
-    def waiting(self, spec: bytes) -> list[Job]:
-        """The earliest unbuilt ticket of this spec on each link: whom a note about it concerns."""
+    def waiting(self, bundle: bytes) -> list[Job]:
+        """The earliest unbuilt ticket of this bundle on each link: whom a note about it concerns."""
         first: dict[int, Job] = {}
         for owner in self._links.values():
             for job in owner.jobs.values():
-                if job.spec == spec and job.state in (State.PARKED, State.QUEUED, State.BUILDING):
+                if job.bundle == bundle and job.state in (State.PARKED, State.QUEUED, State.BUILDING):
                     first.setdefault(owner.number, job)
         return list(first.values())
 
-    def forget_spec(self, spec: bytes) -> bool:
-        """Makes a spec unknown again. Returns False, and does nothing, while a ticket needs it."""
-        if self.waiting(spec):
+    def forget_bundle(self, bundle: bytes) -> bool:
+        """Makes a bundle unknown again. Returns False, and does nothing, while a ticket needs it."""
+        if self.waiting(bundle):
             return False
-        self._known.discard(spec)
+        self._known.discard(bundle)
         for owner in self._links.values():
-            owner.asked.discard(spec)
+            owner.asked.discard(bundle)
         return True
 
     # Building and sending
@@ -296,12 +296,12 @@ class Feeding:
         if was is State.QUEUED:
             owner.dequeue(job, turn=job.state is State.BUILDING)
             self._queued -= 1
-        elif was is State.PARKED and job.spec in self._parked:
-            self._parked[job.spec].remove(job)
-            if not any(j.link == owner.number for j in self._parked[job.spec]):
-                owner.asked.discard(job.spec)  # nobody may have answered: the next ticket asks again
-            if not self._parked[job.spec]:
-                del self._parked[job.spec]
+        elif was is State.PARKED and job.bundle in self._parked:
+            self._parked[job.bundle].remove(job)
+            if not any(j.link == owner.number for j in self._parked[job.bundle]):
+                owner.asked.discard(job.bundle)  # nobody may have answered: the next ticket asks again
+            if not self._parked[job.bundle]:
+                del self._parked[job.bundle]
         elif was is State.HELD:
             owner.held.remove(job)
         elif was in (State.READY, State.SENDING) and job.state is State.GONE:

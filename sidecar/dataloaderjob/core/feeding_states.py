@@ -1,6 +1,6 @@
 """States of a feeder's tickets, and what the machine tells its shell. Values and one table.
 
-PARKED     its spec (the user's code and data) is not here yet
+PARKED     its bundle (the user's code and data) is not here yet
 QUEUED     waits for its turn
 BUILDING   the build thread makes it
 DISCARDED  cancelled, or its link ended, while it was being built
@@ -32,10 +32,10 @@ class State(IntEnum):
 class Event(IntEnum):
     GRANT = auto()
     CANCEL = auto()
-    SPEC = auto()
-    """The spec is here."""
-    SPEC_LOST = auto()
-    """The spec cannot be had."""
+    BUNDLE = auto()
+    """The bundle is here."""
+    BUNDLE_LOST = auto()
+    """The bundle cannot be had."""
     BUILD = auto()
     FITS = auto()
     """Built; the body fits the room."""
@@ -51,8 +51,8 @@ class Event(IntEnum):
 TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.PARKED, Event.GRANT): State.PARKED,
     (State.PARKED, Event.CANCEL): State.GONE,
-    (State.PARKED, Event.SPEC): State.QUEUED,
-    (State.PARKED, Event.SPEC_LOST): State.GONE,
+    (State.PARKED, Event.BUNDLE): State.QUEUED,
+    (State.PARKED, Event.BUNDLE_LOST): State.GONE,
     (State.QUEUED, Event.GRANT): State.QUEUED,
     (State.QUEUED, Event.CANCEL): State.GONE,
     (State.QUEUED, Event.BUILD): State.BUILDING,
@@ -92,7 +92,7 @@ class Job:
     generation: int
     stream: int
     ticket: int
-    spec: bytes
+    bundle: bytes
     flags: int
     room: int
     """Bytes that may be sent unasked."""
@@ -106,8 +106,8 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class NeedSpec:
-    """Ask the receiver on this link for a spec's manifest."""
+class NeedBundle:
+    """Ask the receiver on this link for a bundle's manifest."""
 
     link: int
     job: Job
@@ -139,4 +139,4 @@ class Fail:
     job: Job
 
 
-Instruction = NeedSpec | Announce | Send | Withdraw | Fail
+Instruction = NeedBundle | Announce | Send | Withdraw | Fail

@@ -12,7 +12,7 @@ A frame is a header of 64 bytes, then `nbytes` bytes of payload. Integers are li
 | generation | u32  | of the sender's view of the ring: a frame of another generation is stale |
 | stream     | u32  | one live iterator of a trainer process |
 | ticket     | u64  | position of the batch in its stream, from 0 |
-| spec       | 16 B | hash of the user's code and data that make the batch |
+| bundle       | 16 B | hash of the user's code and data that make the batch |
 | nbytes     | u64  | payload bytes behind this header |
 | room       | u64  | TICKET: bytes reserved, may be sent unasked. ANNOUNCE: size of the body. PROGRESS: position |
 | crc        | u32  | crc32 of the payload if `Flag.CHECKSUM`, else 0 |
@@ -37,7 +37,7 @@ _CHECK = struct.Struct("<I")
 MAX_CONTROL_NBYTES = 64 * 1024 * 1024
 """Largest payload of any frame but BODY: a ticket with a million indices takes 8 MB."""
 MAX_BODY_NBYTES = 1 << 40
-NO_SPEC = bytes(16)
+NO_BUNDLE = bytes(16)
 
 assert HEADER_NBYTES == 64  # noqa: S101  the layout above is the protocol
 
@@ -59,10 +59,10 @@ class Kind(IntEnum):
     """F: user code failed. Payload: `failures.pack`."""
     PROGRESS = 7
     """F: about to make sample number `room` of this ticket. Only for tickets with Flag.PROBE."""
-    NEED_SPEC = 8
-    """F: `spec` is not known here."""
-    SPEC = 9
-    """R: payload is the spec's manifest (JSON)."""
+    NEED_BUNDLE = 8
+    """F: `bundle` is not known here."""
+    BUNDLE = 9
+    """R: payload is the bundle's manifest (JSON)."""
     NOTE = 10
     """F: payload is a line of text for the user: loading a dataset, a slow import."""
     CANCELLED = 11
@@ -77,9 +77,9 @@ class Flag(IntFlag):
 
 
 FROM_FEEDER = frozenset(
-    {Kind.ANNOUNCE, Kind.BODY, Kind.FAILED, Kind.PROGRESS, Kind.NEED_SPEC, Kind.NOTE, Kind.CANCELLED}
+    {Kind.ANNOUNCE, Kind.BODY, Kind.FAILED, Kind.PROGRESS, Kind.NEED_BUNDLE, Kind.NOTE, Kind.CANCELLED}
 )
-FROM_RECEIVER = frozenset({Kind.TICKET, Kind.GRANT, Kind.CANCEL, Kind.SPEC})
+FROM_RECEIVER = frozenset({Kind.TICKET, Kind.GRANT, Kind.CANCEL, Kind.BUNDLE})
 
 
 class Header(NamedTuple):
@@ -91,7 +91,7 @@ class Header(NamedTuple):
     generation: int
     stream: int
     ticket: int
-    spec: bytes
+    bundle: bytes
     nbytes: int
     room: int
     crc: int
@@ -103,7 +103,7 @@ def pack(
     generation: int,
     stream: int = 0,
     ticket: int = 0,
-    spec: bytes = NO_SPEC,
+    bundle: bytes = NO_BUNDLE,
     nbytes: int = 0,
     room: int = 0,
     flags: int = 0,
@@ -112,7 +112,7 @@ def pack(
 ) -> bytes:
     """Returns the 64 bytes of a header."""
     head = _HEAD.pack(
-        MAGIC, PROTOCOL, kind, flags, min(load, 0xFFFF), generation, stream, ticket, spec, nbytes, room, crc
+        MAGIC, PROTOCOL, kind, flags, min(load, 0xFFFF), generation, stream, ticket, bundle, nbytes, room, crc
     )
     return head + _CHECK.pack(zlib.crc32(head))
 
@@ -123,7 +123,7 @@ def unpack(data: bytes | bytearray | memoryview, allowed: frozenset[Kind]) -> He
     Raises RemoteProtocolError before anything is allocated when magic, version, checksum, kind
     or length are not what a peer of this role may send.
     """
-    magic, version, kind, flags, load, generation, stream, ticket, spec, nbytes, room, crc, check = (
+    magic, version, kind, flags, load, generation, stream, ticket, bundle, nbytes, room, crc, check = (
         HEADER.unpack_from(data)
     )
     if magic != MAGIC or zlib.crc32(memoryview(data)[: _HEAD.size]) != check:
@@ -135,4 +135,4 @@ def unpack(data: bytes | bytearray | memoryview, allowed: frozenset[Kind]) -> He
     limit = MAX_BODY_NBYTES if kind == Kind.BODY else MAX_CONTROL_NBYTES
     if nbytes > limit or room > MAX_BODY_NBYTES:
         raise RemoteProtocolError(f"a {Kind(kind).name} frame of {nbytes} bytes exceeds {limit}")
-    return Header(kind, flags, load, generation, stream, ticket, spec, nbytes, room, crc)
+    return Header(kind, flags, load, generation, stream, ticket, bundle, nbytes, room, crc)

@@ -40,7 +40,7 @@ class Type(IntEnum):
     REFUSED = 3
     """S: JSON {"error": ...}; the link ends."""
     OPEN = 4
-    """T: a new stream. JSON {"spec": manifest, ...}; `awaiting`: first ticket that is wanted."""
+    """T: a new stream. JSON {"bundle": manifest, ...}; `awaiting`: first ticket that is wanted."""
     TICKETS = 5
     """T: any number of tickets, `tickets.join`. `awaiting`: the ticket that the trainer will take next; `ticket`
     is 1 when it sleeps until that one is ready."""

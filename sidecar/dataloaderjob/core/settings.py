@@ -86,7 +86,7 @@ class FeederSettings:
     """More than one makes sums depend on the machine."""
     max_ungranted: int = 2
     """Built batches kept for one receiver that has no room for them."""
-    max_loaded_specs: int = 8
+    max_loaded_bundles: int = 8
     """Datasets kept loaded; the one used longest ago goes first."""
 
 

@@ -128,7 +128,7 @@ class Link:
     suspect_since: float | None = None
     replace_asked: bool = False
     refused: dict[bytes, str] = field(default_factory=dict)
-    """Specs that this feeder cannot serve, and why."""
+    """Bundles that this feeder cannot serve, and why."""
 
 
 @dataclass(slots=True, eq=False)
@@ -136,7 +136,7 @@ class Stream:
     """One live iterator of the trainer."""
 
     id: int
-    spec: bytes
+    bundle: bytes
     manifest: bytes
     facts: dict[str, Any]
     window: int

@@ -18,7 +18,7 @@ class Versions:
     def compare(self, stream: Stream, link: Link) -> str | None:
         """Marks what does not fit in `link.refused`. Returns what people should hear, once for each difference."""
         if reason := mismatch(stream.facts, link.facts):
-            link.refused[stream.spec] = f"{link.endpoint.name}: {reason}"
+            link.refused[stream.bundle] = f"{link.endpoint.name}: {reason}"
             self._any_refused = True
         elif (reason := caution(stream.facts, link.facts)) and reason not in self._cautions:
             self._cautions.add(reason)
@@ -30,7 +30,7 @@ class Versions:
         if not self._any_refused:
             return None
         up = [link for link in links if link.up and not link.draining]
-        if not up or not all(stream.spec in link.refused for link in up):
+        if not up or not all(stream.bundle in link.refused for link in up):
             return None
-        reasons = "; ".join(sorted({link.refused[stream.spec] for link in up})[:3])
+        reasons = "; ".join(sorted({link.refused[stream.bundle] for link in up})[:3])
         return f"no feeder can run this trainer's code: {reasons}"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dataloaderjob.core import frames
 from dataloaderjob.core.feeding import Feeding
-from dataloaderjob.core.feeding_states import Announce, Fail, Instruction, Job, NeedSpec, Send, Withdraw
+from dataloaderjob.core.feeding_states import Announce, Fail, Instruction, Job, NeedBundle, Send, Withdraw
 from dataloaderjob.core.frames import Flag, Header, Kind
 from dataloaderjob.feeder.link import Buffer, Link
 
@@ -51,8 +51,8 @@ class Outbox:
                 self.control(Kind.ANNOUNCE, job, room=job.nbytes)
             elif isinstance(made, Fail):
                 self.control(Kind.FAILED, job, payload=failure)
-            elif isinstance(made, NeedSpec):
-                self.control(Kind.NEED_SPEC, job)
+            elif isinstance(made, NeedBundle):
+                self.control(Kind.NEED_BUNDLE, job)
             touched.add(link)
         return touched
 
@@ -62,7 +62,7 @@ class Outbox:
         if link is None:
             return set()
         header = frames.pack(
-            kind, generation=job.generation, stream=job.stream, ticket=job.ticket, spec=job.spec,
+            kind, generation=job.generation, stream=job.stream, ticket=job.ticket, bundle=job.bundle,
             nbytes=len(payload), room=room, load=self._machine.load,
         )  # fmt: skip
         link.queue_control(header + payload)
@@ -79,7 +79,7 @@ class Outbox:
     def _body_frame(self, job: Job) -> list[Buffer]:
         body: Body = job.body
         header = frames.pack(
-            Kind.BODY, generation=job.generation, stream=job.stream, ticket=job.ticket, spec=job.spec,
+            Kind.BODY, generation=job.generation, stream=job.stream, ticket=job.ticket, bundle=job.bundle,
             nbytes=job.nbytes, flags=job.flags & CHECKSUM, load=self._machine.load, crc=body.crc,
         )  # fmt: skip
         return [header, *body.buffers]

@@ -33,7 +33,7 @@ from dataloaderjob.core.feeding_states import Instruction, Job
 from dataloaderjob.core.frames import Header, Kind
 from dataloaderjob.core.settings import IN_FEEDER_VARIABLE, FeederSettings, load, read_key
 from dataloaderjob.core.tickets import base_seed
-from dataloaderjob.feeder.desk import SpecDesk
+from dataloaderjob.feeder.bundles import BundleStore
 from dataloaderjob.feeder.door import Door
 from dataloaderjob.feeder.link import Link, checksum
 from dataloaderjob.feeder.outbox import CHECKSUM, PROBE, Body, Outbox
@@ -65,8 +65,8 @@ class FeederServer:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._machine = Feeding(settings.max_ungranted)
-        self._desk = SpecDesk(
-            settings, key, store, machine=self._machine, lock=self._lock, ended=self._spec_ended
+        self._desk = BundleStore(
+            settings, key, store, machine=self._machine, lock=self._lock, ended=self._bundle_ended
         )
         self._outbox = Outbox(self._machine)
         self._inbox: list[socket.socket] = []
@@ -240,14 +240,19 @@ class FeederServer:
         which = {"generation": header.generation, "stream": header.stream, "ticket": header.ticket}
         if header.kind == Kind.TICKET:
             return self._machine.ticket(
-                link.number, **which, spec=header.spec, flags=header.flags, room=header.room, payload=payload
+                link.number,
+                **which,
+                bundle=header.bundle,
+                flags=header.flags,
+                room=header.room,
+                payload=payload,
             )
         if header.kind == Kind.GRANT:
             return self._machine.grant(link.number, **which, room=header.room)
         if header.kind == Kind.CANCEL:
             self._owed.append((link, header))
             return self._machine.cancel(link.number, **which)
-        self._desk.learn(header.spec, payload)
+        self._desk.learn(header.bundle, payload)
         return []
 
     def _tell_waiting(self) -> None:
@@ -257,7 +262,7 @@ class FeederServer:
                 touched |= self._outbox.control(Kind.NOTE, job, payload=text)
         self._outbox.flush(touched)
 
-    def _spec_ended(self, instructions: list[Instruction], failure: bytes) -> None:
+    def _bundle_ended(self, instructions: list[Instruction], failure: bytes) -> None:
         with self._lock:
             touched = self._outbox.perform(instructions, failure)
             self._work.notify()
@@ -287,7 +292,7 @@ class FeederServer:
         return {link for link, _ in owed}
 
     def _build(self, job: Job) -> None:
-        if not self._workshop.has(job.spec):
+        if not self._workshop.has(job.bundle):
             self._load(job)
         on_sample = None
         if job.flags & PROBE:
@@ -295,7 +300,7 @@ class FeederServer:
             def on_sample(position: int) -> None:
                 self._progress(job, position)
 
-        made = self._workshop.make(job.spec, job.ticket, job.payload, on_sample)
+        made = self._workshop.make(job.bundle, job.ticket, job.payload, on_sample)
         if isinstance(made, Failed):
             with self._lock:
                 touched = self._outbox.perform(self._machine.failed(job), made.payload)
@@ -308,8 +313,8 @@ class FeederServer:
         self._outbox.flush(touched)
 
     def _load(self, job: Job) -> None:
-        with self._desk.loading(job.spec) as spec:
-            self._workshop.load(job.spec, spec, base_seed(job.payload))
+        with self._desk.loading(job.bundle) as bundle:
+            self._workshop.load(job.bundle, bundle, base_seed(job.payload))
 
     def _progress(self, job: Job, position: int) -> None:
         """Tells the receiver which sample comes next, before that sample can end this process."""

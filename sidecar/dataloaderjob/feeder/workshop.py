@@ -13,13 +13,13 @@ import torch
 from torch.utils.data import _utils
 
 from dataloaderjob.core import tickets
-from dataloaderjob.core.blobs import BlobStore, Spec
+from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.fetch.aliasing import aliased
+from dataloaderjob.fetch.bundles import UserCode, load_bundle
 from dataloaderjob.fetch.failures import pack_failure
 from dataloaderjob.fetch.fetcher import Fetcher
-from dataloaderjob.fetch.ship import UserCode, load_spec
 from dataloaderjob.fetch.tree import EncodedBatch, encode
 
 
@@ -32,8 +32,8 @@ class Failed(NamedTuple):
 class _Loaded:
     """One dataset with its collate_fn, ready to make batches."""
 
-    def __init__(self, spec: Spec, code: UserCode) -> None:
-        self.allow_pickle = spec.allow_pickle
+    def __init__(self, bundle: Bundle, code: UserCode) -> None:
+        self.allow_pickle = bundle.allow_pickle
         self.dataset = code.dataset
         self.fetcher = Fetcher(code.dataset, code.collate_fn)
 
@@ -50,17 +50,17 @@ class Workshop:
         """Call once in the build thread: the number of torch's threads is kept for each thread."""
         torch.set_num_threads(self._settings.torch_threads)
 
-    def has(self, spec_id: bytes) -> bool:
-        return spec_id in self._loaded
+    def has(self, bundle_id: bytes) -> bool:
+        return bundle_id in self._loaded
 
-    def load(self, spec_id: bytes, spec: Spec, base_seed: int) -> None:
-        """Loads a spec and calls its worker_init_fn. A failure is kept, and answers each of its tickets."""
-        while len(self._loaded) >= self._settings.max_loaded_specs:
+    def load(self, bundle_id: bytes, bundle: Bundle, base_seed: int) -> None:
+        """Loads a bundle and calls its worker_init_fn. A failure is kept, and answers each of its tickets."""
+        while len(self._loaded) >= self._settings.max_loaded_bundles:
             self._loaded.popitem(last=False)
         phase = "loading"
         try:
-            code = load_spec(spec, self._store)
-            made = _Loaded(spec, code)
+            code = load_bundle(bundle, self._store)
+            made = _Loaded(bundle, code)
             self._introduce(made, base_seed)
             if code.worker_init_fn is not None:
                 phase = "worker_init_fn"
@@ -68,16 +68,16 @@ class Workshop:
         except KeyboardInterrupt:
             raise
         except BaseException as exc:  # user code may raise anything, SystemExit too
-            self._loaded[spec_id] = self._fail(exc, phase)
+            self._loaded[bundle_id] = self._fail(exc, phase)
             return
-        self._loaded[spec_id] = made
+        self._loaded[bundle_id] = made
 
     def make(
-        self, spec_id: bytes, number: int, payload: bytes, on_sample: Callable[[int], None] | None
+        self, bundle_id: bytes, number: int, payload: bytes, on_sample: Callable[[int], None] | None
     ) -> EncodedBatch | Failed:
-        """Makes batch `number` from its packed ticket, with a spec that is loaded."""
-        loaded = self._loaded[spec_id]
-        self._loaded.move_to_end(spec_id)
+        """Makes batch `number` from its packed ticket, with a bundle that is loaded."""
+        loaded = self._loaded[bundle_id]
+        self._loaded.move_to_end(bundle_id)
         if isinstance(loaded, Failed):
             return loaded
         phase = "loading the sampler's keys"

@@ -99,7 +99,7 @@ def _reduce_memmap(array: np.memmap[Any, Any]) -> tuple[Any, ...] | None:
     start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
     stat = os.stat(name)
     mode = "c" if array.mode == "c" else "r+" if array.flags.writeable else "r"
-    # Size and time of change make another pickle, and so another spec, of a file that has changed.
+    # Size and time of change make another pickle, and so another bundle, of a file that has changed.
     changed = (stat.st_size, stat.st_mtime_ns)
     return _memmap, (str(name), array.dtype, mode, start + into, array.shape, changed)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from dataloaderjob.core import link
 from dataloaderjob.core.accounts import DispatchSettings
-from dataloaderjob.core.blobs import BlobStore, Spec
+from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.control import W_NEXT_CALLS, Control, sealed
 from dataloaderjob.core.errors import RemoteProtocolError, first_line
 from dataloaderjob.core.frames import PROTOCOL
@@ -352,11 +352,11 @@ class Sidecar:
         return True
 
     def _receiver_says(self, ring: Ring, message: dict[str, Any]) -> None:
-        if message["type"] == "spec":
-            spec = Spec.parse(message["spec"].encode())
-            self._shelf.use(spec)
+        if message["type"] == "bundle":
+            bundle = Bundle.parse(message["bundle"].encode())
+            self._shelf.use(bundle)
             if self._upstream is not None:
-                for digest, nbytes in spec.blobs:
+                for digest, nbytes in bundle.blobs:
                     self._upstream.have(digest, nbytes)
         elif message["type"] == "failure":
             self._failures.told(ring.rank, ring.pid, message)

@@ -16,7 +16,7 @@ from typing import Any
 
 from dataloaderjob.core import failing, link, overseer, tickets
 from dataloaderjob.core.accounts import DispatchSettings
-from dataloaderjob.core.blobs import Spec
+from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.control import FAILED, Control
 from dataloaderjob.core.dispatch import Dispatcher
 from dataloaderjob.core.errors import ProtocolError
@@ -199,13 +199,13 @@ class Receiver:
 
     def _open_stream(self, packet: link.Packet) -> None:
         message = link.parse_json(packet.payload)
-        manifest = str(message["spec"]).encode()
-        spec = Spec.parse(manifest)
+        manifest = str(message["bundle"]).encode()
+        bundle = Bundle.parse(manifest)
         self.machine.open_stream(
-            packet.stream, manifest=manifest, spec=spec.id, facts=spec.facts,
+            packet.stream, manifest=manifest, bundle=bundle.id, facts=bundle.facts,
             window=int(message["window"]), awaited=packet.awaiting,
         )  # fmt: skip
-        self._tell_parent({"type": "spec", "spec": message["spec"]})
+        self._tell_parent({"type": "bundle", "bundle": message["bundle"]})
 
     def _send_to_trainer(self) -> None:
         while self._to_trainer:

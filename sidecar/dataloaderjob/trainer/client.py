@@ -176,7 +176,7 @@ class Client:
             return stream
 
     def _send_open(self, stream: Stream) -> None:
-        message = {"spec": stream.manifest, "window": stream.window}
+        message = {"bundle": stream.manifest, "window": stream.window}
         self._send(link.pack_json(link.Type.OPEN, message, stream=stream.id, awaiting=stream.awaited))
 
     def flush(self, stream: Stream, *, waiting: bool = False) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dataloaderjob.core import errors, seeds, tickets
-from dataloaderjob.core.blobs import BlobStore, Spec
+from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.control import (
     W_COPIES,
     W_LEASED_NBYTES,
@@ -29,9 +29,9 @@ from dataloaderjob.core.control import (
     Entry,
 )
 from dataloaderjob.fetch import failures
+from dataloaderjob.fetch.bundles import make_bundle
 from dataloaderjob.fetch.fetcher import Fetcher, SampleError
 from dataloaderjob.fetch.seeding import preserved_generators
-from dataloaderjob.fetch.ship import make_spec
 from dataloaderjob.fetch.tree import Decoder
 from dataloaderjob.trainer import holders
 from dataloaderjob.trainer.client import Client
@@ -204,8 +204,18 @@ class ServiceIterator(_Windowed):
     """Batches from the sidecar, in order, as views of the ring."""
 
     __slots__ = (
-        "_client", "_control", "_decoder", "_held", "_returned_ns", "_ring", "_spec", "_stream", "_timeout_s",
-        "_wake_after", "_woken", "_words",
+        "_bundle",
+        "_client",
+        "_control",
+        "_decoder",
+        "_held",
+        "_returned_ns",
+        "_ring",
+        "_stream",
+        "_timeout_s",
+        "_wake_after",
+        "_woken",
+        "_words",
     )  # fmt: skip
 
     def __init__(self, loader: DataLoader, client: Client, window: int) -> None:
@@ -214,7 +224,7 @@ class ServiceIterator(_Windowed):
         self._words = client.control.words
         self._ring = client.ring
         self._stream: Stream | None = None
-        self._spec: Spec | None = None
+        self._bundle: Bundle | None = None
         self._returned_ns = 0
         self._woken = 0, 0
         """(number, time) of the last batch that was waited for."""
@@ -234,13 +244,13 @@ class ServiceIterator(_Windowed):
         return self._client.dead is not None
 
     def _open(self, loader: DataLoader) -> None:
-        if self._spec is None or not loader.persistent_workers:
+        if self._bundle is None or not loader.persistent_workers:
             store = BlobStore(_path(self._client.settings["blobs"]))
             allow = loader.allow_pickle or bool(self._client.settings["allow_pickle"])
-            self._spec = make_spec(
+            self._bundle = make_bundle(
                 loader.dataset, loader.collate_fn, loader.worker_init_fn, store=store, allow_pickle=allow
             )
-        self._stream = self._client.open(self._spec.manifest().decode(), self._window)
+        self._stream = self._client.open(self._bundle.manifest().decode(), self._window)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._close()

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import torch
 
-from dataloaderjob.core.blobs import BlobStore, Spec
+from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
-from dataloaderjob.fetch import ship
+from dataloaderjob.fetch import bundles
+from dataloaderjob.fetch.bundles import load_bundle, make_bundle
 from dataloaderjob.fetch.pickling import MIN_BUFFER_NBYTES
-from dataloaderjob.fetch.ship import load_spec, make_spec
 
 
 class Arrays:
@@ -58,8 +58,8 @@ class WithState:
         return {"other": self.lock}
 
 
-def spec_of(store: BlobStore, dataset: Any, collate_fn: Any = None) -> Spec:
-    return make_spec(dataset, collate_fn, None, store=store, allow_pickle=False)
+def bundle_of(store: BlobStore, dataset: Any, collate_fn: Any = None) -> Bundle:
+    return make_bundle(dataset, collate_fn, None, store=store, allow_pickle=False)
 
 
 @pytest.fixture
@@ -68,16 +68,16 @@ def store(tmp_path: Path) -> BlobStore:
 
 
 def test_a_dataset_comes_back_with_its_functions(store: BlobStore) -> None:
-    spec = make_spec({"a": 1}, len, print, store=store, allow_pickle=True)
-    code = load_spec(Spec.parse(spec.manifest()), store)
+    bundle = make_bundle({"a": 1}, len, print, store=store, allow_pickle=True)
+    code = load_bundle(Bundle.parse(bundle.manifest()), store)
     assert (code.dataset, code.collate_fn, code.worker_init_fn) == ({"a": 1}, len, print)
-    assert spec.allow_pickle
-    assert spec.facts["python"] == "{}.{}".format(*sys.version_info)
+    assert bundle.allow_pickle
+    assert bundle.facts["python"] == "{}.{}".format(*sys.version_info)
 
 
 def test_arrays_and_tensors_come_back_equal_in_type_flags_and_sharing(store: BlobStore) -> None:
     made = Arrays()
-    found = load_spec(spec_of(store, made), store).dataset
+    found = load_bundle(bundle_of(store, made), store).dataset
     for name, value in vars(made).items():
         got = getattr(found, name)
         assert type(got) is type(value), name
@@ -91,20 +91,22 @@ def test_arrays_and_tensors_come_back_equal_in_type_flags_and_sharing(store: Blo
 
 
 def test_large_buffers_are_out_of_the_pickle_and_small_ones_within(store: BlobStore) -> None:
-    spec = spec_of(store, [np.zeros(MIN_BUFFER_NBYTES, np.uint8), np.zeros(MIN_BUFFER_NBYTES - 1, np.uint8)])
-    assert [n for _, n in spec.blobs[1:]] == [MIN_BUFFER_NBYTES]
-    assert MIN_BUFFER_NBYTES < spec.blobs[0][1] < MIN_BUFFER_NBYTES + 5000
+    bundle = bundle_of(
+        store, [np.zeros(MIN_BUFFER_NBYTES, np.uint8), np.zeros(MIN_BUFFER_NBYTES - 1, np.uint8)]
+    )
+    assert [n for _, n in bundle.blobs[1:]] == [MIN_BUFFER_NBYTES]
+    assert MIN_BUFFER_NBYTES < bundle.blobs[0][1] < MIN_BUFFER_NBYTES + 5000
 
 
 def test_two_loads_share_memory_until_one_writes(store: BlobStore) -> None:
-    spec = spec_of(store, torch.zeros(10_000_000, dtype=torch.uint8))
-    first, second = (load_spec(spec, store).dataset for _ in range(2))
+    bundle = bundle_of(store, torch.zeros(10_000_000, dtype=torch.uint8))
+    first, second = (load_bundle(bundle, store).dataset for _ in range(2))
     before = anonymous_nbytes()
     assert int(first.sum()) == 0
     assert anonymous_nbytes() - before < 2_000_000
     first += 1
     assert int(second.sum()) == 0
-    assert int(load_spec(spec, store).dataset.sum()) == 0
+    assert int(load_bundle(bundle, store).dataset.sum()) == 0
     assert int(first.sum()) == 10_000_000
 
 
@@ -114,33 +116,33 @@ def anonymous_nbytes() -> int:
 
 
 def test_loading_keeps_no_descriptor_open(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ship, "BLOB_NBYTES", 1)  # a blob for each buffer
-    spec = spec_of(store, [np.zeros(100_000, np.uint8) + i for i in range(20)])
-    assert len(spec.blobs) == 21
+    monkeypatch.setattr(bundles, "BLOB_NBYTES", 1)  # a blob for each buffer
+    bundle = bundle_of(store, [np.zeros(100_000, np.uint8) + i for i in range(20)])
+    assert len(bundle.blobs) == 21
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
-    dataset = load_spec(spec, store).dataset
+    dataset = load_bundle(bundle, store).dataset
     assert len(os.listdir("/proc/self/fd")) == before
     assert [int(a[0]) for a in dataset] == list(range(20))
 
 
 def test_many_buffers_share_few_blobs(store: BlobStore) -> None:
-    spec = spec_of(store, [np.full(70_001, i % 251, np.uint8) for i in range(1500)])
-    assert len(spec.blobs) == 1 + 2
-    dataset = load_spec(spec, store).dataset
+    bundle = bundle_of(store, [np.full(70_001, i % 251, np.uint8) for i in range(1500)])
+    assert len(bundle.blobs) == 1 + 2
+    dataset = load_bundle(bundle, store).dataset
     assert all((a == i % 251).all() for i, a in enumerate(dataset))
     assert all(a.ctypes.data % 64 == 0 for a in dataset)
 
 
 def test_the_id_follows_the_content(store: BlobStore) -> None:
     dataset = Arrays()
-    first = spec_of(store, dataset).id
-    assert spec_of(store, dataset).id == first
+    first = bundle_of(store, dataset).id
+    assert bundle_of(store, dataset).id == first
     dataset.array[5] += 1
-    second = spec_of(store, dataset)
+    second = bundle_of(store, dataset)
     assert second.id != first
     dataset.array[5] -= 1
-    assert spec_of(store, dataset).id == first
+    assert bundle_of(store, dataset).id == first
 
 
 def test_a_memmap_travels_as_its_file(store: BlobStore, tmp_path: Path) -> None:
@@ -148,16 +150,16 @@ def test_a_memmap_travels_as_its_file(store: BlobStore, tmp_path: Path) -> None:
     np.arange(1_000_000, dtype=np.int32).tofile(path)
     whole = np.memmap(path, dtype=np.int32, mode="r", shape=(1000, 1000))
     later = np.memmap(path, dtype=np.int32, mode="c", offset=4 * (mmap.ALLOCATIONGRANULARITY + 3))
-    spec = spec_of(store, [whole, whole[10:12], later[5:9]])
-    assert sum(n for _, n in spec.blobs) < 5000
-    found = load_spec(spec, store).dataset
+    bundle = bundle_of(store, [whole, whole[10:12], later[5:9]])
+    assert sum(n for _, n in bundle.blobs) < 5000
+    found = load_bundle(bundle, store).dataset
     assert (found[0] == whole).all()
     assert found[1].tolist() == whole[10:12].tolist()
     assert found[2].tolist() == later[5:9].tolist()
     assert not found[0].flags.writeable
     path.unlink()
     with pytest.raises(InputError, match=f"needs '{path}', which feeders do not see: mount"):
-        load_spec(spec, store)
+        load_bundle(bundle, store)
 
 
 # What cannot travel
@@ -199,7 +201,7 @@ def test_what_cannot_be_pickled_is_named_with_what_to_do(
     store: BlobStore, dataset: Any, collate_fn: Any, said: str
 ) -> None:
     with pytest.raises(InputError) as caught:
-        spec_of(store, dataset, collate_fn)
+        bundle_of(store, dataset, collate_fn)
     assert said in str(caught.value)
     assert "worker_init_fn" in str(caught.value)
     assert not list(store.folder.iterdir())
@@ -209,7 +211,7 @@ def test_a_loop_of_objects_is_searched_once(store: BlobStore) -> None:
     held = Held(LOCK)
     held.items.insert(0, held)
     with pytest.raises(InputError, match=r"dataset\.items\[2\]\['deep'\]: _thread\.lock"):
-        spec_of(store, held)
+        bundle_of(store, held)
 
 
 # Other processes
@@ -236,7 +238,7 @@ import sys
 from pathlib import Path
 from squares import Squares
 from dataloaderjob.core.blobs import BlobStore
-from dataloaderjob.fetch.ship import make_spec
+from dataloaderjob.fetch.bundles import make_bundle
 
 def collate(batch):
     return [pair.image for pair in batch], helper()
@@ -245,18 +247,18 @@ def helper():
     return "of the script"
 
 if __name__ == "__main__":
-    spec = make_spec(Squares(5), collate, None, store=BlobStore(Path(sys.argv[1])), allow_pickle=False)
-    sys.stdout.buffer.write(spec.manifest())
+    bundle = make_bundle(Squares(5), collate, None, store=BlobStore(Path(sys.argv[1])), allow_pickle=False)
+    sys.stdout.buffer.write(bundle.manifest())
 """
 FEED = """
 import sys
 from pathlib import Path
-from dataloaderjob.core.blobs import BlobStore, Spec
+from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.tickets import Ticket
 from dataloaderjob.fetch.fetcher import Fetcher
-from dataloaderjob.fetch.ship import load_spec
+from dataloaderjob.fetch.bundles import load_bundle
 from dataloaderjob.fetch.tree import encode
-code = load_spec(Spec.parse(sys.stdin.buffer.read()), BlobStore(Path(sys.argv[1])))
+code = load_bundle(Bundle.parse(sys.stdin.buffer.read()), BlobStore(Path(sys.argv[1])))
 print(Fetcher(code.dataset, code.collate_fn).fetch(0, Ticket(0, 0, False, [1, 2])))
 print("squares" in sys.modules, encode(code.dataset[2], allow_pickle=False).nbytes > 0)
 """
@@ -303,27 +305,27 @@ def test_a_module_from_elsewhere_that_a_feeder_lacks_is_named(project: Path, tmp
     path = {**os.environ, "PYTHONPATH": str(elsewhere)}
     manifest = python("train.py", blobs, cwd=project, env=path)
     with pytest.raises(InputError, match=r"needs the module 'squares'.*dataloaderjob\[feeder\]"):
-        load_spec(Spec.parse(manifest), BlobStore(Path(blobs)))
+        load_bundle(Bundle.parse(manifest), BlobStore(Path(blobs)))
 
 
 def test_another_version_of_a_module_is_said_to_be_one(store: BlobStore, monkeypatch: Any) -> None:
-    spec = spec_of(store, Arrays())
+    bundle = bundle_of(store, Arrays())
     monkeypatch.delattr(sys.modules[Arrays.__module__], "Arrays")
     with pytest.raises(InputError, match=r"Arrays.*another version of that module"):
-        load_spec(spec, store)
+        load_bundle(bundle, store)
 
 
 @pytest.mark.parametrize("nbytes", [0, 4, 8, 20, 40])
 def test_a_cut_first_blob_is_refused(store: BlobStore, nbytes: int) -> None:
-    spec = spec_of(store, np.zeros(100_000))
-    head = store.path(spec.blobs[0][0]).read_bytes()
-    cut = Spec(blobs=(store.put(head[:nbytes]), *spec.blobs[1:]))
+    bundle = bundle_of(store, np.zeros(100_000))
+    head = store.path(bundle.blobs[0][0]).read_bytes()
+    cut = Bundle(blobs=(store.put(head[:nbytes]), *bundle.blobs[1:]))
     with pytest.raises((RemoteProtocolError, pickle.UnpicklingError, EOFError)):
-        load_spec(cut, store)
+        load_bundle(cut, store)
 
 
 def test_a_table_that_points_outside_its_blob_is_refused(store: BlobStore) -> None:
-    spec = spec_of(store, np.zeros(100_000))
-    short = Spec(blobs=(spec.blobs[0], store.put(bytes(70_000))))
+    bundle = bundle_of(store, np.zeros(100_000))
+    short = Bundle(blobs=(bundle.blobs[0], store.put(bytes(70_000))))
     with pytest.raises(RemoteProtocolError, match="table of buffers is malformed"):
-        load_spec(short, store)
+        load_bundle(short, store)

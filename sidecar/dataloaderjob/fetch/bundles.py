@@ -1,4 +1,4 @@
-"""User code and data on their way to feeders: dataset, collate_fn and worker_init_fn as a spec of blobs.
+"""User code and data on their way to feeders: dataset, collate_fn and worker_init_fn as a bundle of blobs.
 
 `blobs[0]` is u64 length, a table, then the pickle; the other blobs are its buffers, small ones several to
 a blob. A feeder maps those privately: a node holds them once in memory, and each feeder may write to its
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from dataloaderjob.core import values
-from dataloaderjob.core.blobs import BlobStore, Spec
+from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
 from dataloaderjob.fetch import culprit
 from dataloaderjob.fetch.facts import facts
@@ -36,22 +36,22 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserCode:
-    """What a spec holds, loaded."""
+    """What a bundle holds, loaded."""
 
     dataset: Any
     collate_fn: Callable[[Any], Any] | None
     worker_init_fn: Callable[[int], None] | None
 
 
-def make_spec(
+def make_bundle(
     dataset: Any,
     collate_fn: Callable[[Any], Any] | None,
     worker_init_fn: Callable[[int], None] | None,
     *,
     store: BlobStore,
     allow_pickle: bool,
-) -> Spec:
-    """Pickles what makes batches into `store`, as it is now; the spec's id changes with its content.
+) -> Bundle:
+    """Pickles what makes batches into `store`, as it is now; the bundle's id changes with its content.
 
     Raises InputError naming the attribute that cannot be pickled.
     """
@@ -77,7 +77,7 @@ def make_spec(
         blobs.append(store.put(group[0] if len(group) == 1 else _joined(group)))
     table = values.pack((places, str(folder)))
     head = store.put(b"".join((_LENGTH.pack(len(table)), table, out.getbuffer())))
-    return Spec(blobs=(head, *blobs), allow_pickle=allow_pickle, facts=facts())
+    return Bundle(blobs=(head, *blobs), allow_pickle=allow_pickle, facts=facts())
 
 
 def _groups(buffers: Sequence[memoryview]) -> Iterator[list[memoryview]]:
@@ -102,19 +102,19 @@ def _joined(group: list[memoryview]) -> bytes:
     return b"".join(part for b in group for part in (b, bytes(_padded(b.nbytes) - b.nbytes)))
 
 
-def load_spec(spec: Spec, store: BlobStore) -> UserCode:
-    """Loads what `make_spec` stored; every blob has to be in `store`.
+def load_bundle(bundle: Bundle, store: BlobStore) -> UserCode:
+    """Loads what `make_bundle` stored; every blob has to be in `store`.
 
     Arrays and tensors of 64 KiB and more are views of the blobs: writable, private once written to.
     Raises InputError when a module of the user's code is missing here, naming it.
     """
-    head = store.path(spec.blobs[0][0]).read_bytes()
+    head = store.path(bundle.blobs[0][0]).read_bytes()
     places, folder, start = _parse_head(head)
-    maps = [_map(store.path(digest), nbytes) for digest, nbytes in spec.blobs[1:]]
+    maps = [_map(store.path(digest), nbytes) for digest, nbytes in bundle.blobs[1:]]
     try:
         buffers = [_part(maps[blob - 1], offset, nbytes) for blob, offset, nbytes in places]
     except (IndexError, TypeError, ValueError) as exc:
-        raise RemoteProtocolError(f"a spec's table of buffers is malformed: {exc}") from exc
+        raise RemoteProtocolError(f"a bundle's table of buffers is malformed: {exc}") from exc
     # For modules that user code imports while it runs; on the same machine, or at the same mount point.
     if folder not in sys.path and os.path.isdir(folder):
         sys.path.append(folder)
@@ -142,11 +142,11 @@ def load_spec(spec: Spec, store: BlobStore) -> UserCode:
 
 def _parse_head(head: bytes) -> tuple[list[Place], str, int]:
     if len(head) < _LENGTH.size:
-        raise RemoteProtocolError(f"a spec's first blob needs {_LENGTH.size} bytes, found {len(head)}")
+        raise RemoteProtocolError(f"a bundle's first blob needs {_LENGTH.size} bytes, found {len(head)}")
     start = _LENGTH.size + _LENGTH.unpack_from(head)[0]
     table = values.unpack(head[_LENGTH.size : start])
     if type(table) is not tuple or len(table) != 2 or type(table[0]) is not list or type(table[1]) is not str:
-        raise RemoteProtocolError("a spec's first blob holds no table of buffers")
+        raise RemoteProtocolError("a bundle's first blob holds no table of buffers")
     return table[0], table[1], start
 
 
