@@ -13,10 +13,11 @@ import io
 import sys
 import types
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+from dataloaderjob.core import values
 from dataloaderjob.fetch import names
-from dataloaderjob.fetch.modules import UserModules
+from dataloaderjob.fetch.modules import MAINS, UserModules
 from dataloaderjob.fetch.names import Item, Names
 from dataloaderjob.fetch.pickling import Reached, UserCodeUnpickler
 
@@ -24,15 +25,71 @@ Excluded = set[tuple[str, str, int]]
 """(module, path, id): what was found not to pickle."""
 Dump = tuple[str, Any]
 """(module whose state it is, object to pickle)."""
+
+
+class Code(NamedTuple):
+    """Functions, classes and modules that a module holds and does not define."""
+
+    references: bytes
+    """Packed (path, module, path in that)."""
+    by_value: list[Item]
+    modules: tuple[str, ...]
+    """Those that are referred to."""
+
+
 CODE, MAIN, ROOTS = "<code>", "__main__", "<roots>"
+
+
+class References:
+    """Code that modules import from elsewhere, as names; looked up anew when a module holds other code."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[list[Item], Code]] = {}
+
+    def find(self, module: str, items: list[Item]) -> Code:
+        known = self._known.get(module)
+        if known is None or not _same(known[0], items):
+            known = self._known[module] = items, _referred(items)
+        return known[1]
+
+
+def _same(some: list[Item], others: list[Item]) -> bool:
+    return len(some) == len(others) and all(
+        a[0] == b[0] and a[1] is b[1] for a, b in zip(some, others, strict=True)
+    )
+
+
+def _referred(items: list[Item]) -> Code:
+    references, by_value = [], []
+    for path, value in items:
+        place = _place(value)
+        if place is None:
+            by_value.append((path, value))
+        else:
+            references.append((path, *place))
+    return Code(
+        values.pack(references), by_value, tuple(dict.fromkeys(module for _, module, _ in references))
+    )
+
+
+def _place(value: Any) -> tuple[str, str] | None:
+    """Returns (module, path in it) of what an import finds; None for `__main__`'s."""
+    if isinstance(value, types.ModuleType):
+        name = value.__name__
+        return (name, "") if sys.modules.get(name) is value and name not in MAINS else None
+    module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(path, str) or module in MAINS:
+        return None
+    return (module, path) if names.look_up(module, path) is value else None
 
 
 class State:
     """What modules hold now, as far as it is to travel."""
 
-    def __init__(self, known: Names, excluded: Excluded) -> None:
+    def __init__(self, known: Names, excluded: Excluded, references: References) -> None:
         self.known = known
         self._excluded = excluded
+        self._references = references
 
     def dumps(self, reached: Reached, patches: list[Any]) -> Iterator[Dump]:
         """Yields what has to be pickled before the dataset."""
@@ -40,22 +97,19 @@ class State:
         main = self._main(reached)
         code = [(name, self.code(name)) for name in modules]
         is_code = {name: isinstance(value, names.CODE) for name, value in main.items()}
-        yield (
-            CODE,
-            (
-                modules,
-                [(name, items) for name, items in code if items],
-                [(name, value) for name, value in main.items() if is_code[name]],
-                patches,
-            ),
-        )
+        for _, found in code:
+            reached.modules.update((name, None) for name in found.modules if name in self.known.split)
+        code_parts = [(name, found.references, found.by_value) for name, found in code]
+        main_code = [(name, value) for name, value in main.items() if is_code[name]]
+        yield CODE, (modules, code_parts, main_code, patches)
         for name in modules:
             yield name, self.data(name)
         yield "__main__", [(name, value) for name, value in main.items() if not is_code[name]]
 
     def alone(self, module: str, reached: Reached) -> Iterator[Dump]:
         """Yields the state of a module that the dataset does not reach; `reached` is filled meanwhile."""
-        yield module, (self.code(module), self.data(module))
+        code = self.code(module)
+        yield module, (code.references, code.by_value, self.data(module))
         done = set[str]()
         while new := [name for name in reached.main if name not in done]:
             done.update(new)
@@ -72,8 +126,9 @@ class State:
             and ("__main__", name, id(own[name])) not in self._excluded
         }
 
-    def code(self, module: str) -> list[Item]:
-        return self._allowed(module, self.known.split[module][0])
+    def code(self, module: str) -> Code:
+        found = self._references.find(module, self.known.split[module][0])
+        return found._replace(by_value=self._allowed(module, found.by_value))
 
     def data(self, module: str) -> tuple[list[tuple[Any, Any]], list[Item]]:
         """Returns (contents of the objects that are updated in place, values to assign)."""
@@ -99,11 +154,11 @@ class State:
 
 def parts(module: str, state: State) -> Iterator[tuple[str, Any, Any]]:
     """Yields (path, object, what of it is pickled) of each part of a module's state."""
-    for path, value in state.code(module):
+    for path, value in state.code(module).by_value:
         yield path, value, value
-    contents, values = state.data(module)
+    contents, items = state.data(module)
     content_of = {id(value): content for value, content in contents}
-    for path, value in values:
+    for path, value in items:
         yield path, value, content_of.get(id(value), value)
 
 
@@ -113,9 +168,9 @@ def parts(module: str, state: State) -> Iterator[tuple[str, Any, Any]]:
 def apply_code(loaded: Any, skip: Collection[str]) -> list[str]:
     """Returns the modules whose data follows, in this order."""
     modules, code, main, patches = loaded
-    for module, items in code:
+    for module, references, by_value in code:
         if module not in skip:
-            assign_all(module, items)
+            assign_code(module, references, by_value)
     assign_all("__main__", main)
     for patch in patches:
         apply_patch(*patch)
@@ -126,7 +181,7 @@ def apply_alone(module: str, packed: bytes, fresh: names.Fresh) -> None:
     """Gives a module the state that `State.alone` wrote."""
     stream = io.BytesIO(packed)
     unpickler = UserCodeUnpickler(stream, (), fresh)
-    code, data = unpickler.load()
+    references, by_value, data = unpickler.load()
     main = vars(sys.modules[MAIN])
     while True:
         try:
@@ -135,7 +190,7 @@ def apply_alone(module: str, packed: bytes, fresh: names.Fresh) -> None:
             break
         for name, value in needed:
             main.setdefault(name, value)
-    assign_all(module, code)
+    assign_code(module, references, by_value)
     apply_data(module, data)
 
 
@@ -144,6 +199,19 @@ def apply_data(module: str, loaded: Any) -> None:
     for fresh, content in contents:
         names.update(fresh, content)
     assign_all(module, items)
+
+
+def assign_code(module: str, references: bytes, by_value: list[Item]) -> None:
+    for path, where, place in values.unpack(references):
+        try:
+            found: Any = importlib.import_module(where)
+        except ImportError:
+            continue  # the import of `module` found something else, or did without
+        for name in place.split(".") if place else ():
+            found = getattr(found, name, None)
+        if found is not None:
+            names.assign(module, path, found)
+    assign_all(module, by_value)
 
 
 def assign_all(module: str, items: list[Item]) -> None:

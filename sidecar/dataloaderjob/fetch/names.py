@@ -7,11 +7,17 @@ from __future__ import annotations
 import copyreg
 import enum
 import functools
+import logging
+import pathlib
+import random
+import re
 import sys
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, time
+from decimal import Decimal
 from types import ModuleType
 from typing import Any
 
@@ -31,7 +37,8 @@ CODE = (types.FunctionType, type, ModuleType, types.BuiltinFunctionType, type(fu
 """What a fresh import makes by itself, unless it was replaced."""
 _BY_VALUE = (
     int, float, complex, str, bytes, tuple, frozenset, enum.Enum, BaseException, np.ndarray, np.generic, torch.Tensor,
-    torch.UntypedStorage, torch.dtype, weakref.ref, types.CodeType, *CODE,
+    torch.UntypedStorage, torch.dtype, torch.device, logging.Logger, re.Pattern, random.Random, pathlib.PurePath,
+    date, time, Decimal, weakref.ref, types.CodeType, *CODE,
 )  # fmt: skip
 _DICTS = (dict, OrderedDict, defaultdict)
 _EXACT = frozenset({dict, list, set, OrderedDict, defaultdict, deque, bytearray})
@@ -225,7 +232,7 @@ class Fresh:
             except (TypeError, AttributeError) as exc:
                 raise InputError(
                     f"the dataset needs {module}.{path}, a {type_name}, which cannot be copied and which the import "
-                    "of that module in a feeder does not make: make it when the module is imported, or in worker_init_fn"
+                    "of that module in a feeder does not make: make it there, or in worker_init_fn"
                 ) from exc
         self._claimed[id(found)] = found
         return found

@@ -54,6 +54,7 @@ class ProcessState:
     def __init__(self) -> None:
         self._at_start = _variables_at_start()
         self._last: tuple[Any, bytes] | None = None
+        self._variables: tuple[Any, dict[str, str]] | None = None
 
     def packed(self) -> bytes:
         state = self._take()
@@ -80,6 +81,12 @@ class ProcessState:
         }
 
     def _environ(self) -> dict[str, str]:
+        raw = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001  compared undecoded, at each iter()
+        if self._variables is None or self._variables[0] != raw:
+            self._variables = dict(raw), self._chosen()
+        return self._variables[1]
+
+    def _chosen(self) -> dict[str, str]:
         found = {}
         for name, value in sorted(os.environ.items()):
             if _NEVER.fullmatch(name):
@@ -100,7 +107,7 @@ def _logging() -> dict[str, Any]:
     root = logging.getLogger()
     stream = [h for h in root.handlers if type(h) is logging.StreamHandler]
     # A formatter of the user's class has its own life; the text of the standard one travels.
-    form = stream[0].formatter if stream else None
+    form: Any = stream[0].formatter if stream else None
     levels = {
         name: logger.level
         for name, logger in list(root.manager.loggerDict.items())
@@ -110,7 +117,7 @@ def _logging() -> dict[str, Any]:
         "level": root.level,
         "handler": bool(stream),
         "format": (form._fmt, form.datefmt) if type(form) is logging.Formatter else None,  # noqa: SLF001
-        "levels": dict(sorted(levels.items())),
+        "levels": levels,
         "disabled": root.manager.disable,
     }
 
@@ -120,7 +127,7 @@ def _filters() -> list[tuple[Any, ...]]:
     found = []
     entries: list[Any] = list(warnings.filters)
     for action, message, category, module, line in entries:
-        if getattr(builtins, category.__name__, None) is category:
+        if vars(builtins).get(category.__name__) is category:
             found.append((action, _text(message), category.__name__, _text(module), line))
     return found
 

@@ -29,9 +29,9 @@ def reduce_special(obj: Any) -> tuple[Any, ...] | str | None:
     """The reduced form of an object that needs one of ours; None for all others."""
     cls = type(obj)
     if cls is LRU:
-        return (
-            None if _importable(obj) else (_lru_cache, (obj.cache_parameters(), obj.__wrapped__), _extra(obj))
-        )
+        if _importable(obj):
+            return None
+        return _lru_cache, (obj.cache_parameters(), obj.__wrapped__), _extra(obj)
     if cls is functools.cached_property:
         return functools.cached_property, (obj.func,), {"attrname": obj.attrname, "__doc__": obj.__doc__}
     if cls is typing.TypeVar:
@@ -82,7 +82,7 @@ def _single_dispatch(base: Any, others: list[tuple[type, Any]], name: str, qualn
     return made
 
 
-def _reduce_type_variable(obj: typing.TypeVar) -> Any:
+def _reduce_type_variable(obj: typing.TypeVar) -> tuple[Any, ...]:
     made, args = cloudpickle.cloudpickle._typevar_reduce(obj)  # noqa: SLF001
     # cloudpickle's tracker id is random, and one class too many for two bundles.
     return (made, (*args[:-1], None)) if made is cloudpickle.cloudpickle._make_typevar else (made, args)  # noqa: SLF001
@@ -90,12 +90,12 @@ def _reduce_type_variable(obj: typing.TypeVar) -> Any:
 
 def _scripted(obj: Any) -> bytes:
     out = io.BytesIO()
-    torch.jit.save(obj, out)  # type: ignore[no-untyped-call]
+    torch.jit.save(obj, out)
     return out.getvalue()
 
 
 def _load_scripted(data: bytes) -> Any:
-    return torch.jit.load(io.BytesIO(data))
+    return torch.jit.load(io.BytesIO(data))  # type: ignore[no-untyped-call]
 
 
 def _refuse_shared(obj: Any) -> None:

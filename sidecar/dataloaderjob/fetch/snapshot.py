@@ -69,6 +69,7 @@ class Snapshots:
         self._modules = UserModules()
         self._process = ProcessState()
         self._excluded: Excluded = set()
+        self._references = module_state.References()
         self._reached: dict[Any, Reached] = {}
         """What the dataset's pickle reached last time, by types of the roots."""
         self._patches: list[Any] | None = None
@@ -145,7 +146,8 @@ class Snapshots:
         if self._patches is None:
             self._patches = module_state.patches(self._modules)
         patches = [*self._patches, *module_state.collate_entries()]
-        maker = _Maker(modules, patches, self._excluded, self._reached.get(_key(roots)))
+        state = State(Names(modules), self._excluded, self._references)
+        maker = _Maker(modules, patches, self._excluded, state, self._reached.get(_key(roots)))
         maker.forget_mended()
         return maker
 
@@ -168,12 +170,17 @@ class _Maker:
     """Writes one pickle of the roots and of the state that they need."""
 
     def __init__(
-        self, modules: dict[str, ModuleType], patches: list[Any], excluded: Excluded, reached: Reached | None
+        self,
+        modules: dict[str, ModuleType],
+        patches: list[Any],
+        excluded: Excluded,
+        state: State,
+        reached: Reached | None,
     ) -> None:
         self.modules = modules
-        self._known = Names(modules)
         self._excluded = excluded
-        self._state = State(self._known, excluded)
+        self._state = state
+        self._known = state.known
         self._patches = patches
         self.reached = Reached() if reached is None else reached
         self._discovered = reached is not None
@@ -204,22 +211,24 @@ class _Maker:
             out.seek(0)
             out.truncate()
             buffers.clear()
+            count = len(self.reached.modules)
             pickler = self._pickler(out, buffers.append, digest=digest)
             if self._dump(pickler, roots):
-                if pickler.reached.within(self.reached):
+                if pickler.reached.within(self.reached) and len(self.reached.modules) == count:
                     return pickler
                 self.reached.add(pickler.reached)
             pickler.close()
 
     def _discover(self, roots: Roots) -> None:
         while True:
+            count = len(self.reached.modules)
             pickler = self._pickler(Nowhere(), lambda buffer: buffer.release(), shallow=True)
             if not self._dump(pickler, roots):
                 continue
             for sample in pickler.samples:  # grows meanwhile
                 with contextlib.suppress(Exception):
                     pickler.dump(sample)
-            known = pickler.reached.within(self.reached)
+            known = pickler.reached.within(self.reached) and len(self.reached.modules) == count
             self.reached.add(pickler.reached)
             pickler.close()
             if known:
