@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,9 +63,10 @@ def make_bundle(
     roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
     blobs = _snapshots.unchanged(roots, store)
     if blobs is None:
+        began = time.perf_counter()
         snapshot = _snapshots.take(roots)
         blobs = _stored(snapshot, store)
-        _snapshots.remember(roots, snapshot, blobs)
+        _snapshots.remember(roots, snapshot, blobs, time.perf_counter() - began)
     return Bundle(blobs=blobs, allow_pickle=allow_pickle, facts=facts())
 
 

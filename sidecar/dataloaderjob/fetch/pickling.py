@@ -28,6 +28,7 @@ SHALLOW = 64
 _cloudpickle: Any = cloudpickle.cloudpickle
 _PLAIN_TYPES = {type(None), type(Ellipsis), type(NotImplemented), *_cloudpickle._BUILTIN_TYPE_NAMES}  # noqa: SLF001
 _SETS = frozenset({set, frozenset})
+_ATOMS = frozenset({str, int, float, bool, type(None), bytes, tuple})
 _NAMED, _SET, _LARGE = "name", "set", "large"
 _codes: dict[int, tuple[types.CodeType, tuple[str, ...]]] = {}
 
@@ -118,8 +119,15 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
 
             return with_large
 
-        def persistent_id(obj: Any, id: Any = id, type: Any = type, table: Any = table) -> Any:  # noqa: A002
-            if id(obj) in table or type(obj) in _SETS:
+        def persistent_id(
+            obj: Any,
+            type: Any = type,  # noqa: A002
+            atoms: Any = _ATOMS,
+            table: Any = table,
+            sets: Any = _SETS,
+        ) -> Any:
+            cls = type(obj)
+            if cls not in atoms and (id(obj) in table or cls in sets):
                 return special(obj)
             return None
 

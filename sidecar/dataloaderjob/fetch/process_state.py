@@ -124,11 +124,12 @@ def _logging() -> dict[str, Any]:
 
 def _filters() -> list[tuple[Any, ...]]:
     """Filters for the built-in categories: a library adds those for its own when it is imported."""
-    found = []
+    found: list[tuple[Any, ...]] = []
     entries: list[Any] = list(warnings.filters)
     for action, message, category, module, line in entries:
-        if vars(builtins).get(category.__name__) is category:
-            found.append((action, _text(message), category.__name__, _text(module), line))
+        name = getattr(category, "__name__", "")
+        if vars(builtins).get(name) is category:
+            found.append((action, _text(message), name, _text(module), line))
     return found
 
 
@@ -224,8 +225,10 @@ def _pattern(text: tuple[str, int] | None) -> Any:
 
 def _apply_torch(state: dict[str, Any]) -> None:
     torch.set_default_dtype(getattr(torch, state["dtype"]))
-    torch.use_deterministic_algorithms(state["deterministic"], warn_only=state["warn_only"])
     torch.set_grad_enabled(state["grad"])
+    here = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if (state["deterministic"], state["warn_only"]) != here:  # it imports the compiler: 2 s
+        torch.use_deterministic_algorithms(state["deterministic"], warn_only=state["warn_only"])
 
 
 def _apply_to_libraries(imports: list[str], pil: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import sys
-import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -33,6 +32,8 @@ MAX_OTHER_NBYTES = 16 * 1024 * 1024
 _REMEMBERED = 8
 Roots = Mapping[str, Any]
 Blobs = tuple[tuple[str, int], ...]
+Fingerprint = tuple[bytes, int]
+"""The sum, and the number of arrays that were met."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,7 +49,6 @@ class Snapshot:
     others: dict[str, bytes]
     """State of each other user module."""
     arrays: int
-    elapsed_s: float
 
 
 class _TooLargeError(Exception):
@@ -76,11 +76,12 @@ class Snapshots:
         self._sources: tuple[Any, bytes] | None = None
         self._slow: set[Any] = set()
         self._fingerprints: OrderedDict[Any, Blobs] = OrderedDict()
+        self._current: Fingerprint | None = None
+        """Taken for the snapshot that is being made."""
         self._warned = False
 
     def take(self, roots: Roots) -> Snapshot:
         """Raises InputError naming the part of `roots` that cannot be pickled."""
-        began = time.perf_counter()
         maker = self._maker(roots)
         out, buffers = io.BytesIO(), list[memoryview]()
         pickler = maker.write(out, buffers, roots)
@@ -93,7 +94,6 @@ class Snapshots:
             reached=[name for name in maker.modules if name in maker.reached.modules],
             others=maker.others(),
             arrays=pickler.arrays,
-            elapsed_s=time.perf_counter() - began,
         )
         if pickler.shared and not self._warned:
             self._warned = True
@@ -106,7 +106,7 @@ class Snapshots:
         or if a new one is as quickly made."""
         if _key(roots) not in self._slow:
             return None
-        fingerprint = self._fingerprint(roots)
+        fingerprint = self._current = self._fingerprint(roots)
         blobs = None if fingerprint is None else self._fingerprints.get(fingerprint[0])
         if blobs is None or not all(store.has(*blob) for blob in blobs):
             return None
@@ -115,11 +115,12 @@ class Snapshots:
                 os.utime(store.path(digest))  # not to be swept before the bundle is announced
         return blobs
 
-    def remember(self, roots: Roots, snapshot: Snapshot, blobs: Blobs) -> None:
-        """Keeps a fingerprint of what was expensive to pickle."""
-        if snapshot.elapsed_s < SLOW_S:
+    def remember(self, roots: Roots, snapshot: Snapshot, blobs: Blobs, elapsed_s: float) -> None:
+        """Keeps a fingerprint of what took long to pickle and to hash."""
+        fingerprint, self._current = self._current, None
+        if elapsed_s < SLOW_S:
             return
-        fingerprint = self._fingerprint(roots)
+        fingerprint = fingerprint or self._fingerprint(roots)
         # marshal takes an array for bytes: none may be within what it stands for.
         if fingerprint is None or fingerprint[1] != snapshot.arrays:
             return
@@ -128,7 +129,7 @@ class Snapshots:
         while len(self._fingerprints) > _REMEMBERED:
             self._fingerprints.popitem(last=False)
 
-    def _fingerprint(self, roots: Roots) -> tuple[bytes, int] | None:
+    def _fingerprint(self, roots: Roots) -> Fingerprint | None:
         """Returns (fingerprint, arrays met); None for what cannot be pickled, which then gets its message."""
         out, buffers = io.BytesIO(), list[memoryview]()
         try:
