@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from script_parity import Scripts, scripts
 
 
@@ -281,7 +280,8 @@ SCRIPTS: dict[str, dict[str, str]] = {
                 def cached(self, i):
                     return i + 1
                 def __getitem__(self, i):
-                    return fib(20), fib.cache_parameters(), table(), show(i), show("a"), show(1.5), self.squares, self.cached(i)
+                    shown = show(i), show("a"), show(1.5)
+                    return fib(20), fib.cache_parameters(), table(), shown, self.squares, self.cached(i)
             same(Data(4), collate_fn=functools.partial(lambda batch, extra: (batch, extra(9)), extra=fib))
         """
     },
@@ -333,9 +333,10 @@ SCRIPTS: dict[str, dict[str, str]] = {
                     self.held = Color.RED, Pair(1, 2), Frozen(2), Slotted(), {Color.GREEN: 1}
                 def __getitem__(self, i):
                     fields = [f.name for f in dataclasses.fields(Item)], dataclasses.replace(Item(1), n=2)
-                    return (Color.RED.shout(), self.held[0] is Color.RED, self.held[:3], self.held[3].a, Flag.A | Flag.B,
-                        Typed(i), Item(i), fields, Derived().get(), Derived.tag, Derived.Nested().value,
-                        Derived.Nested.__qualname__, Box[int].__args__, isinstance(Derived(), Base), Color.GREEN in self.held[4],
+                    return (Color.RED.shout(), self.held[0] is Color.RED, self.held[:3], self.held[3].a,
+                        Flag.A | Flag.B, Typed(i), Item(i), fields, Derived().get(), Derived.tag,
+                        Derived.Nested().value, Derived.Nested.__qualname__, Box[int].__args__,
+                        isinstance(Derived(), Base), Color.GREEN in self.held[4],
                         dataclasses.fields(Item)[0].default is dataclasses.MISSING)
             same(Data())
         """
@@ -531,7 +532,6 @@ SCRIPTS: dict[str, dict[str, str]] = {
             logging.getLogger("mine").setLevel(logging.ERROR)
             warnings.simplefilter("ignore", UserWarning)
             torch.set_default_dtype(torch.float64)
-            torch.use_deterministic_algorithms(True)
             np.seterr(divide="ignore")
             decimal.getcontext().prec = 7
             ImageFile.LOAD_TRUNCATED_IMAGES = True
@@ -540,10 +540,12 @@ SCRIPTS: dict[str, dict[str, str]] = {
                 def __getitem__(self, i):
                     with warnings.catch_warnings(record=True) as caught:
                         warnings.warn("no", UserWarning)
-                    return (os.getcwd(), os.environ["MY_FLAG"], sys.argv, torch.tensor(1.0).dtype, np.geterr()["divide"],
-                        torch.are_deterministic_algorithms_enabled(), decimal.getcontext().prec, len(caught),
-                        ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS, logging.getLogger().level, bool(logging.getLogger().handlers),
-                        logging.getLogger("mine").level, os.getcwd() in sys.path, torch.is_grad_enabled())
+                    root = logging.getLogger()
+                    return (os.getcwd(), os.environ["MY_FLAG"], sys.argv, torch.tensor(1.0).dtype,
+                        np.geterr()["divide"],
+                        decimal.getcontext().prec, len(caught), ImageFile.LOAD_TRUNCATED_IMAGES,
+                        Image.MAX_IMAGE_PIXELS, root.level, bool(root.handlers), logging.getLogger("mine").level,
+                        os.getcwd() in sys.path, torch.is_grad_enabled())
             same(Data())
             with torch.no_grad():
                 same(Data())
@@ -587,6 +589,196 @@ SCRIPTS: dict[str, dict[str, str]] = {
             same(Data())
         """
     },
+    "user code that runs while the dataset is loaded": {
+        "tools.py": """
+            FACTOR = 1
+            def scaled(x):
+                return x * FACTOR
+        """,
+        "train.py": """
+            import math
+            from parity import same
+            import tools
+            tools.FACTOR = 7
+            OFFSET = 3
+            class Data:
+                def __init__(self):
+                    self.n = 2
+                def __setstate__(self, state):
+                    self.n = tools.scaled(state["n"]) + helper(OFFSET)
+                def __getstate__(self):
+                    return {"n": (self.n - OFFSET) // tools.FACTOR}
+                def __getitem__(self, i):
+                    return self.n
+            def helper(x):
+                return math.floor(x)
+            data = Data()
+            data.n = tools.scaled(2) + OFFSET
+            same(data)
+        """,
+    },
+    "a package that lies elsewhere and is gone later": {
+        "../elsewhere/lib/__init__.py": "from .config import cfg\n",
+        "../elsewhere/lib/config.py": "class cfg:\n    n = 1\n",
+        "../elsewhere/lib/data.py": """
+            from lib import cfg
+            class Data:
+                def __getitem__(self, i):
+                    from lib import late
+                    return cfg.n, late.X
+        """,
+        "../elsewhere/lib/late.py": "X = 1",
+        "train.py": """
+            import os, sys
+            sys.path.insert(0, os.path.abspath("../elsewhere"))
+            from parity import same
+            from lib.data import Data
+            import lib.late
+            lib.cfg.n = 5
+            lib.late.X = 6
+            same(Data())
+            os.rename("../elsewhere", "../gone")
+        """,
+    },
+    "sets, partials, paths and other values": {
+        "data.py": """
+            import collections, decimal, functools, datetime
+            QUEUE = collections.deque([1], maxlen=3)
+            COUNTS = collections.Counter()
+            GROUPS = collections.defaultdict(list)
+            ORDER = collections.OrderedDict(a=1, b=2)
+            BYTES = bytearray(b"a")
+            def add(a, b):
+                return a + b
+            plus = functools.partial(add, 1)
+            class Data:
+                def __init__(self, *parts):
+                    self.parts = parts
+                def __getitem__(self, i):
+                    return (QUEUE, COUNTS, dict(GROUPS), list(ORDER), BYTES, plus(i), self.parts,
+                        self.counts is COUNTS, GROUPS["new"])
+        """,
+        "train.py": """
+            import functools, datetime, decimal, pathlib, numpy as np, torch
+            from parity import same
+            import data
+            data.QUEUE.append(2), data.COUNTS.update("aab"), data.GROUPS["x"].append(1), data.BYTES.extend(b"b")
+            data.ORDER.move_to_end("a")
+            data.plus = functools.partial(data.add, 10)
+            made = data.Data({3, 1}, frozenset("a"), {(1, 2)}, pathlib.Path("a"), datetime.date(2020, 1, 1),
+                decimal.Decimal("1.5"), np.float32(3), np.arange(3), torch.eye(2), range(3), slice(1, 2), ...)
+            made.counts = data.COUNTS
+            same(made)
+        """,
+    },
+    "objects of a module and their methods as functions": {
+        "tools.py": """
+            class Collator:
+                def __init__(self, pad):
+                    self.pad = pad
+                def __call__(self, batch):
+                    return [batch, self.pad, SIZE]
+                def method(self, batch):
+                    return batch, self.pad
+            SIZE = 1
+            collator = Collator(0)
+        """,
+        "train.py": """
+            from parity import same
+            import tools
+            tools.SIZE = 2
+            tools.collator.pad = 3
+            same([1, 2], collate_fn=tools.collator)
+            same([1, 2], collate_fn=tools.collator.method)
+            same([1, 2], collate_fn=tools.Collator(4).method)
+        """,
+    },
+    "a singleton, a class with slots and a frozen dataclass in modules": {
+        "state.py": """
+            import dataclasses
+            class Singleton:
+                _instance = None
+                def __new__(cls):
+                    if cls._instance is None:
+                        cls._instance = super().__new__(cls)
+                        cls._instance.values = {}
+                    return cls._instance
+            class Slotted:
+                __slots__ = ("a", "b")
+            @dataclasses.dataclass(frozen=True)
+            class Options:
+                n: int = 1
+            slotted = Slotted()
+            options = Options()
+            CURRENT = None
+        """,
+        "data.py": """
+            from state import Singleton, options, slotted
+            import state
+            DEFAULTS = options
+            class Data:
+                def __getitem__(self, i):
+                    return Singleton().values, slotted.a, hasattr(slotted, "b"), state.options, \\
+                        state.CURRENT is Singleton(), DEFAULTS
+        """,
+        "train.py": """
+            from parity import same
+            import data, state
+            state.Singleton().values["x"] = 1
+            state.slotted.a = 4
+            state.options = state.Options(3)
+            state.CURRENT = state.Singleton()
+            same(data.Data())
+        """,
+    },
+    "a module whose import fails in a feeder and that nothing needs": {
+        "fragile.py": """
+            import builtins
+            if not hasattr(builtins, "ready"):
+                raise RuntimeError("the script comes first")
+            VALUE = 1
+        """,
+        "data.py": """
+            fragile = None
+            class Data:
+                def __getitem__(self, i):
+                    return i
+        """,
+        "train.py": """
+            import builtins
+            builtins.ready = True
+            from parity import same
+            import data, fragile
+            data.fragile = fragile
+            same(data.Data())
+        """,
+    },
+    "torch and Lightning-like modules that hold what feeders cannot have": {
+        "engine.py": """
+            import sqlite3, threading
+            class Engine:
+                def __init__(self):
+                    self.thread = threading.Thread(target=print)
+                    self.lock = threading.Lock()
+            ENGINE = None
+            DB = None
+            STEP = 0
+        """,
+        "data.py": """
+            import engine
+            class Data:
+                def __getitem__(self, i):
+                    return engine.STEP, engine.DB is None
+        """,
+        "train.py": """
+            from parity import same
+            import engine, data
+            engine.STEP = 8
+            engine.ENGINE = engine.Engine()
+            engine.handlers = [lambda: engine.ENGINE.lock]
+            same(data.Data())
+        """,
+    },
 }
 
 
@@ -604,3 +796,115 @@ def test_a_feeder_finds_what_a_fork_of_the_script_finds(host: Scripts, tmp_path:
     for result in results:
         assert not result["refused"], result["refused"]
         assert result["found"] == result["expected"]
+
+
+# By name, or refused
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        pytest.param("held = multiprocessing.Value('i', 0)", "shared with forked processes only", id="value"),
+        pytest.param("held = multiprocessing.Semaphore()", "plain attribute of the dataset", id="semaphore"),
+        pytest.param("held = multiprocessing.Manager().dict()", "num_workers=0", id="manager"),
+        pytest.param("held = threading.Lock()", "dataset.held: _thread.lock", id="lock"),
+        pytest.param("held = sqlite3.connect(':memory:')", "dataset.held: sqlite3.Connection", id="sqlite"),
+        pytest.param("held = open('out', 'w')", "dataset.held: _io.TextIOWrapper", id="file"),
+        pytest.param("held = (i for i in 'ab')", "dataset.held: generator", id="generator"),
+    ],
+)
+def test_what_cannot_reach_a_feeder_is_refused_by_name(
+    host: Scripts, tmp_path: Path, source: str, said: str
+) -> None:
+    script = f"""
+        import multiprocessing, sqlite3, threading
+        from parity import same
+        class Data:
+            def __init__(self):
+                self.{source}
+            def __getitem__(self, i):
+                return i
+        same(Data())
+    """
+    (result,) = host.run(write(tmp_path / "project", {"train.py": script}))
+    assert "dataset.held" in result["refused"]
+    assert said in result["refused"]
+
+
+def test_a_global_lock_of_the_script_that_a_dataset_uses_is_refused_by_name(
+    host: Scripts, tmp_path: Path
+) -> None:
+    script = """
+        import threading
+        from parity import same
+        LOCK = threading.Lock()
+        class Data:
+            def __getitem__(self, i):
+                with LOCK:
+                    return i
+        same(Data())
+    """
+    (result,) = host.run(write(tmp_path / "project", {"train.py": script}))
+    assert "the global LOCK: _thread.lock" in result["refused"]
+
+
+def test_a_needed_module_whose_import_fails_is_named_with_the_cause(host: Scripts, tmp_path: Path) -> None:
+    files = {
+        "fragile.py": """
+            import builtins
+            if not hasattr(builtins, "ready"):
+                raise RuntimeError("the script comes first")
+            class Data:
+                def __getitem__(self, i):
+                    return i
+        """,
+        "train.py": """
+            import builtins
+            builtins.ready = True
+            from parity import same
+            import fragile
+            same(fragile.Data())
+        """,
+    }
+    (result,) = host.run(write(tmp_path / "project", files))
+    (found,) = result["found"]
+    assert found.startswith("InputError: the dataset needs the module 'fragile'")
+    assert "RuntimeError: the script comes first" in found
+
+
+def test_a_script_that_runs_as_a_module_of_a_package(host: Scripts, tmp_path: Path) -> None:
+    files = {
+        "pkg/__init__.py": "",
+        "pkg/data.py": "N = 1\nclass Data:\n    def __getitem__(self, i):\n        return N, i\n",
+        "pkg/train.py": """
+            from parity import same
+            from . import data
+            from .data import Data
+            data.N = 5
+            def collate(batch):
+                from . import data
+                return batch, data.N, __package__, __spec__.name
+            same(Data(), collate_fn=collate)
+        """,
+    }
+    write(tmp_path, files)
+    (result,) = host.run(tmp_path / "pkg" / "train.py", module="pkg.train", cwd=tmp_path)
+    assert result["found"] == result["expected"] == [f"([(5, {i})], 5, 'pkg', 'pkg.train')" for i in (0, 1)]
+
+
+def test_a_module_is_imported_once_in_a_feeder(host: Scripts, tmp_path: Path) -> None:
+    files = {
+        "data.py": """
+            with open("imports", "a") as file:
+                file.write("data\\n")
+            class Data:
+                def __getitem__(self, i):
+                    import data
+                    assert data.Data is type(self)
+                    return i
+        """,
+        "train.py": "from parity import same\nfrom data import Data\nsame(Data())\n",
+    }
+    (result,) = host.run(write(tmp_path, files))
+    assert result["found"] == ["0", "1"]
+    assert (tmp_path / "imports").read_text() == "data\n" * 2

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -56,11 +56,18 @@ def all_ints(keys: Sequence[Any]) -> bool:
     return type(keys[0]) is int if n == 1 else list(map(type, keys)).count(int) == n
 
 
-def pack(base_seed: int, first_position: int, keys: Sequence[Any], *, bare: bool = False) -> bytes:
-    """Packs the keys of one batch; ints in 8 bytes each, anything else pickled."""
+def pack(
+    base_seed: int,
+    first_position: int,
+    keys: Sequence[Any],
+    *,
+    bare: bool = False,
+    pickle_keys: Callable[[list[Any]], bytes] = pickle.dumps,
+) -> bytes:
+    """Packs the keys of one batch; ints in 8 bytes each, anything else as `pickle_keys` makes of it."""
     if all_ints(keys):
         return pack_ints(base_seed, first_position, keys, bare)
-    return _pack_pickled(base_seed, first_position, keys, bare)
+    return _pack_pickled(base_seed, first_position, keys, bare, pickle_keys)
 
 
 def pack_ints(base_seed: int, first_position: int, keys: Sequence[int], bare: bool) -> bytes:
@@ -72,8 +79,14 @@ def pack_ints(base_seed: int, first_position: int, keys: Sequence[int], bare: bo
         return _pack_pickled(base_seed, first_position, keys, bare)
 
 
-def _pack_pickled(base_seed: int, first_position: int, keys: Sequence[Any], bare: bool) -> bytes:
-    blob = pickle.dumps(list(keys), protocol=5)
+def _pack_pickled(
+    base_seed: int,
+    first_position: int,
+    keys: Sequence[Any],
+    bare: bool,
+    pickle_keys: Callable[[list[Any]], bytes] = pickle.dumps,
+) -> bytes:
+    blob = pickle_keys(list(keys))
     return _HEAD.pack(base_seed, first_position, bare, KeyForm.PICKLED, 0, len(keys)) + blob
 
 

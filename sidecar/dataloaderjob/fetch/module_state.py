@@ -205,8 +205,8 @@ def assign_code(module: str, references: bytes, by_value: list[Item]) -> None:
     for path, where, place in values.unpack(references):
         try:
             found: Any = importlib.import_module(where)
-        except ImportError:
-            continue  # the import of `module` found something else, or did without
+        except Exception:  # noqa: S112  user code; the import of `module` did without it
+            continue
         for name in place.split(".") if place else ():
             found = getattr(found, name, None)
         if found is not None:

@@ -4,6 +4,7 @@ what a user module names by that name, arrays out of band. The same script gives
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import importlib
 import io
@@ -384,15 +385,15 @@ def picklable(obj: Any, known: names.Names | None, user_modules: Collection[str]
     return True
 
 
-def with_main(obj: Any, reached: Reached) -> Iterator[Any]:
-    """Yields `obj`, then each global of `__main__` that pickling it, and these, has reached."""
+def with_main(obj: Any, reached: Reached, *, with_names: bool = False) -> Iterator[Any]:
+    """Yields `obj`, then each global of `__main__` that pickling it, and these, has reached; or (name, global)."""
     yield obj
     main, done = vars(sys.modules["__main__"]), set[str]()
     while new := [name for name in reached.main if name not in done]:
         for name in new:
             done.add(name)
             if name in main:
-                yield main[name]
+                yield (name, main[name]) if with_names else main[name]
 
 
 def _ignore(buffer: memoryview) -> None:
@@ -409,7 +410,8 @@ class UserCodeUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         if pid[0] == _NAMED:
-            importlib.import_module(pid[1])
+            with contextlib.suppress(Exception):  # of a module whose import fails, new objects do
+                importlib.import_module(pid[1])
             return self._fresh.find(*pid[1:])
         _, number, frozen, members = pid
         if number not in self._sets:

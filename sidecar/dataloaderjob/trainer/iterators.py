@@ -31,6 +31,7 @@ from dataloaderjob.core.control import (
 from dataloaderjob.fetch import failures
 from dataloaderjob.fetch.bundles import make_bundle
 from dataloaderjob.fetch.fetcher import Fetcher, SampleError
+from dataloaderjob.fetch.keys import pickle_keys
 from dataloaderjob.fetch.seeding import preserved_generators
 from dataloaderjob.fetch.tree import Decoder
 from dataloaderjob.trainer import holders
@@ -273,7 +274,9 @@ class ServiceIterator(_Windowed):
 
     def _pack(self, number: int, keys: list[Any]) -> bytes:
         try:
-            return tickets.pack(self._epoch_seed, self._position, keys, bare=self._bare)
+            return tickets.pack(
+                self._epoch_seed, self._position, keys, bare=self._bare, pickle_keys=pickle_keys
+            )
         except Exception as exc:
             raise errors.InputError(
                 f"the sampler's keys for batch {number} cannot be sent to feeders ({exc}): use keys that pickle"
