@@ -806,7 +806,7 @@ def test_a_feeder_finds_what_a_fork_of_the_script_finds(host: Scripts, tmp_path:
     [
         pytest.param("held = multiprocessing.Value('i', 0)", "shared with forked processes only", id="value"),
         pytest.param("held = multiprocessing.Semaphore()", "plain attribute of the dataset", id="semaphore"),
-        pytest.param("held = multiprocessing.Manager().dict()", "num_workers=0", id="manager"),
+        pytest.param("held = MANAGER.dict()", "num_workers=0", id="manager"),
         pytest.param("held = threading.Lock()", "dataset.held: _thread.lock", id="lock"),
         pytest.param("held = sqlite3.connect(':memory:')", "dataset.held: sqlite3.Connection", id="sqlite"),
         pytest.param("held = open('out', 'w')", "dataset.held: _io.TextIOWrapper", id="file"),
@@ -819,12 +819,15 @@ def test_what_cannot_reach_a_feeder_is_refused_by_name(
     script = f"""
         import multiprocessing, sqlite3, threading
         from parity import same
+        MANAGER = multiprocessing.Manager() if "MANAGER" in {source!r} else None
         class Data:
-            def __init__(self):
-                self.{source}
             def __getitem__(self, i):
                 return i
-        same(Data())
+        data = Data()
+        data.{source}
+        same(data)
+        if MANAGER is not None:
+            MANAGER.shutdown()
     """
     (result,) = host.run(write(tmp_path / "project", {"train.py": script}))
     assert "dataset.held" in result["refused"]

@@ -14,6 +14,7 @@ import torch
 from dataloaderjob.fetch.classes import full_name
 from dataloaderjob.fetch.names import Names
 from dataloaderjob.fetch.pickling import why_not
+from dataloaderjob.fetch.reducers import is_shared_memory
 
 _SEARCH_S = 5.0
 """A list of a million samples is searched no longer than this; the message then names the list."""
@@ -36,7 +37,7 @@ def find(roots: Mapping[str, Any], known: Names | None = None, user_modules: Col
     found: tuple[str, Any, BaseException] | None = None
     while (failing := _first_failing(parts, seen, deadline, why)) is not None:
         found = failing
-        parts = _parts(found[0], found[1])
+        parts = () if is_shared_memory(found[1]) else _parts(found[0], found[1])
     if found is None:
         return " and ".join(roots)
     path, leaf, error = found

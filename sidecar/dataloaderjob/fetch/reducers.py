@@ -38,8 +38,8 @@ def reduce_special(obj: Any) -> tuple[Any, ...] | str | None:
         return _reduce_type_variable(obj)
     if isinstance(obj, torch.jit.ScriptFunction | torch.jit.ScriptModule):
         return _load_scripted, (_scripted(obj),)
-    if cls.__module__.startswith("multiprocessing."):
-        _refuse_shared(obj)
+    if is_shared_memory(obj):
+        raise pickle.PicklingError(SHARED_MEMORY)
     if obj is _MISSING:
         return "MISSING"  # of dataclasses: one object, known by its identity
     return None
@@ -98,15 +98,17 @@ def _load_scripted(data: bytes) -> Any:
     return torch.jit.load(io.BytesIO(data))  # type: ignore[no-untyped-call]
 
 
-def _refuse_shared(obj: Any) -> None:
+def is_shared_memory(obj: Any) -> bool:
+    """Whether this is an object of multiprocessing that only forked processes share."""
+    if not type(obj).__module__.startswith("multiprocessing."):
+        return False
     from multiprocessing import managers, queues, sharedctypes, synchronize
 
     shared = (
         synchronize.SemLock, synchronize.Condition, synchronize.Event, managers.BaseProxy, managers.BaseManager,
         sharedctypes.SynchronizedBase, queues.Queue, queues.SimpleQueue,
     )  # fmt: skip
-    if isinstance(obj, shared):
-        raise pickle.PicklingError(SHARED_MEMORY)
+    return isinstance(obj, shared)
 
 
 # Tensors and arrays
