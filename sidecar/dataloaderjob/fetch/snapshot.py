@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import pickle
 import sys
 import warnings
 from collections import OrderedDict
@@ -22,7 +23,14 @@ from dataloaderjob.fetch import culprit, module_state, unchanged
 from dataloaderjob.fetch.module_state import CODE, MAIN, ROOTS, Excluded, State
 from dataloaderjob.fetch.modules import UserModules, main_source
 from dataloaderjob.fetch.names import Names
-from dataloaderjob.fetch.pickling import Nowhere, Reached, UserCodePickler, picklable, why_not
+from dataloaderjob.fetch.pickling import (
+    MIN_BUFFER_NBYTES,
+    Nowhere,
+    Reached,
+    UserCodePickler,
+    picklable,
+    why_not,
+)
 from dataloaderjob.fetch.process_state import ProcessState
 
 SLOW_S = 0.2
@@ -51,6 +59,19 @@ class Snapshot:
     arrays: int
 
 
+class _Same:
+    """Equal to another only if both hold one object."""
+
+    __slots__ = ("held",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.held is other.held
+
+
 class _TooLargeError(Exception):
     """State of a module that nobody may ever import is larger than what is worth sending."""
 
@@ -70,6 +91,8 @@ class Snapshots:
         self._process = ProcessState()
         self._excluded: Excluded = set()
         self._references = module_state.References()
+        self._alone: dict[str, tuple[Any, bytes]] = {}
+        """State of modules that the dataset did not reach, with what it was made from."""
         self._reached: dict[Any, Reached] = {}
         """What the dataset's pickle reached last time, by types of the roots."""
         self._patches: list[Any] | None = None
@@ -148,7 +171,7 @@ class Snapshots:
             self._patches = module_state.patches(self._modules)
         patches = [*self._patches, *module_state.collate_entries()]
         state = State(Names(modules), self._excluded, self._references)
-        maker = _Maker(modules, patches, self._excluded, state, self._reached.get(_key(roots)))
+        maker = _Maker(modules, patches, self._excluded, state, self._reached.get(_key(roots)), self._alone)
         maker.forget_mended()
         return maker
 
@@ -177,10 +200,12 @@ class _Maker:
         excluded: Excluded,
         state: State,
         reached: Reached | None,
+        alone: dict[str, tuple[Any, bytes]],
     ) -> None:
         self.modules = modules
         self._excluded = excluded
         self._state = state
+        self._alone_before = alone
         self._known = state.known
         self._patches = patches
         self.reached = Reached() if reached is None else reached
@@ -300,6 +325,31 @@ class _Maker:
     def _alone(self, module: str) -> bytes:
         if not any(self._known.split[module]):
             return b""
+        key = self._key_alone(module)
+        known = self._alone_before.get(module)
+        if key is None or known is None or known[0] != key:
+            known = self._alone_before[module] = key, self._newly_alone(module)
+        return known[1]
+
+    def _key_alone(self, module: str) -> Any:
+        """Equal to that of an earlier state only if the module holds the same; None where this is not known.
+        A plain pickle takes a fifth of the time of ours."""
+        code, data = self._known.split[module]
+        try:
+            packed = pickle.dumps([value for _, value in data], protocol=5)
+        except Exception:  # user code
+            return None
+        if len(packed) > MIN_BUFFER_NBYTES:
+            return None  # not to be kept
+        # The code itself is in the key, so that it lives and no other can have its id.
+        return (
+            [path for path, _ in code + data],
+            [_Same(value) for _, value in code],
+            [id(value) for _, value in data],
+            packed,
+        )
+
+    def _newly_alone(self, module: str) -> bytes:
         try:
             return self._written_alone(module)
         except _TooLargeError:
