@@ -731,6 +731,53 @@ SCRIPTS: dict[str, dict[str, str]] = {
             same(data.Data())
         """,
     },
+    "a dataset that asks another for what it lacks": {
+        "train.py": """
+            import torch
+            from torch.utils.data import ConcatDataset, TensorDataset, random_split
+            from parity import same
+            class Wrapped:
+                def __init__(self, inner):
+                    self.inner = inner
+                def __getattr__(self, name):
+                    return getattr(self.inner, name)
+                def __getitem__(self, i):
+                    return self.inner[i], len(self.tensors)
+            data = TensorDataset(torch.arange(20.0))
+            same(Wrapped(Wrapped(data)))
+            same(ConcatDataset(random_split(data, [10, 10], torch.Generator().manual_seed(1))))
+        """
+    },
+    "options in a module, a metaclass that registers, generators": {
+        "opts.py": """
+            import argparse
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--n", type=int, default=1)
+            args = None
+            class Meta(type):
+                registry = {}
+                def __new__(meta, name, bases, own):
+                    cls = super().__new__(meta, name, bases, own)
+                    meta.registry[name] = cls
+                    return cls
+            class Base(metaclass=Meta):
+                pass
+        """,
+        "train.py": """
+            import numpy as np, torch
+            from parity import same
+            import opts
+            args = opts.args = opts.parser.parse_args(["--n", "5"])
+            class Mine(opts.Base):
+                def __init__(self):
+                    self.rng = np.random.default_rng(3)
+                    self.generator = torch.Generator().manual_seed(3)
+                def __getitem__(self, i):
+                    return (args.n, args is opts.args, sorted(opts.Meta.registry), opts.Meta.registry["Mine"] is Mine,
+                        self.rng.integers(10), torch.rand(1, generator=self.generator))
+            same(Mine())
+        """,
+    },
     "a module whose import fails in a feeder and that nothing needs": {
         "fragile.py": """
             import builtins

@@ -118,6 +118,13 @@ def kind(value: Any) -> str:
     return "exact" if isinstance(value, _DICTS) else "opaque"
 
 
+def delegates(cls: Any) -> bool:
+    """Whether objects of a class ask another for what they lack. Unpickling one asks for __setstate__ before the
+    other is there, which such a `__getattr__` answers by calling itself for ever."""
+    is_own = isinstance(getattr(cls, "__getattr__", None), types.FunctionType)
+    return is_own and not hasattr(cls, "__setstate__") and not _reduces(cls)
+
+
 def _reduces(cls: Any) -> bool:
     return (
         cls.__reduce_ex__ is not object.__reduce_ex__
@@ -158,7 +165,7 @@ def update(fresh: Any, what: tuple[Any, ...]) -> None:
             fresh.clear()
             fresh.extend(members)
         case _, state, items, pairs:
-            _set_state(fresh, state)
+            set_state(fresh, state)
             if items is not None:
                 fresh.clear()
                 fresh.extend(items)
@@ -174,8 +181,10 @@ def _refill_dict(fresh: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
         base.__setitem__(fresh, key, value)
 
 
-def _set_state(fresh: Any, state: Any) -> None:
-    if hasattr(fresh, "__setstate__"):
+def set_state(fresh: Any, state: Any) -> None:
+    if hasattr(
+        type(fresh), "__setstate__"
+    ):  # of the object: a __getattr__ of the user may need what is not there yet
         fresh.__setstate__(state)
         return
     slots: Any = None

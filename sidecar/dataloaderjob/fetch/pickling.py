@@ -96,6 +96,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         self._user_modules = user_modules
         self._storages: dict[int, reducers.SharedStorage] = {}
         self._globals: dict[str, Globals] = {}
+        self._ordinary: set[type] = set()
+        """Types whose objects have nothing that is looked at here."""
         self._main = vars(sys.modules["__main__"])
         self._ids: dict[int, tuple[Any, Any]] = {}
         self._shallow = shallow
@@ -171,6 +173,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
 
     def reducer_override(self, obj: Any) -> Any:
         cls = type(obj)
+        if cls in self._ordinary:
+            return NotImplemented
         if cls is types.FunctionType:
             return self._function(obj)
         if issubclass(cls, type):
@@ -191,7 +195,13 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
                 return reducers.reduce_memmap(obj) or NotImplemented
             return NotImplemented
         found = reducers.reduce_special(obj)
-        return NotImplemented if found is None else found
+        if found is not None:
+            return found
+        if names.delegates(cls):
+            return reducers.reduce_with_setter(obj, names.set_state)
+        if cls is not reducers.LRU:
+            self._ordinary.add(cls)
+        return NotImplemented
 
     def _shared(self, storage: torch.UntypedStorage) -> reducers.SharedStorage:
         # Tensors wrap their storage anew each time, so pickle's memo would not see that two share one.
