@@ -5,6 +5,7 @@ what a user module names by that name, arrays out of band. The same script gives
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import enum
 import importlib
 import io
@@ -84,6 +85,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             take_buffer(buffer.raw())
             return False
 
+        # cloudpickle's is a ChainMap, whose look-up costs as much as pickling a small object.
+        self.dispatch_table = {**copyreg.dispatch_table, **_cloudpickle.Pickler._dispatch_table}  # noqa: SLF001
         super().__init__(file, protocol=5, buffer_callback=keep_in_band)
         self.reached = Reached() if reached is None else reached
         self.samples: list[Any] = []

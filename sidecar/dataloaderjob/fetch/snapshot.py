@@ -155,14 +155,16 @@ class Snapshots:
 
     def _fingerprint(self, roots: Roots) -> Fingerprint | None:
         """Returns (fingerprint, arrays met); None for what cannot be pickled, which then gets its message."""
-        out, buffers = io.BytesIO(), list[memoryview]()
+        out, buffers, digest = io.BytesIO(), list[memoryview](), unchanged.Digest()
         try:
             maker = self._maker(roots)
-            pickler = maker.write(out, buffers, roots, digest=unchanged.digest)
+            pickler = maker.write(out, buffers, roots, digest=digest)
         except InputError:
             return None
         arrays = pickler.arrays
         pickler.close()
+        if digest.failed:
+            return None
         parts = (self._process.packed(), self._packed_sources(), *maker.others().values(), out.getvalue())
         return b"".join((*map(unchanged.checksum, parts), unchanged.checksums(buffers))), arrays
 

@@ -61,15 +61,23 @@ def _as_bytes(buffer: memoryview) -> memoryview:
     return buffer.cast("B") if buffer.nbytes else buffer
 
 
-def digest(container: Any) -> bytes | None:
-    """Of a large list, dict, tuple or set of plain values; None of a small one, and where something else is in it.
+class Digest:
+    """Stands for large lists, dicts, tuples and sets of plain values in a fingerprint.
 
     marshal writes any buffer as bytes, so it does not tell an array from another of the same bytes:
     who compares has to know that no arrays are in it.
     """
-    if len(container) < LARGE:
-        return None
-    try:
-        return checksum(marshal.dumps(container))
-    except ValueError:
-        return None
+
+    def __init__(self) -> None:
+        self.failed = False
+        """Something else was in one: there is no fingerprint."""
+
+    def __call__(self, container: Any) -> bytes | None:
+        """Returns None for a small one, which is pickled."""
+        if len(container) < LARGE:
+            return None
+        try:
+            return checksum(marshal.dumps(container))
+        except ValueError:
+            self.failed = True
+            return b""
