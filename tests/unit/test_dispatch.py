@@ -252,7 +252,7 @@ def test_a_batch_that_kills_every_feeder_is_named():
     world.run(lambda: trainer.done)
     message = json.loads(world.failed[1, 5])
     assert message["service"] == "FeederLost"
-    assert "4 feeder processes died" in message["message"]
+    assert "3 feeder processes died, each" in message["message"]
     assert sum(f.dead for f in world.feeders.values()) == 4
     assert list(world.failed) == [(1, 5)]
 

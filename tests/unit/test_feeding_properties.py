@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feeding_machine import A, B, ask, which
+from feeding_machine import A, B, all_free, ask, which
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -107,7 +107,7 @@ class Feeder(RuleBasedStateMachine):
     @precondition(lambda self: self.building is None)
     @rule()
     def build(self) -> None:
-        self.building = self.m.next_build()
+        self.building = self.m.next_build(all_free)
 
     @precondition(lambda self: self.building is not None)
     @rule(nbytes=st.sampled_from([10, 60, 200]), fails=st.booleans())
@@ -155,7 +155,7 @@ class Feeder(RuleBasedStateMachine):
             assert self.m.built(self.building, 1) == []
         assert self.m.idle
         assert not self.m._parked
-        assert self.m.next_build() is None
+        assert self.m.next_build(all_free) is None
 
 
 TestFeeder = Feeder.TestCase

@@ -82,12 +82,16 @@ class FeederSettings:
     advertise_host: str | None = None
     """What receivers connect to; None: as bound or, bound to all addresses, the node's address."""
     port: int = 0
-    torch_threads: int = 1
-    """More than one makes sums depend on the machine."""
+    node: str = ""
+    """Where it runs, by the provider's name for the place; for messages."""
     max_ungranted: int = 2
     """Built batches kept for one receiver that has no room for them."""
-    max_loaded_bundles: int = 8
-    """Datasets kept loaded; the one used longest ago goes first."""
+    max_idle_nbytes: int = 1 << 30
+    """Bundles that no session uses are kept loaded up to so many bytes as shipped, the last one always."""
+
+    @property
+    def blob_path(self) -> Path:
+        return Path(self.blob_folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

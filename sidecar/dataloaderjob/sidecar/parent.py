@@ -23,12 +23,12 @@ from dataloaderjob.core.accounts import DispatchSettings
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.control import W_NEXT_CALLS, Control, sealed
 from dataloaderjob.core.errors import RemoteProtocolError, first_line
+from dataloaderjob.core.forked import alive, default_signals, die_with_parent
 from dataloaderjob.core.frames import PROTOCOL
 from dataloaderjob.core.settings import read_key
 from dataloaderjob.sidecar import figures
 from dataloaderjob.sidecar.failures import Failures
 from dataloaderjob.sidecar.http import HttpServer
-from dataloaderjob.sidecar.offspring import alive, default_signals, die_with_parent
 from dataloaderjob.sidecar.receiver import Receiver
 from dataloaderjob.sidecar.reception import Guest, Reception
 from dataloaderjob.sidecar.settings import SidecarSettings

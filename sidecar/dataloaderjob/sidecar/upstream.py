@@ -13,8 +13,8 @@ from typing import Any
 from dataloaderjob.core import auth, sockets
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
+from dataloaderjob.core.forked import close_all_but, default_signals, die_with_parent
 from dataloaderjob.core.instructions import Endpoint
-from dataloaderjob.sidecar.offspring import close_all_but, default_signals, die_with_parent
 
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 3.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -244,17 +245,22 @@ class ServiceIterator(_Windowed):
         return self._client.dead is not None
 
     def _open(self, loader: DataLoader) -> None:
-        if self._bundle is None or not loader.persistent_workers:
+        if self._bundle is None:
             store = BlobStore(_path(self._client.settings["blobs"]))
             allow = loader.allow_pickle or bool(self._client.settings["allow_pickle"])
-            self._bundle = make_bundle(
+            made = make_bundle(
                 loader.dataset, loader.collate_fn, loader.worker_init_fn, store=store, allow_pickle=allow
             )
+            number, epoch = loader.begin_session()
+            self._bundle = replace(made, loader=number, epoch=epoch)
         self._stream = self._client.open(self._bundle.manifest().decode(), self._window)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        self._close()
-        self._open(loader)
+        before = self._stream
+        self._open(loader)  # first: feeders keep what a stream uses, which is the meaning of persistent_workers
+        if before is not None:
+            self._leave(before)
+            self._client.close_collected()
         super()._reset(loader, first_iter)
         self._flush()
 
@@ -291,7 +297,8 @@ class ServiceIterator(_Windowed):
             self._draw()  # an interrupt kept an earlier call from it
         stream = self._stream
         if stream is None or number >= self._drawn:
-            self._close()
+            if not self._persistent_workers:
+                self._close()
             self._finish()
         words = self._words
         began = _now_ns()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import warnings
@@ -35,6 +36,7 @@ _ACCELERATE = (
     "batches with .to(accelerator.device)"
 )
 _said: set[str] = set()
+_numbers = itertools.count()
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -85,6 +87,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.prefetch_factor = prefetch_factor  # torch puts 2 for None, which would not survive a rebuild
         self.allow_pickle = allow_pickle
         self._client: Client | None = None
+        self._number: int | None = None
+        """Of this loader among those of the process that were iterated."""
+        self._epochs = 0
         if multiprocessing_context is not None:
             _say_once("multiprocessing_context is ignored: feeders are processes of the service")
         self._window()
@@ -139,6 +144,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             )
         return ServiceIterator(self, self._connect(), self._window())
 
+    def begin_session(self) -> tuple[int, int]:
+        """Numbers of this loader and of its next iterator, the same in all ranks that run one script."""
+        if self._number is None:
+            self._number = next(_numbers)
+        self._epochs += 1
+        return self._number, self._epochs - 1
+
     def _connect(self) -> Client:
         client = self._client
         if client is None or client.dead is not None:
@@ -153,6 +165,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state["_client"] = None
+        state["_number"] = None
         state["_iterator"] = None
         return state
 

@@ -1,4 +1,4 @@
-"""What every forked child of the sidecar's parent does first."""
+"""What a forked process does first, in the sidecar and in a feeder's host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """No child outlives its sidecar: a trainer would not know whom to talk to. `parent`: its pid, told by it."""
+    """No child outlives `parent`, the pid of the process that forked it: nobody could talk to it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
