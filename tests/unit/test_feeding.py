@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from feeding_machine import A, all_free, ask, build, machine, send, which
+from feeding_machine import A, B, all_free, ask, build, machine, send, which
 
 from dataloaderjob.core.feeding_states import (
     TRANSITIONS,
@@ -11,6 +11,7 @@ from dataloaderjob.core.feeding_states import (
     Event,
     Fail,
     IllegalTransition,
+    Lost,
     NeedBundle,
     Send,
     State,
@@ -46,6 +47,80 @@ def test_an_unknown_bundle_is_asked_for_once_for_each_link():
     assert not m.bundle_coming(A), "two receivers answer; one load is enough"
     m.bundle_ready(A)
     assert m.next_build(all_free) is not None
+
+
+def test_builders_of_different_bundles_work_at_the_same_time():
+    m = machine()
+    m.bundle_ready(B)
+    ask(m, 0)
+    ask(m, 1)
+    ask(m, 0, stream=2, bundle=B)
+    busy: set[bytes] = set()
+    jobs = []
+    while (job := m.next_build(lambda bundle: bundle not in busy)) is not None:
+        busy.add(job.bundle)
+        jobs.append((job.stream, job.ticket))
+    assert sorted(jobs) == [(1, 0), (2, 0)]
+    assert m.load == 3
+
+
+def test_a_ticket_whose_builder_ends_is_told_lost_and_may_be_asked_again():
+    m = machine()
+    ask(m, 0)
+    job = m.next_build(all_free)
+    assert job is not None
+    assert m.lost(job) == [Lost(job)]
+    assert m.idle
+    ask(m, 0)
+    assert build(m)[1]
+
+
+def test_a_cancelled_ticket_whose_builder_ends_is_told_to_nobody():
+    m = machine()
+    ask(m, 0)
+    job = m.next_build(all_free)
+    assert job is not None
+    m.cancel(**which(0))
+    assert m.lost(job) == []
+    assert m.idle
+
+
+def test_a_bundle_that_cannot_be_loaded_fails_the_tickets_that_wait_for_it():
+    m = machine(1, 2)
+    ask(m, 0)
+    ask(m, 1)
+    ask(m, 0, link=2)
+    failed = m.bundle_failed(A)
+    assert sorted((f.job.link, f.job.ticket) for f in failed) == [(1, 0), (1, 1), (2, 0)]
+    assert m.idle
+    ask(m, 2)
+    assert m.next_build(all_free) is not None, "its blobs are still here"
+
+
+def test_a_bundle_is_used_until_every_link_has_released_it_or_is_gone():
+    m = machine(1, 2)
+    ask(m, 0)
+    ask(m, 0, link=2)
+    m.release(1, A)
+    assert m.used(A)
+    m.closed(2)
+    assert not m.used(A)
+
+
+def test_bodies_come_back_when_they_are_sent_or_given_up():
+    m = machine()
+    ask(m, 0)
+    ask(m, 1)
+    for name in ("sent", "cancelled"):
+        job = m.next_build(all_free)
+        assert job is not None
+        job.body = name
+        m.built(job, 10)
+        if name == "sent":
+            send(m, job)
+        else:
+            m.cancel(**which(1))
+    assert m.freed == ["sent", "cancelled"]
 
 
 def test_a_bundle_that_cannot_be_had_fails_its_tickets_and_is_asked_for_again():

@@ -419,7 +419,10 @@ class Dispatcher:
 
     def _heard(self, now: float, link: Link, header: Header) -> None:
         link.heard_at, link.load = now, header.load
-        link.suspect_since, link.replace_asked = None, False
+        link.replace_asked = False
+        # While user code there takes long, the feeder says so: it is not lost, and gets nothing more to do.
+        if header.kind != Kind.ALIVE and not (header.kind == Kind.CANCELLED and link.asks):
+            link.suspect_since = None
 
     def _answered(self, now: float, ask: Ask) -> None:
         """The feeder finished making this batch: what it took is the time since it could begin."""

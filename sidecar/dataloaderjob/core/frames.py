@@ -72,6 +72,8 @@ class Kind(IntEnum):
     Payload: how it ended."""
     RELEASE = 13
     """R: no stream uses `bundle` any more."""
+    ALIVE = 14
+    """F: this ticket is still being made: what takes so long is user code, not the feeder."""
 
 
 class Flag(IntFlag):
@@ -93,6 +95,7 @@ FROM_FEEDER = frozenset(
         Kind.NOTE,
         Kind.CANCELLED,
         Kind.LOST,
+        Kind.ALIVE,
     }
 )
 FROM_RECEIVER = frozenset({Kind.TICKET, Kind.GRANT, Kind.CANCEL, Kind.BUNDLE, Kind.RELEASE})

@@ -138,6 +138,10 @@ class Builders:
         session = self._sessions.get(bundle)
         return session is not None and session.job is not None and session.job.state is State.DISCARDED
 
+    def busy(self) -> Iterator[Job]:
+        """Jobs that builders make."""
+        yield from (session.job for session in self._sessions.values() if session.job is not None)
+
     def open(self, bundle: Bundle, base_seed: int) -> None:
         """Begins a session whose blobs are here; `Owner.session_free` tells when it can be used."""
         now = time.monotonic()

@@ -37,6 +37,8 @@ from dataloaderjob.fetch.facts import facts
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
+ALIVE_S = 5.0
+"""Well below the time after which a silent feeder is replaced (`core.lateness`)."""
 EXIT_FAILED = 1
 _INPUT = select.EPOLLIN | select.EPOLLRDHUP
 _ELSEWHERE = int(Flag.ELSEWHERE)
@@ -60,6 +62,7 @@ class FeederServer:
         self._owed: dict[bytes, list[tuple[int, Header]]] = {}
         """CANCEL frames (link, header) by bundle, which are confirmed once its builder is through with its job."""
         self._numbers = 0
+        self._alive_at = 0.0
         self._stopping = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
@@ -134,6 +137,10 @@ class FeederServer:
         for bundle, text in (*self._bundles.notes(now), *self._builders.notes(now)):
             for job in self._machine.waiting(bundle):
                 touched |= self._outbox.control(Kind.NOTE, job, payload=text.encode())
+        if now - self._alive_at >= ALIVE_S:
+            self._alive_at = now
+            for job in self._builders.busy():
+                touched |= self._outbox.control(Kind.ALIVE, job)
         self._flush(touched)
 
     # Links

@@ -257,7 +257,9 @@ class ServiceIterator(_Windowed):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         before = self._stream
-        self._open(loader)  # first: feeders keep what a stream uses, which is the meaning of persistent_workers
+        self._open(
+            loader
+        )  # first: feeders keep what a stream uses, which is the meaning of persistent_workers
         if before is not None:
             self._leave(before)
             self._client.close_collected()
