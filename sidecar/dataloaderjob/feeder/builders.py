@@ -89,6 +89,8 @@ class _Template:
     bundle: Bundle
     channel: Channel
     loaded: bool = False
+    again: bool = False
+    """It ended once before it had loaded the bundle: another feeder's failure may have taken it along."""
     used_at: float = 0.0
     last_number: int = 0
     sessions: list[Session] = field(default_factory=list)
@@ -120,8 +122,8 @@ class Builders:
         self._settings, self._requests, self._owner = settings, requests, owner
         self._templates: dict[bytes, _Template] = {}
         self._sessions: dict[bytes, Session] = {}
-        self._latest: dict[int, bytes] = {}
-        """The bundle that each loader used last."""
+        self._latest: dict[tuple[int, int], bytes] = {}
+        """The bundle that each loader of each receiver's trainer used last: (link, loader) -> `Bundle.code`."""
         self._first_deaths: dict[bytes, int] = {}
 
     # The feeder's side
@@ -146,14 +148,22 @@ class Builders:
         """Begins a session whose blobs are here; `Owner.session_free` tells when it can be used."""
         now = time.monotonic()
         session = self._sessions[bundle.id] = Session(bundle, base_seed, now)
-        before = self._latest.get(bundle.loader)
-        self._latest[bundle.loader] = bundle.code
         template = self._templates.get(bundle.code) or self._load(bundle)
         template.sessions.append(session)
-        if before is not None and before != bundle.code:
-            self._trim()
         if template.loaded:
             self._start(template, session)
+
+    def use(self, link: int, bundle: Bundle) -> None:
+        """A receiver's trainer works with this bundle now: what the same loader had before is of no further use."""
+        before = self._latest.get((link, bundle.loader))
+        if before != bundle.code:
+            self._latest[link, bundle.loader] = bundle.code
+            if before is not None:
+                self._trim()
+
+    def closed(self, link: int) -> None:
+        """A receiver is gone; its trainer, too, or it comes back."""
+        self._latest = {key: code for key, code in self._latest.items() if key[0] != link}
 
     def build(self, job: Job) -> None:
         """Has the builder of a session that is FREE make a batch."""
@@ -256,6 +266,11 @@ class Builders:
             self._template_ended(template)
 
     def _template_ended(self, template: _Template) -> None:
+        if not template.loaded and not template.again:
+            self._drop(template)
+            another = self._load(template.bundle)
+            another.again, another.sessions = True, template.sessions
+            return
         if not template.loaded:
             error = ServiceError(
                 "the process that loads the dataset ended while it did so: look for a crash in native code or too "

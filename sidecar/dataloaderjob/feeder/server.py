@@ -182,6 +182,7 @@ class FeederServer:
         self._unregister(link.sock.fileno())
         link.close()
         self._machine.closed(link.number)
+        self._builders.closed(link.number)
         self._settle()
 
     def _flush(self, links: set[Link]) -> None:
@@ -220,7 +221,9 @@ class FeederServer:
             made = self._machine.ticket(
                 link.number, **which, bundle=bundle, flags=header.flags, room=header.room, payload=payload
             )
-            self._begin(bundle)
+            if self._machine.known(bundle):
+                self._builders.use(link.number, self._bundles[bundle])
+                self._begin(bundle)
             return made
         if header.kind == Kind.GRANT:
             return self._machine.grant(link.number, **which, room=header.room)
@@ -248,6 +251,8 @@ class FeederServer:
     # Bundles
 
     def _bundle_here(self, bundle: bytes) -> None:
+        for job in self._machine.waiting(bundle):
+            self._builders.use(job.link, self._bundles[bundle])
         self._machine.bundle_ready(bundle)
         self._begin(bundle)
 
