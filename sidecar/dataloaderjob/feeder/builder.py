@@ -47,7 +47,7 @@ PLACE = struct.Struct("<Qq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class Introduction:
     """Whom a builder works for, and as whom."""
 
     feeder: str
@@ -60,8 +60,8 @@ class Session:
         return json.dumps(asdict(self)).encode()
 
     @staticmethod
-    def parse(data: bytes) -> Session:
-        return Session(**json.loads(data))
+    def parse(data: bytes) -> Introduction:
+        return Introduction(**json.loads(data))
 
 
 class Buffers:
@@ -115,7 +115,7 @@ class Builder:
         self._buffers = Buffers(channel)
         self._fetcher = Fetcher(code.dataset, code.collate_fn)
         self._waiting: deque[Message] = deque()
-        self._session: Session | None = None
+        self._session: Introduction | None = None
 
     def run(self) -> None:
         """Raises OSError when the feeder is gone in mid-message."""
@@ -124,7 +124,7 @@ class Builder:
                 self._build(message)
             elif message.kind == Kind.FREE:
                 self._buffers.free(message.a)
-            elif message.kind == Kind.INIT and not self._init(Session.parse(message.payload)):
+            elif message.kind == Kind.INIT and not self._init(Introduction.parse(message.payload)):
                 return
 
     def _receive(self) -> Message | None:
@@ -132,7 +132,7 @@ class Builder:
 
     # worker_init_fn
 
-    def _init(self, session: Session) -> bool:
+    def _init(self, session: Introduction) -> bool:
         """As torch's worker begins: seeds, then worker_init_fn. Returns False when that failed."""
         self._session = session
         try:
@@ -162,7 +162,7 @@ class Builder:
             )
 
     @property
-    def _here(self) -> Session:
+    def _here(self) -> Introduction:
         if self._session is None:
             raise RuntimeError("a builder is told whom it works for before anything else")
         return self._session
@@ -252,7 +252,7 @@ def _unpack(payload: bytes) -> tickets.Ticket:
         ) from exc
 
 
-def _seed_as_worker(session: Session) -> None:
+def _seed_as_worker(session: Introduction) -> None:
     """The generators as torch seeds them in a worker before worker_init_fn (torch/utils/data/_utils/worker.py)."""
     base = session.base_seed & _MASK63
     seed = base + session.index

@@ -1,37 +1,28 @@
-"""The templates and builders that a feeder uses: asked for, watched, ended. No user code runs in this process.
+"""The sessions that a feeder serves, each by a builder. No user code runs in this process.
 
-A session is one loader's one epoch (`Bundle.id`); it has one builder at a time. Its bundle as loaded, the template,
-outlives it for the next epoch. All methods are called by the feeder's one loop.
-
-    LOADING   its template is not ready
-    STARTING  its builder runs worker_init_fn
-    FREE      its builder waits for a job
-    BUSY      its builder makes a batch
-    ENDING    nobody needs it any more; its builder is about to end
-    (none)    forgotten
+All methods are called by the feeder's one loop. `sessions` has the table of phases.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.feeding_states import Job, State
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
-from dataloaderjob.feeder.builder import Session as Introduction
-from dataloaderjob.feeder.channel import Channel, Kind, Message
+from dataloaderjob.feeder.builder import Introduction
+from dataloaderjob.feeder.channel import Channel, Kind, Message, Watching
+from dataloaderjob.feeder.sessions import Body, Phase, Session, Template
+from dataloaderjob.feeder.templates import Templates
 from dataloaderjob.fetch.failures import pack_failure
 
 END_GRACE_S = 2.0
@@ -46,84 +37,26 @@ NOTE_AFTER_S = 2.0
 NOTE_EVERY_S = 5.0
 
 
-class Phase(Enum):
-    LOADING = auto()
-    STARTING = auto()
-    FREE = auto()
-    BUSY = auto()
-    ENDING = auto()
-
-
-class Body(NamedTuple):
-    """A built batch in shared memory."""
-
-    session: Session
-    buffer: int
-    view: memoryview
-    crc: int
-
-
-@dataclass(slots=True, eq=False)
-class Session:
-    """See the table above."""
-
-    bundle: Bundle
-    base_seed: int
-    since: float
-    phase: Phase = Phase.LOADING
-    number: int = 0
-    """Of its builder, at its template."""
-    channel: Channel | None = None
-    job: Job | None = None
-    buffers: dict[int, mmap.mmap] = field(default_factory=dict)
-    deadline: float = float("inf")
-    """When its builder is ended."""
-    orphan_since: float | None = None
-    noted_at: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class _Template:
-    """A bundle as loaded, by a process that forks builders."""
-
-    bundle: Bundle
-    channel: Channel
-    loaded: bool = False
-    again: bool = False
-    """It ended once before it had loaded the bundle: another feeder's failure may have taken it along."""
-    used_at: float = 0.0
-    last_number: int = 0
-    sessions: list[Session] = field(default_factory=list)
-    spare: tuple[int, Channel] | None = None
-    """A builder that waits for its session, so that the next epoch begins without a fork."""
-
-
-class Owner(Protocol):
+class Owner(Watching, Protocol):
     """What the feeder's loop is told. Called within its turns."""
 
-    def session_free(self, bundle: bytes) -> None: ...
+    def session_free(self) -> None: ...
     def built(self, job: Job, body: Body) -> None: ...
     def failed(self, job: Job, payload: bytes) -> None: ...
     def lost(self, job: Job, position: int, text: str) -> None: ...
     def progress(self, job: Job, position: int) -> None: ...
     def bundle_failed(self, bundle: bytes, payload: bytes) -> None: ...
     def session_gone(self, bundle: bytes) -> None: ...
-    def watch(self, end: Channel, callback: Callable[[], None]) -> None: ...
-    def unwatch(self, end: Channel) -> None: ...
 
 
 class Builders:
-    """All templates and sessions of one feeder."""
+    """All sessions of one feeder, by `Bundle.id`."""
 
     def __init__(self, settings: FeederSettings, requests: socket.socket, owner: Owner) -> None:
         """`requests`: to the host."""
-        self.loads = 0
-        """Bundles that were loaded for this feeder."""
-        self._settings, self._requests, self._owner = settings, requests, owner
-        self._templates: dict[bytes, _Template] = {}
+        self.templates = Templates(settings, requests, owner, self)
+        self._settings, self._owner = settings, owner
         self._sessions: dict[bytes, Session] = {}
-        self._latest: dict[tuple[int, int], bytes] = {}
-        """The bundle that each loader of each receiver's trainer used last: (link, loader) -> `Bundle.code`."""
         self._first_deaths: dict[bytes, int] = {}
 
     # The feeder's side
@@ -146,24 +79,11 @@ class Builders:
 
     def open(self, bundle: Bundle, base_seed: int) -> None:
         """Begins a session whose blobs are here; `Owner.session_free` tells when it can be used."""
-        now = time.monotonic()
-        session = self._sessions[bundle.id] = Session(bundle, base_seed, now)
-        template = self._templates.get(bundle.code) or self._load(bundle)
+        template = self.templates.get(bundle)
+        session = self._sessions[bundle.id] = Session(bundle, template, base_seed, time.monotonic())
         template.sessions.append(session)
         if template.loaded:
-            self._start(template, session)
-
-    def use(self, link: int, bundle: Bundle) -> None:
-        """A receiver's trainer works with this bundle now: what the same loader had before is of no further use."""
-        before = self._latest.get((link, bundle.loader))
-        if before != bundle.code:
-            self._latest[link, bundle.loader] = bundle.code
-            if before is not None:
-                self._trim()
-
-    def closed(self, link: int) -> None:
-        """A receiver is gone; its trainer, too, or it comes back."""
-        self._latest = {key: code for key, code in self._latest.items() if key[0] != link}
+            self._start(session)
 
     def build(self, job: Job) -> None:
         """Has the builder of a session that is FREE make a batch."""
@@ -196,20 +116,15 @@ class Builders:
         session.phase, session.deadline = Phase.ENDING, time.monotonic() + END_GRACE_S
 
     def tick(self, now: float, used: Callable[[bytes], bool]) -> None:
-        """What time asks for. Call about once a second."""
+        """What time asks for. Call about twice a second."""
         for bundle, session in list(self._sessions.items()):
             if session.phase is not Phase.ENDING:
-                if used(bundle):
-                    session.orphan_since = None
-                else:
-                    session.orphan_since = session.orphan_since or now
-                    if now - session.orphan_since > ORPHAN_S:
-                        self.end(bundle)
-            if session.job is None or session.job.state is not State.DISCARDED:
-                if session.phase is Phase.BUSY:
+                self._check_use(session, now, used(bundle))
+            if session.phase is Phase.BUSY:
+                if not self.discards(bundle):
                     session.deadline = float("inf")
-            elif session.phase is Phase.BUSY and session.deadline == float("inf"):
-                session.deadline = now + HUNG_S
+                elif session.deadline == float("inf"):
+                    session.deadline = now + HUNG_S
             if now >= session.deadline:
                 self._kill(session)
 
@@ -225,104 +140,35 @@ class Builders:
                 what = loading if session.phase is Phase.LOADING else "runs worker_init_fn"
                 yield bundle, f"{what}, since {now - since:.0f} s"
 
-    def close(self) -> None:
-        """The feeder ends: so do all its templates and builders, of which the host takes care."""
-        for session in self._sessions.values():
-            if session.channel is not None:
-                session.channel.close()
-        for template in self._templates.values():
-            template.channel.close()
-        self._requests.close()
-
     # Templates
 
-    def _load(self, bundle: Bundle) -> _Template:
-        here, there = ch.pair()
-        request = {
-            "code": bundle.code.hex(), "manifest": bundle.manifest().decode(), "blobs": self._settings.blob_folder,
-        }  # fmt: skip
-        with there:
-            socket.send_fds(self._requests, [json.dumps(request).encode()], [there.fileno()])
-        template = self._templates[bundle.code] = _Template(bundle, Channel(here))
-        self._owner.watch(template.channel, lambda: self._hear(template))
-        return template
-
-    def _hear(self, template: _Template) -> None:
-        """A template's messages."""
-        messages, alive = template.channel.read()
-        template.channel.flush()
-        for message in messages:
-            if message.kind == Kind.LOADED:
-                self.loads += 1
-                template.loaded = True
-                for session in template.sessions[:]:
-                    self._start(template, session)
-            elif message.kind == Kind.LOAD_FAILED:
-                self._fail_all(template, message.payload)
-                return
-            elif message.kind == Kind.ENDED:
-                self._builder_ended(template, message)
-        if not alive and self._templates.get(template.bundle.code) is template:
-            self._template_ended(template)
-
-    def _template_ended(self, template: _Template) -> None:
-        if not template.loaded and not template.again:
-            self._drop(template)
-            another = self._load(template.bundle)
-            another.again, another.sessions = True, template.sessions
-            return
-        if not template.loaded:
-            error = ServiceError(
-                "the process that loads the dataset ended while it did so: look for a crash in native code or too "
-                "little memory there; its last output is in the job's log"
-            )
-            self._fail_all(template, pack_failure(error, phase="loading", feeder=self._settings.name))
-            return
-        self._drop(template)
+    def loaded(self, template: Template) -> None:
         for session in template.sessions[:]:
-            self._died(template, session, "ended with the process that had loaded its dataset", ch.NOWHERE)
+            self._start(session)
 
-    def _fail_all(self, template: _Template, payload: bytes) -> None:
-        self._drop(template)
+    def load_failed(self, template: Template, payload: bytes) -> None:
         for session in template.sessions[:]:
-            self._forget(session, template)
+            self._forget(session)
             self._owner.bundle_failed(session.bundle.id, payload)
 
-    def _drop(self, template: _Template) -> None:
-        """Ends a template, with all its builders."""
-        del self._templates[template.bundle.code]
-        self._owner.unwatch(template.channel)
-        template.channel.close()
-        if template.spare is not None:
-            template.spare[1].close()
-        with contextlib.suppress(OSError):
-            self._requests.send(json.dumps({"code": template.bundle.code.hex()}).encode())
+    def template_ended(self, template: Template) -> None:
+        for session in template.sessions[:]:
+            self._died(session, "ended with the process that had loaded its dataset", ch.NOWHERE)
 
-    def _trim(self) -> None:
-        """Ends templates that are of no further use, and the oldest idle ones beyond their bound in bytes."""
-        latest = set(self._latest.values())
-        idle = [t for t in self._templates.values() if not t.sessions]
-        for template in idle:
-            if template.bundle.code not in latest:
-                self._drop(template)
-        idle = sorted((t for t in idle if t.bundle.code in self._templates), key=lambda t: t.used_at)
-        nbytes = sum(t.bundle.nbytes for t in idle)
-        while len(idle) > 1 and nbytes > self._settings.max_idle_nbytes:
-            nbytes -= idle[0].bundle.nbytes
-            self._drop(idle.pop(0))
+    def builder_ended(self, template: Template, message: Message) -> None:
+        code, serial, position = ch.ENDED.unpack(message.payload)
+        session = next((s for s in template.sessions if s.number == message.a), None)
+        if session is None:
+            return
+        if session.job is None or session.job.serial != serial:
+            position = ch.NOWHERE
+        self._died(session, _how(code), position)
 
     # Builders
 
-    def _fork(self, template: _Template) -> tuple[int, Channel]:
-        here, there = ch.pair()
-        template.last_number += 1
-        template.channel.post(Kind.FORK, a=template.last_number, fd=there.detach())
-        return template.last_number, Channel(here)
-
-    def _start(self, template: _Template, session: Session) -> None:
+    def _start(self, session: Session) -> None:
         """Gives the session a builder."""
-        number, channel = template.spare or self._fork(template)
-        template.spare = None
+        number, channel = self.templates.builder(session.template)
         session.number, session.channel, session.phase = number, channel, Phase.STARTING
         self._owner.watch(channel, lambda: self._listen(session, channel))
         introduction = Introduction(
@@ -347,7 +193,7 @@ class Builders:
         if message.kind == Kind.UP:
             self._first_deaths.pop(session.bundle.id, None)
             session.phase = Phase.FREE
-            self._owner.session_free(session.bundle.id)
+            self._owner.session_free()
         elif message.kind == Kind.INIT_FAILED:
             self.end(session.bundle.id)
             self._owner.bundle_failed(session.bundle.id, message.payload)
@@ -370,26 +216,11 @@ class Builders:
 
     def _finished(self, session: Session) -> None:
         session.phase, session.job, session.deadline = Phase.FREE, None, float("inf")
-        template = self._templates.get(session.bundle.code)
-        if template is not None and template.spare is None:
-            template.spare = self._fork(template)
+        self.templates.fork_ahead(session.template)
 
-    def _builder_ended(self, template: _Template, message: Message) -> None:
-        code, serial, position = ch.ENDED.unpack(message.payload)
-        if template.spare is not None and template.spare[0] == message.a:
-            template.spare[1].close()
-            template.spare = None
-            return
-        session = next((s for s in template.sessions if s.number == message.a), None)
-        if session is None:
-            return
-        if session.job is None or session.job.serial != serial:
-            position = ch.NOWHERE
-        self._died(template, session, _how(code), position)
-
-    def _died(self, template: _Template, session: Session, how: str, position: int) -> None:
+    def _died(self, session: Session, how: str, position: int) -> None:
         was, job = session.phase, session.job
-        self._forget(session, template)
+        self._forget(session)
         if job is not None:
             self._owner.lost(job, position, how)
         if was is Phase.STARTING and self._hopeless(session):
@@ -405,11 +236,17 @@ class Builders:
             self._first_deaths[session.bundle.id] = deaths
         return deaths >= MAX_FIRST_DEATHS
 
+    def _check_use(self, session: Session, now: float, used: bool) -> None:
+        if used:
+            session.orphan_since = None
+            return
+        session.orphan_since = session.orphan_since or now
+        if now - session.orphan_since > ORPHAN_S:
+            self.end(session.bundle.id)
+
     def _kill(self, session: Session) -> None:
         session.deadline = float("inf")
-        template = self._templates.get(session.bundle.code)
-        if template is not None:
-            template.channel.post(Kind.KILL, a=session.number)
+        session.template.channel.post(Kind.KILL, a=session.number)
 
     def _close(self, session: Session) -> None:
         """The builder ends when it reads on."""
@@ -418,16 +255,15 @@ class Builders:
             session.channel.close()
             session.channel = None
 
-    def _forget(self, session: Session, template: _Template | None = None) -> None:
+    def _forget(self, session: Session) -> None:
         self._close(session)
-        template = template or self._templates.get(session.bundle.code)
+        template = session.template
         if self._sessions.get(session.bundle.id) is session:
             del self._sessions[session.bundle.id]
-        if template is not None:
-            template.used_at = time.monotonic()
-            if session in template.sessions:
-                template.sessions.remove(session)
-        self._trim()
+        template.used_at = time.monotonic()
+        if session in template.sessions:
+            template.sessions.remove(session)
+        self.templates.trim()
 
 
 def _mapped(fd: int, nbytes: int) -> mmap.mmap:

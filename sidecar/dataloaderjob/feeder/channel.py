@@ -13,9 +13,9 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 _HEAD = struct.Struct("<BBHIQQ")
 _READ_NBYTES = 256 * 1024
@@ -42,7 +42,7 @@ class Kind(IntEnum):
     ENDED = 5
     """T: the process of builder `a` ended; payload: `ENDED`."""
     INIT = 6
-    """F to B: whom it works for, JSON of `builder.Session`."""
+    """F to B: whom it works for, JSON of `builder.Introduction`."""
     UP = 7
     """B: worker_init_fn has run."""
     INIT_FAILED = 8
@@ -77,6 +77,13 @@ class Message(NamedTuple):
 def pair() -> tuple[socket.socket, socket.socket]:
     """The two ends of a channel."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+
+
+class Watching(Protocol):
+    """A loop that calls back when something comes through a channel, or when it takes more."""
+
+    def watch(self, end: Channel, callback: Callable[[], None]) -> None: ...
+    def unwatch(self, end: Channel) -> None: ...
 
 
 class Channel:

@@ -17,8 +17,8 @@ from dataloaderjob.core.feeding_states import (
     Withdraw,
 )
 from dataloaderjob.core.frames import Flag, Header, Kind
-from dataloaderjob.feeder.builders import Body
 from dataloaderjob.feeder.link import Buffer, Link
+from dataloaderjob.feeder.sessions import Body
 
 CHECKSUM = int(Flag.CHECKSUM)
 """A plain int: int & IntFlag costs 2 µs."""

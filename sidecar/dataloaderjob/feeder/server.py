@@ -25,13 +25,14 @@ from dataloaderjob.core.feeding_states import Instruction, Job
 from dataloaderjob.core.frames import Flag, Header, Kind
 from dataloaderjob.core.settings import FeederSettings, read_key
 from dataloaderjob.core.tickets import base_seed
-from dataloaderjob.feeder.builders import Body, Builders
+from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore
 from dataloaderjob.feeder.channel import Channel
 from dataloaderjob.feeder.door import Door
 from dataloaderjob.feeder.link import Link
 from dataloaderjob.feeder.outbox import Outbox
 from dataloaderjob.feeder.registration import Registration
+from dataloaderjob.feeder.sessions import Body
 from dataloaderjob.fetch.facts import facts
 
 log = logging.getLogger(__name__)
@@ -182,7 +183,7 @@ class FeederServer:
         self._unregister(link.sock.fileno())
         link.close()
         self._machine.closed(link.number)
-        self._builders.closed(link.number)
+        self._builders.templates.closed(link.number)
         self._settle()
 
     def _flush(self, links: set[Link]) -> None:
@@ -222,7 +223,7 @@ class FeederServer:
                 link.number, **which, bundle=bundle, flags=header.flags, room=header.room, payload=payload
             )
             if self._machine.known(bundle):
-                self._builders.use(link.number, self._bundles[bundle])
+                self._builders.templates.use(link.number, self._bundles[bundle])
                 self._begin(bundle)
             return made
         if header.kind == Kind.GRANT:
@@ -252,7 +253,7 @@ class FeederServer:
 
     def _bundle_here(self, bundle: bytes) -> None:
         for job in self._machine.waiting(bundle):
-            self._builders.use(job.link, self._bundles[bundle])
+            self._builders.templates.use(job.link, self._bundles[bundle])
         self._machine.bundle_ready(bundle)
         self._begin(bundle)
 
@@ -268,7 +269,7 @@ class FeederServer:
 
     # What builders tell
 
-    def session_free(self, bundle: bytes) -> None:  # noqa: ARG002  whoever is free gets work
+    def session_free(self) -> None:
         self._settle()
 
     def session_gone(self, bundle: bytes) -> None:
