@@ -42,8 +42,12 @@ AFTER_WRITE_S = 0.3
 NOT_UNDERSTOOD = (
     "the operator fails at this job: look for a part of a template that has the wrong type or is null"
 )
-UNKNOWN_FIELD = "field not declared in schema"
-"""Of an apply of a template that has one; the API server answers 500 to it."""
+NOT_TYPED = (
+    "field not declared in schema",
+    "failed to create typed patch object",
+    "failed to convert new object",
+)
+"""Of an apply of a template with a field that is not known or has the wrong type; the API server answers 500 to it."""
 
 
 def _version(thing: Manifest) -> str:
@@ -145,7 +149,7 @@ class Reconciler:
         except Changed:
             raise  # decided anew once the watch has told
         except ApiError as exc:
-            if exc.code in FOR_GOOD or UNKNOWN_FIELD in exc.message:
+            if exc.code in FOR_GOOD or any(words in exc.message for words in NOT_TYPED):
                 self.refused[key] = exc.message
             raise
         if self.refused.pop(key, None):
