@@ -257,6 +257,28 @@ def test_a_batch_that_kills_every_feeder_is_named():
     assert list(world.failed) == [(1, 5)]
 
 
+def test_links_that_break_within_a_batchs_body_are_not_blamed_on_the_batch():
+    world = World(16)
+    for _ in range(3):
+        world.add_feeder()
+    body, cuts = world._body, []
+
+    def cut(feeder, key):
+        body(feeder, key)
+        instance = feeder.endpoint.instance
+        header, _ = world.receiving.get(instance, (None, None))
+        if key == (1, 5) and header is not None and header.ticket == 5 and len(cuts) < 8:
+            cuts.append(world.receiving.pop(instance))
+            world.machine.link_down(world.now, instance, "it closed the link within a frame")
+            world.at(0.1, lambda: world._retry(feeder))
+
+    world._body = cut
+    trainer = world.open(1, 20)
+    finish(world, trainer)
+    assert len(cuts) == 8
+    assert (world.taken[1], world.failed) == (list(range(20)), {})
+
+
 def test_a_batch_that_hangs_everywhere_is_named_at_the_deadline_and_others_go_on():
     world = World(14, deadline_s=60.0)
     for _ in range(4):

@@ -246,7 +246,7 @@ class Dispatcher:
             return None
         if ask.state is AskState.ASKED:
             ask.granted_at = now
-        ask.state, ask.nbytes = AskState.RECEIVING, header.nbytes
+        ask.state, ask.nbytes, ask.position = AskState.RECEIVING, header.nbytes, None  # it is made
         return ask.extent
 
     def end_body(self, now: float, instance: str, header: Header) -> None:
@@ -444,7 +444,7 @@ class Dispatcher:
         if ask.extent is not None:
             self.placer.free(ask.extent)
             ask.extent = None
-        ask.state, ask.nbytes = AskState.ANNOUNCED, nbytes
+        ask.state, ask.nbytes, ask.position = AskState.ANNOUNCED, nbytes, None
         self._saw_size(ask.ticket.stream, nbytes)
         self.grant(now)
 
