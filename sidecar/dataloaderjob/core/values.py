@@ -31,7 +31,8 @@ NONE, TRUE, FALSE, INT, BIGINT, FLOAT, COMPLEX, STR, BYTES, BYTEARRAY = range(10
 LIST, TUPLE, SET, FROZENSET, DICT = range(16, 21)
 INTS, FLOATS, STRS = 32, 64, 96
 """Added to LIST or TUPLE."""
-MAX_DEPTH = 64
+MAX_DEPTH = 416
+"""One frame of Python for each level when they are read, two when they are written; Python's own limit is 1000."""
 SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
 _HASHABLE = SCALARS - {bytearray}
 _TAG = struct.Struct("<B")
@@ -204,7 +205,7 @@ def unpack_many(data: bytes | memoryview, count: int) -> list[Any]:
         for _ in range(count):
             value, at = _UNPACKERS[data[at]](data, at + 1, 0)
             found.append(value)
-    except (KeyError, IndexError, TypeError, ValueError, struct.error) as exc:
+    except (KeyError, IndexError, TypeError, ValueError, RecursionError, struct.error) as exc:
         # TypeError: an unhashable key or member; ValueError: bad UTF-8.
         raise RemoteProtocolError(f"values cannot be read at byte {at} of {len(data)}: {exc!r}") from exc
     if at != len(data):
@@ -212,10 +213,10 @@ def unpack_many(data: bytes | memoryview, count: int) -> list[Any]:
     return found
 
 
-def _unpack(data: Part, at: int, depth: int) -> Unpacked:
-    if depth > MAX_DEPTH:
+def _deeper(depth: int) -> int:
+    if depth >= MAX_DEPTH:
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-    return _UNPACKERS[data[at]](data, at + 1, depth)
+    return depth + 1
 
 
 def _length(data: Part, at: int, item_nbytes: int = 1) -> Unpacked:
@@ -265,9 +266,9 @@ def _unpack_bytearray(data: Part, at: int, depth: int) -> Unpacked:  # noqa: ARG
 def _sequence(build: Callable[[Any], Any]) -> Callable[[Part, int, int], Unpacked]:
     def unpack_sequence(data: Part, at: int, depth: int) -> Unpacked:
         n, at = _length(data, at)
-        items = []
+        items, depth = [], _deeper(depth)
         for _ in range(n):
-            item, at = _unpack(data, at, depth + 1)
+            item, at = _UNPACKERS[data[at]](data, at + 1, depth)
             items.append(item)
         return build(items), at
 
@@ -300,9 +301,10 @@ def _strings(build: Callable[[Any], Any]) -> Callable[[Part, int, int], Unpacked
 def _unpack_dict(data: Part, at: int, depth: int) -> Unpacked:
     n, at = _length(data, at, 2)
     found: dict[Any, Any] = {}
+    depth = _deeper(depth)
     for _ in range(n):
-        key, at = _unpack(data, at, depth + 1)
-        found[key], at = _unpack(data, at, depth + 1)
+        key, at = _UNPACKERS[data[at]](data, at + 1, depth)
+        found[key], at = _UNPACKERS[data[at]](data, at + 1, depth)
     return found, at
 
 
