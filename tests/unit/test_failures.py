@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 import traceback
 import types
@@ -162,7 +163,7 @@ def test_stop_iteration_ends_the_loop_as_with_torch_s_workers() -> None:
         pytest.param(lambda: Image.open(io.BytesIO(b"heif")), True, id="a-format-that-was-registered"),
         pytest.param(lambda: undefined, True, id="a-name"),  # noqa: F821
         pytest.param(lambda: "".gone, False, id="an-attribute-of-an-object"),  # type: ignore[attr-defined]
-        pytest.param(lambda: open("/not/there"), False, id="a-file-that-is-not-there"),
+        pytest.param(lambda: os.stat("/not/there"), False, id="a-file-that-is-not-there"),
         pytest.param(lambda: {}["a"], False, id="a-key"),
     ],
 )

@@ -329,7 +329,12 @@ class _Encoder:
             way, cls, content, attributes = objects.take_apart(item)
         except StaysError as exc:
             return self.refuse(item, str(exc) or why)
-        child = self.node(content, depth + 1) or self.value(content)
+        try:
+            child = self.node(content, depth + 1) or self.value(content)
+        except _RefusedError as refused:
+            if type(content) is tuple and way != "tuple":
+                del refused.path[-1:]  # a place in the content is none in the object
+            raise
         if objects.CARRIERS[way].shared:
             # Before its attributes, which may lead back to it.
             self.seen[id(item)] = layout.node(Kind.AGAIN, self.num_made), item

@@ -156,7 +156,9 @@ def _may_lack_set_up(exc: BaseException) -> bool:
     if isinstance(exc, DataLoaderJobError):
         return False
     if isinstance(exc, AttributeError):
-        return isinstance(exc.obj, ModuleType)
+        return isinstance(exc.obj, ModuleType) or _text(exc).startswith(
+            "module '"
+        )  # numpy's __getattr__ raises its own
     if isinstance(exc, OSError):
         return exc.errno is None  # of a library, not of the system: PIL's and h5py's
     return isinstance(exc, NameError) and not isinstance(exc, UnboundLocalError)
