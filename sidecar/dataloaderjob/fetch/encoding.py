@@ -64,7 +64,9 @@ def encode(batch: Any, *, allow_pickle: bool) -> EncodedBatch:
     except _RefusedError as refused:
         raise UnsupportedBatch(refused.message(allow_pickle)) from refused.__cause__
     except RecursionError as exc:
-        raise UnsupportedBatch("this batch is nested deeper than Python's recursion limit allows") from exc
+        raise UnsupportedBatch(
+            "this batch is nested deeper than Python's recursion limit allows: let collate_fn return a flatter one"
+        ) from exc
     head = layout.pack_schema(schema)
     parts: list[Part] = [head]
     at = len(head)

@@ -25,12 +25,12 @@ _LAYOUTS = {str(layout): layout for layout in (*_COMPRESSED, torch.strided, torc
 
 def way_of_tensor(t: torch.Tensor) -> str:
     """The carrier of a tensor that is no block of memory of a known dtype. Raises StaysError."""
-    if type(t) is not torch.Tensor and not t.is_nested:
-        if not is_tensor_subclass(type(t)):
-            raise StaysError(
-                ", a Tensor subclass with a state of its own (__torch_dispatch__, __slots__, __reduce__)"
-            )
+    if is_tensor_subclass(type(t)):
         return "tensor"
+    if type(t) is not torch.Tensor and t.layout is not torch.jagged:
+        raise StaysError(
+            ", a Tensor subclass with a state of its own (__torch_dispatch__, __slots__, __reduce__)"
+        )
     if t.is_cpu:
         if t.is_nested:
             return "nested"
