@@ -12,7 +12,6 @@ import contextlib
 import json
 import mmap
 import os
-import random
 import struct
 import sys
 import time
@@ -22,8 +21,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-import numpy as np
-import torch
 from torch.utils.data import _utils
 
 from dataloaderjob.core import tickets
@@ -33,6 +30,7 @@ from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Kind, Message
 from dataloaderjob.fetch.bundles import UserCode
 from dataloaderjob.fetch.failures import pack_failure
 from dataloaderjob.fetch.fetcher import Fetcher
+from dataloaderjob.fetch.seeding import seed_worker
 from dataloaderjob.fetch.tree import EncodedBatch, encode
 
 CHECKSUM, PROBE = int(Flag.CHECKSUM), int(Flag.PROBE)
@@ -137,7 +135,7 @@ class Builder:
         self._session = session
         try:
             self._introduce(session.base_seed)
-            _seed_as_worker(session)
+            seed_worker(session.base_seed & _MASK63, session.index)
             if self._code.worker_init_fn is not None:
                 self._code.worker_init_fn(session.index)
         except KeyboardInterrupt:
@@ -250,18 +248,6 @@ def _unpack(payload: bytes) -> tickets.Ticket:
             f"the sampler's keys cannot be loaded in a feeder: {exc}. Use ints, strings or tuples for keys, or types "
             "of a module that is installed in the feeders' image"
         ) from exc
-
-
-def _seed_as_worker(session: Introduction) -> None:
-    """The generators as torch seeds them in a worker before worker_init_fn (torch/utils/data/_utils/worker.py)."""
-    base = session.base_seed & _MASK63
-    seed = base + session.index
-    random.seed(seed)
-    torch.manual_seed(seed)
-    np.random.seed(_numpy_seed(base, session.index))
-
-
-_numpy_seed: Callable[[int, int], Any] = _utils.worker._generate_state  # noqa: SLF001  numpy's part of a worker's seed
 
 
 def main(code: UserCode, channel: Channel, place: mmap.mmap) -> NoReturn:

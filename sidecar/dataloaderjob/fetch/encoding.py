@@ -43,14 +43,6 @@ class EncodedBatch:
     buffers: list[Part]
     """One-dimensional, of bytes, `nbytes` in all, none of them empty."""
 
-    def owned(self) -> EncodedBatch:
-        """A copy, which later changes of the tensors do not reach.
-
-        For a batch that waits to be sent while user code runs on, which may reuse what it returned: with
-        `batch_size=None`, or a collate_fn that returns the dataset's own arrays.
-        """
-        return EncodedBatch(nbytes=self.nbytes, buffers=[bytes(b) for b in self.buffers])
-
 
 def encode(batch: Any, *, allow_pickle: bool) -> EncodedBatch:
     """Encodes a batch tree without copying its tensors and arrays.
