@@ -1,0 +1,21 @@
+import os
+
+from parity import show
+from torch.utils.data import DataLoader, Dataset
+
+os.environ["DATA_ROOT"] = "/data/one"
+os.environ.pop("HOME", None)
+
+
+class Where(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        return os.environ["DATA_ROOT"], os.environ.get("HOME", "none"), os.getenv("DATA_ROOT")
+
+
+loader = DataLoader(Where(), batch_size=2, num_workers=1)
+show(*loader)
+os.environ["DATA_ROOT"] = "/data/two"
+show(*loader)
