@@ -1,5 +1,4 @@
 import os
-from importlib import resources
 
 from torch.utils.data import Dataset
 
@@ -13,6 +12,6 @@ class Reader(Dataset):
         return len(self.names)
 
     def __getitem__(self, i):
-        with open(os.path.join(self.folder, self.names[i])) as file:
-            title = open(os.path.join(os.path.dirname(__file__), "data", "a.txt")).read().strip()
-            return file.read().strip(), title, resources.files("reader").name if False else ""
+        beside = os.path.join(os.path.dirname(__file__), "data", "a.txt")
+        with open(os.path.join(self.folder, self.names[i])) as file, open(beside) as title:
+            return file.read().strip(), title.read().strip()
