@@ -74,7 +74,9 @@ def scripts() -> list[Script]:
 class Runs:
     """One server's runs of many scripts; results can be asked for while it works."""
 
-    def __init__(self, mode: str, work: Path, wanted: Iterable[tuple[Script, bool]], socket: str | None) -> None:
+    def __init__(
+        self, mode: str, work: Path, wanted: Iterable[tuple[Script, bool]], socket: str | None
+    ) -> None:
         self.work = work
         self._results: dict[str, dict[str, Any]] = {}
         self._changed = threading.Condition()

@@ -8,6 +8,7 @@ Jobs come as one JSON document on stdin, results go out as lines of JSON on stdo
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib.machinery
 import json
@@ -24,6 +25,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.utils.data.dataloader
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """No script outlives the tests, however they end."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def serve(jobs: list[dict[str, Any]], width: int) -> dict[str, Any] | None:
@@ -58,9 +66,12 @@ def serve(jobs: list[dict[str, Any]], width: int) -> dict[str, Any] | None:
 
 def become(job: dict[str, Any]) -> types.ModuleType:
     """Makes this process the one that the shell would have started; returns its empty `__main__`."""
+    die_with_parent()
     os.setsid()
     for descriptor, path in enumerate((job["stdin"], job["stdout"], job["stderr"])):
-        opened = os.open(path, (os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 0o600)
+        opened = os.open(
+            path, (os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 0o600
+        )
         os.dup2(opened, descriptor)
         os.close(opened)
     sys.stdin = os.fdopen(0, closefd=False)
@@ -104,6 +115,7 @@ def put_ours_in_place() -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     _told = json.load(sys.stdin)
     del sys.path[0]  # that of this file
     if sys.argv[1] == "ours":

@@ -9,7 +9,7 @@ class Arrays(Dataset):
 
     def __getitem__(self, i):
         return {
-            "float": np.full((2, 3), i, ">f4"),
+            "float": np.full((2, 3), i, "<f4"),
             "time": np.array(["2024-01-01", "2025-06-0%d" % (i + 1)], "M8[D]"),
             "text": np.array(["a", "bcd"]),
             "bytes": np.array([b"a", b"bc"]),

@@ -17,4 +17,6 @@ def collate(samples):
 
 
 for images, labels in DataLoader(Images(), batch_size=2, num_workers=2, collate_fn=collate):
-    show([(im.mode, im.size, im.getpixel((0, 0))) for im in images], labels, isinstance(images[0], Image.Image))
+    show(
+        [(im.mode, im.size, im.getpixel((0, 0))) for im in images], labels, isinstance(images[0], Image.Image)
+    )

@@ -15,7 +15,16 @@ class Readings(Dataset):
         return 4
 
     def __getitem__(self, i):
-        return {("lidar", 0): torch.tensor(i), Sensor("cam", 1): i, 3: i, None: i, True: i, "x": i, 2.5: i, b"k": i}
+        return {
+            ("lidar", 0): torch.tensor(i),
+            Sensor("cam", 1): i,
+            3: i,
+            None: i,
+            True: i,
+            "x": i,
+            2.5: i,
+            b"k": i,
+        }
 
 
 for batch in DataLoader(Readings(), batch_size=2, num_workers=2):

@@ -18,7 +18,10 @@ class Lines(Dataset):
 
 def pad(samples, *, value, side="right"):
     longest = max(map(len, samples))
-    padded = [s + [value] * (longest - len(s)) if side == "right" else [value] * (longest - len(s)) + s for s in samples]
+    padded = [
+        s + [value] * (longest - len(s)) if side == "right" else [value] * (longest - len(s)) + s
+        for s in samples
+    ]
     return torch.tensor(padded), torch.tensor([len(s) for s in samples])
 
 

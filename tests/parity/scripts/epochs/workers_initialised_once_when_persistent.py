@@ -9,7 +9,9 @@ def initialise(worker):
         file.write("x\n")
 
 
-loader = DataLoader(list(range(8)), batch_size=2, num_workers=2, worker_init_fn=initialise, persistent_workers=True)
+loader = DataLoader(
+    list(range(8)), batch_size=2, num_workers=2, worker_init_fn=initialise, persistent_workers=True
+)
 for epoch in range(3):
     show(*loader)
 files = sorted(name for name in os.listdir(".") if name.startswith("init-"))

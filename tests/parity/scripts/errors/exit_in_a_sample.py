@@ -1,3 +1,4 @@
+# parity: alone
 import sys
 
 from torch.utils.data import DataLoader, Dataset

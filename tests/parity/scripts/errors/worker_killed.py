@@ -1,3 +1,4 @@
+# parity: alone
 import os
 import signal
 

@@ -4,7 +4,6 @@ from parity import show
 from torch.utils.data import DataLoader, Dataset
 
 os.environ["DATA_ROOT"] = "/data/one"
-os.environ.pop("HOME", None)
 
 
 class Where(Dataset):
@@ -12,10 +11,12 @@ class Where(Dataset):
         return 2
 
     def __getitem__(self, i):
-        return os.environ["DATA_ROOT"], os.environ.get("HOME", "none"), os.getenv("DATA_ROOT")
+        return os.environ.get("DATA_ROOT", "nowhere"), os.getenv("DATA_ROOT", "unset")
 
 
 loader = DataLoader(Where(), batch_size=2, num_workers=1)
 show(*loader)
 os.environ["DATA_ROOT"] = "/data/two"
+show(*loader)
+del os.environ["DATA_ROOT"]
 show(*loader)

@@ -21,7 +21,9 @@ class Initialise:
 
 
 collate = Collate(10)
-loader = DataLoader(TensorDataset(torch.arange(4)), 2, num_workers=2, collate_fn=collate, worker_init_fn=Initialise())
+loader = DataLoader(
+    TensorDataset(torch.arange(4)), 2, num_workers=2, collate_fn=collate, worker_init_fn=Initialise()
+)
 show(*loader)
 collate.noise = 20
 show(*loader)

@@ -14,7 +14,9 @@ class Recorded:
 
 for workers, factor in ((1, None), (2, None), (2, 3), (1, 5)):
     sampler = Recorded(100)
-    iterator = iter(DataLoader(list(range(100)), sampler=sampler, num_workers=workers, prefetch_factor=factor))
+    iterator = iter(
+        DataLoader(list(range(100)), sampler=sampler, num_workers=workers, prefetch_factor=factor)
+    )
     ahead = [sampler.drawn]
     for _ in range(3):
         next(iterator)
