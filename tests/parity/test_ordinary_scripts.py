@@ -104,8 +104,9 @@ def torchs(wanted: list[Script], tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture(scope="session")
 def ours(wanted: list[Script], torchs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     with contextlib.chdir(tmp_path_factory.mktemp("feeders")), Rig(feeders=2) as rig:
-        pickled = [(s, True) for s in wanted if s.name in NEEDS_PICKLE and OTHER == "ours"]
-        runs = Runs(OTHER, tmp_path_factory.mktemp(OTHER), [(s, False) for s in wanted] + pickled, rig.socket)
+        twice = NEEDS_PICKLE if OTHER == "ours" else set()
+        jobs = [(s, pickled) for s in wanted for pickled in ((False, True) if s.name in twice else (False,))]
+        runs = Runs(OTHER, tmp_path_factory.mktemp(OTHER), jobs, rig.socket)
         yield runs
         runs.close()
 

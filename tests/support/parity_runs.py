@@ -18,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -78,6 +79,7 @@ class Runs:
         self, mode: str, work: Path, wanted: Iterable[tuple[Script, bool]], socket: str | None
     ) -> None:
         self.work = work
+        self._services = tempfile.mkdtemp(prefix="dlj-")  # a Unix socket's path has to be short
         self._results: dict[str, dict[str, Any]] = {}
         self._changed = threading.Condition()
         self._over = False
@@ -101,6 +103,7 @@ class Runs:
         self._process.wait()
         self._reader.join()
         self._process.stdout.close()
+        shutil.rmtree(self._services, ignore_errors=True)
 
     def outcome(self, name: str, *, pickled: bool = False) -> Outcome:
         """Waits until that script has ended."""
@@ -112,9 +115,6 @@ class Runs:
         out, err = ((self.work / key / name).read_text(errors="replace") for name in ("stdout", "stderr"))
         error = _error(err) if result["status"] else ""
         return Outcome(out, result["status"], error, err, result["timed_out"])
-
-    def seconds(self) -> dict[str, float]:
-        return {name: result["seconds"] for name, result in self._results.items()}
 
     def _job(self, script: Script, pickled: bool, socket: str | None) -> dict[str, Any]:
         key = _key(script.name, pickled)
@@ -142,7 +142,7 @@ class Runs:
             "stdin": str(entry) if from_stdin else os.devnull,
             "stdout": str(base / "stdout"),
             "stderr": str(base / "stderr"),
-            "env": {"DATALOADERJOB_DIR": str(base)} if alone else {"DATALOADERJOB_SOCKET": str(socket)},
+            "env": {"DATALOADERJOB_DIR": self._services} if alone else {"DATALOADERJOB_SOCKET": str(socket)},
             "unset": ["DATALOADERJOB_SOCKET"] if alone else [],
             "allow_pickle": pickled,
             "timeout_s": TIMEOUT_S,
