@@ -48,6 +48,8 @@ class Bundle:
     """Number of the loader in its process, the same in all ranks that run one script."""
     epoch: int = 0
     """Number of the loader's iterator: user code begins afresh with each."""
+    workers: int = 0
+    """The loader's `num_workers`, which get_worker_info() tells user code; 0: the number of feeders."""
 
     def manifest(self) -> bytes:
         body = {
@@ -56,6 +58,7 @@ class Bundle:
             "facts": self.facts,
             "loader": self.loader,
             "epoch": self.epoch,
+            "workers": self.workers,
         }
         return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
@@ -80,7 +83,7 @@ class Bundle:
             blobs = tuple((str(d), int(n)) for d, n in body["blobs"])
             bundle = Bundle(
                 blobs=blobs, allow_pickle=bool(body["allow_pickle"]), facts=dict(body["facts"]),
-                loader=int(body.get("loader", 0)), epoch=int(body.get("epoch", 0)),
+                loader=int(body.get("loader", 0)), epoch=int(body.get("epoch", 0)), workers=int(body.get("workers", 0)),
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
             raise RemoteProtocolError(f"a bundle's manifest cannot be read: {exc}") from exc

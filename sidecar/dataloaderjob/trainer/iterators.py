@@ -252,7 +252,7 @@ class ServiceIterator(_Windowed):
                 loader.dataset, loader.collate_fn, loader.worker_init_fn, store=store, allow_pickle=allow
             )
             number, epoch = loader.begin_session()
-            self._bundle = replace(made, loader=number, epoch=epoch)
+            self._bundle = replace(made, loader=number, epoch=epoch, workers=loader.num_workers)
         self._stream = self._client.open(self._bundle.manifest().decode(), self._window)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
