@@ -172,8 +172,9 @@ class Builders:
         session.number, session.channel, session.phase = number, channel, Phase.STARTING
         self._owner.watch(channel, lambda: self._listen(session, channel))
         introduction = Introduction(
-            feeder=self._settings.name, index=self._settings.index, num_workers=session.bundle.workers or self._settings.num_feeders,
-            base_seed=session.base_seed, allow_pickle=session.bundle.allow_pickle,
+            feeder=self._settings.name, index=self._settings.index, base_seed=session.base_seed,
+            num_workers=session.bundle.workers or self._settings.num_feeders,
+            allow_pickle=session.bundle.allow_pickle,
         )  # fmt: skip
         channel.post(Kind.INIT, payload=introduction.pack())
 
