@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dataloaderjob.core import link
+from dataloaderjob.core import link, sockets
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, RemoteProtocolError, first_line
 
 HELLO_TIMEOUT_S = 5.0
@@ -48,8 +48,11 @@ OnMessage = Callable[[Guest, link.Packet], None]
 class Reception:
     """The listening socket and its guests."""
 
-    def __init__(self, path: str, select: selectors.BaseSelector, on_message: OnMessage) -> None:
-        """Raises InputError when nothing can listen at `path`."""
+    def __init__(
+        self, path: str, select: selectors.BaseSelector, on_message: OnMessage, *, private: bool = False
+    ) -> None:
+        """`private`: processes of this user alone are heard. Raises InputError when nothing can listen at `path`."""
+        self._private = private
         self._select, self._on_message = select, on_message
         self._guests: set[Guest] = set()
         self._path = path
@@ -66,6 +69,9 @@ class Reception:
             sock.close()
             return
         sock.setblocking(False)
+        if self._private and (uid := sockets.peer_uid(sock)) != os.getuid():
+            _refuse(sock, f"this sidecar serves user {os.getuid()} alone, found user {uid}")
+            return
         guest = Guest(sock, time.monotonic() + HELLO_TIMEOUT_S)
         self._guests.add(guest)
         self._select.register(sock, selectors.EVENT_READ, lambda: self._read(guest))
@@ -114,6 +120,12 @@ class Reception:
             if os.stat(self._path).st_ino == self._inode:
                 os.unlink(self._path)
         self._sock.close()
+
+
+def _refuse(sock: socket.socket, why: str) -> None:
+    with contextlib.suppress(OSError):
+        sock.send(link.pack_json(link.Type.REFUSED, {"error": why})[0])
+    sock.close()
 
 
 def _reason(exc: Exception) -> str:
