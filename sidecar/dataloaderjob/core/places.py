@@ -16,6 +16,7 @@ LOCK_NAME = "lock"
 LOG_NAME = "service.log"
 FILES = (
     SOCKET_NAME,
+    "~",  # the same, for a moment (`sidecar.reception`)
     CONTROL_NAME,
     HOST_NAME,
     FEEDERS_NAME,

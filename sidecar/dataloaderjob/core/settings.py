@@ -68,8 +68,6 @@ class FeederSettings:
     session: str = ""
     """Ray's name for the cluster that placed it, empty without Ray. One of another cluster is a guest at the
     supervisor."""
-    node: str = ""
-    """Ray's name for the node that it runs on, which it tells the supervisor."""
     index: int = 0
     """Number in the name; what `get_worker_info().id` tells user code."""
     num_feeders: int = 1

@@ -135,17 +135,25 @@ def _reason(exc: Exception) -> str:
 
 
 def listen(path: str) -> socket.socket:
-    """A listening socket at `path`, in place of one that a dead sidecar left. Raises InputError."""
+    """A listening socket at `path`, in place of one that a dead sidecar left. Raises InputError.
+
+    It has that name only once it listens: whoever sees it can connect.
+    """
+    folder, name = os.path.split(path)
+    unseen = os.path.join(folder, ("_" if name.startswith("~") else "~") + name[1:])
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     old = os.umask(0o117)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            if not stat.S_ISSOCK(os.lstat(path).st_mode):
-                raise InputError(
-                    f"a socket is to be made at {path}, where something else lies: choose another path"
-                )
-            os.unlink(path)
-        sock.bind(path)
+        for place in (path, unseen):
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISSOCK(os.lstat(place).st_mode):
+                    raise InputError(
+                        f"a socket is to be made at {place}, where something else lies: choose another path"
+                    )
+                os.unlink(place)
+        sock.bind(unseen)
+        sock.listen(128)
+        os.rename(unseen, path)
     except InputError:
         sock.close()
         raise
@@ -156,6 +164,5 @@ def listen(path: str) -> socket.socket:
         ) from exc
     finally:
         os.umask(old)
-    sock.listen(128)
     sock.setblocking(False)
     return sock
