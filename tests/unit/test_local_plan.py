@@ -161,9 +161,11 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path, part
 
 
 def test_a_private_service_serves_all_local_ranks_and_feeders_import_what_trainers_can():
-    env = {"LOCAL_WORLD_SIZE": "2", "RANK": "1", "DATALOADERJOB_PATH": '["/a", "/b"]', "X": "1"}
+    env = {"LOCAL_WORLD_SIZE": "2", "RANK": "1", "DATALOADERJOB_PATH": "/a:/b", "X": "1"}
     made = private_plan(FOLDER, 3, env)
     assert (made.num_feeders, made.processes) == (3, 2)
     assert made.feeder_env["PYTHONPATH"] == "/a:/b"
     assert "PYTHONPATH" not in made.env
     assert made.env == {"LOCAL_WORLD_SIZE": "2", "X": "1"}
+    assert (made.provider, made.feeder_env["PYTHONHASHSEED"]) == ("local", "0")
+    assert private_plan(FOLDER, 1, {"PYTHONHASHSEED": "7"}).feeder_env["PYTHONHASHSEED"] == "7"

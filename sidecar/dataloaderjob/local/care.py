@@ -113,7 +113,8 @@ class Care:
         self.old: dict[int, float] = {}
         """Heads that were replaced and still serve, and since when."""
         self.restarts = 0
-        self._parts = {part: _Watched(part) for part in Part}
+        starter = Part.HEAD if ray else Part.HOST
+        self._parts = {part: _Watched(part) for part in (starter, Part.SIDECAR, Part.SUPERVISOR)}
         self._ray_exits = 0
 
     def state(self, part: Part) -> State:
@@ -130,7 +131,7 @@ class Care:
     def start(self) -> list[Instruction]:
         """All at the same time, what takes longest first; but a supervisor only once a Ray head serves."""
         if not self.ray:
-            return [self._start(part) for part in (Part.HOST, Part.SIDECAR, Part.SUPERVISOR)]
+            return [self._start(part) for part in self._parts]
         self.head_number = 1
         return [self._start(Part.SIDECAR), self._start(Part.HEAD)]
 

@@ -305,8 +305,6 @@ class Stack:
             self._log(Part.HOST, line)
             if is_err:
                 self._show("", line, True)
-            elif line.startswith("{"):
-                self._do(self.care.serves(Part.HOST))
 
     def _on_feeder(self, line: str, is_err: bool) -> bool:
         """Shows a line of user code; returns whether it is one."""
@@ -346,6 +344,8 @@ class Stack:
         if supervisor is None or said.get("pid") != supervisor.pid:
             return
         self._do(self.care.serves(Part.SUPERVISOR))
+        if not self._ray and said.get("ready"):  # it listens before it has torch, or fails to have it
+            self._do(self.care.serves(Part.HOST))
         if self.care.old and said.get("ready") == said.get("desired"):
             self._do(self.care.settled())
 

@@ -28,6 +28,8 @@ class Guest:
     deadline: float
     incoming: link.Assembler = field(default_factory=lambda: link.Assembler(MAX_HELLO_NBYTES))
     fds: list[int] = field(default_factory=list)
+    stranger: int | None = None
+    """Another user, who is not heard."""
 
     def close(self) -> None:
         self.sock.close()
@@ -69,10 +71,9 @@ class Reception:
             sock.close()
             return
         sock.setblocking(False)
-        if self._private and (uid := sockets.peer_uid(sock)) != os.getuid():
-            _refuse(sock, f"this sidecar serves user {os.getuid()} alone, found user {uid}")
-            return
         guest = Guest(sock, time.monotonic() + HELLO_TIMEOUT_S)
+        if self._private and (uid := sockets.peer_uid(sock)) != os.getuid():
+            guest.stranger = uid
         self._guests.add(guest)
         self._select.register(sock, selectors.EVENT_READ, lambda: self._read(guest))
 
@@ -84,6 +85,10 @@ class Reception:
                 raise RemoteProtocolError(f"more than {link.MAX_FDS} descriptors came with one message")
             if not data:
                 raise ConnectionError("the trainer closed the connection")
+            if guest.stranger is not None:  # only now: a socket that is closed with words unread loses our answer
+                raise RemoteProtocolError(
+                    f"this sidecar serves user {os.getuid()} alone, found user {guest.stranger}"
+                )
             packet = guest.incoming.feed(data)
             if packet is None:
                 return
@@ -120,12 +125,6 @@ class Reception:
             if os.stat(self._path).st_ino == self._inode:
                 os.unlink(self._path)
         self._sock.close()
-
-
-def _refuse(sock: socket.socket, why: str) -> None:
-    with contextlib.suppress(OSError):
-        sock.send(link.pack_json(link.Type.REFUSED, {"error": why})[0])
-    sock.close()
 
 
 def _reason(exc: Exception) -> str:
