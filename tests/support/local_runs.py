@@ -108,11 +108,28 @@ class Project:
         return digest(done.stdout.splitlines())
 
 
-def broken_ray(folder: Path) -> Path:
-    """A folder that, on PYTHONPATH, keeps Ray from starting."""
+def path_first(folder: Path) -> str:
+    """A PYTHONPATH with `folder` before what is there."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+
+
+def broken_ray(folder: Path) -> str:
+    """A PYTHONPATH that keeps Ray from starting."""
     (folder / "broken").mkdir()
     (folder / "broken" / "ray.py").write_text("raise RuntimeError('this Ray is broken')")
-    return folder / "broken"
+    return path_first(folder / "broken")
+
+
+def broken_host(folder: Path) -> str:
+    """A PYTHONPATH that keeps the feeder host from starting."""
+    (folder / "broken").mkdir(parents=True)
+    (folder / "broken" / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if 'dataloaderjob.feeder.host' in sys.orig_argv:\n"
+        "    os.write(2, b'this machine is broken\\n')\n"
+        "    os._exit(1)\n"
+    )
+    return path_first(folder / "broken")
 
 
 def digest(lines: list[str]) -> str:

@@ -85,7 +85,9 @@ class Reception:
                 raise RemoteProtocolError(f"more than {link.MAX_FDS} descriptors came with one message")
             if not data:
                 raise ConnectionError("the trainer closed the connection")
-            if guest.stranger is not None:  # only now: a socket that is closed with words unread loses our answer
+            if (
+                guest.stranger is not None
+            ):  # only now: a socket that is closed with words unread loses our answer
                 raise RemoteProtocolError(
                     f"this sidecar serves user {os.getuid()} alone, found user {guest.stranger}"
                 )
