@@ -29,7 +29,7 @@ def make(path: Path, remedy: str) -> None:
     change or put another in the place of; OSError.
     """
     if os.path.exists(path.parent):
-        _check_above(path.parent, remedy)
+        check_above(path.parent, remedy)
     else:
         make(path.parent, remedy)
     with contextlib.suppress(FileExistsError):
@@ -109,8 +109,11 @@ def _wrong(found: os.stat_result) -> str | None:
     return None
 
 
-def _check_above(path: Path, remedy: str) -> None:
-    """A folder that we did not make, and that may be reached by a link: who may rename what is in it?"""
+def check_above(path: Path, remedy: str) -> None:
+    """Of a folder that we did not make, and that may be reached by a link: nobody else may rename what is in it.
+
+    Raises ServiceUnavailable, with `remedy`; OSError.
+    """
     found = os.stat(path)
     if found.st_uid not in (0, os.getuid()):
         what = f"one of user {found.st_uid}"

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from dataloaderjob.core import folders, places
 from dataloaderjob.core.auth import new_key
-from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.errors import InputError, ServiceUnavailable
 from dataloaderjob.core.link import MAX_PATH_NBYTES
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings, dump
 from dataloaderjob.core.supervision import MAX_FEEDERS
@@ -388,12 +388,14 @@ def _make_home(*, ray: bool) -> Path:
         limit = MAX_FOLDER_NBYTES - len("/r99")
     for base in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108  a folder of its own is made in it
         if len(os.fsencode(base)) + len(f"/{HOME_PREFIX}xxxxxxxx") <= limit:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ServiceUnavailable):
+                folders.check_above(Path(base), places.REMEDY)
                 home = Path(tempfile.mkdtemp(prefix=HOME_PREFIX, dir=base))
                 folders.mark(home)
                 return home
     raise InputError(
-        f"a folder that can be written and whose path is short enough for sockets is needed, neither "
+        f"a folder is needed that can be written, in which others cannot rename what is ours, and whose path is short "
+        "enough for sockets, neither "
         f"{tempfile.gettempdir()} nor /tmp is one: set TMPDIR to a path of at most "
         f"{limit - len(f'/{HOME_PREFIX}xxxxxxxx')} bytes"
     )

@@ -140,7 +140,7 @@ def wait() -> str:
             )
         if not _alive(home):
             raise ServiceUnavailable(
-                f"the private service ended while it started; its log is {home / LOG_NAME}"
+                f"the private service ended while it started, and said {_last_words(home)}"
             )
         if time.monotonic() > deadline:
             raise ServiceUnavailable(
@@ -148,6 +148,14 @@ def wait() -> str:
             )
         time.sleep(LOOK_S)
     return str(home / SOCKET_NAME)
+
+
+def _last_words(home: Path) -> str:
+    try:
+        lines = (home / LOG_NAME).read_text(errors="replace").split("\n")
+    except OSError:
+        lines = []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
 
 
 def _launch(home: Path, feeders: int) -> None:
