@@ -154,8 +154,7 @@ def test_a_trainer_s_installation_is_enough_for_a_script(tmp_path: Path, base: P
 
 
 MORE = """
-import json, os, sys, time
-from dataloaderjob.core.link import Type
+import os, signal, time
 from dataloaderjob.local.poller import sidecar_status
 from dataloaderjob.trainer import private
 
@@ -174,16 +173,24 @@ private.ensure(2)
 private.start(1)
 time.sleep(1.5)
 feeders(3)
+os.kill(int((private.folder() / "pid").read_text().split()[0]), signal.SIGTERM)
+while os.path.exists(path):
+    time.sleep(0.01)
+private.ensure(2)
+assert private.wait() == path
+feeders(3)
 """
 
 
-def test_a_later_loader_gets_more_feeders_and_never_fewer(tmp_path: Path, base: Path):
+def test_a_later_loader_gets_more_feeders_and_never_fewer_also_from_another_service(
+    tmp_path: Path, base: Path
+):
     env = {k: v for k, v in os.environ.items() if not k.startswith("DATALOADERJOB_")}
     done = subprocess.run(
         [sys.executable, "-c", MORE], env={**env, "DATALOADERJOB_DIR": str(base)}, capture_output=True, text=True,
         timeout=100, check=False,
     )  # fmt: skip
-    assert done.stdout.split() == ["1", "3", "3"], done.stderr
+    assert done.stdout.split() == ["1", "3", "3", "3"], done.stderr
     until(lambda: not os.listdir(base), 20, "the service ends")
 
 

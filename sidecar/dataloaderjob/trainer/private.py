@@ -50,6 +50,8 @@ _RUN_VARIABLES = (
 
 _asked = 0
 """The most feeders that this process has asked for."""
+_is_new = False
+"""Whether `start` was called since `wait` was."""
 
 
 def run_key() -> str:
@@ -102,7 +104,7 @@ def start(feeders: int) -> None:
     It gets as many feeders as any rank has asked for. Safe from all ranks at the same time. Raises
     ServiceUnavailable, OSError.
     """
-    global _asked
+    global _asked, _is_new
     home, most = folder(), max(feeders, _asked)
     try:
         with _locked(home):
@@ -120,7 +122,7 @@ def start(feeders: int) -> None:
         if (text := folders.full(exc, home)) is not None:
             raise ServiceUnavailable(text) from exc
         raise
-    _asked = most
+    _asked, _is_new = most, True
 
 
 def ensure(feeders: int) -> None:
@@ -130,8 +132,15 @@ def ensure(feeders: int) -> None:
 
 
 def wait() -> str:
-    """Waits for the socket of this run's service. Raises ServiceUnavailable with what the service said."""
+    """Waits for the socket of this run's service; one that has ended since it was asked for is started again.
+
+    Raises ServiceUnavailable with what the service said.
+    """
+    global _is_new
     home = folder()
+    if not _is_new and not _alive(home):
+        start(max(1, _asked))
+    _is_new = False
     deadline = time.monotonic() + START_DEADLINE_S
     while not (home / SOCKET_NAME).exists():
         if (home / FAILED_NAME).exists():
@@ -270,8 +279,8 @@ def _environment() -> dict[str, str]:
 
 
 def _another_process() -> None:
-    global _asked
-    _asked = 0
+    global _asked, _is_new
+    _asked, _is_new = 0, False
 
 
 os.register_at_fork(after_in_child=_another_process)
