@@ -50,8 +50,6 @@ _RUN_VARIABLES = (
 
 _asked = 0
 """The most feeders that this process has asked for."""
-_is_new = False
-"""Whether `start` was called since `wait` was."""
 
 
 def run_key() -> str:
@@ -104,7 +102,7 @@ def start(feeders: int) -> None:
     It gets as many feeders as any rank has asked for. Safe from all ranks at the same time. Raises
     ServiceUnavailable, OSError.
     """
-    global _asked, _is_new
+    global _asked
     home, most = folder(), max(feeders, _asked)
     try:
         with _locked(home):
@@ -122,7 +120,7 @@ def start(feeders: int) -> None:
         if (text := folders.full(exc, home)) is not None:
             raise ServiceUnavailable(text) from exc
         raise
-    _asked, _is_new = most, True
+    _asked = most
 
 
 def ensure(feeders: int) -> None:
@@ -136,11 +134,8 @@ def wait() -> str:
 
     Raises ServiceUnavailable with what the service said.
     """
-    global _is_new
+    start(max(1, _asked))
     home = folder()
-    if not _is_new and not _alive(home):
-        start(max(1, _asked))
-    _is_new = False
     deadline = time.monotonic() + START_DEADLINE_S
     while not (home / SOCKET_NAME).exists():
         if (home / FAILED_NAME).exists():
@@ -279,8 +274,8 @@ def _environment() -> dict[str, str]:
 
 
 def _another_process() -> None:
-    global _asked, _is_new
-    _asked, _is_new = 0, False
+    global _asked
+    _asked = 0
 
 
 os.register_at_fork(after_in_child=_another_process)
