@@ -226,7 +226,7 @@ class Run:
     # What is shown
 
     def _show(self, who: str, text: str, is_err: bool) -> None:
-        if who.startswith("feeder-"):
+        if who.startswith("feeder"):
             self._feeder_spoke_at = time.monotonic()
         if who == "run":
             self._console.say(text)

@@ -113,7 +113,7 @@ class Service:
         with contextlib.suppress(OSError):  # a disk that is full shall not end the service
             sys.stdout.write(f"[{who}] {text}\n" if who else f"{text}\n")
             sys.stdout.flush()
-        if who.startswith("feeder-"):
+        if who.startswith("feeder"):
             self._echo.line(f"[{who}] {text}")
 
     def _look(self) -> None:

@@ -301,10 +301,11 @@ class Stack:
                 self._show("", line, True)
 
     def _on_host(self, line: str, is_err: bool) -> None:
+        """Lines without a feeder's name are the host's own, or of code that feeders share: modules being imported."""
         if is_err or not self._on_feeder(line, is_err):
             self._log(Part.HOST, line)
-            if is_err:
-                self._show("", line, True)
+            if is_err or not line.startswith('{"pid"'):
+                self._show("feeders", line, is_err)
 
     def _on_feeder(self, line: str, is_err: bool) -> bool:
         """Shows a line of user code; returns whether it is one."""
