@@ -52,6 +52,18 @@ def test_the_loader_s_variables_come_from_the_manifest():
     (trainer,) = planned(feeders={"replicas": 2, "processesPerPod": 3}, sidecar={"prefetch": 5}).trainers
     assert trainer.env["DATALOADERJOB_FEEDERS"] == "6"
     assert trainer.env["DATALOADERJOB_PREFETCH"] == "5"
+    assert "DATALOADERJOB_ALLOW_PICKLE" not in trainer.env
+    (trusting,) = planned(allowPickle=True).trainers
+    assert trusting.env["DATALOADERJOB_ALLOW_PICKLE"] == "1", "the trainer's side alone decides"
+
+
+def test_without_ray_what_the_manifest_says_of_it_is_ignored_by_name():
+    found = job(ray={"version": "2.60"})
+    assert "spec.ray" not in plan(found, folder=FOLDER, env={}, master_port=1).ignored
+    made = plan(found, folder=FOLDER, env={}, master_port=1, provider="local")
+    assert "spec.ray" in made.ignored
+    assert made.service.provider == "local"
+    assert made.service.feeder_env["PYTHONHASHSEED"] == "0"
 
 
 def test_what_launchers_and_other_runs_left_in_the_environment_is_not_inherited():
