@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from local_runs import LocalRun, Project, broken_host, broken_ray, digest
+from local_runs import LocalRun, Project, broken_host, broken_ray, digest, started_as
 from rig import until
 
 from dataloaderjob.local import cli
@@ -152,7 +152,7 @@ def test_host_supervisor_and_feeder_killed_during_a_run_without_ray_change_no_ba
         os.kill(status["feeders"][0]["pid"], signal.SIGKILL)
         run.until("feeders 1/2")
         run.until("feeders 2/2")
-        os.kill(run.pid_of("dataloaderjob.feeder.host"), signal.SIGKILL)
+        os.kill(started_as(run.about["run"], "dataloaderjob.feeder.host"), signal.SIGKILL)
         run.until("the feeder host ended with code -9")
         run.until("feeders 2/2")
         assert run.end() == 0, run.text

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local_runs import Project, broken_host, digest, path_first
+from local_runs import Project, broken_host, digest, path_first, started_as
 from rig import until
 
 from dataloaderjob.local import tags
@@ -202,33 +202,11 @@ def test_batches_are_the_same_whichever_part_is_killed(tmp_path: Path, base: Pat
     rank = Rank(project, base)
     until(lambda: "batch 20" in rank.text, 60, "it iterates")
     (run_id,) = services(base).values()
-    kill(run_id, part)
+    os.kill(started_as(run_id, part), signal.SIGKILL)
     assert rank.end() == 0, rank.text
     assert digest(rank.text.splitlines()) == project.reference()
     until(lambda: not tags.tagged(run_id) and not os.listdir(base), 15, "the service ends")
     assert services(base) == {}
-
-
-def kill(run_id: str, module: str) -> None:
-    """SIGKILL to the process of this run that was started as `module`."""
-    pids = [
-        pid
-        for pid in tags.tagged(run_id)
-        if module in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        and parent_of(pid) not in tags.tagged(run_id)
-    ] or [
-        min(
-            pid
-            for pid in tags.tagged(run_id)
-            if module in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        )
-    ]
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.parametrize("started", [True, False], ids=["in mid-epoch", "while the host imports torch"])

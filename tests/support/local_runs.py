@@ -136,6 +136,15 @@ def digest(lines: list[str]) -> str:
     return next(match[1] for line in lines if (match := re.search(r"digest ([0-9a-f]{64})", line)))
 
 
+def started_as(run_id: str, module: str) -> int:
+    """Pid of the process of this run that was started as `module`: not of one that it forked."""
+    pids = [
+        pid for pid in tags.tagged(run_id) if module in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    ]
+    parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
+    return next(pid for pid, parent in parents.items() if parent not in pids)
+
+
 class LocalRun:
     """A started `dataloaderjob run`."""
 

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ from dataloaderjob.providers.ray.raynode import without_ray
 
 HOST_MODULE = "dataloaderjob.feeder.host"
 EXIT_BROKEN = 70
-LAST_WORDS = 5
 LAST_WORDS_S = 2.0
 """A process of user code may hold the pipe open for longer than the host lived."""
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound
@@ -78,7 +76,8 @@ class Host:
 
         Without a deadline of its own: the supervisor has one, and kills the actor.
         """
-        self._words: deque[str] = deque(maxlen=LAST_WORDS)
+        self._words = ""
+        """The last line on its standard error."""
         reader, writer = os.pipe2(os.O_CLOEXEC)
         with _file(settings) as path:
             try:
@@ -96,7 +95,7 @@ class Host:
             self.about: dict[str, Any] = json.loads(line)
         except ValueError as exc:
             code = self.wait()
-            raise ServiceError(f"{settings.name}: {ended_text(code, ' '.join(self._words))}") from exc
+            raise ServiceError(f"{settings.name}: {ended_text(code, self._words)}") from exc
 
     def wait(self) -> int:
         """The exit code, once its last words are shown."""
@@ -122,7 +121,7 @@ class Host:
 
     def _remember(self, line: str) -> None:
         if line.strip():
-            self._words.append(line.strip())
+            self._words = line.strip()
 
 
 @contextlib.contextmanager
