@@ -12,6 +12,7 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from local_runs import LocalRun, Project, broken_host, broken_ray, digest, started_as
@@ -138,25 +139,39 @@ def test_sidecar_supervisor_and_gcs_killed_during_a_run_change_no_batch_and_no_w
     assert run.left() == []
 
 
+def feeders(run: LocalRun) -> list[dict[str, Any]] | None:
+    """Once both are ready."""
+    try:
+        status = LiveRun(run.home, run.about).ask({"type": "status"})
+    except OSError:
+        return None
+    return status["feeders"] if status["ready"] == 2 else None
+
+
+def others(run: LocalRun, *gone: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Both feeders, once they are ready and none of those is among them."""
+    found = feeders(run)
+    return None if found is None or {f["instance"] for f in found} & {f["instance"] for f in gone} else found
+
+
 def test_host_supervisor_and_feeder_killed_during_a_run_without_ray_change_no_batch(tmp_path: Path):
-    project = Project(tmp_path, 8_000, 0.002, feeders=2)
+    project = Project(tmp_path, 16_000, 0.002, feeders=2)
     with LocalRun(project.path, "--provider", "local") as run:
         run.until("ready after")
         run.find()
         run.until("batch 20")
         os.kill(run.pid_of("dataloaderjob.feeder.supervisor"), signal.SIGKILL)
         run.until("the supervisor ended with code -9")
-        run.until("batch")
-        run.until("feeders 2/2")
-        status = LiveRun(run.home, run.about).ask({"type": "status"})
-        os.kill(status["feeders"][0]["pid"], signal.SIGKILL)
-        run.until("feeders 1/2")
-        run.until("feeders 2/2")
+        first, second = until(lambda: feeders(run), 20, "the next supervisor adopts both")
+        os.kill(first["pid"], signal.SIGKILL)
+        again, same = until(lambda: others(run, first), 20, "another feeder in its place")
+        assert same["instance"] == second["instance"]
         os.kill(started_as(run.about["run"], "dataloaderjob.feeder.host"), signal.SIGKILL)
         run.until("the feeder host ended with code -9")
-        run.until("feeders 2/2")
+        until(lambda: others(run, again, second), 30, "both come back")
         assert run.end() == 0, run.text
     assert digest(run.lines) == project.reference(), run.text
+    assert "2 restarts of parts of the service" in run.lines[-1]
     assert run.left() == []
 
 
