@@ -12,7 +12,7 @@ from typing import Any
 from ray._private import ray_logging
 from ray._private import worker as ray_worker
 
-from dataloaderjob.feeder.roster import index_of
+from dataloaderjob.core.supervision import index_of
 
 _HANDLER = "dataloaderjob"
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from dataloaderjob.core.supervision import Cause
+from dataloaderjob.providers.provider import Why
 
 REGISTER_MARGIN_S = 1.0
 """The raylet looks at its own clock, and starts the process a moment after it has the actor."""
@@ -43,17 +44,6 @@ class Room(NamedTuple):
     """What one more would need; empty if nothing is lacking now."""
 
 
-class Why(NamedTuple):
-    """Of one feeder."""
-
-    feeder: int
-    """Its number."""
-    cause: Cause
-    text: str
-    dead: bool = False
-    """Ray will not start it by itself."""
-
-
 class Explainer:
     """Remembers since when an actor has had room without a process, or no room."""
 
@@ -67,7 +57,13 @@ class Explainer:
         self, late: Iterable[int], lives: Mapping[int, Life], room: Room, *, taken: int, now: float
     ) -> Iterator[Why]:
         """`late`: feeders that have not reported, in order. `taken`: places of all others that are there."""
-        late = sorted(late)
+        for why in self._explain(sorted(late), lives, room, taken=taken, now=now):
+            life = lives.get(why.feeder)
+            yield why if life is None else why._replace(host=life.host)
+
+    def _explain(
+        self, late: list[int], lives: Mapping[int, Life], room: Room, *, taken: int, now: float
+    ) -> Iterator[Why]:
         self._starting, self._crowded = (
             {index: since for index, since in known.items() if index in late}
             for known in (self._starting, self._crowded)

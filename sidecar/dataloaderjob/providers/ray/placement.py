@@ -1,4 +1,7 @@
-"""All calls of the supervisor to Ray: connect, place, kill, find feeders. Only its main thread comes here."""
+"""All calls of the supervisor to Ray: connect, place, kill, find feeders. Only its main thread comes here.
+
+`explain` says why feeders that are long in coming do not come.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import ray
@@ -19,12 +22,12 @@ from ray._private import worker as ray_worker
 from ray.core.generated import gcs_pb2
 
 from dataloaderjob.core.errors import ServiceError, first_line
-from dataloaderjob.core.settings import FeederSettings, SupervisorSettings
-from dataloaderjob.core.supervision import EXIT_RAY_LATE, EXIT_RAY_LOST
-from dataloaderjob.feeder import output
-from dataloaderjob.feeder.actor import Feeder
-from dataloaderjob.feeder.explain import DEAD, Life, Room
-from dataloaderjob.feeder.roster import index_of, name_of
+from dataloaderjob.core.settings import SupervisorSettings
+from dataloaderjob.core.supervision import EXIT_RAY_LATE, EXIT_RAY_LOST, index_of, name_of
+from dataloaderjob.providers.provider import Why, feeder_settings
+from dataloaderjob.providers.ray import output
+from dataloaderjob.providers.ray.actor import Feeder
+from dataloaderjob.providers.ray.explain import DEAD, Explainer, Life, Room
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +35,10 @@ GCS_GONE_S = 5.0
 """Calls to Ray hang when its GCS is gone; after so long without it this process ends."""
 
 
-class Placement:
+class RayProvider:
     """Feeders as Ray sees them: detached named actors of one namespace."""
+
+    explain_after_s = 5.0
 
     def __init__(self, settings: SupervisorSettings) -> None:
         self._settings = settings
@@ -43,6 +48,7 @@ class Placement:
         """Ray's name for the cluster, once connected."""
         self.in_force: dict[str, Any] = {}
         """Ray's version and config, as its GCS says, once connected."""
+        self._explainer = Explainer(settings.worker_register_timeout_s)
         self._actors: dict[int, str] = {}
         """Ids of those that were looked for, as hexadecimal digits."""
 
@@ -97,26 +103,12 @@ class Placement:
             "resources": self._settings.feeder_resources,
         }
         try:
-            made: Any = self._remote.options(**options).remote(self._feeder(index, num_feeders))
+            made: Any = self._remote.options(**options).remote(
+                feeder_settings(self._settings, index, num_feeders, self.session)
+            )
         except Exception as exc:
             raise ServiceError(f"Ray does not place it: {first_line(exc)}") from exc
         self._actors[index] = made._actor_id.hex()  # noqa: SLF001  no public way to an actor's id from outside
-
-    def _feeder(self, index: int, num_feeders: int) -> FeederSettings:
-        settings = self._settings
-        return FeederSettings(
-            job=settings.job,
-            name=name_of(index),
-            session=self.session,
-            index=index,
-            num_feeders=num_feeders,
-            key_path=settings.feeder_key_path or settings.key_path,
-            blob_folder=settings.feeder_blob_folder,
-            supervisor_host=settings.feeder_supervisor_host,
-            supervisor_port=settings.port,
-            bind_host=settings.feeder_bind_host,
-            advertise_host=settings.feeder_advertise_host,
-        )
 
     def kill(self, index: int) -> None:
         """Ends a feeder for good. One that is not there, or not yet, is fine."""
@@ -127,7 +119,13 @@ class Placement:
         except Exception as exc:
             log.warning("%s could not be killed: %s", name_of(index), first_line(exc))
 
-    def room(self) -> Room:
+    def late(self, indices: Sequence[int], *, taken: int, now: float) -> list[Why]:
+        """Raises ServiceError when Ray does not say."""
+        return list(
+            self._explainer.explain(indices, self._lives(indices), self._room(), taken=taken, now=now)
+        )
+
+    def _room(self) -> Room:
         """For how many feeders there is room, and what Ray lacks for one more. Raises ServiceError."""
         needed = self._settings.feeder_resources
         try:
@@ -143,7 +141,7 @@ class Placement:
         places = min(int(total.get(name, 0) / amount) for name, amount in needed.items())
         return Room(places, "; ".join(lacking))
 
-    def lives(self, indices: Iterable[int]) -> dict[int, Life]:
+    def _lives(self, indices: Iterable[int]) -> dict[int, Life]:
         """Of these feeders, as Ray's GCS has them. Raises ServiceError."""
         try:
             return {index: life for index in indices if (life := self._life(index)) is not None}
