@@ -127,11 +127,12 @@ def test_constructing_starts_nothing_and_the_largest_number_so_far_is_started(se
     validation, train = DataLoader(Numbers(5), num_workers=1), DataLoader(Numbers(5), num_workers=3)
     assert service == []
     assert ids(validation) == ids(train) == list(range(5))
-    assert service == [3]
+    assert set(service) == {3}
+    service.clear()
     more = DataLoader(Numbers(5), num_workers=8)
-    assert service == [3]
-    assert ids(more) == ids(train) == list(range(5))
-    assert set(service[1:]) == {8}, "a later loader's larger number scales it up"
+    assert service == []
+    assert ids(train) == ids(more) == list(range(5))
+    assert set(service) == {8}, "a later loader's larger number scales it up"
 
 
 def test_more_workers_than_processors_are_warned_of_as_by_torch(
@@ -214,9 +215,13 @@ def test_multiprocessing_context_is_checked_and_ignored(rig: Rig, capsys: pytest
 # allow_pickle
 
 
+class Parcel:
+    """Travels pickled only."""
+
+
 class Odd(Numbers):
     def __getitem__(self, i: int) -> Any:
-        return {1j}
+        return Parcel()
 
 
 def test_pickles_are_allowed_by_the_argument_or_the_environment_of_this_process_only(
@@ -226,9 +231,9 @@ def test_pickles_are_allowed_by_the_argument_or_the_environment_of_this_process_
     monkeypatch.setenv("DATALOADERJOB_SOCKET", trusting)
     with pytest.raises(UnsupportedBatch):
         next(iter(DataLoader(Odd(3), batch_size=None)))
-    assert next(iter(DataLoader(Odd(3), batch_size=None, allow_pickle=True))) == {1j}
+    assert type(next(iter(DataLoader(Odd(3), batch_size=None, allow_pickle=True)))) is Parcel
     monkeypatch.setenv("DATALOADERJOB_ALLOW_PICKLE", "1")
-    assert next(iter(DataLoader(Odd(3), batch_size=None))) == {1j}
+    assert type(next(iter(DataLoader(Odd(3), batch_size=None)))) is Parcel
 
 
 # The profiler

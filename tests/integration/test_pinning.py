@@ -83,43 +83,38 @@ def test_simulated_pinning_keeps_order_over_epochs_and_after_breaks(rig: Rig, pi
     until(lambda: not rig.status()["rings"], what="the end of the connection")
 
 
+class Own:
+    """A batch that pins itself."""
+
+    def __init__(self, samples: Any) -> None:
+        self.ids = [i for i, _ in samples]
+
+    def pin_memory(self) -> Any:
+        if self.ids[0] == 5:
+            raise MemoryError("no pinned memory is left")
+        return self.ids, threading.current_thread().name
+
+
+class Failing(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        if i == 3:
+            raise KeyError("mine")
+        return super().__getitem__(i)
+
+
 def test_simulated_pinning_honours_classes_with_a_pin_memory_of_their_own(
     rig: Rig, pinned: list[str]
 ) -> None:
-    class Batch:
-        def __init__(self, samples: Any) -> None:
-            self.ids = [i for i, _ in samples]
-
-        def pin_memory(self) -> Any:
-            self.by = threading.current_thread().name
-            return self
-
-    loader = DataLoader(Numbers(6), batch_size=3, collate_fn=Batch, pin_memory=True, allow_pickle=True)
-    found = [(batch.ids, batch.by) for batch in loader]
-    assert found == [([0, 1, 2], "dlj-pin"), ([3, 4, 5], "dlj-pin")]
+    loader = DataLoader(Numbers(6), batch_size=3, collate_fn=Own, pin_memory=True, allow_pickle=True)
+    assert list(loader) == [([0, 1, 2], "dlj-pin"), ([3, 4, 5], "dlj-pin")]
 
 
 def test_simulated_errors_of_samples_and_of_pinning_come_at_their_turn(rig: Rig, pinned: list[str]) -> None:
-    class Failing(Numbers):
-        def __getitem__(self, i: int) -> Any:
-            if i == 3:
-                raise KeyError("mine")
-            return super().__getitem__(i)
-
-    class Batch:
-        def __init__(self, samples: Any) -> None:
-            self.number = samples[0][0]
-
-        def pin_memory(self) -> Any:
-            if self.number == 5:
-                raise MemoryError("no pinned memory is left")
-            return self.number
-
-    loader = DataLoader(Failing(8), collate_fn=Batch, pin_memory=True, allow_pickle=True)
+    loader = DataLoader(Failing(8), collate_fn=Own, pin_memory=True, allow_pickle=True)
     iterator, found = iter(loader), []
     for _ in range(8):
         try:
-            found.append(next(iterator))
+            found += next(iterator)[0]
         except (KeyError, MemoryError) as exc:
             found.append(type(exc))
     assert found == [0, 1, 2, KeyError, 4, MemoryError, 6, 7]
