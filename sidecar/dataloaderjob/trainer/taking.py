@@ -109,10 +109,6 @@ class Taker(Timed):
     def client(self) -> Client:
         return self._client
 
-    def take_ready(self) -> bool:
-        """Keeps the next batch if it is ready."""
-        return self._control.ready(self.stream.id, self.taken) is not None and self._take()
-
     def take_later(self) -> None:
         """Sleeps until the next batch is ready, and keeps it.
 
@@ -127,10 +123,10 @@ class Taker(Timed):
             client.flush(stream, waiting=True)
         # Most batches come soon: what is held back, and who waits, need not be told for that.
         woken = client.sleep(stream, number, control, PATIENCE_MS if after == 1 else MODERATION_MS, after)
-        if not self._take():
+        if not self.take_ready():
             if woken or after > 1:  # by what came before; or not all came that it waited for
                 client.sleep(stream, number, control, PATIENCE_MS)
-            while not self._take():
+            while not self.take_ready():
                 client.wait(stream, number, control, self._timeout_s)
         now = now_ns()
         if now - began < 4 * WAKE_WITHIN_NS:
@@ -148,7 +144,7 @@ class Taker(Timed):
         else:
             self._wake_after = max(1, min(WAKE_AFTER, self._window // 3, WAKE_WITHIN_NS * count // elapsed))
 
-    def _take(self) -> bool:
+    def take_ready(self) -> bool:
         """Keeps the next batch, counted as taken, if it is ready. Raises its error, which counts as taking it."""
         client, stream, number = self._client, self.stream, self.taken
         with client.lock:  # a new sidecar may be told by another thread what is taken and what is not
