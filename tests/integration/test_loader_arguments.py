@@ -167,7 +167,7 @@ def test_a_dataset_that_cannot_be_sent_stays_in_the_process_where_num_workers_wa
         assert found[0] == found[1], "the generators go on as without workers"
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(
-        "[dataloaderjob] batches are made in this process, for num_workers was left out and "
+        "[dataloaderjob] num_workers was left out, so batches are made in this process: feeders need a copy"
     )
     assert "dataset.lock" in said
     with pytest.raises(InputError, match=r"dataset\.lock"):
@@ -184,7 +184,7 @@ def test_a_stream_stays_in_the_process_where_num_workers_was_left_out(
     for _ in range(2):
         assert [int(x) for x in loader] == list(range(7))
     (said,) = capsys.readouterr().err.splitlines()
-    assert "num_workers was left out and Stream is an IterableDataset" in said
+    assert "so batches are made in this process: Stream is an IterableDataset" in said
 
 
 def test_a_loader_within_a_feeder_works_in_the_process_where_num_workers_was_left_out(

@@ -31,6 +31,7 @@ LEAST_PREFETCH = 16
 PER_WORKER = 2
 """torch's default `prefetch_factor`."""
 MAX_PREFETCH = WINDOW - 24
+_HERE = "num_workers was left out, so batches are made in this process"
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _TORCHS_CONTEXT: Any = torch.utils.data.DataLoader.multiprocessing_context
 _T_co = TypeVar("_T_co", covariant=True)
@@ -191,7 +192,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             if not left_out:
                 raise
             self._stays_here = True
-            _say_once(f"batches are made in this process, for num_workers was left out and {exc}")
+            _say_once(f"{_HERE}: {exc}")
             return InProcessIterator(self, begun=iterator)
         iterator.start()
         return iterator
@@ -206,7 +207,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
         if not isinstance(self.num_workers, LeftOut):
             raise InputError(why)
-        _say_once(f"batches are made in this process, for num_workers was left out and {why}")
+        _say_once(f"{_HERE}: {why}")
         here = copy.copy(self)
         here.num_workers, here.timeout = 0, 0
         return _SingleProcessDataLoaderIter(here)
