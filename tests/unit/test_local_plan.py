@@ -52,6 +52,9 @@ def test_the_loader_s_variables_come_from_the_manifest():
     (trainer,) = planned(feeders={"replicas": 2, "processesPerPod": 3}, sidecar={"prefetch": 5}).trainers
     assert trainer.env["DATALOADERJOB_FEEDERS"] == "6"
     assert trainer.env["DATALOADERJOB_PREFETCH"] == "5"
+    assert "DATALOADERJOB_ALLOW_PICKLE" not in trainer.env
+    (trainer,) = planned(allowPickle=True).trainers
+    assert trainer.env["DATALOADERJOB_ALLOW_PICKLE"] == "1"
 
 
 def test_what_launchers_and_other_runs_left_in_the_environment_is_not_inherited():

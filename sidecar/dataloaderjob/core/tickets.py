@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -58,11 +58,18 @@ def all_ints(keys: Sequence[Any]) -> bool:
     return type(keys[0]) is int if n == 1 else list(map(type, keys)).count(int) == n
 
 
-def pack(base_seed: int, first_position: int, keys: Sequence[Any], *, bare: bool = False) -> bytes:
-    """Packs the keys of one batch; ints in 8 bytes each, anything else pickled."""
+def pack(
+    base_seed: int,
+    first_position: int,
+    keys: Sequence[Any],
+    *,
+    bare: bool = False,
+    pickle_keys: Callable[[Any], bytes] = pickle.dumps,
+) -> bytes:
+    """Packs the keys of one batch; a list of ints in 8 bytes each, anything else as `pickle_keys` makes of it."""
     if type(keys) is list and all_ints(keys):
         return pack_ints(base_seed, first_position, keys, bare)
-    return _pack_pickled(base_seed, first_position, keys, bare, KeyForm.PICKLED)
+    return _pack_pickled(base_seed, first_position, keys, bare, pickle_keys=pickle_keys)
 
 
 def pack_items(base_seed: int, first_position: int, keys: Any) -> bytes:
@@ -76,12 +83,18 @@ def pack_ints(base_seed: int, first_position: int, keys: Sequence[int], bare: bo
     try:
         return _ints(n).pack(base_seed, first_position, bare, KeyForm.INTS, 0, n, *keys)
     except struct.error:
-        return _pack_pickled(base_seed, first_position, keys, bare, KeyForm.PICKLED)
+        return _pack_pickled(base_seed, first_position, keys, bare)
 
 
-def _pack_pickled(base_seed: int, first_position: int, keys: Any, bare: bool, form: KeyForm) -> bytes:
-    blob = pickle.dumps(keys, protocol=5)
-    return _HEAD.pack(base_seed, first_position, bare, form, 0, len(keys)) + blob
+def _pack_pickled(
+    base_seed: int,
+    first_position: int,
+    keys: Any,
+    bare: bool,
+    form: KeyForm = KeyForm.PICKLED,
+    pickle_keys: Callable[[Any], bytes] = pickle.dumps,
+) -> bytes:
+    return _HEAD.pack(base_seed, first_position, bare, form, 0, len(keys)) + pickle_keys(keys)
 
 
 def unpack(data: bytes | memoryview) -> Ticket:

@@ -17,6 +17,7 @@ from dataloaderjob.local.stack import ServicePlan
 
 PREFETCH_VARIABLE = "DATALOADERJOB_PREFETCH"
 FEEDERS_VARIABLE = "DATALOADERJOB_FEEDERS"
+ALLOW_PICKLE_VARIABLE = "DATALOADERJOB_ALLOW_PICKLE"
 SOCKET_VARIABLE = "DATALOADERJOB_SOCKET"
 LAUNCH_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK",
@@ -116,6 +117,8 @@ def _trainer(
         PREFETCH_VARIABLE: str(job.spec.sidecar.prefetch),
         FEEDERS_VARIABLE: str(max(1, job.spec.feeders.count)),
     }
+    if job.spec.allow_pickle:
+        env[ALLOW_PICKLE_VARIABLE] = "1"
     env = add_env(env, trainer.container.env)
     words = (*trainer.container.command, *trainer.container.args)
     return TrainerPlan(command=tuple(expand(word, env) for word in words), env=env)

@@ -173,9 +173,14 @@ class ServiceIterator(_Seeded):
         self._client.flush(taker.stream)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        self._close()
+        before = self._taker if self._stream is not None else None
         super()._reset(loader, first_iter)
-        self.start()
+        try:
+            self.start()  # first: feeders keep what a stream uses, which is the meaning of persistent_workers
+        finally:
+            if before is not None:
+                before.leave()
+                self._client.close_collected()
 
     def _draw(self) -> None:
         """Advances the sampler to a window ahead of what was taken. A key is the same until it counts as drawn."""
@@ -250,7 +255,8 @@ class ServiceIterator(_Seeded):
                 self._taken = number
                 self._draw()  # an interrupt kept an earlier call from it
             if number >= self._drawn:
-                self._close()
+                if not self._persistent_workers:
+                    self._close()
                 self._finish()
             try:
                 taker.take()
