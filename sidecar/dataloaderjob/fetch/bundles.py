@@ -1,18 +1,17 @@
 """User code and data on their way to feeders: dataset, collate_fn and worker_init_fn as a bundle of blobs.
 
-`blobs[0]` is u64 length, a table, then the pickle; the other blobs are its buffers, small ones several to
-a blob. A feeder maps those privately: a node holds them once in memory, and each feeder may write to its
-own view of them.
+`blobs[0]` is u64 length, a table, then the pickle (`module_state` tells its parts); `blobs[1]` the source of
+the user's modules; the other blobs are the pickle's buffers, small ones several to a blob. A feeder maps
+those privately: a node holds them once in memory, and each feeder may write to its own view of them.
 """
 
 from __future__ import annotations
 
 import io
-import os
-import pickle
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,22 @@ import torch
 from dataloaderjob.core import values
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
-from dataloaderjob.fetch import culprit
+from dataloaderjob.fetch import feeder_modules, process_state
 from dataloaderjob.fetch.facts import facts
-from dataloaderjob.fetch.pickling import UserCodePickler, bytes_of, modules_by_value, script_folder
+from dataloaderjob.fetch.feeder_modules import ModuleLoader
+from dataloaderjob.fetch.modules import Source
+from dataloaderjob.fetch.reducers import bytes_of
+from dataloaderjob.fetch.snapshot import Snapshot, Snapshots
 
 BLOB_NBYTES = 64 * 1024 * 1024
 """Buffers are put together up to this size, for a dataset of 10,000 arrays is not to be 10,000 files."""
 ALIGNMENT = 64
+FIRST_BUFFER = 2
+"""The blob behind the pickle and the sources."""
 _LENGTH = struct.Struct("<Q")
 Place = tuple[int, int, int]
-"""(blob, offset, bytes) of a buffer; blob 1 is the first behind the pickle."""
+"""(blob, offset, bytes) of a buffer."""
+_snapshots = Snapshots()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,29 +60,29 @@ def make_bundle(
 
     Raises InputError naming the attribute that cannot be pickled.
     """
-    out, buffers = io.BytesIO(), list[memoryview]()
-    folder = script_folder()
-    with modules_by_value(folder):
-        try:
-            UserCodePickler(out, buffers.append).dump((dataset, collate_fn, worker_init_fn))
-        except Exception as exc:  # whatever a __reduce__ of the user raises
-            roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
-            raise InputError(
-                f"feeders need a copy of the dataset and its functions, and this cannot be copied: "
-                f"{culprit.find(roots)}. Make it in worker_init_fn or when __getitem__ first needs it, "
-                "or leave it out in __getstate__"
-            ) from exc
+    roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
+    blobs = _snapshots.unchanged(roots, store)
+    if blobs is None:
+        began = time.perf_counter()
+        snapshot = _snapshots.take(roots)
+        blobs = _stored(snapshot, store)
+        _snapshots.remember(roots, snapshot, blobs, time.perf_counter() - began)
+    return Bundle(blobs=blobs, allow_pickle=allow_pickle, facts=facts())
+
+
+def _stored(snapshot: Snapshot, store: BlobStore) -> tuple[tuple[str, int], ...]:
     places: list[Place] = []
-    blobs: list[tuple[str, int]] = []
-    for group in _groups(buffers):
+    groups = list(_groups(snapshot.buffers))
+    for blob, group in enumerate(groups, start=FIRST_BUFFER):
         offset = 0
         for buffer in group:
-            places.append((len(blobs) + 1, offset, buffer.nbytes))
+            places.append((blob, offset, buffer.nbytes))
             offset += _padded(buffer.nbytes)
-        blobs.append(store.put(group[0] if len(group) == 1 else _joined(group)))
-    table = values.pack((places, str(folder)))
-    head = store.put(b"".join((_LENGTH.pack(len(table)), table, out.getbuffer())))
-    return Bundle(blobs=(head, *blobs), allow_pickle=allow_pickle, facts=facts())
+    table = values.pack((places, snapshot.process, snapshot.reached, snapshot.others))
+    head = b"".join((_LENGTH.pack(len(table)), table, snapshot.pickled))
+    blobs = [store.put(head), store.put(snapshot.sources)]
+    blobs += [store.put(group[0] if len(group) == 1 else _joined(group)) for group in groups]
+    return tuple(blobs)
 
 
 def _groups(buffers: Sequence[memoryview]) -> Iterator[list[memoryview]]:
@@ -103,51 +108,72 @@ def _joined(group: list[memoryview]) -> bytes:
 
 
 def load_bundle(bundle: Bundle, store: BlobStore) -> UserCode:
-    """Loads what `make_bundle` stored; every blob has to be in `store`.
+    """Loads what `make_bundle` stored into this process, which becomes what the trainer was; every blob has to
+    be in `store`. Call once, in a process that has loaded nothing of the user's.
 
     Arrays and tensors of 64 KiB and more are views of the blobs: writable, private once written to.
     Raises InputError when a module of the user's code is missing here, naming it.
     """
+    if len(bundle.blobs) < FIRST_BUFFER:
+        raise RemoteProtocolError(f"a bundle needs {FIRST_BUFFER} blobs at least, found {len(bundle.blobs)}")
     head = store.path(bundle.blobs[0][0]).read_bytes()
-    places, folder, start = _parse_head(head)
-    maps = [_map(store.path(digest), nbytes) for digest, nbytes in bundle.blobs[1:]]
+    places, process, reached, others, start = _parse_head(head)
+    main, sources = _parse_sources(store.path(bundle.blobs[1][0]).read_bytes())
+    maps = [_map(store.path(digest), nbytes) for digest, nbytes in bundle.blobs[FIRST_BUFFER:]]
     try:
-        buffers = [_part(maps[blob - 1], offset, nbytes) for blob, offset, nbytes in places]
+        buffers = [_part(maps[blob - FIRST_BUFFER], offset, nbytes) for blob, offset, nbytes in places]
     except (IndexError, TypeError, ValueError) as exc:
         raise RemoteProtocolError(f"a bundle's table of buffers is malformed: {exc}") from exc
-    # For modules that user code imports while it runs; on the same machine, or at the same mount point.
-    if folder not in sys.path and os.path.isdir(folder):
-        sys.path.append(folder)
+    process_state.apply(process)
+    feeder_modules.make_main(main)
+    modules = ModuleLoader(sources, others)
+    sys.meta_path.insert(0, modules)
+    stream = io.BytesIO(head)
+    stream.seek(start)
     try:
-        loaded = pickle.loads(memoryview(head)[start:], buffers=buffers)  # noqa: S301  authenticated
-    except ModuleNotFoundError as exc:
-        raise InputError(
-            f"the dataset needs the module {exc.name!r}, which feeders do not have: install it in the "
-            "feeders' image (the trainer's image plus dataloaderjob[feeder]), or put it into the folder of "
-            "the training script, whose modules travel along"
-        ) from exc
-    except (ImportError, AttributeError) as exc:
-        raise InputError(
-            f"the dataset cannot be loaded in a feeder: {exc}. Feeders seem to have another version of that "
-            "module: install the trainer's, or put it into the folder of the training script"
-        ) from exc
-    except FileNotFoundError as exc:
-        raise InputError(
-            f"the dataset needs {exc.filename or exc!r}, which feeders do not see: mount the trainers' "
-            "data volumes in the feeders' template, at the same path"
-        ) from exc
-    dataset, collate_fn, worker_init_fn = loaded
+        dataset, collate_fn, worker_init_fn = modules.load(stream, buffers, reached)
+    except Exception as exc:
+        error = _explained(exc, modules)
+        if error is None:
+            raise
+        raise error from exc
     return UserCode(dataset=dataset, collate_fn=collate_fn, worker_init_fn=worker_init_fn)
 
 
-def _parse_head(head: bytes) -> tuple[list[Place], str, int]:
+def _explained(exc: Exception, modules: ModuleLoader) -> InputError | None:
+    if modules.failed:
+        return next(iter(modules.failed.values()))
+    if isinstance(exc, ModuleNotFoundError):
+        return feeder_modules.missing(exc, "the dataset")
+    if isinstance(exc, ImportError | AttributeError):
+        return InputError(
+            f"the dataset cannot be loaded in a feeder: {exc}. Feeders seem to have another version of that "
+            "module: install the trainer's"
+        )
+    if isinstance(exc, FileNotFoundError):
+        return InputError(
+            f"the dataset needs {exc.filename or exc!r}, which feeders do not see: mount the trainers' "
+            "data volumes in the feeders' template, at the same path"
+        )
+    return None
+
+
+def _parse_head(head: bytes) -> tuple[list[Place], bytes, list[str], dict[str, bytes], int]:
     if len(head) < _LENGTH.size:
         raise RemoteProtocolError(f"a bundle's first blob needs {_LENGTH.size} bytes, found {len(head)}")
     start = _LENGTH.size + _LENGTH.unpack_from(head)[0]
-    table = values.unpack(head[_LENGTH.size : start])
-    if type(table) is not tuple or len(table) != 2 or type(table[0]) is not list or type(table[1]) is not str:
-        raise RemoteProtocolError("a bundle's first blob holds no table of buffers")
-    return table[0], table[1], start
+    match values.unpack(head[_LENGTH.size : start]):
+        case (list() as places, bytes() as process, list() as reached, dict() as others):
+            return places, process, reached, others, start
+    raise RemoteProtocolError("a bundle's first blob holds no table of buffers")
+
+
+def _parse_sources(data: bytes) -> tuple[Mapping[str, Any], dict[str, Source]]:
+    match values.unpack(data):
+        case (dict() as main, list() as packed):
+            sources = (Source(name=n, file=f, search=s, text=t) for n, f, s, t in packed)
+            return main, {source.name: source for source in sources}
+    raise RemoteProtocolError("a bundle's second blob holds no modules")
 
 
 def _map(path: Path, nbytes: int) -> memoryview:

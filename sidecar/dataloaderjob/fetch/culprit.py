@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
-import io
 import time
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
+
 from dataloaderjob.fetch.classes import full_name
-from dataloaderjob.fetch.pickling import UserCodePickler
+from dataloaderjob.fetch.names import Names
+from dataloaderjob.fetch.pickling import why_not
+from dataloaderjob.fetch.reducers import is_shared_memory
 
 _SEARCH_S = 5.0
 """A list of a million samples is searched no longer than this; the message then names the list."""
@@ -20,51 +24,38 @@ _OWN = frozenset({"__dict__", "__weakref__", "__builtins__"})
 """Attributes of a class or a module that lead back to it, or that no pickle holds."""
 
 
-class _Nowhere(io.RawIOBase):
-    def write(self, data: Any) -> int:
-        return len(data)
-
-
-def find(roots: Mapping[str, Any]) -> str:
+def find(roots: Mapping[str, Any], known: Names | None = None, user_modules: Collection[str] = ()) -> str:
     """Returns `path: type (why)` of the innermost thing that does not pickle, as in
     `dataset.lock: _thread.lock (TypeError: cannot pickle '_thread.lock' object)`."""
     deadline = time.monotonic() + _SEARCH_S
     seen: set[int] = set()
+
+    def why(part: Any) -> BaseException | None:
+        return why_not(part, known, user_modules)
+
     parts: Iterable[Part] = roots.items()
     found: tuple[str, Any, BaseException] | None = None
-    while (failing := _first_failing(parts, seen, deadline)) is not None:
+    while (failing := _first_failing(parts, seen, deadline, why)) is not None:
         found = failing
-        parts = _parts(found[0], found[1])
+        parts = () if is_shared_memory(found[1]) else _parts(found[0], found[1])
     if found is None:
         return " and ".join(roots)
-    path, leaf, why = found
-    return f"{path}: {full_name(type(leaf))} ({type(why).__name__}: {why})"
+    path, leaf, error = found
+    return f"{path}: {full_name(type(leaf))} ({type(error).__name__}: {error})"
 
 
 def _first_failing(
-    parts: Iterable[Part], seen: set[int], deadline: float
+    parts: Iterable[Part], seen: set[int], deadline: float, why: Callable[[Any], BaseException | None]
 ) -> tuple[str, Any, BaseException] | None:
     for path, part in parts:
         if time.monotonic() > deadline:
             return None
         if id(part) not in seen:
-            why = _why_not(part)
-            if why is not None:
+            error = why(part)
+            if error is not None:
                 seen.add(id(part))
-                return path, part, why
+                return path, part, error
     return None
-
-
-def _why_not(part: Any) -> BaseException | None:
-    try:
-        UserCodePickler(_Nowhere(), _ignore).dump(part)  # type: ignore[arg-type]
-    except Exception as exc:  # whatever a __reduce__ of the user raises
-        return exc
-    return None
-
-
-def _ignore(buffer: memoryview) -> None:
-    buffer.release()
 
 
 def _parts(path: str, whole: Any) -> Iterator[Part]:
@@ -123,3 +114,21 @@ def _object_parts(path: str, whole: Any) -> Iterator[Part]:
         if isinstance(own, dict):
             yield from ((f"{path}.{name}", part) for name, part in own.items())
     yield f"{path}: its class", type(whole)
+
+
+def find_storage(roots: Mapping[str, Any], addresses: Collection[int]) -> str:
+    """Returns the path of the first tensor whose storage is at one of `addresses`."""
+    deadline = time.monotonic() + _SEARCH_S
+    pending = deque(roots.items())
+    seen: set[int] = set()
+    while pending and time.monotonic() < deadline:
+        path, part = pending.popleft()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, torch.Tensor):
+            if part.untyped_storage().data_ptr() in addresses:
+                return path
+        elif not isinstance(part, str | bytes | int | float | type):
+            pending.extend(_parts(path, part))
+    return "the dataset"

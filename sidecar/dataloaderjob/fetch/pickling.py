@@ -1,33 +1,83 @@
-"""Pickles the user's code and data for feeders: modules beside the script by value, arrays out of band."""
+"""Pickles the user's code and data for feeders: `__main__` by value, other modules' code by reference,
+what a user module names by that name, arrays out of band. The same script gives the same bytes everywhere.
+"""
 
 from __future__ import annotations
 
-import mmap
-import os
+import contextlib
+import enum
+import importlib
+import io
 import pickle
 import sys
-import sysconfig
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import ModuleType
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import IO, Any
 
 import cloudpickle
 import numpy as np
 import torch
 
+from dataloaderjob.fetch import names, reducers
+from dataloaderjob.fetch.modules import MAINS
+
 MIN_BUFFER_NBYTES = 64 * 1024
 """Smaller buffers stay within the pickle."""
-_INSTALLED = ("site-packages", "dist-packages")
-_OURS = "dataloaderjob"
+SHALLOW = 64
+"""Of a container with so many members and more, a look at what code is needed takes the first one only."""
+_cloudpickle: Any = cloudpickle.cloudpickle
+_PLAIN_TYPES = {type(None), type(Ellipsis), type(NotImplemented), *_cloudpickle._BUILTIN_TYPE_NAMES}  # noqa: SLF001
+_SETS = frozenset({set, frozenset})
+_ATOMS = frozenset({str, int, float, bool, type(None), bytes, tuple})
+_NAMED, _SET, _LARGE = "name", "set", "large"
+_codes: dict[int, tuple[types.CodeType, tuple[str, ...]]] = {}
+
+
+@dataclass(slots=True)
+class Reached:
+    """What a pickle refers to in modules."""
+
+    modules: dict[str, None] = field(default_factory=dict)
+    """User modules."""
+    main: dict[str, None] = field(default_factory=dict)
+    """Globals of `__main__`."""
+
+    def within(self, other: Reached) -> bool:
+        return self.modules.keys() <= other.modules.keys() and self.main.keys() <= other.main.keys()
+
+    def add(self, other: Reached) -> None:
+        self.modules |= other.modules
+        self.main |= other.main
+
+
+class Globals:
+    """Stands for the globals of a module, which functions by value share with it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
 class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """cloudpickle, protocol 5. Storages of CPU tensors leave as buffers; what is shared stays shared."""
 
-    def __init__(self, file: IO[bytes], take_buffer: Callable[[memoryview], None]) -> None:
+    def __init__(
+        self,
+        file: IO[bytes],
+        take_buffer: Callable[[memoryview], None] | None,
+        *,
+        known: names.Names | None = None,
+        user_modules: Collection[str] = (),
+        reached: Reached | None = None,
+        digest: Callable[[Any], bytes | None] | None = None,
+        shallow: bool = False,
+    ) -> None:
+        """`digest`, where given, stands for containers of plain values; a pickle made so cannot be loaded.
+        Without `take_buffer` all buffers stay within the pickle."""
+
         def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
+            if take_buffer is None:
+                return True
             with buffer.raw() as raw:
                 if raw.nbytes < MIN_BUFFER_NBYTES:
                     return True
@@ -35,124 +85,335 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             return False
 
         super().__init__(file, protocol=5, buffer_callback=keep_in_band)
-        self._storages: dict[int, _SharedStorage] = {}
+        self.reached = Reached() if reached is None else reached
+        self.samples: list[Any] = []
+        """First members of containers that a shallow pickle leaves out."""
+        self.shared: list[torch.UntypedStorage] = []
+        """Storages in shared memory."""
+        self.arrays = 0
+        """Arrays and scalars of numpy that were met."""
+        self._known = known
+        self._user_modules = user_modules
+        self._storages: dict[int, reducers.SharedStorage] = {}
+        self._globals: dict[str, Globals] = {}
+        self._main = vars(sys.modules["__main__"])
+        self._ids: dict[int, tuple[Any, Any]] = {}
+        self._shallow = shallow
+        self._digest = digest
+        self.persistent_id = self._persistent_id_function()
+
+    # Objects by name, and sets
+
+    def _persistent_id_function(self) -> Callable[[Any], Any]:
+        # Called for every object, integers too: it costs 0.6 s for 1e6 dicts, so nothing is looked up twice.
+        table = {} if self._known is None else self._known.table
+        special = self._special
+
+        if self._shallow or self._digest is not None:
+            large = frozenset({list, dict, tuple, set})
+
+            def with_large(obj: Any) -> Any:
+                cls = type(obj)
+                if id(obj) in table or cls in _SETS or (cls in large and len(obj) >= SHALLOW):
+                    return special(obj)
+                return None
+
+            return with_large
+
+        def persistent_id(
+            obj: Any,
+            type: Any = type,  # noqa: A002
+            atoms: Any = _ATOMS,
+            table: Any = table,
+            sets: Any = _SETS,
+        ) -> Any:
+            cls = type(obj)
+            if cls not in atoms and (id(obj) in table or cls in sets):
+                return special(obj)
+            return None
+
+        return persistent_id
+
+    def _special(self, obj: Any) -> Any:
+        known = self._ids.get(id(obj))
+        if known is None:
+            known = self._ids[id(obj)] = obj, self._special_id(obj)
+        return known[1]
+
+    def _special_id(self, obj: Any) -> Any:
+        named = None if self._known is None else self._known.table.get(id(obj))
+        if named is not None:
+            name = named[1]
+            if names.kind(obj) != "opaque" or not picklable(obj, None, self._user_modules):
+                self.reached.modules[name[0]] = None
+                return _NAMED, *name
+            return None
+        if type(obj) in _SETS:
+            members = reducers.ordered(obj)
+            if members is None:
+                return None
+            return _SET, len(self._ids), type(obj) is frozenset, members
+        if self._digest is not None:
+            digest = self._digest(obj)
+            return None if digest is None else (_LARGE, digest)
+        if self._shallow:
+            self.samples.append(next(iter(obj.items() if type(obj) is dict else obj)))
+            return _LARGE
+        return None
+
+    def close(self) -> None:
+        """Breaks the circle that keeps what was pickled in memory until the next garbage collection."""
+        self.persistent_id = _no_id
+        self.clear_memo()
+        self._ids.clear()
+
+    # Functions, classes and others
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, _SharedStorage):
-            return _reduce_storage(obj.storage)
+        cls = type(obj)
+        if cls is types.FunctionType:
+            return self._function(obj)
+        if issubclass(cls, type):
+            return self._class(obj)
+        if cls is types.ModuleType:
+            return self._module(obj)
+        if cls is Globals:
+            return globals_of, (obj.name,)
+        if cls is reducers.SharedStorage:
+            return reducers.reduce_storage(obj.storage)
         if isinstance(obj, torch.storage.TypedStorage):
-            return _typed_storage, (self._shared(obj._untyped_storage), obj.dtype)  # noqa: SLF001
+            return reducers.typed_storage, (self._shared(obj._untyped_storage), obj.dtype)  # noqa: SLF001
         if isinstance(obj, torch.UntypedStorage):
-            return _itself, (self._shared(obj),)
-        if isinstance(obj, np.memmap):
-            return _reduce_memmap(obj) or super().reducer_override(obj)
-        return super().reducer_override(obj)
+            return reducers.itself, (self._shared(obj),)
+        if isinstance(obj, np.ndarray | np.generic):
+            self.arrays += 1
+            if isinstance(obj, np.memmap):
+                return reducers.reduce_memmap(obj) or NotImplemented
+            return NotImplemented
+        found = reducers.reduce_special(obj)
+        return NotImplemented if found is None else found
 
-    def _shared(self, storage: torch.UntypedStorage) -> _SharedStorage:
+    def _shared(self, storage: torch.UntypedStorage) -> reducers.SharedStorage:
         # Tensors wrap their storage anew each time, so pickle's memo would not see that two share one.
-        return self._storages.setdefault(storage._cdata, _SharedStorage(storage))  # noqa: SLF001
+        key = storage._cdata  # noqa: SLF001
+        if key not in self._storages:
+            self._storages[key] = reducers.SharedStorage(storage)
+            if storage.device.type == "cpu" and storage.is_shared():
+                self.shared.append(storage)
+        return self._storages[key]
+
+    def _module(self, module: types.ModuleType) -> Any:
+        name = module.__name__
+        if name in MAINS:
+            return importlib.import_module, ("__main__",)
+        if sys.modules.get(name) is not module:
+            return NotImplemented
+        if name in self._user_modules:
+            self.reached.modules[name] = None
+        return importlib.import_module, (name,)
+
+    def _by_reference(self, obj: Any) -> bool:
+        """Whether an import finds it; notes what it needs."""
+        module, path = getattr(obj, "__module__", None), obj.__qualname__
+        if module is None:
+            module = _cloudpickle._whichmodule(obj, path)  # noqa: SLF001
+        if module in MAINS:
+            name = path.partition(".")[0]
+            if name in self._main and names.look_up("__main__", path) is obj:
+                self.reached.main[name] = None
+            return False
+        loaded = sys.modules.get(module)
+        found: Any = loaded
+        for name in path.split("."):
+            found = getattr(found, name, None)
+        if found is not obj:
+            return False
+        if module in self._user_modules:
+            self.reached.modules[module] = None
+        return True
+
+    def _class(self, cls: type) -> Any:
+        if cls in _PLAIN_TYPES:
+            return _cloudpickle._class_reduce(cls)  # noqa: SLF001
+        if self._by_reference(cls):
+            return NotImplemented
+        self._note_globals(cls.__module__)
+        return _reduce_class(cls)
+
+    def _function(self, function: types.FunctionType) -> Any:
+        if self._by_reference(function):
+            return NotImplemented
+        if reducers.is_single_dispatch(function):
+            return reducers.reduce_single_dispatch(function)
+        own = function.__globals__
+        module = own.get("__name__")
+        if own is self._main:
+            module = "__main__"
+            self.reached.main.update((name, None) for name in names_in(function.__code__) if name in own)
+        elif not isinstance(module, str) or getattr(sys.modules.get(module), "__dict__", None) is not own:
+            return self._dynamic_function_reduce(
+                function
+            )  # of a namespace that is no module's: cloudpickle's way
+        else:
+            self._note_globals(module)
+        shared = self._globals.setdefault(module, Globals(module))
+        # The cells are filled later: what they hold may lead back to the function.
+        cells = (
+            None if function.__closure__ is None else tuple(types.CellType() for _ in function.__closure__)
+        )
+        return (
+            _make_function, (function.__code__, shared, cells), _function_state(function, own),
+            None, None, _set_function_state,
+        )  # fmt: skip
+
+    def _note_globals(self, module: str) -> None:
+        if module in self._user_modules:
+            self.reached.modules[module] = None
 
 
-class _SharedStorage:
-    """Stands for one storage, however many wrappers it has."""
-
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self.storage = storage
+def _no_id(obj: Any) -> None:
+    del obj
 
 
-def _reduce_storage(storage: torch.UntypedStorage) -> tuple[Any, ...]:
-    if storage.device.type != "cpu":
-        raise TypeError(f"a tensor on {storage.device}; feeders work on CPUs: call .cpu()")
-    if storage.nbytes() == 0:
-        return torch.UntypedStorage, (0,)
-    return _storage, (pickle.PickleBuffer(bytes_of(storage).data),)
+def _reduce_class(cls: Any) -> Any:
+    """cloudpickle's, without the tracker id, by which it would take a class of another bundle for this one."""
+    args: Any
+    if issubclass(cls, enum.Enum):
+        members = {member.name: member.value for member in cls}
+        args = (cls.__bases__, cls.__name__, cls.__qualname__, members, cls.__module__, None, None)
+        make, state = _cloudpickle._make_skeleton_enum, _cloudpickle._enum_getstate(cls)  # noqa: SLF001
+    else:
+        own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        args = (type(cls), cls.__name__, _cloudpickle._get_bases(cls), own, None, None)  # noqa: SLF001
+        make, state = _cloudpickle._make_skeleton_class, _cloudpickle._class_getstate(cls)  # noqa: SLF001
+    return make, args, state, None, None, _cloudpickle._class_setstate  # noqa: SLF001
 
 
-def bytes_of(storage: torch.UntypedStorage) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A view of a storage that keeps it alive. Returns: shape (bytes of the storage,)."""
-    view: np.ndarray[Any, np.dtype[np.uint8]] = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-    return view
+def names_in(code: types.CodeType) -> tuple[str, ...]:
+    """The globals that a code object uses, and those of the functions in it."""
+    known = _codes.get(id(code))
+    if known is None:
+        found = dict.fromkeys(_cloudpickle._walk_global_ops(code))  # noqa: SLF001
+        for const in code.co_consts:
+            if isinstance(const, types.CodeType):
+                found.update(dict.fromkeys(names_in(const)))
+        known = _codes[id(code)] = code, tuple(found)
+    return known[1]
 
 
-def _storage(buffer: Any) -> torch.UntypedStorage:
-    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
-
-
-def _typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
-    return torch.TypedStorage(  # type: ignore[no-untyped-call]
-        wrap_storage=storage, dtype=dtype, _internal=True
-    )
-
-
-def _itself(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    return storage
-
-
-def _reduce_memmap(array: np.memmap[Any, Any]) -> tuple[Any, ...] | None:
-    """A memmap travels as its file's name: the file may be far larger than what anybody wants to send."""
-    name, mapping = array.filename, getattr(array, "_mmap", None)
-    if name is None or mapping is None or not array.flags.c_contiguous or array.dtype.hasobject:
-        return None
-    # A slice keeps its parent's offset, so the place in the file comes from the addresses.
-    mapped = np.frombuffer(mapping, dtype=np.uint8).__array_interface__["data"][0]
-    into = array.__array_interface__["data"][0] - mapped
-    start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
-    stat = os.stat(name)
-    mode = "c" if array.mode == "c" else "r+" if array.flags.writeable else "r"
-    # Size and time of change make another pickle, and so another bundle, of a file that has changed.
-    changed = (stat.st_size, stat.st_mtime_ns)
-    return _memmap, (str(name), array.dtype, mode, start + into, array.shape, changed)
-
-
-def _memmap(
-    name: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...], changed: tuple[int, int]
-) -> Any:
-    del changed
-    return np.memmap(name, dtype=dtype, mode=mode, offset=offset, shape=shape)
-
-
-# Modules
-
-
-def script_folder() -> Path:
-    """The folder from which the script imports its own modules; without a script, the working directory."""
-    main = sys.modules.get("__main__")
-    file = getattr(main, "__file__", None)
-    if not file:
-        return Path.cwd()
-    # `python -m package.module` imports from the folder that holds the package.
-    name = getattr(getattr(main, "__spec__", None), "name", "")
-    return Path(file).absolute().parents[name.count(".")]
-
-
-@contextmanager
-def modules_by_value(folder: Path) -> Iterator[None]:
-    """Pickles classes and functions of the modules under `folder` by value, except installed packages."""
-    registered = cloudpickle.list_registry_pickle_by_value()
-    own = [module for module in _modules_under(folder) if module.__name__ not in registered]
-    for module in own:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in own:
-            cloudpickle.unregister_pickle_by_value(module)
-
-
-def _modules_under(folder: Path) -> list[ModuleType]:
-    inside = tuple({os.path.join(path, "") for path in (str(folder), os.path.realpath(folder))})
-    paths = sysconfig.get_paths()
-    outside = tuple(os.path.join(paths[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    found = []
-    for name, module in list(sys.modules.items()):
-        # Not getattr: modules that load lazily would load.
-        own = getattr(module, "__dict__", {})
-        file = own.get("__file__")
-        if not isinstance(file, str) or not file.endswith(".py") or own.get("__name__") != name:
-            continue
-        file = os.path.abspath(file)
-        if not file.startswith(inside) or file.startswith(outside) or name.partition(".")[0] == _OURS:
-            continue
-        if not any(part in _INSTALLED for part in file.split(os.sep)):
-            found.append(module)
+def _submodules(function: types.FunctionType, own: Mapping[str, Any]) -> list[str]:
+    """Modules that a function reaches as attributes of others, as in `import os; os.path`, and so on downwards."""
+    found: list[str] = []
+    used = function.__code__.co_names
+    known = [own[name] for name in names_in(function.__code__) if isinstance(own.get(name), types.ModuleType)]
+    pending = [module.__name__ for module in known if "__path__" in vars(module)]
+    while pending:
+        package = pending.pop()
+        inner = [f"{package}.{name}" for name in used if f"{package}.{name}" in sys.modules]
+        found += inner
+        pending += inner
     return found
+
+
+_STATE = (
+    "__name__",
+    "__qualname__",
+    "__annotations__",
+    "__kwdefaults__",
+    "__defaults__",
+    "__module__",
+    "__doc__",
+)
+
+
+def _function_state(function: types.FunctionType, own: Mapping[str, Any]) -> tuple[Any, ...]:
+    # New strings: interned or not, equal names would be written differently in two processes.
+    state = {name: value for name in _STATE if (value := getattr(function, name))}
+    extra = {"".join(name): value for name, value in vars(function).items()}
+    return state, extra, function.__closure__, _submodules(function, own)
+
+
+def globals_of(module: str) -> dict[str, Any]:
+    return vars(sys.modules[module] if module in MAINS else importlib.import_module(module))
+
+
+def _make_function(code: Any, own: dict[str, Any], cells: Any) -> types.FunctionType:
+    return types.FunctionType(code, own, None, None, cells)
+
+
+def _set_function_state(function: types.FunctionType, given: tuple[Any, ...]) -> None:
+    state, extra, cells, submodules = given
+    for name, value in state.items():
+        setattr(function, name, value)
+    vars(function).update(extra)
+    for cell, filled in zip(function.__closure__ or (), cells or (), strict=True):
+        try:
+            cell.cell_contents = filled.cell_contents
+        except ValueError:
+            continue  # empty in the trainer, too
+    for name in submodules:
+        importlib.import_module(name)
+
+
+class Nowhere(io.RawIOBase):
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def why_not(
+    obj: Any, known: names.Names | None = None, user_modules: Collection[str] = ()
+) -> BaseException | None:
+    """Returns what pickling `obj` raises, together with the globals of `__main__` that it needs."""
+    pickler = UserCodePickler(Nowhere(), _ignore, known=known, user_modules=user_modules)  # type: ignore[arg-type]
+    try:
+        for part in with_main(obj, pickler.reached):
+            pickler.dump(part)
+    except Exception as exc:  # whatever a __reduce__ of the user raises
+        return exc
+    return None
+
+
+def picklable(obj: Any, known: names.Names | None, user_modules: Collection[str]) -> bool:
+    """Whether `obj` pickles by itself."""
+    pickler = UserCodePickler(Nowhere(), _ignore, known=known, user_modules=user_modules)  # type: ignore[arg-type]
+    try:
+        pickler.dump(obj)
+    except Exception:  # whatever a __reduce__ of the user raises
+        return False
+    finally:
+        pickler.close()
+    return True
+
+
+def with_main(obj: Any, reached: Reached, *, with_names: bool = False) -> Iterator[Any]:
+    """Yields `obj`, then each global of `__main__` that pickling it, and these, has reached; or (name, global)."""
+    yield obj
+    main, done = vars(sys.modules["__main__"]), set[str]()
+    while new := [name for name in reached.main if name not in done]:
+        for name in new:
+            done.add(name)
+            if name in main:
+                yield (name, main[name]) if with_names else main[name]
+
+
+def _ignore(buffer: memoryview) -> None:
+    buffer.release()
+
+
+class UserCodeUnpickler(pickle.Unpickler):
+    """Loads what UserCodePickler wrote, dump by dump."""
+
+    def __init__(self, file: IO[bytes], buffers: Any, fresh: names.Fresh) -> None:
+        super().__init__(file, buffers=buffers)
+        self._fresh = fresh
+        self._sets: dict[int, Any] = {}
+
+    def persistent_load(self, pid: Any) -> Any:
+        if pid[0] == _NAMED:
+            with contextlib.suppress(Exception):  # of a module whose import fails, new objects do
+                importlib.import_module(pid[1])
+            return self._fresh.find(*pid[1:])
+        _, number, frozen, members = pid
+        if number not in self._sets:
+            self._sets[number] = frozenset(members) if frozen else set(members)
+        return self._sets[number]

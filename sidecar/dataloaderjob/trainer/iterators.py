@@ -21,6 +21,7 @@ from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.fetch import failures
 from dataloaderjob.fetch.bundles import make_bundle
 from dataloaderjob.fetch.fetcher import Fetcher, SampleError
+from dataloaderjob.fetch.keys import pickle_keys
 from dataloaderjob.fetch.seeding import preserved_generators
 from dataloaderjob.fetch.tree import Decoder
 from dataloaderjob.trainer.client import Client
@@ -242,7 +243,9 @@ class ServiceIterator(_Seeded):
             if type(keys) is list and len(keys) > 1 and set(map(type, keys)) == {np.int64}:
                 array = np.array(keys)  # one pickle of all, where each would have one of its own
                 return tickets.pack_items(self._epoch_seed, self._position, array)
-            return tickets.pack(self._epoch_seed, self._position, keys, bare=self._bare)
+            return tickets.pack(
+                self._epoch_seed, self._position, keys, bare=self._bare, pickle_keys=pickle_keys
+            )
         except Exception as exc:
             raise errors.InputError(
                 f"the sampler's keys for batch {number} cannot be sent to feeders ({exc}): use keys that pickle"

@@ -1,0 +1,262 @@
+"""Objects of user modules by name: what is a global of a module, or an attribute of its class, is referred
+to by that name, so that a feeder updates the very object that its own import of the module made.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import enum
+import functools
+import logging
+import pathlib
+import random
+import re
+import sys
+import types
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, time
+from decimal import Decimal
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.fetch.modules import MAINS
+
+Path = tuple[str, str]
+"""(module, dotted path in it)."""
+Name = tuple[str, str, str, type | None]
+"""Module, dotted path, name of the type that the object must have there, and the type where it can be found."""
+Item = tuple[str, Any]
+"""(dotted path, object)."""
+CODE = (types.FunctionType, type, ModuleType, types.BuiltinFunctionType, type(functools.lru_cache(len)))
+"""What a fresh import makes by itself, unless it was replaced."""
+_BY_VALUE = (
+    int, float, complex, str, bytes, tuple, frozenset, enum.Enum, BaseException, np.ndarray, np.generic, torch.Tensor,
+    torch.UntypedStorage, torch.dtype, torch.device, logging.Logger, re.Pattern, random.Random, pathlib.PurePath,
+    date, time, Decimal, weakref.ref, types.CodeType, *CODE,
+)  # fmt: skip
+_DICTS = (dict, OrderedDict, defaultdict)
+_EXACT = frozenset({dict, list, set, OrderedDict, defaultdict, deque, bytearray})
+_MAX_NESTING = 4
+
+
+def globals_of(module: ModuleType) -> Iterator[Item]:
+    """What a user module holds that its import did not bring: not its dunders, not its submodules."""
+    prefix = module.__name__ + "."
+    for name, value in list(vars(module).items()):
+        if name.startswith("__") and name.endswith("__"):
+            continue
+        if isinstance(value, ModuleType) and value.__name__ == prefix + name:
+            continue
+        yield name, value
+
+
+def split(module: ModuleType) -> tuple[list[Item], list[Item]]:
+    """Returns (code, data) of a module and of its classes. Code that the module defines itself is left out."""
+    code: list[Item] = []
+    data: list[Item] = []
+    for name, value in globals_of(module):
+        if isinstance(value, CODE):
+            if not is_own(value, module.__name__, name):
+                code.append((name, value))
+            elif isinstance(value, type):
+                _split_class(name, value, module.__name__, code, data, 1)
+            elif type(value) is types.FunctionType and value.__dict__:
+                data.extend((f"{name}.{k}", v) for k, v in value.__dict__.items() if k != "__wrapped__")
+        else:
+            data.append((name, value))
+    return code, data
+
+
+def is_own(value: Any, module: str, path: str) -> bool:
+    """Whether this is what the module's source defines at `path`."""
+    return getattr(value, "__module__", None) == module and getattr(value, "__qualname__", None) == path
+
+
+def _split_class(path: str, cls: type, module: str, code: list[Item], data: list[Item], depth: int) -> None:
+    if issubclass(cls, enum.Enum) or depth > _MAX_NESTING:
+        return
+    for name, value in list(vars(cls).items()):
+        where = f"{path}.{name}"
+        if isinstance(value, staticmethod | classmethod):
+            if not _named_so(value.__func__, where):
+                code.append((where, value))
+        elif isinstance(value, property):
+            if value.fget is not None and not _named_so(value.fget, where):
+                code.append((where, value))
+        elif isinstance(value, types.FunctionType):
+            if not _named_so(value, where):
+                code.append((where, value))
+        elif isinstance(value, type):
+            if is_own(value, module, where):
+                _split_class(where, value, module, code, data, depth + 1)
+            elif not name.startswith("__"):
+                code.append((where, value))
+        elif not (name.startswith(("__", "_abc_")) or hasattr(type(value), "__get__")):
+            data.append((where, value))
+
+
+def _named_so(function: Any, path: str) -> bool:
+    return getattr(function, "__qualname__", path) == path
+
+
+def kind(value: Any) -> str:
+    """How an object can be updated in place: "exact" (built-in containers), "instance"; "value" if it cannot,
+    and "opaque" where only an attempt to pickle it tells whether it can travel."""
+    cls = type(value)
+    if cls in _EXACT:
+        return "exact"
+    if isinstance(value, _BY_VALUE) or value is None:
+        return "value"
+    if not _reduces(cls):
+        return "instance"
+    return "exact" if isinstance(value, _DICTS) else "opaque"
+
+
+def _reduces(cls: Any) -> bool:
+    return (
+        cls.__reduce_ex__ is not object.__reduce_ex__
+        or cls.__reduce__ is not object.__reduce__
+        or cls in copyreg.dispatch_table
+        or hasattr(cls, "__getnewargs__")
+        or hasattr(cls, "__getnewargs_ex__")
+    )
+
+
+def content(value: Any) -> tuple[Any, ...]:
+    """What `update` needs to make a fresh object equal to this one. Raises what a __getstate__ raises."""
+    if kind(value) == "exact":
+        if isinstance(value, dict):
+            factory = value.default_factory if isinstance(value, defaultdict) else None
+            return "dict", list(value.items()), factory
+        if isinstance(value, set):
+            return "set", set(value)
+        return "list", list(value)
+    make, args, *rest = value.__reduce_ex__(4)
+    if make is not copyreg.__newobj__ or len(args) != 1:  # type: ignore[attr-defined]
+        raise TypeError(f"a {type(value).__qualname__} is made by {make}")
+    state, items, pairs = (*rest, None, None, None)[:3]
+    return "object", state, None if items is None else list(items), None if pairs is None else list(pairs)
+
+
+def update(fresh: Any, what: tuple[Any, ...]) -> None:
+    """Gives `fresh` the content of the trainer's object."""
+    match what:
+        case "dict", pairs, factory:
+            _refill_dict(fresh, pairs)
+            if factory is not None:
+                fresh.default_factory = factory
+        case "set", members:
+            fresh.clear()
+            fresh.update(members)
+        case "list", members:
+            fresh.clear()
+            fresh.extend(members)
+        case _, state, items, pairs:
+            _set_state(fresh, state)
+            if items is not None:
+                fresh.clear()
+                fresh.extend(items)
+            if pairs is not None:
+                _refill_dict(fresh, pairs)
+
+
+def _refill_dict(fresh: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
+    base: Any = OrderedDict if isinstance(fresh, OrderedDict) else dict
+    base.clear(fresh)
+    # dict's own: configuration classes refuse new keys, or changes once they are frozen.
+    for key, value in pairs:
+        base.__setitem__(fresh, key, value)
+
+
+def _set_state(fresh: Any, state: Any) -> None:
+    if hasattr(fresh, "__setstate__"):
+        fresh.__setstate__(state)
+        return
+    slots: Any = None
+    if isinstance(state, tuple) and len(state) == 2:
+        state, slots = state
+    own = getattr(fresh, "__dict__", None)
+    if own is not None:
+        own.clear()
+        own.update(state or {})
+    for name, value in (slots or {}).items():
+        object.__setattr__(fresh, name, value)
+
+
+class Names:
+    """Names of the objects of `modules`, by identity."""
+
+    def __init__(self, modules: Mapping[str, ModuleType]) -> None:
+        self.table: dict[int, tuple[Any, Name]] = {}
+        """id -> (the object, kept alive; its name)."""
+        self.split: dict[str, tuple[list[Item], list[Item]]] = {}
+        for module_name, module in modules.items():
+            self.split[module_name] = split(module)
+            for path, value in self.split[module_name][1]:
+                if not isinstance(value, _BY_VALUE) and value is not None:
+                    self._add(module_name, path, value)
+
+    def _add(self, module: str, path: str, value: Any) -> None:
+        known = self.table.get(id(value))
+        # The module that defines an object's class most probably made the object.
+        if known is None or (type(value).__module__ == module != known[1][0]):
+            cls = type(value)
+            found = look_up(cls.__module__, cls.__qualname__) is cls or cls.__module__ in MAINS
+            self.table[id(value)] = value, (module, path, _type_name(cls), cls if found else None)
+
+
+class Fresh:
+    """The objects that a feeder's own imports made, by the trainer's names."""
+
+    def __init__(self) -> None:
+        self._found: dict[Path, Any] = {}
+        self._claimed: dict[int, Any] = {}
+
+    def find(self, module: str, path: str, type_name: str, cls: Any) -> Any:
+        """Returns the object of this name; one made anew where the import made none of this type."""
+        if (module, path) not in self._found:
+            self._found[module, path] = self._claim(module, path, type_name, cls)
+        return self._found[module, path]
+
+    def _claim(self, module: str, path: str, type_name: str, cls: Any) -> Any:
+        found = look_up(module, path)
+        if _type_name(type(found)) != type_name or id(found) in self._claimed:
+            try:
+                found = cls() if cls in _EXACT else cls.__new__(cls)
+            except (TypeError, AttributeError) as exc:
+                raise InputError(
+                    f"the dataset needs {module}.{path}, a {type_name}, which cannot be copied and which the import "
+                    "of that module in a feeder does not make: make it there, or in worker_init_fn"
+                ) from exc
+        self._claimed[id(found)] = found
+        return found
+
+
+def _type_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def look_up(module: str, path: str) -> Any:
+    """Returns the object of this name, None where there is none."""
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def assign(module: str, path: str, value: Any) -> None:
+    """Sets a global of a module, or an attribute of its class, unless it is there already."""
+    owner_path, _, last = path.rpartition(".")
+    owner = look_up(module, owner_path) if owner_path else sys.modules.get(module)
+    if owner is None or vars(owner).get(last) is value:
+        return
+    try:
+        setattr(owner, last, value)
+    except (AttributeError, TypeError):  # a metaclass that allows no change; the import's value stays
+        return

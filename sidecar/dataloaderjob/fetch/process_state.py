@@ -1,0 +1,249 @@
+"""What user code finds in its process besides modules: working directory, environment, settings of libraries.
+
+Taken in the trainer, applied in a feeder before anything of the user's is loaded. A library's setting
+travels only if it differs from the library's own, for a feeder would import the library to set it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import decimal
+import locale
+import logging
+import os
+import pickle
+import re
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+
+_NEVER = re.compile(
+    r"(?:\w+_)?RANK$|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE|ROLE_WORLD_SIZE|MASTER_\w+|TORCHELASTIC_\w+|TORCH_NCCL_\w+|NCCL_\w+|"
+    r"(?:OMPI|PMI|PMIX|SLURM|RAY|DATALOADERJOB|KUBERNETES|PYTHON|LD|CUDA|NVIDIA|JOB_COMPLETION|MALLOC)_\w+|"
+    r"(?:HIP|ROCR|ZE)_\w+|PYTHON\w+|\w+_SERVICE_(?:HOST|PORT)\w*|\w+_PORT_\d+_\w+|\w+_PORT|"
+    r"HOSTNAME|POD_\w+|_|PWD|OLDPWD|SHLVL|PYTEST_CURRENT_TEST|INVOCATION_ID|JOURNAL_STREAM"
+)
+"""Variables of a rank, or of one process: all ranks are to have one bundle."""
+_OWN = re.compile(
+    r"HOME|USER|LOGNAME|SHELL|TERM\w*|TMPDIR|XDG_\w+|SSH_\w+|DISPLAY|COLUMNS|LINES|LS_COLORS|\w+_NUM_THREADS|COVERAGE_\w+"
+)
+"""Variables that a feeder has of its own, unless the script changed them."""
+_RANK_ARGUMENT = re.compile(r"--local[-_]rank=\d+")
+_FOLDERS = "PATH"
+_PIL_PIXELS = 1024 * 1024 * 1024 // 4 // 3
+_IMPORTED_FOR_EFFECT = ("hdf5plugin", "pillow_avif", "pillow_heif", "pillow_jxl")
+"""Libraries that register themselves with another when they are imported."""
+
+
+def _variables_at_start() -> dict[str, str]:
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            entries = file.read().split(b"\0")
+    except OSError:
+        return {}
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in (e.partition(b"=") for e in entries)}
+
+
+class ProcessState:
+    """Takes the state of this process; packs it anew only when it has changed."""
+
+    def __init__(self) -> None:
+        self._at_start = _variables_at_start()
+        self._last: tuple[Any, bytes] | None = None
+        self._variables: tuple[Any, dict[str, str]] | None = None
+
+    def packed(self) -> bytes:
+        state = self._take()
+        if self._last is None or self._last[0] != state:
+            self._last = state, pickle.dumps(state, protocol=5)
+        return self._last[1]
+
+    def _take(self) -> dict[str, Any]:
+        context = decimal.getcontext()
+        return {
+            "cwd": _cwd(),
+            "path": [os.path.abspath(path) if path else path for path in sys.path if isinstance(path, str)],
+            "argv": [argument for argument in sys.argv if not _RANK_ARGUMENT.fullmatch(argument)],
+            "environ": self._environ(),
+            "locale": locale.setlocale(locale.LC_ALL),
+            "recursion": sys.getrecursionlimit(),
+            "decimal": (context.prec, context.rounding),
+            "logging": _logging(),
+            "warnings": _filters(),
+            "torch": _torch(),
+            "numpy": np.geterr(),
+            "imports": [name for name in _IMPORTED_FOR_EFFECT if name in sys.modules],
+            "pil": _pil(),
+        }
+
+    def _environ(self) -> dict[str, str]:
+        raw = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001  compared undecoded, at each iter()
+        if self._variables is None or self._variables[0] != raw:
+            self._variables = dict(raw), self._chosen()
+        return self._variables[1]
+
+    def _chosen(self) -> dict[str, str]:
+        found = {}
+        for name, value in sorted(os.environ.items()):
+            if _NEVER.fullmatch(name):
+                continue
+            if not _OWN.fullmatch(name) or self._at_start.get(name) != value:
+                found[name] = value
+        return found
+
+
+def _cwd() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+def _logging() -> dict[str, Any]:
+    root = logging.getLogger()
+    stream = [h for h in root.handlers if type(h) is logging.StreamHandler]
+    # A formatter of the user's class has its own life; the text of the standard one travels.
+    form: Any = stream[0].formatter if stream else None
+    levels = {
+        name: logger.level
+        for name, logger in list(root.manager.loggerDict.items())
+        if isinstance(logger, logging.Logger) and logger.level
+    }
+    return {
+        "level": root.level,
+        "handler": bool(stream),
+        "format": (form._fmt, form.datefmt) if type(form) is logging.Formatter else None,  # noqa: SLF001
+        "levels": levels,
+        "disabled": root.manager.disable,
+    }
+
+
+def _filters() -> list[tuple[Any, ...]]:
+    """Filters for the built-in categories: a library adds those for its own when it is imported."""
+    found: list[tuple[Any, ...]] = []
+    entries: list[Any] = list(warnings.filters)
+    for action, message, category, module, line in entries:
+        name = getattr(category, "__name__", "")
+        if vars(builtins).get(name) is category:
+            found.append((action, _text(message), name, _text(module), line))
+    return found
+
+
+def _text(pattern: Any) -> tuple[str, int] | None:
+    if pattern is None:
+        return None
+    return (pattern, 0) if isinstance(pattern, str) else (pattern.pattern, pattern.flags)
+
+
+def _torch() -> dict[str, Any]:
+    return {
+        "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "grad": torch.is_grad_enabled(),
+    }
+
+
+def _pil() -> dict[str, Any]:
+    """PIL's settings that differ from its own."""
+    image, file = sys.modules.get("PIL.Image"), sys.modules.get("PIL.ImageFile")
+    found: dict[str, Any] = {}
+    if file is not None and getattr(file, "LOAD_TRUNCATED_IMAGES", False):
+        found["truncated"] = True
+    if image is not None and getattr(image, "MAX_IMAGE_PIXELS", _PIL_PIXELS) != _PIL_PIXELS:
+        found["pixels"] = image.MAX_IMAGE_PIXELS
+    return found
+
+
+# In a feeder
+
+
+def apply(packed: bytes) -> None:
+    """Makes this process like the trainer. What this machine does not have (a folder, a locale) stays as it is."""
+    state = pickle.loads(packed)  # noqa: S301  authenticated
+    if state["cwd"] is not None and os.path.isdir(state["cwd"]):
+        os.chdir(state["cwd"])
+    sys.argv[:] = state["argv"]
+    sys.path[:] = _merged(state["path"], sys.path)
+    variables = dict(state["environ"])
+    if _FOLDERS in variables:
+        folders = _merged(
+            variables[_FOLDERS].split(os.pathsep), os.environ.get(_FOLDERS, "").split(os.pathsep)
+        )
+        variables[_FOLDERS] = os.pathsep.join(folders)
+    for name, value in variables.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+    with contextlib.suppress(locale.Error):
+        locale.setlocale(locale.LC_ALL, state["locale"])
+    sys.setrecursionlimit(max(state["recursion"], sys.getrecursionlimit()))
+    context = decimal.getcontext()
+    context.prec, context.rounding = state["decimal"]
+    _apply_logging(state["logging"])
+    _apply_filters(state["warnings"])
+    _apply_torch(state["torch"])
+    np.seterr(**state["numpy"])
+    _apply_to_libraries(state["imports"], state["pil"])
+
+
+def _merged(theirs: list[str], ours: list[str]) -> list[str]:
+    """The trainer's entries that exist here, in its order, then what only this machine has."""
+    found = [path for path in theirs if not path or os.path.exists(path)]
+    return found + [path for path in ours if path not in found]
+
+
+def _apply_logging(state: dict[str, Any]) -> None:
+    root = logging.getLogger()
+    if state["handler"] and not root.handlers:
+        form, date = state["format"] or (logging.BASIC_FORMAT, None)
+        logging.basicConfig(format=form, datefmt=date)
+    root.setLevel(state["level"])
+    for name, level in state["levels"].items():
+        logging.getLogger(name).setLevel(level)
+    logging.disable(state["disabled"])
+
+
+def _apply_filters(filters: list[tuple[Any, ...]]) -> None:
+    categories = vars(builtins)
+    made = []
+    for action, message, category, module, line in filters:
+        if category in categories:
+            made.append((action, _pattern(message), categories[category], _pattern(module), line))
+    entries: list[Any] = list(warnings.filters)
+    others = [entry for entry in entries if categories.get(entry[2].__name__) is not entry[2]]
+    warnings.filters[:] = made + others  # type: ignore[index]
+    warnings._filters_mutated()  # type: ignore[attr-defined]  # noqa: SLF001  as filterwarnings does
+
+
+def _pattern(text: tuple[str, int] | None) -> Any:
+    return None if text is None else re.compile(*text)
+
+
+def _apply_torch(state: dict[str, Any]) -> None:
+    torch.set_default_dtype(getattr(torch, state["dtype"]))
+    torch.set_grad_enabled(state["grad"])
+    here = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if (state["deterministic"], state["warn_only"]) != here:  # it imports the compiler: 2 s
+        torch.use_deterministic_algorithms(state["deterministic"], warn_only=state["warn_only"])
+
+
+def _apply_to_libraries(imports: list[str], pil: dict[str, Any]) -> None:
+    for name in imports:
+        try:
+            __import__(name)
+        except ImportError:
+            continue  # what needs it will say so
+    if not pil:
+        return
+    try:
+        from PIL import Image, ImageFile
+    except ImportError:
+        return
+    if "truncated" in pil:
+        ImageFile.LOAD_TRUNCATED_IMAGES = pil["truncated"]
+    if "pixels" in pil:
+        Image.MAX_IMAGE_PIXELS = pil["pixels"]

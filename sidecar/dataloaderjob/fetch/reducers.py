@@ -1,0 +1,211 @@
+"""How single objects travel that neither pickle nor cloudpickle carries, or that it carries wrongly."""
+
+from __future__ import annotations
+
+import functools
+import io
+import mmap
+import os
+import pickle
+import sys
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+
+LRU: Any = type(functools.lru_cache(len))
+SHARED_MEMORY = (
+    "memory and locks of multiprocessing are shared with forked processes only, and feeders are not: set what "
+    "changes between epochs as a plain attribute of the dataset before iter(), keep counters in the training "
+    "process (a sampler's), or use num_workers=0"
+)
+
+
+def reduce_special(obj: Any) -> tuple[Any, ...] | str | None:
+    """The reduced form of an object that needs one of ours; None for all others."""
+    cls = type(obj)
+    if cls is LRU:
+        if _importable(obj):
+            return None
+        return _lru_cache, (obj.cache_parameters(), obj.__wrapped__), _extra(obj)
+    if cls is functools.cached_property:
+        return functools.cached_property, (obj.func,), {"attrname": obj.attrname, "__doc__": obj.__doc__}
+    if cls is typing.TypeVar:
+        return _reduce_type_variable(obj)
+    if isinstance(obj, torch.jit.ScriptFunction | torch.jit.ScriptModule):
+        return _load_scripted, (_scripted(obj),)
+    if is_shared_memory(obj):
+        raise pickle.PicklingError(SHARED_MEMORY)
+    if obj is _MISSING:
+        return "MISSING"  # of dataclasses: one object, known by its identity
+    return None
+
+
+_MISSING = sys.modules["dataclasses"].MISSING
+
+
+def _importable(obj: Any) -> bool:
+    found: Any = sys.modules.get(obj.__module__) if obj.__module__ != "__main__" else None
+    for name in obj.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return bool(found is obj)
+
+
+def _extra(obj: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(obj).items() if name != "__wrapped__"}
+
+
+def _lru_cache(parameters: dict[str, Any], function: Callable[..., Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def is_single_dispatch(function: types.FunctionType) -> bool:
+    own = vars(function)
+    return "registry" in own and "_clear_cache" in own and "__wrapped__" in own
+
+
+def reduce_single_dispatch(function: Any) -> tuple[Any, ...]:
+    """`functools.singledispatch`: its closure holds weak references, which do not pickle."""
+    others = [(cls, made) for cls, made in function.registry.items() if cls is not object]
+    return _single_dispatch, (function.registry[object], others, function.__name__, function.__qualname__)
+
+
+def _single_dispatch(base: Any, others: list[tuple[type, Any]], name: str, qualname: str) -> Any:
+    made: Any = functools.singledispatch(base)
+    made.__name__, made.__qualname__ = name, qualname
+    for cls, function in others:
+        made.register(cls, function)
+    return made
+
+
+def _reduce_type_variable(obj: typing.TypeVar) -> tuple[Any, ...]:
+    made, args = cloudpickle.cloudpickle._typevar_reduce(obj)  # noqa: SLF001
+    # cloudpickle's tracker id is random, and one class too many for two bundles.
+    return (made, (*args[:-1], None)) if made is cloudpickle.cloudpickle._make_typevar else (made, args)  # noqa: SLF001
+
+
+def _scripted(obj: Any) -> bytes:
+    out = io.BytesIO()
+    torch.jit.save(obj, out)
+    return out.getvalue()
+
+
+def _load_scripted(data: bytes) -> Any:
+    return torch.jit.load(io.BytesIO(data))  # type: ignore[no-untyped-call]
+
+
+def is_shared_memory(obj: Any) -> bool:
+    """Whether this is an object of multiprocessing that only forked processes share."""
+    if not type(obj).__module__.startswith("multiprocessing."):
+        return False
+    from multiprocessing import managers, queues, sharedctypes, synchronize
+
+    shared = (
+        synchronize.SemLock, synchronize.Condition, synchronize.Event, managers.BaseProxy, managers.BaseManager,
+        sharedctypes.SynchronizedBase, queues.Queue, queues.SimpleQueue,
+    )  # fmt: skip
+    return isinstance(obj, shared)
+
+
+# Tensors and arrays
+
+
+class SharedStorage:
+    """Stands for one storage, however many wrappers it has."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage = storage
+
+
+def reduce_storage(storage: torch.UntypedStorage) -> tuple[Any, ...]:
+    if storage.device.type != "cpu":
+        raise TypeError(f"a tensor on {storage.device}; feeders work on CPUs: call .cpu()")
+    if storage.nbytes() == 0:
+        return torch.UntypedStorage, (0,)
+    return _storage, (pickle.PickleBuffer(bytes_of(storage).data),)
+
+
+def bytes_of(storage: torch.UntypedStorage) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """A view of a storage that keeps it alive. Returns: shape (bytes of the storage,)."""
+    view: np.ndarray[Any, np.dtype[np.uint8]] = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    return view
+
+
+def _storage(buffer: Any) -> torch.UntypedStorage:
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
+    return torch.TypedStorage(  # type: ignore[no-untyped-call]
+        wrap_storage=storage, dtype=dtype, _internal=True
+    )
+
+
+def itself(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    return storage
+
+
+def reduce_memmap(array: np.memmap[Any, Any]) -> tuple[Any, ...] | None:
+    """A memmap travels as its file's name: the file may be far larger than what anybody wants to send."""
+    name, mapping = array.filename, getattr(array, "_mmap", None)
+    if name is None or mapping is None or not array.flags.c_contiguous or array.dtype.hasobject:
+        return None
+    # A slice keeps its parent's offset, so the place in the file comes from the addresses.
+    mapped = np.frombuffer(mapping, dtype=np.uint8).__array_interface__["data"][0]
+    into = array.__array_interface__["data"][0] - mapped
+    start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
+    stat = os.stat(name)
+    mode = "c" if array.mode == "c" else "r+" if array.flags.writeable else "r"
+    # Size and time of change make another pickle, and so another bundle, of a file that has changed.
+    changed = (stat.st_size, stat.st_mtime_ns)
+    return _memmap, (str(name), array.dtype, mode, start + into, array.shape, changed)
+
+
+def _memmap(
+    name: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...], changed: tuple[int, int]
+) -> Any:
+    del changed
+    return np.memmap(name, dtype=dtype, mode=mode, offset=offset, shape=shape)
+
+
+# Sets
+
+_SORTABLE = frozenset({str, bytes, int, float, bool})
+
+
+def ordered(members: set[Any] | frozenset[Any]) -> list[Any] | None:
+    """The members in an order that is the same in every process; None where only their hashes give one."""
+    types_of = set(map(type, members))
+    if len(types_of) == 1 and types_of <= _SORTABLE:
+        return sorted(members)
+    keys = [(_order(member), member) for member in members]
+    if any(key is None for key, _ in keys):
+        return None
+    return [member for _, member in sorted(keys, key=lambda pair: pair[0] or ())]
+
+
+def _order(member: Any) -> tuple[str, str] | None:
+    import enum
+    from datetime import date, datetime, time, timedelta
+    from decimal import Decimal
+    from pathlib import PurePath
+
+    cls = type(member)
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if isinstance(member, enum.Enum):
+        return name, member.name
+    if cls in (str, bytes, int, float, bool, complex, type(None), date, datetime, time, timedelta, Decimal):
+        return name, repr(member)
+    if isinstance(member, PurePath):
+        return name, str(member)
+    if isinstance(member, type):
+        return "type", f"{member.__module__}.{member.__qualname__}"
+    if cls in (tuple, frozenset):
+        parts = [_order(part) for part in member]
+        if all(part is not None for part in parts):
+            return name, repr(sorted(str(part) for part in parts) if cls is frozenset else parts)
+    return None
