@@ -109,6 +109,7 @@ class Snapshots:
         out, buffers = io.BytesIO(), list[memoryview]()
         pickler = maker.write(out, buffers, roots)
         self._reached[_key(roots)] = maker.reached
+        self._patches = [patch for patch in self._patches or () if patch in maker.patches]
         snapshot = Snapshot(
             pickled=out.getbuffer(),
             buffers=buffers,
@@ -207,7 +208,7 @@ class _Maker:
         self._state = state
         self._alone_before = alone
         self._known = state.known
-        self._patches = patches
+        self.patches = patches
         self.reached = Reached() if reached is None else reached
         self._discovered = reached is not None
 
@@ -269,7 +270,7 @@ class _Maker:
         """Dumps everything. Returns whether it did; if not, what did not pickle will be left out next time."""
         where = ROOTS
         try:
-            for module, part in self._state.dumps(self.reached, self._patches):
+            for module, part in self._state.dumps(self.reached, self.patches):
                 where = module
                 pickler.dump(part)
             where = ROOTS
@@ -291,14 +292,14 @@ class _Maker:
 
     def _exclude(self, where: str, roots: Roots) -> bool:
         """Leaves out what of a module's state does not pickle: there, it stays as the import makes it."""
-        before = len(self._excluded), len(self._patches)
+        before = len(self._excluded), len(self.patches)
         if where == CODE:
-            self._patches = [patch for patch in self._patches if picklable(patch, self._known, self.modules)]
+            self.patches = [patch for patch in self.patches if picklable(patch, self._known, self.modules)]
         for module in [*self.reached.modules] if where == CODE else [where]:
             self._exclude_parts(module)
         if where in (CODE, MAIN):
             self._exclude_main(roots)
-        return (len(self._excluded), len(self._patches)) != before
+        return (len(self._excluded), len(self.patches)) != before
 
     def _exclude_parts(self, module: str) -> None:
         if module in self._known.split:
