@@ -56,7 +56,7 @@ class Service:
 @contextlib.contextmanager
 def service(*, feeders: int, shared_memory_nbytes: int, prefetch: int) -> Iterator[Service]:
     """Starts both, announces the sidecar to `dataloaderjob.DataLoader` in this process, ends both by pid."""
-    need("dataloaderjob.trainer.loader", "dataloaderjob.sidecar.__main__", "dataloaderjob.feeder.server")
+    need("dataloaderjob.trainer.loader", "dataloaderjob.sidecar.__main__", "dataloaderjob.feeder.host")
     from dataloaderjob.core import auth
     from dataloaderjob.core.settings import FeederSettings, dump
     from dataloaderjob.sidecar.settings import SidecarSettings
@@ -74,7 +74,7 @@ def service(*, feeders: int, shared_memory_nbytes: int, prefetch: int) -> Iterat
             )  # fmt: skip
             path = home / f"feeder-{i}.json"
             dump(settings, path)
-            started.append(_start("dataloaderjob.feeder.server", path))
+            started.append(_start("dataloaderjob.feeder.host", path))
         for i, process in enumerate(started):
             ready = _first_line(process)
             endpoints.append((f"feeder-{i}", ready["instance"], ready["host"], ready["port"]))

@@ -154,6 +154,49 @@ def test_a_trainer_that_fails_is_started_anew_as_often_as_allowed(start):
     until(lambda: not wrong.pods(FEEDERS), timeout_s=15, what="feeders gone")
 
 
+LAST_WORDS = r"""
+import os, signal, socket
+if socket.gethostname().endswith("-1"):
+    signal.sigwait([signal.SIGTERM])
+    raise SystemExit
+said = b"pair.cc:534 closed by peer " + os.environb[b"MOOD"] + b" \0 \xff\xfe \xed\xa0\xbd \x1b[31m the end"
+os.write(2, said + b"\n")
+raise SystemExit(3)
+"""
+"""Of rank 0, as torch's gloo has them, with what is no text besides."""
+
+
+def test_an_emoji_a_nul_and_what_is_no_utf_8_are_told_and_keep_no_group_from_its_restart(start):
+    manifest = changed(
+        job("wrong", program=LAST_WORDS, trainers=2), spec__backoffLimit=1,
+        **{f"{CONTAINER}__env": [{"name": "MOOD", "value": "\U0001f622"}]},
+    )  # fmt: skip
+    wrong: Job = start(manifest)
+    until(
+        lambda: wrong.status().get("trainers", {}).get("restarts") == 1,
+        timeout_s=120,
+        what="a restart",
+        also=wrong.why,
+    )
+    until(
+        lambda: any(pod["metadata"]["name"].startswith("wrong-trainers-1-") for pod in wrong.pods(TRAINER)),
+        timeout_s=90, what="trainers made anew", also=wrong.why,
+    )  # fmt: skip
+    wrong.await_phase("Failed", timeout_s=120)
+    (restarted,) = [
+        event for event in wrong.cluster.list("events", wrong.namespace)
+        if (event["involvedObject"]["kind"], event["reason"]) == ("DataLoaderJob", "Restarted")
+    ]  # fmt: skip
+    found = wrong.condition("Failed")
+    assert found["reason"] == "BackoffLimitExceeded"
+    for message in (restarted["message"], found["message"]):
+        assert "container trainer: exit code 3: " in message, message
+        assert "pair.cc:534 closed by peer \U0001f622 " in message, message
+        assert message.partition(" the end")[1], message
+        assert not {"\0", "\x1b"} & set(message), message
+    assert wrong.status()["trainers"]["restarts"] == 1
+
+
 def test_a_job_that_does_not_start_in_time_fails_and_says_why(start):
     manifest = changed(
         job("wrong"), spec__deadlines={"startupSeconds": 15}, spec__feeders__image=NO_IMAGE,

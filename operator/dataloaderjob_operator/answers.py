@@ -12,6 +12,7 @@ from dataloaderjob.api.status import LoaderStatus, RayStatus
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.rates import COUNTERS, Rates, Readings
 from dataloaderjob.core.supervision import LASTING, number, text
+from dataloaderjob_operator import texts
 
 LARGEST = 1 << 63
 MAX_TEXT = 1000
@@ -144,7 +145,7 @@ def _ray(told: Any) -> RayStatus:
     if not isinstance(told, Mapping):
         return RayStatus()
     return RayStatus(
-        version=str(told.get("version") or "")[:32],
+        version=texts.shown(str(told.get("version") or ""), 32),
         worker_register_timeout_seconds=_whole(told.get("worker_register_timeout_seconds")),
         health_check_period_ms=_whole(told.get("health_check_period_ms")),
         health_check_timeout_ms=_whole(told.get("health_check_timeout_ms")),

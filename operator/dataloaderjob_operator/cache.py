@@ -171,6 +171,17 @@ class Cache:
     def live_status(self, owner: JobKey) -> Mapping[str, Any]:
         return dict(self._jobs.get(owner, {}).get("status") or {})
 
+    def status(self, owner: JobKey) -> DataLoaderJobStatus:
+        return _status(self.live_status(owner))
+
+    def foreign(self, owner: JobKey) -> bool:
+        """Whether the job is another controller's, as far as it can be read."""
+        return bool((self._jobs.get(owner, {}).get("spec") or {}).get("managedBy"))
+
+    def generation(self, owner: JobKey) -> int:
+        """The job's, as far as it is known."""
+        return int(self._jobs.get(owner, {}).get("metadata", {}).get("generation") or 0)
+
     def seen(self, owner: JobKey) -> Seen | None:
         """None if the job is gone or going. Raises ManifestError for one that the models refuse."""
         thing = self._jobs.get(owner)

@@ -12,12 +12,15 @@ from kubernetes.aio import client as kubernetes
 from kubernetes.aio import config
 
 from dataloaderjob.api.job import GROUP, KIND, PLURAL, VERSION
+from dataloaderjob_operator import texts
 from dataloaderjob_operator.metrics import Metrics
 from dataloaderjob_operator.names import MANAGER
 from dataloaderjob_operator.objects import Manifest
 from dataloaderjob_operator.seen import Key
 
-APPLY = "application/apply-patch+yaml"
+APPLY = "application/apply-patch+yaml; charset=utf-8"
+"""With its charset the client library sends the body as it gets it; without, as JSON in ASCII, where the API server
+refuses each character beyond U+FFFF. It takes that in bodies that are declared JSON."""
 TIMEOUT_S = 30.0
 PATHS: dict[str, str] = {
     "Secret": "/api/v1/namespaces/{namespace}/secrets",
@@ -179,7 +182,8 @@ class Client:
         self, method: str, path: str, body: Any, kind: str, query: Mapping[str, str]
     ) -> Manifest:
         sent = await self.api.param_serialize(
-            method, path, query_params=list(query.items()), auth_settings=["BearerToken"], body=body,
+            method, path, query_params=list(query.items()), auth_settings=["BearerToken"],
+            body=texts.body(body) if kind == APPLY else body,
             header_params={"Accept": "application/json", "Content-Type": kind},
         )  # fmt: skip
         verb, url, headers, data, _ = sent

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from dataloaderjob.api.status import Condition, ConditionType
+from dataloaderjob.api.status import Condition, ConditionType, DataLoaderJobStatus
 from dataloaderjob.core.supervision import LASTING
-from dataloaderjob_operator import causes, names, troubles
+from dataloaderjob_operator import causes, names, texts, troubles
 from dataloaderjob_operator.objects.trainers import SIDECAR
 from dataloaderjob_operator.seen import Seen, condition_of, show_time
 from dataloaderjob_operator.stage import Stage, Where
@@ -18,6 +18,8 @@ ENDED = frozenset({Stage.COMPLETE, Stage.FAILED})
 HELD = frozenset({Stage.SUSPENDING, Stage.SUSPENDED})
 STARTS = frozenset({"NotMade", "PodsStart", "SupervisorStarts", "RayStarts", "FeedersStart", "FeederStarts"})
 """Reasons that are no cause for worry yet."""
+MAX_MESSAGE = 4096
+"""Characters, as the CRD has it."""
 MOVING = frozenset({Stage.STARTING, Stage.RESTARTING, Stage.SUSPENDING})
 
 
@@ -71,18 +73,39 @@ def up(seen: Seen, found: Parts) -> bool:
 
 def conditions(seen: Seen, where: Where, found: Parts, now: datetime) -> tuple[Condition, ...]:
     """All of them, in the order of `ConditionType`."""
-    before = {condition.type: condition for condition in seen.status.conditions}
-    made = []
-    for kind, fact in _all(where, found, seen.refused):
-        old = before.get(kind)
-        since = old.last_transition_time if old and old.status == fact.status else show_time(now)
-        made.append(
-            Condition(
-                type=kind, status=fact.status, reason=fact.reason, message=fact.message[:4096],
-                observed_generation=seen.generation, last_transition_time=since,
-            )
-        )  # fmt: skip
-    return tuple(made)
+    return tuple(
+        _condition(seen.status, kind, fact, seen.generation, now, unsaid=seen.unsaid)
+        for kind, fact in _all(where, found, seen.refused)
+    )
+
+
+def not_ready(
+    before: DataLoaderJobStatus, why: Fact, generation: int, now: datetime, *, unsaid: frozenset[str]
+) -> DataLoaderJobStatus:
+    """The status of a job about which nothing else can be said anew."""
+    made = _condition(before, ConditionType.READY, why, generation, now, unsaid=unsaid)
+    others = (condition for condition in before.conditions if condition.type != ConditionType.READY)
+    return before.model_copy(update={"conditions": (made, *others)})
+
+
+def unsaid(status: DataLoaderJobStatus) -> tuple[DataLoaderJobStatus, frozenset[str]]:
+    """The status without its messages, and those."""
+    messages = frozenset(c.message for c in status.conditions) - {"", texts.UNSAID}
+    told = tuple(c.model_copy(update={"message": c.message and texts.UNSAID}) for c in status.conditions)
+    return status.model_copy(update={"conditions": told}), messages
+
+
+def _condition(
+    before: DataLoaderJobStatus, kind: ConditionType, fact: Fact, generation: int, now: datetime, *,
+    unsaid: frozenset[str],
+) -> Condition:  # fmt: skip
+    """Whatever text it is from, the API server and a terminal take it."""
+    old, message = before.condition(kind), texts.shown(fact.message, MAX_MESSAGE)
+    return Condition(
+        type=kind, status=fact.status, reason=texts.reason(fact.reason),
+        message=texts.UNSAID if message in unsaid else message, observed_generation=generation,
+        last_transition_time=old.last_transition_time if old and old.status == fact.status else show_time(now),
+    )  # fmt: skip
 
 
 def _all(where: Where, found: Parts, refused: str) -> Iterator[tuple[ConditionType, Fact]]:

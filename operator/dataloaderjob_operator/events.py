@@ -15,12 +15,13 @@ from enum import StrEnum
 from dataloaderjob.api import KIND, DataLoaderJob
 from dataloaderjob.api.job import API_VERSION
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
+from dataloaderjob_operator import texts
 from dataloaderjob_operator.conditions import STARTS
 from dataloaderjob_operator.names import MANAGER
 from dataloaderjob_operator.objects import Manifest
 from dataloaderjob_operator.seen import show_time
 
-MAX_MESSAGE = 1024
+MAX_MESSAGE_NBYTES = 1024
 """What the API takes in an event."""
 BURST = 20
 """Events of a job at once, of those that may come again and again."""
@@ -87,7 +88,7 @@ class _Row:
 def events_of(before: Status, after: Status) -> tuple[Event, ...]:
     """What there is to tell of a change; nothing if it is none."""
     return tuple(
-        Event(row.reason, row.says(after)[:MAX_MESSAGE], row.once(after))
+        Event(row.reason, texts.cut(row.says(after), MAX_MESSAGE_NBYTES), row.once(after))
         for row in _ROWS
         if row.happened(before, after)
     )

@@ -10,9 +10,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from dataloaderjob.api import KIND, ManifestError
-from dataloaderjob_operator import logs
+from dataloaderjob.api.status import DataLoaderJobStatus
+from dataloaderjob_operator import conditions, logs
 from dataloaderjob_operator.ask import Supervisors
 from dataloaderjob_operator.cache import Cache, JobKey
 from dataloaderjob_operator.client import Api, ApiError, Changed
@@ -31,14 +33,29 @@ FIGURES_PER_S = 10
 """Writes for the sake of figures alone, of all jobs together: with more than 150 of them each has fewer."""
 FOR_GOOD = frozenset({400, 403, 409, 422})
 """Answers that repeating alone does not change: the user has to know."""
+FOR_TEXT = frozenset({400, 413, 422})
+"""Answers to a write of a status that one without texts may not get."""
+UNSAID = 64
+"""Texts of a job that are known to be refused: those of seven of its statuses at least."""
 AFTER_WRITE_S = 0.3
 """A job is looked at again so long after a write, which no watch tells as news."""
-UNKNOWN_FIELD = "field not declared in schema"
-"""Of an apply of a template that has one; the API server answers 500 to it."""
+NOT_UNDERSTOOD = (
+    "the operator fails at this job: look for a part of a template that has the wrong type or is null"
+)
+NOT_TYPED = (
+    "field not declared in schema",
+    "failed to create typed patch object",
+    "failed to convert new object",
+)
+"""Of an apply of a template with a field that is not known or has the wrong type; the API server answers 500 to it."""
 
 
 def _version(thing: Manifest) -> str:
     return str(thing["metadata"].get("resourceVersion", ""))
+
+
+def _plain(status: DataLoaderJobStatus) -> dict[str, Any]:
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def _now() -> datetime:
@@ -62,6 +79,8 @@ class Reconciler:
     """When a job's status was written last."""
     figures_at: dict[JobKey, datetime] = field(default_factory=dict)
     """When a job's figures were."""
+    unsaid: dict[JobKey, frozenset[str]] = field(default_factory=dict)
+    """Texts for which it refused a status."""
     vain: dict[JobKey, dict[Key, tuple[str, str]]] = field(default_factory=dict)
     """Version of a child, and hash of what was sent to it and changed nothing."""
     inquirer: Inquirer | None = None
@@ -77,6 +96,7 @@ class Reconciler:
         """The job is gone."""
         self.uids.pop(key, None)
         self.refused.pop(key, None)
+        self.unsaid.pop(key, None)
         self.written_at.pop(key, None)
         self.figures_at.pop(key, None)
         self.vain.pop(key, None)
@@ -97,6 +117,7 @@ class Reconciler:
             seen = self.cache.seen(key)
         except ManifestError as exc:  # the CRD of another version lets it pass
             log.error("the job cannot be read: %s", exc)
+            await self._cannot(key, "InvalidSpec", str(exc))
             return None
         if seen is None:
             self.forget(key)
@@ -107,12 +128,17 @@ class Reconciler:
             self.uids[key] = uid
         logs.more(uid=uid, generation=seen.generation)
         seen = replace(
-            seen, refused=self.refused.get(key, ""), answer=self.supervisors.answer(key),
+            seen, refused=self.refused.get(key, ""), unsaid=self.unsaid.get(key, frozenset()),
+            answer=self.supervisors.answer(key),
             written_at=self.written_at.get(key), figures_at=self.figures_at.get(key),
             figures_every_s=max(FIGURES_EVERY_S, len(self.supervisors) / FIGURES_PER_S),
             heard={} if self.inquirer is None else self.inquirer.heard(key),
         )  # fmt: skip
-        decision = decide(seen, self.setup, self.now())
+        try:
+            decision = decide(seen, self.setup, self.now())
+        except Exception as exc:
+            await self._cannot(key, "NotUnderstood", f"{NOT_UNDERSTOOD}: {type(exc).__name__}: {exc}")
+            raise
         if decision is None:
             return None
         self.supervisors.want(key, decision.feeders)
@@ -123,7 +149,7 @@ class Reconciler:
         except Changed:
             raise  # decided anew once the watch has told
         except ApiError as exc:
-            if exc.code in FOR_GOOD or UNKNOWN_FIELD in exc.message:
+            if exc.code in FOR_GOOD or any(words in exc.message for words in NOT_TYPED):
                 self.refused[key] = exc.message
             raise
         if self.refused.pop(key, None):
@@ -156,17 +182,46 @@ class Reconciler:
             self.cache.remove(thing)
 
     async def _write_status(self, key: JobKey, seen: Seen, decision: Decision) -> bool:
-        status = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        status = _plain(decision.status)
         live = self.cache.live_status(key)
         cleared = any(live.get(field) and field not in status for field in ("startTime", "completionTime"))
         if not cleared and covers(live, status):
             return False
-        self.cache.wrote(await self.api.apply_status(*key, self.cache.version(key), status))
-        self.written_at[key] = self.now()
+        written = await self._write(key, decision.status)
         if live.get("loader") != status["loader"]:
             self.figures_at[key] = self.written_at[key]
-        await self.reporter.tell(key, seen.job, seen.status, decision.status)
+        await self.reporter.tell(key, seen.job, seen.status, written)
         return True
+
+    async def _write(self, key: JobKey, status: DataLoaderJobStatus) -> DataLoaderJobStatus:
+        """What was written: this, or without its texts if the API server takes it only so. Nothing that a container
+        says keeps phase, counts and restarts from being written."""
+        try:
+            await self._apply_status(key, status)
+        except ApiError as exc:
+            status, texts = conditions.unsaid(status)
+            if exc.code not in FOR_TEXT or not texts:
+                raise
+            log.error(
+                "the status is written without its texts, for which it is refused: %s; %a", exc, sorted(texts)
+            )
+            await self._apply_status(key, status)
+            known = self.unsaid.get(key, frozenset()) | texts
+            self.unsaid[key] = known if len(known) <= UNSAID else texts
+        self.written_at[key] = self.now()
+        return status
+
+    async def _apply_status(self, key: JobKey, status: DataLoaderJobStatus) -> None:
+        self.cache.wrote(await self.api.apply_status(*key, self.cache.version(key), _plain(status)))
+
+    async def _cannot(self, key: JobKey, reason: str, message: str) -> None:
+        """Says why nothing is done about a job; what was written of it before stays."""
+        before, why = self.cache.status(key), conditions.Fact(False, reason, message)
+        after = conditions.not_ready(
+            before, why, self.cache.generation(key), self.now(), unsaid=self.unsaid.get(key, frozenset())
+        )
+        if after != before and not self.cache.foreign(key):
+            await self._write(key, after)
 
     async def _bring_about(self, key: JobKey, manifest: Manifest) -> bool:
         child = manifest["kind"], manifest["metadata"]["name"]

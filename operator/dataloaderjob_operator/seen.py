@@ -43,6 +43,8 @@ class Seen:
     pods: tuple[Manifest, ...] = ()
     refused: str = ""
     """What the API server said when it refused a child last; empty if it took them all."""
+    unsaid: frozenset[str] = frozenset()
+    """Messages for which it refused a status."""
     answer: Answer | None = None
     """What the supervisor said last, or that it is silent; None while it has not been asked."""
     written_at: datetime | None = None

@@ -425,15 +425,25 @@ def test_what_we_sent_is_marked_so_that_the_same_is_not_sent_again(job: Operated
         assert ANNOTATION_APPLIED in job.get(*key)["metadata"]["annotations"]
 
 
-def test_a_field_of_a_template_that_kubernetes_does_not_know_is_told_by_name(server: ApiServer):
-    changes = {"spec.trainer.template.spec.nodeSelectr": {"disk": "fast"}}
-    job = Operated(server, manifest(changes))
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        pytest.param("nodeSelectr", {"disk": "fast"}, id="unknown"),
+        pytest.param("tolerations", "x", id="a-text-for-a-list"),
+        pytest.param("nodeSelector", {"a": 1}, id="a-number-for-a-text"),
+        pytest.param("automountServiceAccountToken", "yes", id="a-text-for-a-flag"),
+    ],
+)
+def test_a_field_of_a_template_that_kubernetes_does_not_take_is_told_by_name(
+    server: ApiServer, field: str, value: Any
+):
+    job = Operated(server, manifest({f"spec.trainer.template.spec.{field}": value}))
     operator = job.operator()
-    with pytest.raises(ApiError, match="nodeSelectr"):
+    with pytest.raises(ApiError, match=field):
         for _ in range(9):
             job.look_with(operator)
     with pytest.raises(ApiError):
         job.look_with(operator)
     ready = job.conditions()["Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "ChildRefused")
-    assert "nodeSelectr" in ready["message"]
+    assert field in ready["message"]

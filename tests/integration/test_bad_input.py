@@ -12,7 +12,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +120,7 @@ def test_unpicklable_dataset_is_refused_naming_the_attribute(rig: Rig) -> None:
     dataset.store = {"path": "x", "lock": threading.Lock()}
     told = re.escape("dataset.store['lock']: _thread.lock (TypeError: cannot pickle '_thread.lock' object)")
     with pytest.raises(InputError, match=f"this cannot be copied: {told}. Make it in worker_init_fn"):
-        iter(DataLoader(dataset))
+        iter(DataLoader(dataset, num_workers=1))
     dataset.store["lock"] = None
     assert len(ids(DataLoader(dataset))) == dataset.n
 
@@ -134,9 +133,9 @@ def test_unpicklable_collate_fn_is_refused_naming_its_variable(rig: Rig) -> None
     with pytest.raises(
         InputError, match=r"collate_fn: its variable log: _io.TextIOWrapper \(PicklingError: "
     ):
-        iter(DataLoader(Numbers(), collate_fn=collate()))
+        iter(DataLoader(Numbers(), collate_fn=collate(), num_workers=1))
     with pytest.raises(InputError, match=r"worker_init_fn: its default argument 0: _thread\.lock"):
-        iter(DataLoader(Numbers(), worker_init_fn=lambda _, lock=threading.Lock(): lock))
+        iter(DataLoader(Numbers(), worker_init_fn=lambda _, lock=threading.Lock(): lock, num_workers=1))
 
 
 def test_refused_dataset_disturbs_no_other_iterator(rig: Rig) -> None:
@@ -144,7 +143,7 @@ def test_refused_dataset_disturbs_no_other_iterator(rig: Rig) -> None:
     found = ids([next(other)])
     for _ in range(3):
         with pytest.raises(InputError):
-            iter(DataLoader([threading.Lock()]))
+            iter(DataLoader([threading.Lock()], num_workers=1))
     assert found + ids(other) == list(range(200))
 
 
@@ -185,16 +184,16 @@ def test_keys_that_do_not_pickle_raise_at_their_turn(rig: Rig) -> None:
         assert next(iterator, "end") == "end"
 
 
-@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}], ids=["default", "persistent"])
-def test_iterable_dataset_is_refused(rig: Rig, options: dict[str, Any]) -> None:
+def test_iterable_dataset_is_refused_where_feeders_are_asked_for(rig: Rig) -> None:
     class Stream(data.IterableDataset):
         def __iter__(self) -> Iterator[int]:
             return iter(range(3))
 
-    with pytest.raises(
-        InputError, match="Stream is an IterableDataset; the service needs a map-style dataset"
-    ):
-        iter(DataLoader(Stream(), **options))
+    for options in ({}, {"persistent_workers": True}):
+        with pytest.raises(
+            InputError, match="Stream is an IterableDataset; the service needs a map-style dataset"
+        ):
+            iter(DataLoader(Stream(), num_workers=2, **options))
     assert [int(x) for x in DataLoader(Stream(), num_workers=0)] == [0, 1, 2], "what the message offers works"
 
 
@@ -216,7 +215,6 @@ Nowhere = type("Nowhere", (Exception,), {"__module__": "nowhere"})
 ERRORS = {
     "KeyError": (KeyError("label"), KeyError, "'label'"),
     "OSError": (FileNotFoundError(2, "No such file or directory", "/data/7.png"), FileNotFoundError, "/data/7.png"),
-    "StopIteration": (StopIteration("mine"), UserCodeError, "StopIteration: mine"),
     "SystemExit": (SystemExit("mine"), UserCodeError, "SystemExit: mine"),
     "a type of no module": (Nowhere("mine"), UserCodeError, "Nowhere: mine"),
     "MemoryError": (MemoryError("mine"), MemoryError, "mine"),
@@ -230,6 +228,14 @@ def test_errors_of_every_kind_name_index_and_feeder(rig: Rig, kind: str) -> None
     assert type(error) is expected
     assert text in str(error)
     assert re.search(r"raised for index 7 in feeder-[01]", str(error))
+
+
+def test_stop_iteration_ends_the_loop_as_with_torchs_workers(rig: Rig) -> None:
+    dataset = bad(raises(StopIteration("mine")))
+    for workers in (0, None):
+        iterator = iter(DataLoader(dataset, batch_size=4, num_workers=workers))
+        assert ids(iterator) == list(range(4))
+        assert ids([next(iterator)]) == list(range(8, 12))
 
 
 def test_users_own_error_beside_the_script_keeps_type_and_attributes(
@@ -290,13 +296,13 @@ def test_error_of_worker_init_fn_is_that_of_each_batch(rig: Rig) -> None:
 
 
 def test_object_that_cannot_travel_is_named_with_the_option(rig: Rig) -> None:
-    dataset = bad(lambda: (7, {"boxes": [Fraction(1, 3)]}))
+    dataset = bad(lambda: (7, {"boxes": [re.compile("a")]}))
     error = only_error(DataLoader(dataset, batch_size=1, collate_fn=lambda s: s[0]), without=range(7, 8))
     assert type(error) is UnsupportedBatch
-    assert "batch[1]['boxes'][0]: fractions.Fraction" in str(error).replace('"', "'")
+    assert "batch[1]['boxes'][0]: re.Pattern" in str(error).replace('"', "'")
     assert "allow_pickle=True" in str(error)
     allowed = DataLoader(dataset, batch_size=None, allow_pickle=True, collate_fn=lambda s: s)
-    assert next(sample[1] for sample in allowed if sample[0] == 7) == {"boxes": [Fraction(1, 3)]}, (
+    assert next(sample[1] for sample in allowed if sample[0] == 7) == {"boxes": [re.compile("a")]}, (
         "what the message offers works"
     )
 
@@ -320,15 +326,13 @@ def test_sample_that_default_collate_cannot_take_raises_torchs_error(rig: Rig) -
 
 
 def test_sample_that_ends_its_process_raises_feeder_lost_with_the_index() -> None:
-    """The first death tells no index, three more do; a fifth feeder has to make the rest."""
-    with Rig(feeders=5) as fragile:
+    with Rig(feeders=2) as fragile:
         loader = DataLoader(bad(lambda: os._exit(1), n=80), batch_size=2)
         error = only_error(loader, without=range(6, 8), n=80)
-        assert sum(p.poll() is None for p, _ in fragile.feeders) >= 1
+        assert all(p.poll() is None for p, _ in fragile.feeders), "only the processes that made it end"
     assert type(error) is FeederLost
-    assert "4 feeder processes died, the last 3 each while making index 7 of batch 3 (the last one: " in str(
-        error
-    )
+    assert "3 feeder processes died, each while making index 7 of batch 3 (the last one: " in str(error)
+    assert "ended with exit code 1" in str(error)
     assert "look for os._exit, a crash in native code or too little memory" in str(error)
 
 

@@ -1,4 +1,4 @@
-"""Feeders, supervisor, raylet and GCS die or freeze at random moments; the digest does not change.
+"""Feeders, supervisor, raylet and GCS, or the feeder host, die or freeze at random moments; the digest does not change.
 
 One service lives through all of it, so every fault also proves that the service came back from the last.
 """
@@ -20,16 +20,21 @@ import psutil
 import pytest
 import torch
 from fault_data import Slow, digest_of
+from local_runs import started_as
 from rig import until
 
 from dataloaderjob import DataLoader
 from dataloaderjob.local.registry import LiveRun, live_runs
 
-SEEDS = int(os.environ.get("FAULT_SEEDS", "20"))
+SEEDS = int(os.environ.get("FAULT_SEEDS", "12"))
 FEEDERS = 3
 MAX_WAIT_S = 3.5
 """3 s, one batch, and the noise of a machine whose two cores run everything."""
-FAULTS = ("kill feeder", "stop feeder", "kill supervisor", "kill raylet", "kill gcs", "kill two feeders")
+FAULTS = {
+    "ray": ("kill feeder", "stop feeder", "kill supervisor", "kill raylet", "kill gcs", "kill two feeders"),
+    "local": ("kill feeder", "stop feeder", "kill supervisor", "kill host", "kill two feeders"),
+}
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 def vital(run: LiveRun, name: str) -> list[int]:
@@ -43,22 +48,15 @@ def vital(run: LiveRun, name: str) -> list[int]:
 
 
 class Service:
-    """The private service as a launch of its own, and what the tests ask of it."""
+    """A service of this machine, and what the tests ask of it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, provider: str) -> None:
+        self.provider = provider
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         self.log = folder / "log"
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "dataloaderjob.local.service",
-                    "--dir",
-                    str(folder),
-                    "--feeders",
-                    str(FEEDERS),
-                ],
+                [sys.executable, str(SUPPORT / "stack_service.py"), str(folder), str(FEEDERS), provider],
                 stdout=out,
                 stderr=out,
                 env=environment,
@@ -96,10 +94,10 @@ class Service:
             self.process.kill()
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+@pytest.fixture(scope="module", params=list(FAULTS))
+def service(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("f")
-    made = Service(folder)
+    made = Service(folder, request.param)
     os.environ["DATALOADERJOB_SOCKET"] = made.socket
     try:
         made.settled()
@@ -147,6 +145,8 @@ def strike(service: Service, fault: str, rng: random.Random) -> list[int]:
         return [pid]
     elif fault == "kill supervisor":
         os.kill(service.status()["pid"], signal.SIGKILL)
+    elif fault == "kill host":
+        os.kill(started_as(service.run.about["run"], "dataloaderjob.feeder.host"), signal.SIGKILL)
     else:
         name = {"kill raylet": "raylet", "kill gcs": "gcs_server"}[fault]
         for pid in vital(service.run, name):
@@ -166,7 +166,8 @@ def test_the_digest_survives_a_fault_at_a_random_moment(
     service: Service, reference: dict[int, str], seed: int
 ):
     rng = random.Random(seed)
-    fault = FAULTS[seed % len(FAULTS)]
+    faults = FAULTS[service.provider]
+    fault = faults[seed % len(faults)]
     waits: list[float] = []
     stopped: list[int] = []
     thread = threading.Timer(rng.uniform(0.0, 0.8), lambda: stopped.extend(strike(service, fault, rng)))
@@ -180,7 +181,7 @@ def test_the_digest_survives_a_fault_at_a_random_moment(
             thaw(pid)
     assert found == expected(reference, seed), f"after {fault}"
     assert len(waits) == 300
-    if fault != "kill raylet":  # which takes all feeders of this machine along
+    if fault not in ("kill raylet", "kill host"):  # which take all feeders of this machine along
         assert max(waits[1:]) < MAX_WAIT_S, f"longest wait after {fault}"
     service.settled()
 

@@ -261,12 +261,12 @@ ACCELERATE = """
     loader, model = DataLoader(Numbers(40), batch_size=4), torch.nn.Linear(7, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     for prepare in (
-        lambda: accelerator.prepare(model, optimizer, loader),
+        lambda: accelerator.prepare(model, optimizer, loader)[2],
         lambda: accelerator.prepare_data_loader(loader),
         lambda: accelerator.skip_first_batches(loader, 2),
     ):
         try:
-            prepare()
+            next(iter(prepare()))
         except ValueError as exc:
             print(type(exc).__name__, exc)
     model, optimizer = accelerator.prepare(model, optimizer)
@@ -293,7 +293,7 @@ def test_accelerates_prepare_is_refused_with_what_works_instead(
     assert len(refused) == 3
     for message in refused:
         assert message.startswith(
-            "InputError Accelerate would replace dataloaderjob.DataLoader by torch's own loader"
+            "InputError Accelerate, or what else rebuilt this loader, has replaced dataloaderjob.DataLoader"
         )
         assert "leave it out of accelerator.prepare()" in message
         assert "DistributedSampler(dataset, accelerator.num_processes, accelerator.process_index)" in message

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import json
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -175,25 +178,38 @@ def test_lightning_on_two_ranks_gives_each_torchs_batches_in_every_epoch(rig: Ri
 # Accelerate
 
 
-def test_accelerate_is_refused_wherever_it_would_replace_the_loader(rig: Rig) -> None:
+def test_accelerate_is_refused_wherever_it_replaced_the_loader(rig: Rig) -> None:
     accelerate = pytest.importorskip("accelerate")
     from accelerate.data_loader import prepare_data_loader, skip_first_batches
 
     loader = DataLoader(Numbers(20), batch_size=4)
     accelerator = accelerate.Accelerator(cpu=True)
-    for deed in (
-        lambda: accelerator.prepare(torch.nn.Linear(7, 1), loader),
-        lambda: accelerator.prepare_data_loader(loader),
-        lambda: prepare_data_loader(loader, put_on_device=True),
-        lambda: accelerator.skip_first_batches(loader, 2),
-        lambda: skip_first_batches(loader, 2),
+    for replaced in (
+        accelerator.prepare(torch.nn.Linear(7, 1), loader)[1],
+        accelerator.prepare_data_loader(loader),
+        prepare_data_loader(loader, put_on_device=True),
+        accelerator.skip_first_batches(loader, 2),
+        skip_first_batches(loader, 2),
     ):
-        with pytest.raises(
-            InputError, match=r"Accelerate would replace dataloaderjob.DataLoader by torch's own"
-        ):
-            deed()
+        with pytest.raises(InputError, match=r"has replaced dataloaderjob.DataLoader by torch's own loader"):
+            next(iter(replaced))
     assert isinstance(accelerator.prepare(data.DataLoader(Numbers(20))), data.DataLoader), (
         "torch's own is let by"
     )
-    assert loader.multiprocessing_context is None
     assert ids(loader) == list(range(20))
+
+
+def test_looking_into_a_loader_never_raises(rig: Rig) -> None:
+    for options in ({}, {"num_workers": 2, "persistent_workers": True}, {"num_workers": 0}):
+        loader = DataLoader(Numbers(20), batch_size=4, **options)
+        for used in (False, True):
+            if used:
+                next(iter(loader))
+            members = dict(inspect.getmembers(loader))
+            assert members["batch_size"] == 4
+            assert "_is_accelerate_prepared" not in members
+            assert repr(loader)
+            assert vars(loader)
+            for again in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+                assert type(again.num_workers) is type(loader.num_workers)
+                assert again.num_workers == loader.num_workers

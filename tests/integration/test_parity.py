@@ -301,21 +301,61 @@ def test_two_draws_of_one_index_get_different_augmentation(service: int) -> None
         assert len(torch.unique(noise, dim=0)) == 4
 
 
-@pytest.mark.parametrize("ahead", [16, 6, 1])
-def test_sampler_with_feedback_gives_the_same_order_as_without_workers(
-    service: int, ahead: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2, "prefetch_factor": 3}], ids=str
+)
+def test_sampler_with_feedback_is_asked_as_far_ahead_as_by_torch(
+    service: int, options: dict[str, int]
 ) -> None:
-    monkeypatch.setenv("DATALOADERJOB_PREFETCH", str(ahead))
-
-    def order(**options: Any) -> list[list[int]]:
+    def order(kind: type, **options: Any) -> list[list[int]]:
         sampler, taken = Feedback(50, 240), []
-        for step, batch in enumerate(DataLoader(Numbers(50), batch_size=4, sampler=sampler, **options)):
+        for step, batch in enumerate(kind(Numbers(50), batch_size=4, sampler=sampler, **options)):
             sampler.told(batch[0].tolist(), step)
             taken.append(batch[0].tolist())
         return taken
 
-    assert order() == order() == order(num_workers=0)
-    assert order() == order(num_workers=1, prefetch_factor=ahead)
+    assert order(DataLoader, **options) == order(DataLoader, **options) == order(data.DataLoader, **options)
+
+
+@pytest.mark.parametrize("ahead", [16, 6, 1])
+def test_sampler_with_feedback_is_asked_as_far_ahead_as_the_job_says(
+    service: int, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATALOADERJOB_PREFETCH", str(ahead))
+    sampler = Feedback(50, 240)
+    loader = DataLoader(Numbers(50), batch_size=1, sampler=sampler)
+    iterator = iter(loader)
+    asked = iterator._drawn
+    next(iterator)
+    assert (asked, iterator._drawn) == (ahead, ahead + 1)
+
+
+class Given(Numbers):
+    """Says what it is asked with."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return type(key).__name__, np.asarray(key).tolist()
+
+
+class GivenTogether(Given):
+    def __getitems__(self, keys: Any) -> Any:
+        return [(type(keys).__name__, [self[key] for key in keys])]
+
+
+BATCHES_OF_KEYS: list[Any] = [
+    [3, 1], (5, 2), range(3), np.arange(4), np.arange(2, dtype=np.int16), torch.tensor([8, 9]), "ab",
+    [np.int64(3), np.int64(-4)], [np.int64(3), 4], [torch.tensor(3)], [True, 1],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dataset", [Given(), GivenTogether()], ids=["one-by-one", "together"])
+def test_a_batch_samplers_batch_arrives_as_the_object_that_it_is(service: int, dataset: Any) -> None:
+    loaders = [
+        kind(dataset, batch_sampler=BATCHES_OF_KEYS, collate_fn=as_list, num_workers=n)
+        for kind, n in ((data.DataLoader, 0), (DataLoader, 0), (DataLoader, 2))
+    ]
+    theirs, here, ours = map(epoch, loaders)
+    assert theirs == here == ours
 
 
 def test_persistent_workers_give_torchs_order_and_new_augmentation_each_epoch(service: int) -> None:

@@ -61,9 +61,9 @@ class Broken(Dataset):
         return 64
 
 
-def workers_begin_with(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's worker processes of pods that are started from now on run this before anything else."""
-    lines = ["import sys", "if any(a.endswith('default_worker.py') for a in sys.orig_argv):", f"    {code}"]
+def processes_begin_with(code: str, program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of this program in pods that are started from now on run this before anything else."""
+    lines = ["import sys", f"if any(a.endswith('{program}') for a in sys.orig_argv):", f"    {code}"]
     (folder / "sitecustomize.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(str(folder))
 
@@ -189,7 +189,7 @@ def test_a_failure_is_told_with_its_feeder_until_a_batch_is_taken_after_it(job: 
 def test_a_worker_register_timeout_that_is_too_short_is_told_and_raising_it_heals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    workers_begin_with("import time; time.sleep(2.5)", tmp_path, monkeypatch)
+    processes_begin_with("import time; time.sleep(2.5)", "default_worker.py", tmp_path, monkeypatch)
     field = "spec.ray.tuning.workerRegisterTimeoutSeconds"
     with Pods(feeders=1, changes={field: 1}) as pods:
         head, feeder = pods.head(), pods.feeder(0)
@@ -212,13 +212,14 @@ def test_a_worker_register_timeout_that_is_too_short_is_told_and_raising_it_heal
 def test_a_feeder_whose_image_lacks_a_module_is_told_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    workers_begin_with("sys.modules['torch'] = None", tmp_path, monkeypatch)
+    processes_begin_with("sys.modules['torch'] = None", "dataloaderjob.feeder.host", tmp_path, monkeypatch)
     with Pods(feeders=1) as pods:
         pods.head()
         pods.feeder(0)
         status = awaited_cause(pods, "FeederFails", 90)
-        assert "failed at its start: ModuleNotFoundError: " in status["feeders"][0]["why"]
-        assert "torch" in status["feeders"][0]["why"]
+        (why,) = [f["why"] for f in status["feeders"]]
+        assert "its process failed at its start: " in why
+        assert "ended with code 1: ModuleNotFoundError: import of torch" in why
 
 
 def test_a_pod_waits_for_the_head_says_so_and_gives_up_in_the_end():

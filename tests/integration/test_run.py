@@ -1,4 +1,4 @@
-"""`dataloaderjob run`: real Ray, sidecar, feeders and trainers, and nothing left of them afterwards."""
+"""`dataloaderjob run`: real Ray or feeder host, sidecar, feeders, trainers, and nothing left of them afterwards."""
 
 from __future__ import annotations
 
@@ -12,18 +12,23 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
-from local_runs import LocalRun, Project, broken_ray, digest
+from local_runs import LocalRun, Project, broken_host, broken_ray, digest, started_as
 from rig import until
 
 from dataloaderjob.local import cli
+from dataloaderjob.local.registry import LiveRun
+
+PROVIDERS = pytest.mark.parametrize("provider", ["ray", "local"])
 
 
-def test_two_replicas_train_and_their_batches_are_those_of_the_process_itself(tmp_path: Path):
+@PROVIDERS
+def test_two_replicas_train_and_their_batches_are_those_of_the_process_itself(tmp_path: Path, provider: str):
     project = Project(tmp_path, 400, 0.0, "ddp", replicas=2, feeders=2)
-    with LocalRun(project.path) as run:
-        run.until("starting Ray")
+    with LocalRun(project.path, "--provider", provider) as run:
+        run.until("starting Ray, the sidecar" if provider == "ray" else "starting the sidecar")
         run.find()
         assert run.end() == 0, run.text
     for rank in range(2):
@@ -100,9 +105,10 @@ def test_a_run_that_is_stopped_while_it_starts_leaves_nothing(tmp_path: Path):
     assert run.left() == []
 
 
-def test_a_run_whose_own_process_is_killed_leaves_nothing(tmp_path: Path):
-    with LocalRun(Project(tmp_path, 100_000, 0.001).path) as run:
-        run.until("starting Ray")
+@PROVIDERS
+def test_a_run_whose_own_process_is_killed_leaves_nothing(tmp_path: Path, provider: str):
+    with LocalRun(Project(tmp_path, 100_000, 0.001).path, "--provider", provider) as run:
+        run.until("starting")
         run.find()
         run.until("batch 0")
         run.process.kill()
@@ -133,6 +139,58 @@ def test_sidecar_supervisor_and_gcs_killed_during_a_run_change_no_batch_and_no_w
     assert run.left() == []
 
 
+def feeders(run: LocalRun) -> list[dict[str, Any]] | None:
+    """Once both are ready."""
+    try:
+        status = LiveRun(run.home, run.about).ask({"type": "status"})
+    except OSError:
+        return None
+    return status["feeders"] if status["ready"] == 2 else None
+
+
+def others(run: LocalRun, *gone: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Both feeders, once they are ready and none of those is among them."""
+    found = feeders(run)
+    return None if found is None or {f["instance"] for f in found} & {f["instance"] for f in gone} else found
+
+
+def test_host_supervisor_and_feeder_killed_during_a_run_without_ray_change_no_batch(tmp_path: Path):
+    project = Project(tmp_path, 16_000, 0.002, feeders=2)
+    with LocalRun(project.path, "--provider", "local") as run:
+        run.until("ready after")
+        run.find()
+        run.until("batch 20")
+        os.kill(run.pid_of("dataloaderjob.feeder.supervisor"), signal.SIGKILL)
+        run.until("the supervisor ended with code -9")
+        first, second = until(lambda: feeders(run), 20, "the next supervisor adopts both")
+        os.kill(first["pid"], signal.SIGKILL)
+        again, same = until(lambda: others(run, first), 20, "another feeder in its place")
+        assert same["instance"] == second["instance"]
+        os.kill(started_as(run.about["run"], "dataloaderjob.feeder.host"), signal.SIGKILL)
+        run.until("the feeder host ended with code -9")
+        until(lambda: others(run, again, second), 30, "both come back")
+        assert run.end() == 0, run.text
+    assert digest(run.lines) == project.reference(), run.text
+    assert "2 restarts of parts of the service" in run.lines[-1]
+    assert run.left() == []
+
+
+def test_a_run_without_ray_needs_none(tmp_path: Path):
+    env = {"PYTHONPATH": broken_ray(tmp_path)}
+    project = Project(tmp_path, 100, 0.0)
+    with LocalRun(project.path, "--provider", "local", env=env) as run:
+        assert run.end(60) == 0, run.text
+    assert digest(run.lines) == project.reference()
+    with LocalRun(
+        project.path, "--provider", "local", env={"PYTHONPATH": broken_host(tmp_path / "b")}
+    ) as run:
+        assert run.end(60) == 1
+    assert (
+        "the service cannot go on: the feeder host ended 3 times within 120 s: this machine is broken"
+        in run.text
+    )
+
+
 def test_a_raylet_killed_during_a_run_changes_no_batch(tmp_path: Path):
     project = Project(tmp_path, 2_000, 0.002)
     with LocalRun(project.path) as run:
@@ -147,7 +205,7 @@ def test_a_raylet_killed_during_a_run_changes_no_batch(tmp_path: Path):
 
 
 def test_a_ray_that_cannot_start_ends_the_run_with_its_words(tmp_path: Path):
-    env = [{"name": "PYTHONPATH", "value": str(broken_ray(tmp_path))}]
+    env = [{"name": "PYTHONPATH", "value": broken_ray(tmp_path)}]
     feeders = {"template": {"spec": {"containers": [{"name": "feeder", "env": env}]}}}
     project = Project(tmp_path, 100, 0.0)
     project.write(feeders=feeders)
@@ -179,6 +237,9 @@ def test_a_wrong_manifest_is_refused_and_nothing_is_started(tmp_path: Path):
     missing = run_briefly(tmp_path / "none.yaml")
     assert missing.returncode == 2
     assert "no such file" in missing.stderr
+    nul = run_briefly(Project(tmp_path, 1, 0.0, "a\0b").path)
+    assert nul.returncode == 2
+    assert "a process cannot be given the character NUL, found it in argument 4 of trainer-0" in nul.stderr
 
 
 def test_a_suspended_job_starts_nothing(tmp_path: Path):

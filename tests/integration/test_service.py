@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local_runs import Project, broken_ray, digest
+from local_runs import Project, broken_host, digest, path_first, started_as
 from rig import until
 
 from dataloaderjob.local import tags
@@ -119,12 +119,119 @@ def test_a_service_that_cannot_start_says_why(tmp_path: Path, base: Path):
     assert "choose a shorter folder (TMPDIR, or DATALOADERJOB_DIR)" in rank.text
 
 
-def test_a_service_whose_ray_cannot_start_says_why_to_those_who_wait_for_a_batch(tmp_path: Path, base: Path):
+def test_a_service_whose_host_cannot_start_says_why_to_those_who_wait_for_a_batch(tmp_path: Path, base: Path):
     project = Project(tmp_path, 10, 0.0)
-    rank = Rank(project, base, PYTHONPATH=str(broken_ray(tmp_path)))
+    rank = Rank(project, base, PYTHONPATH=broken_host(tmp_path))
     assert rank.end() == 1
-    assert "RuntimeError: this Ray is broken" in rank.text
+    assert "the feeder host ended 3 times within 120 s: this machine is broken" in rank.text
     assert "ServiceUnavailable: the " in rank.text
+    until(lambda: not os.listdir(base), 15, "the reason is there for as long as the rank that asked")
+
+
+REFUSING = """
+import sys
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("ray", "pydantic", "yaml", "psutil"):
+            sys.stderr.write(f"somebody imports {name}\\n")
+            raise ImportError(f"{name} is not installed")
+
+sys.meta_path.insert(0, Refused())
+"""
+
+
+def test_a_trainer_s_installation_is_enough_for_a_script(tmp_path: Path, base: Path):
+    (tmp_path / "refusing").mkdir()
+    (tmp_path / "refusing" / "sitecustomize.py").write_text(REFUSING)
+    project = Project(tmp_path, 300, 0.0)
+    rank = Rank(project, base, PYTHONPATH=path_first(tmp_path / "refusing"))
+    assert rank.end() == 0, rank.text
+    assert digest(rank.text.splitlines()) == project.reference()
+    assert "somebody imports" not in rank.text
+    assert "starting feeders (1) on this machine" in rank.text
+    until(lambda: not os.listdir(base), 15, "the service ends")
+
+
+MORE = """
+import os, signal, time
+from dataloaderjob.local.poller import sidecar_status
+from dataloaderjob.trainer import private
+
+def feeders(wanted):
+    deadline = time.monotonic() + 30
+    while (told := sidecar_status(path)["desired"]) != wanted and time.monotonic() < deadline:
+        time.sleep(0.02)
+    print(told, flush=True)
+
+private.start(1)
+path = private.wait()
+feeders(1)
+private.ensure(3)
+feeders(3)
+private.ensure(2)
+private.start(1)
+time.sleep(1.5)
+feeders(3)
+os.kill(int((private.folder() / "pid").read_text().split()[0]), signal.SIGTERM)
+while os.path.exists(path):
+    time.sleep(0.01)
+private.ensure(2)
+assert private.wait() == path
+feeders(3)
+"""
+
+
+def test_a_later_loader_gets_more_feeders_and_never_fewer_also_from_another_service(
+    tmp_path: Path, base: Path
+):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("DATALOADERJOB_")}
+    done = subprocess.run(
+        [sys.executable, "-c", MORE], env={**env, "DATALOADERJOB_DIR": str(base)}, capture_output=True, text=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == ["1", "3", "3", "3"], done.stderr
+    until(lambda: not os.listdir(base), 20, "the service ends")
+
+
+@pytest.mark.parametrize(
+    "part", ["dataloaderjob.feeder.host", "dataloaderjob.feeder.supervisor", "dataloaderjob.sidecar"]
+)
+def test_batches_are_the_same_whichever_part_is_killed(tmp_path: Path, base: Path, part: str):
+    project = Project(tmp_path, 3_000, 0.001)
+    rank = Rank(project, base)
+    until(lambda: "batch 20" in rank.text, 60, "it iterates")
+    (run_id,) = services(base).values()
+    os.kill(started_as(run_id, part), signal.SIGKILL)
+    assert rank.end() == 0, rank.text
+    assert digest(rank.text.splitlines()) == project.reference()
+    until(lambda: not tags.tagged(run_id) and not os.listdir(base), 15, "the service ends")
+    assert services(base) == {}
+
+
+@pytest.mark.parametrize("started", [True, False], ids=["in mid-epoch", "while the host imports torch"])
+@pytest.mark.parametrize("which", ["the script", "the service"])
+def test_nothing_is_left_behind_when_something_is_killed(
+    tmp_path: Path, base: Path, which: str, started: bool
+):
+    project = Project(tmp_path, 100_000, 0.001)
+    rank = Rank(project, base)
+    until(lambda: services(base), 30, "a service starts")
+    if started:
+        until(lambda: "batch 20" in rank.text, 60, "it iterates")
+    ((pid, run_id),) = services(base).items()
+    os.kill(rank.process.pid if which == "the script" else pid, signal.SIGKILL)
+    if which == "the service":
+        assert rank.end() == 1
+        why = (
+            "its folder is gone"
+            if started
+            else "the private service ended while it started, and said nothing"
+        )
+        assert why in rank.text
+    until(lambda: not tags.tagged(run_id) and not os.listdir(base), 20, "all has ended")
+    assert services(base) == {}
+    rank.end()
 
 
 def test_a_service_that_is_killed_is_replaced_for_the_next_loader_and_leaves_nothing(

@@ -330,7 +330,8 @@ def test_a_worker_whose_start_takes_40_s(tmp_path: Path, timeout_s: int):
         else:
             (feeder,) = supervised.ready(1, 90)
             assert time.monotonic() - started > 35
-            assert feeder["pid"] == worker
+            assert os.getsid(feeder["pid"]) == os.getsid(worker), "the host that this worker started"
+            assert alive(worker)
         supervised.kill()
 
 

@@ -44,6 +44,7 @@ class Receiver:
         self.sock.settimeout(timeout_s)
         self.bundles: dict[bytes, Bundle] = {}
         self.notes: list[str] = []
+        self.alive = 0
 
     def __enter__(self) -> Self:
         return self
@@ -95,13 +96,15 @@ class Receiver:
         return Frame(Kind(header.kind), header, sockets.recv_exactly(self.sock, header.nbytes))
 
     def next(self) -> Frame:
-        """The next frame but NEED_BUNDLE, which is answered, and NOTE, which is kept."""
+        """The next frame but NEED_BUNDLE, which is answered, NOTE, which is kept, and ALIVE, which is counted."""
         while True:
             frame = self.read()
             if frame.kind is Kind.NOTE:
                 self.notes.append(frame.payload.decode())
             elif frame.kind is Kind.NEED_BUNDLE:
                 self.send_bundle(frame.header.bundle)
+            elif frame.kind is Kind.ALIVE:
+                self.alive += 1
             else:
                 return frame
 

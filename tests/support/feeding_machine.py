@@ -8,6 +8,11 @@ from dataloaderjob.core.feeding_states import Instruction, Job
 A, B = b"a" * 16, b"b" * 16
 
 
+def all_free(bundle: bytes) -> bool:
+    """Every bundle's builder has nothing to do."""
+    return True
+
+
 def machine(*links: int, limit: int = 2, known: bytes | None = A) -> Feeding:
     made = Feeding(limit)
     for link in links or (1,):
@@ -40,7 +45,7 @@ def ask(
 
 
 def build(m: Feeding, nbytes: int = 10) -> tuple[Job, list[Instruction]]:
-    job = m.next_build()
+    job = m.next_build(all_free)
     assert job is not None
     return job, m.built(job, nbytes)
 

@@ -108,15 +108,41 @@ class Project:
         return digest(done.stdout.splitlines())
 
 
-def broken_ray(folder: Path) -> Path:
-    """A folder that, on PYTHONPATH, keeps Ray from starting."""
+def path_first(folder: Path) -> str:
+    """A PYTHONPATH with `folder` before what is there."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+
+
+def broken_ray(folder: Path) -> str:
+    """A PYTHONPATH that keeps Ray from starting."""
     (folder / "broken").mkdir()
     (folder / "broken" / "ray.py").write_text("raise RuntimeError('this Ray is broken')")
-    return folder / "broken"
+    return path_first(folder / "broken")
+
+
+def broken_host(folder: Path) -> str:
+    """A PYTHONPATH that keeps the feeder host from starting."""
+    (folder / "broken").mkdir(parents=True)
+    (folder / "broken" / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if 'dataloaderjob.feeder.host' in sys.orig_argv:\n"
+        "    os.write(2, b'this machine is broken\\n')\n"
+        "    os._exit(1)\n"
+    )
+    return path_first(folder / "broken")
 
 
 def digest(lines: list[str]) -> str:
     return next(match[1] for line in lines if (match := re.search(r"digest ([0-9a-f]{64})", line)))
+
+
+def started_as(run_id: str, module: str) -> int:
+    """Pid of the process of this run that was started as `module`: not of one that it forked."""
+    pids = [
+        pid for pid in tags.tagged(run_id) if module in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    ]
+    parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
+    return next(pid for pid, parent in parents.items() if parent not in pids)
 
 
 class LocalRun:

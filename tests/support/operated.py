@@ -22,6 +22,7 @@ from dataloaderjob_operator.reconcile import Reconciler
 
 SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 T = TypeVar("T")
+PODS = "/api/v1/namespaces/{namespace}/pods"
 MERGE = "application/merge-patch+json"
 _NUMBERS = itertools.count()
 
@@ -143,9 +144,14 @@ class Operated:
     def look(self) -> Cache:
         cache = Cache()
         cache.put({**self.get(KIND, self.name), "kind": KIND})
-        for child in self.children().values():
-            cache.put(child)
+        for thing in [*self.children().values(), *self.pods()]:
+            cache.put(thing)
         return cache
+
+    def pods(self) -> list[dict[str, Any]]:
+        """That have the job's label."""
+        path = f"{PODS.format(namespace=self.namespace)}?labelSelector={LABEL_JOB}={self.name}"
+        return [{**item, "kind": "Pod"} for item in self.server.request("GET", path)["items"]]
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
         return self.server.request("GET", self.path(kind, name))
@@ -175,13 +181,26 @@ class Operated:
 
     def ready_head(self, address: str) -> None:
         """A pod of the head, ready at this address."""
-        folder, name = f"/api/v1/namespaces/{self.namespace}/pods", f"{self.name}-head-0"
-        metadata = {"name": name, "labels": names.labels(self.name, names.Role.HEAD)}
-        spec = {"containers": [{"name": "head", "image": "i"}]}
-        self.server.request("POST", folder, {"metadata": metadata, "spec": spec})
         now = "2026-01-01T00:00:00Z"
         ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
         status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "conditions": [ready]}
+        self.pod(names.Role.HEAD, status)
+
+    def last_words(self, words: str) -> None:
+        """What a kubelet would say of the trainer's pod when it fails: these are what the container left behind. What
+        is not UTF-8 in them has become U+FFFD by the time the API server tells of it."""
+        ended = {"exitCode": 1, "reason": "Error", "message": words}
+        container = {"name": "trainer", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
+        container["state"] = {"terminated": ended}
+        self.pod(names.Role.TRAINER, {"phase": "Failed", "containerStatuses": [container]})
+
+    def pod(self, role: names.Role, status: dict[str, Any]) -> None:
+        """The pod of that role has this status; it is made if it is not there."""
+        folder, name = PODS.format(namespace=self.namespace), f"{self.name}-{role.value}-0"
+        if not any(pod["metadata"]["name"] == name for pod in self.pods()):
+            metadata = {"name": name, "labels": names.labels(self.name, role)}
+            spec = {"containers": [{"name": role.value, "image": "i"}], "restartPolicy": "Never"}
+            self.server.request("POST", folder, {"metadata": metadata, "spec": spec})
         self.server.request("PATCH", f"{folder}/{name}/status", {"status": status}, content_type=MERGE)
 
     def edit(self, **spec: Any) -> None:

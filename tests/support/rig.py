@@ -83,7 +83,7 @@ class Rig:
                 key_path=str(self.home / "key"),
                 blob_folder=str(self.home / "blobs"),
             )
-            new.append(self._start("dataloaderjob.feeder.server", settings, f"feeder-{i}"))
+            new.append(self._start("dataloaderjob.feeder.host", settings, f"feeder-{i}"))
         for process, about in new:
             line = process.stdout.readline()
             assert line, self.logs()

@@ -28,7 +28,7 @@ def head(*, tuning: RayTuning | None = None, env: dict[str, str] | None = None) 
     with tempfile.TemporaryDirectory(prefix="dlj", ignore_cleanup_errors=True) as folder:
         home = Path(folder) / "home"
         home.mkdir()
-        path = os.pathsep.join(filter(None, [(env or {}).get("PYTHONPATH"), str(SUPPORT)]))
+        path = with_support((env or {}).get("PYTHONPATH"))
         made = RayHead(
             Path(folder) / "ray", tuning=tuning, env={**(env or {}), "PYTHONPATH": path, "HOME": str(home)}
         )
@@ -38,6 +38,13 @@ def head(*, tuning: RayTuning | None = None, env: dict[str, str] | None = None) 
             yield made
         finally:
             made.stop(2.0)
+
+
+def with_support(first: str | None = None) -> str:
+    """A PYTHONPATH on which the datasets of tests are."""
+    return os.pathsep.join(
+        filter(None, [first, str(SUPPORT), str(SUPPORT.parents[1]), os.environ.get("PYTHONPATH")])
+    )
 
 
 class Supervised:
@@ -75,7 +82,7 @@ class Supervised:
                     "--settings",
                     self.folder / "supervisor.json",
                 ],
-                env={**env, "HOME": str(self.ray.folder.parent / "home"), "PYTHONPATH": str(SUPPORT)},
+                env={**env, "HOME": str(self.ray.folder.parent / "home"), "PYTHONPATH": with_support()},
                 stdout=log,
                 stderr=log,
             )

@@ -8,7 +8,8 @@ from typing import Any
 
 from dataloaderjob.core import sockets
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings
-from dataloaderjob.feeder.roster import Endpoint, name_of
+from dataloaderjob.core.supervision import name_of
+from dataloaderjob.feeder.roster import Endpoint
 from dataloaderjob.feeder.supervisor import Supervisor
 
 
@@ -41,7 +42,7 @@ class SupervisorAlone:
 
     def has_ray(self, tuning: RayTuning | None = None) -> None:
         """Ray has answered."""
-        self._supervisor._placement.in_force = {"version": "2.60.0", **(tuning or RayTuning()).config()}
+        self._supervisor._provider.in_force = {"version": "2.60.0", **(tuning or RayTuning()).config()}
 
     def ready(self, *numbers: int, host: str = "127.0.0.1") -> None:
         """These feeders report."""

@@ -33,6 +33,8 @@ from dataloaderjob.core.space import Extent
 
 GENERATION = 7
 UNGRANTED = 2
+HUNG_S, ALIVE_S = 5.0, 5.0
+"""As `feeder.builders` and `feeder.server` have them."""
 
 
 @dataclass
@@ -45,6 +47,9 @@ class SimFeeder:
     queue: list = field(default_factory=list)
     built: dict = field(default_factory=dict)
     building: tuple | None = None
+    unloadable: bool = False
+    """User code cannot be loaded there."""
+    released: list[bytes] = field(default_factory=list)
 
 
 class World:
@@ -77,10 +82,21 @@ class World:
         self.replace = False
         self.lease_limit = 0
         self.deadly: set[tuple[int, int]] = set()
+        """Tickets that end the feeder that makes them."""
+        self.poison: set[tuple[int, int]] = set()
+        """Tickets that end the builder that makes them."""
         self.at(0.05, self._tick)
+        self.at(ALIVE_S, self._alive)
 
     def at(self, delay: float, action) -> None:
         heapq.heappush(self.events, (self.now + delay, next(self.order), action))
+
+    def _alive(self) -> None:
+        for feeder in self.feeders.values():
+            if feeder.building and not feeder.frozen:
+                self._frame(feeder, Kind.ALIVE, feeder.building[0])
+        self.carry_out()
+        self.at(ALIVE_S, self._alive)
 
     def _tick(self) -> None:
         overseer.tick(self.machine, self.now)
@@ -159,9 +175,20 @@ class World:
         elif header.kind == Kind.CANCEL:
             feeder.queue = [q for q in feeder.queue if q[0] != key]
             feeder.built.pop(key, None)
-            if not (feeder.building and feeder.building[0][1] in feeder.hung):  # its build thread is stuck
+            if feeder.building and feeder.building[0] == key and key[1] in feeder.hung:
+                # its builder is ended after a grace
+                self.at(HUNG_S, lambda: self._builder_ended(feeder, key))
+            else:
                 self.at(0.001, lambda: self._frame(feeder, Kind.CANCELLED, key))
             self._build(feeder)
+        elif header.kind == Kind.RELEASE:
+            feeder.released.append(header.bundle)
+
+    def _builder_ended(self, feeder: SimFeeder, key) -> None:
+        if feeder.building and feeder.building[0] == key:
+            feeder.building = None
+        self._frame(feeder, Kind.CANCELLED, key)
+        self._build(feeder)
 
     def _build(self, feeder: SimFeeder) -> None:
         if feeder.building or not feeder.queue or len(feeder.built) >= UNGRANTED:
@@ -173,9 +200,23 @@ class World:
         if key in self.deadly:
             self.at(0.005, lambda: self.kill(feeder))
             return
+        if key in self.poison:
+            self.at(0.005, lambda: self._lost(feeder, key))
+            return
+        if feeder.unloadable:
+            feeder.building = None
+            self.at(0.005, lambda: self._frame(feeder, Kind.FAILED, key, flags=frames.Flag.ELSEWHERE))
+            self.at(0.005, lambda: self._build(feeder))
+            return
         if key[1] in feeder.hung:
             return
         self.at(feeder.pace_s * self.random.uniform(0.5, 1.5), lambda: self._finished(feeder, key))
+
+    def _lost(self, feeder: SimFeeder, key) -> None:
+        """The process that made it ended; the feeder has another one."""
+        feeder.building = None
+        self._frame(feeder, Kind.LOST, key, room=4)
+        self._build(feeder)
 
     def _finished(self, feeder: SimFeeder, key) -> None:
         if feeder.dead:
@@ -192,16 +233,17 @@ class World:
             self._frame(feeder, Kind.ANNOUNCE, key, room=self.sizes[key])
         self._build(feeder)
 
-    def _header(self, kind, key, *, nbytes=0, room=0):
+    def _header(self, kind, key, *, nbytes=0, room=0, flags=0):
         data = frames.pack(
-            kind, generation=GENERATION, stream=key[0], ticket=key[1], nbytes=nbytes, room=room
+            kind, generation=GENERATION, stream=key[0], ticket=key[1], nbytes=nbytes, room=room, flags=flags
         )
         return frames.unpack(data, frames.FROM_FEEDER)
 
-    def _frame(self, feeder: SimFeeder, kind, key, *, room=0) -> None:
+    def _frame(self, feeder: SimFeeder, kind, key, *, room=0, flags=0) -> None:
         link = self.machine.links.get(feeder.endpoint.instance)
         if not feeder.dead and link is not None and link.up:
-            self.machine.frame(self.now, feeder.endpoint.instance, self._header(kind, key, room=room), b"")
+            header = self._header(kind, key, room=room, flags=flags)
+            self.machine.frame(self.now, feeder.endpoint.instance, header, b"why")
 
     def _body(self, feeder: SimFeeder, key) -> None:
         """Bodies of one link come one after the other."""

@@ -54,6 +54,16 @@ def test_what_an_earlier_stream_left_in_a_row_is_not_taken_for_the_new_one(pair)
     assert trainer.ready(5 + ctl.ROWS, 7) is None
 
 
+def test_what_a_stream_of_65536_before_left_in_a_row_is_gone_when_one_opens(pair):
+    receiver, trainer = pair
+    receiver.publish(3, 1, 500, 1, 0, 10)
+    receiver.publish(4, 2, 500, 1, 0, 10)
+    trainer.clear_row(1 + 0x10000)
+    assert trainer.find(1 + 0x10000, 500) is None
+    assert trainer.ready(1 + 0x10000, 500) is None
+    assert trainer.ready(2, 500) == 4, "the other rows are as they were"
+
+
 def test_a_failed_ticket_is_told_in_place_of_a_lease(pair):
     receiver, trainer = pair
     receiver.publish_word(FAILED, 1, 2)

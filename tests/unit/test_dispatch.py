@@ -252,14 +252,35 @@ def test_a_batch_that_kills_every_feeder_is_named():
     world.run(lambda: trainer.done)
     message = json.loads(world.failed[1, 5])
     assert message["service"] == "FeederLost"
-    assert "4 feeder processes died" in message["message"]
+    assert "3 feeder processes died, each" in message["message"]
     assert sum(f.dead for f in world.feeders.values()) == 4
     assert list(world.failed) == [(1, 5)]
 
 
+def test_links_that_break_within_a_batchs_body_are_not_blamed_on_the_batch():
+    world = World(16)
+    for _ in range(3):
+        world.add_feeder()
+    body, cuts = world._body, []
+
+    def cut(feeder, key):
+        body(feeder, key)
+        instance = feeder.endpoint.instance
+        header, _ = world.receiving.get(instance, (None, None))
+        if key == (1, 5) and header is not None and header.ticket == 5 and len(cuts) < 8:
+            cuts.append(world.receiving.pop(instance))
+            world.machine.link_down(world.now, instance, "it closed the link within a frame")
+            world.at(0.1, lambda: world._retry(feeder))
+
+    world._body = cut
+    trainer = world.open(1, 20)
+    finish(world, trainer)
+    assert len(cuts) == 8
+    assert (world.taken[1], world.failed) == (list(range(20)), {})
+
+
 def test_a_batch_that_hangs_everywhere_is_named_at_the_deadline_and_others_go_on():
     world = World(14, deadline_s=60.0)
-    world.replace = True
     for _ in range(4):
         world.add_feeder().hung.add(50)
     trainer = world.open(1, 100)
@@ -269,6 +290,56 @@ def test_a_batch_that_hangs_everywhere_is_named_at_the_deadline_and_others_go_on
     assert "feeder-" in message["message"]
     assert any("has been awaited" in n for n in world.notes)
     assert list(world.failed) == [(1, 50)]
+
+    assert not world.replaced, "feeders end the process that hangs, and go on"
+
+
+def test_a_batch_whose_builders_end_is_named_after_three_and_no_feeder_is_lost():
+    world = World(18)
+    for _ in range(3):
+        world.add_feeder()
+    world.poison.add((1, 5))
+    trainer = world.open(1, 40)
+    world.run(lambda: trainer.done)
+    message = json.loads(world.failed[1, 5])
+    assert message["service"] == "FeederLost"
+    assert "3 feeder processes died, each while making" in message["message"]
+    assert "why" in message["message"]
+    assert list(world.failed) == [(1, 5)]
+    assert all(link.up for link in world.machine.links.values())
+
+
+def test_a_bundle_that_some_feeders_cannot_load_is_made_by_the_others():
+    world = World(19)
+    feeders = [world.add_feeder() for _ in range(6)]
+    for feeder in feeders[:2]:
+        feeder.unloadable = True
+    finish(world, world.open(1, 60))
+
+
+def test_a_bundle_that_three_feeders_cannot_load_fails_its_tickets_with_their_failure():
+    world = World(20)
+    for _ in range(6):
+        world.add_feeder().unloadable = True
+    trainer = world.open(1, 5)
+    world.run(lambda: trainer.done)
+    assert world.failed[1, 0] == b"why"
+    assert len(world.failed) == 5
+
+
+def test_feeders_are_told_when_the_last_stream_of_a_bundle_ends():
+    world = World(21)
+    feeders = [world.add_feeder() for _ in range(2)]
+    first, second = world.open(1, 30), world.open(2, 600, step_s=0.01)
+    world.run(lambda: first.done)
+    until = world.now + 0.5
+    world.run(lambda: world.now > until)
+    assert not any(feeder.released for feeder in feeders), "the second stream uses it"
+    world.run(lambda: second.done)
+    world.machine.close_stream(world.now, 2, 600)
+    until = world.now + 0.5
+    world.run(lambda: world.now > until)
+    assert [feeder.released for feeder in feeders] == [[bytes(16)]] * 2
 
 
 def test_no_feeder_at_all_is_told_and_then_an_error():

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
 import traceback
 import types
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from dataloaderjob.core.errors import RemoteProtocolError, UnsupportedBatch, UserCodeError
 from dataloaderjob.core.tickets import Ticket
@@ -135,7 +139,6 @@ def test_a_type_with_a_text_of_its_own_carries_the_place_as_a_note() -> None:
     "error",
     [
         pytest.param(KeywordOnly(needed=object()), id="cannot-be-built"),
-        pytest.param(StopIteration(3), id="would-end-the-loop"),
         pytest.param(SystemExit(3), id="would-end-the-process"),
         pytest.param(type("Local", (Exception,), {"__module__": "not_there"})("text"), id="not-there"),
     ],
@@ -145,6 +148,32 @@ def test_what_cannot_or_must_not_be_rebuilt_arrives_as_user_code_error(error: Ba
     assert type(found) is UserCodeError
     assert type(error).__qualname__ in str(found)
     assert "raised for index 17 in feeder-0" in str(found)
+
+
+def test_stop_iteration_ends_the_loop_as_with_torch_s_workers() -> None:
+    found = travelled(StopIteration(3))
+    assert type(found) is StopIteration
+    assert "raised for index 17 in feeder-0" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("fails", "hinted"),
+    [
+        pytest.param(lambda: np.float, True, id="a-library-lacks-what-was-patched-in"),
+        pytest.param(lambda: Image.open(io.BytesIO(b"heif")), True, id="a-format-that-was-registered"),
+        pytest.param(lambda: undefined, True, id="a-name"),  # noqa: F821
+        pytest.param(lambda: "".gone, False, id="an-attribute-of-an-object"),  # type: ignore[attr-defined]
+        pytest.param(lambda: os.stat("/not/there"), False, id="a-file-that-is-not-there"),
+        pytest.param(lambda: {}["a"], False, id="a-key"),
+    ],
+)
+def test_an_error_for_lack_of_set_up_ends_with_what_to_do(fails: Any, hinted: bool) -> None:
+    with pytest.raises(Exception) as caught:
+        fails()
+    found = travelled(caught.value)
+    assert type(found) is type(caught.value)
+    assert str(found).startswith(str(caught.value))
+    assert ("worker_init_fn, or at the top of the dataset's module, too." in str(found)) is hinted
 
 
 def test_a_class_of_the_user_is_found_among_loaded_modules(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A FeederServer in this process, and receivers that speak frames to it over real sockets."""
+"""A feeder's process, and receivers that speak frames to it over real sockets."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ from feeder_client import (
     checksum_holds,
     wait_until,
 )
-from feeder_serving import KEY, Connect, blobs, connecting, serving
+from feeder_serving import KEY, Connect, Served, blobs, connecting, serving
 
 from dataloaderjob.core import auth, frames, sockets
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import AuthError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Kind
-from dataloaderjob.feeder.server import FeederServer
 from dataloaderjob.fetch.failures import unpack_failure
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[FeederServer]:
+def server(tmp_path: Path) -> Iterator[Served]:
     with serving(tmp_path) as made:
         yield made
 
 
 @pytest.fixture
-def connect(server: FeederServer) -> Iterator[Connect]:
+def connect(server: Served) -> Iterator[Connect]:
     with connecting(server) as made:
         yield made
 
@@ -58,11 +57,10 @@ def test_tickets_come_back_as_the_batches_that_torch_would_make(connect: Connect
             assert frame.batch().tolist() == [k * k, (k + 1) ** 2]
 
 
-def test_the_handshake_names_the_feeder_and_its_versions(server: FeederServer, connect: Connect):
+def test_the_handshake_names_the_feeder_and_its_versions(server: Served, connect: Connect):
     facts = connect().facts
     assert facts["feeder"] == "feeder-0"
-    assert facts["instance"] == server.instance
-    assert facts["pid"] == os.getpid()
+    assert facts["pid"] == server.pid
     assert facts["torch"] == ".".join(torch.__version__.split(".")[:2])
 
 
@@ -219,20 +217,22 @@ def test_blobs_that_are_nowhere_fail_the_ticket_of_a_feeder_without_supervisor(
         assert "no supervisor" in str(unpack_failure(frame.payload))
 
 
-def test_a_receiver_that_goes_leaves_nothing_behind(server: FeederServer, connect: Connect, tmp_path: Path):
+def test_a_receiver_that_goes_leaves_nothing_behind(server: Served, connect: Connect, tmp_path: Path):
     bundle = bundle_of(Large(1_000_000), blobs(tmp_path))
-    before = len(os.listdir("/proc/self/fd"))
+    with connect() as receiver:
+        receiver.ticket(0, [0], receiver.know(bundle))
+        receiver.next()
+    before = len(os.listdir(f"/proc/{server.pid}/fd"))
     for _ in range(20):
         with connect() as receiver:
             known = receiver.know(bundle)
             for k in range(4):
                 receiver.ticket(k, [k], known, room=0 if k % 2 else PLENTY)
             receiver.next()
-    wait_until(lambda: server.idle, 10, "the server is idle")
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before + 1, 10, "descriptors are closed")
+    wait_until(lambda: len(os.listdir(f"/proc/{server.pid}/fd")) <= before + 1, 10, "descriptors are closed")
 
 
-def test_a_peer_without_the_key_is_refused(server: FeederServer):
+def test_a_peer_without_the_key_is_refused(server: Served):
     with pytest.raises(AuthError, match="key"):
         Receiver(server.port, bytes(32))
     with pytest.raises(AuthError, match="job 'job'"):
@@ -240,7 +240,7 @@ def test_a_peer_without_the_key_is_refused(server: FeederServer):
 
 
 def test_a_silent_or_babbling_peer_is_cut_off_and_disturbs_nobody(
-    server: FeederServer, connect: Connect, squares: Bundle, monkeypatch: pytest.MonkeyPatch
+    server: Served, connect: Connect, squares: Bundle, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT_S", 0.5)
     slow = socket.create_connection(("127.0.0.1", server.port))

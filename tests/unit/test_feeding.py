@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from feeding_machine import A, ask, build, machine, send, which
+from feeding_machine import A, B, all_free, ask, build, machine, send, which
 
 from dataloaderjob.core.feeding_states import (
     TRANSITIONS,
@@ -11,6 +11,7 @@ from dataloaderjob.core.feeding_states import (
     Event,
     Fail,
     IllegalTransition,
+    Lost,
     NeedBundle,
     Send,
     State,
@@ -41,11 +42,85 @@ def test_an_unknown_bundle_is_asked_for_once_for_each_link():
     m = machine(1, 2, known=None)
     asked = [ask(m, 0), ask(m, 1), ask(m, 0, link=2)]
     assert [[type(i) for i in made] for made in asked] == [[NeedBundle], [], [NeedBundle]]
-    assert m.next_build() is None
+    assert m.next_build(all_free) is None
     assert m.bundle_coming(A)
     assert not m.bundle_coming(A), "two receivers answer; one load is enough"
     m.bundle_ready(A)
-    assert m.next_build() is not None
+    assert m.next_build(all_free) is not None
+
+
+def test_builders_of_different_bundles_work_at_the_same_time():
+    m = machine()
+    m.bundle_ready(B)
+    ask(m, 0)
+    ask(m, 1)
+    ask(m, 0, stream=2, bundle=B)
+    busy: set[bytes] = set()
+    jobs = []
+    while (job := m.next_build(lambda bundle: bundle not in busy)) is not None:
+        busy.add(job.bundle)
+        jobs.append((job.stream, job.ticket))
+    assert sorted(jobs) == [(1, 0), (2, 0)]
+    assert m.load == 3
+
+
+def test_a_ticket_whose_builder_ends_is_told_lost_and_may_be_asked_again():
+    m = machine()
+    ask(m, 0)
+    job = m.next_build(all_free)
+    assert job is not None
+    assert m.lost(job) == [Lost(job)]
+    assert m.idle
+    ask(m, 0)
+    assert build(m)[1]
+
+
+def test_a_cancelled_ticket_whose_builder_ends_is_told_to_nobody():
+    m = machine()
+    ask(m, 0)
+    job = m.next_build(all_free)
+    assert job is not None
+    m.cancel(**which(0))
+    assert m.lost(job) == []
+    assert m.idle
+
+
+def test_a_bundle_that_cannot_be_loaded_fails_the_tickets_that_wait_for_it():
+    m = machine(1, 2)
+    ask(m, 0)
+    ask(m, 1)
+    ask(m, 0, link=2)
+    failed = m.bundle_failed(A)
+    assert sorted((f.job.link, f.job.ticket) for f in failed) == [(1, 0), (1, 1), (2, 0)]
+    assert m.idle
+    ask(m, 2)
+    assert m.next_build(all_free) is not None, "its blobs are still here"
+
+
+def test_a_bundle_is_used_until_every_link_has_released_it_or_is_gone():
+    m = machine(1, 2)
+    ask(m, 0)
+    ask(m, 0, link=2)
+    m.release(1, A)
+    assert m.used(A)
+    m.closed(2)
+    assert not m.used(A)
+
+
+def test_bodies_come_back_when_they_are_sent_or_given_up():
+    m = machine()
+    ask(m, 0)
+    ask(m, 1)
+    for name in ("sent", "cancelled"):
+        job = m.next_build(all_free)
+        assert job is not None
+        job.body = name
+        m.built(job, 10)
+        if name == "sent":
+            send(m, job)
+        else:
+            m.cancel(**which(1))
+    assert m.freed == ["sent", "cancelled"]
 
 
 def test_a_bundle_that_cannot_be_had_fails_its_tickets_and_is_asked_for_again():
@@ -77,7 +152,7 @@ def test_a_cancelled_ticket_is_forgotten_before_its_body_has_begun(stage: str):
     made = m.cancel(**which(0))
     assert made == ([Withdraw(job)] if stage == "ready" else [])
     assert m.idle
-    assert m.next_build() is None
+    assert m.next_build(all_free) is None
     assert job is None or job.body is None
 
 
@@ -95,7 +170,7 @@ def test_a_body_that_has_begun_is_finished_although_cancelled():
 def test_a_ticket_cancelled_while_it_is_built_is_dropped_and_may_be_asked_again():
     m = machine()
     ask(m, 0)
-    job = m.next_build()
+    job = m.next_build(all_free)
     assert job is not None
     m.cancel(**which(0))
     ask(m, 0)
@@ -121,7 +196,7 @@ def test_the_same_ticket_again_only_raises_its_room():
     ask(m, 0, room=0)
     job, _ = build(m)
     assert ask(m, 0, room=10) == [Send(job)]
-    assert m.next_build() is None
+    assert m.next_build(all_free) is None
 
 
 def test_a_link_with_two_ungranted_batches_gets_nothing_built_and_others_do():
@@ -130,12 +205,12 @@ def test_a_link_with_two_ungranted_batches_gets_nothing_built_and_others_do():
         ask(m, ticket, room=0)
     ask(m, 0, link=2, room=0)
     links = []
-    while (job := m.next_build()) is not None:
+    while (job := m.next_build(all_free)) is not None:
         links.append(job.link)
         m.built(job, 10)
     assert sorted(links) == [1, 1, 2]
     m.grant(**which(0), room=10)
-    job = m.next_build()
+    job = m.next_build(all_free)
     assert job is not None
     assert job.ticket == 2
 
@@ -146,9 +221,9 @@ def test_a_link_with_two_unsent_bodies_gets_nothing_built():
         ask(m, ticket)
     first, _ = build(m)
     build(m)
-    assert m.next_build() is None
+    assert m.next_build(all_free) is None
     send(m, first)
-    assert m.next_build() is not None
+    assert m.next_build(all_free) is not None
 
 
 def test_the_ticket_before_all_held_ones_is_built_although_the_link_is_full():
@@ -157,9 +232,9 @@ def test_the_ticket_before_all_held_ones_is_built_although_the_link_is_full():
         ask(m, ticket, room=0)
     build(m)
     build(m)
-    assert m.next_build() is None
+    assert m.next_build(all_free) is None
     ask(m, 4, room=0)
-    job = m.next_build()
+    job = m.next_build(all_free)
     assert job is not None
     assert job.ticket == 4
 
@@ -171,7 +246,7 @@ def test_a_stream_without_held_batches_is_not_stopped_by_another_stream():
     build(m)
     build(m)
     ask(m, 0, room=0, stream=2)
-    job = m.next_build()
+    job = m.next_build(all_free)
     assert job is not None
     assert job.stream == 2
 
@@ -182,7 +257,7 @@ def test_turns_go_round_robin_over_links_and_by_ticket_within_a_stream():
         ask(m, ticket, link=1)
         ask(m, ticket, link=2)
     order = []
-    while (job := m.next_build()) is not None:
+    while (job := m.next_build(all_free)) is not None:
         m.built(job, 10)
         order.append((job.link, job.ticket))
     assert order == [(1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (2, 2)]
@@ -203,24 +278,24 @@ def test_a_lost_link_takes_its_tickets_along_and_what_is_being_built_is_dropped(
     m = machine(1, 2)
     ask(m, 0)
     ask(m, 1)
-    job = m.next_build()
+    job = m.next_build(all_free)
     assert job is not None
     m.closed(1)
     m.closed(1)
     assert m.load == 1, "the build goes on to its end"
     assert m.built(job, 10) == []
     assert m.idle
-    assert m.next_build() is None
+    assert m.next_build(all_free) is None
 
 
 def test_a_failure_is_told_unless_the_ticket_was_cancelled():
     m = machine()
     ask(m, 0)
     ask(m, 1)
-    first, second = m.next_build(), None
+    first, second = m.next_build(all_free), None
     assert first is not None
     assert m.failed(first) == [Fail(first)]
-    second = m.next_build()
+    second = m.next_build(all_free)
     assert second is not None
     m.cancel(**which(1))
     assert m.failed(second) == []

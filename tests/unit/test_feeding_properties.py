@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from feeding_machine import A, B, ask, which
+from feeding_machine import A, B, all_free, ask, which
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dataloaderjob.core.feeding import Feeding
-from dataloaderjob.core.feeding_states import Announce, Fail, Job, Send, State, Withdraw
+from dataloaderjob.core.feeding_states import Announce, Fail, Job, Lost, Send, State, Withdraw
 
 
 class Feeder(RuleBasedStateMachine):
@@ -37,7 +37,7 @@ class Feeder(RuleBasedStateMachine):
                 self.output[job.link].remove(job)
             elif isinstance(instruction, Announce):
                 assert job.nbytes > job.room
-            if isinstance(instruction, (Send, Fail)):
+            if isinstance(instruction, (Send, Fail, Lost)):
                 key = (job.link, job.stream, job.ticket)
                 self.answers[key] = self.answers.get(key, 0) + 1
                 assert self.answers[key] <= self.asked[key], "nothing is sent that was not asked for"
@@ -107,18 +107,28 @@ class Feeder(RuleBasedStateMachine):
     @precondition(lambda self: self.building is None)
     @rule()
     def build(self) -> None:
-        self.building = self.m.next_build()
+        self.building = self.m.next_build(all_free)
 
     @precondition(lambda self: self.building is not None)
-    @rule(nbytes=st.sampled_from([10, 60, 200]), fails=st.booleans())
-    def built(self, nbytes: int, fails: bool) -> None:
+    @rule(nbytes=st.sampled_from([10, 60, 200]), how=st.sampled_from(["built", "failed", "lost"]))
+    def built(self, nbytes: int, how: str) -> None:
         job, self.building = self.building, None
         assert job is not None
-        if fails:
+        if how == "failed":
             self.follow(self.m.failed(job))
+        elif how == "lost":
+            self.follow(self.m.lost(job))
         else:
             job.body = "body"
             self.follow(self.m.built(job, nbytes))
+
+    @rule(bundle=st.sampled_from([A, B]))
+    def bundle_failed(self, bundle: bytes) -> None:
+        self.follow(self.m.bundle_failed(bundle))
+
+    @rule(link=st.integers(1, 3), bundle=st.sampled_from([A, B]))
+    def release(self, link: int, bundle: bytes) -> None:
+        self.m.release(link, bundle)
 
     @rule(link=st.integers(1, 3))
     def start_or_end_of_a_body(self, link: int) -> None:
@@ -155,7 +165,7 @@ class Feeder(RuleBasedStateMachine):
             assert self.m.built(self.building, 1) == []
         assert self.m.idle
         assert not self.m._parked
-        assert self.m.next_build() is None
+        assert self.m.next_build(all_free) is None
 
 
 TestFeeder = Feeder.TestCase

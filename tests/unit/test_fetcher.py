@@ -18,7 +18,7 @@ from dataloaderjob.core.tickets import Ticket, pack, unpack
 from dataloaderjob.fetch.collating import stack_in_private_memory
 from dataloaderjob.fetch.failures import as_raised
 from dataloaderjob.fetch.fetcher import Fetcher, SampleError
-from dataloaderjob.fetch.seeding import preserved_generators, seed_batch, seed_sample
+from dataloaderjob.fetch.seeding import preserved_generators, seed_batch, seed_sample, seed_worker
 
 
 class Squares(Dataset[Any]):
@@ -171,10 +171,35 @@ def test_sys_exit_in_user_code_is_a_failure_and_ctrl_c_is_not() -> None:
         Fetcher(Failing(KeyboardInterrupt), None).fetch(0, ticket(5))
 
 
-def test_stop_iteration_does_not_end_the_epoch() -> None:
+def test_stop_iteration_ends_the_epoch_as_torch_s_does() -> None:
     with pytest.raises(SampleError) as caught:
         Fetcher(Failing(StopIteration), None).fetch(0, ticket(5))
-    assert isinstance(as_raised(caught.value), RuntimeError)
+    assert type(as_raised(caught.value)) is StopIteration
+    for workers in (0, 1):
+        assert list(DataLoader(Failing(StopIteration), sampler=[5], num_workers=workers)) == []
+
+
+def test_torch_s_initial_seed_fits_an_int64() -> None:
+    with preserved_generators():
+        for i in range(20):
+            seed_sample(i, i, i)
+            assert torch.tensor(torch.initial_seed()).dtype is torch.int64
+
+
+def test_a_worker_is_seeded_as_torch_s_is() -> None:
+    class Draws(Dataset[Any]):
+        def __getitem__(self, i: int) -> Any:
+            return random.random(), np.random.rand(), torch.rand(1).item(), torch.initial_seed()
+
+    loader = DataLoader(Draws(), batch_size=None, sampler=[0, 1], num_workers=2)
+    loader.generator = torch.Generator().manual_seed(3)
+    base_seed = int(
+        torch.empty((), dtype=torch.int64).random_(generator=torch.Generator().manual_seed(3)).item()
+    )
+    for number, found in enumerate(loader):
+        with preserved_generators():
+            seed_worker(base_seed, number)
+            assert Draws()[0] == tuple(found)
 
 
 def test_the_caller_s_generators_are_left_as_they_were() -> None:

@@ -22,6 +22,7 @@ def parse(schema: tuple[Any, ...]) -> layout.Layout:
     return layout.parse(layout.pack_schema(schema))
 
 
+MADE = node(Kind.MADE, "instance", ("m", "C"), node(Kind.LIST, ()))
 leaves = st.lists(st.integers(0, 5), max_size=3).map(lambda shape: leaf(*shape))
 names = st.lists(st.text(min_size=1, max_size=3), max_size=4, unique=True)
 schemas: st.SearchStrategy[tuple[Any, ...]] = st.recursive(
@@ -29,6 +30,8 @@ schemas: st.SearchStrategy[tuple[Any, ...]] = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4).map(lambda c: node(Kind.LIST, tuple(c)))
         | st.lists(inner, max_size=4).map(lambda c: node(Kind.NAMEDTUPLE, ("m", "C"), tuple(c)))
+        | inner.map(lambda child: node(Kind.MADE, "list", ("m", "C"), child))
+        | inner.map(lambda child: node(Kind.ATTRIBUTES, ("a",), (MADE, child)))
         | st.dictionaries(st.text(max_size=3), inner, max_size=4).map(
             lambda d: node(Kind.DICT, tuple(d), tuple(d.values()))
         )
@@ -80,6 +83,30 @@ def test_a_damaged_schema_parses_or_is_refused(schema: tuple[Any, ...], data: st
         pytest.param(node(Kind.MAPPING, None, (), ()), "malformed", id="no-class"),
         pytest.param(node(Kind.MAPPING, ("m", 5), (), ()), "names no class", id="class-no-string"),
         pytest.param(node(Kind.DATACLASS, ("m", "C"), ("__class__",), (leaf(),)), "field", id="dunder"),
+        pytest.param(node(Kind.SAME, 0), "does not come before", id="same-as-nothing"),
+        pytest.param(
+            node(Kind.LIST, (node(Kind.SAME, 0), leaf(1))), "come before", id="same-as-what-follows"
+        ),
+        pytest.param(node(Kind.AGAIN, 0), "does not come before", id="again-of-nothing"),
+        pytest.param(
+            node(Kind.MADE, "list", None, node(Kind.AGAIN, 0)), "come before", id="again-within-itself"
+        ),
+        pytest.param(node(Kind.MADE, 5, None, leaf(1)), "no way to make", id="way-no-string"),
+        pytest.param(node(Kind.MADE, "list", ("m",), leaf(1)), "malformed", id="made-of-half-a-class"),
+        pytest.param(node(Kind.MADE, "list", None), "malformed", id="made-of-nothing"),
+        pytest.param(node(Kind.ATTRIBUTES, (), (MADE,)), "0 attributes", id="no-attributes"),
+        pytest.param(
+            node(Kind.ATTRIBUTES, ("a",), (MADE,)), "1 attributes for 1", id="attribute-of-no-value"
+        ),
+        pytest.param(
+            node(Kind.ATTRIBUTES, ("__class__",), (MADE, leaf(1))), "attribute that", id="dunder-attribute"
+        ),
+        pytest.param(
+            node(Kind.ATTRIBUTES, (5,), (MADE, leaf(1))), "attribute that", id="attribute-no-string"
+        ),
+        pytest.param(
+            node(Kind.ATTRIBUTES, ("a",), (leaf(1), leaf(1))), "has none", id="attribute-of-a-tensor"
+        ),
         pytest.param(leaf(-1), "natural", id="negative-size"),
         pytest.param(leaf(2, itemsize=-4), "natural", id="negative-itemsize"),
         pytest.param(leaf(2, itemsize=True), "natural", id="bool-for-itemsize"),

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataloaderjob.core.supervision import EXIT_RAY_LOST
 from dataloaderjob.local.care import (
     DEATHS_WINDOW_S,
     KEEP_OLD_S,
@@ -139,6 +140,24 @@ def test_a_head_that_cannot_be_started_is_tried_again_and_given_up_with_ray_s_wo
     assert instructions == [StopHead(3), GiveUp("the Ray head ended 3 times within 120 s: no memory")]
 
 
+def test_without_ray_all_parts_start_at_once_the_slowest_first_and_each_is_started_again_by_itself():
+    care = Care(ray=False)
+    assert care.start() == [Start(Part.HOST, 0), Start(Part.SIDECAR, 0), Start(Part.SUPERVISOR, 0)]
+    for part in (Part.HOST, Part.SIDECAR, Part.SUPERVISOR):
+        care.serves(part)
+        assert care.ended(part, EXIT_RAY_LOST, "", 10.0) == [Start(part, 0)]
+
+
+def test_a_host_that_cannot_serve_is_given_up_with_its_last_words():
+    care = Care(ray=False)
+    care.start()
+    for death in range(MAX_FIRST_DEATHS):
+        care.ended(Part.HOST, 1, "no torch", 10.0 * death)
+        care.due(10.0 * death + 9)
+    (give_up,) = care.ended(Part.HOST, 1, "No module named 'torch'", 30.0)
+    assert give_up == GiveUp("the feeder host ended 3 times within 120 s: No module named 'torch'")
+
+
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(["sidecar", "supervisor", "gcs", "raylet", "old", "up", "settled", "time"]),
@@ -199,5 +218,5 @@ def test_in_any_order_of_deaths_there_is_one_of_each_part_and_old_heads_are_ende
             if (part is Part.HEAD and care.head_number in heads) or running.get(part):
                 do(care.serves(part))
     do(care.settled())
-    assert all(care.state(part) is State.UP for part in Part)
+    assert all(care.state(part) is State.UP for part in (Part.HEAD, Part.SIDECAR, Part.SUPERVISOR))
     assert heads == {care.head_number}

@@ -39,7 +39,7 @@ def test_the_summary_names_only_what_happened():
     total = dict.fromkeys(COUNTERS, 0) | {"next_calls": 7, "nbytes": 2 * 10**9, "wait_ns": 1, "step_ns": 1}
     assert figures.summary(total, 3.0, 0) == "7 batches, 2.000 GB, 3.0 s, stall 50.0 %"
     assert figures.summary(total | {"hedges": 2}, 3.0, 1).endswith(
-        "2 hedged, 1 restarts of Ray, supervisor or sidecar"
+        "2 hedged, 1 restarts of parts of the service"
     )
 
 

@@ -52,6 +52,18 @@ def test_the_loader_s_variables_come_from_the_manifest():
     (trainer,) = planned(feeders={"replicas": 2, "processesPerPod": 3}, sidecar={"prefetch": 5}).trainers
     assert trainer.env["DATALOADERJOB_FEEDERS"] == "6"
     assert trainer.env["DATALOADERJOB_PREFETCH"] == "5"
+    assert "DATALOADERJOB_ALLOW_PICKLE" not in trainer.env
+    (trusting,) = planned(allowPickle=True).trainers
+    assert trusting.env["DATALOADERJOB_ALLOW_PICKLE"] == "1", "the trainer's side alone decides"
+
+
+def test_without_ray_what_the_manifest_says_of_it_is_ignored_by_name():
+    found = job(ray={"version": "2.60"})
+    assert "spec.ray" not in plan(found, folder=FOLDER, env={}, master_port=1).ignored
+    made = plan(found, folder=FOLDER, env={}, master_port=1, provider="local")
+    assert "spec.ray" in made.ignored
+    assert made.service.provider == "local"
+    assert made.service.feeder_env["PYTHONHASHSEED"] == "0"
 
 
 def test_what_launchers_and_other_runs_left_in_the_environment_is_not_inherited():
@@ -161,9 +173,11 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path, part
 
 
 def test_a_private_service_serves_all_local_ranks_and_feeders_import_what_trainers_can():
-    env = {"LOCAL_WORLD_SIZE": "2", "RANK": "1", "DATALOADERJOB_PATH": '["/a", "/b"]', "X": "1"}
+    env = {"LOCAL_WORLD_SIZE": "2", "RANK": "1", "DATALOADERJOB_PATH": "/a:/b", "X": "1"}
     made = private_plan(FOLDER, 3, env)
     assert (made.num_feeders, made.processes) == (3, 2)
     assert made.feeder_env["PYTHONPATH"] == "/a:/b"
     assert "PYTHONPATH" not in made.env
     assert made.env == {"LOCAL_WORLD_SIZE": "2", "X": "1"}
+    assert (made.provider, made.feeder_env["PYTHONHASHSEED"]) == ("local", "0")
+    assert private_plan(FOLDER, 1, {"PYTHONHASHSEED": "7"}).feeder_env["PYTHONHASHSEED"] == "7"

@@ -15,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rig import until
 
+from dataloaderjob.core import folders
+from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.lines import MAX_LINE_CHARS, Lines
 from dataloaderjob.local import guard, tags
-from dataloaderjob.local.children import Child, Command, exit_code
+from dataloaderjob.local.children import Child, Command, check_words, exit_code
 from dataloaderjob.local.loop import Loop
 from dataloaderjob.local.service import Echo
 
@@ -91,6 +93,20 @@ def test_a_child_s_end_does_not_wait_for_a_process_that_keeps_its_output_open():
     os.killpg(started.pid, signal.SIGKILL)
 
 
+@pytest.mark.parametrize(
+    ("args", "env", "where"),
+    [
+        pytest.param(["a", "b\0c"], {}, "argument 1 of trainer-0", id="argument"),
+        pytest.param(["a"], {"X": "\0"}, "environment variable 'X' of trainer-0", id="value"),
+        pytest.param(["a"], {"X\0": "1"}, "of trainer-0", id="name"),
+    ],
+)
+def test_a_nul_that_no_process_can_be_given_is_refused_by_name(args, env, where):
+    with pytest.raises(InputError, match="the character NUL") as refused:
+        check_words("trainer-0", args, env)
+    assert where in str(refused.value)
+
+
 def test_signals_come_one_by_one_in_the_loop():
     loop, got = Loop(), []
     old = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
@@ -132,7 +148,8 @@ def test_a_sweep_ends_all_that_carry_the_tag_and_nobody_else():
 
 def test_the_guard_of_a_process_that_is_killed_ends_its_run(tmp_path: Path):
     home = tmp_path / "home"
-    home.mkdir()
+    folders.make(home, "")
+    folders.mark(home)
     code = (
         "import os, subprocess, sys, time; from pathlib import Path; from dataloaderjob.local import guard, tags\n"
         "env = {**os.environ, tags.RUN_VARIABLE: 'test-guard'}\n"

@@ -131,7 +131,7 @@ def test_a_cause_that_comes_and_goes_is_told_once_for_an_attempt():
 def test_a_long_message_is_cut_to_what_the_api_takes():
     long = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "x" * 4000))
     (event,) = events_of(STARTING, long)
-    assert len(event.message) == events.MAX_MESSAGE
+    assert len(event.message) == events.MAX_MESSAGE_NBYTES
 
 
 def test_a_job_that_comes_and_goes_has_so_many_events_and_no_more():

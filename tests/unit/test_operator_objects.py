@@ -153,6 +153,12 @@ def test_the_sidecar_leaves_a_guaranteed_pod_guaranteed(trainer, guaranteed):
     assert (asked["requests"] == asked["limits"] and "cpu" in asked["limits"]) == guaranteed
 
 
+def test_whether_trainers_unpickle_is_told_them_by_the_manifest_alone():
+    for allowed, told in ((True, "1"), (False, None)):
+        (trainer,) = pod(children({"spec.allowPickle": allowed})["Job/mnist-trainers-0"])["containers"]
+        assert env(trainer).get("DATALOADERJOB_ALLOW_PICKLE") == told
+
+
 def test_trainers_learn_their_rank_from_their_index_and_the_first_ones_name_from_dns():
     made = children({"spec.trainer.replicas": 3}, attempt=2)["Job/mnist-trainers-2"]
     assert (made["spec"]["completions"], made["spec"]["parallelism"]) == (3, 3)

@@ -17,7 +17,6 @@ from rig import until
 from dataloaderjob.api import parse_object
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.settings import FeederSettings, RayTuning, SupervisorSettings, load
-from dataloaderjob.feeder import handover
 from dataloaderjob.feeder.door import Door
 from dataloaderjob.pod import feeder
 from dataloaderjob.pod.backlog import Backlog
@@ -25,6 +24,7 @@ from dataloaderjob.pod.head import supervisor_settings
 from dataloaderjob.pod.restarts import DEATHS_WINDOW_S, MAX_DEATHS, MAX_RAY_EXITS, Again, GiveUp, Restarts
 from dataloaderjob.pod.settings import FeederPodSettings, HeadSettings, read_token, split_address
 from dataloaderjob.pod.watch import fresh_folder
+from dataloaderjob.providers.ray import handover
 from dataloaderjob_operator.objects import settings as built
 from processes import alive, go_on, line, script
 
@@ -182,7 +182,7 @@ output.close()
 FEEDER = """
 import os, subprocess, sys
 from pathlib import Path
-from dataloaderjob.feeder import handover
+from dataloaderjob.providers.ray import handover
 from dataloaderjob.feeder.door import Door
 handover.hand_over("feeder-3", Path(sys.argv[1]))
 """

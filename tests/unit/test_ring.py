@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from dataloaderjob.core.control import Control, seal
+from dataloaderjob.core.control import W_WANT, Control, seal
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.trainer.ring import MADE_TOGETHER, MAX_LEAVES, MAX_PLACES, Ring, map_region
 
@@ -33,7 +33,6 @@ def ring() -> Iterator[Ring]:
     yield made
     made.drop(1)
     os.close(control)
-    os.close(wake)
 
 
 def taken(ring: Ring, number: int, page: int, nbytes: int = PAGE):
@@ -261,3 +260,17 @@ def test_views_made_ahead_end_no_lease_and_are_bounded(ring: Ring):
     assert plan.kept == 0
     assert not ended(ring)
     assert books(ring) == {}
+
+
+def test_the_wake_up_of_the_receiver_is_open_while_a_lease_may_end(ring: Ring):
+    """Another thread may be within the end of a lease when the ring goes: its descriptor's number is not another's."""
+    lent, tail = taken(ring, 1, page=0), ring.tail
+    descriptor = tail._fd
+    tail.cut()
+    tail.words[W_WANT] = 1
+    tail.wake()
+    assert os.eventfd_read(descriptor) == 1
+    tail.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    del lent

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.core.supervision import Cause
+from dataloaderjob.core.supervision import Cause, index_of, name_of
 from dataloaderjob.feeder.roster import (
     LAST_BACKOFF_S,
     Drain,
@@ -15,8 +15,6 @@ from dataloaderjob.feeder.roster import (
     Phase,
     Place,
     Roster,
-    index_of,
-    name_of,
 )
 
 

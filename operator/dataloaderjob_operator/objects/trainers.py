@@ -73,6 +73,7 @@ def _trainer(job: DataLoaderJob, theirs: dict[str, Any], name: str) -> meta.Mani
             "DATALOADERJOB_SOCKET": settings.SOCKET,
             "DATALOADERJOB_PREFETCH": str(job.spec.sidecar.prefetch),
             "DATALOADERJOB_FEEDERS": str(max(1, job.spec.feeders.count)),
+            **({"DATALOADERJOB_ALLOW_PICKLE": "1"} if job.spec.allow_pickle else {}),
         }
     )
     return {

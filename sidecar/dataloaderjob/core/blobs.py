@@ -26,12 +26,17 @@ from typing import Any
 from dataloaderjob.core.errors import RemoteProtocolError
 
 CHUNK_NBYTES = 4 * 1024 * 1024
+MAX_NBYTES = 1 << 48
+"""Of one blob: a stranger's manifest may say any number."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """What makes batches. `blobs[0]` is the pickle, the others its out-of-band buffers, in order."""
+    """What makes batches. `blobs[0]` is the pickle, the others its out-of-band buffers, in order.
+
+    `id` names it together with its session, which has builders of its own; `code` without.
+    """
 
     blobs: tuple[tuple[str, int], ...]
     """(SHA-256 in hex, bytes) of each blob."""
@@ -39,12 +44,21 @@ class Bundle:
     """Leaves of other types may travel pickled from feeder to trainer."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Python, torch, numpy versions of the trainer."""
+    loader: int = 0
+    """Number of the loader in its process, the same in all ranks that run one script."""
+    epoch: int = 0
+    """Number of the loader's iterator: user code begins afresh with each."""
+    workers: int = 0
+    """The loader's `num_workers`, which get_worker_info() tells user code; 0: the number of feeders."""
 
     def manifest(self) -> bytes:
         body = {
             "blobs": [list(b) for b in self.blobs],
             "allow_pickle": self.allow_pickle,
             "facts": self.facts,
+            "loader": self.loader,
+            "epoch": self.epoch,
+            "workers": self.workers,
         }
         return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
@@ -52,16 +66,28 @@ class Bundle:
     def id(self) -> bytes:
         return hashlib.sha256(self.manifest()).digest()[:16]
 
+    @property
+    def code(self) -> bytes:
+        """Names what is loaded, whoever uses it."""
+        return hashlib.sha256("".join(digest for digest, _ in self.blobs).encode()).digest()[:16]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(nbytes for _, nbytes in self.blobs)
+
     @staticmethod
     def parse(manifest: bytes | memoryview) -> Bundle:
         """Raises RemoteProtocolError when the manifest is not one."""
         try:
             body = json.loads(bytes(manifest))
             blobs = tuple((str(d), int(n)) for d, n in body["blobs"])
-            bundle = Bundle(blobs=blobs, allow_pickle=bool(body["allow_pickle"]), facts=dict(body["facts"]))
+            bundle = Bundle(
+                blobs=blobs, allow_pickle=bool(body["allow_pickle"]), facts=dict(body["facts"]),
+                loader=int(body.get("loader", 0)), epoch=int(body.get("epoch", 0)), workers=int(body.get("workers", 0)),
+            )  # fmt: skip
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
             raise RemoteProtocolError(f"a bundle's manifest cannot be read: {exc}") from exc
-        if not blobs or any(not _DIGEST.match(d) or n < 0 for d, n in blobs):
+        if not blobs or any(not _DIGEST.match(d) or not 0 <= n <= MAX_NBYTES for d, n in blobs):
             raise RemoteProtocolError("a bundle's manifest names a blob that is no SHA-256")
         return bundle
 

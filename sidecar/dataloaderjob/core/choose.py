@@ -21,7 +21,8 @@ def depth(stream: Stream) -> int:
 
 
 def eligible(link: Link, stream: Stream) -> bool:
-    return link.up and not link.draining and link.suspect_since is None and stream.bundle not in link.refused
+    fit = stream.bundle not in link.refused and stream.bundle not in link.not_loaded
+    return link.up and not link.draining and link.suspect_since is None and fit
 
 
 def choose(links: Iterable[Link], stream: Stream, *, without: Iterable[Link] = ()) -> Link | None:

@@ -7,9 +7,10 @@
 
 Publishing ticket k of stream s: its entry, a fence, then the one word index[s % ROWS][k % WINDOW] =
 (k + 1) << 32 | (s & 0xFFFF) << 16 | lease. The word names stream and ticket, so what an earlier stream
-left in the row is never mistaken. Words are stored and loaded whole (memoryview cast to "Q": one 8-byte
-copy); `struct` would go byte by byte. What the receiver reads here, a stranger may have written: it
-takes only flags and figures from it while running, and checks every entry when it adopts.
+left in the row is not mistaken, nor what one of 65,536 before left: a row is cleared when a stream opens.
+Words are stored and loaded whole (memoryview cast to "Q": one 8-byte copy); `struct` would go byte by byte.
+What the receiver reads here, a stranger may have written: it takes only flags and figures from it while
+running, and checks every entry when it adopts.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ W_STEP_NS = 29  # T: time between the end of one next() and the start of the fol
 W_READY_CALLS = 30  # T: calls of next() that found their batch ready
 W_FIGURES = 64  # R: figures of the receiver, in the order of `sidecar.figures.RECEIVER`
 
+_EMPTY_ROW = memoryview(bytes(8 * WINDOW)).cast("Q")
 
 Entry = tuple[int, int, int, int, int]
 """Where a ready batch lies: stream, ticket, region, offset and size in bytes. Plain: one is read for each batch."""
@@ -148,6 +150,11 @@ class Control:
         self._fence.full()
 
     # Trainer's side
+
+    def clear_row(self, stream: int) -> None:
+        """Before a stream is opened: a word names no more than 16 bits of its stream, and rows are used again."""
+        at = (stream % ROWS) * WINDOW
+        self._index[at : at + WINDOW] = _EMPTY_ROW
 
     def ready(self, stream: int, ticket: int) -> int | None:
         """Returns the lease of a ready ticket (or `FAILED`), None while it is not ready."""

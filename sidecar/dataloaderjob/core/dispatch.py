@@ -26,7 +26,7 @@ from dataloaderjob.core.instructions import (
     Publish,
     Send,
 )
-from dataloaderjob.core.lateness import MAX_STRIKES
+from dataloaderjob.core.lateness import MAX_LOADS, MAX_STRIKES
 from dataloaderjob.core.placing import Placer, mb
 from dataloaderjob.core.space import Extent
 from dataloaderjob.core.streams import Ask, AskState, Event, Link, State, Stream, Ticket
@@ -123,6 +123,7 @@ class Dispatcher:
                 self.drop_ask(ask, cancel=True)
             if ticket.lease is not None:
                 self.placer.end_lease(ticket.lease)
+        self._release(stream.bundle)
         self.grant(now)
         self.dispatch(now)
 
@@ -167,6 +168,7 @@ class Dispatcher:
         link.up, link.facts, link.heard_at, link.answered_at = True, facts, now, now
         link.suspect_since, link.load = None, 0
         link.refused.clear()
+        link.not_loaded.clear()
         for stream in self.streams.values():
             self._compare(stream, link)
         self.dispatch(now)
@@ -178,16 +180,9 @@ class Dispatcher:
             return
         link.up, link.down_since, link.replace_asked = False, now, False
         self.counters.feeders_lost += 1
+        link.bundles.clear()
         for ask in list(link.asks.values()):
-            ticket = ask.ticket
-            if ask.position is not None:
-                ticket.strikes += 1
-                ticket.position = ask.position
-            ticket.probe = True
-            self.drop_ask(ask, cancel=False)
-            self.counters.reasks += 1
-            if ticket.strikes >= MAX_STRIKES and ticket.state is State.QUEUED:
-                self._fail_deadly(ticket, reason)
+            self._strike(ask, reason)
         self._retire(link)
         if not any(other.up for other in self.links.values()):
             self.links_lost_at = now
@@ -215,9 +210,13 @@ class Dispatcher:
             ask.position = header.room
         elif header.kind == Kind.ANNOUNCE:
             self._announced(now, ask, header.room)
+        elif header.kind == Kind.FAILED and header.flags & Flag.ELSEWHERE:
+            self._not_loaded(now, ask, payload)
         elif header.kind == Kind.FAILED:
             self._answered(now, ask)
             self.fail(ask.ticket, payload)
+        elif header.kind == Kind.LOST:
+            self._lost(now, ask, header.room - 1, payload.decode(errors="replace"))
         self.dispatch(now)
 
     def begin_body(self, now: float, instance: str, header: Header) -> Extent | None:
@@ -247,7 +246,7 @@ class Dispatcher:
             return None
         if ask.state is AskState.ASKED:
             ask.granted_at = now
-        ask.state, ask.nbytes = AskState.RECEIVING, header.nbytes
+        ask.state, ask.nbytes, ask.position = AskState.RECEIVING, header.nbytes, None  # it is made
         return ask.extent
 
     def end_body(self, now: float, instance: str, header: Header) -> None:
@@ -314,6 +313,7 @@ class Dispatcher:
         if ticket.first_asked_at is None:
             ticket.first_asked_at = now
         link.asks[stream.id, ticket.number] = ask
+        link.bundles.add(stream.bundle)
         self.counters.asks += 1
         flags = (Flag.CHECKSUM if self.settings.checksum else 0) | (Flag.PROBE if ticket.probe else 0)
         header = frames.pack(
@@ -364,11 +364,54 @@ class Dispatcher:
 
     # Details
 
+    def _strike(self, ask: Ask, reason: str) -> None:
+        """What made this ticket is gone; it counts against the ticket if it was making one of its samples."""
+        ticket = ask.ticket
+        if ask.position is not None:
+            ticket.strikes += 1
+            ticket.position = ask.position
+        ticket.probe = True
+        self.drop_ask(ask, cancel=False)
+        self.counters.reasks += 1
+        if ticket.strikes >= MAX_STRIKES and ticket.state is State.QUEUED:
+            self._fail_deadly(ticket, reason)
+
+    def _lost(self, now: float, ask: Ask, position: int, how: str) -> None:
+        """The feeder's process that made this ticket ended; the feeder goes on."""
+        self._answered(now, ask)
+        if position >= 0:
+            ask.position = position
+        self._strike(ask, f"{ask.link.endpoint.name}: it {how}")
+
+    def _not_loaded(self, now: float, ask: Ask, payload: bytes) -> None:
+        """User code could not be loaded there: other feeders are asked, a few, before the ticket fails."""
+        link, ticket = ask.link, ask.ticket
+        link.answered_at = now
+        link.not_loaded.add(ticket.stream.bundle)
+        up = [other for other in self.links.values() if other.up and not other.draining]
+        refused = [other for other in up if ticket.stream.bundle in other.not_loaded]
+        if len(refused) >= min(MAX_LOADS, len(up)):
+            for other in refused:  # a later ticket, or epoch, tries again
+                other.not_loaded.discard(ticket.stream.bundle)
+            self.fail(ticket, payload)
+        else:
+            self.drop_ask(ask, cancel=False)
+
+    def _release(self, bundle: bytes) -> None:
+        """Tells feeders that no stream uses the bundle any more."""
+        if any(stream.bundle == bundle for stream in self.streams.values()):
+            return
+        header = frames.pack(Kind.RELEASE, generation=self.generation, bundle=bundle)
+        for link in self.links.values():
+            if bundle in link.bundles:
+                link.bundles.discard(bundle)
+                self._out.append(Send(link.endpoint.instance, header, b""))
+
     def _fail_deadly(self, ticket: Ticket, reason: str) -> None:
         self.fail_service(
             ticket,
             "FeederLost",
-            f"{ticket.strikes + 1} feeder processes died, the last {ticket.strikes} each while making "
+            f"{ticket.strikes} feeder processes died, each while making "
             f"{tickets.describe(ticket.payload, ticket.position)} of batch {ticket.number} (the last one: {reason}): "
             "look for os._exit, a crash in native code or too little memory there; the feeders' last output "
             "is in the job's log",
@@ -376,7 +419,10 @@ class Dispatcher:
 
     def _heard(self, now: float, link: Link, header: Header) -> None:
         link.heard_at, link.load = now, header.load
-        link.suspect_since, link.replace_asked = None, False
+        link.replace_asked = False
+        # While user code there takes long, the feeder says so: it is not lost, and gets nothing more to do.
+        if header.kind != Kind.ALIVE and not (header.kind == Kind.CANCELLED and link.asks):
+            link.suspect_since = None
 
     def _answered(self, now: float, ask: Ask) -> None:
         """The feeder finished making this batch: what it took is the time since it could begin."""
@@ -398,7 +444,7 @@ class Dispatcher:
         if ask.extent is not None:
             self.placer.free(ask.extent)
             ask.extent = None
-        ask.state, ask.nbytes = AskState.ANNOUNCED, nbytes
+        ask.state, ask.nbytes, ask.position = AskState.ANNOUNCED, nbytes, None
         self._saw_size(ask.ticket.stream, nbytes)
         self.grant(now)
 

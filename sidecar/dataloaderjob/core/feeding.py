@@ -1,7 +1,8 @@
 """What a feeder does with its tickets: the protocol machine of one feeder and all its links. Pure.
 
 Events go in (a frame came, a batch is built, a body is sent), instructions come out; payloads are never
-looked at. The shell is `feeder.server`. Every ticket is a `Job` whose state changes by the table in
+looked at. Each bundle has a builder of its own, which makes one batch at a time: the shell says which are
+free. The shell is `feeder.server`. Every ticket is a `Job` whose state changes by the table in
 `feeding_states` only.
 
 Turns go round robin over links, within a link round robin over streams, within a stream by ticket.
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 from dataloaderjob.core.feeding_states import (
     TRANSITIONS,
@@ -23,6 +26,7 @@ from dataloaderjob.core.feeding_states import (
     IllegalTransition,
     Instruction,
     Job,
+    Lost,
     NeedBundle,
     Send,
     State,
@@ -32,6 +36,8 @@ from dataloaderjob.core.feeding_states import (
 DEFAULT_LIMIT = 2
 """Built batches that a link may hold: one being sent, one ready behind it."""
 _HISTORY = 64
+Free = Callable[[bytes], bool]
+"""Whether the builder of a bundle has nothing to do."""
 
 
 class _Link:
@@ -48,13 +54,17 @@ class _Link:
         self.unsent: set[Job] = set()
         """READY and SENDING."""
         self.asked: set[bytes] = set()
+        self.uses: set[bytes] = set()
+        """Bundles of which tickets came, until they are released."""
 
-    def candidate(self, limit: int) -> Job | None:
+    def candidate(self, limit: int, free: Free) -> Job | None:
         """The job to build next, or None."""
         if len(self.unsent) >= limit:
             return None
         for stream, queue in self.queues.items():
             job = queue[0]
+            if not free(job.bundle):
+                continue
             if len(self.held) < limit or all(h.ticket > job.ticket for h in self.held if h.stream == stream):
                 return job
         return None
@@ -82,15 +92,17 @@ class Feeding:
         self._known: set[bytes] = set()
         self._coming: set[bytes] = set()
         self._parked: dict[bytes, list[Job]] = {}
-        self._building: Job | None = None
+        self._building = 0
         self._queued = 0
+        self.freed: list[Any] = []
+        """Bodies that are sent or given up; the shell takes them out."""
         self._serial = 0
         self._history: deque[tuple[int, Event]] = deque(maxlen=_HISTORY)
 
     @property
     def load(self) -> int:
         """Tickets queued or being built, of all links: what a receiver compares feeders by."""
-        return self._queued + sum(map(len, self._parked.values())) + (self._building is not None)
+        return self._queued + sum(map(len, self._parked.values())) + self._building
 
     @property
     def idle(self) -> bool:
@@ -130,6 +142,7 @@ class Feeding:
     ) -> list[Instruction]:
         """A TICKET frame. The same ticket again only raises its room."""
         owner = self._links[link]
+        owner.uses.add(bundle)
         if generation < owner.generation:
             return []
         made: list[Instruction] = []
@@ -156,7 +169,7 @@ class Feeding:
 
     def grant(self, link: int, *, generation: int, stream: int, ticket: int, room: int) -> list[Instruction]:
         """A GRANT frame. For a batch not yet built (asked again after its announcement) it is room."""
-        job = self._find(link, generation, stream, ticket)
+        job = self.find(link, generation, stream, ticket)
         if job is None:
             return []
         job.room = max(job.room, room)
@@ -166,7 +179,7 @@ class Feeding:
 
     def cancel(self, link: int, *, generation: int, stream: int, ticket: int) -> list[Instruction]:
         """A CANCEL frame: the ticket is forgotten, unless a part of its body is out."""
-        job = self._find(link, generation, stream, ticket)
+        job = self.find(link, generation, stream, ticket)
         return [] if job is None else self._cancel(job)
 
     # Bundles
@@ -195,7 +208,12 @@ class Feeding:
             self._move(job, Event.BUNDLE_LOST)
         return [Fail(job) for job in lost]
 
+    def known(self, bundle: bytes) -> bool:
+        """Whether its blobs are here."""
+        return bundle in self._known
+
     def wanted(self, bundle: bytes) -> bool:
+        """Whether tickets wait for its blobs."""
         return bundle in self._parked
 
     def waiting(self, bundle: bytes) -> list[Job]:
@@ -216,21 +234,41 @@ class Feeding:
             owner.asked.discard(bundle)
         return True
 
+    def release(self, link: int, bundle: bytes) -> None:
+        """A RELEASE frame: that receiver sends no further ticket of this bundle."""
+        owner = self._links.get(link)
+        if owner is not None:
+            owner.uses.discard(bundle)
+
+    def used(self, bundle: bytes) -> bool:
+        """Whether any receiver may still send tickets of this bundle."""
+        return any(bundle in owner.uses for owner in self._links.values())
+
+    def bundle_failed(self, bundle: bytes) -> list[Instruction]:
+        """The bundle cannot be loaded, or its worker_init_fn failed: tickets that wait for it fail."""
+        queued = [
+            job for owner in self._links.values() for queue in owner.queues.values() for job in queue
+            if job.bundle == bundle
+        ]  # fmt: skip
+        for job in queued:
+            self._move(job, Event.FAILED)
+        return [Fail(job) for job in queued]
+
     # Building and sending
 
-    def next_build(self) -> Job | None:
+    def next_build(self, free: Free) -> Job | None:
         """The job to build now, or None until something changes."""
         for _ in range(len(self._turns)):
             owner = self._turns[0]
             self._turns.rotate(-1)
-            job = owner.candidate(self._limit)
+            job = owner.candidate(self._limit, free)
             if job is not None:
                 self._move(job, Event.BUILD)
                 return job
         return None
 
     def built(self, job: Job, nbytes: int) -> list[Instruction]:
-        """The build thread has made a body of `nbytes`."""
+        """The builder has made a body of `nbytes`."""
         job.nbytes = nbytes
         self._move(job, Event.FITS if nbytes <= job.room else Event.EXCEEDS)
         if job.state is State.GONE:
@@ -238,10 +276,16 @@ class Feeding:
         return [Send(job)] if job.state is State.READY else [Announce(job)]
 
     def failed(self, job: Job) -> list[Instruction]:
-        """User code failed while the build thread made this job."""
+        """User code failed while the builder made this job."""
         told = job.state is State.BUILDING
         self._move(job, Event.FAILED)
         return [Fail(job)] if told else []
+
+    def lost(self, job: Job) -> list[Instruction]:
+        """The builder ended while it made this job."""
+        told = job.state is State.BUILDING
+        self._move(job, Event.LOST)
+        return [Lost(job)] if told else []
 
     def started(self, job: Job) -> None:
         self._move(job, Event.START)
@@ -253,7 +297,8 @@ class Feeding:
 
     # Within
 
-    def _find(self, link: int, generation: int, stream: int, ticket: int) -> Job | None:
+    def find(self, link: int, generation: int, stream: int, ticket: int) -> Job | None:
+        """The job that a frame means; None if there is none (any more)."""
         owner = self._links.get(link)
         if owner is None or generation != owner.generation:
             return None
@@ -285,11 +330,12 @@ class Feeding:
         owner = self._links.get(job.link)
         was, job.state = job.state, state
         if was in (State.BUILDING, State.DISCARDED) and state is not State.DISCARDED:
-            self._building = None
+            self._building -= 1
         if owner is not None:
             self._leave(owner, job, was)
             self._enter(owner, job)
-        if state is State.GONE:
+        if state is State.GONE and job.body is not None:
+            self.freed.append(job.body)
             job.body = None
 
     def _leave(self, owner: _Link, job: Job, was: State) -> None:
@@ -312,7 +358,7 @@ class Feeding:
             owner.enqueue(job)
             self._queued += 1
         elif job.state is State.BUILDING:
-            self._building = job
+            self._building += 1
         elif job.state is State.HELD:
             owner.held.append(job)
         elif job.state is State.READY:

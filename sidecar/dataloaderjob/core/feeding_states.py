@@ -2,7 +2,7 @@
 
 PARKED     its bundle (the user's code and data) is not here yet
 QUEUED     waits for its turn
-BUILDING   the build thread makes it
+BUILDING   a builder makes it
 DISCARDED  cancelled, or its link ended, while it was being built
 HELD       built, larger than the room that the receiver gave: announced, waits for GRANT
 READY      built, its body waits in the link's output
@@ -43,6 +43,8 @@ class Event(IntEnum):
     """Built; the body exceeds the room."""
     FAILED = auto()
     """User code failed."""
+    LOST = auto()
+    """The builder ended."""
     START = auto()
     """The first byte of the body is about to go."""
     SENT = auto()
@@ -56,14 +58,17 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.QUEUED, Event.GRANT): State.QUEUED,
     (State.QUEUED, Event.CANCEL): State.GONE,
     (State.QUEUED, Event.BUILD): State.BUILDING,
+    (State.QUEUED, Event.FAILED): State.GONE,
     (State.BUILDING, Event.GRANT): State.BUILDING,
     (State.BUILDING, Event.CANCEL): State.DISCARDED,
     (State.BUILDING, Event.FITS): State.READY,
     (State.BUILDING, Event.EXCEEDS): State.HELD,
     (State.BUILDING, Event.FAILED): State.GONE,
+    (State.BUILDING, Event.LOST): State.GONE,
     (State.DISCARDED, Event.FITS): State.GONE,
     (State.DISCARDED, Event.EXCEEDS): State.GONE,
     (State.DISCARDED, Event.FAILED): State.GONE,
+    (State.DISCARDED, Event.LOST): State.GONE,
     (State.HELD, Event.GRANT): State.READY,
     (State.HELD, Event.CANCEL): State.GONE,
     (State.READY, Event.GRANT): State.READY,
@@ -139,4 +144,11 @@ class Fail:
     job: Job
 
 
-Instruction = NeedBundle | Announce | Send | Withdraw | Fail
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Tell the receiver that the process that made this ticket ended."""
+
+    job: Job
+
+
+Instruction = NeedBundle | Announce | Send | Withdraw | Fail | Lost

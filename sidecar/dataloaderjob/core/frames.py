@@ -12,7 +12,7 @@ A frame is a header of 64 bytes, then `nbytes` bytes of payload. Integers are li
 | generation | u32  | of the sender's view of the ring: a frame of another generation is stale |
 | stream     | u32  | one live iterator of a trainer process |
 | ticket     | u64  | position of the batch in its stream, from 0 |
-| bundle       | 16 B | hash of the user's code and data that make the batch |
+| bundle     | 16 B | `Bundle.id`: the user's code and data that make the batch, and the session that it is made in |
 | nbytes     | u64  | payload bytes behind this header |
 | room       | u64  | TICKET: bytes reserved, may be sent unasked. ANNOUNCE: size of the body. PROGRESS: position |
 | crc        | u32  | crc32 of the payload if `Flag.CHECKSUM`, else 0 |
@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from dataloaderjob.core.errors import RemoteProtocolError
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAGIC = 0x4A44
 HEADER = struct.Struct("<HBBHHIIQ16sQQII")
 HEADER_NBYTES = HEADER.size
@@ -56,7 +56,7 @@ class Kind(IntEnum):
     BODY = 5
     """F: the batch itself (`layout`)."""
     FAILED = 6
-    """F: user code failed. Payload: `failures.pack`."""
+    """F: user code failed. Payload: `failures.pack`. With Flag.ELSEWHERE another feeder may fare better."""
     PROGRESS = 7
     """F: about to make sample number `room` of this ticket. Only for tickets with Flag.PROBE."""
     NEED_BUNDLE = 8
@@ -66,7 +66,14 @@ class Kind(IntEnum):
     NOTE = 10
     """F: payload is a line of text for the user: loading a dataset, a slow import."""
     CANCELLED = 11
-    """F: the build thread has passed this cancelled ticket. Tells that a suspect is alive again."""
+    """F: nothing is made of this cancelled ticket any more. Tells that a suspect is alive again."""
+    LOST = 12
+    """F: the process that made this ticket ended. `room`: position of the sample + 1, 0 if none was being made.
+    Payload: how it ended."""
+    RELEASE = 13
+    """R: no stream uses `bundle` any more."""
+    ALIVE = 14
+    """F: this ticket is still being made: what takes so long is user code, not the feeder."""
 
 
 class Flag(IntFlag):
@@ -74,12 +81,24 @@ class Flag(IntFlag):
     """`crc` covers the payload. In a TICKET: the body must carry it."""
     PROBE = 2
     """In a TICKET: report PROGRESS before each sample; this ticket was out when a feeder died or hung."""
+    ELSEWHERE = 4
+    """In FAILED: the bundle could not be loaded here; nothing is said of other feeders."""
 
 
 FROM_FEEDER = frozenset(
-    {Kind.ANNOUNCE, Kind.BODY, Kind.FAILED, Kind.PROGRESS, Kind.NEED_BUNDLE, Kind.NOTE, Kind.CANCELLED}
+    {
+        Kind.ANNOUNCE,
+        Kind.BODY,
+        Kind.FAILED,
+        Kind.PROGRESS,
+        Kind.NEED_BUNDLE,
+        Kind.NOTE,
+        Kind.CANCELLED,
+        Kind.LOST,
+        Kind.ALIVE,
+    }
 )
-FROM_RECEIVER = frozenset({Kind.TICKET, Kind.GRANT, Kind.CANCEL, Kind.BUNDLE})
+FROM_RECEIVER = frozenset({Kind.TICKET, Kind.GRANT, Kind.CANCEL, Kind.BUNDLE, Kind.RELEASE})
 
 
 class Header(NamedTuple):

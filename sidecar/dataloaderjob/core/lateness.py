@@ -25,6 +25,8 @@ MAX_REASKS = 2
 """A ticket that is late at three feeders is slow itself; it waits for its deadline."""
 MAX_STRIKES = 3
 """A ticket that was being made when this many feeders died is the cause of their death."""
+MAX_LOADS = 3
+"""So many feeders that cannot load a bundle fail its tickets; one may only lack a mount that comes later."""
 
 
 @dataclass(slots=True)

@@ -22,9 +22,13 @@ A node is a tuple that starts with its kind:
 | (MAPPING, class, keys, children) | rebuilt as class(dict) |
 | (DEFAULTDICT, factory or None, keys, children) | |
 | (DATACLASS, class, names, children) | |
+| (MADE, way, class or None, child) | an object, which `fetch.objects` makes in this way of this content |
+| (ATTRIBUTES, names, children) | the first child, with the others in its `__dict__` |
+| (SAME, i) | leaf buffer number i again: one tensor or array that has two names |
+| (AGAIN, i) | MADE number i again, in the order in which their content ends |
 
 A class is (module, qualified name). To add a kind of leaf: a `Kind` here, a case in `_Parser`, one in
-`fetch.encoding` and one in `fetch.decoding`.
+`fetch.encoding` and one in `fetch.decoding`; often a way in `fetch.objects` is enough.
 """
 
 from __future__ import annotations
@@ -40,12 +44,12 @@ from dataloaderjob.core import values
 from dataloaderjob.core.errors import RemoteProtocolError
 
 MAGIC = 0x4A42
-VERSION = 2
+VERSION = 3
 HEADER = struct.Struct("<HBBIQ")
 ALIGNMENT = 64
 MAX_SCHEMA_NBYTES = 64 * 1024 * 1024
 MAX_DEPTH = values.MAX_DEPTH // 2 - 8
-"""Each level of the batch is two levels of the schema's value; the rest is for keys and dtypes."""
+"""200. Each level of the batch is two levels of the schema's value; the rest is for keys and dtypes."""
 
 
 class Kind(IntEnum):
@@ -55,6 +59,8 @@ class Kind(IntEnum):
     ARRAY = 3
     SCALAR = 4
     """A numpy scalar: an array without dimensions."""
+    SAME = 5
+    AGAIN = 6
     LIST = 8
     TUPLE = 9
     SET = 10
@@ -65,6 +71,8 @@ class Kind(IntEnum):
     MAPPING = 15
     DEFAULTDICT = 16
     DATACLASS = 17
+    MADE = 18
+    ATTRIBUTES = 19
 
 
 REQUIRES_GRAD = 1
@@ -74,6 +82,7 @@ PARAMETER = 2
 _BUFFERS = frozenset({Kind.TENSOR, Kind.ARRAY, Kind.SCALAR})
 _BARE = frozenset({Kind.LIST, Kind.TUPLE, Kind.SET, Kind.FROZENSET})
 _WITH_CLASS = frozenset({Kind.NAMEDTUPLE, Kind.SEQUENCE})
+_WITH_ATTRIBUTES = frozenset({Kind.NAMEDTUPLE, Kind.MAPPING, Kind.MADE})
 
 ClassName = tuple[str, str]
 """(module, qualified name)."""
@@ -101,10 +110,12 @@ class Node:
 
     kind: Kind
     index: int = -1
-    """Of the value or of the leaf buffer."""
+    """Of the value, of the leaf buffer or of the object made."""
     cls: ClassName | None = None
+    way: str = ""
+    """Of MADE."""
     keys: tuple[Any, ...] = ()
-    """Of a dict; names of a dataclass's fields."""
+    """Of a dict; names of a dataclass's fields, or of attributes."""
     children: tuple[Node, ...] = ()
 
 
@@ -115,6 +126,7 @@ class Layout:
     root: Node
     buffers: tuple[Buffer, ...]
     num_values: int
+    num_made: int
     values_offset: int
     """End of the last leaf buffer; the body has at least this many bytes."""
 
@@ -170,7 +182,7 @@ def parse(key: bytes) -> Layout:
     parser = _Parser(end=len(key))
     try:
         root = parser.node(schema, 0)
-    except (TypeError, ValueError, IndexError) as exc:
+    except (TypeError, ValueError, IndexError, RecursionError) as exc:
         raise RemoteProtocolError(f"a batch's schema is malformed: {exc}") from exc
     if parser.indices != set(range(len(parser.indices))):
         raise RemoteProtocolError("a batch's schema leaves out some of its values")
@@ -178,6 +190,7 @@ def parse(key: bytes) -> Layout:
         root=root,
         buffers=tuple(parser.buffers),
         num_values=len(parser.indices),
+        num_made=parser.num_made,
         values_offset=parser.end,
     )
 
@@ -187,6 +200,7 @@ class _Parser:
     end: int
     buffers: list[Buffer] = field(default_factory=list)
     indices: set[int] = field(default_factory=set)
+    num_made: int = 0
 
     def node(self, schema: tuple[Any, ...], depth: int) -> Node:
         if type(schema) is not tuple:
@@ -200,6 +214,12 @@ class _Parser:
             (index,) = schema[1:]
             self.indices.add(_natural(index))
             return Node(kind=kind, index=index)
+        if kind in (Kind.SAME, Kind.AGAIN):
+            return self._named_twice(kind, *schema[1:])
+        if kind is Kind.MADE:
+            return self._made(*schema[1:], depth=depth)
+        if kind is Kind.ATTRIBUTES:
+            return self._attributes(*schema[1:], depth=depth)
         cls: ClassName | None = None
         keys: tuple[Any, ...] = ()
         if kind in _BARE:
@@ -213,8 +233,36 @@ class _Parser:
             cls = None if kind is Kind.DEFAULTDICT and cls is None else _class_name(cls)
         if keys or kind >= Kind.DICT:
             _check_keys(kind, keys, len(children))
-        nodes = tuple([self.node(child, depth + 1) for child in _sized(children)])
-        return Node(kind=kind, cls=cls, keys=keys, children=nodes)
+        return Node(kind=kind, cls=cls, keys=keys, children=self._children(children, depth))
+
+    def _children(self, children: tuple[Any, ...], depth: int) -> tuple[Node, ...]:
+        nodes = []
+        for child in _sized(children):  # a comprehension would be a frame more for each level
+            nodes.append(self.node(child, depth + 1))
+        return tuple(nodes)
+
+    def _named_twice(self, kind: Kind, index: int) -> Node:
+        """Refers only to what comes before it, so that it is there when this is put together."""
+        if _natural(index) >= (len(self.buffers) if kind is Kind.SAME else self.num_made):
+            raise ValueError(f"{kind.name} refers to number {index}, which does not come before it")
+        return Node(kind=self.buffers[index].kind if kind is Kind.SAME else kind, index=index)
+
+    def _made(self, way: str, cls: tuple[str, ...] | None, child: tuple[Any, ...], *, depth: int) -> Node:
+        if type(way) is not str:
+            raise TypeError(f"{way!r} is no way to make an object")
+        name = None if cls is None else _class_name(cls)
+        content = self.node(child, depth + 1)
+        self.num_made += 1
+        return Node(kind=Kind.MADE, index=self.num_made - 1, way=way, cls=name, children=(content,))
+
+    def _attributes(self, names: tuple[Any, ...], children: tuple[Any, ...], *, depth: int) -> Node:
+        if len(_sized(names)) != len(_sized(children)) - 1 or not names:
+            raise ValueError(f"{len(names)} attributes for {len(children)} children")
+        if not all(map(_is_attribute, names)):
+            raise ValueError("an attribute that cannot be one")
+        if children[0][0] not in _WITH_ATTRIBUTES:
+            raise ValueError("attributes of something that has none")
+        return Node(kind=Kind.ATTRIBUTES, keys=names, children=self._children(children, depth))
 
     def _buffer(
         self,
@@ -278,5 +326,9 @@ def _check_keys(kind: Kind, keys: tuple[Any, ...], count: int) -> None:
         raise ValueError(f"{len(keys)} keys for {count} children")
     if not all(map(values.is_key, keys)):
         raise ValueError("a key that cannot be one")
-    if kind is Kind.DATACLASS and not all(type(k) is str and not k.startswith("__") for k in keys):
+    if kind is Kind.DATACLASS and not all(map(_is_attribute, keys)):
         raise ValueError("a field of a dataclass that cannot be one")
+
+
+def _is_attribute(name: object) -> bool:
+    return type(name) is str and not name.startswith("__")

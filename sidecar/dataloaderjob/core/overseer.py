@@ -108,7 +108,7 @@ def _check_awaited(machine: Dispatcher, now: float, stream: Stream, ticket: Tick
     since = _waiting_since(machine, ticket)
     waited = now - since
     if waited > machine.settings.batch_deadline_s:
-        _give_up(machine, now, ticket, waited)
+        _give_up(machine, ticket, waited)
         return
     if waited > machine.settings.progress_after_s and now - ticket.noted_at > NOTE_EVERY_S:
         ticket.noted_at = now
@@ -127,21 +127,14 @@ def _waiting_since(machine: Dispatcher, ticket: Ticket) -> float:
     return max(since, ticket.stream.waiting_since or 0.0)
 
 
-def _give_up(machine: Dispatcher, now: float, ticket: Ticket, waited: float) -> None:
-    links = [a.link for a in ticket.asks]
+def _give_up(machine: Dispatcher, ticket: Ticket, waited: float) -> None:
+    """Feeders that still make it are told by its end to stop, and end the process that does not."""
     machine.fail_service(
         ticket,
         "DeadlineExceeded",
         f"batch {ticket.number} was not ready after {waited:.0f} s (the deadline is "
         f"{machine.settings.batch_deadline_s:.0f} s, spec.deadlines.batchSeconds): {_who(machine, ticket)}",
     )
-    for link in links:
-        if not link.replace_asked:
-            link.replace_asked = True
-            link.suspect_since = link.suspect_since or now
-            machine.report(
-                Replace(link.endpoint, f"did not finish batch {ticket.number} within the deadline")
-            )
 
 
 def _maybe_hedge(machine: Dispatcher, now: float, stream: Stream, ticket: Ticket) -> None:

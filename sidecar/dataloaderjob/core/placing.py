@@ -17,6 +17,10 @@ from dataloaderjob.core.streams import Event, State, Stream, Ticket
 RESERVE = 4
 """Batches of room beyond the window: those that the trainer works on, or keeps for a step or two."""
 
+LEAST_WINDOW = 16
+"""A smaller window gets the room of this one: with one or two workers' windows a trainer that keeps the batches of
+a few steps would get copies."""
+
 
 def mb(nbytes: int) -> str:
     """Bytes for people."""
@@ -46,7 +50,11 @@ class Placer:
         if self.ring_nbytes is not None:
             need = self.ring_nbytes - space.ring_nbytes
         else:
-            wanted = sum((s.window + RESERVE) * round_up(s.size_hint) for s in streams if s.size_hint)
+            wanted = sum(
+                (max(s.window, LEAST_WINDOW) + RESERVE) * round_up(s.size_hint)
+                for s in streams
+                if s.size_hint
+            )
             need = wanted - space.ring_nbytes
             if space.ring_nbytes and need < wanted / 3:
                 return

@@ -66,7 +66,8 @@ class FeederSettings:
     job: str
     name: str = "feeder-0"
     session: str = ""
-    """Ray's name for the cluster that placed it. One of another cluster is a guest at the supervisor."""
+    """Ray's name for the cluster that placed it, empty without Ray. One of another cluster is a guest at the
+    supervisor."""
     index: int = 0
     """Number in the name; what `get_worker_info().id` tells user code."""
     num_feeders: int = 1
@@ -82,24 +83,32 @@ class FeederSettings:
     advertise_host: str | None = None
     """What receivers connect to; None: as bound or, bound to all addresses, the node's address."""
     port: int = 0
-    torch_threads: int = 1
-    """More than one makes sums depend on the machine."""
+    node: str = ""
+    """Where it runs, by the provider's name for the place; for messages."""
     max_ungranted: int = 2
     """Built batches kept for one receiver that has no room for them."""
-    max_loaded_bundles: int = 8
-    """Datasets kept loaded; the one used longest ago goes first."""
+    max_idle_nbytes: int = 1 << 30
+    """Bundles that no session uses are kept loaded up to so many bytes as shipped, the last one always."""
+
+    @property
+    def blob_path(self) -> Path:
+        return Path(self.blob_folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorSettings:
-    """The supervisor, one for a job, on the Ray head."""
+    """The supervisor, one for a job, beside the Ray head or the feeder host."""
 
     job: str
     key_path: str
     blob_folder: str
     """The supervisor's own; uploads for other nodes lie here."""
-    ray_address: str
-    """host:port of the GCS."""
+    provider: str = "ray"
+    """Who starts feeders: "ray" or "local" (`providers.provider`)."""
+    ray_address: str = ""
+    """host:port of the GCS, for the provider "ray"."""
+    host_socket: str | None = None
+    """Path of the feeder host's socket, for the provider "local"."""
     num_feeders: int = 1
     """At the first start; a number that was set later is kept in `state_path`."""
     state_path: str

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 from typing import Any
 
 from dataloaderjob.core import auth
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
 
 MAX_MESSAGE_NBYTES = 16 * 1024 * 1024
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """The user of the process that holds the other end of a connected Unix socket, as the kernel knows it."""
+    _, uid, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
 
 
 def recv_exactly(sock: socket.socket, n: int) -> bytes:

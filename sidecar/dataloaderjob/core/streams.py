@@ -129,6 +129,10 @@ class Link:
     replace_asked: bool = False
     refused: dict[bytes, str] = field(default_factory=dict)
     """Bundles that this feeder cannot serve, and why."""
+    not_loaded: set[bytes] = field(default_factory=set)
+    """Bundles that could not be loaded there."""
+    bundles: set[bytes] = field(default_factory=set)
+    """Bundles of which tickets were sent there."""
 
 
 @dataclass(slots=True, eq=False)

@@ -29,6 +29,7 @@ control   c -> s  {"type": "scale", "feeders": n} | {"type": "status"} | {"type"
 
 from __future__ import annotations
 
+import signal
 import socket
 from enum import StrEnum
 from typing import Any
@@ -60,7 +61,7 @@ LASTING = frozenset({Cause.REGISTER_TIMEOUT, Cause.FAILS, Cause.REFUSED})
 EXIT_RAY_LATE = 3
 """Of the supervisor: ray.init did not return."""
 EXIT_RAY_LOST = 4
-"""Of the supervisor: Ray was there and is gone, or refused it."""
+"""Of the supervisor: Ray, or the feeder host, was there and is gone, or refused it."""
 EXITS_RAY = frozenset({EXIT_RAY_LATE, EXIT_RAY_LOST})
 
 
@@ -76,6 +77,30 @@ def ask(
     if answer.get("type") == "error":
         raise ServiceError(f"the supervisor refused {message.get('type')!r}: {answer.get('message')}")
     return answer
+
+
+def name_of(index: int) -> str:
+    return f"feeder-{index}"
+
+
+def index_of(name: str) -> int | None:
+    """The number in a feeder's name, None if it is not one."""
+    head, _, tail = name.rpartition("-")
+    return int(tail) if head == "feeder" and tail.isdecimal() and str(int(tail)) == tail else None
+
+
+def ended_text(code: int, words: str) -> str:
+    """How a feeder's process ended. `code`: as `subprocess` gives it; `words`: its last ones."""
+    if code < 0:
+        try:
+            how = f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            how = f"was killed by signal {-code}"
+        if -code == signal.SIGKILL and not words:
+            words = "memory may have run out, the kernel's log says so"
+    else:
+        how = f"ended with code {code}"
+    return f"its process {how}: {words or 'it said nothing'}"
 
 
 def text(message: dict[str, Any], field: str) -> str:

@@ -5,8 +5,9 @@ The receiver hands it on unread; a feeder, and a message about a late batch, dec
     u64 base_seed, u64 first_position, u8 form, u8 key_form, u16 0, u32 count, then the keys
 
 `form` says how torch's fetcher sees the keys: a batch (list) or one bare key (`batch_size=None`).
-`key_form`: INTS is count int64; PICKLED is one pickle of the list (any other kind of key: trainer to
-feeder is the direction in which pickle is allowed). STREAM_POSITION is kept for iterable datasets:
+`key_form`: INTS is count int64, a list; PICKLED is one pickle of what the batch sampler gave: a list of any other
+kind of key, a tuple, an array (trainer to feeder is the direction in which pickle is allowed); ITEMS is one
+pickle of an array, whose items are the keys in the list. STREAM_POSITION is kept for iterable datasets:
 a stream's name and a position instead of indices.
 """
 
@@ -34,6 +35,7 @@ class KeyForm(IntEnum):
     INTS = 0
     PICKLED = 1
     STREAM_POSITION = 2
+    ITEMS = 3
 
 
 class Ticket(NamedTuple):
@@ -42,7 +44,7 @@ class Ticket(NamedTuple):
     base_seed: int
     first_position: int
     bare: bool
-    keys: list[Any]
+    keys: Sequence[Any]
 
 
 @lru_cache(maxsize=64)
@@ -62,12 +64,17 @@ def pack(
     keys: Sequence[Any],
     *,
     bare: bool = False,
-    pickle_keys: Callable[[list[Any]], bytes] = pickle.dumps,
+    pickle_keys: Callable[[Any], bytes] = pickle.dumps,
 ) -> bytes:
-    """Packs the keys of one batch; ints in 8 bytes each, anything else as `pickle_keys` makes of it."""
-    if all_ints(keys):
+    """Packs the keys of one batch; a list of ints in 8 bytes each, anything else as `pickle_keys` makes of it."""
+    if type(keys) is list and all_ints(keys):
         return pack_ints(base_seed, first_position, keys, bare)
-    return _pack_pickled(base_seed, first_position, keys, bare, pickle_keys)
+    return _pack_pickled(base_seed, first_position, keys, bare, pickle_keys=pickle_keys)
+
+
+def pack_items(base_seed: int, first_position: int, keys: Any) -> bytes:
+    """Packs the list of an array's items, each of which would take a pickle of its own."""
+    return _pack_pickled(base_seed, first_position, keys, False, KeyForm.ITEMS)
 
 
 def pack_ints(base_seed: int, first_position: int, keys: Sequence[int], bare: bool) -> bytes:
@@ -82,12 +89,12 @@ def pack_ints(base_seed: int, first_position: int, keys: Sequence[int], bare: bo
 def _pack_pickled(
     base_seed: int,
     first_position: int,
-    keys: Sequence[Any],
+    keys: Any,
     bare: bool,
-    pickle_keys: Callable[[list[Any]], bytes] = pickle.dumps,
+    form: KeyForm = KeyForm.PICKLED,
+    pickle_keys: Callable[[Any], bytes] = pickle.dumps,
 ) -> bytes:
-    blob = pickle_keys(list(keys))
-    return _HEAD.pack(base_seed, first_position, bare, KeyForm.PICKLED, 0, len(keys)) + blob
+    return _HEAD.pack(base_seed, first_position, bare, form, 0, len(keys)) + pickle_keys(keys)
 
 
 def unpack(data: bytes | memoryview) -> Ticket:
@@ -101,11 +108,11 @@ def unpack(data: bytes | memoryview) -> Ticket:
                 f"a ticket of {n} indices needs {HEAD_NBYTES + 8 * n} bytes, found {len(data)}"
             )
         return Ticket(base_seed, first, bool(bare), list(_ints(n).unpack_from(data)[6:]))
-    if key_form == KeyForm.PICKLED:
+    if key_form in (KeyForm.PICKLED, KeyForm.ITEMS):
         keys = pickle.loads(data[HEAD_NBYTES:])  # noqa: S301  authenticated, trainer to feeder only
         if len(keys) != n:
             raise RemoteProtocolError(f"a ticket says {n} keys and holds {len(keys)}")
-        return Ticket(base_seed, first, bool(bare), keys)
+        return Ticket(base_seed, first, bool(bare), list(keys) if key_form == KeyForm.ITEMS else keys)
     raise RemoteProtocolError(f"key form {key_form} is not known: this feeder serves map-style datasets only")
 
 

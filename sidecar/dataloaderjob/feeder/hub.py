@@ -1,6 +1,6 @@
 """The supervisor's port: a thread for each connection, whose role says what it is for (`core.supervision`).
 
-Nothing here calls Ray: feeders and sidecars are told and heard while Ray is slow or gone.
+Nothing here calls the provider: feeders and sidecars are told and heard while Ray is slow or gone.
 """
 
 from __future__ import annotations

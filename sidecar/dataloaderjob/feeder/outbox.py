@@ -1,31 +1,27 @@
-"""Follows the machine's instructions: frames into the links' queues, then out.
-
-All methods but `flush` are called under the server's lock; those that queue return the links to flush
-after it.
-"""
+"""Follows the machine's instructions: frames into the links' queues. Returns the links to flush then."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
 
 from dataloaderjob.core import frames
 from dataloaderjob.core.feeding import Feeding
-from dataloaderjob.core.feeding_states import Announce, Fail, Instruction, Job, NeedBundle, Send, Withdraw
+from dataloaderjob.core.feeding_states import (
+    Announce,
+    Fail,
+    Instruction,
+    Job,
+    Lost,
+    NeedBundle,
+    Send,
+    Withdraw,
+)
 from dataloaderjob.core.frames import Flag, Header, Kind
 from dataloaderjob.feeder.link import Buffer, Link
+from dataloaderjob.feeder.sessions import Body
 
-CHECKSUM, PROBE = int(Flag.CHECKSUM), int(Flag.PROBE)
-"""Plain ints: int & IntFlag costs 2 µs, several times a batch."""
-
-
-class Body(NamedTuple):
-    """A built batch until it is sent; `Job.body`."""
-
-    batch: Any
-    """Keeps the buffers alive."""
-    buffers: list[Buffer]
-    crc: int
+CHECKSUM = int(Flag.CHECKSUM)
+"""A plain int: int & IntFlag costs 2 µs."""
 
 
 class Outbox:
@@ -35,8 +31,10 @@ class Outbox:
         self.links: dict[int, Link] = {}
         self._machine = machine
 
-    def perform(self, instructions: Iterable[Instruction], failure: bytes = b"") -> set[Link]:
-        """`failure` is the packed failure of tickets that failed."""
+    def perform(
+        self, instructions: Iterable[Instruction], payload: bytes = b"", *, flags: int = 0, position: int = -1
+    ) -> set[Link]:
+        """`payload`: the packed failure of tickets that failed, or why they are lost, making sample `position`."""
         touched: set[Link] = set()
         for made in instructions:
             job = made.job
@@ -50,20 +48,24 @@ class Outbox:
             elif isinstance(made, Announce):
                 self.control(Kind.ANNOUNCE, job, room=job.nbytes)
             elif isinstance(made, Fail):
-                self.control(Kind.FAILED, job, payload=failure)
+                self.control(Kind.FAILED, job, payload=payload, flags=flags)
+            elif isinstance(made, Lost):
+                self.control(Kind.LOST, job, payload=payload, room=position + 1)
             elif isinstance(made, NeedBundle):
                 self.control(Kind.NEED_BUNDLE, job)
             touched.add(link)
         return touched
 
-    def control(self, kind: Kind, job: Job, *, room: int = 0, payload: bytes = b"") -> set[Link]:
+    def control(
+        self, kind: Kind, job: Job, *, room: int = 0, payload: bytes = b"", flags: int = 0
+    ) -> set[Link]:
         """Queues any frame but BODY about `job`."""
         link = self.links.get(job.link)
         if link is None:
             return set()
         header = frames.pack(
             kind, generation=job.generation, stream=job.stream, ticket=job.ticket, bundle=job.bundle,
-            nbytes=len(payload), room=room, load=self._machine.load,
+            nbytes=len(payload), room=room, load=self._machine.load, flags=flags,
         )  # fmt: skip
         link.queue_control(header + payload)
         return {link}
@@ -82,10 +84,4 @@ class Outbox:
             Kind.BODY, generation=job.generation, stream=job.stream, ticket=job.ticket, bundle=job.bundle,
             nbytes=job.nbytes, flags=job.flags & CHECKSUM, load=self._machine.load, crc=body.crc,
         )  # fmt: skip
-        return [header, *body.buffers]
-
-    def flush(self, links: Iterable[Link]) -> None:
-        """Sends what the sockets take. A broken link is shut down; the I/O thread drops it."""
-        for link in links:
-            if not link.flush():
-                link.shutdown()
+        return [header, body.view]

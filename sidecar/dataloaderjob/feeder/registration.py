@@ -31,7 +31,7 @@ _jitter = random.Random()  # noqa: S311  jitter
 class Registration:
     """Runs in a thread of its own until the process ends."""
 
-    def __init__(self, settings: FeederSettings, server: FeederServer, *, host: str, node: str) -> None:
+    def __init__(self, settings: FeederSettings, server: FeederServer, *, host: str) -> None:
         self._settings, self._server = settings, server
         self._key = read_key(settings.key_path)
         self._ready = {
@@ -40,7 +40,7 @@ class Registration:
             "port": server.port,
             "instance": server.instance,
             "pid": os.getpid(),
-            "node": node,
+            "node": settings.node,
             "session": settings.session,
         }
 

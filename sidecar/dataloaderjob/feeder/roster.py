@@ -1,10 +1,10 @@
-"""Which feeders there should be, and what to do about each one. Pure: no Ray, no sockets, no clock.
+"""Which feeders there should be, and what to do about each one. Pure: no provider, no sockets, no clock.
 
 A feeder has a seat, by its number. Events move seats by TRANSITIONS; `step` tells what time asks for.
 
-    PLACING   asked of Ray, has not reported yet
+    PLACING   asked of the provider, has not reported yet
     READY     has reported; receivers know it
-    LOST      its connection ended; Ray starts it again, or it connects again
+    LOST      its connection ended; it is started again, or it connects again
     DRAINING  no longer wanted; receivers no longer know it, it finishes what it has
     BACKOFF   was killed or could not be placed; is placed again later
     (none)    not wanted, not there
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from dataloaderjob.core.supervision import LASTING, Cause
+from dataloaderjob.core.supervision import LASTING, Cause, index_of, name_of
 
 FIRST_BACKOFF_S = 1.0
 LAST_BACKOFF_S = 30.0
@@ -41,7 +41,7 @@ class Event(Enum):
     LEAVE = auto()
     """Its connection ended."""
     FAIL = auto()
-    """Ray refused to place it, or gave it up."""
+    """The provider refused to place it, or gave it up."""
     REPLACE = auto()
     """A receiver says that it hangs."""
     LATE = auto()
@@ -125,16 +125,6 @@ class Drain:
 Action = Place | Kill | Drain
 
 
-def name_of(index: int) -> str:
-    return f"feeder-{index}"
-
-
-def index_of(name: str) -> int | None:
-    """The number in a feeder's name, None if it is not one."""
-    head, _, tail = name.rpartition("-")
-    return int(tail) if head == "feeder" and tail.isdecimal() and str(int(tail)) == tail else None
-
-
 class Roster:
     """All seats. Every method that changes something says so by `version`."""
 
@@ -180,7 +170,7 @@ class Roster:
     # Events
 
     def opened(self, session: str, now: float) -> None:
-        """Ray answers: feeders of this cluster that reported before are no guests."""
+        """The provider answers: feeders of this session that reported before are no guests."""
         self.session = session
         for endpoint in [e for e in self._guests.values() if e.session == session]:
             del self._guests[endpoint.instance]
@@ -245,7 +235,7 @@ class Roster:
         return [Kill(seat.index)]
 
     def failed(self, index: int, why: str, now: float, cause: Cause = Cause.REFUSED) -> None:
-        """Ray refused to place it, or gave it up."""
+        """The provider refused to place it, or gave it up."""
         seat = self.seats.get(index)
         if seat is not None:
             self._move(seat, Event.FAIL, now, why=why, cause=cause)

@@ -1,17 +1,12 @@
-"""A feeder's server: receivers connect, tickets come in, batches go out. The shell of `core.feeding`.
+"""A feeder: receivers connect, tickets come in, batches go out. The shell of `core.feeding`.
 
-Two threads matter. The I/O thread reads frames and finishes what a socket did not take at once; the
-build thread (the caller of `run_forever`, or one of its own after `start`) makes batches and tries to
-send them itself. One lock guards the machine and the links' queues; no system call on a link and no user
-code runs under it.
-
-By itself, without Ray or supervisor:  python -m dataloaderjob.feeder.server --settings FILE.json
-prints one JSON line {"host", "port", "instance", "pid"} when it is ready.
+One loop, in the main thread, owns the machine, the links and the channels to builders. Handshakes, blobs on their way
+and the connection to the supervisor have threads of their own, which hand what they have to the loop. No user code
+runs in this process (`builders`), so nothing that it does can hold up a frame.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import logging
@@ -19,73 +14,64 @@ import os
 import select
 import socket
 import sys
-import threading
 import time
-import weakref
+from collections import deque
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from dataloaderjob.core.blobs import BlobStore
-from dataloaderjob.core.errors import ProtocolError, ServiceError, first_line
+from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError
 from dataloaderjob.core.feeding import Feeding
 from dataloaderjob.core.feeding_states import Instruction, Job
-from dataloaderjob.core.frames import Header, Kind
-from dataloaderjob.core.settings import IN_FEEDER_VARIABLE, FeederSettings, load, read_key
+from dataloaderjob.core.frames import Flag, Header, Kind
+from dataloaderjob.core.settings import FeederSettings, read_key
 from dataloaderjob.core.tickets import base_seed
+from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore
+from dataloaderjob.feeder.channel import Channel
 from dataloaderjob.feeder.door import Door
-from dataloaderjob.feeder.link import Link, checksum
-from dataloaderjob.feeder.outbox import CHECKSUM, PROBE, Body, Outbox
-from dataloaderjob.feeder.workshop import Failed, Workshop
+from dataloaderjob.feeder.link import Link
+from dataloaderjob.feeder.outbox import Outbox
+from dataloaderjob.feeder.registration import Registration
+from dataloaderjob.feeder.sessions import Body
 from dataloaderjob.fetch.facts import facts
 
 log = logging.getLogger(__name__)
 
-SWITCH_INTERVAL_S = 0.0005
-"""User code in pure Python yields to the I/O thread so often; Python's 5 ms would delay every frame."""
-TICK_S = 1.0
-PROBE_WAIT_S = 0.5
-"""A PROGRESS frame gets so long to leave before its sample, which may end the process, is made."""
-_IN = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
-_ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-
-_servers: weakref.WeakSet[FeederServer] = weakref.WeakSet()
+TICK_S = 0.5
+ALIVE_S = 5.0
+"""Well below the time after which a silent feeder is replaced (`core.lateness`)."""
+EXIT_FAILED = 1
+_INPUT = select.EPOLLIN | select.EPOLLRDHUP
+_ELSEWHERE = int(Flag.ELSEWHERE)
 
 
 class FeederServer:
     """Serves one feeder process. Raises InputError, OSError when it cannot start."""
 
-    def __init__(self, settings: FeederSettings) -> None:
+    def __init__(self, settings: FeederSettings, requests: socket.socket) -> None:
+        """`requests`: to the host, for templates."""
         self.settings = settings
         self.instance = os.urandom(8).hex()
         key = read_key(settings.key_path)
-        store = BlobStore(Path(settings.blob_folder))
-        self._workshop = Workshop(settings, store)
-        self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)
         self._machine = Feeding(settings.max_ungranted)
-        self._desk = BundleStore(
-            settings, key, store, machine=self._machine, lock=self._lock, ended=self._bundle_ended
+        self._bundles = BundleStore(
+            settings, key, self._machine, soon=self.soon, here=self._bundle_here, lost=self._bundle_lost
         )
+        self._builders = Builders(settings, requests, self)
         self._outbox = Outbox(self._machine)
-        self._inbox: list[socket.socket] = []
-        self._owed: list[tuple[Link, Header]] = []
+        self._calls: deque[Callable[[], None]] = deque()
+        self._owed: dict[bytes, list[tuple[int, Header]]] = {}
+        """CANCEL frames (link, header) by bundle, which are confirmed once its builder is through with its job."""
         self._numbers = 0
+        self._alive_at = 0.0
         self._stopping = False
-        self._error: BaseException | None = None
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
+        self._callbacks: dict[int, Callable[[int], None]] = {}
         told = {**facts(), "feeder": settings.name, "instance": self.instance, "pid": os.getpid()}
         self._door = Door(
-            settings.bind_host,
-            settings.port,
-            key=key,
-            job=settings.job,
-            facts=told,
-            welcomed=self._welcomed,
+            settings.bind_host, settings.port, key=key, job=settings.job, facts=told, welcomed=self._welcomed
         )
-        self._threads = [self._thread(self._io, "dlj-io")]
 
     @property
     def port(self) -> int:
@@ -94,22 +80,24 @@ class FeederServer:
     @property
     def idle(self) -> bool:
         """Whether no receiver is owed anything."""
-        with self._lock:
-            return self._machine.idle
+        return self._machine.idle
+
+    # The loop
 
     def run_forever(self) -> None:
-        """Serves with this thread as build thread until `stop`. Raises what broke the server."""
-        self._begin()
-        self._guarded(self._build_forever)
-        self._end()
-        if self._error is not None:
-            raise ServiceError(f"{self.settings.name} broke: {first_line(self._error)}") from self._error
-
-    def start(self) -> None:
-        """Serves with a build thread of its own."""
-        self._threads.append(self._thread(self._build_forever, "dlj-build"))
-        self._begin()
-        self._threads[-1].start()
+        """Serves until `stop`. Raises what broke the server."""
+        self._register(self._wake, select.EPOLLIN, lambda _: self._woken())
+        self._register(self._door.sock.fileno(), select.EPOLLIN, lambda _: self._door.accept_all())
+        next_tick = 0.0
+        while not self._stopping:
+            for fd, events in self._poll.poll(TICK_S):
+                callback = self._callbacks.get(fd)
+                if callback is not None:  # else it was closed by what came before it
+                    callback(events)
+            if (now := time.monotonic()) >= next_tick:
+                next_tick = now + TICK_S
+                self._tick(now)
+        self._bundles.stopping = True
 
     def stop(self) -> None:
         """From any thread or signal handler: ends `run_forever`."""
@@ -117,243 +105,230 @@ class FeederServer:
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake, 1)
 
-    def join(self, timeout_s: float | None = None) -> BaseException | None:
-        """Waits for the end after `start`; returns what broke the server, if anything did."""
-        for thread in self._threads:
-            thread.join(timeout_s)
-        return self._error
-
-    # Life
-
-    def _begin(self) -> None:
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        _servers.add(self)
-        self._poll.register(self._wake, select.EPOLLIN)
-        self._poll.register(self._door.sock.fileno(), select.EPOLLIN)
-        self._threads[0].start()
-
-    def _end(self) -> None:
-        self.stop()
-        self._threads[0].join()
-
-    def _thread(self, body: Callable[[], None], name: str) -> threading.Thread:
-        return threading.Thread(target=self._guarded, args=(body,), name=name, daemon=True)
-
-    def _guarded(self, body: Callable[[], None]) -> None:
-        """A thread that breaks ends the server instead of leaving half of it."""
-        try:
-            body()
-        except BaseException as exc:
-            log.exception("%s broke", self.settings.name)
-            self._error = self._error or exc
-            self.stop()
-
-    def abandon_in_child(self) -> None:
-        """After user code forked: the child must not keep receivers from seeing our end."""
-        self._poll.close()
-        for sock in (self._door.sock, *(link.sock for link in self._outbox.links.values()), *self._inbox):
-            sock.close()
-
-    # The I/O thread
-
-    def _io(self) -> None:
-        by_fd: dict[int, Link] = {}
-        door = self._door.sock.fileno()
-        next_tick = 0.0
-        try:
-            while not self._stopping:
-                for fd, events in self._poll.poll(TICK_S):
-                    if fd == self._wake:
-                        with contextlib.suppress(BlockingIOError):
-                            os.eventfd_read(self._wake)
-                    elif fd == door:
-                        self._door.accept_all()
-                    elif fd in by_fd and not self._serve(by_fd[fd], events):
-                        self._drop(by_fd.pop(fd), fd)
-                if self._inbox:
-                    self._adopt(by_fd)
-                if time.monotonic() > next_tick:
-                    next_tick = time.monotonic() + TICK_S
-                    self._door.expire()
-                    self._tell_waiting()
-        finally:
-            with self._work:
-                self._stopping = self._desk.stopping = True
-                self._work.notify_all()
-            for fd, link in by_fd.items():
-                self._drop(link, fd)
-            self._door.close()
-            self._poll.close()
-
-    def _welcomed(self, sock: socket.socket, answer: dict[str, Any]) -> None:
-        if answer.get("role") != "receiver" or self._stopping:
-            sock.close()
-            return
-        with self._lock:
-            self._inbox.append(sock)
+    def soon(self, call: Callable[[], None]) -> None:
+        """Has the loop call a function; from any thread."""
+        self._calls.append(call)
         os.eventfd_write(self._wake, 1)
 
-    def _adopt(self, by_fd: dict[int, Link]) -> None:
-        with self._lock:
-            fresh, self._inbox = self._inbox, []
-            for sock in fresh:
-                self._numbers += 1
-                link = Link(
-                    self._numbers, sock, lock=self._lock, on_start=self._machine.started, on_sent=self._sent
-                )
-                self._outbox.links[link.number] = by_fd[sock.fileno()] = link
-                self._machine.opened(link.number)
-        for sock in fresh:
-            self._poll.register(sock.fileno(), _IN)
+    def watch(self, end: Channel, callback: Callable[[], None]) -> None:
+        self._register(end.fileno(), select.EPOLLIN | select.EPOLLOUT | select.EPOLLET, lambda _: callback())
 
-    def _drop(self, link: Link, fd: int) -> None:
+    def unwatch(self, end: Channel) -> None:
+        self._unregister(end.fileno())
+
+    def _register(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
+        self._poll.register(fd, events)
+        self._callbacks[fd] = callback
+
+    def _unregister(self, fd: int) -> None:
+        self._callbacks.pop(fd, None)
         with contextlib.suppress(OSError):
             self._poll.unregister(fd)
-        with self._lock:
-            self._outbox.links.pop(link.number, None)
-            self._machine.closed(link.number)
-            self._work.notify()
-        link.close()
 
-    def _serve(self, link: Link, events: int) -> bool:
-        """Returns False when the link has ended."""
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        while self._calls:
+            self._calls.popleft()()
+
+    def _tick(self, now: float) -> None:
+        self._door.expire()
+        self._builders.tick(now, self._machine.used)
+        touched: set[Link] = set()
+        for bundle, text in (*self._bundles.notes(now), *self._builders.notes(now)):
+            for job in self._machine.waiting(bundle):
+                touched |= self._outbox.control(Kind.NOTE, job, payload=text.encode())
+        if now - self._alive_at >= ALIVE_S:
+            self._alive_at = now
+            for job in self._builders.busy():
+                touched |= self._outbox.control(Kind.ALIVE, job)
+        self._flush(touched)
+
+    # Links
+
+    def _welcomed(self, sock: socket.socket, answer: dict[str, Any]) -> None:
+        if answer.get("role") != "receiver":
+            sock.close()
+            return
+        self.soon(lambda: self._adopt(sock))
+
+    def _adopt(self, sock: socket.socket) -> None:
+        self._numbers += 1
+        link = Link(self._numbers, sock, on_start=self._machine.started, on_sent=self._machine.sent)
+        self._outbox.links[link.number] = link
+        self._machine.opened(link.number)
+        fd = sock.fileno()
+        self._register(fd, _INPUT, lambda events: self._serve(link, events))
+
+    def _serve(self, link: Link, events: int) -> None:
         alive = True
         if events & ~select.EPOLLOUT:
-            alive = link.read(to_end=bool(events & _ENDED))
+            alive = link.read()
             try:
                 self._take(link)
             except ProtocolError as exc:
                 log.warning("%s: a receiver's link is closed: %s", self.settings.name, exc)
-                return False
-        return alive and link.flush()
+                alive = False
+            except Exception:
+                log.exception("%s: a receiver's link is closed", self.settings.name)
+                alive = False
+        if alive:
+            self._flush({link})
+        else:
+            self._drop(link)
+
+    def _drop(self, link: Link) -> None:
+        if self._outbox.links.pop(link.number, None) is None:
+            return
+        self._unregister(link.sock.fileno())
+        link.close()
+        self._machine.closed(link.number)
+        self._builders.templates.closed(link.number)
+        self._settle()
+
+    def _flush(self, links: set[Link]) -> None:
+        """Sends what the sockets take; goes on when they take more."""
+        for link in links:
+            if link.closed:
+                continue
+            if not link.flush():
+                self._drop(link)
+                continue
+            if link.armed != link.pending:
+                link.armed = link.pending
+                waiting = select.EPOLLOUT if link.pending else 0
+                self._poll.modify(link.sock.fileno(), _INPUT | waiting)
+        self._settle()
+
+    def _settle(self) -> None:
+        """After whatever happened: buffers that are free again, and work for builders that have none."""
+        freed, self._machine.freed = self._machine.freed, []
+        for body in freed:
+            self._builders.release(body)
+        while (job := self._machine.next_build(self._builders.free)) is not None:
+            self._builders.build(job)
 
     def _take(self, link: Link) -> None:
-        touched: set[Link] = set()
-        with self._lock:
-            for header, payload in link.frames():
-                touched |= self._outbox.perform(self._frame(link, header, payload))
-            self._work.notify()
-        self._outbox.flush(touched - {link})
+        touched: set[Link] = {link}
+        for header, payload in link.frames():
+            touched |= self._outbox.perform(self._frame(link, header, payload))
+        self._flush(touched)
 
     def _frame(self, link: Link, header: Header, payload: bytes) -> list[Instruction]:
-        """One frame of a receiver, under the lock."""
+        """One frame of a receiver."""
         which = {"generation": header.generation, "stream": header.stream, "ticket": header.ticket}
+        bundle = header.bundle
         if header.kind == Kind.TICKET:
-            return self._machine.ticket(
-                link.number,
-                **which,
-                bundle=header.bundle,
-                flags=header.flags,
-                room=header.room,
-                payload=payload,
+            made = self._machine.ticket(
+                link.number, **which, bundle=bundle, flags=header.flags, room=header.room, payload=payload
             )
+            if self._machine.known(bundle):
+                self._builders.templates.use(link.number, self._bundles[bundle])
+                self._begin(bundle)
+            return made
         if header.kind == Kind.GRANT:
             return self._machine.grant(link.number, **which, room=header.room)
         if header.kind == Kind.CANCEL:
-            self._owed.append((link, header))
-            return self._machine.cancel(link.number, **which)
-        self._desk.learn(header.bundle, payload)
+            return self._cancel(link, header, which)
+        if header.kind == Kind.RELEASE:
+            self._machine.release(link.number, bundle)
+            if not self._machine.used(bundle):
+                self._builders.end(bundle)
+                self._bundles.forget(bundle)
+            return []
+        self._bundles.learn(bundle, payload)
         return []
 
-    def _tell_waiting(self) -> None:
-        touched: set[Link] = set()
-        with self._lock:
-            for job, text in self._desk.notes():
-                touched |= self._outbox.control(Kind.NOTE, job, payload=text)
-        self._outbox.flush(touched)
-
-    def _bundle_ended(self, instructions: list[Instruction], failure: bytes) -> None:
-        with self._lock:
-            touched = self._outbox.perform(instructions, failure)
-            self._work.notify()
-        self._outbox.flush(touched)
-
-    # The build thread
-
-    def _build_forever(self) -> None:
-        self._workshop.prepare_thread()
-        while True:
-            with self._work:
-                job = None
-                while not self._stopping and not self._owed and (job := self._machine.next_build()) is None:
-                    self._work.wait()
-                if self._stopping:
-                    return
-                cancelled = self._confirm_cancelled()
-            self._outbox.flush(cancelled)
-            if job is not None:
-                self._build(job)
-
-    def _confirm_cancelled(self) -> set[Link]:
-        """Tells receivers that this thread has passed what they cancelled: that it does not hang."""
-        owed, self._owed = self._owed, []
-        for link, header in owed:
-            self._outbox.confirm_cancelled(link, header)
-        return {link for link, _ in owed}
-
-    def _build(self, job: Job) -> None:
-        if not self._workshop.has(job.bundle):
-            self._load(job)
-        on_sample = None
-        if job.flags & PROBE:
-
-            def on_sample(position: int) -> None:
-                self._progress(job, position)
-
-        made = self._workshop.make(job.bundle, job.ticket, job.payload, on_sample)
-        if isinstance(made, Failed):
-            with self._lock:
-                touched = self._outbox.perform(self._machine.failed(job), made.payload)
+    def _cancel(self, link: Link, header: Header, which: dict[str, int]) -> list[Instruction]:
+        """Confirmed at once, but while the builder makes what is cancelled: it may hang."""
+        job = self._machine.find(link.number, **which)
+        made = self._machine.cancel(link.number, **which)
+        if job is not None and self._builders.discards(job.bundle):
+            self._owed.setdefault(job.bundle, []).append((link.number, header))
         else:
-            crc = checksum(made.buffers) if job.flags & CHECKSUM else 0
-            body = Body(made, list(made.buffers), crc)
-            with self._lock:
-                job.body = body
-                touched = self._outbox.perform(self._machine.built(job, made.nbytes))
-        self._outbox.flush(touched)
+            self._outbox.confirm_cancelled(link, header)
+        return made
 
-    def _load(self, job: Job) -> None:
-        with self._desk.loading(job.bundle) as bundle:
-            self._workshop.load(job.bundle, bundle, base_seed(job.payload))
+    # Bundles
 
-    def _progress(self, job: Job, position: int) -> None:
-        """Tells the receiver which sample comes next, before that sample can end this process."""
-        with self._lock:
-            touched = self._outbox.control(Kind.PROGRESS, job, room=position)
-        self._outbox.flush(touched)
-        deadline = time.monotonic() + PROBE_WAIT_S
-        while (
-            touched and not all(link.told or link.closed for link in touched) and time.monotonic() < deadline
-        ):
-            time.sleep(0.001)
+    def _bundle_here(self, bundle: bytes) -> None:
+        for job in self._machine.waiting(bundle):
+            self._builders.templates.use(job.link, self._bundles[bundle])
+        self._machine.bundle_ready(bundle)
+        self._begin(bundle)
 
-    def _sent(self, job: Job) -> None:
-        self._machine.sent(job)
-        self._work.notify()
+    def _begin(self, bundle: bytes) -> None:
+        """Opens a session if tickets wait for one."""
+        if not self._builders.has(bundle) and self._machine.known(bundle):
+            waiting = self._machine.waiting(bundle)
+            if waiting:
+                self._builders.open(self._bundles[bundle], base_seed(waiting[0].payload))
+
+    def _bundle_lost(self, instructions: list[Instruction], failure: bytes) -> None:
+        self._flush(self._outbox.perform(instructions, failure))
+
+    # What builders tell
+
+    def session_free(self) -> None:
+        self._settle()
+
+    def session_gone(self, bundle: bytes) -> None:
+        self._begin(bundle)
+
+    def bundle_failed(self, bundle: bytes, payload: bytes) -> None:
+        made = self._machine.bundle_failed(bundle)
+        self._flush(self._outbox.perform(made, payload, flags=_ELSEWHERE))
+
+    def built(self, job: Job, body: Body) -> None:
+        job.body = body
+        self._through(job, self._machine.built(job, len(body.view)))
+
+    def failed(self, job: Job, payload: bytes) -> None:
+        self._through(job, self._machine.failed(job), payload)
+
+    def lost(self, job: Job, position: int, text: str) -> None:
+        self._through(job, self._machine.lost(job), text.encode(), position)
+
+    def progress(self, job: Job, position: int) -> None:
+        link = self._outbox.links.get(job.link)
+        if link is None:
+            self._builders.acknowledge(job)
+            return
+        self._outbox.control(Kind.PROGRESS, job, room=position)
+        link.when_told(lambda: self._builders.acknowledge(job))
+        self._flush({link})
+
+    def _through(self, job: Job, made: list[Instruction], payload: bytes = b"", position: int = -1) -> None:
+        """A builder is through with a job."""
+        touched = self._outbox.perform(made, payload, position=position)
+        for number, header in self._owed.pop(job.bundle, ()):
+            if (link := self._outbox.links.get(number)) is not None:
+                self._outbox.confirm_cancelled(link, header)
+                touched.add(link)
+        self._flush(touched)
 
 
-def _abandon_all_in_child() -> None:
-    for server in list(_servers):
-        server.abandon_in_child()
-
-
-os.register_at_fork(after_in_child=_abandon_all_in_child)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="one feeder by itself")
-    parser.add_argument("--settings", type=Path, required=True, help="JSON file of FeederSettings")
-    os.environ[IN_FEEDER_VARIABLE] = "1"
-    server = FeederServer(load(FeederSettings, parser.parse_args().settings))
-    ready = {
-        "host": server.settings.advertise_host or server.settings.bind_host,
-        "port": server.port,
-        "instance": server.instance,
-        "pid": os.getpid(),
-    }
-    print(json.dumps(ready), flush=True)  # noqa: T201  what the starter reads
-    server.run_forever()
-
-
-if __name__ == "__main__":
-    main()
+def main(settings: FeederSettings, requests: socket.socket, ready_fd: int | None) -> NoReturn:
+    """The whole life of a feeder's process, which the host forked. `ready_fd`: where to say that it serves."""
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, force=True)
+    status = 0
+    try:
+        server = FeederServer(settings, requests)
+        host = settings.advertise_host or settings.bind_host
+        if settings.supervisor_host is not None:
+            Registration(settings, server, host=host).start()
+        if ready_fd is not None:
+            ready = {"host": host, "port": server.port, "instance": server.instance, "pid": os.getpid()}
+            os.write(ready_fd, json.dumps(ready).encode() + b"\n")
+            os.close(ready_fd)
+        server.run_forever()
+    except (DataLoaderJobError, OSError) as exc:
+        log.error("%s: %s", settings.name, exc)
+        status = EXIT_FAILED
+    except BaseException:
+        log.exception("%s broke", settings.name)
+        status = EXIT_FAILED
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

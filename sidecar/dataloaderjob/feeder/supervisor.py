@@ -1,10 +1,10 @@
-"""The supervisor: one process on the Ray head that keeps the wanted number of feeders in place.
+"""The supervisor: one process of a job that keeps the wanted number of feeders in place.
 
     python -m dataloaderjob.feeder.supervisor --settings FILE.json
 
-Only its main thread calls Ray; `hub` has the connections, `roster` decides. Started again, it adopts the
-feeders that it finds. It ends with EXIT_RAY_LATE or EXIT_RAY_LOST when Ray does not come or goes, and
-whoever started it starts it again; the feeders, detached, go on.
+`roster` decides, a provider (`providers.provider`) acts, `hub` has the connections. Only the main thread calls the
+provider. Started again, the supervisor adopts the feeders that it finds. It ends with EXIT_RAY_LATE or EXIT_RAY_LOST
+when Ray does not come or goes, and whoever started it starts it again; the feeders go on.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from dataloaderjob.core import supervision
-from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
+from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError, ServiceError
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, read_key
-from dataloaderjob.feeder.explain import Explainer
 from dataloaderjob.feeder.hub import Hub
 from dataloaderjob.feeder.ledger import Ledger
-from dataloaderjob.feeder.placement import Placement
-from dataloaderjob.feeder.roster import Action, Endpoint, Kill, Phase, Place, Roster
+from dataloaderjob.feeder.roster import Action, Endpoint, Kill, Phase, Place, Roster, Seat
+from dataloaderjob.providers.provider import LOCAL, NAMES, RAY, Provider
 
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-EXPLAIN_AFTER_S = 5.0
 EXIT_FAILED = 1
 
 
@@ -52,10 +50,9 @@ class Supervisor:
         )
         self._urgent: list[Action] = []
         self._ledger = Ledger()
-        self._explainer = Explainer(settings.worker_register_timeout_s)
         self._stopping = False
         self._started = time.monotonic()
-        self._placement = Placement(settings)
+        self._provider = provider_of(settings)
         self._hub = Hub(
             settings.bind_host,
             settings.port,
@@ -69,11 +66,11 @@ class Supervisor:
 
     def run(self) -> int:
         """Returns the exit code: 0 after a stop request."""
-        self._placement.connect()
+        self._provider.connect()
         _leave_on_signals()  # again, for ray.init sets handlers of its own
-        found = self._placement.found()
+        found = self._provider.found()
         with self._lock:
-            self._roster.opened(self._placement.session, time.monotonic())
+            self._roster.opened(self._provider.session, time.monotonic())
             for index in found:
                 self._roster.adopt(index, time.monotonic())
         published = -1
@@ -83,7 +80,7 @@ class Supervisor:
                 self._urgent = []
                 desired, version = self._roster.desired, self._roster.version
                 if not actions and not self._stopping and version == published:
-                    self._changed.wait(min(TICK_S, max(0.01, self._roster.next_deadline - time.monotonic())))
+                    self._changed.wait(self._pause_s(time.monotonic()))
                 stopping = self._stopping
             if version != published:
                 published = version
@@ -95,37 +92,45 @@ class Supervisor:
                 self._act(action, desired)
             self._explain()
 
+    def _pause_s(self, now: float) -> float:
+        """Until the next thing that no event tells of."""
+        due = [seat.since + self._provider.explain_after_s for seat in self._awaited()]
+        soon = min([d for d in due if d > now] + [self._roster.next_deadline])
+        return min(TICK_S, max(0.01, soon - now))
+
+    def _awaited(self) -> list[Seat]:
+        return [s for s in self._roster.seats.values() if s.phase in (Phase.PLACING, Phase.LOST)]
+
     def _act(self, action: Action, desired: int) -> None:
         if isinstance(action, Place):
             try:
-                self._placement.place(action.index, desired)
+                self._provider.place(action.index, desired)
             except ServiceError as exc:
                 with self._changed:
                     self._roster.failed(action.index, str(exc), time.monotonic())
         elif isinstance(action, Kill):
-            self._placement.kill(action.index)
+            self._provider.kill(action.index)
         else:
             self._hub.drain(action.endpoint.instance)
 
     def _explain(self) -> None:
-        """Says why feeders that are long in coming do not come; those that Ray gave up are placed anew."""
+        """Says why feeders that are long in coming do not come; those that ended for good are placed anew."""
         now = time.monotonic()
         with self._lock:
-            awaited = [s for s in self._roster.seats.values() if s.phase in (Phase.PLACING, Phase.LOST)]
-            late = [seat.index for seat in awaited if now - seat.since > EXPLAIN_AFTER_S]
+            explain_after_s = self._provider.explain_after_s
+            late = [seat.index for seat in self._awaited() if now - seat.since > explain_after_s]
             taken = sum(s.phase in (Phase.READY, Phase.DRAINING) for s in self._roster.seats.values())
         if not late:
             return
         try:
-            room, lives = self._placement.room(), self._placement.lives(late)
+            found = self._provider.late(late, taken=taken, now=now)
         except ServiceError as exc:
             log.warning("%s", exc)
             return
-        found = list(self._explainer.explain(late, lives, room, taken=taken, now=now))
         with self._lock:
             for why in found:
-                if (seat := self._roster.seats.get(why.feeder)) is not None and why.feeder in lives:
-                    seat.host = lives[why.feeder].host
+                if (seat := self._roster.seats.get(why.feeder)) is not None:
+                    seat.host = why.host or seat.host
                 if why.dead:
                     self._roster.failed(why.feeder, why.text, time.monotonic(), why.cause)
                 else:
@@ -135,7 +140,7 @@ class Supervisor:
         with self._lock:
             left = list(self._roster.seats)
         for index in left:
-            self._placement.kill(index)
+            self._provider.kill(index)
 
     # What the hub's threads tell
 
@@ -213,7 +218,7 @@ class Supervisor:
         return {"type": "ok"}
 
     def _status(self) -> dict[str, Any]:
-        now, told = time.monotonic(), self._placement.in_force
+        now, told = time.monotonic(), self._provider.in_force
         with self._lock:
             feeders = [
                 {
@@ -239,6 +244,19 @@ class Supervisor:
                 "failures": self._ledger.failures(),
                 "ray": {name: told[name] for name in ("version", *RayTuning().config()) if name in told},
             }
+
+
+def provider_of(settings: SupervisorSettings) -> Provider:
+    """Whoever starts this job's feeders. Only here, and only where it is wanted, is ray imported. Raises InputError."""
+    if settings.provider == RAY:
+        from dataloaderjob.providers.ray.placement import RayProvider
+
+        return RayProvider(settings)
+    if settings.provider == LOCAL:
+        from dataloaderjob.providers.local import LocalProvider
+
+        return LocalProvider(settings)
+    raise InputError(f"a provider of feeders is one of {', '.join(NAMES)}, found {settings.provider!r}")
 
 
 def _read_desired(path: Path, default: int) -> int:

@@ -1,7 +1,8 @@
 """Classes by name: how a class of the user's code in a feeder is found again in the trainer.
 
 A feeder may hold the user's classes by value (cloudpickle), under the module names that they have in the
-trainer. The trainer looks in the modules that it has loaded first (`__main__` is among them), then imports.
+trainer. The trainer looks in the modules that it has loaded (`__main__` is among them). It imports no package
+because a feeder names it; only a module of a package that it has imported already.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ def full_name(cls: type) -> str:
 def resolve(module: str, qualname: str) -> type:
     """Finds a class. Raises UnsupportedBatch saying how to make it findable."""
     try:
-        found: Any = sys.modules.get(module) or importlib.import_module(module)
+        found: Any = sys.modules.get(module) or _import(module)
         for name in qualname.split("."):
             found = getattr(found, name)
     except (ImportError, AttributeError, ValueError) as exc:
         raise UnsupportedBatch(
             f"the batch holds a {module}.{qualname}, and this process cannot find that class ({exc}): "
-            "define it at the top level of a module that the training script can import"
+            "define it at the top level of a module that the training script imports"
         ) from exc
     if not isinstance(found, type):
         raise UnsupportedBatch(
@@ -49,3 +50,10 @@ def resolve(module: str, qualname: str) -> type:
             f"{type(found).__name__}: give the class a name of its own"
         )
     return found
+
+
+def _import(module: str) -> types.ModuleType:
+    package = module.partition(".")[0]
+    if package not in sys.modules:
+        raise ImportError(f"{package!r} is not imported here")
+    return importlib.import_module(module)

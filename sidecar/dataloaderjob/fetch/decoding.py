@@ -21,7 +21,7 @@ import torch
 from dataloaderjob.core import layout, values
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.layout import Buffer, Kind, Node
-from dataloaderjob.fetch import classes, dtypes
+from dataloaderjob.fetch import classes, dtypes, objects
 from dataloaderjob.fetch.encoding import is_class_of_items
 
 Body = np.ndarray[Any, np.dtype[np.uint8]]
@@ -50,6 +50,7 @@ class Plan:
     __slots__ = (
         "_build",
         "_leaves",
+        "_made",
         "_num_values",
         "_still",
         "_values_offset",
@@ -67,8 +68,9 @@ class Plan:
         """Whether all leaves with buffers are tensors of ordinary types: `make` then needs no byte of the body."""
         self.num_leaves = len(parsed.buffers)
         self._leaves = _plain_maker(parsed.buffers) if self.plain else _any_maker(parsed.buffers)
-        self._build = _Builders(num_buffers=len(parsed.buffers), allow_pickle=allow_pickle).node(parsed.root)
+        self._build = _Builders(parsed, allow_pickle=allow_pickle).node(parsed.root)
         self._num_values = parsed.num_values
+        self._made: list[Any] = [None] * parsed.num_made
         self._values_offset = parsed.values_offset
         self.nbytes = -1 if self._num_values else self._values_offset
         """Bytes of each body; -1: values follow, in any number of them."""
@@ -91,7 +93,13 @@ class Plan:
             return made
         section = base.data[self._values_offset :]
         content = section if section.nbytes > _SMALL_NBYTES else section.tobytes()
-        return self._build(made + values.unpack_many(content, self._num_values))
+        leaves = made + values.unpack_many(content, self._num_values)
+        if self._made:
+            leaves += self._made
+        try:
+            return self._build(leaves)
+        except TypeError as exc:
+            raise RemoteProtocolError(f"a batch cannot be put together: {exc}") from exc
 
 
 def _nodes(node: Node) -> Iterator[Node]:
@@ -224,24 +232,29 @@ def _array_maker(buffer: Buffer) -> Maker:
 class _Builders:
     """Makes, for each node, the function that puts its part of the tree together.
 
-    Such a function takes the list of all leaves: first those with buffers, then the values.
+    Such a function takes the list of all leaves: first those with buffers, then the values, then the objects that are
+    made meanwhile, so that they can be named again.
     """
 
-    def __init__(self, *, num_buffers: int, allow_pickle: bool) -> None:
-        self.num_buffers = num_buffers
+    def __init__(self, parsed: layout.Layout, *, allow_pickle: bool) -> None:
+        self.num_buffers = len(parsed.buffers)
+        self.first_made = self.num_buffers + parsed.num_values
         self.allow_pickle = allow_pickle
 
     def node(self, node: Node) -> Builder:
         leaf = self._leaf(node)
         if leaf is not None:
             return itemgetter(leaf)
-        if node.kind is Kind.PICKLE:
-            return self._pickle(node)
+        own = _OWN.get(node.kind)
+        if own is not None:
+            return own(self, node)
         return _CONTAINERS[node.kind](node, self._items(node.children))
 
     def _leaf(self, node: Node) -> int | None:
         if node.kind in (Kind.TENSOR, Kind.ARRAY, Kind.SCALAR):
             return node.index
+        if node.kind is Kind.AGAIN:
+            return self.first_made + node.index
         return self.num_buffers + node.index if node.kind is Kind.VALUE else None
 
     def _items(self, children: tuple[Node, ...]) -> Builder:
@@ -252,6 +265,37 @@ class _Builders:
             return itemgetter(slice(first, first + len(places)))
         builders = [self.node(child) for child in children]
         return lambda leaves: [build(leaves) for build in builders]
+
+    def _made(self, node: Node) -> Builder:
+        cls, way, place = objects.class_for(node.way, node.cls), node.way, self.first_made + node.index
+        content, make = self.node(node.children[0]), objects.CARRIERS[way].make
+
+        def build(leaves: list[Any]) -> Any:
+            found = content(leaves)
+            try:
+                made = leaves[place] = make(cls, found)
+            except Exception as exc:
+                raise RemoteProtocolError(f"a {way} cannot be made of what came: {exc}") from exc
+            return made
+
+        return build
+
+    def _attributes(self, node: Node) -> Builder:
+        whole, *others = node.children
+        if whole.kind is Kind.MADE and not objects.CARRIERS[whole.way].attributes:
+            raise RemoteProtocolError(f"a {whole.way} has no attributes")
+        names, content, items = node.keys, self.node(whole), self._items(tuple(others))
+
+        def build(leaves: list[Any]) -> Any:
+            made = content(leaves)
+            own = getattr(made, "__dict__", None)
+            if type(own) is not dict:
+                raise RemoteProtocolError(f"a {type(made).__name__} has no attributes")
+            # Not setattr: a property of the user's would run.
+            own.update(zip(names, items(leaves), strict=True))
+            return made
+
+        return build
 
     def _pickle(self, node: Node) -> Builder:
         if not self.allow_pickle:
@@ -312,7 +356,7 @@ def _defaultdict(node: Node, items: Builder) -> Builder:
 
 def _dataclass(node: Node, items: Builder) -> Builder:
     cls = _class(node, object)
-    if not dataclasses.is_dataclass(cls):
+    if not dataclasses.is_dataclass(cls) or hasattr(cls, "__del__"):
         raise RemoteProtocolError(f"{classes.full_name(cls)} is no dataclass in this process")
     names = node.keys
 
@@ -330,6 +374,11 @@ def _of(build: Callable[[list[Any]], Any]) -> Callable[[Node, Builder], Builder]
     return lambda node, items: lambda leaves: build(items(leaves))  # noqa: ARG005
 
 
+_OWN: dict[Kind, Callable[[_Builders, Node], Builder]] = {
+    Kind.PICKLE: _Builders._pickle,  # noqa: SLF001  this module's own
+    Kind.MADE: _Builders._made,  # noqa: SLF001
+    Kind.ATTRIBUTES: _Builders._attributes,  # noqa: SLF001
+}
 _CONTAINERS: dict[Kind, Callable[[Node, Builder], Builder]] = {
     Kind.LIST: lambda node, items: items,  # noqa: ARG005
     Kind.TUPLE: _of(tuple),

@@ -1,21 +1,23 @@
 """A canonical digest of a batch tree, to prove that two loaders give the same batches.
 
-It covers structure, classes, keys, dtypes, shapes and the bytes of every leaf, so that equal NaNs count
-as equal and 0.0 and -0.0 do not. It does not cover strides, requires_grad and identity.
+It covers structure, classes, keys, attributes, dtypes, shapes and the bytes of every leaf, so that equal NaNs count
+as equal and 0.0 and -0.0 do not. It does not cover strides, requires_grad of tensors and identity.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from dataloaderjob.core import values
-from dataloaderjob.fetch import dtypes
+from dataloaderjob.fetch import dtypes, objects
+from dataloaderjob.fetch.carriers import StaysError, attributes_beside
+from dataloaderjob.fetch.encoding import is_class_of_items
 
 
 class Hasher(Protocol):
@@ -26,39 +28,81 @@ class Hasher(Protocol):
 
 def digest_update(hasher: Hasher, batch: Any) -> None:
     """Feeds a batch to a hash. Objects that need allow_pickle count by their pickle."""
-    _walk(hasher.update, batch)
+    _Walk(hasher.update).item(batch)
 
 
-def _walk(update: Callable[[Any], None], item: Any) -> None:
-    if type(item) in values.SCALARS:
-        update(values.pack(item))
-    elif isinstance(item, torch.Tensor):
-        _tensor(update, item)
-    elif isinstance(item, np.ndarray | np.generic):
-        _array(update, item)
-    elif isinstance(item, Mapping):
-        keys = list(item)
-        _open(update, item, len(keys))
-        for key in keys:
-            _walk(update, key)
-            _walk(update, item[key])
-    elif isinstance(item, list | tuple):
-        _open(update, item, len(item))
-        for child in item:
-            _walk(update, child)
-    elif isinstance(item, set | frozenset):
-        _open(update, item, len(item))
-        for one in sorted(_encoded(child) for child in item):
-            update(one)
-    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
-        fields = [f.name for f in dataclasses.fields(item) if hasattr(item, f.name)]
-        _open(update, item, len(fields))
-        for name in fields:
-            _walk(update, name)
-            _walk(update, getattr(item, name))
-    else:
-        _open(update, item, -1)
-        update(pickle.dumps(item, protocol=5))
+class _Walk:
+    def __init__(self, update: Callable[[Any], None]) -> None:
+        self.update = update
+        self.open: list[Any] = []
+        """Objects that the walk is within."""
+
+    def item(self, item: Any) -> None:
+        if type(item) in values.SCALARS:
+            self.update(values.pack(item))
+        elif type(item) in (torch.Tensor, torch.nn.Parameter) and _is_block(item):
+            _tensor(self.update, item)
+        elif (type(item) in (np.ndarray, np.memmap) or isinstance(item, np.generic)) and _is_plain(item):
+            _array(self.update, item)
+        elif isinstance(item, Mapping):
+            self._mapping(item)
+        elif type(item) in (list, tuple) or _is_named_tuple(item):
+            self._items(item, item)
+            self._attributes(_beside(item))
+        elif type(item) in (set, frozenset):
+            _open(self.update, item, len(item))
+            for one in sorted(_encoded(child) for child in item):
+                self.update(one)
+        elif objects.is_dataclass(item):
+            fields = [f.name for f in dataclasses.fields(item) if hasattr(item, f.name)]
+            beside = {n: v for n, v in getattr(item, "__dict__", {}).items() if not n.startswith("__")}
+            _open(self.update, item, len(fields))
+            self._attributes({**{name: getattr(item, name) for name in fields}, **beside})
+        else:
+            self._object(item)
+
+    def _items(self, item: Any, items: Iterable[Any]) -> None:
+        items = list(items)
+        _open(self.update, item, len(items))
+        for child in items:
+            self.item(child)
+
+    def _mapping(self, item: Mapping[Any, Any]) -> None:
+        own = {key: item[key] for key in item}
+        self._items(item, [part for pair in own.items() for part in pair])
+        if getattr(item, "__dict__", None):
+            self._attributes(_beside(item, objects.made_from_dict(type(item), own)))
+
+    def _object(self, item: Any) -> None:
+        if any(item is one for one in self.open):
+            return _open(self.update, item, -2)
+        try:
+            way, _, content, attributes = objects.take_apart(item)
+        except StaysError:
+            _open(self.update, item, -1)
+            return self.update(pickle.dumps(item, protocol=5))
+        self.open.append(item)
+        self.update(f"made {way}\n".encode())
+        self._items(item, [content])
+        self._attributes(attributes)
+        self.open.pop()
+        return None
+
+    def _attributes(self, attributes: dict[str, Any]) -> None:
+        for name, value in attributes.items():
+            self.item(name)
+            self.item(value)
+
+
+def _is_named_tuple(item: Any) -> bool:
+    return isinstance(item, tuple) and (hasattr(item, "_fields") or is_class_of_items(type(item)))
+
+
+def _beside(item: Any, made: Any = None) -> dict[str, Any]:
+    try:
+        return attributes_beside(item, made)
+    except StaysError:  # then it travels pickled
+        return {"": pickle.dumps(item, protocol=5)}
 
 
 def _open(update: Callable[[Any], None], item: Any, count: int) -> None:
@@ -68,16 +112,21 @@ def _open(update: Callable[[Any], None], item: Any, count: int) -> None:
 
 def _encoded(item: Any) -> bytes:
     parts: list[bytes] = []
-    _walk(lambda data: parts.append(bytes(data)), item)
+    _Walk(lambda data: parts.append(bytes(data))).item(item)
     return b"".join(parts)
 
 
-def _tensor(update: Callable[[Any], None], t: torch.Tensor) -> None:
+def _is_block(t: torch.Tensor) -> bool:
     known = dtypes.TENSOR_TYPES.get(t.dtype)
-    if known is None or not t.is_cpu or t.layout is not torch.strided:
-        _open(update, t, -1)
-        update(pickle.dumps(t, protocol=5))
-        return
+    return known is not None and t.is_cpu and t.layout is torch.strided and not t.is_nested
+
+
+def _is_plain(a: np.ndarray[Any, Any] | np.generic) -> bool:
+    return dtypes.describe(a.dtype) is not None
+
+
+def _tensor(update: Callable[[Any], None], t: torch.Tensor) -> None:
+    known = dtypes.TENSOR_TYPES[t.dtype]
     update(f"tensor {known.name} {tuple(t.shape)}\n".encode())
     t = t.detach().resolve_conj().resolve_neg().contiguous()
     _bytes(update, (t.view(known.carrier) if known.carrier else t).numpy())
@@ -85,12 +134,8 @@ def _tensor(update: Callable[[Any], None], t: torch.Tensor) -> None:
 
 def _array(update: Callable[[Any], None], a: np.ndarray[Any, Any] | np.generic) -> None:
     kind = "array" if isinstance(a, np.ndarray) else "scalar"
-    descr = dtypes.describe(a.dtype)
     update(f"{kind} {a.dtype} {a.shape}\n".encode())
-    if descr is None:
-        update(pickle.dumps(np.asarray(a), protocol=5))
-    else:
-        _bytes(update, np.ascontiguousarray(a))
+    _bytes(update, np.ascontiguousarray(a))
 
 
 def _bytes(update: Callable[[Any], None], a: np.ndarray[Any, Any]) -> None:

@@ -1,6 +1,10 @@
 """Batch tree to bytes: walks the tree once, writes the schema, collects views of the leaves.
 
-Neighbours: `core.layout` is the format, `decoding` the way back, `tree` the names to import.
+Neighbours: `core.layout` is the format, `decoding` the way back, `objects` what is taken apart, `tree` the names to
+import.
+
+A tensor, array or object that a batch has in two places is one on arrival, as with torch. Two views of one storage
+are two tensors with storages of their own.
 """
 
 from __future__ import annotations
@@ -18,12 +22,15 @@ import torch
 
 from dataloaderjob.core import layout, values
 from dataloaderjob.core.errors import UnsupportedBatch
-from dataloaderjob.core.layout import Kind
-from dataloaderjob.fetch import classes, dtypes
+from dataloaderjob.core.layout import ClassName, Kind
+from dataloaderjob.fetch import classes, dtypes, objects
+from dataloaderjob.fetch.carriers import StaysError, attributes_beside
 
 Part = bytes | memoryview
 Schema = tuple[Any, ...]
 _ZEROS = bytes(layout.ALIGNMENT)
+_MAX_STEPS = 20
+"""Shown of the path to a leaf."""
 _SMALL_NBYTES = 4096
 """Neighbouring parts below this size are joined: a copy of 4 KiB costs less than an iovec of its own."""
 
@@ -35,14 +42,6 @@ class EncodedBatch:
     nbytes: int
     buffers: list[Part]
     """One-dimensional, of bytes, `nbytes` in all, none of them empty."""
-
-    def owned(self) -> EncodedBatch:
-        """A copy, which later changes of the tensors do not reach.
-
-        For a batch that waits to be sent while user code runs on, which may reuse what it returned: with
-        `batch_size=None`, or a collate_fn that returns the dataset's own arrays.
-        """
-        return EncodedBatch(nbytes=self.nbytes, buffers=[bytes(b) for b in self.buffers])
 
 
 def encode(batch: Any, *, allow_pickle: bool) -> EncodedBatch:
@@ -56,6 +55,10 @@ def encode(batch: Any, *, allow_pickle: bool) -> EncodedBatch:
         schema = encoder.node(batch, 0) or encoder.value(batch)
     except _RefusedError as refused:
         raise UnsupportedBatch(refused.message(allow_pickle)) from refused.__cause__
+    except RecursionError as exc:
+        raise UnsupportedBatch(
+            "this batch is nested deeper than Python's recursion limit allows: let collate_fn return a flatter one"
+        ) from exc
     head = layout.pack_schema(schema)
     parts: list[Part] = [head]
     at = len(head)
@@ -100,14 +103,17 @@ class _RefusedError(Exception):
         self.path: list[str] = []
 
     def message(self, allow_pickle: bool) -> str:
-        path = "batch" + "".join(reversed(self.path))
+        steps = self.path[::-1]
+        if len(steps) > _MAX_STEPS:
+            steps[_MAX_STEPS:] = ["..."]
+        path = "batch" + "".join(steps)
         found = f"{path}: {classes.full_name(type(self.leaf))}{self.why}"
         if allow_pickle:
             return f"this leaf cannot travel from feeder to trainer, not even pickled: {found}"
         return (
-            f"this leaf cannot travel from feeder to trainer: {found}. Let collate_fn return tensors, "
-            "arrays, numbers, strings or bytes in lists, tuples, dicts or dataclasses, or pass "
-            "allow_pickle=True to the DataLoader to have such leaves pickled"
+            f"this leaf cannot travel from feeder to trainer: {found}. Let collate_fn return tensors, arrays, "
+            "numbers, strings, dates, paths, enums or plain objects in lists, tuples, dicts or dataclasses, "
+            "or pass allow_pickle=True to the DataLoader to have such leaves pickled"
         )
 
 
@@ -118,6 +124,9 @@ class _Encoder:
         self.allow_pickle = allow_pickle
         self.buffers: list[tuple[Part, int]] = []
         self.values: list[Any] = []
+        # By id, with the object, which thereby lives as long: another one would get its id.
+        self.seen: dict[int, tuple[Schema, Any]] = {}
+        self.num_made = 0
 
     def node(self, item: Any, depth: int) -> Schema | None:
         kind = type(item)
@@ -162,10 +171,14 @@ class _Encoder:
 
     # Leaves
 
-    def _tensor(self, t: torch.Tensor, depth: int, flags: int = 0) -> Schema:  # noqa: ARG002
+    def _tensor(self, t: torch.Tensor, depth: int, flags: int = 0) -> Schema:
+        again = self.seen.get(id(t))
+        if again is not None:
+            return again[0]
         known = dtypes.TENSOR_TYPES.get(t.dtype)
         if known is None or not t.is_cpu or t.layout is not torch.strided or t.is_nested:
-            return self.refuse(t, f" ({t.layout}, {t.dtype}, {t.device}{', nested' if t.is_nested else ''})")
+            return self._object(t, depth)
+        whole = t
         if t.requires_grad:
             if not t.is_leaf:
                 return self.refuse(t, " with a grad_fn: a graph stays in its process, call .detach()")
@@ -181,13 +194,18 @@ class _Encoder:
             else:
                 t = t.contiguous()
         flat = (t.view(known.carrier) if known.carrier else t).numpy()
+        self.seen[id(whole)] = (_SAME, len(self.buffers)), whole
         self._buffer(flat)
         return layout.node(Kind.TENSOR, known.name, flat.itemsize, shape, strides, flags)
 
-    def _array(self, a: np.ndarray[Any, Any], depth: int, kind: Kind = Kind.ARRAY) -> Schema:  # noqa: ARG002
+    def _array(self, a: np.ndarray[Any, Any], depth: int, kind: Kind = Kind.ARRAY) -> Schema:
+        again = self.seen.get(id(a))
+        if again is not None:
+            return again[0]
         descr = dtypes.describe(a.dtype)
         if descr is None:
-            return self.refuse(a, f" of dtype {a.dtype}")
+            return self._object(a, depth)
+        self.seen[id(a)] = (_SAME, len(self.buffers)), a
         shape, itemsize, strides = a.shape, a.itemsize, None
         if not a.flags.c_contiguous:
             strides = tuple([s // itemsize for s in a.strides]) if itemsize else ()
@@ -221,24 +239,46 @@ class _Encoder:
     def _dict(self, items: dict[Any, Any], depth: int) -> Schema | None:
         keys = self._keys(items)
         if keys is None:
-            return self.refuse(items, f" with keys other than {_KEYS}")
+            return self._pairs(items, depth)
         children = self.children(items.values(), depth, lambda i: f"[{keys[i]!r}]", plain=True)
         return children and layout.node(Kind.DICT, keys, children)
 
+    def _pairs(self, items: Mapping[Any, Any], depth: int) -> Schema:
+        """A dict with keys that are no plain values: enums, named tuples, paths."""
+        keys = self._part(list(items), depth, ".keys()")
+        own = self.children(items.values(), depth + 1, lambda i: f"[{list(items)[i]!r}]")
+        pairs = layout.node(Kind.TUPLE, (keys, layout.node(Kind.LIST, own)))
+        return self._made("pairs", None, pairs)
+
     def _mapping(self, items: Mapping[Any, Any], depth: int) -> Schema:
-        cls, keys = classes.name_of(type(items)), self._keys(items)
-        if keys is None or cls is None:
-            return self.refuse(items, f" with keys other than {_KEYS}" if cls else _LOCAL)
-        own = [items[key] for key in keys]
-        if not _rebuilds(type(items), dict(zip(keys, own, strict=True))):
-            return self.refuse(items, ", which cannot be made from a dict")
-        return layout.node(Kind.MAPPING, cls, keys, self.children(own, depth, lambda i: f"[{keys[i]!r}]"))
+        cls = classes.name_of(type(items))
+        if cls is None:
+            return self.refuse(items, objects.LOCAL)
+        own = {key: items[key] for key in items}
+        made = objects.made_from_dict(type(items), own)
+        if made is None:
+            return self._object(items, depth, ", which cannot be made from a dict")
+        try:
+            attributes = attributes_beside(items, made)
+        except StaysError as exc:
+            return self.refuse(items, str(exc))
+        keys = self._keys(own)
+        if keys is None:
+            found = self._made("mapping", cls, self._pairs(own, depth + 1))
+        else:
+            children = self.children(own.values(), depth, lambda i: f"[{keys[i]!r}]")
+            found = layout.node(Kind.MAPPING, cls, keys, children)
+        return self._attributes(found, attributes, depth)
 
     def _defaultdict(self, items: defaultdict[Any, Any], depth: int) -> Schema:
         factory, keys = items.default_factory, self._keys(items)
         name = classes.name_of(factory) if isinstance(factory, type) else None
-        if keys is None or (factory is not None and name is None):
-            return self.refuse(items, f" with keys other than {_KEYS}, or a factory that is no class")
+        if factory is not None and name is None:
+            return self.refuse(items, " with a factory that is no class")
+        if keys is None:
+            if name is None:
+                return self.refuse(items, f" with keys other than {_KEYS}")
+            return self._made("defaultdict", name, self._pairs(items, depth + 1))
         children = self.children(items.values(), depth, lambda i: f"[{keys[i]!r}]")
         return layout.node(Kind.DEFAULTDICT, name, keys, children)
 
@@ -249,8 +289,13 @@ class _Encoder:
     def _namedtuple(self, items: Any, depth: int) -> Schema:
         cls, fields = classes.name_of(type(items)), type(items)._fields
         if cls is None or len(fields) != len(items):
-            return self.refuse(items, _LOCAL if cls is None else " with more items than fields")
-        return layout.node(Kind.NAMEDTUPLE, cls, self.children(items, depth, lambda i: f".{fields[i]}"))
+            return self.refuse(items, objects.LOCAL if cls is None else " with more items than fields")
+        try:
+            attributes = attributes_beside(items)
+        except StaysError as exc:
+            return self.refuse(items, str(exc))
+        children = self.children(items, depth, lambda i: f".{fields[i]}")
+        return self._attributes(layout.node(Kind.NAMEDTUPLE, cls, children), attributes, depth)
 
     def _class_of_items(self, items: tuple[Any, ...], depth: int) -> Schema:
         cls = classes.name_of(type(items))
@@ -259,7 +304,7 @@ class _Encoder:
     def _dataclass(self, item: Any, depth: int) -> Schema:
         cls = classes.name_of(type(item))
         if cls is None:
-            return self.refuse(item, _LOCAL)
+            return self.refuse(item, objects.LOCAL)
         names = [f.name for f in dataclasses.fields(item) if hasattr(item, f.name)]
         # Attributes beside the fields, but not what typing adds (__orig_class__).
         names += [n for n in getattr(item, "__dict__", ()) if n not in names and not n.startswith("__")]
@@ -267,6 +312,45 @@ class _Encoder:
         return layout.node(
             Kind.DATACLASS, cls, tuple(names), self.children(own, depth, lambda i: f".{names[i]}")
         )
+
+    # What is taken apart
+
+    def _object(self, item: Any, depth: int, why: str = "") -> Schema:
+        again = self.seen.get(id(item))
+        if again is not None:
+            return again[0]
+        try:
+            way, cls, content, attributes = objects.take_apart(item)
+        except StaysError as exc:
+            return self.refuse(item, str(exc) or why)
+        try:
+            child = self.node(content, depth + 1) or self.value(content)
+        except _RefusedError as refused:
+            if type(content) is tuple and way != "tuple":
+                del refused.path[-1:]  # a place in the content is none in the object
+            raise
+        if objects.CARRIERS[way].shared:
+            # Before its attributes, which may lead back to it.
+            self.seen[id(item)] = layout.node(Kind.AGAIN, self.num_made), item
+        return self._attributes(self._made(way, cls, child), attributes, depth)
+
+    def _made(self, way: str, cls: ClassName | None, child: Schema) -> Schema:
+        self.num_made += 1
+        return layout.node(Kind.MADE, way, cls, child)
+
+    def _attributes(self, node: Schema, attributes: dict[str, Any], depth: int) -> Schema:
+        if not attributes:
+            return node
+        names = tuple(attributes)
+        children = self.children(attributes.values(), depth, lambda i: f".{names[i]}")
+        return layout.node(Kind.ATTRIBUTES, names, (node, *(children or ())))
+
+    def _part(self, item: Any, depth: int, label: str) -> Schema:
+        try:
+            return self.node(item, depth + 1) or self.value(item)
+        except _RefusedError as refused:
+            refused.path.append(label)
+            raise
 
     def _other(self, item: Any, depth: int) -> Schema | None:
         """Types that no table lists: subclasses, and what has to be refused."""
@@ -281,23 +365,14 @@ class _Encoder:
                 return self._namedtuple(item, depth)
             if is_class_of_items(type(item)):
                 return self._class_of_items(item, depth)
-        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        if objects.is_dataclass(item):
             return self._dataclass(item, depth)
-        return self.refuse(item)
+        return self._object(item, depth)
 
 
 def is_class_of_items(cls: type) -> bool:
     """torch.Size, and C-made tuples such as torch.return_types.max: made from one iterable."""
     return cls is torch.Size or (issubclass(cls, tuple) and hasattr(cls, "n_sequence_fields"))
-
-
-def _rebuilds(cls: type, items: dict[Any, Any]) -> bool:
-    """Whether the class can be made from a dict, as torch's default_collate makes it."""
-    try:
-        made = cls(items)
-        return len(made) == len(items) and isinstance(made, cls)
-    except Exception:  # user code
-        return False
 
 
 class _LeafPickler(pickle.Pickler):
@@ -310,7 +385,7 @@ class _LeafPickler(pickle.Pickler):
 
 
 _KEYS = "numbers, strings, bytes and tuples of these"
-_LOCAL = ", a class made inside a function: define it at the top level of a module"
+_SAME = int(Kind.SAME)
 _SEQUENCES: dict[type, Kind] = {list: Kind.LIST, tuple: Kind.TUPLE, set: Kind.SET, frozenset: Kind.FROZENSET}
 _HANDLERS: dict[type, Callable[[_Encoder, Any, int], Schema | None]] = {
     torch.Tensor: _Encoder._tensor,  # noqa: SLF001  this module's own

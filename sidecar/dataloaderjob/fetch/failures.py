@@ -11,7 +11,7 @@ import json
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType, WrapperDescriptorType
+from types import ModuleType, TracebackType, WrapperDescriptorType
 from typing import Any, TypeVar
 
 from dataloaderjob.core import values
@@ -30,8 +30,10 @@ MAX_TRACEBACK_NBYTES = 48 * 1024
 _MAX_TEXT_NBYTES = 16 * 1024
 _MAX_VALUES_NBYTES = 16 * 1024
 
-_NEVER_REBUILT = (StopIteration, StopAsyncIteration, GeneratorExit)
-"""Raised inside a loop's `next()`, they would end the epoch early and in silence."""
+_HINT = (
+    "If the script sets an option of a library, patches one or registers something with it as it starts: a feeder may "
+    "not have run those lines. Have them run in worker_init_fn, or at the top of the dataset's module, too."
+)
 
 
 class _ReadableText(str):
@@ -67,7 +69,7 @@ def pack_failure(
         "args": _plain(exc.args),
         "attributes": _plain(plain),
         "complete": len(plain) == len(own),
-        "traceback": _traceback(exc),
+        "traceback": _traceback(exc) + (f"\n{_HINT}" if _may_lack_set_up(exc) else ""),
         "position": position,
         "key": None if position is None and key is None else _cut(_repr(key), 256),
         "phase": phase,
@@ -96,13 +98,9 @@ def unpack_failure(data: bytes | memoryview) -> BaseException:
 def as_raised(error: SampleError) -> BaseException:
     """What to raise for a SampleError in the process itself: the user's own exception.
 
-    StopIteration becomes UserCodeError, as it does on its way from a feeder.
+    StopIteration, too, here and from a feeder: it ends the loop over the loader, as with torch's workers and without.
     """
-    if not isinstance(error.cause, _NEVER_REBUILT):
-        return error.cause
-    made = UserCodeError(f"{type(error.cause).__name__} raised by {error.phase}")
-    made.__cause__ = error.cause
-    return made
+    return error.cause
 
 
 # Packing
@@ -151,6 +149,19 @@ def _traceback(exc: BaseException) -> str:
     except Exception as failed:  # a __str__ or __repr__ of user code somewhere in the chain
         lines = [f"(the traceback cannot be formatted: {type(failed).__name__})"]
     return _cut("".join(lines), MAX_TRACEBACK_NBYTES)
+
+
+def _may_lack_set_up(exc: BaseException) -> bool:
+    """Whether code fails so whose library was set up in the script: `np.float`, a truncated image."""
+    if isinstance(exc, DataLoaderJobError):
+        return False
+    if isinstance(exc, AttributeError):
+        return isinstance(exc.obj, ModuleType) or _text(exc).startswith(
+            "module '"
+        )  # numpy's __getattr__ raises its own
+    if isinstance(exc, OSError):
+        return exc.errno is None  # of a library, not of the system: PIL's and h5py's
+    return isinstance(exc, NameError) and not isinstance(exc, UnboundLocalError)
 
 
 def _users_part(tb: TracebackType | None) -> TracebackType | None:
@@ -216,7 +227,7 @@ def _exception_class(module: str, qualname: str) -> type[Exception] | None:
     except Exception:  # not there, or a module of the user that fails while it is imported
         return None
     # Not BaseException: a SystemExit or KeyboardInterrupt of a feeder is not this process's.
-    return cls if issubclass(cls, Exception) and not issubclass(cls, _NEVER_REBUILT) else None
+    return cls if issubclass(cls, Exception) else None
 
 
 def _rebuild(cls: type[Exception], told: _Told) -> Exception | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data._utils.worker import _generate_state
 
 from dataloaderjob.core import seeds
 
@@ -16,17 +17,26 @@ from dataloaderjob.core import seeds
 _seed_torch = torch.default_generator.manual_seed
 _seed_numpy = np.random.seed
 _seed_random = random.seed
+_INT64 = (1 << 63) - 1
 
 
 def seed_generators(seed: int) -> None:
     """Seeds all three from a seed below 2**64; 8 µs.
 
     numpy takes the upper half and torch (which uses no more than 32 bits) the lower: both are Mersenne
-    twisters seeded alike, and would give the same stream from the same half.
+    twisters seeded alike, and would give the same stream from the same half. What `torch.initial_seed()` then
+    tells fits an int64, as with torch, so that a sample may return it.
     """
     _seed_random(seed)
     _seed_numpy(seed >> 32)
-    _seed_torch(seed)
+    _seed_torch(seed & _INT64)
+
+
+def seed_worker(seed: int, number: int) -> None:
+    """Before worker_init_fn, as torch seeds worker `number`: with `seed + number`, its `get_worker_info().seed`."""
+    _seed_random(seed + number)
+    _seed_torch((seed + number) & _INT64)
+    _seed_numpy(_generate_state(seed, number))  # type: ignore[no-untyped-call]
 
 
 def seed_sample(base_seed: int, position: int, key: Any) -> None:

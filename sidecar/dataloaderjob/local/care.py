@@ -1,6 +1,7 @@
 """What to do when a part of the service dies. Pure: no processes, no clock.
 
-Parts are the sidecar, the supervisor and the Ray head. The sidecar and the supervisor are started again.
+Parts are the sidecar, the supervisor and what starts feeders: a Ray head, or the feeder host. The sidecar, the
+supervisor and the host are started again, each by itself: the supervisor waits for a host.
 A head without its GCS or raylet is replaced by a whole new one beside it, and the supervisor is started
 again against that; the old one is kept while its feeders live, until those of the new one are registered,
 so that somebody serves all the time.
@@ -36,6 +37,7 @@ class Part(Enum):
     SIDECAR = "sidecar"
     SUPERVISOR = "supervisor"
     HEAD = "Ray head"
+    HOST = "feeder host"
 
 
 class Event(Enum):
@@ -103,13 +105,16 @@ class _Watched:
 class Care:
     """Events in, instructions out. The caller carries instructions out in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ray: bool = True) -> None:
+        """`ray`: feeders are started by a Ray head."""
+        self.ray = ray
         self.head_number = 0
         """Of the head that is wanted now; 1 is the first."""
         self.old: dict[int, float] = {}
         """Heads that were replaced and still serve, and since when."""
         self.restarts = 0
-        self._parts = {part: _Watched(part) for part in Part}
+        starter = Part.HEAD if ray else Part.HOST
+        self._parts = {part: _Watched(part) for part in (starter, Part.SIDECAR, Part.SUPERVISOR)}
         self._ray_exits = 0
 
     def state(self, part: Part) -> State:
@@ -124,7 +129,9 @@ class Care:
         return min(times)
 
     def start(self) -> list[Instruction]:
-        """Sidecar and head at the same time; the supervisor once the head serves."""
+        """All at the same time, what takes longest first; but a supervisor only once a Ray head serves."""
+        if not self.ray:
+            return [self._start(part) for part in self._parts]
         self.head_number = 1
         return [self._start(Part.SIDECAR), self._start(Part.HEAD)]
 
@@ -137,8 +144,8 @@ class Care:
         return [self._start(Part.SUPERVISOR)] if part is Part.HEAD else []
 
     def ended(self, part: Part, code: int, why: str, now: float) -> list[Instruction]:
-        """Sidecar or supervisor ended. `why`: its last words."""
-        if part is Part.SUPERVISOR and code in EXITS_RAY and self.state(Part.HEAD) is State.UP:
+        """Sidecar, supervisor or host ended. `why`: its last words."""
+        if self.ray and part is Part.SUPERVISOR and code in EXITS_RAY and self.state(Part.HEAD) is State.UP:
             self._ray_exits += 1
             if self._ray_exits >= MAX_RAY_EXITS:
                 self._ray_exits = 0
@@ -205,4 +212,4 @@ class Care:
         return []
 
     def _may_start(self, part: Part) -> bool:
-        return part is not Part.SUPERVISOR or self.state(Part.HEAD) is State.UP
+        return not self.ray or part is not Part.SUPERVISOR or self.state(Part.HEAD) is State.UP

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.lines import Lines
 from dataloaderjob.local.loop import Loop
 
@@ -27,20 +29,52 @@ class Command:
     cwd: Path
 
 
+class Started:
+    """A process that this one started by other means, as far as `Child` uses a Popen of it."""
+
+    def __init__(self, pid: int, out: int, err: int) -> None:
+        """`out` and `err`: reading ends of the pipes of its output."""
+        self.pid = pid
+        self.stdout, self.stderr = open(out, "rb", buffering=0), open(err, "rb", buffering=0)  # noqa: SIM115  closed by Child
+        self._code: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        if self._code is None:
+            fd = os.pidfd_open(self.pid)
+            try:
+                if not select.select([fd], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            finally:
+                os.close(fd)
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._code
+
+    def kill(self) -> None:
+        """Ends its process group, unless it has ended."""
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+
 class Child:
-    """A started command. Raises OSError when it cannot be started."""
+    """A started command. Raises InputError, OSError when it cannot be started."""
 
     def __init__(
-        self, command: Command, loop: Loop, *, on_line: OnLine, on_end: Callable[[Child], None]
+        self,
+        command: Command,
+        loop: Loop,
+        *,
+        on_line: OnLine,
+        on_end: Callable[[Child], None],
+        started: Started | None = None,
     ) -> None:
+        """`started`: the process, where somebody has started it before."""
         self.name = command.name
         self.code: int | None = None
         """Exit code, negative for a signal, None while it lives."""
         self._loop, self._on_end = loop, on_end
-        self._process = subprocess.Popen(
-            list(command.args), env=dict(command.env), cwd=command.cwd, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+        self._process = started or _start(command)
         self.pid = self._process.pid
         self._pipes: dict[int, Lines] = {}
         for pipe, is_err in ((self._process.stdout, False), (self._process.stderr, True)):
@@ -113,6 +147,26 @@ class Child:
             code = self._process.wait()
         self.code = code
         self._drain()
+
+
+def check_words(name: str, args: Sequence[str], env: Mapping[str, str]) -> None:
+    """Raises InputError for what no process can be given."""
+    for what, text in [
+        *((f"argument {number}", word) for number, word in enumerate(args)),
+        *((f"environment variable {key!r}", key + value) for key, value in env.items()),
+    ]:
+        if "\0" in text:
+            raise InputError(
+                f"a process cannot be given the character NUL, found it in {what} of {name}: remove it"
+            )
+
+
+def _start(command: Command) -> subprocess.Popen[bytes]:
+    check_words(command.name, command.args, command.env)
+    return subprocess.Popen(
+        list(command.args), env=dict(command.env), cwd=command.cwd, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
 
 
 def exit_code(code: int) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dataloaderjob import __version__
 from dataloaderjob.core.errors import DataLoaderJobError, InputError
+from dataloaderjob.providers.provider import NAMES as PROVIDERS
 
 EXIT_INPUT = 2
 EXIT_FAILED = 1
@@ -38,6 +39,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--metrics-port", type=int, metavar="PORT", help="serve Prometheus' /metrics and /healthz here"
     )
+    run.add_argument(
+        "--provider", choices=PROVIDERS, default=PROVIDERS[0],
+        help="who starts feeders: ray as on a cluster (default), or plain processes of this machine",
+    )  # fmt: skip
     run.set_defaults(command=_run)
     status = commands.add_parser("status", help="show what runs here")
     status.add_argument("--dir", help="folder of one run, as status shows it")
@@ -54,7 +59,8 @@ def _run(args: argparse.Namespace) -> int:
     from dataloaderjob.api import load_manifest
     from dataloaderjob.local.run import run
 
-    return run(load_manifest(args.manifest), args.manifest, metrics_port=args.metrics_port)
+    job = load_manifest(args.manifest)
+    return run(job, args.manifest, metrics_port=args.metrics_port, provider=args.provider)
 
 
 def _status(args: argparse.Namespace) -> int:

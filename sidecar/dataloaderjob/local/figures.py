@@ -63,5 +63,5 @@ def summary(total: Mapping[str, int], seconds: float, restarts: int) -> str:
         if total[name]:
             parts.append(f"{total[name]} {text}")
     if restarts:
-        parts.append(f"{restarts} restarts of Ray, supervisor or sidecar")
+        parts.append(f"{restarts} restarts of parts of the service")
     return ", ".join(parts)

@@ -1,28 +1,34 @@
-"""Ends a run whose own process was killed: `python -m dataloaderjob.local.guard PID RUN_ID HOME`.
+"""Ends a run whose own process was killed: `python -m dataloaderjob.local.guard PID RUN_ID HOME [FOLDER]`.
 
 It waits for that process alone, in a session of its own, then ends everything that carries the run's tag
-and removes the run's folder. A run that ends by itself ends its guard, too.
+and removes the run's folder, and that of a private service unless another one has it by then. A run that ends by
+itself ends its guard, too.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import select
-import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from dataloaderjob.core import folders, places
 from dataloaderjob.local import tags
 
 GRACE_S = 1.0
 
 
-def start(run_id: str, home: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """The guard of this process."""
+def start(
+    run_id: str, home: Path, env: Mapping[str, str], folder: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """The guard of this process. `folder`: of the private service that this process is."""
+    words = [str(os.getpid()), run_id, str(home), *([] if folder is None else [str(folder)])]
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "dataloaderjob.local.guard", str(os.getpid()), run_id, str(home)],
+        [sys.executable, "-P", "-m", "dataloaderjob.local.guard", *words],
         env=dict(env), cwd="/", start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
@@ -35,7 +41,39 @@ def main() -> None:
         if os.getppid() == pid:
             select.select([fd], [], [])
     tags.sweep(run_id, grace_s=GRACE_S)
-    shutil.rmtree(home, ignore_errors=True)
+    folders.remove_tree(home)
+    if len(sys.argv) > 4:
+        give_up(Path(sys.argv[4]), pid)
+
+
+def give_up(folder: Path, pid: int) -> None:
+    """Removes the files of a private service, unless another than `pid` has the folder."""
+    with locked(folder):
+        if service_of(folder) in (None, pid):
+            folders.remove(folder, places.FILES)
+
+
+def service_of(folder: Path) -> int | None:
+    """Pid of the service that has this folder; None when none has."""
+    try:
+        return int((folder / places.PID_NAME).read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """The lock under which ranks start services (`trainer.private`)."""
+    try:
+        fd = os.open(folder / places.LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:  # somebody removed the folder
+        yield
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 if __name__ == "__main__":

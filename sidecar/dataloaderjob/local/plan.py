@@ -14,9 +14,11 @@ from dataloaderjob.api import DataLoaderJob, EnvVar, PodSpec
 from dataloaderjob.api.base import spell
 from dataloaderjob.api.feeders import CONTAINER as FEEDER_CONTAINER
 from dataloaderjob.local.stack import ServicePlan
+from dataloaderjob.providers.provider import RAY
 
 PREFETCH_VARIABLE = "DATALOADERJOB_PREFETCH"
 FEEDERS_VARIABLE = "DATALOADERJOB_FEEDERS"
+ALLOW_PICKLE_VARIABLE = "DATALOADERJOB_ALLOW_PICKLE"
 SOCKET_VARIABLE = "DATALOADERJOB_SOCKET"
 LAUNCH_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK",
@@ -55,7 +57,9 @@ class RunPlan:
     """Paths of the manifest's fields that mean nothing here."""
 
 
-def plan(job: DataLoaderJob, *, folder: Path, env: Mapping[str, str], master_port: int) -> RunPlan:
+def plan(
+    job: DataLoaderJob, *, folder: Path, env: Mapping[str, str], master_port: int, provider: str = RAY
+) -> RunPlan:
     """`folder`: the manifest's. `env`: this process's, which trainers and feeders inherit."""
     spec = job.spec
     container = spec.trainer.container
@@ -68,13 +72,13 @@ def plan(job: DataLoaderJob, *, folder: Path, env: Mapping[str, str], master_por
             _trainer(job, replica, inherited, master_port=master_port)
             for replica in range(spec.trainer.replicas)
         ),
-        service=_service(job, cwd, inherited),
+        service=_service(job, cwd, inherited, provider),
         min_feeders=spec.feeders.min_replicas * per_pod,
         scale=(spec.feeders.min_replicas, spec.feeders.max_replicas, per_pod),
         startup_s=float(spec.deadlines.startup_seconds),
         active_s=None if active_s is None else float(active_s),
         ray_version=spec.ray.version,
-        ignored=tuple(ignored(job)),
+        ignored=tuple(ignored(job, provider)),
     )  # fmt: skip
 
 
@@ -116,19 +120,23 @@ def _trainer(
         PREFETCH_VARIABLE: str(job.spec.sidecar.prefetch),
         FEEDERS_VARIABLE: str(max(1, job.spec.feeders.count)),
     }
+    if job.spec.allow_pickle:
+        env[ALLOW_PICKLE_VARIABLE] = "1"
     env = add_env(env, trainer.container.env)
     words = (*trainer.container.command, *trainer.container.args)
     return TrainerPlan(command=tuple(expand(word, env) for word in words), env=env)
 
 
-def _service(job: DataLoaderJob, cwd: Path, inherited: Mapping[str, str]) -> ServicePlan:
+def _service(job: DataLoaderJob, cwd: Path, inherited: Mapping[str, str], provider: str) -> ServicePlan:
     spec = job.spec
     feeder_env = dict(inherited)
     for container in spec.feeders.template.spec.containers:
         if container.name == FEEDER_CONTAINER:
             feeder_env = add_env(feeder_env, container.env)
+    feeder_env.setdefault("PYTHONHASHSEED", "0")  # sets iterate alike in all feeders
     return ServicePlan(
         job=job.name, num_feeders=spec.feeders.count, env=inherited, feeder_env=feeder_env, feeder_cwd=cwd,
+        provider=provider,
         tuning=spec.ray.tuning.settings(),
         processes=spec.trainer.replicas * spec.trainer.processes_per_replica,
         shared_memory_nbytes=spec.sidecar.shared_memory.nbytes * spec.trainer.replicas,
@@ -139,13 +147,16 @@ def _service(job: DataLoaderJob, cwd: Path, inherited: Mapping[str, str]) -> Ser
     )  # fmt: skip
 
 
-def ignored(job: DataLoaderJob) -> Iterator[str]:
+def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
     """Fields that the manifest gives and one machine has no use for, by path."""
     spec = job.spec
     if job.metadata.namespace is not None:
         yield "metadata.namespace"
     yield from _given(spec, _IGNORED_JOB, "spec")
-    yield from _given(spec.ray, ("headResources",), "spec.ray")
+    if provider == RAY:
+        yield from _given(spec.ray, ("headResources",), "spec.ray")
+    else:
+        yield from _given(spec, ("ray",), "spec")
     yield from _given(spec.sidecar, ("image", "resources"), "spec.sidecar")
     yield from _given(spec.feeders, ("image", "resources"), "spec.feeders")
     for path, template in (

@@ -51,6 +51,9 @@ class Poller:
         self._changed = changed
         self._control: socket.socket | None = None
         self._stop = threading.Event()
+        self._pause = threading.Event()
+        """Set to ask at once."""
+        self._wanted = self._asked = 0
         self._thread = threading.Thread(target=self._run, name="dlj-poll", daemon=True)
 
     def start(self) -> None:
@@ -59,6 +62,12 @@ class Poller:
     def stop(self) -> None:
         """The thread ends within TIMEOUT_S; nobody waits for it."""
         self._stop.set()
+        self._pause.set()
+
+    def raise_to(self, feeders: int) -> None:
+        """Has the supervisor keep at least so many feeders, as soon as it answers."""
+        self._wanted = max(self._wanted, feeders)
+        self._pause.set()
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -69,19 +78,29 @@ class Poller:
             )
             self._changed()
             settled = self.snapshot.desired is not None and self.snapshot.ready == self.snapshot.desired
-            self._stop.wait(SLOW_S if settled else QUICK_S)
+            self._pause.wait(SLOW_S if settled else QUICK_S)
+            self._pause.clear()
 
     def _ask_supervisor(self) -> dict[str, Any]:
         try:
             if self._control is None:
                 self._control = self._connect()
-            sockets.send_message(self._control, {"type": "status"})
-            return sockets.recv_message(self._control)
+            status = self._ask(self._control, {"type": "status"})
+            wanted = self._wanted
+            if wanted > self._asked:  # once: a later `scale` of the user's is the newer word
+                if wanted > int(status.get("desired", 0)):
+                    self._ask(self._control, {"type": "scale", "feeders": wanted})
+                self._asked = wanted
+            return status
         except (OSError, ProtocolError):
             if self._control is not None:
                 self._control.close()
                 self._control = None
             return {}
+
+    def _ask(self, sock: socket.socket, message: dict[str, Any]) -> dict[str, Any]:
+        sockets.send_message(sock, message)
+        return sockets.recv_message(sock)
 
     def _connect(self) -> socket.socket:
         sock = socket.create_connection(("127.0.0.1", self._port), timeout=TIMEOUT_S)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core import supervision
+from dataloaderjob.core import folders, supervision
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.settings import read_key
 from dataloaderjob.local.poller import sidecar_status
@@ -64,7 +64,7 @@ def find(folder: str | None) -> LiveRun:
 
 def _read(home: Path) -> LiveRun | None:
     try:
-        if home.stat().st_uid != os.getuid():
+        if not folders.is_own(home):
             return None
         about = json.loads((home / RUN_FILE).read_text())
         os.kill(int(about["pid"]), 0)

@@ -19,24 +19,29 @@ from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.core import rates
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.local import figures
-from dataloaderjob.local.children import Child, Command, exit_code
+from dataloaderjob.local.children import Child, Command, check_words, exit_code
 from dataloaderjob.local.console import Console
 from dataloaderjob.local.course import EXIT_BROKEN, EXIT_LATE, Action, Course, Event, Phase, Stop, stopped_by
 from dataloaderjob.local.loop import Loop
 from dataloaderjob.local.plan import SOCKET_VARIABLE, RunPlan, plan
 from dataloaderjob.local.poller import sidecar_status
 from dataloaderjob.local.stack import Stack
+from dataloaderjob.providers.provider import RAY
 
 PROGRESS_TTY_S = 2.0
 PROGRESS_LINE_S = 10.0
 OUTPUT_GRACE_S = 1.5
 """What user code in feeders printed last comes through Ray's log monitor, which looks twice a second."""
 OUTPUT_QUIET_S = 0.7
+HOST_QUIET_S = 0.1
+"""The feeder host hands on at once what its feeders print."""
 
 
-def run(job: DataLoaderJob, manifest: Path, *, metrics_port: int | None = None) -> int:
+def run(job: DataLoaderJob, manifest: Path, *, metrics_port: int | None = None, provider: str = RAY) -> int:
     """Returns the exit code. Raises InputError before anything is started."""
-    planned = plan(job, folder=manifest.resolve().parent, env=os.environ, master_port=_free_port())
+    planned = plan(
+        job, folder=manifest.resolve().parent, env=os.environ, master_port=_free_port(), provider=provider
+    )
     planned = replace(planned, service=replace(planned.service, metrics_port=metrics_port))
     console = Console()
     if planned.ignored:
@@ -65,11 +70,20 @@ def check(planned: RunPlan) -> None:
             f"the trainer's program {program!r} is needed, and found neither in {planned.folder} nor on "
             "PATH: install it, or change spec.trainer.template.spec.containers[0].command"
         )
+    for number, trainer in enumerate(planned.trainers):
+        check_words(f"trainer-{number}", trainer.command, trainer.env)
+    check_words("feeders", (), planned.service.feeder_env)
+    if planned.service.provider == RAY:
+        _check_ray(planned.ray_version)
+
+
+def _check_ray(wanted: str | None) -> None:
     try:
         installed = version("ray")
     except PackageNotFoundError as exc:
-        raise InputError("Ray is needed on this machine: pip install 'dataloaderjob[local]'") from exc
-    wanted = planned.ray_version
+        raise InputError(
+            "Ray is needed on this machine: pip install 'dataloaderjob[local]', or use --provider local"
+        ) from exc
     if wanted is not None and wanted.split(".") != installed.split(".")[: len(wanted.split("."))]:
         raise InputError(
             f"Ray {wanted} is asked for by spec.ray.version, this machine has {installed}: install that "
@@ -82,6 +96,7 @@ class Run:
 
     def __init__(self, planned: RunPlan, manifest: Path, console: Console) -> None:
         self._plan, self._manifest, self._console = planned, manifest, console
+        self._ray = planned.service.provider == RAY
         self._loop = Loop()
         self._course = Course(len(planned.trainers))
         self._stack = Stack(planned.service, self._loop, show=self._show, broken=self._broken)
@@ -101,7 +116,7 @@ class Run:
                 {"manifest": str(self._manifest.resolve()), "min": least, "max": most, "per_pod": per_pod}
             )
             self._console.say(
-                f"{self._plan.name}: starting Ray, the sidecar, feeders: {self._stack.num_desired}"
+                f"{self._plan.name}: starting {'Ray, ' * self._ray}the sidecar, feeders: {self._stack.num_desired}"
             )
             self._loop.later(self._plan.startup_s, self._startup_over)
             if self._plan.active_s is not None:
@@ -149,7 +164,8 @@ class Run:
         if not self._stack.sidecar_listens:
             missing.append("the sidecar does not listen")
         if snapshot.desired is None:
-            missing.append("Ray's head and the supervisor are not up")
+            starter = "Ray's head" if self._ray else "the feeder host"
+            missing.append(f"{starter} and the supervisor are not up")
         else:
             missing.append(f"{snapshot.ready} of {self._plan.min_feeders} needed feeders have reported")
         missing += snapshot.notes
@@ -210,7 +226,7 @@ class Run:
     # What is shown
 
     def _show(self, who: str, text: str, is_err: bool) -> None:
-        if who.startswith("feeder-"):
+        if who.startswith("feeder"):
             self._feeder_spoke_at = time.monotonic()
         if who == "run":
             self._console.say(text)
@@ -240,7 +256,8 @@ class Run:
 
         def quiet() -> bool:
             now, spoke_at = time.monotonic(), max(self._feeder_spoke_at or 0.0, began)
-            return now - began > OUTPUT_GRACE_S or now - spoke_at > OUTPUT_QUIET_S
+            quiet_s = OUTPUT_QUIET_S if self._ray else HOST_QUIET_S
+            return now - began > OUTPUT_GRACE_S or now - spoke_at > quiet_s
 
         self._loop.run(until=quiet)
 

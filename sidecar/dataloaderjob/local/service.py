@@ -1,34 +1,35 @@
-"""`python -m dataloaderjob.local.service --dir DIR --feeders N`: the private service of one launch.
+"""The private service of one launch: what `local.launch` runs once the feeder host is on its way.
 
 Started by the first rank (`trainer.private`), detached, for all local ranks. The sidecar's socket is DIR/s;
-DIR/failed says why it could not serve. It ends after its last client and removes DIR.
+DIR/failed says why it could not serve. It ends after its last client and removes DIR. A trainer's installation is
+enough for it: it imports neither ray nor what reads manifests.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
-import json
 import os
 import select
-import shutil
 import signal
+import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
+from dataloaderjob.core import folders, places
 from dataloaderjob.core.errors import DataLoaderJobError
+from dataloaderjob.local.children import Started
+from dataloaderjob.local.guard import give_up, locked
+from dataloaderjob.local.launch import environments
 from dataloaderjob.local.loop import Loop
 from dataloaderjob.local.poller import sidecar_status
 from dataloaderjob.local.stack import ServicePlan, Stack
 from dataloaderjob.local.tenancy import Tenancy
+from dataloaderjob.providers.provider import LOCAL
 from dataloaderjob.sidecar.settings import memory_limit
 
-PATH_VARIABLE = "DATALOADERJOB_PATH"
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
-"""Of the rank that started the service: feeders serve all ranks."""
 SHARED_NBYTES_PER_RANK = 2 * 1024**3
 LOOK_S = 0.5
 EXIT_FAILED = 1
@@ -60,8 +61,8 @@ class Echo:
 class Service:
     """The stack for as long as somebody uses it."""
 
-    def __init__(self, folder: Path, plan: ServicePlan, echo: Echo) -> None:
-        """Raises InputError for what cannot work."""
+    def __init__(self, folder: Path, plan: ServicePlan, echo: Echo, host: Started) -> None:
+        """`host`: the feeder host, which has been started. Raises InputError for what cannot work."""
         self._folder = folder
         self._echo = echo
         self._loop = Loop()
@@ -69,9 +70,11 @@ class Service:
         self._over = False
         self._starter = _open_starter()
         self._tenancy = Tenancy(time.monotonic())
+        self._control = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._stack = Stack(
-            plan, self._loop, show=self._show, broken=self._broken, socket_path=str(folder / "s")
-        )
+            plan, self._loop, show=self._show, broken=self._broken, socket_path=str(folder / places.SOCKET_NAME),
+            run_id=os.environ[places.RUN_VARIABLE], folder=folder, host=host,
+        )  # fmt: skip
 
     def run(self) -> int:
         self._loop.signals((signal.SIGINT, signal.SIGTERM), lambda _: self._leave())
@@ -79,11 +82,26 @@ class Service:
             self._loop.watch(self._starter, self._starter_ended)
         try:
             self._stack.start({"folder": str(self._folder)})
+            self._control.bind(str(self._folder / places.CONTROL_NAME))
+            self._control.setblocking(False)
+            self._loop.watch(self._control.fileno(), self._more_feeders)
+            self._more_feeders()
             self._loop.every(LOOK_S, self._look)
             self._loop.run(until=lambda: self._over)
         finally:
             self._stack.close()
-        return 0 if self._why is None else EXIT_FAILED
+        if self._why is None:
+            return 0
+        self._keep_reason()
+        return EXIT_FAILED
+
+    def _more_feeders(self) -> None:
+        """A rank wants more of them; there are never fewer than somebody asked for."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._control.recv(64)
+        with contextlib.suppress(OSError, ValueError):
+            self._stack.raise_to(int((self._folder / places.FEEDERS_NAME).read_text()))
 
     def _starter_ended(self) -> None:
         """What it wrote to may wait for our end of it: a pipe to `tee`, say."""
@@ -92,9 +110,10 @@ class Service:
         self._echo.close()
 
     def _show(self, who: str, text: str, is_err: bool) -> None:  # noqa: ARG002  one log for both
-        sys.stdout.write(f"[{who}] {text}\n" if who else f"{text}\n")
-        sys.stdout.flush()
-        if who.startswith("feeder-"):
+        with contextlib.suppress(OSError):  # a disk that is full shall not end the service
+            sys.stdout.write(f"[{who}] {text}\n" if who else f"{text}\n")
+            sys.stdout.flush()
+        if who.startswith("feeder"):
             self._echo.line(f"[{who}] {text}")
 
     def _look(self) -> None:
@@ -115,7 +134,7 @@ class Service:
                 if status is None or status["rings"]:
                     return
             self._stack.end_sidecar()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            folders.remove(self._folder, places.FILES)
         self._over = True
 
     def _broken(self, why: str) -> None:
@@ -124,27 +143,21 @@ class Service:
         fail(self._folder, why)
         self._over = True
 
+    def _keep_reason(self) -> None:
+        """Until its starter ends; unless another service has been started in the folder by then."""
+        self._echo.close()
+        if self._starter is not None:
+            select.select([self._starter], [], [])
+        give_up(self._folder, os.getpid())
+
 
 def fail(folder: Path, why: str) -> None:
-    """Tells the ranks that wait, and those that lose their sidecar now, why."""
+    """Tells the ranks that wait, and those that lose their sidecar now, why. The next one may start another service."""
     part = folder / ".failed"
     with contextlib.suppress(OSError):
         part.write_text(why + "\n")
-        part.rename(folder / "failed")
-
-
-def environments(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """For sidecar and supervisor, and for feeders: the latter import what the trainer can import."""
-    own = {
-        k: v
-        for k, v in env.items()
-        if k not in RANK_VARIABLES and not k.startswith(("DATALOADERJOB_", "RAY_"))
-    }
-    path = json.loads(env.get(PATH_VARIABLE, "[]"))
-    feeders = dict(own)
-    if path:
-        feeders["PYTHONPATH"] = os.pathsep.join(path)
-    return own, feeders
+        part.rename(folder / places.FAILED_NAME)
+        (folder / places.PID_NAME).unlink(missing_ok=True)
 
 
 def plan(folder: Path, num_feeders: int, env: Mapping[str, str]) -> ServicePlan:
@@ -152,40 +165,34 @@ def plan(folder: Path, num_feeders: int, env: Mapping[str, str]) -> ServicePlan:
     own, feeders = environments(env)
     ranks = max(1, int(env.get("LOCAL_WORLD_SIZE", "1")))
     return ServicePlan(
-        job=f"private-{folder.name}", num_feeders=num_feeders, env=own, feeder_env=feeders,
+        job=f"private-{folder.name}", num_feeders=num_feeders, provider=LOCAL, env=own, feeder_env=feeders,
         feeder_cwd=Path.cwd(), processes=ranks,
         shared_memory_nbytes=min(SHARED_NBYTES_PER_RANK * ranks, memory_limit() // 2),
     )  # fmt: skip
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """The lock under which ranks start services (`trainer.private`)."""
-    try:
-        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except FileNotFoundError:  # somebody removed the folder
-        yield
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
-def main() -> int:
+def main(host: tuple[int, int, int]) -> int:
+    """`host`: pid of the feeder host, and the reading ends of its output and errors."""
     parser = argparse.ArgumentParser(description="serves the trainer processes of one launch on this machine")
     parser.add_argument("--dir", type=Path, required=True, help="folder of the socket")
     parser.add_argument("--feeders", type=int, required=True, help="number of feeders")
     parser.add_argument("--echo", type=int, help="descriptor where user code in feeders is heard")
     args = parser.parse_args()
+    started = Started(*host)
     try:
-        folder = args.dir.resolve()
-        return Service(folder, plan(folder, args.feeders, os.environ), Echo(args.echo)).run()
+        folders.check(args.dir, places.REMEDY)
+        made = plan(args.dir, args.feeders, os.environ)
+        return Service(args.dir, made, Echo(args.echo), started).run()
     except (DataLoaderJobError, OSError) as exc:
-        fail(args.dir, str(exc))
+        fail(args.dir, _told(exc, args.dir))
         sys.stderr.write(f"service: {exc}\n")
         return EXIT_FAILED
+    finally:
+        started.kill()
+
+
+def _told(exc: Exception, folder: Path) -> str:
+    return (folders.full(exc, folder) if isinstance(exc, OSError) else None) or str(exc)
 
 
 def _open_starter() -> int | None:
@@ -197,7 +204,3 @@ def _open_starter() -> int | None:
 
 def _readable(fd: int) -> bool:
     return bool(select.select([fd], [], [], 0)[0])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

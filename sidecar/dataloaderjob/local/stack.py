@@ -1,4 +1,5 @@
-"""The service on this machine: Ray, supervisor and sidecar, started in one folder, watched and started again.
+"""The service on this machine: what starts feeders (Ray, or the feeder host), supervisor and sidecar, started in one
+folder, watched and started again.
 
 `care` decides, this module acts. Everything carries the run's tag, so that `close` leaves no process,
 socket, memory or folder behind; `guard` does the same when this process itself is killed.
@@ -10,33 +11,38 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import socket
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dataloaderjob.core import folders, places
 from dataloaderjob.core.auth import new_key
-from dataloaderjob.core.errors import InputError, ServiceError
+from dataloaderjob.core.errors import InputError, ServiceUnavailable
+from dataloaderjob.core.link import MAX_PATH_NBYTES
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings, dump
 from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.local import guard, tags
 from dataloaderjob.local.care import Care, GiveUp, Instruction, Part, Start, StopHead, StopSupervisor
-from dataloaderjob.local.children import Child, Command
-from dataloaderjob.local.head import MAX_FOLDER_NBYTES, RayHead
+from dataloaderjob.local.children import Child, Command, Started
+from dataloaderjob.local.launch import host_command
 from dataloaderjob.local.loop import Loop
 from dataloaderjob.local.poller import Poller, Snapshot
+from dataloaderjob.providers.provider import RAY
 from dataloaderjob.sidecar.settings import SidecarSettings
+
+if TYPE_CHECKING:
+    from dataloaderjob.local.heads import Heads
 
 RUN_FILE = "run.json"
 HOME_PREFIX = "dlj-run-"
-HEAD_UP_S = 120.0
-HEAD_POLL_S = 0.05
+HOST_UP_S = 120.0
+"""It imports torch, from a cold disk perhaps."""
 LOOK_S = 0.2
 GRACE_S = 0.5
 """For Ray's processes, which have nothing to save."""
@@ -56,8 +62,10 @@ class ServicePlan:
     env: Mapping[str, str]
     """Base of the environment of sidecar and supervisor."""
     feeder_env: Mapping[str, str]
-    """Of Ray's processes, and so of user code in feeders."""
+    """Of Ray's processes or the feeder host, and so of user code in feeders."""
     feeder_cwd: Path
+    provider: str = RAY
+    """Who starts feeders (`providers.provider`)."""
     tuning: RayTuning = field(default_factory=RayTuning)
     processes: int = 1
     shared_memory_nbytes: int = 2 * 1024**3
@@ -81,30 +89,44 @@ class Stack:
         show: Show,
         broken: Callable[[str], None],
         socket_path: str | None = None,
+        run_id: str | None = None,
+        folder: Path | None = None,
+        host: Started | None = None,
     ) -> None:
-        """Makes the folder. Raises InputError for what cannot work, and nothing is left then."""
+        """Makes the folder. Raises InputError for what cannot work, and nothing is left then.
+
+        `run_id`, `folder`, `host`: of a private service, which was given a tag and has a folder and a feeder host.
+        """
         self.plan = plan
-        self.run_id = secrets.token_hex(8)
-        self.care = Care()
-        self.home = _make_home()
-        self.socket = socket_path or str(self.home / "s")
+        self.run_id = run_id or secrets.token_hex(8)
+        self._ray = plan.provider == RAY
+        self.care = Care(ray=self._ray)
+        self.home = _make_home(ray=self._ray)
+        self.socket = socket_path or str(self.home / places.SOCKET_NAME)
         self.sidecar_listens = False
         self._loop, self._show, self._broken = loop, show, broken
+        self._folder, self._host_started = folder, host
+        self._host_socket = (folder or self.home) / places.HOST_NAME
         self._port = _free_port()
         self._key = new_key()
-        self._heads: dict[int, RayHead] = {}
-        self._watched: dict[int, list[int]] = {}
-        """Pidfds of each head's GCS and raylet."""
-        self._sidecar: Child | None = None
-        self._supervisor: Child | None = None
+        self._children: dict[Part, Child] = {}
+        self._written: dict[str, Any] = {}
         self._words: dict[str, deque[str]] = {}
         self._guard: Any = None
         self._closed = False
         self._sidecar_over = False
+        self._heads: Heads | None = None
+        if self._ray:
+            from dataloaderjob.local.heads import Heads
+
+            self._heads = Heads(
+                self.home, loop, env=self.tag(plan.feeder_env), cwd=plan.feeder_cwd, tuning=plan.tuning,
+                serves=lambda: self._do(self.care.serves(Part.HEAD)), lost=self._head_lost,
+            )  # fmt: skip
         try:
             self._sidecar_settings().check()
         except BaseException:
-            shutil.rmtree(self.home, ignore_errors=True)
+            folders.remove_tree(self.home)
             raise
         self._poller = Poller(self.socket, port=self._port, key=self._key, job=plan.job, changed=loop.wake)
 
@@ -118,13 +140,20 @@ class Stack:
         desired = self.snapshot.desired
         return self.plan.num_feeders if desired is None else desired
 
+    def raise_to(self, feeders: int) -> None:
+        """There are to be at least so many feeders from now on."""
+        if feeders > self.plan.num_feeders:
+            self._poller.raise_to(min(feeders, MAX_FEEDERS))
+
     def tag(self, env: Mapping[str, str]) -> dict[str, str]:
-        return {**env, tags.RUN_VARIABLE: self.run_id}
+        return {**env, places.RUN_VARIABLE: self.run_id}
 
     def start(self, about: Mapping[str, Any]) -> None:
-        """Starts all parts and returns. `about` goes into the file by which other commands find this run."""
-        _write(self.home / "key", self._key)
-        self._guard = guard.start(self.run_id, self.home, self.tag(self.plan.env))
+        """Starts all parts and returns. `about` goes into the file by which other commands find this run.
+
+        Raises InputError, OSError.
+        """
+        self._guard = guard.start(self.run_id, self.home, self.tag(self.plan.env), self._folder)
         found = {
             "pid": os.getpid(),
             "run": self.run_id,
@@ -132,7 +161,9 @@ class Stack:
             "port": self._port,
             "socket": self.socket,
         }
-        _write(self.home / RUN_FILE, json.dumps({**found, **about}).encode())
+        with self._room():
+            _write(self.home / "key", self._key)
+            _write(self.home / RUN_FILE, json.dumps({**found, **about}).encode())
         self._do(self.care.start())
         self._poller.start()
         self._loop.every(LOOK_S, self._look)
@@ -148,21 +179,28 @@ class Stack:
                     self._start_sidecar()
                 case Start(Part.SUPERVISOR, number):
                     self._start_supervisor(number)
+                case Start(Part.HOST):
+                    self._start_host()
                 case Start(Part.HEAD, number):
-                    self._start_head(number)
+                    self._ray_heads.start(number)
                 case StopSupervisor():
-                    self._stop_supervisor()
+                    self._stop(Part.SUPERVISOR)
                 case StopHead(number):
-                    self._stop_head(number)
+                    self._ray_heads.stop(number, GRACE_S)
                 case GiveUp(why):
                     self._broken(why)
+
+    @property
+    def _ray_heads(self) -> Heads:
+        assert self._heads is not None  # noqa: S101  care knows heads only with Ray
+        return self._heads
 
     def _start_sidecar(self) -> None:
         if self._sidecar_over:
             return
-        dump(self._sidecar_settings(), self.home / "sidecar.json")
+        self._dump("sidecar", self._sidecar_settings())
         self.sidecar_listens = False
-        self._sidecar = self._child("sidecar", "dataloaderjob.sidecar", self.plan.env, self._on_sidecar)
+        self._serve(Part.SIDECAR, "dataloaderjob.sidecar", self.plan.env, self._on_sidecar)
 
     def _sidecar_settings(self) -> SidecarSettings:
         plan = self.plan
@@ -172,62 +210,33 @@ class Stack:
             shared_memory_nbytes=plan.shared_memory_nbytes, ring_nbytes=plan.ring_nbytes,
             prefetch=plan.prefetch, batch_deadline_s=plan.batch_deadline_s,
             progress_after_s=plan.progress_after_s, checksum=plan.checksum, allow_pickle=plan.allow_pickle,
-            metrics_port=plan.metrics_port,
+            metrics_port=plan.metrics_port, private=True,
         )  # fmt: skip
 
     def _start_supervisor(self, number: int) -> None:
-        head, plan = self._heads[number], self.plan
+        plan, env = self.plan, dict(self.plan.env)
+        if self._ray:
+            head = self._ray_heads.head(number)
+            env |= head.env()
+            who: dict[str, Any] = {"ray_address": head.address}
+        else:
+            who = {"host_socket": str(self._host_socket), "init_timeout_s": HOST_UP_S}
         settings = SupervisorSettings(
             job=plan.job, key_path=str(self.home / "key"), blob_folder=str(self.home / "blobs"),
-            feeder_blob_folder=str(self.home / "blobs"), ray_address=head.address,
+            feeder_blob_folder=str(self.home / "blobs"), provider=plan.provider,
             num_feeders=plan.num_feeders, state_path=str(self.home / "feeders.json"), port=self._port,
             ready_timeout_s=plan.tuning.worker_register_timeout_s + REGISTER_MARGIN_S,
-            worker_register_timeout_s=plan.tuning.worker_register_timeout_s,
+            worker_register_timeout_s=plan.tuning.worker_register_timeout_s, **who,
         )  # fmt: skip
-        dump(settings, self.home / "supervisor.json")
-        env = {**self.plan.env, **head.env()}
-        self._supervisor = self._child(
-            "supervisor", "dataloaderjob.feeder.supervisor", env, self._on_supervisor
-        )
+        self._dump("supervisor", settings)
+        self._serve(Part.SUPERVISOR, "dataloaderjob.feeder.supervisor", env, self._on_supervisor)
 
-    def _start_head(self, number: int) -> None:
-        head = RayHead(
-            self.home / f"r{number}", tuning=self.plan.tuning, resources={"feeder": float(MAX_FEEDERS)},
-            base_env=self.tag(self.plan.feeder_env), cwd=self.plan.feeder_cwd,
-        )  # fmt: skip
-        self._heads[number] = head
-        head.start()
-        self._await_head(number, time.monotonic() + HEAD_UP_S)
-
-    def _await_head(self, number: int, deadline: float) -> None:
-        head = self._heads.get(number)
-        if head is None or self._closed:
-            return
-        try:
-            up = head.poll_up() is not None and len(head.vital_pidfds()) == 2
-            if not up and time.monotonic() > deadline:
-                raise ServiceError(
-                    f"Ray's head was not up after {HEAD_UP_S:.0f} s; its log is {head.log_path}"
-                )
-        except ServiceError as exc:
-            self._head_lost(number, str(exc), feeders_live=False)
-            return
-        if not up:
-            self._loop.later(HEAD_POLL_S, lambda: self._await_head(number, deadline))
-            return
-        for name, pidfd in head.vital_pidfds().items():
-            self._watch_vital(number, name, os.dup(pidfd))
-        self._do(self.care.serves(Part.HEAD))
-
-    def _watch_vital(self, number: int, name: str, pidfd: int) -> None:
-        self._watched.setdefault(number, []).append(pidfd)
-
-        def ended() -> None:
-            self._loop.unwatch(pidfd)
-            live = name != "raylet" and "raylet" in self._heads[number].pids().values()
-            self._head_lost(number, f"{name} ended", feeders_live=live)
-
-        self._loop.watch(pidfd, ended)
+    def _start_host(self) -> None:
+        started, self._host_started = self._host_started, None
+        if started is None:  # what an earlier one left would keep it from listening
+            self._host_socket.unlink(missing_ok=True)
+        command = host_command(str(self._host_socket))
+        self._child(Part.HOST, command, self.plan.feeder_env, self.plan.feeder_cwd, self._on_host, started)
 
     def _head_lost(self, number: int, why: str, *, feeders_live: bool) -> None:
         if number == self.care.head_number:
@@ -235,44 +244,50 @@ class Stack:
             self._show("run", f"Ray head {number} is lost ({what}), another is started", True)
         self._do(self.care.head_lost(number, why, time.monotonic(), feeders_live=feeders_live))
 
-    def _stop_supervisor(self) -> None:
-        if self._supervisor is not None:
-            self._supervisor.end(GRACE_S)
-            self._supervisor = None
-
-    def _stop_head(self, number: int) -> None:
-        head = self._heads.pop(number, None)
-        for pidfd in self._watched.pop(number, ()):
-            self._loop.unwatch(pidfd)
-            os.close(pidfd)
-        if head is not None:
-            head.stop(GRACE_S)
-            shutil.rmtree(head.folder, ignore_errors=True)
-
     # Children
 
-    def _child(
-        self, name: str, module: str, env: Mapping[str, str], on_line: Callable[[str, bool], None]
-    ) -> Child:
-        self._words[name] = deque(maxlen=LAST_WORDS)
-        args = [sys.executable, "-P", "-m", module, "--settings", str(self.home / f"{name}.json")]
-        command = Command(name=name, args=args, env=self.tag(env), cwd=self.home)
-        return Child(command, self._loop, on_line=on_line, on_end=self._child_ended)
+    def _serve(
+        self, part: Part, module: str, env: Mapping[str, str], on_line: Callable[[str, bool], None]
+    ) -> None:
+        settings = str(self.home / f"{part.value}.json")
+        self._child(
+            part, [sys.executable, "-P", "-m", module, "--settings", settings], env, self.home, on_line
+        )
 
-    def _child_ended(self, child: Child) -> None:
-        if child is self._sidecar:
-            part, self._sidecar = Part.SIDECAR, None
-        elif child is self._supervisor:
-            part, self._supervisor = Part.SUPERVISOR, None
-        else:
+    def _child(
+        self,
+        part: Part,
+        args: list[str],
+        env: Mapping[str, str],
+        cwd: Path,
+        on_line: Callable[[str, bool], None],
+        started: Started | None = None,
+    ) -> None:
+        self._words[part.value] = deque(maxlen=LAST_WORDS)
+        command = Command(name=part.value, args=args, env=self.tag(env), cwd=cwd)
+        self._children[part] = Child(
+            command,
+            self._loop,
+            on_line=on_line,
+            on_end=lambda child: self._ended(part, child),
+            started=started,
+        )
+
+    def _ended(self, part: Part, child: Child) -> None:
+        if self._children.get(part) is not child:
             return
-        why = "\n".join(self._words[child.name])
+        del self._children[part]
+        why = "\n".join(self._words[part.value])
         if self.care.state(part).name == "UP":
-            self._show("run", f"the {child.name} ended with code {child.code}, it is started again", True)
+            self._show("run", f"the {part.value} ended with code {child.code}, it is started again", True)
         self._do(self.care.ended(part, child.code or 0, why, time.monotonic()))
 
+    def _stop(self, part: Part, grace_s: float = GRACE_S) -> None:
+        if (child := self._children.pop(part, None)) is not None:
+            child.end(grace_s)
+
     def _on_sidecar(self, line: str, is_err: bool) -> None:
-        self._log("sidecar", line)
+        self._log(Part.SIDECAR, line)
         if is_err:
             self._show("", line, True)
         elif line.startswith("{"):
@@ -280,28 +295,58 @@ class Stack:
             self._do(self.care.serves(Part.SIDECAR))
 
     def _on_supervisor(self, line: str, is_err: bool) -> None:
-        if line.startswith(("[feeder-", "[Feeder] ")):
-            who, _, text = line[1:].partition("] ")
-            self._show(who, text, is_err)
-            return
-        self._log("supervisor", line)
-        if line.startswith(("supervisor: WARNING", "supervisor: ERROR")):
-            self._show("", line, True)
+        if not self._on_feeder(line, is_err):
+            self._log(Part.SUPERVISOR, line)
+            if line.startswith(("supervisor: WARNING", "supervisor: ERROR")):
+                self._show("", line, True)
 
-    def _log(self, name: str, line: str) -> None:
-        self._words[name].append(line)
-        with (self.home / f"{name}.log").open("a") as out:
-            out.write(line + "\n")
+    def _on_host(self, line: str, is_err: bool) -> None:
+        """Lines without a feeder's name are the host's own, or of code that feeders share: modules being imported."""
+        if is_err or not self._on_feeder(line, is_err):
+            self._log(Part.HOST, line)
+            if is_err or not line.startswith('{"pid"'):
+                self._show("feeders", line, is_err)
+
+    def _on_feeder(self, line: str, is_err: bool) -> bool:
+        """Shows a line of user code; returns whether it is one."""
+        if not line.startswith(("[feeder-", "[Feeder] ")):
+            return False
+        who, _, text = line[1:].partition("] ")
+        self._show(who, text, is_err)
+        return True
+
+    def _log(self, part: Part, line: str) -> None:
+        self._words[part.value].append(line)
+        with contextlib.suppress(OSError), (self.home / f"{part.value}.log").open("a") as out:
+            out.write(line + "\n")  # a disk that is full does not end the run
+
+    def _dump(self, name: str, settings: Any) -> None:
+        """Once, unless they change: what is started again shall not fail for a disk that is full by then."""
+        if self._written.get(name) != settings:
+            with self._room():
+                dump(settings, self.home / f"{name}.json")
+            self._written[name] = settings
+
+    @contextlib.contextmanager
+    def _room(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            if (text := folders.full(exc, self.home)) is not None:
+                raise InputError(text) from exc
+            raise
 
     def _look(self) -> None:
         """What comes with time rather than by an event."""
         if self._closed:
             return
         self._do(self.care.due(time.monotonic()))
-        said = self.snapshot.supervisor
-        if self._supervisor is None or said.get("pid") != self._supervisor.pid:
+        said, supervisor = self.snapshot.supervisor, self._children.get(Part.SUPERVISOR)
+        if supervisor is None or said.get("pid") != supervisor.pid:
             return
         self._do(self.care.serves(Part.SUPERVISOR))
+        if not self._ray and said.get("ready"):  # it listens before it has torch, or fails to have it
+            self._do(self.care.serves(Part.HOST))
         if self.care.old and said.get("ready") == said.get("desired"):
             self._do(self.care.settled())
 
@@ -312,8 +357,7 @@ class Stack:
         if self._sidecar_over:
             return
         self._sidecar_over = True
-        if self._sidecar is not None:
-            self._sidecar.end(2.0)
+        self._stop(Part.SIDECAR, 2.0)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.socket)
 
@@ -323,27 +367,38 @@ class Stack:
             return
         self._closed = True
         self._poller.stop()
-        self._stop_supervisor()
-        for number in list(self._heads):
-            self._stop_head(number)
+        self._stop(Part.SUPERVISOR)
+        if self._heads is not None:
+            self._heads.close(GRACE_S)
+        self._stop(Part.HOST)
         self.end_sidecar()
         but = () if self._guard is None else (self._guard.pid,)
         tags.sweep(self.run_id, grace_s=1.0, but=but)
-        shutil.rmtree(self.home, ignore_errors=True)
+        folders.remove_tree(self.home)
         if self._guard is not None:
             self._guard.kill()
             self._guard.wait()
 
 
-def _make_home() -> Path:
-    """A folder short enough for Ray's sockets. Raises InputError when there is none."""
+def _make_home(*, ray: bool) -> Path:
+    """A folder of our own, short enough for sockets. Raises InputError when there is none."""
+    limit = MAX_PATH_NBYTES - len("/s")
+    if ray:
+        from dataloaderjob.providers.ray.raynode import MAX_FOLDER_NBYTES
+
+        limit = MAX_FOLDER_NBYTES - len("/r99")
     for base in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108  a folder of its own is made in it
-        if len(os.fsencode(base)) + len(HOME_PREFIX) + len("/xxxxxxxx/r99") <= MAX_FOLDER_NBYTES:
-            with contextlib.suppress(OSError):
-                return Path(tempfile.mkdtemp(prefix=HOME_PREFIX, dir=base))
+        if len(os.fsencode(base)) + len(f"/{HOME_PREFIX}xxxxxxxx") <= limit:
+            with contextlib.suppress(OSError, ServiceUnavailable):
+                folders.check_above(Path(base), places.REMEDY)
+                home = Path(tempfile.mkdtemp(prefix=HOME_PREFIX, dir=base))
+                folders.mark(home)
+                return home
     raise InputError(
-        f"a folder that can be written and whose path is short enough for Ray's sockets is needed, neither "
-        f"{tempfile.gettempdir()} nor /tmp is one: set TMPDIR to a path of at most 18 bytes"
+        f"a folder is needed that can be written, in which others cannot rename what is ours, and whose path is short "
+        "enough for sockets, neither "
+        f"{tempfile.gettempdir()} nor /tmp is one: set TMPDIR to a path of at most "
+        f"{limit - len(f'/{HOME_PREFIX}xxxxxxxx')} bytes"
     )
 
 

@@ -14,7 +14,10 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-RUN_VARIABLE = "DATALOADERJOB_RUN_ID"
+from dataloaderjob.core.places import RUN_VARIABLE
+
+__all__ = ["RUN_VARIABLE", "sweep", "tagged"]
+
 EXEC_S = 0.03
 """Within execve a process has no environment for a moment: what a look found empty is looked at again."""
 

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.settings import NODE_FOLDER_VARIABLE, NODE_OUTPUT
-from dataloaderjob.feeder.raynode import RayNode, without_ray
 from dataloaderjob.pod import entry
 from dataloaderjob.pod.output import Output
 from dataloaderjob.pod.settings import (
@@ -30,6 +29,7 @@ from dataloaderjob.pod.settings import (
     split_address,
 )
 from dataloaderjob.pod.watch import Watch, await_started, fresh_folder
+from dataloaderjob.providers.ray.raynode import RayNode, without_ray
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Shows what feeders of this pod print, as lines `[feeder-3] ...` of this process's own output.
 
-Feeders hand over the reading ends of their pipes (`feeder.handover`). One thread always reads them, another
+Feeders hand over the reading ends of their pipes (`providers.ray.handover`). One thread always reads them, another
 writes: when nobody reads this process's output, lines are left out and user code does not wait.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dataloaderjob.core.lines import Lines
-from dataloaderjob.feeder.roster import index_of
+from dataloaderjob.core.supervision import index_of
 from dataloaderjob.pod.backlog import Backlog
 
 log = logging.getLogger(__name__)

@@ -101,6 +101,7 @@ class Flow:
         self._out.clear()
         self._greeting.clear()
         self._have, self._header, self._target, self._control = 0, None, None, None
+        self._left, self._filled, self._slow = 0, 0, False  # the next link begins with a frame
 
     def handshake_late(self, now: float) -> bool:
         return self.phase not in (Phase.UP, Phase.DOWN) and now - self.started_at > auth.HANDSHAKE_TIMEOUT_S

@@ -23,12 +23,12 @@ from dataloaderjob.core.accounts import DispatchSettings
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.control import W_NEXT_CALLS, Control, sealed
 from dataloaderjob.core.errors import RemoteProtocolError, first_line
+from dataloaderjob.core.forked import alive, default_signals, die_with_parent
 from dataloaderjob.core.frames import PROTOCOL
 from dataloaderjob.core.settings import read_key
 from dataloaderjob.sidecar import figures
 from dataloaderjob.sidecar.failures import Failures
 from dataloaderjob.sidecar.http import HttpServer
-from dataloaderjob.sidecar.offspring import alive, default_signals, die_with_parent
 from dataloaderjob.sidecar.receiver import Receiver
 from dataloaderjob.sidecar.reception import Guest, Reception
 from dataloaderjob.sidecar.settings import SidecarSettings
@@ -87,7 +87,7 @@ class Sidecar:
         self._select.register(self._wake_r, selectors.EVENT_READ, self._on_signal)
         self._figures_at = 0.0
         # Last: a socket that can be seen has a sidecar behind it.
-        self._reception = Reception(settings.socket, self._select, self._on_guest)
+        self._reception = Reception(settings.socket, self._select, self._on_guest, private=settings.private)
 
     @property
     def name(self) -> str:
@@ -100,11 +100,17 @@ class Sidecar:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
         while not self._stop:
-            for key, _ in self._select.select(TICK_S):
+            for key, _ in self._select.select(self._pause_s(time.monotonic())):
                 key.data()
             self._reap()
             self._tick(time.monotonic())
         self.close()
+
+    def _pause_s(self, now: float) -> float:
+        """Until the next tick; sooner where the supervisor is to be tried."""
+        if self._upstream is None or self._upstream.fileno is not None:
+            return TICK_S
+        return min(TICK_S, max(0.0, self._upstream.retry_at - now))
 
     def _on_signal(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dataloaderjob.core import link
+from dataloaderjob.core import link, sockets
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, RemoteProtocolError, first_line
 
 HELLO_TIMEOUT_S = 5.0
@@ -28,6 +28,8 @@ class Guest:
     deadline: float
     incoming: link.Assembler = field(default_factory=lambda: link.Assembler(MAX_HELLO_NBYTES))
     fds: list[int] = field(default_factory=list)
+    stranger: int | None = None
+    """Another user, who is not heard."""
 
     def close(self) -> None:
         self.sock.close()
@@ -48,8 +50,11 @@ OnMessage = Callable[[Guest, link.Packet], None]
 class Reception:
     """The listening socket and its guests."""
 
-    def __init__(self, path: str, select: selectors.BaseSelector, on_message: OnMessage) -> None:
-        """Raises InputError when nothing can listen at `path`."""
+    def __init__(
+        self, path: str, select: selectors.BaseSelector, on_message: OnMessage, *, private: bool = False
+    ) -> None:
+        """`private`: processes of this user alone are heard. Raises InputError when nothing can listen at `path`."""
+        self._private = private
         self._select, self._on_message = select, on_message
         self._guests: set[Guest] = set()
         self._path = path
@@ -67,6 +72,8 @@ class Reception:
             return
         sock.setblocking(False)
         guest = Guest(sock, time.monotonic() + HELLO_TIMEOUT_S)
+        if self._private and (uid := sockets.peer_uid(sock)) != os.getuid():
+            guest.stranger = uid
         self._guests.add(guest)
         self._select.register(sock, selectors.EVENT_READ, lambda: self._read(guest))
 
@@ -78,6 +85,12 @@ class Reception:
                 raise RemoteProtocolError(f"more than {link.MAX_FDS} descriptors came with one message")
             if not data:
                 raise ConnectionError("the trainer closed the connection")
+            if (
+                guest.stranger is not None
+            ):  # only now: a socket that is closed with words unread loses our answer
+                raise RemoteProtocolError(
+                    f"this sidecar serves user {os.getuid()} alone, found user {guest.stranger}"
+                )
             packet = guest.incoming.feed(data)
             if packet is None:
                 return
@@ -123,17 +136,25 @@ def _reason(exc: Exception) -> str:
 
 
 def listen(path: str) -> socket.socket:
-    """A listening socket at `path`, in place of one that a dead sidecar left. Raises InputError."""
+    """A listening socket at `path`, in place of one that a dead sidecar left. Raises InputError.
+
+    It has that name only once it listens: whoever sees it can connect.
+    """
+    folder, name = os.path.split(path)
+    unseen = os.path.join(folder, ("_" if name.startswith("~") else "~") + name[1:])
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     old = os.umask(0o117)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            if not stat.S_ISSOCK(os.lstat(path).st_mode):
-                raise InputError(
-                    f"a socket is to be made at {path}, where something else lies: choose another path"
-                )
-            os.unlink(path)
-        sock.bind(path)
+        for place in (path, unseen):
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISSOCK(os.lstat(place).st_mode):
+                    raise InputError(
+                        f"a socket is to be made at {place}, where something else lies: choose another path"
+                    )
+                os.unlink(place)
+        sock.bind(unseen)
+        sock.listen(128)
+        os.rename(unseen, path)
     except InputError:
         sock.close()
         raise
@@ -144,6 +165,5 @@ def listen(path: str) -> socket.socket:
         ) from exc
     finally:
         os.umask(old)
-    sock.listen(128)
     sock.setblocking(False)
     return sock

@@ -37,6 +37,8 @@ class SidecarSettings:
     """Batches ahead of the trainer, for loaders that do not say."""
     batch_deadline_s: float = 300.0
     progress_after_s: float = 30.0
+    private: bool = False
+    """Trainers of this user's only: on a cluster those of a group may come."""
     checksum: bool = False
     """crc32 over every body."""
     allow_pickle: bool = False

@@ -13,10 +13,10 @@ from typing import Any
 from dataloaderjob.core import auth, sockets
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
+from dataloaderjob.core.forked import close_all_but, default_signals, die_with_parent
 from dataloaderjob.core.instructions import Endpoint
-from dataloaderjob.sidecar.offspring import close_all_but, default_signals, die_with_parent
 
-RETRY_FIRST_S = 0.1
+RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 3.0
 CONNECT_TIMEOUT_S = 0.5
 """All that a supervisor that hangs may hold up attaching and health."""
@@ -40,7 +40,8 @@ class Upstream:
         self._sock: socket.socket | None = None
         self._in = bytearray()
         self._out = bytearray()
-        self._retry_at = 0.0
+        self.retry_at = 0.0
+        """Not before is the supervisor tried again."""
         self._retry_s = RETRY_FIRST_S
         self._have: dict[str, int] = {}
 
@@ -54,7 +55,7 @@ class Upstream:
 
     def try_connect(self, now: float) -> bool:
         """Connects if it is time to. The supervisor is outside the data path, so a short wait is allowed."""
-        if self._sock is not None or now < self._retry_at:
+        if self._sock is not None or now < self.retry_at:
             return False
         try:
             sock = socket.create_connection(self.address, timeout=CONNECT_TIMEOUT_S)
@@ -72,7 +73,7 @@ class Upstream:
                 sock.close()
                 raise
         except (OSError, ProtocolError):
-            self._retry_at = now + self._retry_s
+            self.retry_at = now + self._retry_s
             self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
             return False
         sock.setblocking(False)
@@ -86,7 +87,7 @@ class Upstream:
     def close(self, now: float) -> None:
         if self._sock is not None:
             self._sock.close()
-        self._sock, self._retry_at = None, now + self._retry_s
+        self._sock, self.retry_at = None, now + self._retry_s
 
     def send(self, message: dict[str, Any]) -> None:
         """Queues a message; figures that nobody reads are dropped rather than piled up."""

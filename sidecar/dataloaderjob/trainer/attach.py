@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core import link
+from dataloaderjob.core import link, sockets
 from dataloaderjob.core.errors import ServiceUnavailable
 
+SOCKET_VARIABLE = "DATALOADERJOB_SOCKET"
 DIAL_TIMEOUT_S = 10.0
+BUSY_S = 10.0
+"""A sidecar that is overrun by connections turns away whoever comes; so long it is tried again."""
+BUSY_PAUSE_S = 0.05
+_BUSY = frozenset({errno.ECONNRESET, errno.EPIPE, errno.EAGAIN})
 _process = os.urandom(8).hex()
 """Tells this process from all others at the sidecar: containers of a pod may have equal pids."""
+
+
+class _Closed(ConnectionResetError):
+    """The sidecar closed the connection without a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,18 @@ def attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) -
 
     Raises ServiceUnavailable with the reason; OSError, ProtocolError while nobody fit answers.
     """
+    deadline = time.monotonic() + BUSY_S
+    while True:
+        try:
+            return _attach(path, rank, adopt, fds)
+        except OSError as exc:
+            busy = isinstance(exc, _Closed) or exc.errno in _BUSY
+            if not busy or time.monotonic() > deadline:
+                raise
+        time.sleep(BUSY_PAUSE_S)
+
+
+def _attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) -> Attachment:
     hello = {"pid": os.getpid(), "process": _process, "rank": rank, "adopt": adopt}
     sock = dial(path)
     try:
@@ -43,7 +66,7 @@ def attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) -
             sock.send(packet)
         data, received = link.recv_with_fds(sock)
         if not data:
-            raise ConnectionError("the sidecar closed the connection")
+            raise _Closed("the sidecar closed the connection")
         answer = link.unpack(data)
         message = link.parse_json(answer.payload)
         if answer.type != link.Type.WELCOME:
@@ -56,15 +79,18 @@ def attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) -
 
 
 def failure(path: str) -> str | None:
-    """What a service of this machine wrote beside its socket when it gave up."""
+    """What a service of this machine wrote beside its socket when it gave up, or that nothing of it is left."""
     try:
         return Path(path).with_name("failed").read_text().strip()
     except OSError:
-        return None
+        return None if os.path.isdir(os.path.dirname(path)) else "it was killed, and its folder is gone"
 
 
 def dial(path: str) -> socket.socket:
-    """Connects to a sidecar's socket. OSErrors get a message that says what to do."""
+    """Connects to a sidecar's socket. OSErrors get a message that says what to do.
+
+    Without an announced socket the sidecar must be this user's own: who else has one at `path` is not told anything.
+    """
     if len(path.encode()) > link.MAX_PATH_NBYTES:
         raise ServiceUnavailable(
             f"a Unix socket's path may have {link.MAX_PATH_NBYTES} bytes, {path!r} has {len(path.encode())}: "
@@ -74,6 +100,11 @@ def dial(path: str) -> socket.socket:
     sock.settimeout(DIAL_TIMEOUT_S)
     try:
         sock.connect(path)
+        if not os.environ.get(SOCKET_VARIABLE) and (uid := sockets.peer_uid(sock)) != os.getuid():
+            raise ServiceUnavailable(
+                f"a sidecar of user {os.getuid()} is needed at {path}, found one of user {uid}: set "
+                "DATALOADERJOB_DIR to a folder of yours that others may not write to"
+            )
     except PermissionError as exc:
         sock.close()
         raise ServiceUnavailable(

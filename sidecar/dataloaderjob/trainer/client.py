@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from dataloaderjob.core import control as ctl
@@ -21,7 +22,7 @@ from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable
 from dataloaderjob.trainer.attach import attach, failure
 from dataloaderjob.trainer.ring import Ring, map_region
-from dataloaderjob.trainer.stream import Stream
+from dataloaderjob.trainer.stream import Stream, StreamLeftError
 
 POLL_MS = 100
 REATTACH_DEADLINE_S = 120.0
@@ -146,9 +147,10 @@ class Client:
         for stream in self.streams.values():
             stream.failures.clear()
             self._send_open(stream)
-            stream.told = stream.asked
+            asked = stream.asked  # another thread may be drawing
+            stream.told = asked
             stream.told_waiting = None
-            self._send(stream.messages(range(stream.awaited, stream.asked)))
+            self._send(stream.messages(range(stream.awaited, asked)))
 
     def check(self) -> None:
         """Raises ServiceUnavailable when this client is of no more use."""
@@ -169,6 +171,7 @@ class Client:
                 if number > self._last_stream + 2 * ctl.ROWS:
                     raise ServiceError(f"at most {ctl.ROWS} iterators can live at once: let go of some")
             self._last_stream = number
+            self.control.clear_row(number)
             stream = Stream(number, manifest, window)
             self.streams[number] = stream
             self._guarded(self._send_open, stream)
@@ -245,12 +248,14 @@ class Client:
     def wait(self, stream: Stream, number: int, control: Control, timeout_s: float) -> None:
         """Sleeps until a ticket is ready, or failed, with all that it needs.
 
-        Raises DeadlineExceeded, ServiceUnavailable.
+        Raises DeadlineExceeded, ServiceUnavailable, and StreamLeftError when another thread left the stream.
         """
         started = time.monotonic()
         limit = timeout_s or float(self.settings["batch_deadline_s"]) + GRACE_S
         while True:
             self.check()
+            if stream.left:
+                raise StreamLeftError
             if self.closed_streams:
                 with self.lock:
                     self._close_collected()
@@ -366,6 +371,11 @@ class Client:
         elif packet.type == link.Type.NOTE:
             _say(str(message["text"]))
 
+    def wake(self) -> None:
+        """Wakes all threads that sleep for a batch."""
+        if self.dead is None:
+            os.eventfd_write(self.wake_trainer, 1)
+
     # The end
 
     def cut_off(self) -> None:
@@ -373,6 +383,8 @@ class Client:
         self.lock = threading.RLock()  # another thread of the parent may have held it
         self.dead = "this iterator belongs to the parent process: call iter(loader) again in the forked child"
         self._release()
+        if hasattr(self, "ring"):
+            self.ring.tail.close()  # no other thread is in this process
 
     def _release(self) -> None:
         """Closes all descriptors; what was lent stays valid, and ends without a word to anybody."""
@@ -384,11 +396,12 @@ class Client:
         self._disconnect()
         self._polls = {}
         fds, self._fds = self._fds, []
-        for fd in fds:
+        for fd in fds[:2] if ring is not None else fds:  # the third is the ring's
             os.close(fd)
 
-    def __del__(self) -> None:
-        if hasattr(self, "_fds"):
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the interpreter's end the kernel closes all; modules may be empty by then.
+        if not is_finalizing() and hasattr(self, "_fds"):
             self._release()
 
 

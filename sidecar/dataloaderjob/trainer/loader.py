@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from multiprocessing import context as contexts
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.utils.data
@@ -24,43 +26,74 @@ from dataloaderjob.trainer.iterators import InProcessIterator, ServiceIterator
 SOCKET_VARIABLE = "DATALOADERJOB_SOCKET"
 PREFETCH_VARIABLE = "DATALOADERJOB_PREFETCH"
 FEEDERS_VARIABLE = "DATALOADERJOB_FEEDERS"
-DEFAULT_PREFETCH = 16
+ALLOW_PICKLE_VARIABLE = "DATALOADERJOB_ALLOW_PICKLE"
+LEAST_PREFETCH = 16
+"""Batches ahead where neither the loader nor the job says so, however few the feeders."""
+PER_WORKER = 2
+"""torch's default `prefetch_factor`."""
 MAX_PREFETCH = WINDOW - 24
+_HERE = "num_workers was left out, so batches are made in this process"
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _TORCHS_CONTEXT: Any = torch.utils.data.DataLoader.multiprocessing_context
-_ACCELERATE = (
-    "Accelerate would replace dataloaderjob.DataLoader by torch's own loader: leave it out of "
-    "accelerator.prepare(), give it a sampler for this rank (for instance "
-    "DistributedSampler(dataset, accelerator.num_processes, accelerator.process_index)) and move "
-    "batches with .to(accelerator.device)"
-)
+_T_co = TypeVar("_T_co", covariant=True)
 _said: set[str] = set()
+_numbers = itertools.count()
+_most_workers = 0
+"""What any loader of this process asked of the private service so far."""
+_ensured_workers = 0
+"""What the private service was last asked for."""
 
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+class LeftOut(int):
+    """`num_workers` where the user gave none: the number that stands for it, also after a rebuild."""
+
+    __slots__ = ()
+
+
+class FeedersContext(contexts.ForkContext):
+    """`multiprocessing_context` of our loaders. It starts no worker.
+
+    Whoever rebuilds a loader of ours as torch's own, from its attributes, meets it at the first `iter()`.
+    """
+
+    def Process(self, *_: Any, **__: Any) -> NoReturn:  # type: ignore[override]  # noqa: N802  as there
+        """Raises InputError."""
+        raise InputError(
+            "Accelerate, or what else rebuilt this loader, has replaced dataloaderjob.DataLoader by torch's own "
+            "loader: leave it out of accelerator.prepare(), give it a sampler for this rank (for instance "
+            "DistributedSampler(dataset, accelerator.num_processes, accelerator.process_index)) and move "
+            "batches with .to(accelerator.device)"
+        )
+
+
+FEEDERS_CONTEXT = FeedersContext()
+
+
+class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """The arguments of `torch.utils.data.DataLoader`, and one more.
 
     Args:
-        num_workers: None (default): the service. n > 0: the service, with n feeders where it is private to
-            this machine. 0: in this process, the reference that every other mode equals byte for byte.
-        prefetch_factor: batches ahead for each of `num_workers`; None: the job's prefetch, else 16 in all.
+        num_workers: None (default): the service, or this process for a dataset that cannot be sent to it.
+            n > 0: the service, with n feeders at least where it is private to this machine. 0: in this process.
+        prefetch_factor: batches ahead for each of `num_workers`; None: 2 where `num_workers` is given,
+            else the job's prefetch, else 2 for each feeder of the job and 16 at least.
         allow_pickle: lets leaves of a batch that are neither tensors, arrays nor plain values travel
             pickled from feeders to this process. Off by default: feeders are then not trusted with code.
-        multiprocessing_context: accepted and ignored.
+        multiprocessing_context: checked and ignored.
         in_order: accepted; batches are always in order.
 
     Raises:
         ValueError, TypeError: bad arguments, as torch raises them.
-        InputError: an IterableDataset, at `iter()`.
+        InputError: at `iter()`, what cannot be sent to feeders though `num_workers` asks for them.
     """
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        dataset: Dataset[_T_co],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
-        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        batch_sampler: Sampler[Any] | Iterable[Any] | None = None,
         num_workers: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
@@ -76,40 +109,54 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         in_order: bool = True,
         allow_pickle: bool = False,
     ) -> None:
-        workers = _default_feeders() if num_workers is None else num_workers
+        workers = LeftOut(_default_feeders()) if num_workers is None else num_workers
+        if multiprocessing_context is FEEDERS_CONTEXT:
+            multiprocessing_context = None
         super().__init__(
             dataset, batch_size, shuffle, sampler, batch_sampler, workers, collate_fn, pin_memory, drop_last,
             timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers, pin_memory_device=pin_memory_device, in_order=in_order,
         )  # fmt: skip
-        self.prefetch_factor = prefetch_factor  # torch puts 2 for None, which would not survive a rebuild
+        if isinstance(workers, LeftOut):
+            self.prefetch_factor = prefetch_factor  # torch puts 2 for None
         self.allow_pickle = allow_pickle
         self._client: Client | None = None
+        self._number: int | None = None
+        """Of this loader among those of the process that were iterated."""
+        self._epochs = 0
+        self._stays_here = False
         if multiprocessing_context is not None:
             _say_once("multiprocessing_context is ignored: feeders are processes of the service")
-        self._window()
-        if workers > 0 and not isinstance(dataset, IterableDataset) and _private():
-            private.start(workers)
+        if workers > 0:
+            self._window()
+            if not isinstance(dataset, IterableDataset):
+                _expect(workers)
 
     @property
-    def _is_accelerate_prepared(self) -> bool:
-        """`accelerator.prepare()` asks this before it would rebuild the loader as torch's own class."""
-        raise InputError(_ACCELERATE)
+    def multiprocessing_context(self) -> contexts.BaseContext | None:
+        """What keeps a rebuild as torch's own loader from starting workers; None with `num_workers=0`."""
+        return FEEDERS_CONTEXT if self.num_workers > 0 else None
 
-    def _get_multiprocessing_context(self) -> Any:
-        # accelerate.data_loader's functions read all arguments, this one too, to rebuild the loader
-        if str(sys._getframe(1).f_globals.get("__name__")).startswith("accelerate."):  # noqa: SLF001
-            raise InputError(_ACCELERATE)
-        return _TORCHS_CONTEXT.fget(self)
+    @multiprocessing_context.setter
+    def multiprocessing_context(self, value: Any) -> None:
+        _TORCHS_CONTEXT.fset(self, None if value is FEEDERS_CONTEXT else value)
 
-    multiprocessing_context = property(_get_multiprocessing_context, _TORCHS_CONTEXT.fset)
+    @property
+    def pickle_allowed(self) -> bool:
+        """Whether batches may bring pickles: this side alone decides, by the argument or its environment."""
+        return self.allow_pickle or os.environ.get(ALLOW_PICKLE_VARIABLE) == "1"
 
     def _window(self) -> int:
         """Index lists that the sampler is ahead. Fixed by the arguments and the job, by nothing else."""
-        if self.prefetch_factor is not None:
-            window = self.prefetch_factor * max(1, self.num_workers)
+        factor = self.prefetch_factor
+        if factor is not None:
+            window = factor * self.num_workers
+            if factor == PER_WORKER:
+                window = min(window, MAX_PREFETCH)
         else:
-            window = _number(PREFETCH_VARIABLE, DEFAULT_PREFETCH)
+            window = _number(PREFETCH_VARIABLE, 0)
+            if not os.environ.get(PREFETCH_VARIABLE):
+                window = min(max(LEAST_PREFETCH, PER_WORKER * self.num_workers), MAX_PREFETCH)
         if not 1 <= window <= MAX_PREFETCH:
             raise InputError(
                 f"between 1 and {MAX_PREFETCH} batches can be ahead, found {window}: change prefetch_factor "
@@ -118,41 +165,84 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return window
 
     def check_worker_number_rationality(self) -> None:
-        """Feeders do not run in this process's cpuset: nothing to check."""
+        """Warns as torch does, where the feeders will be processes of this machine."""
+        if not isinstance(self.num_workers, LeftOut) and _private():
+            super().check_worker_number_rationality()
 
     def __iter__(self) -> _BaseDataLoaderIter:
         iterator = self._iterator
-        if isinstance(iterator, ServiceIterator) and iterator.dead:
-            self._iterator = None  # persistent_workers, and forked since, or the sidecar did not come back
+        if (isinstance(iterator, ServiceIterator) and iterator.dead) or isinstance(
+            iterator, _SingleProcessDataLoaderIter
+        ):
+            # persistent_workers, and forked since, or the sidecar did not come back, or a stream of this process
+            self._iterator = None
         return super().__iter__()
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
-        iterable = isinstance(self.dataset, IterableDataset)
+        if isinstance(self.dataset, IterableDataset):
+            return self._stream_here()
+        left_out = isinstance(self.num_workers, LeftOut)
         if self.num_workers == 0:
-            if iterable:
-                return _SingleProcessDataLoaderIter(self)
-            return InProcessIterator(self, self._window())
-        if iterable:
-            raise InputError(
-                f"{type(self.dataset).__name__} is an IterableDataset; the service needs a map-style dataset "
-                "(__getitem__ and __len__): wrap it, or use num_workers=0"
-            )
-        return ServiceIterator(self, self._connect(), self._window())
+            if self.timeout != 0:
+                raise AssertionError("an iterator of this process (num_workers=0) requires timeout == 0")
+            return InProcessIterator(self)
+        if left_out and (self._stays_here or os.environ.get(IN_FEEDER_VARIABLE)):
+            return InProcessIterator(self)
+        client, window = self._connect(), self._window()
+        _compare_with_feeders(window)
+        iterator = ServiceIterator(self, client, window)
+        try:
+            iterator.ship(self)
+        except InputError as exc:
+            if not left_out:
+                raise
+            self._stays_here = True
+            _say_once(f"{_HERE}: {exc}")
+            return InProcessIterator(self, begun=iterator)
+        iterator.start()
+        return iterator
+
+    def _stream_here(self) -> _BaseDataLoaderIter:
+        """An iterator over an IterableDataset, which the service does not serve."""
+        if self.num_workers == 0:
+            return _SingleProcessDataLoaderIter(self)
+        why = (
+            f"{type(self.dataset).__name__} is an IterableDataset; the service needs a map-style dataset "
+            "(__getitem__ and __len__): wrap it, or use num_workers=0"
+        )
+        if not isinstance(self.num_workers, LeftOut):
+            raise InputError(why)
+        _say_once(f"{_HERE}: {why}")
+        here = copy.copy(self)
+        here.num_workers, here.timeout = 0, 0
+        return _SingleProcessDataLoaderIter(here)
+
+    def begin_session(self) -> tuple[int, int]:
+        """Numbers of this loader and of its next iterator, the same in all ranks that run one script."""
+        if self._number is None:
+            self._number = next(_numbers)
+        self._epochs += 1
+        return self._number, self._epochs - 1
 
     def _connect(self) -> Client:
         client = self._client
+        if os.environ.get(IN_FEEDER_VARIABLE):
+            raise ServiceUnavailable(
+                "a dataloaderjob.DataLoader cannot be iterated inside a feeder: use num_workers=0"
+            )
+        if _private():
+            _expect(self.num_workers)
         if client is None or client.dead is not None:
-            if os.environ.get(IN_FEEDER_VARIABLE):
-                raise ServiceUnavailable(
-                    "a dataloaderjob.DataLoader cannot be iterated inside a feeder: use num_workers=0"
-                )
-            client = _attach_private(self.num_workers) if _private() else _attach(os.environ[SOCKET_VARIABLE])
+            client = _attach_private() if _private() else _attach(os.environ[SOCKET_VARIABLE])
             self._client = client
+        elif _private() and _most_workers > _ensured_workers:
+            _ensure()
         return client
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state["_client"] = None
+        state["_number"] = None
         state["_iterator"] = None
         return state
 
@@ -169,10 +259,10 @@ def _attach(path: str) -> Client:
         raise ServiceUnavailable(f"the sidecar at {path} does not answer: {exc}") from exc
 
 
-def _attach_private(feeders: int) -> Client:
+def _attach_private() -> Client:
     """A service that ended between being found and being attached to is started again."""
     for attempt in range(3):
-        private.start(feeders)
+        _ensure()
         path = private.wait()
         try:
             return _attach(path)
@@ -180,6 +270,19 @@ def _attach_private(feeders: int) -> Client:
             if attempt == 2 or os.path.exists(path):
                 raise
     raise AssertionError("the last attempt returns or raises")
+
+
+def _expect(workers: int) -> None:
+    """Notes a loader's number of feeders: the private service gets the largest at the next `iter()`."""
+    global _most_workers
+    _most_workers = max(_most_workers, int(workers))
+
+
+def _ensure() -> None:
+    """Starts the private service, or has it scale up to what the loaders of this process ask for."""
+    global _ensured_workers
+    private.ensure(_most_workers)
+    _ensured_workers = _most_workers
 
 
 def _private() -> bool:
@@ -200,6 +303,17 @@ def _default_feeders() -> int:
     return max(1, _number(FEEDERS_VARIABLE, min(8, len(os.sched_getaffinity(0)) - 1)))
 
 
+def _compare_with_feeders(window: int) -> None:
+    """Says it when some of a job's feeders cannot have anything to do."""
+    feeders, ranks = _number(FEEDERS_VARIABLE, 0), max(1, _number("WORLD_SIZE", 1))
+    per_rank = -(-feeders // ranks)
+    if not _private() and window < per_rank:
+        _say_once(
+            f"{window} batches ahead cannot keep {per_rank} feeders busy ({feeders} of the job, {ranks} ranks): "
+            "leave num_workers out, or raise prefetch_factor (times num_workers)"
+        )
+
+
 def _number(variable: str, default: int) -> int:
     """A whole number that the job put into the environment. Raises InputError."""
     text = os.environ.get(variable)
@@ -212,4 +326,5 @@ def _number(variable: str, default: int) -> int:
 def _say_once(text: str) -> None:
     if text not in _said:
         _said.add(text)
-        warnings.warn(text, stacklevel=3)
+        sys.stderr.write(f"[dataloaderjob] {text}\n")
+        sys.stderr.flush()

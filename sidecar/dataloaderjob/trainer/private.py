@@ -2,7 +2,7 @@
 
 One service for all local ranks of a launch, keyed by user and run: the first rank starts it, detached, so
 that no rank's death takes it along; the others attach; it ends after its last client. This module only
-starts the process and finds its socket; what runs there is `dataloaderjob.local.service`.
+starts the process, finds its socket, and asks it for more feeders; what runs there is `dataloaderjob.local.service`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
 import multiprocessing
 import os
+import secrets
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,9 +22,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dataloaderjob.core import folders
 from dataloaderjob.core.errors import ServiceUnavailable
+from dataloaderjob.core.places import (
+    CONTROL_NAME,
+    FAILED_NAME,
+    FEEDERS_NAME,
+    HOST_NAME,
+    LOCK_NAME,
+    LOG_NAME,
+    PATH_VARIABLE,
+    PID_NAME,
+    REMEDY,
+    RUN_VARIABLE,
+    SOCKET_NAME,
+)
 
 START_DEADLINE_S = 180.0
+LOOK_S = 0.005
 _RUN_VARIABLES = (
     "TORCHELASTIC_RUN_ID",
     "PMIX_NAMESPACE",
@@ -32,88 +48,159 @@ _RUN_VARIABLES = (
     "PMI_JOBID",
 )
 
+_asked = 0
+"""The most feeders that this process has asked for."""
+
 
 def run_key() -> str:
-    """Names the launch that this process belongs to; the same in all its local ranks."""
+    """Names the launch that this process belongs to; the same in all its local ranks.
+
+    What `multiprocessing` hands down to its children is random; what other launchers hand down may be guessed, and
+    the folder's owner is what counts.
+    """
     parts = [f"{name}={os.environ[name]}" for name in _RUN_VARIABLES if name in os.environ]
     if "MASTER_PORT" in os.environ:
         parts.append(f"{os.environ.get('MASTER_ADDR', '')}:{os.environ['MASTER_PORT']}")
     if not parts:
         spawned = multiprocessing.parent_process() is not None
         parts.append(f"pid={os.getppid() if spawned else os.getpid()}")
+        parts.append(bytes(multiprocessing.current_process().authkey).hex())
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:12]
 
 
 def folder() -> Path:
-    """Where the service of this run keeps its socket and files; private to the user."""
-    base = os.environ.get("DATALOADERJOB_DIR") or str(
-        Path(tempfile.gettempdir()) / f"dataloaderjob-{os.getuid()}"
-    )
-    path = Path(base) / run_key()
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if path.stat().st_uid != os.getuid():
-        raise ServiceUnavailable(
-            f"{path} belongs to another user: set DATALOADERJOB_DIR to a folder of yours"
-        )
+    """Where the service of this run keeps its socket and files. Made if it is not there.
+
+    Raises ServiceUnavailable unless it is this user's alone.
+    """
+    chosen = os.environ.get("DATALOADERJOB_DIR")
+    if chosen:
+        base = Path(chosen).absolute()
+    else:
+        base = _default_base()
+        folders.make(base, REMEDY)
+    path = base / run_key()
+    folders.make(path, REMEDY)
+    folders.mark(path)
     return path
 
 
+def _default_base() -> Path:
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if runtime.startswith("/") and folders.is_own(Path(runtime), hidden=True):
+        return Path(runtime) / "dataloaderjob"
+    return Path(tempfile.gettempdir()).absolute() / f"dataloaderjob-{os.getuid()}"
+
+
 def socket_path() -> Path:
-    return folder() / "s"
+    return folder() / SOCKET_NAME
 
 
 def start(feeders: int) -> None:
-    """Starts the service unless it runs; returns at once. Safe from all ranks at the same time."""
+    """Starts the service, or has the one that runs start more feeders. Returns at once.
+
+    It gets as many feeders as any rank has asked for. Safe from all ranks at the same time. Raises
+    ServiceUnavailable, OSError.
+    """
+    global _asked
+    home, most = folder(), max(feeders, _asked)
+    try:
+        with _locked(home):
+            wanted = max(most, _wanted(home))
+            if _alive(home):
+                if wanted > _wanted(home):
+                    (home / FEEDERS_NAME).write_text(str(wanted))
+                    _poke(home)
+            else:
+                for name in (FAILED_NAME, PID_NAME, SOCKET_NAME, CONTROL_NAME, HOST_NAME, FEEDERS_NAME):
+                    (home / name).unlink(missing_ok=True)
+                (home / FEEDERS_NAME).write_text(str(most))
+                _launch(home, most)
+    except OSError as exc:
+        if (text := folders.full(exc, home)) is not None:
+            raise ServiceUnavailable(text) from exc
+        raise
+    _asked = most
+
+
+def ensure(feeders: int) -> None:
+    """As `start`, for a process that has a service: nothing but a comparison unless there are to be more feeders."""
+    if feeders > _asked:
+        start(feeders)
+
+
+def wait() -> str:
+    """Waits for the socket of this run's service; one that has ended since it was asked for is started again.
+
+    Raises ServiceUnavailable with what the service said.
+    """
+    start(max(1, _asked))
     home = folder()
-    with _locked(home):
-        if _alive(home):
-            return
-        for name in ("failed", "pid", "s"):
-            (home / name).unlink(missing_ok=True)
-        command = [
-            sys.executable,
-            "-m",
-            "dataloaderjob.local.service",
-            "--dir",
-            str(home),
-            "--feeders",
-            str(feeders),
-        ]
-        with open(home / "service.log", "ab") as log, _standard_error() as echo:
+    deadline = time.monotonic() + START_DEADLINE_S
+    while not (home / SOCKET_NAME).exists():
+        if (home / FAILED_NAME).exists():
+            raise ServiceUnavailable(
+                f"the private service could not start: {(home / FAILED_NAME).read_text().strip()}"
+            )
+        if not _alive(home):
+            raise ServiceUnavailable(
+                f"the private service ended while it started, and said {_last_words(home)}"
+            )
+        if time.monotonic() > deadline:
+            raise ServiceUnavailable(
+                f"the private service was not up after {START_DEADLINE_S:.0f} s; its log is {home / LOG_NAME}"
+            )
+        time.sleep(LOOK_S)
+    return str(home / SOCKET_NAME)
+
+
+def _last_words(home: Path) -> str:
+    try:
+        lines = (home / LOG_NAME).read_text(errors="replace").split("\n")
+    except OSError:
+        lines = []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+
+
+def _launch(home: Path, feeders: int) -> None:
+    command = [
+        sys.executable, "-P", "-m", "dataloaderjob.local.launch", "--dir", str(home), "--feeders", str(feeders),
+    ]  # fmt: skip
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    log = os.open(home / LOG_NAME, flags, 0o600)
+    try:
+        with _standard_error() as echo:
             if echo is not None:  # where user code in feeders is heard, as that in torch's workers is
                 command += ["--echo", str(echo)]
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 env=_environment(), pass_fds=() if echo is None else (echo,),
             )  # fmt: skip
-        (home / "pid").write_text(f"{process.pid} {_started(process.pid)}")
-        _children.append(process)
-        with contextlib.suppress(OSError, ValueError):  # it may be closed
-            sys.stderr.write(
-                f"[dataloaderjob] starting Ray and feeders ({feeders}) on this machine; they end with this run\n"
-            )
-            sys.stderr.flush()
+    finally:
+        os.close(log)
+    (home / PID_NAME).write_text(f"{process.pid} {_started(process.pid)}")
+    _children.append(process)
+    with contextlib.suppress(OSError, ValueError):  # it may be closed
+        sys.stderr.write(
+            f"[dataloaderjob] starting feeders ({feeders}) on this machine; they end with this run\n"
+        )
+        sys.stderr.flush()
 
 
-def wait() -> str:
-    """Waits for the socket of this run's service. Raises ServiceUnavailable with what the service said."""
-    home = folder()
-    deadline = time.monotonic() + START_DEADLINE_S
-    while not (home / "s").exists():
-        if (home / "failed").exists():
-            raise ServiceUnavailable(
-                f"the private service could not start: {(home / 'failed').read_text().strip()}"
-            )
-        if not _alive(home):
-            raise ServiceUnavailable(
-                f"the private service ended while it started; its log is {home / 'service.log'}"
-            )
-        if time.monotonic() > deadline:
-            raise ServiceUnavailable(
-                f"the private service was not up after {START_DEADLINE_S:.0f} s; its log is {home / 'service.log'}"
-            )
-        time.sleep(0.02)
-    return str(home / "s")
+def _wanted(home: Path) -> int:
+    """Feeders that all ranks together have asked for so far."""
+    try:
+        return int((home / FEEDERS_NAME).read_text())
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def _poke(home: Path) -> None:
+    """Has the service read the number; one that does not listen yet reads it once it does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.sendto(b"feeders", str(home / CONTROL_NAME))
 
 
 _children: list[Any] = []
@@ -124,14 +211,15 @@ _children: list[Any] = []
 def _locked(home: Path) -> Any:
     """Held while a service is started, and by a service while it removes the folder."""
     while True:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folders.make(home, REMEDY)
+        folders.mark(home)
         try:
-            fd = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = os.open(home / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            if _is(fd, home / "lock"):
+            if _is(fd, home / LOCK_NAME):
                 yield
                 return
         finally:
@@ -162,7 +250,7 @@ def _standard_error() -> Iterator[int | None]:
 
 def _alive(home: Path) -> bool:
     try:
-        pid, started = (home / "pid").read_text().split()
+        pid, started = (home / PID_NAME).read_text().split()
     except (FileNotFoundError, ValueError):
         return False
     return _started(int(pid)) == started
@@ -180,5 +268,14 @@ def _started(pid: int) -> str:
 def _environment() -> dict[str, str]:
     """The service sees what user code in feeders should see, and the import path of this process."""
     environment = dict(os.environ)
-    environment["DATALOADERJOB_PATH"] = json.dumps([p for p in sys.path if p])
+    environment[PATH_VARIABLE] = os.pathsep.join(p for p in sys.path if p)
+    environment[RUN_VARIABLE] = secrets.token_hex(8)
     return environment
+
+
+def _another_process() -> None:
+    global _asked
+    _asked = 0
+
+
+os.register_at_fork(after_in_child=_another_process)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from dataloaderjob.core.fence import fence_anywhere
 from dataloaderjob.core.space import PAGE
 from dataloaderjob.fetch.decoding import Plan
 
-MADV_POPULATE_READ = 22
 MAX_LEASES = 1_000
 MAX_PLACES = 64
 MADE_TOGETHER = 8
@@ -50,18 +49,30 @@ class Lease(weakref.ref[Bytes]):
 class LeaseTail:
     """What the end of a lease touches. After a fork the child's copy is cut off, so it ends no lease of its parent."""
 
-    __slots__ = ("ended", "leases", "wake", "words")
+    __slots__ = ("_fd", "ended", "leases", "words")
 
     def __init__(self, control: Control, wake_receiver: int, leases: Leases) -> None:
+        """Owns the eventfd `wake_receiver`: it is open while a lease may still end."""
         self.ended: memoryview | None = control.ended
         self.words = control.words
         self.leases = leases
-        self.wake = partial(os.eventfd_write, wake_receiver, 1)
+        self._fd = wake_receiver
+
+    def wake(self) -> None:
+        os.eventfd_write(self._fd, 1)
 
     def cut(self) -> None:
-        """No lease ends from here on."""
+        """No lease ends from here on, but those whose end is under way in other threads."""
         self.ended = None
         self.leases.clear()
+
+    def close(self, close: Callable[[int], None] = os.close) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            close(fd)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 Place = tuple[int, int, int, Lease]
@@ -72,7 +83,7 @@ Views = tuple[Bytes, Lease, Any, Place]
 """The bytes of one batch, a lease on them that has not begun, what was made of them, and where they are."""
 
 
-def _end(lease: Lease) -> None:
+def _end(lease: Lease, fence: Callable[[], None] = fence_anywhere) -> None:
     tail = lease.tail
     if tail is None or (ended := tail.ended) is None:
         return
@@ -81,7 +92,7 @@ def _end(lease: Lease) -> None:
     # The receiver may have used the number anew already. No call here, so that no other thread runs between.
     if number in leases and leases[number][3] is lease:
         del leases[number]
-    fence_anywhere()
+    fence()
     if tail.words[W_WANT]:
         tail.wake()
 
@@ -97,9 +108,9 @@ class Region:
     map: mmap.mmap
     address: int
 
-    def close(self) -> None:
+    def close(self, close: Callable[[int], None] = os.close) -> None:
         """Closes the descriptor; the mapping goes with its last lease."""
-        os.close(self.fd)
+        close(self.fd)
 
 
 def map_region(number: int, nbytes: int, single: bool, fd: int) -> Region:

@@ -13,6 +13,10 @@ TOGETHER = 8
 `next()` whose batch is ready."""
 
 
+class StreamLeftError(Exception):
+    """Internal: nobody wants the batch that is waited for."""
+
+
 @dataclass(slots=True, eq=False)
 class Stream:
     """What was asked for and not taken."""
@@ -34,6 +38,8 @@ class Stream:
     """Connected when `together` was worked out."""
     together: int = field(init=False)
     """Tickets in one message."""
+    left: bool = False
+    """Whether its iterator is gone, while a thread may still wait for a batch."""
 
     def __post_init__(self) -> None:
         self.regroup(0)

@@ -1,0 +1,40 @@
+"""What a forked process does first, in the sidecar and in a feeder's host."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """No child outlives `parent`, the pid of the process that forked it: nobody could talk to it."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def default_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def close_all_but(keep: set[int]) -> None:
+    """Closes every other descriptor but the standard ones: listeners, links, other children's channels."""
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd > 2 and fd not in keep:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(fd)
+
+
+def alive(pidfd: int) -> bool:
+    """Whether the process has not ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return not poll.poll(0)

@@ -1,0 +1,35 @@
+"""Names that a trainer and the private service of its machine share: files, variables. It imports nothing."""
+
+SOCKET_NAME = "s"
+"""The sidecar's."""
+CONTROL_NAME = "c"
+"""A datagram to it makes the service read FEEDERS_NAME."""
+HOST_NAME = "f"
+"""The feeder host's socket."""
+FEEDERS_NAME = "feeders"
+"""The number of feeders that ranks have asked for so far."""
+PID_NAME = "pid"
+"""Pid and start time of the service; absent once it gave up."""
+FAILED_NAME = "failed"
+"""Why it gave up."""
+LOCK_NAME = "lock"
+LOG_NAME = "service.log"
+FILES = (
+    SOCKET_NAME,
+    "~",  # the same, for a moment (`sidecar.reception`)
+    CONTROL_NAME,
+    HOST_NAME,
+    FEEDERS_NAME,
+    PID_NAME,
+    FAILED_NAME,
+    ".failed",
+    LOCK_NAME,
+    LOG_NAME,
+)
+"""All that may be in a private service's folder."""
+
+PATH_VARIABLE = "DATALOADERJOB_PATH"
+"""The trainer's import path, as PYTHONPATH has it."""
+RUN_VARIABLE = "DATALOADERJOB_RUN_ID"
+"""The tag of a run, in the environment of all its processes."""
+REMEDY = "set DATALOADERJOB_DIR to a folder of yours that others may not write to"

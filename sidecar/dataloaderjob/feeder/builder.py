@@ -1,0 +1,267 @@
+"""A builder: the process that makes batches for one session of a bundle, in its main thread, one after another.
+
+Forked from the bundle's template (`template`), so that it has the dataset as the trainer shipped it, for as long as
+one loader's epoch lasts, or with persistent_workers its loader. It has no thread: user code may fork, set signals
+and run an event loop. A batch goes into shared memory, from which the feeder sends it; so user code may change what
+it returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import struct
+import sys
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+from torch.utils.data import _utils
+
+from dataloaderjob.core import tickets
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.frames import Flag
+from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Kind, Message
+from dataloaderjob.fetch.bundles import UserCode
+from dataloaderjob.fetch.failures import pack_failure
+from dataloaderjob.fetch.fetcher import Fetcher
+from dataloaderjob.fetch.seeding import seed_worker
+from dataloaderjob.fetch.tree import EncodedBatch, encode
+
+CHECKSUM, PROBE = int(Flag.CHECKSUM), int(Flag.PROBE)
+PROBE_WAIT_S = 0.5
+"""A PROGRESS message gets so long to leave the feeder before its sample, which may end the process, is made."""
+SPARE_BUFFERS = 3
+"""Free buffers kept: what a feeder may hold of one session, and one to build into."""
+_ROUND_NBYTES = 64 * 1024
+_MASK63 = (1 << 63) - 1
+PLACE = struct.Struct("<Qq")
+"""In the page that a builder shares with its template: serial of the job, position of the sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Introduction:
+    """Whom a builder works for, and as whom."""
+
+    feeder: str
+    index: int
+    num_workers: int
+    base_seed: int
+    allow_pickle: bool
+
+    def pack(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def parse(data: bytes) -> Introduction:
+        return Introduction(**json.loads(data))
+
+
+class Buffers:
+    """Shared memory for bodies. The feeder says which ones are free again."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._maps: dict[int, mmap.mmap] = {}
+        self._free: deque[int] = deque()
+        self._last = 0
+
+    def take(self, nbytes: int) -> tuple[int, memoryview]:
+        """A free buffer of `nbytes` or more: (number, its memory)."""
+        for number in self._free:
+            if nbytes <= len(self._maps[number]) <= 4 * nbytes + _ROUND_NBYTES:
+                self._free.remove(number)
+                return number, memoryview(self._maps[number])
+        while len(self._free) >= SPARE_BUFFERS:
+            self._drop(self._free.popleft())
+        return self._create(nbytes)
+
+    def free(self, number: int) -> None:
+        self._free.append(number)
+        while len(self._free) > SPARE_BUFFERS:
+            self._drop(self._free.popleft())
+
+    def _create(self, nbytes: int) -> tuple[int, memoryview]:
+        # An eighth more, for batches whose sizes differ a little.
+        size = -(-(nbytes + nbytes // 8) // _ROUND_NBYTES) * _ROUND_NBYTES
+        self._last += 1
+        fd = os.memfd_create("dlj-body", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, size)
+            made = mmap.mmap(fd, size)
+            self._channel.send(Kind.BUFFER, a=self._last, b=size, fd=fd)
+        finally:
+            os.close(fd)
+        self._maps[self._last] = made
+        return self._last, memoryview(made)
+
+    def _drop(self, number: int) -> None:
+        self._maps.pop(number).close()
+        self._channel.send(Kind.DROP, a=number)
+
+
+class Builder:
+    """`run` until the feeder ends the session."""
+
+    def __init__(self, code: UserCode, channel: Channel, place: mmap.mmap) -> None:
+        self._code, self._channel, self._place = code, channel, place
+        self._buffers = Buffers(channel)
+        self._fetcher = Fetcher(code.dataset, code.collate_fn)
+        self._waiting: deque[Message] = deque()
+        self._session: Introduction | None = None
+
+    def run(self) -> None:
+        """Raises OSError when the feeder is gone in mid-message."""
+        while (message := self._receive()) is not None:
+            if message.kind == Kind.BUILD:
+                self._build(message)
+            elif message.kind == Kind.FREE:
+                self._buffers.free(message.a)
+            elif message.kind == Kind.INIT and not self._init(Introduction.parse(message.payload)):
+                return
+
+    def _receive(self) -> Message | None:
+        return self._waiting.popleft() if self._waiting else self._channel.receive()
+
+    # worker_init_fn
+
+    def _init(self, session: Introduction) -> bool:
+        """As torch's worker begins: seeds, then worker_init_fn. Returns False when that failed."""
+        self._session = session
+        try:
+            self._introduce(session.base_seed)
+            seed_worker(session.base_seed & _MASK63, session.index)
+            if self._code.worker_init_fn is not None:
+                self._code.worker_init_fn(session.index)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:  # user code may raise anything, SystemExit too
+            self._channel.send(Kind.INIT_FAILED, payload=self._failure(exc, "worker_init_fn"))
+            return False
+        self._channel.send(Kind.UP)
+        return True
+
+    def _introduce(self, base_seed: int) -> None:
+        """Makes torch's get_worker_info() answer, with the seed of the iterator that is served now."""
+        session, worker = self._here, _utils.worker
+        seed = (base_seed & _MASK63) + session.index
+        info = worker._worker_info  # noqa: SLF001  torch offers no other way to be a worker
+        if info is None or info.seed != seed:
+            worker._worker_info = worker.WorkerInfo(  # noqa: SLF001
+                id=session.index,
+                num_workers=max(session.num_workers, session.index + 1),
+                seed=seed,
+                dataset=self._code.dataset,
+            )
+
+    @property
+    def _here(self) -> Introduction:
+        if self._session is None:
+            raise RuntimeError("a builder is told whom it works for before anything else")
+        return self._session
+
+    # Batches
+
+    def _build(self, message: Message) -> None:
+        serial = message.a
+        PLACE.pack_into(self._place, 0, serial, NOWHERE)
+        try:
+            made = self._make(message)
+        except KeyboardInterrupt:
+            raise
+        except _FailedError as failed:
+            self._channel.send(Kind.FAILED, a=serial, payload=failed.payload)
+        else:
+            number, view = self._buffers.take(made.nbytes)
+            at = 0
+            for part in made.buffers:
+                view[at : at + len(part)] = part
+                at += len(part)
+            crc = zlib.crc32(view[:at]) if message.flags & CHECKSUM else 0
+            view.release()
+            self._channel.send(Kind.BUILT, a=serial, payload=BUILT.pack(number, at, crc))
+        PLACE.pack_into(self._place, 0, 0, NOWHERE)
+
+    def _make(self, message: Message) -> EncodedBatch:
+        """Raises _FailedError for whatever user code raises."""
+        phase = "loading the sampler's keys"
+        try:
+            ticket = _unpack(message.payload)
+            self._introduce(ticket.base_seed)
+            phase = ""  # of the user's code: the fetcher says which
+            batch = self._fetcher.fetch(message.b, ticket, self._on_sample(message))
+            phase = "encoding the batch"
+            return encode(batch, allow_pickle=self._here.allow_pickle)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:
+            raise _FailedError(self._failure(exc, phase)) from exc
+
+    def _on_sample(self, message: Message) -> Callable[[int], None]:
+        place, serial, write = self._place, message.a, PLACE.pack_into
+        if not message.flags & PROBE:
+            return lambda position: write(place, 0, serial, position)
+
+        def probed(position: int) -> None:
+            write(place, 0, serial, position)
+            self._progress(serial, position)
+
+        return probed
+
+    def _progress(self, serial: int, position: int) -> None:
+        """Has the feeder tell which sample comes next, before that sample can end all processes of the machine."""
+        self._channel.send(Kind.PROGRESS, a=serial, b=position)
+        deadline = time.monotonic() + PROBE_WAIT_S
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                self._channel.sock.settimeout(left)
+                message = self._channel.receive()
+                if message is None or message.kind == Kind.ACK:
+                    return
+                self._waiting.append(message)
+        except TimeoutError:
+            return
+        finally:
+            self._channel.sock.settimeout(None)
+
+    def _failure(self, exc: BaseException, phase: str) -> bytes:
+        return pack_failure(exc, phase=phase, feeder=self._here.feeder)
+
+
+class _FailedError(Exception):
+    def __init__(self, payload: bytes) -> None:
+        super().__init__()
+        self.payload = payload
+
+
+def _unpack(payload: bytes) -> tickets.Ticket:
+    """Raises InputError for keys whose types this feeder does not have."""
+    try:
+        return tickets.unpack(payload)
+    except (ImportError, AttributeError) as exc:
+        raise InputError(
+            f"the sampler's keys cannot be loaded in a feeder: {exc}. Use ints, strings or tuples for keys, or types "
+            "of a module that is installed in the feeders' image"
+        ) from exc
+
+
+def main(code: UserCode, channel: Channel, place: mmap.mmap) -> NoReturn:
+    """The whole life of a builder's process."""
+    status: Any = 0
+    try:
+        Builder(code, channel, place).run()
+    except OSError:
+        status = 0  # the feeder is gone: nobody waits for anything
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)

@@ -1,0 +1,282 @@
+"""The sessions that a feeder serves, each by a builder. No user code runs in this process.
+
+All methods are called by the feeder's one loop. `sessions` has the table of phases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from dataloaderjob.core.blobs import Bundle
+from dataloaderjob.core.errors import ServiceError
+from dataloaderjob.core.feeding_states import Job, State
+from dataloaderjob.core.settings import FeederSettings
+from dataloaderjob.feeder import channel as ch
+from dataloaderjob.feeder.builder import Introduction
+from dataloaderjob.feeder.channel import Channel, Kind, Message, Watching
+from dataloaderjob.feeder.sessions import Body, Phase, Session, Template
+from dataloaderjob.feeder.templates import Templates
+from dataloaderjob.fetch.failures import pack_failure
+
+END_GRACE_S = 2.0
+"""What user code is in the middle of when its session ends may take so long."""
+HUNG_S = 5.0
+"""A builder that still makes what was cancelled so long ago is ended."""
+ORPHAN_S = 10.0
+"""A session whose receivers are gone is kept so long: a link may come back."""
+MAX_FIRST_DEATHS = 2
+"""A builder that ends so often before worker_init_fn is through fails its session."""
+NOTE_AFTER_S = 2.0
+NOTE_EVERY_S = 5.0
+
+
+class Owner(Watching, Protocol):
+    """What the feeder's loop is told. Called within its turns."""
+
+    def session_free(self) -> None: ...
+    def built(self, job: Job, body: Body) -> None: ...
+    def failed(self, job: Job, payload: bytes) -> None: ...
+    def lost(self, job: Job, position: int, text: str) -> None: ...
+    def progress(self, job: Job, position: int) -> None: ...
+    def bundle_failed(self, bundle: bytes, payload: bytes) -> None: ...
+    def session_gone(self, bundle: bytes) -> None: ...
+
+
+class Builders:
+    """All sessions of one feeder, by `Bundle.id`."""
+
+    def __init__(self, settings: FeederSettings, requests: socket.socket, owner: Owner) -> None:
+        """`requests`: to the host."""
+        self.templates = Templates(settings, requests, owner, self)
+        self._settings, self._owner = settings, owner
+        self._sessions: dict[bytes, Session] = {}
+        self._first_deaths: dict[bytes, int] = {}
+
+    # The feeder's side
+
+    def has(self, bundle: bytes) -> bool:
+        return bundle in self._sessions
+
+    def free(self, bundle: bytes) -> bool:
+        session = self._sessions.get(bundle)
+        return session is not None and session.phase is Phase.FREE
+
+    def discards(self, bundle: bytes) -> bool:
+        """Whether its builder makes what was cancelled meanwhile."""
+        session = self._sessions.get(bundle)
+        return session is not None and session.job is not None and session.job.state is State.DISCARDED
+
+    def busy(self) -> Iterator[Job]:
+        """Jobs that builders make."""
+        yield from (session.job for session in self._sessions.values() if session.job is not None)
+
+    def open(self, bundle: Bundle, base_seed: int) -> None:
+        """Begins a session whose blobs are here; `Owner.session_free` tells when it can be used."""
+        template = self.templates.get(bundle)
+        session = self._sessions[bundle.id] = Session(bundle, template, base_seed, time.monotonic())
+        template.sessions.append(session)
+        if template.loaded:
+            self._start(session)
+
+    def build(self, job: Job) -> None:
+        """Has the builder of a session that is FREE make a batch."""
+        session = self._sessions[job.bundle]
+        session.phase, session.job = Phase.BUSY, job
+        if session.channel is not None:
+            session.channel.post(Kind.BUILD, a=job.serial, b=job.ticket, flags=job.flags, payload=job.payload)
+
+    def release(self, body: Body) -> None:
+        """The body is sent, or given up."""
+        body.view.release()
+        if body.session.channel is not None:
+            body.session.channel.post(Kind.FREE, a=body.buffer)
+
+    def acknowledge(self, job: Job) -> None:
+        """What `Owner.progress` told has left."""
+        session = self._sessions.get(job.bundle)
+        if session is not None and session.job is job and session.channel is not None:
+            session.channel.post(Kind.ACK)
+
+    def end(self, bundle: bytes) -> None:
+        """No receiver needs the session any more."""
+        session = self._sessions.get(bundle)
+        if session is None or session.phase is Phase.ENDING:
+            return
+        if session.channel is None:
+            self._forget(session)
+            return
+        self._close(session)
+        session.phase, session.deadline = Phase.ENDING, time.monotonic() + END_GRACE_S
+
+    def tick(self, now: float, used: Callable[[bytes], bool]) -> None:
+        """What time asks for. Call about twice a second."""
+        for bundle, session in list(self._sessions.items()):
+            if session.phase is not Phase.ENDING:
+                self._check_use(session, now, used(bundle))
+            if session.phase is Phase.BUSY:
+                if not self.discards(bundle):
+                    session.deadline = float("inf")
+                elif session.deadline == float("inf"):
+                    session.deadline = now + HUNG_S
+            if now >= session.deadline:
+                self._kill(session)
+
+    def notes(self, now: float) -> Iterator[tuple[bytes, str]]:
+        """Lines that are due about sessions that take time to begin: (bundle, text)."""
+        for bundle, session in self._sessions.items():
+            since = session.since
+            if session.phase not in (Phase.LOADING, Phase.STARTING) or now - since < NOTE_AFTER_S:
+                continue
+            if now - session.noted_at >= NOTE_EVERY_S:
+                session.noted_at = now
+                loading = f"loads user code and data ({session.bundle.nbytes / 1e6:.1f} MB)"
+                what = loading if session.phase is Phase.LOADING else "runs worker_init_fn"
+                yield bundle, f"{what}, since {now - since:.0f} s"
+
+    # Templates
+
+    def loaded(self, template: Template) -> None:
+        for session in template.sessions[:]:
+            self._start(session)
+
+    def load_failed(self, template: Template, payload: bytes) -> None:
+        for session in template.sessions[:]:
+            self._forget(session)
+            self._owner.bundle_failed(session.bundle.id, payload)
+
+    def template_ended(self, template: Template) -> None:
+        for session in template.sessions[:]:
+            self._died(session, "ended with the process that had loaded its dataset", ch.NOWHERE)
+
+    def builder_ended(self, template: Template, message: Message) -> None:
+        code, serial, position = ch.ENDED.unpack(message.payload)
+        session = next((s for s in template.sessions if s.number == message.a), None)
+        if session is None:
+            return
+        if session.job is None or session.job.serial != serial:
+            position = ch.NOWHERE
+        self._died(session, _how(code), position)
+
+    # Builders
+
+    def _start(self, session: Session) -> None:
+        """Gives the session a builder."""
+        number, channel = self.templates.builder(session.template)
+        session.number, session.channel, session.phase = number, channel, Phase.STARTING
+        self._owner.watch(channel, lambda: self._listen(session, channel))
+        introduction = Introduction(
+            feeder=self._settings.name, index=self._settings.index, base_seed=session.base_seed,
+            num_workers=session.bundle.workers or self._settings.num_feeders,
+            allow_pickle=session.bundle.allow_pickle,
+        )  # fmt: skip
+        channel.post(Kind.INIT, payload=introduction.pack())
+
+    def _listen(self, session: Session, channel: Channel) -> None:
+        """A builder's messages. That it ended is told by its template."""
+        if session.channel is not channel:
+            return
+        messages, alive = channel.read()
+        channel.flush()
+        for message in messages:
+            self._message(session, message)
+        if not alive and session.channel is channel:
+            self._close(session)
+
+    def _message(self, session: Session, message: Message) -> None:
+        job = session.job
+        if message.kind == Kind.UP:
+            self._first_deaths.pop(session.bundle.id, None)
+            session.phase = Phase.FREE
+            self._owner.session_free()
+        elif message.kind == Kind.INIT_FAILED:
+            self.end(session.bundle.id)
+            self._owner.bundle_failed(session.bundle.id, message.payload)
+        elif message.kind == Kind.BUFFER and message.fd is not None:
+            session.buffers[message.a] = _mapped(message.fd, message.b)
+        elif message.kind == Kind.DROP:
+            session.buffers.pop(message.a, None)
+        elif job is None or message.a != job.serial:
+            return
+        elif message.kind == Kind.PROGRESS:
+            self._owner.progress(job, message.b)
+        elif message.kind == Kind.BUILT:
+            number, nbytes, crc = ch.BUILT.unpack(message.payload)
+            body = Body(session, number, memoryview(session.buffers[number])[:nbytes], crc)
+            self._finished(session)
+            self._owner.built(job, body)
+        elif message.kind == Kind.FAILED:
+            self._finished(session)
+            self._owner.failed(job, message.payload)
+
+    def _finished(self, session: Session) -> None:
+        session.phase, session.job, session.deadline = Phase.FREE, None, float("inf")
+        self.templates.fork_ahead(session.template)
+
+    def _died(self, session: Session, how: str, position: int) -> None:
+        was, job = session.phase, session.job
+        self._forget(session)
+        if job is not None:
+            self._owner.lost(job, position, how)
+        if was is Phase.STARTING and self._hopeless(session):
+            error = ServiceError(f"the process that runs worker_init_fn {how}, {MAX_FIRST_DEATHS} times")
+            failure = pack_failure(error, phase="worker_init_fn", feeder=self._settings.name)
+            self._owner.bundle_failed(session.bundle.id, failure)
+        else:
+            self._owner.session_gone(session.bundle.id)
+
+    def _hopeless(self, session: Session) -> bool:
+        deaths = self._first_deaths.pop(session.bundle.id, 0) + 1
+        if deaths < MAX_FIRST_DEATHS:
+            self._first_deaths[session.bundle.id] = deaths
+        return deaths >= MAX_FIRST_DEATHS
+
+    def _check_use(self, session: Session, now: float, used: bool) -> None:
+        if used:
+            session.orphan_since = None
+            return
+        session.orphan_since = session.orphan_since or now
+        if now - session.orphan_since > ORPHAN_S:
+            self.end(session.bundle.id)
+
+    def _kill(self, session: Session) -> None:
+        session.deadline = float("inf")
+        session.template.channel.post(Kind.KILL, a=session.number)
+
+    def _close(self, session: Session) -> None:
+        """The builder ends when it reads on."""
+        if session.channel is not None:
+            self._owner.unwatch(session.channel)
+            session.channel.close()
+            session.channel = None
+
+    def _forget(self, session: Session) -> None:
+        self._close(session)
+        template = session.template
+        if self._sessions.get(session.bundle.id) is session:
+            del self._sessions[session.bundle.id]
+        template.used_at = time.monotonic()
+        if session in template.sessions:
+            template.sessions.remove(session)
+        self.templates.trim()
+
+
+def _mapped(fd: int, nbytes: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(fd, nbytes, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"was ended by signal {-code}"

@@ -1,0 +1,226 @@
+"""Messages between a feeder and the processes that run user code for it: one head, a payload, at most one descriptor.
+
+    u8 kind, u8 whether a descriptor comes along, u16 flags, u32 payload bytes, u64 a, u64 b
+
+Over a Unix stream socket between processes of one user: a message that makes no sense is a defect of ours.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+_HEAD = struct.Struct("<BBHIQQ")
+_READ_NBYTES = 256 * 1024
+_FDS_NBYTES = socket.CMSG_SPACE(16 * array.array("i").itemsize)
+BUILT = struct.Struct("<QQI")
+"""Payload of Kind.BUILT: number of the buffer, bytes of the body in it, crc32."""
+ENDED = struct.Struct("<qQq")
+"""Payload of Kind.ENDED: exit code (negative: signal), serial of the job being made, position of its sample."""
+NOWHERE = -1
+"""Position in ENDED: no sample was being made."""
+
+
+class Kind(IntEnum):
+    """What a message says. F: sent by the feeder, T: by a template, B: by a builder."""
+
+    FORK = 1
+    """F to T: make builder `a`; the descriptor is its channel."""
+    KILL = 2
+    """F to T: end builder `a` at once."""
+    LOADED = 3
+    """T: the bundle is loaded; `a`: how long that took, in ns."""
+    LOAD_FAILED = 4
+    """T: payload: `fetch.failures`. The template ends."""
+    ENDED = 5
+    """T: the process of builder `a` ended; payload: `ENDED`."""
+    INIT = 6
+    """F to B: whom it works for, JSON of `builder.Introduction`."""
+    UP = 7
+    """B: worker_init_fn has run."""
+    INIT_FAILED = 8
+    """B: worker_init_fn raised; payload: `fetch.failures`. The builder ends."""
+    BUILD = 9
+    """F to B: make ticket `b` (payload: `tickets.pack`) as job `a`; flags as in the ticket's frame."""
+    BUFFER = 10
+    """B: shared memory number `a` of `b` bytes; the descriptor is its memfd."""
+    DROP = 11
+    """B: buffer `a` is no longer used."""
+    BUILT = 12
+    """B: job `a` is built; payload: `BUILT`."""
+    FAILED = 13
+    """B: user code failed in job `a`; payload: `fetch.failures`."""
+    PROGRESS = 14
+    """B: about to make sample `b` of job `a`, which may end the process: waits for ACK."""
+    ACK = 15
+    """F to B: PROGRESS has left the feeder."""
+    FREE = 16
+    """F to B: the body in buffer `a` is sent or given up."""
+
+
+class Message(NamedTuple):
+    kind: int
+    flags: int
+    a: int
+    b: int
+    payload: bytes
+    fd: int | None
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """The two ends of a channel."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+
+
+class Watching(Protocol):
+    """A loop that calls back when something comes through a channel, or when it takes more."""
+
+    def watch(self, end: Channel, callback: Callable[[], None]) -> None: ...
+    def unwatch(self, end: Channel) -> None: ...
+
+
+class Channel:
+    """One end: blocking (`receive`, `send`) in builders, without blocking (`read`, `post`) elsewhere."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._in = bytearray()
+        self._fds: deque[int] = deque()
+        self._out = bytearray()
+        self._out_fds: deque[tuple[int, int]] = deque()
+        """(bytes of `_out` before the message, descriptor) of messages that are not out yet."""
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def close(self) -> None:
+        self.sock.close()
+        for fd in (*self._fds, *(fd for _, fd in self._out_fds)):
+            os.close(fd)
+        self._fds.clear()
+        self._out_fds.clear()
+
+    # Out
+
+    def send(
+        self,
+        kind: int,
+        *,
+        a: int = 0,
+        b: int = 0,
+        flags: int = 0,
+        payload: bytes = b"",
+        fd: int | None = None,
+    ) -> None:
+        """Sends a message, blocking. Raises OSError when the other end is gone."""
+        data = _HEAD.pack(kind, fd is not None, flags, len(payload), a, b) + payload
+        if fd is not None:
+            sent = socket.send_fds(self.sock, [data], [fd])
+            data = data[sent:]
+        if data:
+            self.sock.sendall(data)
+
+    def post(
+        self,
+        kind: int,
+        *,
+        a: int = 0,
+        b: int = 0,
+        flags: int = 0,
+        payload: bytes = b"",
+        fd: int | None = None,
+    ) -> None:
+        """Queues a message and sends what goes without blocking. Owns `fd`."""
+        if fd is not None:
+            self._out_fds.append((len(self._out), fd))
+        self._out += _HEAD.pack(kind, fd is not None, flags, len(payload), a, b)
+        self._out += payload
+        self.flush()
+
+    def flush(self) -> bool:
+        """Sends on. Returns whether all is out; a broken channel counts as that, `read` meets its end."""
+        try:
+            while self._out:
+                self._push()
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._out.clear()
+        return True
+
+    def _push(self) -> None:
+        fds: list[int] = []
+        end = len(self._out)
+        if self._out_fds:
+            at, fd = self._out_fds[0]
+            if at:
+                end = at
+            else:
+                fds = [fd]
+                end = self._out_fds[1][0] if len(self._out_fds) > 1 else end
+        data = bytes(self._out[:end])
+        if fds:
+            sent = socket.send_fds(self.sock, [data], fds, socket.MSG_DONTWAIT)
+            os.close(self._out_fds.popleft()[1])
+        else:
+            sent = self.sock.send(data, socket.MSG_DONTWAIT)
+        del self._out[:sent]
+        self._out_fds = deque((at - sent, fd) for at, fd in self._out_fds)
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._out)
+
+    # In
+
+    def receive(self) -> Message | None:
+        """The next message, blocking as long as the socket does; None at the end."""
+        while (message := self._next()) is None:
+            if not self._fill(0):
+                return None
+        return message
+
+    def read(self) -> tuple[list[Message], bool]:
+        """What has come, without blocking, and whether the other end is still there."""
+        alive = True
+        with contextlib.suppress(BlockingIOError):
+            while alive:
+                alive = self._fill(socket.MSG_DONTWAIT)
+        return list(self._messages()), alive
+
+    def _messages(self) -> Iterator[Message]:
+        while (message := self._next()) is not None:
+            yield message
+
+    def _fill(self, flags: int) -> bool:
+        try:
+            data, ancillary, _, _ = self.sock.recvmsg(
+                _READ_NBYTES, _FDS_NBYTES, flags | socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionError:
+            return False
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = array.array("i")
+                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+                self._fds.extend(fds)
+        self._in += data
+        return bool(data)
+
+    def _next(self) -> Message | None:
+        if len(self._in) < _HEAD.size:
+            return None
+        kind, has_fd, flags, nbytes, a, b = _HEAD.unpack_from(self._in)
+        end = _HEAD.size + nbytes
+        if len(self._in) < end:
+            return None
+        payload = bytes(self._in[_HEAD.size : end])
+        del self._in[:end]
+        return Message(kind, flags, a, b, payload, self._fds.popleft() if has_fd else None)

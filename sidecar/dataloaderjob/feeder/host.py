@@ -1,0 +1,353 @@
+"""The host: the process from which a machine's feeders, and the templates of their bundles, are forked.
+
+    python -m dataloaderjob.feeder.host --settings FILE     one feeder, which Ray's actor or a test watches
+    python -m dataloaderjob.feeder.host --listen SOCKET     any number, for the local provider
+
+It has torch imported, so that its children need not, runs no user code and has no thread. With --settings it prints
+{"host", "port", "instance", "pid"} once its feeder serves (to the descriptor of --ready-fd, if given), and ends with
+it, or when its standard input, if that is a pipe, ends.
+With --listen it answers requests in the messages of `core.sockets`, each with its answer:
+
+    {"type": "start", "settings": {FeederSettings}}   {"type": "ok", "pid"}
+    {"type": "kill", "name"}                          {"type": "ok"}, also where there is none
+    {"type": "list"}                                  {"type": "feeders", "feeders": [{"name", "pid", "code", "words"}]}
+
+`code` is null while a feeder runs, `words` its last line. What feeders print it prints as lines "[feeder-0] ...".
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dataloaderjob.core import sockets
+from dataloaderjob.core.blobs import Bundle
+from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError
+from dataloaderjob.core.forked import close_all_but, default_signals, die_with_parent
+from dataloaderjob.core.lines import Lines
+from dataloaderjob.core.settings import IN_FEEDER_VARIABLE, FeederSettings, load
+
+EXIT_FAILED = 1
+_REQUEST_NBYTES = 160 * 1024
+_READ_NBYTES = 64 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class _Feeder:
+    """A feeder that was forked."""
+
+    name: str
+    pid: int
+    requests: socket.socket
+    code: int | None = None
+    words: str = ""
+    templates: set[bytes] = field(default_factory=set)
+    """Bundles that it wants templates of."""
+
+
+@dataclass(slots=True, eq=False)
+class _Template:
+    """A template that runs."""
+
+    pid: int
+    requests: socket.socket
+    """Channels of further feeders go there."""
+
+
+class Host:
+    """`run` until `over`."""
+
+    def __init__(self, listener: socket.socket | None) -> None:
+        self.over = False
+        self.feeders: dict[str, _Feeder] = {}
+        self._templates: dict[bytes, _Template] = {}
+        self._select = selectors.DefaultSelector()
+        self._wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self.end())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer
+        self.watch(self._wake_r, self._reap)
+        if listener is not None:
+            self.watch(listener, lambda: self._accept(listener))
+
+    def watch(self, end: socket.socket | int, callback: Callable[[], None]) -> None:
+        self._select.register(end, selectors.EVENT_READ, callback)
+
+    def unwatch(self, end: socket.socket | int) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._select.unregister(end)
+
+    def end(self) -> None:
+        self.over = True
+
+    def run(self) -> None:
+        while not self.over:
+            self.turn()
+
+    def turn(self) -> None:
+        """Waits until something happens, and acts on it."""
+        for key, _ in self._select.select():
+            key.data()
+
+    # Feeders
+
+    def start(self, settings: FeederSettings, *, relayed: bool, ready_fd: int | None = None) -> _Feeder:
+        """Forks a feeder. `relayed`: its output becomes lines of this process's."""
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        pipe = os.pipe2(os.O_CLOEXEC) if relayed else None
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(parent)
+            _become_feeder(settings, there, None if pipe is None else pipe[1], ready_fd)
+        there.close()
+        made = self.feeders[settings.name] = _Feeder(settings.name, pid, here)
+        self.watch(here, lambda: self._request(made))
+        if pipe is not None:
+            os.close(pipe[1])
+            self._relay(made, pipe[0])
+        return made
+
+    def kill(self, name: str) -> None:
+        feeder = self.feeders.get(name)
+        if feeder is not None and feeder.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(feeder.pid, signal.SIGKILL)
+            os.waitpid(feeder.pid, 0)
+            self._gone(feeder, -signal.SIGKILL)
+        self.feeders.pop(name, None)
+
+    def _relay(self, feeder: _Feeder, fd: int) -> None:
+        def show(line: str) -> None:
+            feeder.words = line
+            sys.stdout.write(f"[{feeder.name}] {line}\n")
+            sys.stdout.flush()
+
+        lines = Lines(show)
+
+        def read() -> None:
+            data = os.read(fd, _READ_NBYTES)
+            lines.feed(data, final=not data)
+            if not data:
+                self.unwatch(fd)
+                os.close(fd)
+
+        self.watch(fd, read)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_r, 4096)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                self._ended(pid, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, pid: int, code: int) -> None:
+        for feeder in list(self.feeders.values()):
+            if feeder.pid == pid and feeder.code is None:
+                self._gone(feeder, code)
+        for bundle, template in list(self._templates.items()):
+            if template.pid == pid:
+                template.requests.close()
+                del self._templates[bundle]
+
+    def _gone(self, feeder: _Feeder, code: int) -> None:
+        feeder.code = code
+        self.unwatch(feeder.requests)
+        feeder.requests.close()
+        for bundle in list(feeder.templates):
+            self._dismiss(feeder, bundle)
+
+    # Templates
+
+    def _request(self, feeder: _Feeder) -> None:
+        """A feeder asks for a template, or has no more use for one."""
+        try:
+            data, fds, _, _ = socket.recv_fds(feeder.requests, _REQUEST_NBYTES, 1)
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self.unwatch(feeder.requests)
+            return
+        message = json.loads(data)
+        code = bytes.fromhex(message["code"])
+        if not fds:
+            self._dismiss(feeder, code)
+            return
+        feeder.templates.add(code)
+        self._provide(feeder, code, message, fds[0])
+
+    def _provide(self, feeder: _Feeder, code: bytes, message: dict[str, Any], fd: int) -> None:
+        template = self._templates.get(code)
+        try:
+            if template is not None:
+                try:
+                    socket.send_fds(template.requests, [b"+"], [fd])
+                    return
+                except OSError:  # it has just ended
+                    template.requests.close()
+                    del self._templates[code]
+            self._templates[code] = self._fork_template(feeder.name, message, fd)
+        finally:
+            os.close(fd)
+
+    def _fork_template(self, feeder: str, message: dict[str, Any], fd: int) -> _Template:
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(parent)
+            _become_template(feeder, message, there, fd)
+        there.close()
+        return _Template(pid, here)
+
+    def _dismiss(self, feeder: _Feeder, code: bytes) -> None:
+        """Ends a template that no feeder wants; it may hang in what user code does while it is loaded."""
+        feeder.templates.discard(code)
+        template = self._templates.get(code)
+        if template is None or any(code in other.templates for other in self.feeders.values()):
+            return
+        del self._templates[code]
+        template.requests.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(template.pid, signal.SIGKILL)
+
+    # Requests of the local provider
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            sock, _ = listener.accept()
+            self.watch(sock, lambda: self._serve(sock))
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            sock.settimeout(5.0)
+            sockets.send_message(sock, self._answer(sockets.recv_message(sock)))
+        except (OSError, ProtocolError):
+            self.unwatch(sock)
+            sock.close()
+
+    def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        match message.get("type"):
+            case "start":
+                settings = FeederSettings(**message["settings"])
+                self.kill(settings.name)
+                return {"type": "ok", "pid": self.start(settings, relayed=True).pid}
+            case "kill":
+                self.kill(str(message.get("name")))
+                return {"type": "ok"}
+            case "list":
+                told = [
+                    {"name": f.name, "pid": f.pid, "code": f.code, "words": f.words}
+                    for f in self.feeders.values()
+                ]
+                return {"type": "feeders", "feeders": told}
+        return {"type": "error", "message": f"start, kill or list is needed, found {message.get('type')!r}"}
+
+
+def _forked() -> None:
+    """A child's signals; Ctrl-C stays the trainer's."""
+    default_signals()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _become_feeder(
+    settings: FeederSettings, requests: socket.socket, output: int | None, ready_fd: int | None
+) -> NoReturn:
+    from dataloaderjob.feeder import server
+
+    _forked()
+    if output is not None:
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+    keep = {requests.fileno(), *(() if ready_fd is None else (ready_fd,))}
+    close_all_but(keep)
+    server.main(settings, requests, ready_fd)
+
+
+def _become_template(feeder: str, message: dict[str, Any], requests: socket.socket, fd: int) -> NoReturn:
+    from dataloaderjob.feeder import template
+
+    _forked()
+    close_all_but({requests.fileno(), fd})
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    bundle = Bundle.parse(message["manifest"].encode())
+    template.main(bundle, Path(message["blobs"]), feeder, requests, socket.socket(fileno=fd))
+
+
+def _import_all() -> None:
+    """What every child needs, once. The imports leave this process with one thread."""
+    import torch
+
+    import dataloaderjob.feeder.server
+    import dataloaderjob.feeder.template  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
+def _listener(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    before = os.umask(0o177)
+    try:
+        sock.bind(path)
+    finally:
+        os.umask(before)
+    sock.listen(8)
+    return sock
+
+
+def _host_one(path: Path, ready_fd: int | None) -> int:
+    settings = load(FeederSettings, path)
+    _import_all()
+    host = Host(None)
+    if stat.S_ISFIFO(os.fstat(0).st_mode):  # whoever started us holds the other end, and writes nothing
+        host.watch(0, host.end)
+    ready = os.dup(1) if ready_fd is None else ready_fd
+    feeder = host.start(settings, relayed=False, ready_fd=ready)
+    os.close(ready)
+    while not host.over and feeder.code is None:
+        host.turn()
+    host.kill(settings.name)
+    return feeder.code if feeder.code is not None and feeder.code > 0 else EXIT_FAILED if feeder.code else 0
+
+
+def _host_many(path: str) -> int:
+    listener = _listener(path)
+    print(json.dumps({"pid": os.getpid()}), flush=True)  # noqa: T201  what the starter reads
+    _import_all()
+    Host(listener).run()
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="forks feeders")
+    parser.add_argument("--settings", type=Path, help="JSON file of FeederSettings: one feeder")
+    parser.add_argument("--listen", help="Unix socket for requests: any number of feeders")
+    parser.add_argument("--ready-fd", type=int, help="where to say that the feeder serves, instead of stdout")
+    args = parser.parse_args()
+    os.environ[IN_FEEDER_VARIABLE] = "1"
+    try:
+        if args.listen is not None:
+            return _host_many(args.listen)
+        return _host_one(args.settings, args.ready_fd)
+    except (DataLoaderJobError, OSError) as exc:
+        sys.stderr.write(f"feeder's host: {exc}\n")
+        return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

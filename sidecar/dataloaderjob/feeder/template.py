@@ -1,0 +1,195 @@
+"""A template: the process that has loaded one bundle and runs none of its samples; builders are forked from it.
+
+Forked from the host. It serves the feeders of this machine that asked for the bundle, over a channel each, and has no
+thread of its own. What user code does while it is loaded happens here, once; what it does later, in a builder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import mmap
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from dataloaderjob.core.blobs import BlobStore, Bundle
+from dataloaderjob.core.forked import die_with_parent
+from dataloaderjob.feeder import builder
+from dataloaderjob.feeder.channel import ENDED, Channel, Kind, Message
+from dataloaderjob.fetch.bundles import UserCode, load_bundle
+from dataloaderjob.fetch.failures import pack_failure
+
+_OOM_SCORE = b"500"
+"""Out of memory, the kernel takes a builder rather than the feeder that can tell of it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    """A feeder that wants builders of this bundle."""
+
+    channel: Channel
+
+
+@dataclass(slots=True, eq=False)
+class _Child:
+    """A builder that runs."""
+
+    number: int
+    pid: int
+    pidfd: int
+    client: _Client
+    place: mmap.mmap
+
+
+class Template:
+    """`run` until no feeder is left."""
+
+    def __init__(self, code: UserCode, loading_ns: int, requests: socket.socket) -> None:
+        """`requests`: the host's end, over which channels of further feeders come."""
+        self._code, self._loading_ns, self._requests = code, loading_ns, requests
+        self._select = selectors.DefaultSelector()
+        self._clients: set[_Client] = set()
+        self._children: dict[tuple[_Client, int], _Child] = {}
+        self._select.register(requests, selectors.EVENT_READ, None)
+
+    def attach(self, sock: socket.socket) -> None:
+        """Another feeder that wants builders of this bundle."""
+        client = _Client(Channel(sock))
+        self._clients.add(client)
+        self._select.register(client.channel, selectors.EVENT_READ, client)
+        client.channel.post(Kind.LOADED, a=self._loading_ns)
+
+    def run(self) -> None:
+        while self._clients:
+            for key, _ in self._select.select():
+                if key.data is None:
+                    self._another()
+                elif isinstance(key.data, _Child):
+                    self._ended(key.data)
+                elif key.data in self._clients:
+                    self._serve(key.data)
+        for child in list(self._children.values()):
+            _kill(child)
+
+    def _another(self) -> None:
+        data, fds, _, _ = socket.recv_fds(self._requests, 64, 1)
+        if not data:
+            self._select.unregister(self._requests)
+        for fd in fds:
+            self.attach(socket.socket(fileno=fd))
+
+    def _serve(self, client: _Client) -> None:
+        messages, alive = client.channel.read()
+        for message in messages:
+            self._message(client, message)
+        if not alive:
+            self._leave(client)
+
+    def _message(self, client: _Client, message: Message) -> None:
+        if message.kind == Kind.FORK and message.fd is not None:
+            self._fork(client, message.a, message.fd)
+        elif message.kind == Kind.KILL:
+            child = self._children.get((client, message.a))
+            if child is not None:
+                _kill(child)
+
+    def _fork(self, client: _Client, number: int, fd: int) -> None:
+        place = mmap.mmap(-1, mmap.PAGESIZE)
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(parent)
+            self._close_in_child()
+            _become_builder(self._code, fd, place)
+        os.close(fd)
+        child = _Child(number, pid, os.pidfd_open(pid), client, place)
+        self._children[client, number] = child
+        self._select.register(child.pidfd, selectors.EVENT_READ, child)
+
+    def _close_in_child(self) -> None:
+        """The ends that are this process's alone; files that user code opened while it was loaded stay open."""
+        self._select.close()
+        self._requests.close()
+        for client in self._clients:
+            client.channel.close()
+        for child in self._children.values():
+            os.close(child.pidfd)
+
+    def _ended(self, child: _Child) -> None:
+        self._select.unregister(child.pidfd)
+        os.close(child.pidfd)
+        code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+        del self._children[child.client, child.number]
+        if child.client in self._clients:
+            serial, position = builder.PLACE.unpack_from(child.place)
+            child.client.channel.post(Kind.ENDED, a=child.number, payload=ENDED.pack(code, serial, position))
+        child.place.close()
+
+    def _leave(self, client: _Client) -> None:
+        """The feeder is gone, or wants this bundle no more."""
+        self._clients.discard(client)
+        self._select.unregister(client.channel)
+        client.channel.close()
+        for child in [c for c in self._children.values() if c.client is client]:
+            _kill(child)
+
+
+def _kill(child: _Child) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+
+
+def _become_builder(code: UserCode, fd: int, place: mmap.mmap) -> NoReturn:
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb") as out:
+        out.write(_OOM_SCORE)
+    builder.main(code, Channel(socket.socket(fileno=fd)), place)
+
+
+def main(bundle: Bundle, blobs: Path, feeder: str, requests: socket.socket, first: socket.socket) -> NoReturn:
+    """The whole life of a template's process, which the host forked for `feeder`."""
+    status = 0
+    try:
+        torch.set_num_threads(1)
+        began = time.perf_counter_ns()
+        try:
+            code = load_bundle(bundle, BlobStore(blobs))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:  # user code may raise anything, SystemExit too
+            failure = pack_failure(exc, phase="loading", feeder=feeder)
+            _refuse(first, requests, failure)
+            os._exit(0)
+        gc.collect()
+        gc.freeze()  # a collection in a builder leaves the pages that it shares with this process alone
+        template = Template(code, time.perf_counter_ns() - began, requests)
+        template.attach(first)
+        template.run()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _refuse(first: socket.socket, requests: socket.socket, failure: bytes) -> None:
+    """Tells why to the feeder that asked first, and to those that asked meanwhile."""
+    channels = [Channel(first)]
+    requests.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while (got := socket.recv_fds(requests, 64, 1))[0]:
+            channels += [Channel(socket.socket(fileno=fd)) for fd in got[1]]
+    for channel in channels:
+        with contextlib.suppress(OSError):
+            channel.send(Kind.LOAD_FAILED, payload=failure)

@@ -1,0 +1,164 @@
+"""The templates that a feeder has at its host: asked for, kept while a loader may use them, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from typing import Protocol
+
+from dataloaderjob.core.blobs import Bundle
+from dataloaderjob.core.errors import ServiceError
+from dataloaderjob.core.settings import FeederSettings
+from dataloaderjob.feeder import channel as ch
+from dataloaderjob.feeder.channel import Channel, Kind, Message, Watching
+from dataloaderjob.feeder.sessions import Template
+from dataloaderjob.fetch.failures import pack_failure
+
+
+class Owner(Protocol):
+    """What is told of templates."""
+
+    def loaded(self, template: Template) -> None: ...
+    def load_failed(self, template: Template, payload: bytes) -> None: ...
+    def builder_ended(self, template: Template, message: Message) -> None: ...
+    def template_ended(self, template: Template) -> None: ...
+
+
+class Templates:
+    """By `Bundle.code`."""
+
+    def __init__(
+        self, settings: FeederSettings, requests: socket.socket, watching: Watching, owner: Owner
+    ) -> None:
+        """`requests`: to the host."""
+        self.loads = 0
+        """Bundles that were loaded for this feeder."""
+        self._settings, self._requests, self._watching, self._owner = settings, requests, watching, owner
+        self._templates: dict[bytes, Template] = {}
+        self._latest: dict[tuple[int, int], bytes] = {}
+        """The bundle that each loader of each receiver's trainer used last: (link, loader) -> `Bundle.code`."""
+
+    def get(self, bundle: Bundle) -> Template:
+        """The template of a bundle whose blobs are here; `Owner.loaded` tells when a new one can be used."""
+        return self._templates.get(bundle.code) or self._load(bundle)
+
+    def has(self, template: Template) -> bool:
+        """Whether it is still in use."""
+        return self._templates.get(template.bundle.code) is template
+
+    def use(self, link: int, bundle: Bundle) -> None:
+        """A receiver's trainer works with this bundle now: what the same loader had before is of no further use."""
+        before = self._latest.get((link, bundle.loader))
+        if before != bundle.code:
+            self._latest[link, bundle.loader] = bundle.code
+            if before is not None:
+                self.trim()
+
+    def closed(self, link: int) -> None:
+        """A receiver is gone; its trainer, too, or it comes back."""
+        self._latest = {key: code for key, code in self._latest.items() if key[0] != link}
+
+    def trim(self) -> None:
+        """Ends templates that no loader may use, and the oldest idle ones beyond their bound in bytes."""
+        latest = set(self._latest.values())
+        idle = [t for t in self._templates.values() if not t.sessions]
+        for template in idle:
+            if template.bundle.code not in latest:
+                self.drop(template)
+        idle = sorted(filter(self.has, idle), key=lambda t: t.used_at)
+        nbytes = sum(t.bundle.nbytes for t in idle)
+        while len(idle) > 1 and nbytes > self._settings.max_idle_nbytes:
+            nbytes -= idle[0].bundle.nbytes
+            self.drop(idle.pop(0))
+
+    def drop(self, template: Template) -> None:
+        """Ends a template, with all its builders."""
+        del self._templates[template.bundle.code]
+        self._watching.unwatch(template.channel)
+        template.channel.close()
+        if template.spare is not None:
+            template.spare[1].close()
+        with contextlib.suppress(OSError):
+            self._requests.send(json.dumps({"code": template.bundle.code.hex()}).encode())
+
+    def close(self) -> None:
+        for template in self._templates.values():
+            template.channel.close()
+        self._requests.close()
+
+    # Builders
+
+    def builder(self, template: Template) -> tuple[int, Channel]:
+        """A new builder: the one that was forked ahead, or one forked now."""
+        spare, template.spare = template.spare, None
+        return spare or self._fork(template)
+
+    def fork_ahead(self, template: Template) -> None:
+        """Has a builder ready, so that the next session begins without a fork."""
+        if template.spare is None and self.has(template):
+            template.spare = self._fork(template)
+
+    def _fork(self, template: Template) -> tuple[int, Channel]:
+        here, there = ch.pair()
+        template.last_number += 1
+        template.channel.post(Kind.FORK, a=template.last_number, fd=there.detach())
+        return template.last_number, Channel(here)
+
+    # Within
+
+    def _load(self, bundle: Bundle) -> Template:
+        here, there = ch.pair()
+        request = {
+            "code": bundle.code.hex(), "manifest": bundle.manifest().decode(), "blobs": self._settings.blob_folder,
+        }  # fmt: skip
+        with there:
+            socket.send_fds(self._requests, [json.dumps(request).encode()], [there.fileno()])
+        template = self._templates[bundle.code] = Template(bundle, Channel(here))
+        self._watching.watch(template.channel, lambda: self._listen(template))
+        return template
+
+    def _listen(self, template: Template) -> None:
+        """A template's messages."""
+        messages, alive = template.channel.read()
+        template.channel.flush()
+        for message in messages:
+            if message.kind == Kind.LOADED:
+                self.loads += 1
+                template.loaded = True
+                self._owner.loaded(template)
+            elif message.kind == Kind.LOAD_FAILED:
+                self._failed(template, message.payload)
+                return
+            elif message.kind == Kind.ENDED and not self._spare_ended(template, message.a):
+                self._owner.builder_ended(template, message)
+        if not alive and self.has(template):
+            self._ended(template)
+
+    def _ended(self, template: Template) -> None:
+        if template.loaded:
+            self.drop(template)
+            self._owner.template_ended(template)
+        elif not template.again:
+            self.drop(template)
+            another = self._load(template.bundle)
+            another.again, another.sessions = True, template.sessions
+            for session in another.sessions:
+                session.template = another
+        else:
+            error = ServiceError(
+                "the process that loads the dataset ended while it did so: look for a crash in native code or too "
+                "little memory there; its last output is in the job's log"
+            )
+            self._failed(template, pack_failure(error, phase="loading", feeder=self._settings.name))
+
+    def _failed(self, template: Template, payload: bytes) -> None:
+        self.drop(template)
+        self._owner.load_failed(template, payload)
+
+    def _spare_ended(self, template: Template, number: int) -> bool:
+        if template.spare is None or template.spare[0] != number:
+            return False
+        template.spare[1].close()
+        template.spare = None
+        return True

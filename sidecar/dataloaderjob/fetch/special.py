@@ -1,0 +1,195 @@
+"""Tensors and arrays that are no plain block of memory: subclasses, sparse, nested, quantised, masked, of objects.
+
+They travel as the plain tensors and arrays that they are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from dataloaderjob.fetch.carriers import Carrier, StaysError, is_rebuilt_from
+
+_COMPRESSED: dict[torch.layout, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    torch.sparse_csr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),
+    torch.sparse_csc: (torch.Tensor.ccol_indices, torch.Tensor.row_indices),
+    torch.sparse_bsr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),
+    torch.sparse_bsc: (torch.Tensor.ccol_indices, torch.Tensor.row_indices),
+}
+_LAYOUTS = {str(layout): layout for layout in (*_COMPRESSED, torch.strided, torch.jagged)}
+
+
+def way_of_tensor(t: torch.Tensor) -> str:
+    """The carrier of a tensor that is no block of memory of a known dtype. Raises StaysError."""
+    if is_tensor_subclass(type(t)):
+        return "tensor"
+    if type(t) is not torch.Tensor and t.layout is not torch.jagged:
+        raise StaysError(
+            ", a Tensor subclass with a state of its own (__torch_dispatch__, __slots__, __reduce__)"
+        )
+    if t.is_cpu:
+        if t.is_nested:
+            return "nested"
+        if t.is_quantized:
+            return "quantized"
+        if t.layout is torch.sparse_coo:
+            return "sparse"
+        if t.layout in _COMPRESSED:
+            return "compressed"
+    raise StaysError(f" ({t.layout}, {t.dtype}, {t.device})")
+
+
+def way_of_array(a: np.ndarray[Any, Any]) -> str:
+    """The carrier of an array that is no block of memory of a known dtype. Raises StaysError."""
+    if type(a) is np.ma.MaskedArray:
+        return "masked"
+    if type(a) is not np.ndarray and is_array_subclass(type(a)):
+        return "ndarray"
+    if type(a) is np.ndarray and a.dtype == object:
+        return "objects"
+    raise StaysError(f" of dtype {a.dtype}")
+
+
+def is_tensor_subclass(cls: Any) -> bool:
+    base = torch.nn.Parameter if issubclass(cls, torch.nn.Parameter) else torch.Tensor
+    return is_rebuilt_from(cls, base) and cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+def is_array_subclass(cls: type) -> bool:
+    return is_rebuilt_from(cls, np.ndarray) and not issubclass(cls, np.ma.MaskedArray)
+
+
+def _detached(t: torch.Tensor) -> torch.Tensor:
+    if t.requires_grad and not t.is_leaf:
+        raise StaysError(" with a grad_fn: a graph stays in its process, call .detach()")
+    return t.detach()
+
+
+def _take_tensor(t: torch.Tensor) -> tuple[Any, ...]:
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  a __torch_function__ of the user's sees none of it
+        return _detached(t).as_subclass(torch.Tensor), t.requires_grad
+
+
+def _make_tensor(cls: Any, content: Any) -> torch.Tensor:
+    plain, requires_grad = content
+    if type(plain) is not torch.Tensor:
+        raise TypeError(f"{type(plain).__name__} for a tensor")
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+        made: torch.Tensor = plain.as_subclass(cls)
+        return made.requires_grad_() if requires_grad else made
+
+
+def _take_sparse(t: torch.Tensor) -> tuple[Any, ...]:
+    plain = _detached(t)
+    return plain._indices(), plain._values(), tuple(t.shape), t.is_coalesced(), t.requires_grad  # noqa: SLF001
+
+
+def _make_sparse(cls: Any, content: Any) -> torch.Tensor:  # noqa: ARG001
+    indices, values, shape, coalesced, requires_grad = content
+    return torch.sparse_coo_tensor(
+        indices,
+        values,
+        shape,
+        is_coalesced=coalesced or None,
+        requires_grad=requires_grad,
+        check_invariants=True,
+    )
+
+
+def _take_compressed(t: torch.Tensor) -> tuple[Any, ...]:
+    outer, inner = _COMPRESSED[t.layout]
+    plain = _detached(t)
+    return str(t.layout), outer(plain), inner(plain), plain.values(), tuple(t.shape), t.requires_grad
+
+
+def _make_compressed(cls: Any, content: Any) -> torch.Tensor:  # noqa: ARG001
+    layout, outer, inner, values, shape, requires_grad = content
+    return torch.sparse_compressed_tensor(
+        outer,
+        inner,
+        values,
+        shape,
+        layout=_LAYOUTS[layout],
+        requires_grad=requires_grad,
+        check_invariants=True,
+    )
+
+
+def _take_nested(t: torch.Tensor) -> tuple[Any, ...]:
+    return list(_detached(t).unbind()), str(t.layout), t.requires_grad
+
+
+def _make_nested(cls: Any, content: Any) -> torch.Tensor:  # noqa: ARG001
+    tensors, layout, requires_grad = content
+    return torch.nested.nested_tensor(tensors, layout=_LAYOUTS[layout], requires_grad=requires_grad)
+
+
+def _take_quantized(t: torch.Tensor) -> tuple[Any, ...]:
+    if t.qscheme() == torch.per_tensor_affine:
+        return t.int_repr(), t.q_scale(), t.q_zero_point()
+    if t.qscheme() == torch.per_channel_affine:
+        return t.int_repr(), t.q_per_channel_scales(), t.q_per_channel_zero_points(), t.q_per_channel_axis()
+    raise StaysError(f" ({t.qscheme()})")
+
+
+def _make_quantized(cls: Any, content: Any) -> torch.Tensor:  # noqa: ARG001
+    if len(content) == 3:
+        return torch._make_per_tensor_quantized_tensor(*content)  # noqa: SLF001
+    numbers, scales, zero_points, axis = content
+    if not numbers.shape[axis] == len(scales) == len(zero_points):  # torch would read behind their ends
+        raise ValueError(f"{len(scales)} scales for a tensor of shape {tuple(numbers.shape)}")
+    return torch._make_per_channel_quantized_tensor(*content)  # noqa: SLF001
+
+
+def _take_array(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    plain = a.view(np.ndarray)
+    # numpy.record, the scalar type of record arrays, comes again with the class.
+    return plain.view(np.dtype((np.void, plain.dtype))) if plain.dtype.type is np.record else plain
+
+
+def _make_array(cls: Any, content: Any) -> np.ndarray[Any, Any]:
+    return np.ndarray.view(content, cls)
+
+
+def _take_masked(a: Any) -> tuple[Any, ...]:
+    return a.data, None if a.mask is np.ma.nomask else a.mask, a._fill_value, a.hardmask  # noqa: SLF001
+
+
+def _make_masked(cls: Any, content: Any) -> Any:  # noqa: ARG001
+    data, mask, fill_value, hard = content
+    mask = np.ma.nomask if mask is None else mask
+    return np.ma.MaskedArray(data, mask=mask, fill_value=fill_value, hard_mask=hard)
+
+
+def _take_objects(a: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    return list(a.reshape(-1)), a.shape
+
+
+def _make_objects(cls: Any, content: Any) -> np.ndarray[Any, Any]:  # noqa: ARG001
+    items, shape = content
+    if prod(shape) != len(items) or min(shape, default=0) < 0:
+        raise ValueError(f"{len(items)} objects for an array of shape {shape}")
+    made = np.empty(len(items), object)
+    for i, item in enumerate(items):  # made[:] = items would look into items that are sequences
+        made[i] = item
+    return made.reshape(shape)
+
+
+CARRIERS = {
+    "tensor": Carrier(
+        take=_take_tensor, make=_make_tensor, fits=is_tensor_subclass, attributes=True, shared=True
+    ),
+    "sparse": Carrier(take=_take_sparse, make=_make_sparse, shared=True),
+    "compressed": Carrier(take=_take_compressed, make=_make_compressed, shared=True),
+    "nested": Carrier(take=_take_nested, make=_make_nested, shared=True),
+    "quantized": Carrier(take=_take_quantized, make=_make_quantized, shared=True),
+    "ndarray": Carrier(
+        take=_take_array, make=_make_array, fits=is_array_subclass, attributes=True, shared=True
+    ),
+    "masked": Carrier(take=_take_masked, make=_make_masked, shared=True),
+    "objects": Carrier(take=_take_objects, make=_make_objects, shared=True),
+}

@@ -1,0 +1,131 @@
+"""Feeders as plain processes of this machine: a client of the feeder host's socket (`feeder.host`).
+
+The host may end and come back at any time, without its feeders; so may the supervisor, without harm to them.
+Only the supervisor's main thread comes here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from dataloaderjob.core import sockets
+from dataloaderjob.core.errors import InputError, ProtocolError, ServiceError, first_line
+from dataloaderjob.core.settings import SupervisorSettings
+from dataloaderjob.core.supervision import Cause, ended_text, index_of, name_of
+from dataloaderjob.providers.provider import Why, feeder_settings
+
+log = logging.getLogger(__name__)
+
+FIRST_LOOK_S = 0.005
+LAST_LOOK_S = 0.1
+ANSWER_TIMEOUT_S = 30.0
+GONE_TIMEOUT_S = 5.0
+"""To end a feeder, or to ask after one: a host that is gone took its feeders along."""
+
+
+class LocalProvider:
+    """Starts feeders through the host of this machine."""
+
+    explain_after_s = 0.05
+
+    def __init__(self, settings: SupervisorSettings) -> None:
+        """Raises InputError without the path of the host's socket."""
+        if settings.host_socket is None:
+            raise InputError("the local provider needs host_socket, the path of the feeder host's socket")
+        self._settings, self._path = settings, settings.host_socket
+        self._sock: socket.socket | None = None
+        self.session = ""
+        """Feeders of this machine are nobody's guests."""
+        self.in_force: dict[str, Any] = {}
+
+    def connect(self) -> None:
+        """Waits for the host, which imports torch first. Raises ServiceError when it does not come."""
+        deadline = time.monotonic() + self._settings.init_timeout_s
+        self._ask({"type": "list"}, deadline)
+
+    def found(self) -> list[int]:
+        return sorted(
+            index for feeder in self._list() if feeder["code"] is None
+            if (index := index_of(str(feeder["name"]))) is not None
+        )  # fmt: skip
+
+    def place(self, index: int, num_feeders: int) -> None:
+        made = feeder_settings(self._settings, index, num_feeders, self.session)
+        self._ask({"type": "start", "settings": dataclasses.asdict(made)})
+
+    def kill(self, index: int) -> None:
+        try:
+            self._ask({"type": "kill", "name": name_of(index)}, time.monotonic() + GONE_TIMEOUT_S)
+        except ServiceError as exc:
+            log.warning("%s could not be killed: %s", name_of(index), exc)
+
+    def late(self, indices: Sequence[int], *, taken: int, now: float) -> list[Why]:  # noqa: ARG002  room is no question here
+        feeders = {str(feeder["name"]): feeder for feeder in self._list()}
+        return [_why(index, feeders.get(name_of(index))) for index in indices]
+
+    def _list(self) -> list[dict[str, Any]]:
+        feeders = self._ask({"type": "list"}, time.monotonic() + GONE_TIMEOUT_S).get("feeders", [])
+        return [feeder for feeder in feeders if isinstance(feeder, dict) and {"name", "code"} <= set(feeder)]
+
+    def _ask(self, message: dict[str, Any], deadline: float | None = None) -> dict[str, Any]:
+        """One request. A host that went away is waited for until `deadline`. Raises ServiceError."""
+        if deadline is None:
+            deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        look_s = FIRST_LOOK_S
+        while True:
+            try:
+                answer = self._ask_once(message, deadline)
+                break
+            except (OSError, ProtocolError) as exc:
+                self._hang_up()
+                if time.monotonic() + look_s > deadline:
+                    raise ServiceError(
+                        f"the feeder host at {self._path} does not answer: {first_line(exc)}"
+                    ) from exc
+            time.sleep(look_s)
+            look_s = min(2 * look_s, LAST_LOOK_S)
+        if answer.get("type") == "error":
+            raise ServiceError(f"the feeder host refused {message['type']!r}: {answer.get('message')}")
+        return answer
+
+    def _ask_once(self, message: dict[str, Any], deadline: float) -> dict[str, Any]:
+        """Raises OSError, ProtocolError."""
+        if self._sock is None:
+            self._sock = _dial(self._path)
+        self._sock.settimeout(max(0.01, deadline - time.monotonic()))
+        sockets.send_message(self._sock, message)
+        return sockets.recv_message(self._sock)
+
+    def _hang_up(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+
+def _dial(path: str) -> socket.socket:
+    """Raises OSError, and ProtocolError for another user's host: it would be given the job's key."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.connect(path)
+        if (uid := sockets.peer_uid(sock)) != os.getuid():
+            raise ProtocolError(f"a host of user {os.getuid()} is needed at {path}, found one of user {uid}")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _why(index: int, feeder: dict[str, Any] | None) -> Why:
+    if feeder is None:
+        return Why(index, Cause.LOST, "the feeder host was started anew, without it", dead=True)
+    code = feeder["code"]
+    if code is None:
+        return Why(index, Cause.STARTS, "its process runs, and has not reported yet")
+    words = str(feeder.get("words") or "").strip()
+    return Why(index, Cause.FAILS, ended_text(int(code), words), dead=True)

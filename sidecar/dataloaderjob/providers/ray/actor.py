@@ -1,0 +1,144 @@
+"""The Ray actor of a feeder: it starts the feeder's host as a child, and ends as that ends. Run by Ray's workers.
+
+User code is not in this process, nor is torch: Ray's threads and connections stay out of what forks. The child ends
+with its standard input, so with this process, however that ends. Both print where Ray, or the pod's main process,
+reads; a feeder that Ray starts again by itself serves again without anybody calling it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private import services as ray_services
+
+from dataloaderjob.core.errors import ServiceError
+from dataloaderjob.core.lines import Lines
+from dataloaderjob.core.settings import NODE_FOLDER_VARIABLE, FeederSettings, dump
+from dataloaderjob.core.supervision import ended_text
+from dataloaderjob.providers.ray import handover
+from dataloaderjob.providers.ray.raynode import without_ray
+
+HOST_MODULE = "dataloaderjob.feeder.host"
+EXIT_BROKEN = 70
+LAST_WORDS_S = 2.0
+"""A process of user code may hold the pipe open for longer than the host lived."""
+_ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound
+
+
+class Feeder:
+    """One feeder of a job."""
+
+    def __init__(self, settings: FeederSettings) -> None:
+        """Raises ServiceError with the host's last words when it does not serve; Ray tells the supervisor."""
+        self._name = settings.name  # first: Ray asks for the name of one that fails below, too
+        if folder := os.environ.get(NODE_FOLDER_VARIABLE):
+            settings = handover.at_home(settings, Path(folder))
+            handover.hand_over(settings.name, Path(folder))
+        logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
+        host = settings.advertise_host or settings.bind_host
+        self._host = Host(
+            dataclasses.replace(
+                settings,
+                advertise_host=_node_address() if host in _ANY else host,
+                node=ray.get_runtime_context().get_node_id(),
+            ),
+            HOST_MODULE,
+        )
+        threading.Thread(target=self._end_with_host, name="dlj-watch", daemon=True).start()
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def _end_with_host(self) -> None:
+        """A process without a host is of no use: Ray starts another."""
+        self._host.wait()
+        os._exit(EXIT_BROKEN)
+
+
+class Host:
+    """A host that serves one feeder, as a child of this process."""
+
+    def __init__(self, settings: FeederSettings, module: str) -> None:
+        """Returns once the feeder serves. Raises ServiceError with its last words if it ends before, OSError.
+
+        Without a deadline of its own: the supervisor has one, and kills the actor.
+        """
+        self._words = ""
+        """The last line on its standard error."""
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        with _file(settings) as path:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", module, "--settings", path, "--ready-fd", str(writer)],
+                    stdin=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=(writer,), env=_environment(),
+                )  # fmt: skip
+            finally:
+                os.close(writer)
+            self._copier = threading.Thread(target=self._copy_errors, name="dlj-stderr", daemon=True)
+            self._copier.start()
+            with open(reader, "rb") as ready:
+                line = ready.readline()  # empty when the child ends: nobody else has the pipe
+        try:
+            self.about: dict[str, Any] = json.loads(line)
+        except ValueError as exc:
+            code = self.wait()
+            raise ServiceError(f"{settings.name}: {ended_text(code, self._words)}") from exc
+
+    def wait(self) -> int:
+        """The exit code, once its last words are shown."""
+        code = self._process.wait()
+        self._copier.join(LAST_WORDS_S)
+        return code
+
+    def _copy_errors(self) -> None:
+        """Hands on what comes on the child's standard error, and remembers the end of it."""
+        assert self._process.stderr is not None  # noqa: S101  it was asked for
+        fd, lines, shown = self._process.stderr.fileno(), Lines(self._remember), True
+        while data := os.read(fd, 1 << 16):
+            lines.feed(data)
+            view = memoryview(data)
+            while shown and view:
+                try:
+                    view = view[os.write(2, view) :]
+                except BlockingIOError:
+                    select.select([], [2], [])
+                except OSError:  # nobody takes it any more; the child shall not wait for that
+                    shown = False
+        lines.feed(b"", final=True)
+
+    def _remember(self, line: str) -> None:
+        if line.strip():
+            self._words = line.strip()
+
+
+@contextlib.contextmanager
+def _file(settings: FeederSettings) -> Iterator[str]:
+    """The settings as a file, for as long as the block takes."""
+    with tempfile.TemporaryDirectory(prefix="dlj-feeder-") as folder:
+        path = Path(folder) / "settings.json"
+        dump(settings, path)
+        yield str(path)
+
+
+def _environment() -> dict[str, str]:
+    """Without what Ray needs, its token among it: user code is not Ray's."""
+    environment = without_ray(os.environ)
+    environment.setdefault("PYTHONHASHSEED", "0")  # sets iterate alike in all feeders
+    return environment
+
+
+def _node_address() -> str:
+    return str(ray_services.get_node_ip_address())  # type: ignore[no-untyped-call]

@@ -1,0 +1,222 @@
+"""All calls of the supervisor to Ray: connect, place, kill, find feeders. Only its main thread comes here.
+
+`explain` says why feeders that are long in coming do not come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import ray
+from ray._private import state as ray_state
+from ray._private import worker as ray_worker
+from ray.core.generated import gcs_pb2
+
+from dataloaderjob.core.errors import ServiceError, first_line
+from dataloaderjob.core.settings import SupervisorSettings
+from dataloaderjob.core.supervision import EXIT_RAY_LATE, EXIT_RAY_LOST, index_of, name_of
+from dataloaderjob.providers.provider import Why, feeder_settings
+from dataloaderjob.providers.ray import output
+from dataloaderjob.providers.ray.actor import Feeder
+from dataloaderjob.providers.ray.explain import DEAD, Explainer, Life, Room
+
+log = logging.getLogger(__name__)
+
+GCS_GONE_S = 5.0
+"""Calls to Ray hang when its GCS is gone; after so long without it this process ends."""
+
+
+class RayProvider:
+    """Feeders as Ray sees them: detached named actors of one namespace."""
+
+    explain_after_s = 5.0
+
+    def __init__(self, settings: SupervisorSettings) -> None:
+        self._settings = settings
+        self._namespace = f"dataloaderjob-{settings.job}"
+        self._remote = ray.remote(Feeder)
+        self.session = ""
+        """Ray's name for the cluster, once connected."""
+        self.in_force: dict[str, Any] = {}
+        """Ray's version and config, as its GCS says, once connected."""
+        self._explainer = Explainer(settings.worker_register_timeout_s)
+        self._actors: dict[int, str] = {}
+        """Ids of those that were looked for, as hexadecimal digits."""
+
+    def connect(self) -> None:
+        """ray.init, which has no deadline of its own, under a watchdog that ends this process.
+
+        Raises ServiceError when Ray refuses.
+        """
+        settings = self._settings
+        with _deadline(settings.init_timeout_s, self._late_text()):
+            try:
+                ray.init(
+                    address=settings.ray_address,
+                    namespace=self._namespace,
+                    log_to_driver=True,
+                    configure_logging=False,
+                )
+            except Exception as exc:
+                raise ServiceError(
+                    f"Ray at {settings.ray_address} refused the supervisor: {exc} (needed: a live head, and "
+                    "RAY_AUTH_MODE=token with the cluster's token in RAY_AUTH_TOKEN_PATH)"
+                ) from exc
+        self.session = str(ray.get_runtime_context().get_session_name())
+        self.in_force = {"version": ray.__version__, **ray_state.state.get_system_config()}  # type: ignore[no-untyped-call]
+        output.show()
+        args = (settings.ray_address, _raylet_pidfd())
+        threading.Thread(target=_end_when_gone, args=args, name="dlj-ray", daemon=True).start()
+
+    def _late_text(self) -> str:
+        settings = self._settings
+        return (
+            f"ray.init to {settings.ray_address} did not return within {settings.init_timeout_s:.0f} s. "
+            f"Ray's worker_register_timeout is {settings.worker_register_timeout_s} s: where a worker "
+            "process takes longer than that to start, Ray kills and starts it for ever. Raise "
+            "spec.ray.tuning.workerRegisterTimeoutSeconds, or see the logs of gcs_server and raylet if the "
+            "head itself does not answer"
+        )
+
+    def found(self) -> list[int]:
+        """Numbers of the feeders that an earlier supervisor placed."""
+        names = ray.util.list_named_actors(all_namespaces=False)
+        return sorted(index for name in names if (index := index_of(name)) is not None)
+
+    def place(self, index: int, num_feeders: int) -> None:
+        """Asks Ray for a feeder; it reports by itself when it is up. Raises ServiceError when Ray refuses."""
+        options = {
+            "name": name_of(index),
+            "namespace": self._namespace,
+            "lifetime": "detached",
+            "max_restarts": -1,
+            "num_cpus": 0,
+            "resources": self._settings.feeder_resources,
+        }
+        try:
+            made: Any = self._remote.options(**options).remote(
+                feeder_settings(self._settings, index, num_feeders, self.session)
+            )
+        except Exception as exc:
+            raise ServiceError(f"Ray does not place it: {first_line(exc)}") from exc
+        self._actors[index] = made._actor_id.hex()  # noqa: SLF001  no public way to an actor's id from outside
+
+    def kill(self, index: int) -> None:
+        """Ends a feeder for good. One that is not there, or not yet, is fine."""
+        try:
+            ray.kill(ray.get_actor(name_of(index), namespace=self._namespace), no_restart=True)
+        except ValueError:
+            log.debug("%s is not there", name_of(index))
+        except Exception as exc:
+            log.warning("%s could not be killed: %s", name_of(index), first_line(exc))
+
+    def late(self, indices: Sequence[int], *, taken: int, now: float) -> list[Why]:
+        """Raises ServiceError when Ray does not say."""
+        return list(
+            self._explainer.explain(indices, self._lives(indices), self._room(), taken=taken, now=now)
+        )
+
+    def _room(self) -> Room:
+        """For how many feeders there is room, and what Ray lacks for one more. Raises ServiceError."""
+        needed = self._settings.feeder_resources
+        try:
+            total = ray.cluster_resources()  # type: ignore[no-untyped-call]
+            free = ray.available_resources()  # type: ignore[no-untyped-call]
+        except Exception as exc:
+            raise ServiceError(f"Ray does not say what is free: {first_line(exc)}") from exc
+        lacking = [
+            f"{name}: {amount:g} needed, {free.get(name, 0):g} of {total.get(name, 0):g} free"
+            for name, amount in needed.items()
+            if free.get(name, 0) < amount
+        ]
+        places = min(int(total.get(name, 0) / amount) for name, amount in needed.items())
+        return Room(places, "; ".join(lacking))
+
+    def _lives(self, indices: Iterable[int]) -> dict[int, Life]:
+        """Of these feeders, as Ray's GCS has them. Raises ServiceError."""
+        try:
+            return {index: life for index in indices if (life := self._life(index)) is not None}
+        except Exception as exc:
+            raise ServiceError(f"Ray does not say how its actors are: {first_line(exc)}") from exc
+
+    def _life(self, index: int) -> Life | None:
+        if index not in self._actors:  # an earlier supervisor placed it
+            try:
+                found = ray.get_actor(name_of(index), namespace=self._namespace)
+            except ValueError:
+                return None
+            self._actors[index] = found._actor_id.hex()  # noqa: SLF001  as above
+        told = ray_state.state.get_actor_info(ray.ActorID(bytes.fromhex(self._actors[index])))
+        if told is None:
+            del self._actors[index]
+            return None
+        table: Any = gcs_pb2.ActorTableData  # type: ignore[attr-defined]
+        actor = table.FromString(told)
+        state = table.ActorState.Name(actor.state)
+        death = _last_line(actor.death_cause) if state == DEAD else ""
+        return Life(state, bool(actor.address.worker_id), actor.num_restarts, death, actor.address.ip_address)
+
+
+def _last_line(cause: Any) -> str:
+    """Of what the GCS knows of an actor's death, in the words of whichever part of Ray told it."""
+    kind = cause.WhichOneof("context")
+    told = getattr(cause, kind) if kind else None
+    text = getattr(told, "formatted_exception_string", "") or getattr(told, "error_message", "")
+    lines = [line for line in str(text).splitlines() if line.strip()]
+    if kind == "actor_unschedulable_context":
+        return " ".join(lines)
+    return lines[-1].strip() if lines else "Ray says no more"
+
+
+def _end_when_gone(address: str, raylet: int | None) -> None:
+    """Ends this process with EXIT_RAY_LOST once its raylet ended, or nothing listens for the GCS any more.
+
+    `raylet` is its pidfd. Ray itself leaves a driver without them, in calls that do not return.
+    """
+    host, port = address.rsplit(":", 1)
+    seen = time.monotonic()
+    while time.monotonic() - seen < GCS_GONE_S:
+        if select.select([raylet] if raylet is not None else [], [], [], 0.5)[0]:
+            _end(EXIT_RAY_LOST, "Ray is gone: this node's raylet has ended")
+        with contextlib.suppress(OSError):
+            socket.create_connection((host, int(port)), timeout=1.0).close()
+            seen = time.monotonic()
+    _end(EXIT_RAY_LOST, f"Ray is gone: nothing has listened at {address} for {GCS_GONE_S:.0f} s")
+
+
+def _raylet_pidfd() -> int | None:
+    """The raylet that this driver is connected to; None where it has another pid namespace."""
+    node: Any = ray_worker._global_node  # noqa: SLF001  no public way to one's own raylet
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(node.raylet_socket_name)
+        pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return os.pidfd_open(pid) if pid else None
+
+
+def _end(code: int, text: str) -> NoReturn:
+    """From any thread, whatever the main thread is stuck in."""
+    log.error("%s", text)
+    logging.shutdown()
+    os._exit(code)
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float, text: str) -> Iterator[None]:
+    """Ends this process with EXIT_RAY_LATE and `text` unless the block ends in time."""
+
+    timer = threading.Timer(seconds, _end, (EXIT_RAY_LATE, text))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,223 @@
+"""Takes the batches of one stream out of the ring, in order."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+
+from dataloaderjob.core import errors
+from dataloaderjob.core.control import (
+    W_COPIES,
+    W_LEASED_NBYTES,
+    W_NEXT_CALLS,
+    W_READY_CALLS,
+    W_STEP_NS,
+    W_WAIT_NS,
+    W_WANT,
+    Entry,
+)
+from dataloaderjob.fetch import failures
+from dataloaderjob.fetch.tree import Decoder
+from dataloaderjob.trainer import holders
+from dataloaderjob.trainer.client import Client
+from dataloaderjob.trainer.ring import Views
+from dataloaderjob.trainer.stream import Stream
+
+NOTHING: Any = object()
+now_ns = time.perf_counter_ns
+FIGURES_EVERY = 16
+PATIENCE_MS = 50
+MODERATION_MS = 2
+WAKE_AFTER = 8
+WAKE_WITHIN_NS = 1_000_000
+"""A trainer that waits wakes once for so many batches, if they are expected within this time."""
+
+
+class Timed:
+    """take(), with its times told to the sidecar. Subclasses say how a batch comes to be kept."""
+
+    __slots__ = ("_returned_ns", "_words", "kept", "taken")
+
+    def __init__(self, words: Any) -> None:
+        self._words = words
+        self._returned_ns = 0
+        self.taken = 0
+        """Batches taken, those that failed among them."""
+        self.kept: Any = NOTHING
+        """A batch that was taken and not returned. Whoever returns it puts `NOTHING` here."""
+
+    def take(self) -> None:
+        """Keeps the next batch, counted as taken; waits for it. Raises its error, which counts as taking it."""
+        words = self._words
+        began = now_ns()
+        if self._returned_ns:
+            words[W_STEP_NS] += began - self._returned_ns
+        if self.take_ready():
+            words[W_READY_CALLS] += 1
+            self._returned_ns = began
+        else:
+            self.take_later()
+            self._returned_ns = now = now_ns()
+            words[W_WAIT_NS] += now - began
+
+    def take_ready(self) -> bool:
+        """Keeps the next batch if it is ready."""
+        raise NotImplementedError
+
+    def take_later(self) -> None:
+        """Waits for the next batch, and keeps it."""
+        raise NotImplementedError
+
+
+class Taker(Timed):
+    """Of one stream, for one thread at a time."""
+
+    __slots__ = (
+        "_client",
+        "_control",
+        "_decoder",
+        "_held",
+        "_ring",
+        "_timeout_s",
+        "_wake_after",
+        "_window",
+        "_woken",
+        "stream",
+    )  # fmt: skip
+
+    def __init__(
+        self, client: Client, manifest: str, window: int, decoder: Decoder, timeout_s: float
+    ) -> None:
+        super().__init__(client.control.words)
+        self._client = client
+        self._control = client.control.twin()
+        self._ring = client.ring
+        self._decoder = decoder
+        self._window = window
+        self._timeout_s = timeout_s
+        self._woken = 0, 0
+        """(number, time) of the last batch that was waited for."""
+        self._wake_after = 1
+        self._held: tuple[int, int, Views] | None = None
+        """(number, attachment, views) of the batch that is being taken: it outlives an interrupt."""
+        self.stream = client.open(manifest, window)
+
+    @property
+    def client(self) -> Client:
+        return self._client
+
+    def take_later(self) -> None:
+        """Sleeps until the next batch is ready, and keeps it.
+
+        Where batches come every few 100 µs it wakes once for several (a network card's interrupt moderation):
+        waking up costs more than taking one, and the second is taken from warm caches.
+        """
+        client, control, stream, number, after = self._client, self._control, self.stream, self.taken, 1
+        began = now_ns()
+        if self._wake_after > 1 and control.ready(stream.id, number + 1) is None:
+            after = max(1, min(self._wake_after, stream.told - number))
+        if self._words[W_WANT]:  # the ring is full: the receiver must know whose place comes first
+            client.flush(stream, waiting=True)
+        # Most batches come soon: what is held back, and who waits, need not be told for that.
+        woken = client.sleep(stream, number, control, PATIENCE_MS if after == 1 else MODERATION_MS, after)
+        if not self.take_ready():
+            if woken or after > 1:  # by what came before; or not all came that it waited for
+                client.sleep(stream, number, control, PATIENCE_MS)
+            while not self.take_ready():
+                client.wait(stream, number, control, self._timeout_s)
+        now = now_ns()
+        if now - began < 4 * WAKE_WITHIN_NS:
+            self._pace_wakes(number, now)
+        else:
+            self._wake_after = 1
+
+    def _pace_wakes(self, number: int, now: int) -> None:
+        """Batch `number` was waited for until `now`: how many shall come before the next wake-up?"""
+        before, then = self._woken
+        self._woken = number, now
+        count, elapsed = number - before, now - then
+        if 2 * elapsed > WAKE_WITHIN_NS * count:
+            self._wake_after = 1
+        else:
+            self._wake_after = max(1, min(WAKE_AFTER, self._window // 3, WAKE_WITHIN_NS * count // elapsed))
+
+    def take_ready(self) -> bool:
+        """Keeps the next batch, counted as taken, if it is ready. Raises its error, which counts as taking it."""
+        client, stream, number = self._client, self.stream, self.taken
+        with client.lock:  # a new sidecar may be told by another thread what is taken and what is not
+            if client.dead is not None:
+                client.check()
+            found = self._control.find(stream.id, number)
+            if found is None:
+                return False
+            lease, entry = found
+            if number not in stream.failures if entry is None else entry[2] not in self._ring.regions:
+                return False  # what it needs comes over the socket
+            try:
+                batch = _failed(stream, number) if entry is None else self._decode(number, lease, entry)
+            except Exception:
+                self._count(number, NOTHING)
+                raise
+            self._count(number, batch)
+        return True
+
+    def _decode(self, number: int, lease: int, entry: Entry) -> Any:
+        ring, attachment = self._ring, self._client.attachment
+        held = self._held
+        if held is not None and (held[0] != number or held[1] != attachment):
+            held[2][1].tail = ring.tail  # of what an interrupt left: it ends here
+            held = self._held = None
+        region = ring.regions[entry[2]]
+        try:
+            plan = self._decoder.plan(region.map, entry[3], entry[4])
+            if held is None:
+                self._held = held = number, attachment, ring.lend(lease, region, entry, plan)
+        except Exception:
+            if held is None:  # it counts as taken: its place must come back
+                self._held = number, attachment, ring.lend_unseen(lease, entry)
+            raise
+        lent, _, made, _ = held[2]
+        if len(ring.leases) > ring.surely and ring.over_limit:
+            ring.copies += 1
+            self._words[W_COPIES], self._words[W_LEASED_NBYTES] = ring.copies, ring.leased_nbytes
+            holders.warn_once(ring)
+            return self._decoder.decode(np.array(lent))
+        return plan.batch(lent, made)
+
+    def _count(self, number: int, batch: Any) -> None:
+        words, stream = self._words, self.stream
+        # No call between these two, so that no signal's handler runs there.
+        self.kept = batch
+        self.taken = stream.awaited = number + 1
+        held = self._held
+        if held is not None:
+            held[2][1].tail = self._ring.tail
+            self._held = None
+        stream.pending.pop(number, None)
+        if stream.failures:
+            stream.failures.pop(number, None)
+        words[W_NEXT_CALLS] += 1
+        if number % FIGURES_EVERY == 0:
+            words[W_LEASED_NBYTES] = self._ring.leased_nbytes
+
+    def leave(self) -> None:
+        """What the next call of the client's tells the receiver. May be called again after an interrupt."""
+        held = self._held
+        if held is not None:
+            if held[0] < self.stream.awaited or held[1] != self._client.attachment:
+                held[2][1].tail = self._ring.tail
+            else:
+                self._ring.forget(held[2][1].number)  # the receiver ends it with its ticket
+            self._held = None
+        self._client.closed_streams.append((self.stream.id, self.stream.awaited))
+
+
+def _failed(stream: Stream, number: int) -> Any:
+    payload = stream.failures[number]
+    message = json.loads(payload)
+    if "service" in message:
+        raise getattr(errors, message["service"])(message["message"])
+    raise failures.unpack_failure(payload)

@@ -1,0 +1,268 @@
+"""What each argument of the loader means: as torch's does, and what only the service makes different."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from batches import Augmented, Numbers, epoch, ids
+from rig import Rig
+from torch import Tensor
+from torch.utils import data
+
+from dataloaderjob import DataLoader
+from dataloaderjob.core.errors import InputError, UnsupportedBatch
+from dataloaderjob.trainer import loader as loaders
+from dataloaderjob.trainer import private
+from dataloaderjob.trainer.loader import MAX_PREFETCH, LeftOut
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with Rig(feeders=2) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaders, "_said", set())
+
+
+class Locked(Numbers):
+    """Cannot be pickled."""
+
+    def __init__(self, n: int = 20) -> None:
+        super().__init__(n)
+        self.lock = threading.Lock()
+
+
+class Stream(data.IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        assert data.get_worker_info() is None
+        return iter(range(7))
+
+
+# Types
+
+
+def test_the_class_is_generic_as_torchs_is() -> None:
+    class Mine(DataLoader[Tensor]):
+        pass
+
+    def takes(loader: DataLoader[Tensor]) -> int:
+        return len(loader)
+
+    assert takes(Mine(Numbers(3))) == 3
+    assert issubclass(Mine, data.DataLoader)
+
+
+# The window
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "window"),
+    [
+        ({}, {"num_workers": 1}, 2),
+        ({}, {"num_workers": 32}, 64),
+        ({}, {"num_workers": 4, "prefetch_factor": 5}, 20),
+        ({"DATALOADERJOB_PREFETCH": "9"}, {"num_workers": 3}, 6),
+        ({"DATALOADERJOB_PREFETCH": "9"}, {}, 9),
+        ({"DATALOADERJOB_FEEDERS": "4"}, {}, 16),
+        ({"DATALOADERJOB_FEEDERS": "40"}, {}, 80),
+        ({"DATALOADERJOB_FEEDERS": "4000"}, {}, MAX_PREFETCH),
+        ({"DATALOADERJOB_FEEDERS": "40", "DATALOADERJOB_PREFETCH": "9"}, {"prefetch_factor": 3}, 120),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_default_window_is_torchs_where_num_workers_is_given_else_enough_for_the_feeders(
+    environment: dict[str, str], arguments: dict[str, int], window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    loader = DataLoader(Numbers(10), **arguments)
+    assert loader._window() == window
+    names = ("dataset", "num_workers", "prefetch_factor", "persistent_workers", "multiprocessing_context")
+    again = DataLoader(**{name: getattr(loader, name) for name in names})
+    assert again._window() == window, "a rebuild from attributes keeps it"
+    assert type(again.num_workers) is type(loader.num_workers)
+    if "num_workers" in arguments:
+        assert loader.prefetch_factor == data.DataLoader(Numbers(10), **arguments).prefetch_factor
+
+
+def test_a_window_that_leaves_feeders_idle_is_said_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DATALOADERJOB_FEEDERS", "16")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for _ in range(2):
+        assert ids(DataLoader(Numbers(5), num_workers=2)) == list(range(5))
+        assert ids(DataLoader(Numbers(5), num_workers=4)) == list(range(5))
+    assert capsys.readouterr().err == (
+        "[dataloaderjob] 4 batches ahead cannot keep 8 feeders busy (16 of the job, 2 ranks): "
+        "leave num_workers out, or raise prefetch_factor (times num_workers)\n"
+    )
+
+
+# The private service
+
+
+@pytest.fixture
+def service(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the private service is asked for; the rig's sidecar stands for it."""
+    asked: list[int] = []
+    monkeypatch.delenv("DATALOADERJOB_SOCKET")
+    monkeypatch.setattr(private, "ensure", asked.append, raising=False)
+    monkeypatch.setattr(private, "wait", lambda: rig.socket)
+    monkeypatch.setattr(loaders, "_most_workers", 0)
+    monkeypatch.setattr(loaders, "_ensured_workers", 0)
+    return asked
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_constructing_starts_nothing_and_the_largest_number_so_far_is_started(service: list[int]) -> None:
+    validation, train = DataLoader(Numbers(5), num_workers=1), DataLoader(Numbers(5), num_workers=3)
+    assert service == []
+    assert ids(validation) == ids(train) == list(range(5))
+    assert set(service) == {3}
+    service.clear()
+    more = DataLoader(Numbers(5), num_workers=8)
+    assert service == []
+    assert ids(train) == ids(more) == list(range(5))
+    assert set(service) == {8}, "a later loader's larger number scales it up"
+
+
+def test_more_workers_than_processors_are_warned_of_as_by_torch(
+    service: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(kind: type) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            kind(Numbers(5), num_workers=1000)
+        return [str(w.message) for w in caught]
+
+    assert told(data.DataLoader) == told(DataLoader)
+    assert len(told(DataLoader)) == 1
+    monkeypatch.setenv("DATALOADERJOB_SOCKET", "/somewhere")
+    assert told(DataLoader) == [], "a job's feeders are elsewhere"
+
+
+# num_workers left out
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True, "timeout": 5}], ids=str)
+def test_a_dataset_that_cannot_be_sent_stays_in_the_process_where_num_workers_was_left_out(
+    rig: Rig, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
+) -> None:
+    found = []
+    for dataset, more in ((Locked(), options), (Numbers(20), {"num_workers": 0})):
+        torch.manual_seed(4)
+        loader = DataLoader(dataset, batch_size=3, shuffle=True, **more)
+        found.append(([epoch(loader) for _ in range(2)], torch.get_rng_state().tolist()))
+    assert found[0][0][0] == found[1][0][0]
+    if not options:
+        assert found[0] == found[1], "the generators go on as without workers"
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(
+        "[dataloaderjob] num_workers was left out, so batches are made in this process: feeders need a copy"
+    )
+    assert "dataset.lock" in said
+    with pytest.raises(InputError, match=r"dataset\.lock"):
+        iter(DataLoader(Locked(), num_workers=2))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"persistent_workers": True, "timeout": 5, "batch_size": None}], ids=str
+)
+def test_a_stream_stays_in_the_process_where_num_workers_was_left_out(
+    rig: Rig, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
+) -> None:
+    loader = DataLoader(Stream(), **options)
+    for _ in range(2):
+        assert [int(x) for x in loader] == list(range(7))
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "so batches are made in this process: Stream is an IterableDataset" in said
+
+
+def test_a_loader_within_a_feeder_works_in_the_process_where_num_workers_was_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(loaders.IN_FEEDER_VARIABLE, "1")
+    assert ids(DataLoader(Numbers(5))) == list(range(5))
+
+
+def test_a_timeout_without_workers_is_refused_as_by_torch() -> None:
+    for kind in (data.DataLoader, DataLoader):
+        with pytest.raises(AssertionError, match="requires timeout == 0"):
+            iter(kind(Numbers(5), num_workers=0, timeout=3))
+
+
+def test_multiprocessing_context_is_checked_and_ignored(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    for value, error in (("no-such", ValueError), (7, TypeError)):
+        for kind in (data.DataLoader, DataLoader):
+            with pytest.raises(error):
+                kind(Numbers(5), num_workers=1, multiprocessing_context=value)
+    for kind in (data.DataLoader, DataLoader):
+        with pytest.raises(ValueError, match="multi-process"):
+            kind(Numbers(5), num_workers=0, multiprocessing_context="spawn")
+    assert ids(DataLoader(Numbers(5), num_workers=1, multiprocessing_context="spawn")) == list(range(5))
+    assert "multiprocessing_context is ignored" in capsys.readouterr().err
+
+
+# allow_pickle
+
+
+class Parcel:
+    """Travels pickled only."""
+
+
+class Odd(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return Parcel()
+
+
+def test_pickles_are_allowed_by_the_argument_or_the_environment_of_this_process_only(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusting = rig.another_sidecar("trusting", allow_pickle=True)
+    monkeypatch.setenv("DATALOADERJOB_SOCKET", trusting)
+    with pytest.raises(UnsupportedBatch):
+        next(iter(DataLoader(Odd(3), batch_size=None)))
+    assert type(next(iter(DataLoader(Odd(3), batch_size=None, allow_pickle=True)))) is Parcel
+    monkeypatch.setenv("DATALOADERJOB_ALLOW_PICKLE", "1")
+    assert type(next(iter(DataLoader(Odd(3), batch_size=None)))) is Parcel
+
+
+# The profiler
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 0}], ids=str)
+def test_next_has_torchs_range_in_a_profile(rig: Rig, options: dict[str, int]) -> None:
+    loader = DataLoader(Numbers(6), batch_size=2, **options)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        assert len(list(loader)) == 3
+    (found,) = [e for e in profile.key_averages() if e.key.startswith("enumerate(DataLoader)#")]
+    assert found.key.endswith("Iterator.__next__")
+    assert found.count == 4
+
+
+# Rebuilding
+
+
+def test_what_stands_for_num_workers_is_a_number_like_any_other() -> None:
+    loader = DataLoader(Numbers(5))
+    assert isinstance(loader.num_workers, LeftOut)
+    assert loader.num_workers > 0
+    assert f"{loader.num_workers}".isdigit()
+    assert loader.prefetch_factor is None
+
+
+def test_augmentation_is_that_of_the_process_whatever_the_arguments(rig: Rig) -> None:
+    found = []
+    for options in ({"num_workers": 0}, {}, {"num_workers": 3}, {"num_workers": 1, "prefetch_factor": 1}):
+        torch.manual_seed(3)
+        found.append(epoch(DataLoader(Augmented(40), batch_size=4, shuffle=True, **options)))
+    assert all(f == found[0] for f in found)

@@ -1,0 +1,5 @@
+import data
+
+
+def apply(x):
+    return x * data.SCALE + 1

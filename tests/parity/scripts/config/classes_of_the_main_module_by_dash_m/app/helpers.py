@@ -1,0 +1,2 @@
+def scale(x):
+    return 10 * x

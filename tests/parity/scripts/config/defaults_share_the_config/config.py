@@ -1,0 +1,1 @@
+CFG = {"size": 1, "nested": {"depth": 0}}

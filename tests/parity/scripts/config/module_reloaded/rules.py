@@ -1,0 +1,5 @@
+LIMIT = 0
+
+
+def cut(x):
+    return min(x, LIMIT)

@@ -1,0 +1,6 @@
+from registry import transform
+
+
+@transform
+def flip(x):
+    return x.flip(0)

@@ -1,0 +1,6 @@
+TRANSFORMS = {}
+
+
+def transform(f):
+    TRANSFORMS[f.__name__] = f
+    return f

@@ -1,0 +1,2 @@
+from .data import Numbers
+from .registry import REGISTRY

@@ -1,0 +1,1 @@
+options = {"base": 0}

@@ -1,0 +1,6 @@
+class DataError(Exception):
+    pass
+
+
+class BadImage(DataError):
+    pass

@@ -1,0 +1,20 @@
+import threading
+
+from parity import show
+from torch.utils.data import DataLoader, Dataset
+
+
+class Guarded(Dataset):
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        with self.lock:
+            return i
+
+
+print("start")
+show(*DataLoader(Guarded(), batch_size=2, num_workers=2))

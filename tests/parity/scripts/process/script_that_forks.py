@@ -1,0 +1,16 @@
+import os
+import sys
+
+from parity import show
+from torch.utils.data import DataLoader
+
+loader = DataLoader(list(range(6)), batch_size=2, num_workers=1)
+show(*loader)
+sys.stdout.flush()
+pid = os.fork()
+if pid == 0:
+    show("child", *loader)
+    sys.stdout.flush()
+    os._exit(0)
+os.waitpid(pid, 0)
+show("parent", *loader)

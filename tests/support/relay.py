@@ -1,0 +1,101 @@
+"""A relay of TCP links that cuts them within bodies, between feeders and the sidecar of a `Rig`."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+from typing import Any
+
+from rig import Rig
+
+from dataloaderjob.core import auth, frames, sockets
+from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Kind
+
+PIECE_NBYTES = 1 << 16
+
+
+class Relay:
+    """Hands links on to one feeder, and ends each within a body, as long as cuts are left."""
+
+    def __init__(self, host: str, port: int, *, cuts: int, seed: int) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.cuts = 0
+        """So far."""
+        self._feeder, self._most, self._chance = (host, port), cuts, random.Random(seed)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                receiver, _ = self.listener.accept()
+                threading.Thread(target=self._link, args=(receiver,), daemon=True).start()
+
+    def _link(self, receiver: socket.socket) -> None:
+        with (
+            receiver,
+            contextlib.suppress(OSError, EOFError),
+            socket.create_connection(self._feeder) as feeder,
+        ):
+            threading.Thread(target=_copy, args=(receiver, feeder), daemon=True).start()
+            for _ in ("challenge", "confirmation"):
+                length = sockets.recv_exactly(feeder, auth.LENGTH.size)
+                receiver.sendall(length + sockets.recv_exactly(feeder, *auth.LENGTH.unpack(length)))
+            while self._frame(feeder, receiver):
+                pass
+            for sock in (feeder, receiver):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _frame(self, feeder: socket.socket, receiver: socket.socket) -> bool:
+        """Whether the link goes on after the next frame: one body in two comes in part."""
+        raw = sockets.recv_exactly(feeder, HEADER_NBYTES)
+        header = frames.unpack(raw, FROM_FEEDER)
+        receiver.sendall(raw)
+        left = header.nbytes
+        cut = header.kind == Kind.BODY and self.cuts < self._most and self._chance.random() < 0.5
+        if cut:
+            self.cuts += 1
+            left = self._chance.randrange(1, left)
+        while left:
+            piece = sockets.recv_exactly(feeder, min(left, PIECE_NBYTES))
+            receiver.sendall(piece)
+            left -= len(piece)
+        return not cut
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(PIECE_NBYTES):
+            target.sendall(data)
+
+
+class CutRig(Rig):
+    """Its sidecar reaches the feeders by relays, which cut `cuts` bodies of each."""
+
+    def __init__(self, feeders: int, *, cuts: int, **sidecar: Any) -> None:
+        super().__init__(feeders, **sidecar)
+        self.relays: dict[str, Relay] = {}
+        self._cuts = cuts
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        for relay in self.relays.values():
+            relay.close()
+
+    def endpoints(self) -> list[tuple[Any, ...]]:
+        return [
+            (name, instance, "127.0.0.1", self._relay(instance, host, port).port)
+            for name, instance, host, port in super().endpoints()
+        ]
+
+    def _relay(self, instance: str, host: str, port: int) -> Relay:
+        if instance not in self.relays:
+            self.relays[instance] = Relay(host, port, cuts=self._cuts, seed=len(self.relays))
+        return self.relays[instance]

@@ -1,0 +1,153 @@
+"""A receiver's link to a feeder, over a real socket: wherever it breaks, the next link begins anew."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataloaderjob.core import auth, frames, sockets
+from dataloaderjob.core.frames import HEADER_NBYTES, Header, Kind
+from dataloaderjob.core.instructions import Endpoint
+from dataloaderjob.core.space import Extent
+from dataloaderjob.sidecar.flow import WAITALL_ABOVE_NBYTES, Flow
+
+KEY, JOB, INSTANCE = bytes(range(32)), "job", "i0"
+WAIT_S = 5.0
+BODY = bytes(range(256)) * 256
+NOTE = b"loading"
+RESET = struct.pack("ii", 1, 0)
+
+
+class Sink:
+    """What came of whole frames. `takes`: whether a body has a place, or is to be thrown away."""
+
+    def __init__(self, *, takes: bool = True) -> None:
+        self.came: list[tuple[int, bytes]] = []
+        self.takes, self.ring = takes, bytearray(len(BODY))
+
+    def flow_up(self, flow: Flow, facts: dict[str, Any]) -> None: ...
+    def flow_moved(self, flow: Flow) -> None: ...
+
+    def flow_frame(self, flow: Flow, header: Header, payload: bytes) -> None:
+        self.came.append((header.ticket, payload))
+
+    def flow_body(self, flow: Flow, header: Header) -> tuple[Extent, memoryview] | None:
+        return (Extent(0, 0, header.nbytes), memoryview(self.ring)[: header.nbytes]) if self.takes else None
+
+    def flow_body_done(self, flow: Flow, header: Header) -> None:
+        self.came.append((header.ticket, bytes(self.ring[: header.nbytes])))
+
+
+class Feeder:
+    """A stand-in: it lets a receiver in, and sends what it is told to."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = Endpoint("feeder-0", INSTANCE, *self.listener.getsockname())
+        self.links: list[socket.socket] = []
+
+    def close(self) -> None:
+        for sock in [*self.links, self.listener]:
+            sock.close()
+
+    def link(self, flow: Flow) -> socket.socket:
+        """A new one, with both ends' greetings exchanged."""
+        flow.connect(time.monotonic())
+        sock, _ = self.listener.accept()
+        self.links.append(sock)
+        challenge = auth.challenge()
+        sock.sendall(auth.pack_message(challenge))
+        while flow.phase.name != "CONFIRM":
+            step(flow)
+        (n,) = auth.LENGTH.unpack(sockets.recv_exactly(sock, auth.LENGTH.size))
+        reply = auth.parse_message(sockets.recv_exactly(sock, n))
+        facts = auth.accept(KEY, challenge, reply, job=JOB, facts={"instance": INSTANCE})
+        sock.sendall(auth.pack_message(facts))
+        return sock
+
+
+def step(flow: Flow) -> None:
+    """Waits until there is something for the flow, and hands it over."""
+    assert flow.sock is not None
+    poll = select.epoll()
+    poll.register(flow.sock.fileno(), flow.interest)
+    events = poll.poll(WAIT_S)
+    poll.close()
+    assert events, f"nothing came within {WAIT_S} s"
+    flow.on_ready(events[0][1])
+
+
+def frame(kind: Kind, payload: bytes, ticket: int) -> bytes:
+    return frames.pack(kind, generation=1, ticket=ticket, nbytes=len(payload)) + payload
+
+
+@pytest.fixture(scope="module")
+def feeder() -> Iterator[Feeder]:
+    made = Feeder()
+    yield made
+    made.close()
+
+
+def breaks(flow: Flow) -> None:
+    """Until the flow sees that its link is gone; then as the receiver does it."""
+    with pytest.raises(ConnectionError):
+        while True:
+            step(flow)
+    flow.give_up(time.monotonic(), "it broke")
+
+
+def cut_and_come_back(feeder: Feeder, sink: Sink, start: bytes, *, reset: bool = False) -> None:
+    """A link on which `start` comes and no more, and another with whole frames of both kinds."""
+    flow = Flow(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
+    first = feeder.link(flow)
+    first.sendall(start)
+    if reset:
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    first.close()
+    breaks(flow)
+    sink.came.clear()
+    sink.takes = True
+    whole = [(7, NOTE), (8, BODY), (9, b""), (10, NOTE), (11, BODY[:100])]
+    second = feeder.link(flow)
+    step(flow)  # it is up, and nothing has come yet
+    for ticket, payload in whole:
+        second.sendall(frame(Kind.BODY if payload in BODY and payload else Kind.NOTE, payload, ticket))
+        while len(sink.came) <= ticket - 7:
+            step(flow)
+    assert sink.came == whole
+    flow.close()
+
+
+STREAM = frame(Kind.NOTE, NOTE, 1) + frame(Kind.BODY, BODY, 2) + frame(Kind.FAILED, BODY, 3)
+TO_BODY = 2 * HEADER_NBYTES + len(NOTE)
+
+
+@pytest.mark.parametrize("takes", [True, False], ids=["body-has-a-place", "body-is-thrown-away"])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        pytest.param(TO_BODY + len(BODY) // 2, id="within-a-body"),
+        pytest.param(TO_BODY + len(BODY) - 1, id="before-its-last-byte"),
+        pytest.param(TO_BODY + len(BODY) - WAITALL_ABOVE_NBYTES, id="where-little-is-left"),
+        pytest.param(len(STREAM) - 1, id="within-a-control-frame"),
+        pytest.param(HEADER_NBYTES // 2, id="within-a-header"),
+        pytest.param(TO_BODY, id="before-a-body"),
+        pytest.param(0, id="before-anything"),
+    ],
+)
+def test_a_link_that_breaks_and_comes_back_swallows_nothing(feeder: Feeder, cut: int, takes: bool) -> None:
+    cut_and_come_back(feeder, Sink(takes=takes), STREAM[:cut])
+
+
+@given(cut=st.integers(0, len(STREAM) - 1), takes=st.booleans(), reset=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_a_link_may_break_anywhere(feeder: Feeder, cut: int, takes: bool, reset: bool) -> None:
+    cut_and_come_back(feeder, Sink(takes=takes), STREAM[:cut], reset=reset)

@@ -1,0 +1,53 @@
+"""What the service of one machine says and does when its disk is full. Nothing is started."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.local import stack as stacks
+from dataloaderjob.local.care import Part
+from dataloaderjob.local.loop import Loop
+from dataloaderjob.local.stack import ServicePlan, Stack
+
+
+@pytest.fixture
+def stack() -> Iterator[Stack]:
+    plan = ServicePlan(job="j", num_feeders=1, env={}, feeder_env={}, feeder_cwd=Path("/"), provider="local")
+    made = Stack(plan, Loop(), show=lambda *_: None, broken=lambda _: None)
+    yield made
+    made.close()
+    assert not made.home.exists()
+
+
+def test_a_full_disk_is_told_with_its_path_and_what_to_do(stack: Stack, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(stacks, "dump", full)
+    with pytest.raises(
+        InputError, match=f"the disk of {stack.home} is full .*set TMPDIR to a folder elsewhere"
+    ):
+        stack._dump("sidecar", stack._sidecar_settings())
+
+
+def test_settings_are_written_once_so_that_a_part_is_started_again_on_a_full_disk(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+):
+    written: list[Path] = []
+    monkeypatch.setattr(stacks, "dump", lambda _, path: written.append(path))
+    for _ in range(2):
+        stack._dump("sidecar", stack._sidecar_settings())
+    assert written == [stack.home / "sidecar.json"]
+
+
+def test_a_line_that_does_not_fit_on_the_disk_does_not_end_the_run(stack: Stack):
+    (stack.home / "sidecar.log").symlink_to("/dev/full")
+    stack._words["sidecar"] = []  # type: ignore[assignment]
+    stack._log(Part.SIDECAR, "a line")
+    assert stack._words["sidecar"] == ["a line"]

@@ -1,0 +1,132 @@
+"""Texts of others on their way to the API server and to people."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from dataclasses import replace
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from looks import FEEDERS, HEAD, T0, condition, decided, failed_trainers, job, live, pod, serving
+
+from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
+from dataloaderjob_operator import answers, conditions, events, texts
+from dataloaderjob_operator.seen import Seen
+
+ANY = st.text(st.characters())
+PROPER = st.text(st.characters(exclude_categories=["Cs"]))
+EMOJI = "\U0001f622"
+
+
+@given(st.dictionaries(PROPER, st.lists(PROPER)))
+def test_a_body_is_the_same_as_json_and_as_yaml(value: dict[str, list[str]]) -> None:
+    sent = texts.body(value)
+    assert json.loads(sent) == value
+    assert yaml.safe_load(sent.decode()) == value
+
+
+def test_an_emoji_goes_as_it_is_and_no_escape_of_a_surrogate_is_left() -> None:
+    assert texts.body({"a": EMOJI}) == f'{{"a": "{EMOJI}"}}'.encode()
+    assert texts.body("a\ud83d\ude22\udcff") == '"a\ufffd\ufffd\ufffd"'.encode()
+    assert texts.body("\\ud83d") == b'"\\\\ud83d"', "what only looks like one is text"
+
+
+@given(ANY, st.integers(1, 50))
+def test_what_is_shown_has_no_control_character_and_is_shown_the_same_again(text: str, most: int) -> None:
+    said = texts.shown(text, most)
+    assert len(said) <= most
+    assert not [c for c in said if unicodedata.category(c) in ("Cc", "Cs") and c not in "\t\n"]
+    assert texts.shown(said, most) == said
+    assert said.encode().decode() == said
+
+
+@given(ANY, st.integers(0, 40))
+def test_what_is_cut_is_short_and_whole(text: str, nbytes: int) -> None:
+    cut = texts.cut(text, nbytes)
+    assert len(cut.encode()) <= nbytes
+    assert text.encode(errors="replace").decode().startswith(cut)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("Evicted", "Evicted"), ("Node lost!", "Nodelost"), ("", "Unknown"), (EMOJI, "Unknown"), ("a" * 300, "a" * 128)],
+)  # fmt: skip
+def test_a_reason_is_one_word(text: str, word: str) -> None:
+    assert texts.reason(text) == word
+
+
+@given(ANY)
+def test_a_status_and_its_events_are_made_of_any_last_words(words: str) -> None:
+    ended = [{"name": "trainer", "state": {"terminated": {"exitCode": 7, "message": words}}}]
+    seen = replace(failed_trainers(serving()), pods=(pod("trainer", containerStatuses=ended),))
+    made = decided(seen).status
+    assert made.trainers.restarts == 1
+    for event in events.events_of(seen.status, made):
+        assert len(event.message.encode()) <= events.MAX_MESSAGE_NBYTES
+        assert events.manifest(event, seen.job, T0, "h")["message"] == event.message
+
+
+@given(ANY)
+def test_a_status_is_made_of_whatever_a_pod_has_for_a_reason(text: str) -> None:
+    evicted = pod("feeder", started=False) | {
+        "status": {"phase": "Failed", "reason": text or "x", "message": text}
+    }
+    seen = replace(serving(), pods=(evicted,), children=live(HEAD, FEEDERS), refused=text, answer=None)
+    made = decided(seen)
+    assert condition(made, ConditionType.READY).status == "False"
+    assert condition(made, ConditionType.FEEDERS_READY).reason == texts.reason(text or "x")
+
+
+def test_a_version_of_rays_that_is_no_text_is_no_reason_to_hear_nothing() -> None:
+    told = {
+        "type": "status",
+        "desired": 1,
+        "ready": 1,
+        "feeders": [],
+        "failures": [],
+        "ray": {"version": "\udcff2"},
+    }
+    assert answers.parse(told).ray.version == "\ufffd2"
+
+
+def test_what_was_refused_is_not_said_again_and_the_rest_is() -> None:
+    seen = failed_trainers(serving())
+    loud = condition(decided(seen), ConditionType.PROGRESSING).message
+    assert "CUDA error" in loud
+    quiet = decided(replace(seen, unsaid=frozenset({loud})))
+    assert condition(quiet, ConditionType.PROGRESSING).message == texts.UNSAID
+    assert condition(quiet, ConditionType.HEAD_READY).message != texts.UNSAID
+    assert quiet.status.trainers.restarts == 1
+
+
+def test_a_status_without_its_texts_has_all_the_rest() -> None:
+    status = decided(failed_trainers(serving())).status
+    bare, said = conditions.unsaid(status)
+    assert {c.message for c in status.conditions} == said | {""}
+    assert {c.message for c in bare.conditions} == {texts.UNSAID, ""}
+    assert [c.status for c in bare.conditions] == [c.status for c in status.conditions]
+    assert (bare.trainers, bare.phase) == (status.trainers, status.phase)
+    assert conditions.unsaid(bare) == (bare, frozenset())
+
+
+@pytest.mark.parametrize(
+    "before", [DataLoaderJobStatus(), decided(serving()).status], ids=["new", "serving"]
+)  # fmt: skip
+def test_a_job_that_nothing_can_be_decided_about_is_not_ready_and_otherwise_as_it_was(
+    before: DataLoaderJobStatus,
+) -> None:
+    why = conditions.Fact(False, "NotUnderstood", f"TypeError: {EMOJI}")
+    after = conditions.not_ready(before, why, 3, T0, unsaid=frozenset())
+    ready = after.condition(ConditionType.READY)
+    assert ready is not None
+    assert (ready.status, ready.reason, ready.message) == ("False", "NotUnderstood", f"TypeError: {EMOJI}")
+    assert ready.observed_generation == 3
+    assert after.phase is before.phase
+    assert [c for c in after.conditions if c.type != "Ready"] == [
+        c for c in before.conditions if c.type != "Ready"
+    ]
+    assert conditions.not_ready(after, why, 3, T0, unsaid=frozenset()) == after
+    assert decided(Seen(job=job(), status=after)).status.phase in (Phase.STARTING, Phase.DEGRADED)
