@@ -313,7 +313,6 @@ class Dispatcher:
         if ticket.first_asked_at is None:
             ticket.first_asked_at = now
         link.asks[stream.id, ticket.number] = ask
-        link.bundles.add(stream.bundle)
         self.counters.asks += 1
         flags = (Flag.CHECKSUM if self.settings.checksum else 0) | (Flag.PROBE if ticket.probe else 0)
         header = frames.pack(
@@ -321,6 +320,9 @@ class Dispatcher:
             nbytes=len(ticket.payload), room=ask.extent.nbytes if ask.extent else 0, flags=flags,
         )  # fmt: skip
         self._out.append(Send(link.endpoint.instance, header, ticket.payload))
+        if stream.bundle not in link.bundles:  # it would ask for it: a round trip
+            link.bundles.add(stream.bundle)
+            self._send_bundle(link, stream.bundle)
 
     def drop_ask(self, ask: Ask, *, cancel: bool, requeue: bool = True) -> None:
         """Forgets one feeder's copy; with no other copy in the making the ticket is queued again."""

@@ -25,6 +25,8 @@ from dataloaderjob.feeder.sessions import Body, Phase, Session, Template
 from dataloaderjob.feeder.templates import Templates
 from dataloaderjob.fetch.failures import pack_failure
 
+LINGER_S = 0.2
+"""The end of a process takes some ms, which the next epoch's first batches would wait for."""
 END_GRACE_S = 2.0
 """What user code is in the middle of when its session ends may take so long."""
 HUNG_S = 5.0
@@ -52,10 +54,12 @@ class Owner(Watching, Protocol):
 class Builders:
     """All sessions of one feeder, by `Bundle.id`."""
 
-    def __init__(self, settings: FeederSettings, requests: socket.socket, owner: Owner) -> None:
-        """`requests`: to the host."""
-        self.templates = Templates(settings, requests, owner, self)
-        self._settings, self._owner = settings, owner
+    def __init__(
+        self, settings: FeederSettings, requests: socket.socket, owner: Owner, *, relayed: bool
+    ) -> None:
+        """`requests`: to the host. `relayed`: user code writes where this process does, not where the host does."""
+        self.templates = Templates(settings, requests, owner, self, relayed=relayed)
+        self._settings, self._owner, self._relayed = settings, owner, relayed
         self._sessions: dict[bytes, Session] = {}
         self._first_deaths: dict[bytes, int] = {}
 
@@ -112,13 +116,16 @@ class Builders:
         if session.channel is None:
             self._forget(session)
             return
-        self._close(session)
-        session.phase, session.deadline = Phase.ENDING, time.monotonic() + END_GRACE_S
+        session.phase, session.ended_at = Phase.ENDING, time.monotonic()
 
     def tick(self, now: float, used: Callable[[bytes], bool]) -> None:
         """What time asks for. Call about twice a second."""
         for bundle, session in list(self._sessions.items()):
-            if session.phase is not Phase.ENDING:
+            if session.phase is Phase.ENDING:
+                if session.channel is not None and now - session.ended_at > LINGER_S:
+                    self._close(session)
+                    session.deadline = now + END_GRACE_S
+            else:
                 self._check_use(session, now, used(bundle))
             if session.phase is Phase.BUSY:
                 if not self.discards(bundle):
@@ -176,7 +183,7 @@ class Builders:
             num_workers=session.bundle.workers or self._settings.num_feeders,
             allow_pickle=session.bundle.allow_pickle,
         )  # fmt: skip
-        channel.post(Kind.INIT, payload=introduction.pack())
+        channel.post(Kind.INIT, payload=introduction.pack(), fd=os.dup(1) if self._relayed else None)
 
     def _listen(self, session: Session, channel: Channel) -> None:
         """A builder's messages. That it ended is told by its template."""
@@ -210,14 +217,16 @@ class Builders:
             number, nbytes, crc = ch.BUILT.unpack(message.payload)
             body = Body(session, number, memoryview(session.buffers[number])[:nbytes], crc)
             self._finished(session)
+            self.templates.fork_ahead(session.template, nbytes)
             self._owner.built(job, body)
         elif message.kind == Kind.FAILED:
             self._finished(session)
             self._owner.failed(job, message.payload)
 
     def _finished(self, session: Session) -> None:
-        session.phase, session.job, session.deadline = Phase.FREE, None, float("inf")
-        self.templates.fork_ahead(session.template)
+        session.job, session.deadline = None, float("inf")
+        if session.phase is Phase.BUSY:
+            session.phase = Phase.FREE
 
     def _died(self, session: Session, how: str, position: int) -> None:
         was, job = session.phase, session.job

@@ -32,7 +32,7 @@ class Kind(IntEnum):
     """What a message says. F: sent by the feeder, T: by a template, B: by a builder."""
 
     FORK = 1
-    """F to T: make builder `a`; the descriptor is its channel."""
+    """F to T: make builder `a`; the descriptor is its channel. `b`: bytes of a body, if one is known: it warms up."""
     KILL = 2
     """F to T: end builder `a` at once."""
     LOADED = 3
@@ -42,7 +42,7 @@ class Kind(IntEnum):
     ENDED = 5
     """T: the process of builder `a` ended; payload: `ENDED`."""
     INIT = 6
-    """F to B: whom it works for, JSON of `builder.Introduction`."""
+    """F to B: whom it works for, JSON of `builder.Introduction`. A descriptor: where it is to print."""
     UP = 7
     """B: worker_init_fn has run."""
     INIT_FAILED = 8

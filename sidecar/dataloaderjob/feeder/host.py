@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import selectors
@@ -177,7 +178,7 @@ class Host:
     def _request(self, feeder: _Feeder) -> None:
         """A feeder asks for a template, or has no more use for one."""
         try:
-            data, fds, _, _ = socket.recv_fds(feeder.requests, _REQUEST_NBYTES, 1)
+            data, fds, _, _ = socket.recv_fds(feeder.requests, _REQUEST_NBYTES, 2)
         except OSError:
             data, fds = b"", []
         if not data:
@@ -189,29 +190,31 @@ class Host:
             self._dismiss(feeder, code)
             return
         feeder.templates.add(code)
-        self._provide(feeder, code, message, fds[0])
-
-    def _provide(self, feeder: _Feeder, code: bytes, message: dict[str, Any], fd: int) -> None:
-        template = self._templates.get(code)
         try:
-            if template is not None:
-                try:
-                    socket.send_fds(template.requests, [b"+"], [fd])
-                    return
-                except OSError:  # it has just ended
-                    template.requests.close()
-                    del self._templates[code]
-            self._templates[code] = self._fork_template(feeder.name, message, fd)
+            self._provide(feeder, code, message, fds)
         finally:
-            os.close(fd)
+            for fd in fds:
+                os.close(fd)
 
-    def _fork_template(self, feeder: str, message: dict[str, Any], fd: int) -> _Template:
+    def _provide(self, feeder: _Feeder, code: bytes, message: dict[str, Any], fds: list[int]) -> None:
+        """`fds`: the channel to the template, and where the feeder's output goes, if it is relayed."""
+        template = self._templates.get(code)
+        if template is not None:
+            try:
+                socket.send_fds(template.requests, [b"+"], fds[:1])
+                return
+            except OSError:  # it has just ended
+                template.requests.close()
+                del self._templates[code]
+        self._templates[code] = self._fork_template(feeder.name, message, fds)
+
+    def _fork_template(self, feeder: str, message: dict[str, Any], fds: list[int]) -> _Template:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             die_with_parent(parent)
-            _become_template(feeder, message, there, fd)
+            _become_template(feeder, message, there, fds)
         there.close()
         return _Template(pid, here)
 
@@ -276,27 +279,36 @@ def _become_feeder(
         os.dup2(output, 2)
     keep = {requests.fileno(), *(() if ready_fd is None else (ready_fd,))}
     close_all_but(keep)
-    server.main(settings, requests, ready_fd)
+    server.main(settings, requests, ready_fd, relayed=output is not None)
 
 
-def _become_template(feeder: str, message: dict[str, Any], requests: socket.socket, fd: int) -> NoReturn:
+def _become_template(
+    feeder: str, message: dict[str, Any], requests: socket.socket, fds: list[int]
+) -> NoReturn:
     from dataloaderjob.feeder import template
 
     _forked()
-    close_all_but({requests.fileno(), fd})
+    channel, *output = fds
+    for fd in output:
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+    close_all_but({requests.fileno(), channel})
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     bundle = Bundle.parse(message["manifest"].encode())
-    template.main(bundle, Path(message["blobs"]), feeder, requests, socket.socket(fileno=fd))
+    template.main(bundle, Path(message["blobs"]), feeder, requests, socket.socket(fileno=channel))
 
 
 def _import_all() -> None:
     """What every child needs, once. The imports leave this process with one thread."""
+    gc.disable()  # collections while modules are made take a tenth of the time, and find nothing
     import torch
 
     import dataloaderjob.feeder.server
     import dataloaderjob.feeder.template  # noqa: F401
 
     torch.set_num_threads(1)
+    gc.freeze()  # collections in children leave the pages that they share alone
+    gc.enable()
 
 
 def _listener(path: str) -> socket.socket:
@@ -337,9 +349,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="forks feeders")
     parser.add_argument("--settings", type=Path, help="JSON file of FeederSettings: one feeder")
     parser.add_argument("--listen", help="Unix socket for requests: any number of feeders")
+    parser.add_argument(
+        "--parent", type=int, help="pid of the process that starts this one, and takes it along"
+    )
     parser.add_argument("--ready-fd", type=int, help="where to say that the feeder serves, instead of stdout")
     args = parser.parse_args()
     os.environ[IN_FEEDER_VARIABLE] = "1"
+    if args.parent is not None:
+        die_with_parent(args.parent)
     try:
         if args.listen is not None:
             return _host_many(args.listen)

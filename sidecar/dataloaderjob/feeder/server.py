@@ -48,8 +48,8 @@ _ELSEWHERE = int(Flag.ELSEWHERE)
 class FeederServer:
     """Serves one feeder process. Raises InputError, OSError when it cannot start."""
 
-    def __init__(self, settings: FeederSettings, requests: socket.socket) -> None:
-        """`requests`: to the host, for templates."""
+    def __init__(self, settings: FeederSettings, requests: socket.socket, *, relayed: bool) -> None:
+        """`requests`: to the host, for templates. `relayed`: the host shows this process's output under its name."""
         self.settings = settings
         self.instance = os.urandom(8).hex()
         key = read_key(settings.key_path)
@@ -57,7 +57,7 @@ class FeederServer:
         self._bundles = BundleStore(
             settings, key, self._machine, soon=self.soon, here=self._bundle_here, lost=self._bundle_lost
         )
-        self._builders = Builders(settings, requests, self)
+        self._builders = Builders(settings, requests, self, relayed=relayed)
         self._outbox = Outbox(self._machine)
         self._calls: deque[Callable[[], None]] = deque()
         self._owed: dict[bytes, list[tuple[int, Header]]] = {}
@@ -308,12 +308,14 @@ class FeederServer:
         self._flush(touched)
 
 
-def main(settings: FeederSettings, requests: socket.socket, ready_fd: int | None) -> NoReturn:
+def main(
+    settings: FeederSettings, requests: socket.socket, ready_fd: int | None, *, relayed: bool
+) -> NoReturn:
     """The whole life of a feeder's process, which the host forked. `ready_fd`: where to say that it serves."""
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, force=True)
     status = 0
     try:
-        server = FeederServer(settings, requests)
+        server = FeederServer(settings, requests, relayed=relayed)
         host = settings.advertise_host or settings.bind_host
         if settings.supervisor_host is not None:
             Registration(settings, server, host=host).start()

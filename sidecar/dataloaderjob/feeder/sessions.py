@@ -56,6 +56,7 @@ class Session:
     buffers: dict[int, mmap.mmap] = field(default_factory=dict)
     deadline: float = float("inf")
     """When its builder is ended."""
+    ended_at: float = 0.0
     orphan_since: float | None = None
     noted_at: float = 0.0
 

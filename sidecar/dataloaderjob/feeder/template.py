@@ -96,20 +96,22 @@ class Template:
 
     def _message(self, client: _Client, message: Message) -> None:
         if message.kind == Kind.FORK and message.fd is not None:
-            self._fork(client, message.a, message.fd)
+            self._fork(client, message)
         elif message.kind == Kind.KILL:
             child = self._children.get((client, message.a))
             if child is not None:
                 _kill(child)
 
-    def _fork(self, client: _Client, number: int, fd: int) -> None:
+    def _fork(self, client: _Client, message: Message) -> None:
+        number, fd = message.a, message.fd
+        assert fd is not None  # noqa: S101  FORK brings one
         place = mmap.mmap(-1, mmap.PAGESIZE)
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             die_with_parent(parent)
             self._close_in_child()
-            _become_builder(self._code, fd, place)
+            _become_builder(self._code, fd, place, message.b)
         os.close(fd)
         child = _Child(number, pid, os.pidfd_open(pid), client, place)
         self._children[client, number] = child
@@ -148,10 +150,10 @@ def _kill(child: _Child) -> None:
         signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
 
 
-def _become_builder(code: UserCode, fd: int, place: mmap.mmap) -> NoReturn:
+def _become_builder(code: UserCode, fd: int, place: mmap.mmap, nbytes: int) -> NoReturn:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb") as out:
         out.write(_OOM_SCORE)
-    builder.main(code, Channel(socket.socket(fileno=fd)), place)
+    builder.main(code, Channel(socket.socket(fileno=fd)), place, nbytes)
 
 
 def main(bundle: Bundle, blobs: Path, feeder: str, requests: socket.socket, first: socket.socket) -> NoReturn:
@@ -168,7 +170,6 @@ def main(bundle: Bundle, blobs: Path, feeder: str, requests: socket.socket, firs
             failure = pack_failure(exc, phase="loading", feeder=feeder)
             _refuse(first, requests, failure)
             os._exit(0)
-        gc.collect()
         gc.freeze()  # a collection in a builder leaves the pages that it shares with this process alone
         template = Template(code, time.perf_counter_ns() - began, requests)
         template.attach(first)

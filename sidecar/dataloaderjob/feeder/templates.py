@@ -29,12 +29,19 @@ class Templates:
     """By `Bundle.code`."""
 
     def __init__(
-        self, settings: FeederSettings, requests: socket.socket, watching: Watching, owner: Owner
+        self,
+        settings: FeederSettings,
+        requests: socket.socket,
+        watching: Watching,
+        owner: Owner,
+        *,
+        relayed: bool,
     ) -> None:
-        """`requests`: to the host."""
+        """`requests`: to the host. `relayed`: what user code prints while it is loaded goes where ours goes."""
         self.loads = 0
         """Bundles that were loaded for this feeder."""
         self._settings, self._requests, self._watching, self._owner = settings, requests, watching, owner
+        self._output = [1] if relayed else []
         self._templates: dict[bytes, Template] = {}
         self._latest: dict[tuple[int, int], bytes] = {}
         """The bundle that each loader of each receiver's trainer used last: (link, loader) -> `Bundle.code`."""
@@ -94,15 +101,15 @@ class Templates:
         spare, template.spare = template.spare, None
         return spare or self._fork(template)
 
-    def fork_ahead(self, template: Template) -> None:
-        """Has a builder ready, so that the next session begins without a fork."""
+    def fork_ahead(self, template: Template, nbytes: int) -> None:
+        """Has a builder ready, so that the next session begins without a fork. `nbytes`: of a body."""
         if template.spare is None and self.has(template):
-            template.spare = self._fork(template)
+            template.spare = self._fork(template, nbytes)
 
-    def _fork(self, template: Template) -> tuple[int, Channel]:
+    def _fork(self, template: Template, nbytes: int = 0) -> tuple[int, Channel]:
         here, there = ch.pair()
         template.last_number += 1
-        template.channel.post(Kind.FORK, a=template.last_number, fd=there.detach())
+        template.channel.post(Kind.FORK, a=template.last_number, b=nbytes, fd=there.detach())
         return template.last_number, Channel(here)
 
     # Within
@@ -113,7 +120,7 @@ class Templates:
             "code": bundle.code.hex(), "manifest": bundle.manifest().decode(), "blobs": self._settings.blob_folder,
         }  # fmt: skip
         with there:
-            socket.send_fds(self._requests, [json.dumps(request).encode()], [there.fileno()])
+            socket.send_fds(self._requests, [json.dumps(request).encode()], [there.fileno(), *self._output])
         template = self._templates[bundle.code] = Template(bundle, Channel(here))
         self._watching.watch(template.channel, lambda: self._listen(template))
         return template

@@ -31,7 +31,7 @@ def environments(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]
 
 
 def host_command(path: str) -> list[str]:
-    return [sys.executable, "-P", "-m", HOST_MODULE, "--listen", path]
+    return [sys.executable, "-P", "-m", HOST_MODULE, "--listen", path, "--parent", str(os.getpid())]
 
 
 def start_host(folder: str) -> tuple[int, int, int]:

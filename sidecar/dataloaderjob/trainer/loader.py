@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from multiprocessing import context as contexts
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 import torch.utils.data
@@ -18,10 +18,10 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 from dataloaderjob.core.control import WINDOW
 from dataloaderjob.core.errors import InputError, ServiceUnavailable
 from dataloaderjob.core.settings import IN_FEEDER_VARIABLE
-from dataloaderjob.trainer import client as clients
 from dataloaderjob.trainer import private
-from dataloaderjob.trainer.client import Client
-from dataloaderjob.trainer.iterators import InProcessIterator, ServiceIterator
+
+if TYPE_CHECKING:  # at run time they are imported while the private service starts
+    from dataloaderjob.trainer.client import Client
 
 SOCKET_VARIABLE = "DATALOADERJOB_SOCKET"
 PREFETCH_VARIABLE = "DATALOADERJOB_PREFETCH"
@@ -171,9 +171,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __iter__(self) -> _BaseDataLoaderIter:
         iterator = self._iterator
-        if (isinstance(iterator, ServiceIterator) and iterator.dead) or isinstance(
-            iterator, _SingleProcessDataLoaderIter
-        ):
+        if getattr(iterator, "dead", False) or isinstance(iterator, _SingleProcessDataLoaderIter):
             # persistent_workers, and forked since, or the sidecar did not come back, or a stream of this process
             self._iterator = None
         return super().__iter__()
@@ -181,6 +179,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if isinstance(self.dataset, IterableDataset):
             return self._stream_here()
+        self._begin_service()
+        from dataloaderjob.trainer.iterators import InProcessIterator, ServiceIterator
+
         left_out = isinstance(self.num_workers, LeftOut)
         if self.num_workers == 0:
             if self.timeout != 0:
@@ -224,6 +225,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._epochs += 1
         return self._number, self._epochs - 1
 
+    def _begin_service(self) -> None:
+        """Starts the private service, if this loader is about to need one, before anything else."""
+        waits = self.num_workers > 0 and self._client is None and not self._stays_here
+        if waits and _private():
+            _expect(self.num_workers)
+            _ensure()
+
     def _connect(self) -> Client:
         client = self._client
         if os.environ.get(IN_FEEDER_VARIABLE):
@@ -248,6 +256,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
 
 def _attach(path: str) -> Client:
+    from dataloaderjob.trainer import client as clients
+
     try:
         return clients.connect(path, _rank())
     except FileNotFoundError as exc:
