@@ -107,7 +107,7 @@ def test_the_service_is_as_large_as_all_replicas_together():
         allowPickle=True,
     ).service
     assert (made.processes, made.shared_memory_nbytes, made.ring_nbytes) == (4, 2 << 30, 100 << 20)
-    assert (made.num_feeders, made.checksum, made.allow_pickle, made.batch_deadline_s) == (3, True, True, 9.0)
+    assert (made.num_feeders, made.checksum, made.batch_deadline_s) == (3, True, 9.0)
     assert made.tuning.worker_register_timeout_s == 77
     assert made.tuning.health_check_period_s == 2.5
 

@@ -89,7 +89,6 @@ def sidecar(job: DataLoaderJob) -> dict[str, Any]:
         "batch_deadline_s": float(spec.deadlines.batch_seconds),
         "progress_after_s": float(spec.deadlines.progress_after_seconds),
         "checksum": spec.sidecar.checksum,
-        "allow_pickle": spec.allow_pickle,
         "metrics_host": "0.0.0.0",  # noqa: S104  probes and Prometheus come from outside the pod
         "metrics_port": METRICS_PORT,
     }

@@ -59,7 +59,7 @@ def _owned_field(field: str) -> Rule:
 
 
 class FeedersSpec(Model):
-    """Feeders: one Ray actor, in a process of its own, each."""
+    """Feeders: one Ray actor each, which has processes of its own for user code."""
 
     replicas: Whole = Field(default=1, ge=0, le=1_024)
     """Feeder pods; on one machine, a factor of the number of feeders. May change while the job runs.

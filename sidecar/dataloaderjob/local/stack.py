@@ -72,7 +72,6 @@ class ServicePlan:
     ring_nbytes: int | None = None
     prefetch: int = 16
     checksum: bool = False
-    allow_pickle: bool = False
     batch_deadline_s: float = 300.0
     progress_after_s: float = 30.0
     metrics_port: int | None = None
@@ -209,7 +208,7 @@ class Stack:
             supervisor_host="127.0.0.1", supervisor_port=self._port, processes=plan.processes,
             shared_memory_nbytes=plan.shared_memory_nbytes, ring_nbytes=plan.ring_nbytes,
             prefetch=plan.prefetch, batch_deadline_s=plan.batch_deadline_s,
-            progress_after_s=plan.progress_after_s, checksum=plan.checksum, allow_pickle=plan.allow_pickle,
+            progress_after_s=plan.progress_after_s, checksum=plan.checksum,
             metrics_port=plan.metrics_port, private=True,
         )  # fmt: skip
 

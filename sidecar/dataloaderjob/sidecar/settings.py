@@ -41,7 +41,6 @@ class SidecarSettings:
     """Trainers of this user's only: on a cluster those of a group may come."""
     checksum: bool = False
     """crc32 over every body."""
-    allow_pickle: bool = False
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
     """Port of /metrics and /healthz; 0 for any, None for none."""
