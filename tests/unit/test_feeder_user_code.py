@@ -198,10 +198,12 @@ def test_a_released_session_gives_its_process_back_and_the_bundle_stays_loaded(
         for epoch in range(3):
             session = receiver.know(replace(shipped, epoch=epoch))
             receiver.ticket(0, [0], session, stream=epoch + 1)
-            pid, parent = receiver.next().batch()
+            frame = receiver.next()
+            pid, parent = frame.batch()
             parents.add(parent)
             receiver.send(Kind.RELEASE, generation=1, bundle=session)
             wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), 5, "the builder is gone")
+            assert frame.header.room == 1, "so often was a bundle loaded"
     assert len(parents) == 1, "one template for all epochs"
 
 

@@ -253,8 +253,9 @@ class Dispatcher:
         """The body is whole in its extent. The first copy of a ticket wins."""
         link = self.links.get(instance)
         ask = None if link is None else link.asks.get((header.stream, header.ticket))
-        if ask is None or ask.extent is None:
+        if link is None or ask is None or ask.extent is None:
             return
+        link.bundle_loads = header.room
         extent = self.placer.space.trim(ask.extent, header.nbytes)
         ask.extent = None
         self._answered(now, ask)

@@ -14,7 +14,8 @@ A frame is a header of 64 bytes, then `nbytes` bytes of payload. Integers are li
 | ticket     | u64  | position of the batch in its stream, from 0 |
 | bundle     | 16 B | `Bundle.id`: the user's code and data that make the batch, and the session that it is made in |
 | nbytes     | u64  | payload bytes behind this header |
-| room       | u64  | TICKET: bytes reserved, may be sent unasked. ANNOUNCE: size of the body. PROGRESS: position |
+| room       | u64  | TICKET: bytes reserved, may be sent unasked. ANNOUNCE: size of the body. PROGRESS: position.
+|            |      | BODY: bundles that the feeder has loaded so far |
 | crc        | u32  | crc32 of the payload if `Flag.CHECKSUM`, else 0 |
 | check      | u32  | crc32 of the 60 bytes before |
 """

@@ -133,6 +133,8 @@ class Link:
     """Bundles that could not be loaded there."""
     bundles: set[bytes] = field(default_factory=set)
     """Bundles of which tickets were sent there."""
+    bundle_loads: int = 0
+    """How often that feeder has loaded a bundle, as it said last."""
 
 
 @dataclass(slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from dataloaderjob.core import frames
 from dataloaderjob.core.feeding import Feeding
@@ -27,8 +27,10 @@ CHECKSUM = int(Flag.CHECKSUM)
 class Outbox:
     """The links of a feeder, by number."""
 
-    def __init__(self, machine: Feeding) -> None:
+    def __init__(self, machine: Feeding, loads: Callable[[], int]) -> None:
+        """`loads`: how often this feeder has loaded a bundle."""
         self.links: dict[int, Link] = {}
+        self._loads = loads
         self._machine = machine
 
     def perform(
@@ -82,6 +84,6 @@ class Outbox:
         body: Body = job.body
         header = frames.pack(
             Kind.BODY, generation=job.generation, stream=job.stream, ticket=job.ticket, bundle=job.bundle,
-            nbytes=job.nbytes, flags=job.flags & CHECKSUM, load=self._machine.load, crc=body.crc,
+            nbytes=job.nbytes, room=self._loads(), flags=job.flags & CHECKSUM, load=self._machine.load, crc=body.crc,
         )  # fmt: skip
         return [header, body.view]

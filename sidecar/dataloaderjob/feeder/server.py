@@ -58,7 +58,7 @@ class FeederServer:
             settings, key, self._machine, soon=self.soon, here=self._bundle_here, lost=self._bundle_lost
         )
         self._builders = Builders(settings, requests, self, relayed=relayed)
-        self._outbox = Outbox(self._machine)
+        self._outbox = Outbox(self._machine, lambda: self._builders.templates.loads)
         self._calls: deque[Callable[[], None]] = deque()
         self._owed: dict[bytes, list[tuple[int, Header]]] = {}
         """CANCEL frames (link, header) by bundle, which are confirmed once its builder is through with its job."""

@@ -15,6 +15,7 @@ from dataloaderjob.core.dispatch import Dispatcher
 RECEIVER = (
     "batches", "nbytes", "asks", "reasks", "hedges", "late_copies", "failures", "feeders_lost",
     "drops", "feeders_up", "feeders_suspect", "ready", "lent", "used_nbytes", "ring_nbytes", "total_nbytes",
+    "bundle_loads",
 )  # fmt: skip
 TRAINER = {
     "next_calls": control.W_NEXT_CALLS,
@@ -34,6 +35,7 @@ GAUGES = frozenset(
         "used_nbytes",
         "ring_nbytes",
         "total_nbytes",
+        "bundle_loads",
         "leased_nbytes",
         "streams",
     }
@@ -55,6 +57,7 @@ HELP = {
     "used_nbytes": "Bytes of the ring in use",
     "ring_nbytes": "Bytes of the ring",
     "total_nbytes": "Bytes of all shared memory of this ring",
+    "bundle_loads": "Times that the feeders connected have loaded user code and data, for all ranks",
     "next_calls": "Batches taken by the trainer",
     "ready_calls": "Batches that were ready when the trainer asked",
     "wait_ns": "Time that the trainer waited in next()",
@@ -82,6 +85,7 @@ def store(words: Control, machine: Dispatcher) -> None:
         counters.batches, counters.nbytes, counters.asks, counters.reasks, counters.hedges, counters.late_copies,
         counters.failures, counters.feeders_lost, placer.drops, len(up), sum(x.suspect_since is not None for x in up),
         ready, len(placer.lent), placer.space.used_nbytes, placer.space.ring_nbytes, placer.space.total_nbytes,
+        sum(link.bundle_loads for link in up),
     )  # fmt: skip
     words.words[control.W_FEEDERS] = len(up)
     for at, value in enumerate(values, control.W_FIGURES):
