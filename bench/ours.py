@@ -137,7 +137,7 @@ def b3_end_to_end(case: endtoend.Case) -> dict[str, Any]:
 
 
 def b7_start(case: start.Case) -> dict[str, Any]:
-    """The private service of this machine, Ray included, as a plain script gets it."""
+    """The private service of this machine, as a plain script gets it."""
     need("dataloaderjob.local.service")
     os.environ["DATALOADERJOB_DIR"] = os.environ.get(SCRATCH, "/tmp")
     from dataloaderjob import DataLoader

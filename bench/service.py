@@ -1,7 +1,7 @@
 """Our service for one cell: feeders and a sidecar as processes of this machine, without Ray.
 
-Ray places feeders and restarts them; it is not in the data path, so B1 to B3 leave it out and start in
-two seconds. B7 measures the start, Ray included.
+Who places feeders is not in the data path, so B1 to B3 leave it out. B7 measures the start of what a script by
+itself gets.
 """
 
 from __future__ import annotations

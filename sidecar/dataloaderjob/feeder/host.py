@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 from dataloaderjob.core import sockets
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError
-from dataloaderjob.core.forked import close_all_but, default_signals, die_with_parent
+from dataloaderjob.core.forked import call_itself, close_all_but, default_signals, die_with_parent
 from dataloaderjob.core.lines import Lines
 from dataloaderjob.core.settings import IN_FEEDER_VARIABLE, FeederSettings, load
 
@@ -274,6 +274,7 @@ def _become_feeder(
     from dataloaderjob.feeder import server
 
     _forked()
+    call_itself(f"dlj-{settings.name}")
     if output is not None:
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -288,6 +289,7 @@ def _become_template(
     from dataloaderjob.feeder import template
 
     _forked()
+    call_itself("dlj-template")
     channel, *output = fds
     for fd in output:
         os.dup2(fd, 1)

@@ -22,7 +22,7 @@ from typing import NoReturn
 import torch
 
 from dataloaderjob.core.blobs import BlobStore, Bundle
-from dataloaderjob.core.forked import die_with_parent
+from dataloaderjob.core.forked import call_itself, die_with_parent
 from dataloaderjob.feeder import builder
 from dataloaderjob.feeder.channel import ENDED, Channel, Kind, Message
 from dataloaderjob.fetch.bundles import UserCode, load_bundle
@@ -151,6 +151,7 @@ def _kill(child: _Child) -> None:
 
 
 def _become_builder(code: UserCode, fd: int, place: mmap.mmap, nbytes: int) -> NoReturn:
+    call_itself("dlj-builder")
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb") as out:
         out.write(_OOM_SCORE)
     builder.main(code, Channel(socket.socket(fileno=fd)), place, nbytes)
