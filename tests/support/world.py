@@ -25,6 +25,7 @@ from dataloaderjob.core.instructions import (
     Fail,
     Note,
     Publish,
+    Released,
     Replace,
     Send,
     Unpublish,
@@ -317,6 +318,8 @@ class World:
             case Discard(instance):
                 header, _ = self.receiving[instance]
                 self.receiving[instance] = (header, None)
+            case Released():
+                pass
             case Note(text):
                 self.notes.append(text)
             case Replace(endpoint, reason):

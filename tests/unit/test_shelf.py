@@ -1,43 +1,97 @@
 """Blobs that no trainer uses any more are removed; the others, and fresh ones, stay."""
 
 import os
+from pathlib import Path
+
+import pytest
 
 from dataloaderjob.core.blobs import BlobStore, Bundle
-from dataloaderjob.sidecar.shelf import MAX_BUNDLES, Shelf
+from dataloaderjob.sidecar.shelf import Shelf
 
 
-def bundle(store: BlobStore, content: bytes) -> Bundle:
-    return Bundle(blobs=(store.put(content),))
+@pytest.fixture
+def store(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path)
 
 
-def age(store: BlobStore, told: Bundle) -> None:
-    for digest, _ in told.blobs:
-        os.utime(store.path(digest), (0, 0))
+def bundle(store: BlobStore, content: bytes, *, loader: int = 0, epoch: int = 0) -> Bundle:
+    return Bundle(blobs=(store.put(content),), loader=loader, epoch=epoch)
 
 
-def test_a_dataset_that_changes_at_each_epoch_does_not_fill_the_disk(tmp_path):
-    store = BlobStore(tmp_path)
+def age(store: BlobStore) -> None:
+    for path in store.folder.iterdir():
+        os.utime(path, (0, 0))
+
+
+def here(store: BlobStore) -> int:
+    return sum(1 for _ in store.folder.iterdir())
+
+
+def test_a_dataset_that_changes_at_each_epoch_leaves_nothing_behind(store: BlobStore):
     shelf = Shelf(store)
-    for epoch in range(MAX_BUNDLES + 20):
-        told = bundle(store, b"epoch %d" % epoch)
-        assert shelf.use(told)
-        age(store, told)
-    assert sum(1 for p in tmp_path.iterdir() if not p.name.startswith(".")) <= MAX_BUNDLES + 1
-    assert store.missing(told) == []
+    for epoch in range(30):
+        told = bundle(store, b"epoch %d" % epoch, epoch=epoch)
+        shelf.use(1, told)
+        shelf.released(1, told.id)
+        age(store)
+    shelf.use(1, bundle(store, b"the last", epoch=30))
+    assert here(store) <= 2
 
 
-def test_a_blob_that_was_written_or_asked_for_lately_stays(tmp_path):
-    store = BlobStore(tmp_path)
+def test_what_a_live_stream_uses_stays_although_its_loader_has_gone_on(store: BlobStore):
+    shelf = Shelf(store)
+    first, second = bundle(store, b"first"), bundle(store, b"second", epoch=1)
+    shelf.use(1, first)
+    age(store)
+    shelf.use(1, second)
+    assert store.missing(first) == []
+    shelf.released(1, first.id)
+    age(store)
+    shelf.use(1, bundle(store, b"third", epoch=2))
+    assert store.missing(first) != []
+
+
+def test_what_a_loader_used_last_stays_for_its_next_epoch(store: BlobStore):
+    shelf = Shelf(store)
+    train, other = bundle(store, b"train", loader=0), bundle(store, b"validation", loader=1)
+    shelf.use(1, train)
+    shelf.released(1, train.id)
+    age(store)
+    shelf.use(1, other)
+    assert store.missing(train) == []
+
+
+def test_what_one_trainer_lets_go_stays_for_another_that_uses_it(store: BlobStore):
+    shelf = Shelf(store)
+    shared = bundle(store, b"shared")
+    shelf.use(1, shared)
+    shelf.use(2, shared)
+    shelf.gone(1)
+    age(store)
+    shelf.use(3, bundle(store, b"another"))
+    assert store.missing(shared) == []
+
+
+def test_a_trainer_whose_receiver_ended_has_time_to_attach_again(store: BlobStore):
+    shelf = Shelf(store)
+    mine = bundle(store, b"mine")
+    shelf.use(1, mine)
+    age(store)
+    shelf.gone(1)
+    shelf.use(2, bundle(store, b"another"))
+    assert store.missing(mine) == []
+
+
+def test_a_sidecar_that_is_started_again_removes_nothing_at_once(store: BlobStore):
+    mine = bundle(store, b"of a trainer that attaches again")
+    age(store)
+    Shelf(store).use(1, bundle(store, b"another"))
+    assert store.missing(mine) == []
+
+
+def test_a_blob_that_was_written_or_asked_for_lately_stays(store: BlobStore):
     waiting = bundle(store, b"its bundle is on the way")
-    age(store, waiting)
+    age(store)
     bundle(store, b"its bundle is on the way")
     assert store.sweep(set(), 60.0) == 0
     assert store.missing(waiting) == []
-
-
-def test_a_bundle_told_again_is_not_new(tmp_path):
-    store = BlobStore(tmp_path)
-    shelf = Shelf(store)
-    told = bundle(store, b"code")
-    assert shelf.use(told)
-    assert not shelf.use(told)

@@ -24,6 +24,7 @@ from dataloaderjob.core.instructions import (
     Instruction,
     Note,
     Publish,
+    Released,
     Send,
 )
 from dataloaderjob.core.lateness import MAX_LOADS, MAX_STRIKES
@@ -404,6 +405,7 @@ class Dispatcher:
         """Tells feeders that no stream uses the bundle any more."""
         if any(stream.bundle == bundle for stream in self.streams.values()):
             return
+        self._out.append(Released(bundle))
         header = frames.pack(Kind.RELEASE, generation=self.generation, bundle=bundle)
         for link in self.links.values():
             if bundle in link.bundles:

@@ -62,6 +62,12 @@ class Unpublish(NamedTuple):
     ticket: int
 
 
+class Released(NamedTuple):
+    """The last stream that used this bundle was closed."""
+
+    bundle: bytes
+
+
 class Fail(NamedTuple):
     """Tell the trainer that a ticket failed, then publish its word as FAILED."""
 
@@ -100,5 +106,16 @@ class Replace(NamedTuple):
 
 
 Instruction = (
-    Connect | Close | Send | Discard | Publish | Unpublish | Fail | CreateRegion | DropRegion | Note | Replace
+    Connect
+    | Close
+    | Send
+    | Discard
+    | Publish
+    | Unpublish
+    | Fail
+    | CreateRegion
+    | DropRegion
+    | Note
+    | Replace
+    | Released
 )

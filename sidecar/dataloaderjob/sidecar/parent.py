@@ -180,6 +180,7 @@ class Sidecar:
                 log(f"the receiver of rank {ring.rank} ended with status {os.waitstatus_to_exitcode(status)}")
             while self._on_receiver(ring):
                 pass  # its last words
+            self._shelf.gone(ring.pid)
             self._failures.seen(ring.rank, ring.pid, ring.control.words[W_NEXT_CALLS])
             for name, value in figures.read(ring.control, ring.rank).values.items():
                 if name not in figures.GAUGES:
@@ -360,10 +361,12 @@ class Sidecar:
     def _receiver_says(self, ring: Ring, message: dict[str, Any]) -> None:
         if message["type"] == "bundle":
             bundle = Bundle.parse(message["bundle"].encode())
-            self._shelf.use(bundle)
+            self._shelf.use(ring.pid, bundle)
             if self._upstream is not None:
                 for digest, nbytes in bundle.blobs:
                     self._upstream.have(digest, nbytes)
+        elif message["type"] == "released":
+            self._shelf.released(ring.pid, bytes.fromhex(message["bundle"]))
         elif message["type"] == "failure":
             self._failures.told(ring.rank, ring.pid, message)
             self._send_figures()  # at once: its trainer may end, and this sidecar with it

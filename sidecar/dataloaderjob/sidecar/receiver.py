@@ -31,6 +31,7 @@ from dataloaderjob.core.instructions import (
     Fail,
     Note,
     Publish,
+    Released,
     Replace,
     Send,
     Unpublish,
@@ -362,6 +363,8 @@ class Receiver:
                 self._close_flow(now, instance, reason, again)
             case Discard(instance):
                 self._flows[instance].discard()
+            case Released(bundle):
+                self._tell_parent({"type": "released", "bundle": bundle.hex()})
             case Note(text):
                 self._tell_trainer(link.pack_json(link.Type.NOTE, {"text": text}))
             case Replace(endpoint, reason):

@@ -3,45 +3,56 @@
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
-from pathlib import Path
+import os
+from collections.abc import Iterable
 
 from dataloaderjob.core.blobs import BlobStore, Bundle
-from dataloaderjob.core.errors import RemoteProtocolError
 
-MAX_BUNDLES = 64
-"""Eight ranks with a few loaders each. A dataset that changes at each epoch leaves one behind each time."""
 KEEP_UNUSED_S = 120.0
-"""A trainer writes its blobs before it tells their bundle."""
-MARK = ".bundle-"
-"""A file for each bundle in use: a sidecar that is started again does not sweep what it has not heard of yet."""
+"""A trainer writes its blobs before it tells their bundle, and may have to attach again meanwhile."""
 
 
 class Shelf:
-    """The bundles that were told last, and the blobs that they need."""
+    """The bundles of live streams, and the last one of each loader, whose next epoch may need it again.
+
+    So the disk holds what is in use, and a dataset that changes at each epoch leaves nothing behind.
+    """
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
-        self._bundles: OrderedDict[bytes, Bundle] = OrderedDict()
-        for path in sorted(store.folder.glob(f"{MARK}*"), key=lambda p: p.stat().st_mtime):
-            with contextlib.suppress(RemoteProtocolError, OSError):
-                bundle = Bundle.parse(path.read_bytes())
-                self._bundles[bundle.id] = bundle
+        self._live: dict[tuple[int, bytes], Bundle] = {}
+        """(receiver's pid, `Bundle.id`) -> bundle."""
+        self._last: dict[tuple[int, int], Bundle] = {}
+        """(receiver's pid, number of the loader) -> bundle."""
+        # A sidecar before this one may have known who uses them: trainers have time to attach again.
+        self._touch(path.name for path in store.folder.iterdir())
 
-    def use(self, bundle: Bundle) -> bool:
-        """A stream with `bundle` was opened. Returns whether it is new; sweeps the store then."""
-        known = bundle.id in self._bundles
-        self._bundles[bundle.id] = bundle
-        self._bundles.move_to_end(bundle.id)
-        if known:
-            return False
-        self._mark(bundle).write_bytes(bundle.manifest())
-        while len(self._bundles) > MAX_BUNDLES:
-            _, gone = self._bundles.popitem(last=False)
-            self._mark(gone).unlink(missing_ok=True)
-        keep = {digest for kept in self._bundles.values() for digest, _ in kept.blobs}
-        self._store.sweep(keep, KEEP_UNUSED_S)
-        return True
+    def use(self, receiver: int, bundle: Bundle) -> None:
+        """A stream with `bundle` was opened."""
+        self._live[receiver, bundle.id] = bundle
+        before = self._last.get((receiver, bundle.loader))
+        self._last[receiver, bundle.loader] = bundle
+        if before is None or before.code != bundle.code:
+            self._store.sweep(self._kept(), KEEP_UNUSED_S)
 
-    def _mark(self, bundle: Bundle) -> Path:
-        return self._store.folder / f"{MARK}{bundle.id.hex()}"
+    def released(self, receiver: int, bundle_id: bytes) -> None:
+        """The last stream with that bundle was closed."""
+        bundle = self._live.pop((receiver, bundle_id), None)
+        self._let_go([] if bundle is None else [bundle])
+
+    def gone(self, receiver: int) -> None:
+        """The receiver ended; its trainer, too, or it attaches again."""
+        self._let_go([self._live.pop(key) for key in list(self._live) if key[0] == receiver])
+        self._let_go([self._last.pop(key) for key in list(self._last) if key[0] == receiver])
+
+    def _kept(self) -> set[str]:
+        bundles = (*self._live.values(), *self._last.values())
+        return {digest for bundle in bundles for digest, _ in bundle.blobs}
+
+    def _let_go(self, bundles: Iterable[Bundle]) -> None:
+        self._touch(digest for bundle in bundles for digest, _ in bundle.blobs)
+
+    def _touch(self, names: Iterable[str]) -> None:
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.utime(self._store.folder / name)
