@@ -1,12 +1,13 @@
 """The folder of blobs: by content, whole or not at all, once."""
 
+import os
 import threading
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataloaderjob.core.blobs import BlobStore, Bundle
+from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, Bundle
 from dataloaderjob.core.errors import RemoteProtocolError
 
 DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
@@ -85,3 +86,14 @@ def test_one_process_of_a_node_fetches_and_the_others_wait(tmp_path):
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
+
+
+def test_a_nodes_folder_keeps_what_is_used_and_lets_go_of_the_rest(tmp_path):
+    store = BlobStore(tmp_path)
+    used, unused = (Bundle(blobs=(store.put(content),)) for content in (b"used", b"unused"))
+    for bundle in (used, unused):
+        os.utime(store.path(bundle.blobs[0][0]), (0, 0))
+    store.touch(used)
+    assert store.sweep(set(), NODE_KEEP_S) == 1
+    assert store.missing(used) == []
+    assert store.missing(unused) == list(unused.blobs)

@@ -26,6 +26,8 @@ from typing import Any
 from dataloaderjob.core.errors import RemoteProtocolError
 
 CHUNK_NBYTES = 4 * 1024 * 1024
+NODE_KEEP_S = 600.0
+"""A blob that no process of a feeders' or head's node has used for so long is removed; it can be had again."""
 MAX_NBYTES = 1 << 48
 """Of one blob: a stranger's manifest may say any number."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
@@ -123,6 +125,12 @@ class BlobStore:
         else:
             self.write(digest, (view,))
         return digest, view.nbytes
+
+    def touch(self, bundle: Bundle) -> None:
+        """Its blobs were used now."""
+        for digest, _ in bundle.blobs:
+            with contextlib.suppress(OSError):
+                os.utime(self.path(digest))
 
     def sweep(self, keep: set[str], older_than_s: float) -> int:
         """Removes blobs that are not in `keep` and were not written or asked for lately; returns how many.

@@ -85,6 +85,8 @@ class FeederSettings:
     port: int = 0
     node: str = ""
     """Where it runs, by the provider's name for the place; for messages."""
+    sweeps_blobs: bool = False
+    """The folder is this node's own: blobs that no feeder has used for long are removed."""
     max_ungranted: int = 2
     """Built batches kept for one receiver that has no room for them."""
     max_idle_nbytes: int = 1 << 30

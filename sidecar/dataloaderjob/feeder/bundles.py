@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dataloaderjob.core.blobs import BlobStore, Bundle
+from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, Bundle
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError, ServiceError
 from dataloaderjob.core.feeding import Feeding
 from dataloaderjob.core.feeding_states import Instruction
@@ -61,6 +61,7 @@ class BundleStore:
         self._soon, self._here, self._lost = soon, here, lost
         self._bundles: dict[bytes, Bundle] = {}
         self._waits: dict[bytes, _Wait] = {}
+        self._kept_at = 0.0
         self.stopping = False
 
     def __getitem__(self, bundle_id: bytes) -> Bundle:
@@ -92,6 +93,14 @@ class BundleStore:
         """Nobody uses it; if somebody does again, its manifest is asked for."""
         if self._machine.forget_bundle(bundle_id):
             self._bundles.pop(bundle_id, None)
+
+    def keep(self, now: float) -> None:
+        """Marks blobs in use from time to time, where feeders of this node remove those that are not."""
+        if self._settings.sweeps_blobs and now - self._kept_at > NODE_KEEP_S / 10:
+            self._kept_at = now
+            for bundle in self._bundles.values():
+                self._store.touch(bundle)
+            self._store.sweep(set(), NODE_KEEP_S)
 
     def notes(self, now: float) -> Iterator[tuple[bytes, str]]:
         """Lines that are due about blobs that take time to come: (bundle, text)."""

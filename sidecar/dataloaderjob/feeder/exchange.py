@@ -7,6 +7,7 @@ ever comes here. Used by the threads of the hub's connections.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dataloaderjob.core import sockets
-from dataloaderjob.core.blobs import BlobStore
+from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore
 from dataloaderjob.feeder import supplies
 
 ASK_AGAIN_S = 10.0
@@ -55,6 +56,7 @@ class Exchange:
             for _ in supplies.chunks(sock, nbytes):
                 pass
         else:
+            self._store.sweep(set(), NODE_KEEP_S)
             self._store.write(digest, supplies.chunks(sock, nbytes))
         with self._changed:
             self._changed.notify_all()
@@ -66,6 +68,7 @@ class Exchange:
             return
         sockets.send_message(sock, {"type": "blob", "digest": digest, "nbytes": nbytes})
         with self._store.path(digest).open("rb") as data:
+            os.utime(data.fileno())  # not to be swept: another feeder may ask next
             sock.sendfile(data)
 
     def _wait(self, digest: str, nbytes: int) -> bool:

@@ -134,6 +134,7 @@ class FeederServer:
     def _tick(self, now: float) -> None:
         self._door.expire()
         self._builders.tick(now, self._machine.used)
+        self._bundles.keep(now)
         touched: set[Link] = set()
         for bundle, text in (*self._bundles.notes(now), *self._builders.notes(now)):
             for job in self._machine.waiting(bundle):

@@ -25,7 +25,7 @@ TIMEOUT_S = 5.0
 
 def at_home(settings: FeederSettings, folder: Path) -> FeederSettings:
     """The settings with the blobs in this node's folder: the supervisor does not know it."""
-    return dataclasses.replace(settings, blob_folder=str(folder / NODE_BLOBS))
+    return dataclasses.replace(settings, blob_folder=str(folder / NODE_BLOBS), sweeps_blobs=True)
 
 
 def hand_over(name: str, folder: Path) -> None:
