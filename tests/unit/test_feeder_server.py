@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import struct
@@ -26,7 +27,6 @@ from dataloaderjob.core import auth, frames, sockets
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import AuthError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Kind
-from dataloaderjob.fetch.failures import unpack_failure
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_blobs_that_are_nowhere_fail_the_ticket_of_a_feeder_without_supervisor(
         receiver.ticket(0, [1], bundle)
         frame = receiver.next()
         assert frame.kind is Kind.FAILED
-        assert "no supervisor" in str(unpack_failure(frame.payload))
+        assert "no supervisor" in json.loads(frame.payload)["message"]
 
 
 def test_a_receiver_that_goes_leaves_nothing_behind(server: Served, connect: Connect, tmp_path: Path):

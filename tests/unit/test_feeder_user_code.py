@@ -283,7 +283,9 @@ def test_worker_init_fn_that_ends_its_process_fails_its_tickets_with_the_cause(
         receiver.ticket(0, [1], receiver.know(shipped))
         frame = receiver.next()
         assert (frame.kind, frame.header.flags) == (Kind.FAILED, Flag.ELSEWHERE)
-        assert "worker_init_fn was ended by SIGKILL" in str(unpack_failure(frame.payload))
+        told = json.loads(frame.payload)
+        assert told["service"] == "ServiceError"
+        assert "runs worker_init_fn was ended by SIGKILL, 2 times" in told["message"]
 
 
 def test_a_dataset_that_ends_the_process_that_loads_it_fails_its_tickets(connect: Connect, tmp_path: Path):
@@ -293,7 +295,7 @@ def test_a_dataset_that_ends_the_process_that_loads_it_fails_its_tickets(connect
 
     with connect() as receiver:
         receiver.ticket(0, [1], receiver.know(bundle_of(Deadly(), blobs(tmp_path))))
-        assert "ended while it did so" in str(unpack_failure(receiver.next().payload))
+        assert "ended while it did so" in json.loads(receiver.next().payload)["message"]
         receiver.ticket(1, [1], receiver.know(bundle_of(Squares(), blobs(tmp_path))))
         assert receiver.next().kind is Kind.BODY
 

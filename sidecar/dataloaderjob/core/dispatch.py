@@ -7,11 +7,10 @@ feeder), `lateness` (when is one late) and `placing` (where a batch lies); `over
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
-from dataloaderjob.core import choose, frames, granting, tickets
+from dataloaderjob.core import choose, failing, frames, granting, tickets
 from dataloaderjob.core.accounts import Counters, DispatchSettings
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import Flag, Header, Kind
@@ -361,7 +360,7 @@ class Dispatcher:
 
     def fail_service(self, ticket: Ticket, error: str, message: str) -> None:
         """As `fail`, with one of our own errors by its class name."""
-        self.fail(ticket, json.dumps({"service": error, "message": message}).encode())
+        self.fail(ticket, failing.pack(error, message))
 
     def report(self, instruction: Instruction) -> None:
         self._out.append(instruction)

@@ -15,6 +15,11 @@ USER_CODE = "UserCodeFailed"
 UNKNOWN = "BatchFailed"
 
 
+def pack(error: str, message: str) -> bytes:
+    """The FAILED payload of one of our own errors, by the name of its class in `core.errors`."""
+    return json.dumps({"service": error, "message": message}).encode()
+
+
 def describe(payload: bytes) -> dict[str, str]:
     """`feeder` (empty where it is no single one's), `reason` (CamelCase) and `text` of a FAILED payload."""
     try:

@@ -9,7 +9,6 @@ it returned.
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import os
 import struct
@@ -18,7 +17,6 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -28,6 +26,7 @@ from dataloaderjob.core import tickets
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag
 from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Kind, Message
+from dataloaderjob.feeder.sessions import Introduction
 from dataloaderjob.fetch.bundles import UserCode
 from dataloaderjob.fetch.failures import pack_failure
 from dataloaderjob.fetch.fetcher import Fetcher
@@ -43,24 +42,6 @@ _ROUND_NBYTES = 64 * 1024
 _MASK63 = (1 << 63) - 1
 PLACE = struct.Struct("<Qq")
 """In the page that a builder shares with its template: serial of the job, position of the sample."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Introduction:
-    """Whom a builder works for, and as whom."""
-
-    feeder: str
-    index: int
-    num_workers: int
-    base_seed: int
-    allow_pickle: bool
-
-    def pack(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @staticmethod
-    def parse(data: bytes) -> Introduction:
-        return Introduction(**json.loads(data))
 
 
 class Buffers:

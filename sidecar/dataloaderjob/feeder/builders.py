@@ -14,16 +14,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from dataloaderjob.core import failing
 from dataloaderjob.core.blobs import Bundle
-from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.feeding_states import Job, State
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
-from dataloaderjob.feeder.builder import Introduction
 from dataloaderjob.feeder.channel import Channel, Kind, Message, Watching
-from dataloaderjob.feeder.sessions import Body, Phase, Session, Template
+from dataloaderjob.feeder.sessions import Body, Introduction, Phase, Session, Template
 from dataloaderjob.feeder.templates import Templates
-from dataloaderjob.fetch.failures import pack_failure
 
 LINGER_S = 0.2
 """The end of a process takes some ms, which the next epoch's first batches would wait for."""
@@ -57,7 +55,7 @@ class Builders:
     def __init__(
         self, settings: FeederSettings, requests: socket.socket, owner: Owner, *, relayed: bool
     ) -> None:
-        """`requests`: to the host. `relayed`: user code writes where this process does, not where the host does."""
+        """`requests`: to the zygote. `relayed`: user code writes where this process does, not where the host does."""
         self.templates = Templates(settings, requests, owner, self, relayed=relayed)
         self._settings, self._owner, self._relayed = settings, owner, relayed
         self._sessions: dict[bytes, Session] = {}
@@ -234,9 +232,10 @@ class Builders:
         if job is not None:
             self._owner.lost(job, position, how)
         if was is Phase.STARTING and self._hopeless(session):
-            error = ServiceError(f"the process that runs worker_init_fn {how}, {MAX_FIRST_DEATHS} times")
-            failure = pack_failure(error, phase="worker_init_fn", feeder=self._settings.name)
-            self._owner.bundle_failed(session.bundle.id, failure)
+            text = (
+                f"{self._settings.name}: the process that runs worker_init_fn {how}, {MAX_FIRST_DEATHS} times"
+            )
+            self._owner.bundle_failed(session.bundle.id, failing.pack("ServiceError", text))
         else:
             self._owner.session_gone(session.bundle.id)
 

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from dataloaderjob.core import failing
 from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, Bundle
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError, ServiceError
 from dataloaderjob.core.feeding import Feeding
 from dataloaderjob.core.feeding_states import Instruction
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import supplies
-from dataloaderjob.fetch.failures import pack_failure
 
 log = logging.getLogger(__name__)
 
@@ -154,4 +154,4 @@ class BundleStore:
         return True, b""
 
     def _failure(self, exc: Exception) -> bytes:
-        return pack_failure(exc, phase="loading", feeder=self._settings.name)
+        return failing.pack("ServiceError", f"{self._settings.name}: {exc}")

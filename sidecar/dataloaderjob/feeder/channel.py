@@ -42,7 +42,7 @@ class Kind(IntEnum):
     ENDED = 5
     """T: the process of builder `a` ended; payload: `ENDED`."""
     INIT = 6
-    """F to B: whom it works for, JSON of `builder.Introduction`. A descriptor: where it is to print."""
+    """F to B: whom it works for, JSON of `sessions.Introduction`. A descriptor: where it is to print."""
     UP = 7
     """B: worker_init_fn has run."""
     INIT_FAILED = 8

@@ -1,11 +1,11 @@
-"""The host: the process from which a machine's feeders, and the templates of their bundles, are forked.
+"""The host: starts a machine's feeders, and the zygote from which their bundles' templates are forked.
 
     python -m dataloaderjob.feeder.host --settings FILE     one feeder, which Ray's actor or a test watches
     python -m dataloaderjob.feeder.host --listen SOCKET     any number, for the local provider
 
-It has torch imported, so that its children need not, runs no user code and has no thread. With --settings it prints
-{"host", "port", "instance", "pid"} once its feeder serves (to the descriptor of --ready-fd, if given), and ends with
-it, or when its standard input, if that is a pipe, ends.
+It runs no user code and has no thread, and ends when the zygote ends. With --settings it prints {"host", "port",
+"instance", "pid"} once its feeder serves (to the descriptor of --ready-fd, if given), and ends with it, or when its
+standard input, if that is a pipe, ends.
 With --listen it answers requests in the messages of `core.sockets`, each with its answer:
 
     {"type": "start", "settings": {FeederSettings}}   {"type": "ok", "pid"}
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import json
 import os
 import selectors
@@ -28,19 +27,18 @@ import socket
 import stat
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dataloaderjob.core import sockets
-from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError
 from dataloaderjob.core.forked import call_itself, close_all_but, default_signals, die_with_parent
 from dataloaderjob.core.lines import Lines
 from dataloaderjob.core.settings import IN_FEEDER_VARIABLE, FeederSettings, load
+from dataloaderjob.feeder import zygote
 
 EXIT_FAILED = 1
-_REQUEST_NBYTES = 160 * 1024
 _READ_NBYTES = 64 * 1024
 
 
@@ -50,20 +48,8 @@ class _Feeder:
 
     name: str
     pid: int
-    requests: socket.socket
     code: int | None = None
     words: str = ""
-    templates: set[bytes] = field(default_factory=set)
-    """Bundles that it wants templates of."""
-
-
-@dataclass(slots=True, eq=False)
-class _Template:
-    """A template that runs."""
-
-    pid: int
-    requests: socket.socket
-    """Channels of further feeders go there."""
 
 
 class Host:
@@ -72,7 +58,7 @@ class Host:
     def __init__(self, listener: socket.socket | None) -> None:
         self.over = False
         self.feeders: dict[str, _Feeder] = {}
-        self._templates: dict[bytes, _Template] = {}
+        self._zygote, self._zygote_pid = _start_zygote(listener)
         self._select = selectors.DefaultSelector()
         self._wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
@@ -106,16 +92,17 @@ class Host:
 
     def start(self, settings: FeederSettings, *, relayed: bool, ready_fd: int | None = None) -> _Feeder:
         """Forks a feeder. `relayed`: its output becomes lines of this process's."""
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        asking, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         pipe = os.pipe2(os.O_CLOEXEC) if relayed else None
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             die_with_parent(parent)
-            _become_feeder(settings, there, None if pipe is None else pipe[1], ready_fd)
-        there.close()
-        made = self.feeders[settings.name] = _Feeder(settings.name, pid, here)
-        self.watch(here, lambda: self._request(made))
+            _become_feeder(settings, asking, None if pipe is None else pipe[1], ready_fd)
+        asking.close()
+        with asked, contextlib.suppress(OSError):  # without the zygote this process is about to end
+            socket.send_fds(self._zygote, [settings.name.encode()], [asked.fileno()])
+        made = self.feeders[settings.name] = _Feeder(settings.name, pid)
         if pipe is not None:
             os.close(pipe[1])
             self._relay(made, pipe[0])
@@ -127,7 +114,7 @@ class Host:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(feeder.pid, signal.SIGKILL)
             os.waitpid(feeder.pid, 0)
-            self._gone(feeder, -signal.SIGKILL)
+            feeder.code = -signal.SIGKILL
         self.feeders.pop(name, None)
 
     def _relay(self, feeder: _Feeder, fd: int) -> None:
@@ -158,76 +145,12 @@ class Host:
                 self._ended(pid, os.waitstatus_to_exitcode(status))
 
     def _ended(self, pid: int, code: int) -> None:
-        for feeder in list(self.feeders.values()):
+        if pid == self._zygote_pid:
+            sys.stderr.write(f"feeder's host: the process that imports torch ended with code {code}\n")
+            self.end()
+        for feeder in self.feeders.values():
             if feeder.pid == pid and feeder.code is None:
-                self._gone(feeder, code)
-        for bundle, template in list(self._templates.items()):
-            if template.pid == pid:
-                template.requests.close()
-                del self._templates[bundle]
-
-    def _gone(self, feeder: _Feeder, code: int) -> None:
-        feeder.code = code
-        self.unwatch(feeder.requests)
-        feeder.requests.close()
-        for bundle in list(feeder.templates):
-            self._dismiss(feeder, bundle)
-
-    # Templates
-
-    def _request(self, feeder: _Feeder) -> None:
-        """A feeder asks for a template, or has no more use for one."""
-        try:
-            data, fds, _, _ = socket.recv_fds(feeder.requests, _REQUEST_NBYTES, 2)
-        except OSError:
-            data, fds = b"", []
-        if not data:
-            self.unwatch(feeder.requests)
-            return
-        message = json.loads(data)
-        code = bytes.fromhex(message["code"])
-        if not fds:
-            self._dismiss(feeder, code)
-            return
-        feeder.templates.add(code)
-        try:
-            self._provide(feeder, code, message, fds)
-        finally:
-            for fd in fds:
-                os.close(fd)
-
-    def _provide(self, feeder: _Feeder, code: bytes, message: dict[str, Any], fds: list[int]) -> None:
-        """`fds`: the channel to the template, and where the feeder's output goes, if it is relayed."""
-        template = self._templates.get(code)
-        if template is not None:
-            try:
-                socket.send_fds(template.requests, [b"+"], fds[:1])
-                return
-            except OSError:  # it has just ended
-                template.requests.close()
-                del self._templates[code]
-        self._templates[code] = self._fork_template(feeder.name, message, fds)
-
-    def _fork_template(self, feeder: str, message: dict[str, Any], fds: list[int]) -> _Template:
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            die_with_parent(parent)
-            _become_template(feeder, message, there, fds)
-        there.close()
-        return _Template(pid, here)
-
-    def _dismiss(self, feeder: _Feeder, code: bytes) -> None:
-        """Ends a template that no feeder wants; it may hang in what user code does while it is loaded."""
-        feeder.templates.discard(code)
-        template = self._templates.get(code)
-        if template is None or any(code in other.templates for other in self.feeders.values()):
-            return
-        del self._templates[code]
-        template.requests.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(template.pid, signal.SIGKILL)
+                feeder.code = code
 
     # Requests of the local provider
 
@@ -262,6 +185,22 @@ class Host:
         return {"type": "error", "message": f"start, kill or list is needed, found {message.get('type')!r}"}
 
 
+def _start_zygote(listener: socket.socket | None) -> tuple[socket.socket, int]:
+    """The socket over which it hears of feeders, and its pid."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent(parent)
+        _forked()
+        here.close()
+        if listener is not None:
+            listener.close()
+        zygote.main(there)
+    there.close()
+    return here, pid
+
+
 def _forked() -> None:
     """A child's signals; Ctrl-C stays the trainer's."""
     default_signals()
@@ -283,36 +222,6 @@ def _become_feeder(
     server.main(settings, requests, ready_fd, relayed=output is not None)
 
 
-def _become_template(
-    feeder: str, message: dict[str, Any], requests: socket.socket, fds: list[int]
-) -> NoReturn:
-    from dataloaderjob.feeder import template
-
-    _forked()
-    call_itself("dlj-template")
-    channel, *output = fds
-    for fd in output:
-        os.dup2(fd, 1)
-        os.dup2(fd, 2)
-    close_all_but({requests.fileno(), channel})
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    bundle = Bundle.parse(message["manifest"].encode())
-    template.main(bundle, Path(message["blobs"]), feeder, requests, socket.socket(fileno=channel))
-
-
-def _import_all() -> None:
-    """What every child needs, once. The imports leave this process with one thread."""
-    gc.disable()  # collections while modules are made take a tenth of the time, and find nothing
-    import torch
-
-    import dataloaderjob.feeder.server
-    import dataloaderjob.feeder.template  # noqa: F401
-
-    torch.set_num_threads(1)
-    gc.freeze()  # collections in children leave the pages that they share alone
-    gc.enable()
-
-
 def _listener(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     before = os.umask(0o177)
@@ -326,7 +235,6 @@ def _listener(path: str) -> socket.socket:
 
 def _host_one(path: Path, ready_fd: int | None) -> int:
     settings = load(FeederSettings, path)
-    _import_all()
     host = Host(None)
     if stat.S_ISFIFO(os.fstat(0).st_mode):  # whoever started us holds the other end, and writes nothing
         host.watch(0, host.end)
@@ -342,7 +250,6 @@ def _host_one(path: Path, ready_fd: int | None) -> int:
 def _host_many(path: str) -> int:
     listener = _listener(path)
     print(json.dumps({"pid": os.getpid()}), flush=True)  # noqa: T201  what the starter reads
-    _import_all()
     Host(listener).run()
     return 0
 

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError
+from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
 from dataloaderjob.core.feeding import Feeding
 from dataloaderjob.core.feeding_states import Instruction, Job
 from dataloaderjob.core.frames import Flag, Header, Kind
@@ -33,7 +33,6 @@ from dataloaderjob.feeder.link import Link
 from dataloaderjob.feeder.outbox import Outbox
 from dataloaderjob.feeder.registration import Registration
 from dataloaderjob.feeder.sessions import Body
-from dataloaderjob.fetch.facts import facts
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +47,11 @@ _ELSEWHERE = int(Flag.ELSEWHERE)
 class FeederServer:
     """Serves one feeder process. Raises InputError, OSError when it cannot start."""
 
-    def __init__(self, settings: FeederSettings, requests: socket.socket, *, relayed: bool) -> None:
-        """`requests`: to the host, for templates. `relayed`: the host shows this process's output under its name."""
+    def __init__(
+        self, settings: FeederSettings, requests: socket.socket, facts: dict[str, Any], *, relayed: bool
+    ) -> None:
+        """`requests`: to the zygote, for templates. `facts`: what it said of this machine. `relayed`: the host shows
+        this process's output under its name."""
         self.settings = settings
         self.instance = os.urandom(8).hex()
         key = read_key(settings.key_path)
@@ -68,7 +70,7 @@ class FeederServer:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
         self._callbacks: dict[int, Callable[[int], None]] = {}
-        told = {**facts(), "feeder": settings.name, "instance": self.instance, "pid": os.getpid()}
+        told = {**facts, "feeder": settings.name, "instance": self.instance, "pid": os.getpid()}
         self._door = Door(
             settings.bind_host, settings.port, key=key, job=settings.job, facts=told, welcomed=self._welcomed
         )
@@ -309,6 +311,14 @@ class FeederServer:
         self._flush(touched)
 
 
+def _facts(requests: socket.socket) -> dict[str, Any]:
+    """Waits until the zygote is ready. Raises ServiceError when it is gone."""
+    data = requests.recv(4096)
+    if not data:
+        raise ServiceError("the process that imports torch ended: its own output says why")
+    return dict(json.loads(data)["facts"])
+
+
 def main(
     settings: FeederSettings, requests: socket.socket, ready_fd: int | None, *, relayed: bool
 ) -> NoReturn:
@@ -316,7 +326,7 @@ def main(
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, force=True)
     status = 0
     try:
-        server = FeederServer(settings, requests, relayed=relayed)
+        server = FeederServer(settings, requests, _facts(requests), relayed=relayed)
         host = settings.advertise_host or settings.bind_host
         if settings.supervisor_host is not None:
             Registration(settings, server, host=host).start()

@@ -13,8 +13,9 @@ outlives it for the next epoch.
 
 from __future__ import annotations
 
+import json
 import mmap
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -75,3 +76,21 @@ class Template:
     sessions: list[Session] = field(default_factory=list)
     spare: tuple[int, Channel] | None = None
     """A builder that waits for its session, so that the next epoch begins without a fork."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Introduction:
+    """Whom a builder works for, and as whom."""
+
+    feeder: str
+    index: int
+    num_workers: int
+    base_seed: int
+    allow_pickle: bool
+
+    def pack(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def parse(data: bytes) -> Introduction:
+        return Introduction(**json.loads(data))

@@ -7,13 +7,12 @@ import json
 import socket
 from typing import Protocol
 
+from dataloaderjob.core import failing
 from dataloaderjob.core.blobs import Bundle
-from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
 from dataloaderjob.feeder.channel import Channel, Kind, Message, Watching
 from dataloaderjob.feeder.sessions import Template
-from dataloaderjob.fetch.failures import pack_failure
 
 
 class Owner(Protocol):
@@ -37,7 +36,7 @@ class Templates:
         *,
         relayed: bool,
     ) -> None:
-        """`requests`: to the host. `relayed`: what user code prints while it is loaded goes where ours goes."""
+        """`requests`: to the zygote. `relayed`: what user code prints while it is loaded goes where ours goes."""
         self.loads = 0
         """Bundles that were loaded for this feeder."""
         self._settings, self._requests, self._watching, self._owner = settings, requests, watching, owner
@@ -153,11 +152,11 @@ class Templates:
             for session in another.sessions:
                 session.template = another
         else:
-            error = ServiceError(
-                "the process that loads the dataset ended while it did so: look for a crash in native code or too "
-                "little memory there; its last output is in the job's log"
+            text = (
+                f"{self._settings.name}: the process that loads the dataset ended while it did so: look for a crash "
+                "in native code or too little memory there; its last output is in the job's log"
             )
-            self._failed(template, pack_failure(error, phase="loading", feeder=self._settings.name))
+            self._failed(template, failing.pack("ServiceError", text))
 
     def _failed(self, template: Template, payload: bytes) -> None:
         self.drop(template)

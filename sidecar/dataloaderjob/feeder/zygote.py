@@ -1,0 +1,189 @@
+"""The zygote: the process with torch imported, from which the templates of bundles are forked.
+
+A child of the host, which starts it first of all, since importing torch takes longer than all else. It runs no user
+code and has no thread. Feeders ask it over a socket each, which the host brings; when it is ready it tells them the
+versions of this machine, which they tell receivers.
+
+feeder -> zygote   {"code", "manifest", "blobs"} with the channel to the template, and where the feeder's output goes,
+                   if that is relayed;  {"code"}: no more use for that template
+zygote -> feeder   {"facts"} once, when it is ready
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dataloaderjob.core.blobs import Bundle
+from dataloaderjob.core.forked import call_itself, close_all_but, default_signals, die_with_parent
+
+_REQUEST_NBYTES = 160 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class _Feeder:
+    """A feeder that may ask for templates."""
+
+    name: str
+    requests: socket.socket
+    templates: set[bytes] = field(default_factory=set)
+    """Bundles that it wants templates of."""
+
+
+@dataclass(slots=True, eq=False)
+class _Template:
+    """A template that runs."""
+
+    pid: int
+    requests: socket.socket
+    """Channels of further feeders go there."""
+
+
+class Zygote:
+    """`run` until the host is gone."""
+
+    def __init__(self, host: socket.socket, facts: dict[str, Any]) -> None:
+        """`host`: over which feeders' sockets come."""
+        self._facts = json.dumps({"facts": facts}).encode()
+        self._host = host
+        self._feeders: set[_Feeder] = set()
+        self._templates: dict[bytes, _Template] = {}
+        self._over = False
+        self._select = selectors.DefaultSelector()
+        self._wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._watch(self._wake_r, self._reap)
+        self._watch(host, self._another)
+
+    def run(self) -> None:
+        while not self._over:
+            for key, _ in self._select.select():
+                key.data()
+
+    def _watch(self, end: socket.socket | int, callback: Callable[[], None]) -> None:
+        self._select.register(end, selectors.EVENT_READ, callback)
+
+    def _another(self) -> None:
+        """A feeder was started."""
+        data, fds, _, _ = socket.recv_fds(self._host, 256, 1)
+        if not data or not fds:
+            self._over = True
+            return
+        feeder = _Feeder(data.decode(), socket.socket(fileno=fds[0]))
+        self._feeders.add(feeder)
+        self._watch(feeder.requests, lambda: self._request(feeder))
+        with contextlib.suppress(OSError):
+            feeder.requests.send(self._facts)
+
+    def _request(self, feeder: _Feeder) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(feeder.requests, _REQUEST_NBYTES, 2)
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self._gone(feeder)
+            return
+        message = json.loads(data)
+        code = bytes.fromhex(message["code"])
+        if not fds:
+            self._dismiss(feeder, code)
+            return
+        feeder.templates.add(code)
+        try:
+            self._provide(feeder, code, message, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _provide(self, feeder: _Feeder, code: bytes, message: dict[str, Any], fds: list[int]) -> None:
+        """`fds`: the channel to the template, and where the feeder's output goes, if it is relayed."""
+        template = self._templates.get(code)
+        if template is not None:
+            try:
+                socket.send_fds(template.requests, [b"+"], fds[:1])
+                return
+            except OSError:  # it has just ended
+                template.requests.close()
+                del self._templates[code]
+        self._templates[code] = self._fork(feeder.name, message, fds)
+
+    def _fork(self, feeder: str, message: dict[str, Any], fds: list[int]) -> _Template:
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(parent)
+            _become_template(feeder, message, there, fds)
+        there.close()
+        return _Template(pid, here)
+
+    def _gone(self, feeder: _Feeder) -> None:
+        self._feeders.discard(feeder)
+        self._select.unregister(feeder.requests)
+        feeder.requests.close()
+        for code in list(feeder.templates):
+            self._dismiss(feeder, code)
+
+    def _dismiss(self, feeder: _Feeder, code: bytes) -> None:
+        """Ends a template that no feeder wants; it may hang in what user code does while it is loaded."""
+        feeder.templates.discard(code)
+        template = self._templates.get(code)
+        if template is None or any(code in other.templates for other in self._feeders):
+            return
+        del self._templates[code]
+        template.requests.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(template.pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_r, 4096)
+        with contextlib.suppress(ChildProcessError):
+            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                for code, template in list(self._templates.items()):
+                    if template.pid == pid:
+                        template.requests.close()
+                        del self._templates[code]
+
+
+def _become_template(
+    feeder: str, message: dict[str, Any], requests: socket.socket, fds: list[int]
+) -> NoReturn:
+    from dataloaderjob.feeder import template
+
+    default_signals()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer
+    call_itself("dlj-template")
+    channel, *output = fds
+    for fd in output:
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+    close_all_but({requests.fileno(), channel})
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    bundle = Bundle.parse(message["manifest"].encode())
+    template.main(bundle, Path(message["blobs"]), feeder, requests, socket.socket(fileno=channel))
+
+
+def main(host: socket.socket) -> NoReturn:
+    """The whole life of the zygote's process, which the host forked."""
+    call_itself("dlj-zygote")
+    gc.disable()  # collections while modules are made take a tenth of the time, and find nothing
+    import torch
+
+    from dataloaderjob.fetch.facts import facts
+
+    torch.set_num_threads(1)
+    gc.freeze()  # collections in children leave the pages that they share alone
+    gc.enable()
+    Zygote(host, facts()).run()
+    os._exit(0)
