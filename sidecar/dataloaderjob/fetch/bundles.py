@@ -78,7 +78,7 @@ def _stored(snapshot: Snapshot, store: BlobStore) -> tuple[tuple[str, int], ...]
         for buffer in group:
             places.append((blob, offset, buffer.nbytes))
             offset += _padded(buffer.nbytes)
-    table = values.pack((places, snapshot.process, snapshot.reached, snapshot.others))
+    table = values.pack((places, snapshot.process, snapshot.imports, snapshot.others))
     head = b"".join((_LENGTH.pack(len(table)), table, snapshot.pickled))
     blobs = [store.put(head), store.put(snapshot.sources)]
     blobs += [store.put(group[0] if len(group) == 1 else _joined(group)) for group in groups]
@@ -117,7 +117,7 @@ def load_bundle(bundle: Bundle, store: BlobStore) -> UserCode:
     if len(bundle.blobs) < FIRST_BUFFER:
         raise RemoteProtocolError(f"a bundle needs {FIRST_BUFFER} blobs at least, found {len(bundle.blobs)}")
     head = store.path(bundle.blobs[0][0]).read_bytes()
-    places, process, reached, others, start = _parse_head(head)
+    places, process, imports, others, start = _parse_head(head)
     main, sources = _parse_sources(store.path(bundle.blobs[1][0]).read_bytes())
     maps = [_map(store.path(digest), nbytes) for digest, nbytes in bundle.blobs[FIRST_BUFFER:]]
     try:
@@ -131,7 +131,7 @@ def load_bundle(bundle: Bundle, store: BlobStore) -> UserCode:
     stream = io.BytesIO(head)
     stream.seek(start)
     try:
-        dataset, collate_fn, worker_init_fn = modules.load(stream, buffers, reached)
+        dataset, collate_fn, worker_init_fn = modules.load(stream, buffers, imports)
     except Exception as exc:
         error = _explained(exc, modules)
         if error is None:
@@ -158,13 +158,13 @@ def _explained(exc: Exception, modules: ModuleLoader) -> InputError | None:
     return None
 
 
-def _parse_head(head: bytes) -> tuple[list[Place], bytes, list[str], dict[str, bytes], int]:
+def _parse_head(head: bytes) -> tuple[list[Place], bytes, list[tuple[str, bool]], dict[str, bytes], int]:
     if len(head) < _LENGTH.size:
         raise RemoteProtocolError(f"a bundle's first blob needs {_LENGTH.size} bytes, found {len(head)}")
     start = _LENGTH.size + _LENGTH.unpack_from(head)[0]
     match values.unpack(head[_LENGTH.size : start]):
-        case (list() as places, bytes() as process, list() as reached, dict() as others):
-            return places, process, reached, others, start
+        case (list() as places, bytes() as process, list() as imports, dict() as others):
+            return places, process, imports, others, start
     raise RemoteProtocolError("a bundle's first blob holds no table of buffers")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import csv
 import decimal
 import locale
 import logging
@@ -15,6 +16,7 @@ import os
 import pickle
 import re
 import sys
+import time
 import warnings
 from typing import Any
 
@@ -55,6 +57,8 @@ class ProcessState:
         self._at_start = _variables_at_start()
         self._last: tuple[Any, bytes] | None = None
         self._variables: tuple[Any, dict[str, str]] | None = None
+        self._seen = {name for name in self._at_start if not _NEVER.fullmatch(name)}
+        """Variables that a feeder may have from this process."""
 
     def packed(self) -> bytes:
         state = self._take()
@@ -64,11 +68,14 @@ class ProcessState:
 
     def _take(self) -> dict[str, Any]:
         context = decimal.getcontext()
+        chosen = self._environ()
         return {
             "cwd": _cwd(),
             "path": [os.path.abspath(path) if path else path for path in sys.path if isinstance(path, str)],
             "argv": [argument for argument in sys.argv if not _RANK_ARGUMENT.fullmatch(argument)],
-            "environ": self._environ(),
+            "environ": chosen,
+            "removed": sorted(name for name in self._seen if name not in os.environ),
+            "zone": _zone(),
             "locale": locale.setlocale(locale.LC_ALL),
             "recursion": sys.getrecursionlimit(),
             "decimal": (context.prec, context.rounding),
@@ -76,6 +83,7 @@ class ProcessState:
             "warnings": _filters(),
             "torch": _torch(),
             "numpy": np.geterr(),
+            "csv": csv.field_size_limit(),
             "imports": [name for name in _IMPORTED_FOR_EFFECT if name in sys.modules],
             "pil": _pil(),
         }
@@ -93,7 +101,13 @@ class ProcessState:
                 continue
             if not _OWN.fullmatch(name) or self._at_start.get(name) != value:
                 found[name] = value
+        self._seen.update(found)
         return found
+
+
+def _zone() -> tuple[Any, ...]:
+    """The time zone that is in force: `time.tzset` may have been called since TZ was set, or not."""
+    return time.tzname, time.timezone, time.altzone
 
 
 def _cwd() -> str | None:
@@ -169,15 +183,9 @@ def apply(packed: bytes) -> None:
         os.chdir(state["cwd"])
     sys.argv[:] = state["argv"]
     sys.path[:] = _merged(state["path"], sys.path)
-    variables = dict(state["environ"])
-    if _FOLDERS in variables:
-        folders = _merged(
-            variables[_FOLDERS].split(os.pathsep), os.environ.get(_FOLDERS, "").split(os.pathsep)
-        )
-        variables[_FOLDERS] = os.pathsep.join(folders)
-    for name, value in variables.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
+    _apply_environ(state["environ"], state["removed"])
+    if state["zone"] != _zone():
+        time.tzset()
     with contextlib.suppress(locale.Error):
         locale.setlocale(locale.LC_ALL, state["locale"])
     sys.setrecursionlimit(max(state["recursion"], sys.getrecursionlimit()))
@@ -187,7 +195,22 @@ def apply(packed: bytes) -> None:
     _apply_filters(state["warnings"])
     _apply_torch(state["torch"])
     np.seterr(**state["numpy"])
+    csv.field_size_limit(state["csv"])
     _apply_to_libraries(state["imports"], state["pil"])
+
+
+def _apply_environ(theirs: dict[str, str], removed: list[str]) -> None:
+    variables = dict(theirs)
+    if _FOLDERS in variables:
+        folders = _merged(
+            variables[_FOLDERS].split(os.pathsep), os.environ.get(_FOLDERS, "").split(os.pathsep)
+        )
+        variables[_FOLDERS] = os.pathsep.join(folders)
+    for name, value in variables.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+    for name in removed:
+        os.environ.pop(name, None)
 
 
 def _merged(theirs: list[str], ours: list[str]) -> list[str]:

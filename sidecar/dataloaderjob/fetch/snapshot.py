@@ -19,7 +19,7 @@ import torch
 from dataloaderjob.core import values
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.fetch import culprit, module_state, unchanged
+from dataloaderjob.fetch import culprit, effects, module_state, unchanged
 from dataloaderjob.fetch.module_state import CODE, MAIN, ROOTS, Excluded, State
 from dataloaderjob.fetch.modules import UserModules, main_source
 from dataloaderjob.fetch.names import Names
@@ -52,8 +52,8 @@ class Snapshot:
     buffers: list[memoryview]
     process: bytes
     sources: bytes
-    reached: list[str]
-    """User modules to import, in the trainer's order."""
+    imports: list[tuple[str, bool]]
+    """User modules to import, in the trainer's order, and whether the dataset needs them."""
     others: dict[str, bytes]
     """State of each other user module."""
     arrays: int
@@ -115,7 +115,7 @@ class Snapshots:
             buffers=buffers,
             process=self._process.packed(),
             sources=self._packed_sources(),
-            reached=[name for name in maker.modules if name in maker.reached.modules],
+            imports=self._imports(maker.modules, maker.reached),
             others=maker.others(),
             arrays=pickler.arrays,
         )
@@ -177,6 +177,10 @@ class Snapshots:
         maker = _Maker(modules, patches, self._excluded, state, self._reached.get(_key(roots)), self._alone)
         maker.forget_mended()
         return maker
+
+    def _imports(self, modules: dict[str, ModuleType], reached: Reached) -> list[tuple[str, bool]]:
+        wanted = effects.modules(main_source(), modules, self._modules.sources())
+        return [(name, name in reached.modules) for name in modules if name in reached.modules or name in wanted]
 
     def _packed_sources(self) -> bytes:
         sources, main = self._modules.sources(), main_source()
