@@ -65,7 +65,6 @@ DEVIATIONS: dict[str, Refused | Differs] = {
     # Left out, num_workers means the service, so that the dataset of the script is not the one that is asked.
     "epochs/dataset_counts_with_workers_left_out": Differs("num_workers left out is the service", "0\n"),
     # Settings of libraries.
-    "libraries/field_size_of_csv": Refused("Error", "worker_init_fn"),
     "libraries/mime_type_added": Differs(LIBRARY, "'None'"),
     "libraries/print_options": Differs(LIBRARY, "[0.33333333]"),
     "patches/function_of_a_library": Differs(LIBRARY, "dict{'label'"),

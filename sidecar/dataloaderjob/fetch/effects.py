@@ -32,10 +32,11 @@ _known: dict[str, tuple[bytes, bool, tuple[str, ...]]] = {}
 def modules(main: Mapping[str, Any], loaded: Mapping[str, ModuleType], sources: Sequence[Source]) -> set[str]:
     """Returns the names of such modules among `loaded`, the user modules of this process."""
     shipped = {source.name: source for source in sources}
-    own = vars(sys.modules["__main__"])
-    pending = [value.__name__ for value in list(own.values()) if isinstance(value, ModuleType)]
     package = main["package"] or ""
-    pending += [*_look("__main__", main["text"], package)[1], package]
+    pending = [*_look("__main__", main["text"], package)[1], package]
+    if not main["text"]:  # a notebook
+        own = vars(sys.modules["__main__"])
+        pending += [value.__name__ for value in list(own.values()) if isinstance(value, ModuleType)]
     seen, found = set[str](), set[str]()
     while pending:
         name = pending.pop()
