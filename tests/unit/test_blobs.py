@@ -1,5 +1,6 @@
 """The folder of blobs: by content, whole or not at all, once."""
 
+import hashlib
 import threading
 
 import pytest
@@ -85,3 +86,19 @@ def test_one_process_of_a_node_fetches_and_the_others_wait(tmp_path):
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
+
+
+def test_many_blobs_are_stored_in_the_order_they_were_given(tmp_path):
+    store = BlobStore(tmp_path)
+    contents = [bytes([i]) * (i * 100_000) for i in range(20)]
+    stored = store.put_all([lambda content=content: content for content in contents])
+    assert stored == [BlobStore(tmp_path / "other").put(content) for content in contents]
+    assert [store.path(digest).read_bytes() for digest, _ in stored] == contents
+
+
+def test_what_this_process_stores_is_hashed_once(tmp_path, monkeypatch):
+    hashed = []
+    sha256 = hashlib.sha256
+    monkeypatch.setattr(hashlib, "sha256", lambda *data: hashed.append(data) or sha256(*data))
+    BlobStore(tmp_path).put(b"content")
+    assert len(hashed) == 1

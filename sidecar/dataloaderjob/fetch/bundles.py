@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,10 @@ def _stored(snapshot: Snapshot, store: BlobStore) -> tuple[tuple[str, int], ...]
             offset += _padded(buffer.nbytes)
     table = values.pack((places, snapshot.process, snapshot.imports, snapshot.others))
     head = b"".join((_LENGTH.pack(len(table)), table, snapshot.pickled))
-    blobs = [store.put(head), store.put(snapshot.sources)]
-    blobs += [store.put(group[0] if len(group) == 1 else _joined(group)) for group in groups]
-    return tuple(blobs)
+    parts = [lambda: head, lambda: snapshot.sources, *(partial(_joined, group) for group in groups)]
+    if len(groups) > 1:
+        return tuple(store.put_all(parts))
+    return tuple(store.put(part()) for part in parts)
 
 
 def _groups(buffers: Sequence[memoryview]) -> Iterator[list[memoryview]]:
@@ -103,7 +105,9 @@ def _padded(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _joined(group: list[memoryview]) -> bytes:
+def _joined(group: list[memoryview]) -> bytes | memoryview:
+    if len(group) == 1:
+        return group[0]
     return b"".join(part for b in group for part in (b, bytes(_padded(b.nbytes) - b.nbytes)))
 
 
