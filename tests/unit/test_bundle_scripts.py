@@ -840,8 +840,8 @@ SCRIPTS: dict[str, dict[str, str]] = {
                         Step()
                     except TypeError:
                         LEVELS.append("abstract")
-                    return (Meta.kinds, Step.steps, Add().run(), Add.code, isinstance(Add(), Step), Named.names, First.name,
-                            Kind.made, type(Counted) is Kind, Depth(2), LEVELS, Later.code)
+                    return (Meta.kinds, Step.steps, Add().run(), Add.code, isinstance(Add(), Step), Named.names,
+                            First.name, Kind.made, type(Counted) is Kind, Depth(2), LEVELS, Later.code)
             same(Data())
             class Second(First, name="second"):
                 pass

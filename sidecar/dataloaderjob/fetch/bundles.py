@@ -32,6 +32,7 @@ from dataloaderjob.fetch.snapshot import Snapshot, Snapshots
 BLOB_NBYTES = 64 * 1024 * 1024
 """Buffers are put together up to this size, for a dataset of 10,000 arrays is not to be 10,000 files."""
 ALIGNMENT = 64
+SLOW_S = 1.0
 FIRST_BUFFER = 2
 """The blob behind the pickle and the sources."""
 _LENGTH = struct.Struct("<Q")
@@ -56,9 +57,11 @@ def make_bundle(
     *,
     store: BlobStore,
     allow_pickle: bool,
+    slow: Callable[[float], None] | None = None,
 ) -> Bundle:
     """Pickles what makes batches into `store`, as it is now; the bundle's id changes with its content.
 
+    `slow` is called with the seconds that it took, if they are many and the next call will take as many.
     Raises InputError naming the attribute that cannot be pickled.
     """
     roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
@@ -67,7 +70,9 @@ def make_bundle(
         began = time.perf_counter()
         snapshot = _snapshots.take(roots)
         blobs = _stored(snapshot, store)
-        _snapshots.remember(roots, snapshot, blobs, time.perf_counter() - began)
+        elapsed_s = time.perf_counter() - began
+        if not _snapshots.remember(roots, snapshot, blobs, elapsed_s) and elapsed_s > SLOW_S and slow:
+            slow(elapsed_s)
     return Bundle(blobs=blobs, allow_pickle=allow_pickle, facts=facts())
 
 
@@ -81,10 +86,9 @@ def _stored(snapshot: Snapshot, store: BlobStore) -> tuple[tuple[str, int], ...]
             offset += _padded(buffer.nbytes)
     table = values.pack((places, snapshot.process, snapshot.imports, snapshot.others))
     head = b"".join((_LENGTH.pack(len(table)), table, snapshot.pickled))
-    parts = [lambda: head, lambda: snapshot.sources, *(partial(_joined, group) for group in groups)]
-    if len(groups) > 1:
-        return tuple(store.put_all(parts))
-    return tuple(store.put(part()) for part in parts)
+    own = [[memoryview(head)], [memoryview(snapshot.sources)]]
+    made = [partial(_joined, group) for group in (*own, *groups)]
+    return tuple(store.put_all(made) if len(groups) > 1 else [store.put(make()) for make in made])
 
 
 def _groups(buffers: Sequence[memoryview]) -> Iterator[list[memoryview]]:

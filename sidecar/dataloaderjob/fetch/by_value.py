@@ -78,7 +78,9 @@ def _quiet(metaclasses: Iterable[type], bases: Iterable[type]) -> Iterator[None]
 
 
 def _with_bases(classes: Iterable[type]) -> list[type]:
-    return [cls for cls in dict.fromkeys(base for given in classes for base in given.__mro__) if _is_users(cls)]
+    return [
+        cls for cls in dict.fromkeys(base for given in classes for base in given.__mro__) if _is_users(cls)
+    ]
 
 
 def _is_users(cls: type) -> bool:

@@ -106,7 +106,9 @@ def _import_for_effect(name: str) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as exc:  # user code, which may end with sys.exit()
-        _say(f"the import of {name}, which the script imports, too, fails in feeders: {type(exc).__name__}: {exc}")
+        _say(
+            f"the import of {name}, which the script imports, too, fails in feeders: {type(exc).__name__}: {exc}"
+        )
     elapsed_s = time.perf_counter() - began
     if elapsed_s > SLOW_IMPORT_S:
         _say(

@@ -139,19 +139,20 @@ class Snapshots:
                 os.utime(store.path(digest))  # not to be swept before the bundle is announced
         return blobs
 
-    def remember(self, roots: Roots, snapshot: Snapshot, blobs: Blobs, elapsed_s: float) -> None:
-        """Keeps a fingerprint of what took long to pickle and to hash."""
+    def remember(self, roots: Roots, snapshot: Snapshot, blobs: Blobs, elapsed_s: float) -> bool:
+        """Keeps a fingerprint of what took long to pickle and to hash. Returns whether there is one."""
         fingerprint, self._current = self._current, None
         if elapsed_s < SLOW_S:
-            return
+            return False
         fingerprint = fingerprint or self._fingerprint(roots)
         # marshal takes an array for bytes: none may be within what it stands for.
         if fingerprint is None or fingerprint[1] != snapshot.arrays:
-            return
+            return False
         self._slow.add(_key(roots))
         self._fingerprints[fingerprint[0]] = blobs
         while len(self._fingerprints) > _REMEMBERED:
             self._fingerprints.popitem(last=False)
+        return True
 
     def _fingerprint(self, roots: Roots) -> Fingerprint | None:
         """Returns (fingerprint, arrays met); None for what cannot be pickled, which then gets its message."""
@@ -180,7 +181,9 @@ class Snapshots:
 
     def _imports(self, modules: dict[str, ModuleType], reached: Reached) -> list[tuple[str, bool]]:
         wanted = effects.modules(main_source(), modules, self._modules.sources())
-        return [(name, name in reached.modules) for name in modules if name in reached.modules or name in wanted]
+        return [
+            (name, name in reached.modules) for name in modules if name in reached.modules or name in wanted
+        ]
 
     def _packed_sources(self) -> bytes:
         sources, main = self._modules.sources(), main_source()
