@@ -1,14 +1,12 @@
 """What user code finds in its process besides modules: working directory, environment, settings of libraries.
 
-Taken in the trainer, applied in a feeder before anything of the user's is loaded. A library's setting
-travels only if it differs from the library's own, for a feeder would import the library to set it.
+Taken in the trainer, applied in a feeder before anything of the user's is loaded.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
-import csv
 import decimal
 import locale
 import logging
@@ -20,8 +18,9 @@ import time
 import warnings
 from typing import Any
 
-import numpy as np
 import torch
+
+from dataloaderjob.fetch import library_state
 
 _NEVER = re.compile(
     r"(?:\w+_)?RANK$|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE|ROLE_WORLD_SIZE|MASTER_\w+|TORCHELASTIC_\w+|TORCH_NCCL_\w+|NCCL_\w+|"
@@ -36,9 +35,6 @@ _OWN = re.compile(
 """Variables that a feeder has of its own, unless the script changed them."""
 _RANK_ARGUMENT = re.compile(r"--local[-_]rank=\d+")
 _FOLDERS = "PATH"
-_PIL_PIXELS = 1024 * 1024 * 1024 // 4 // 3
-_IMPORTED_FOR_EFFECT = ("hdf5plugin", "pillow_avif", "pillow_heif", "pillow_jxl")
-"""Libraries that register themselves with another when they are imported."""
 
 
 def _variables_at_start() -> dict[str, str]:
@@ -82,10 +78,7 @@ class ProcessState:
             "logging": _logging(),
             "warnings": _filters(),
             "torch": _torch(),
-            "numpy": np.geterr(),
-            "csv": csv.field_size_limit(),
-            "imports": [name for name in _IMPORTED_FOR_EFFECT if name in sys.modules],
-            "pil": _pil(),
+            "libraries": library_state.take(),
         }
 
     def _environ(self) -> dict[str, str]:
@@ -162,17 +155,6 @@ def _torch() -> dict[str, Any]:
     }
 
 
-def _pil() -> dict[str, Any]:
-    """PIL's settings that differ from its own."""
-    image, file = sys.modules.get("PIL.Image"), sys.modules.get("PIL.ImageFile")
-    found: dict[str, Any] = {}
-    if file is not None and getattr(file, "LOAD_TRUNCATED_IMAGES", False):
-        found["truncated"] = True
-    if image is not None and getattr(image, "MAX_IMAGE_PIXELS", _PIL_PIXELS) != _PIL_PIXELS:
-        found["pixels"] = image.MAX_IMAGE_PIXELS
-    return found
-
-
 # In a feeder
 
 
@@ -194,9 +176,7 @@ def apply(packed: bytes) -> None:
     _apply_logging(state["logging"])
     _apply_filters(state["warnings"])
     _apply_torch(state["torch"])
-    np.seterr(**state["numpy"])
-    csv.field_size_limit(state["csv"])
-    _apply_to_libraries(state["imports"], state["pil"])
+    library_state.apply(state["libraries"])
 
 
 def _apply_environ(theirs: dict[str, str], removed: list[str]) -> None:
@@ -252,21 +232,3 @@ def _apply_torch(state: dict[str, Any]) -> None:
     here = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     if (state["deterministic"], state["warn_only"]) != here:  # it imports the compiler: 2 s
         torch.use_deterministic_algorithms(state["deterministic"], warn_only=state["warn_only"])
-
-
-def _apply_to_libraries(imports: list[str], pil: dict[str, Any]) -> None:
-    for name in imports:
-        try:
-            __import__(name)
-        except ImportError:
-            continue  # what needs it will say so
-    if not pil:
-        return
-    try:
-        from PIL import Image, ImageFile
-    except ImportError:
-        return
-    if "truncated" in pil:
-        ImageFile.LOAD_TRUNCATED_IMAGES = pil["truncated"]
-    if "pixels" in pil:
-        Image.MAX_IMAGE_PIXELS = pil["pixels"]

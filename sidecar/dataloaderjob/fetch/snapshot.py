@@ -173,7 +173,7 @@ class Snapshots:
         modules = self._modules.find()
         if self._patches is None:
             self._patches = module_state.patches(self._modules)
-        patches = [*self._patches, *module_state.collate_entries()]
+        patches = [*self._patches, *module_state.entries()]
         state = State(Names(modules), self._excluded, self._references)
         maker = _Maker(modules, patches, self._excluded, state, self._reached.get(_key(roots)), self._alone)
         maker.forget_mended()
