@@ -907,6 +907,38 @@ SCRIPTS: dict[str, dict[str, str]] = {
             same(Data())
         """,
     },
+    "settings of the process and of the standard library": {
+        "train.py": """
+            import collections, collections.abc, decimal, mimetypes, os, resource, socket, ssl, sys
+            import numpy as np
+            import torch
+            from parity import same
+            class Data:
+                def __getitem__(self, i):
+                    mask = os.umask(0)
+                    os.umask(mask)
+                    return (mask, sys.get_int_max_str_digits(), socket.getdefaulttimeout(), mimetypes.guess_type("a.rawx"),
+                            ssl._create_default_https_context.__name__, torch.get_float32_matmul_precision(),
+                            [trap.__name__ for trap, on in decimal.getcontext().traps.items() if on],
+                            str(np.array([1 / 3])), str(torch.tensor([1 / 3])), getattr(np, "float", None),
+                            resource.getrlimit(resource.RLIMIT_NOFILE), isinstance({}, getattr(collections, "Mapping", int)))
+            same(Data())
+            os.umask(0o027)
+            sys.set_int_max_str_digits(0)
+            socket.setdefaulttimeout(7)
+            mimetypes.add_type("image/raw", ".rawx")
+            ssl._create_default_https_context = ssl._create_unverified_context
+            torch.set_float32_matmul_precision("high")
+            decimal.getcontext().traps[decimal.Inexact] = True
+            np.set_printoptions(precision=2)
+            torch.set_printoptions(precision=3)
+            np.float = float
+            collections.Mapping = collections.abc.Mapping
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            same(Data())
+        """,
+    },
     "csv, time zone and variables": {
         "train.py": """
             import csv, os, time

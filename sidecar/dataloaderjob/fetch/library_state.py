@@ -7,7 +7,9 @@ would import the library to set it.
 from __future__ import annotations
 
 import csv
+import decimal
 import mimetypes
+import socket
 import sys
 from typing import Any
 
@@ -24,8 +26,11 @@ def take() -> dict[str, Any]:
     return {
         "imports": [name for name in _IMPORTED_FOR_EFFECT if name in sys.modules],
         "pil": _pil(),
+        "decimal": _decimal(),
         "csv": csv.field_size_limit(),
         "mime": _mime_types(),
+        "socket": socket.getdefaulttimeout(),
+        "unverified": _unverified(),
         "numpy": np.geterr(),
         "numpy prints": _plain(np.get_printoptions()),
         "torch prints": _plain(vars(_TORCH_PRINTS)),
@@ -40,6 +45,18 @@ def _pil() -> dict[str, Any]:
     if image is not None and getattr(image, "MAX_IMAGE_PIXELS", _PIXELS) != _PIXELS:
         found["pixels"] = image.MAX_IMAGE_PIXELS
     return found
+
+
+def _decimal() -> dict[str, Any]:
+    context = decimal.getcontext()
+    traps = [signal.__name__ for signal, trapped in context.traps.items() if trapped]
+    return {"prec": context.prec, "rounding": context.rounding, "traps": traps}
+
+
+def _unverified() -> bool:
+    """Whether the script switched the check of certificates off, as it does to download from an old server."""
+    ssl = sys.modules.get("ssl")
+    return ssl is not None and ssl._create_default_https_context is ssl._create_unverified_context  # noqa: SLF001
 
 
 def _mime_types() -> dict[str, str]:
@@ -61,7 +78,16 @@ def apply(state: dict[str, Any]) -> None:
         except ImportError:
             continue  # what needs it will say so
     _apply_pil(state["pil"])
+    context = decimal.getcontext()
+    context.prec, context.rounding = state["decimal"]["prec"], state["decimal"]["rounding"]
+    for signal in context.traps:
+        context.traps[signal] = signal.__name__ in state["decimal"]["traps"]
     csv.field_size_limit(state["csv"])
+    socket.setdefaulttimeout(state["socket"])
+    if state["unverified"]:
+        import ssl
+
+        ssl._create_default_https_context = ssl._create_unverified_context  # type: ignore[assignment]  # noqa: SLF001
     for extension, kind in state["mime"].items():
         mimetypes.add_type(kind, extension)
     np.seterr(**state["numpy"])

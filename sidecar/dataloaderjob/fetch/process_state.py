@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import decimal
 import locale
 import logging
 import os
 import pickle
 import re
+import resource
 import sys
 import time
 import warnings
@@ -63,7 +63,6 @@ class ProcessState:
         return self._last[1]
 
     def _take(self) -> dict[str, Any]:
-        context = decimal.getcontext()
         chosen = self._environ()
         return {
             "cwd": _cwd(),
@@ -74,7 +73,9 @@ class ProcessState:
             "zone": _zone(),
             "locale": locale.setlocale(locale.LC_ALL),
             "recursion": sys.getrecursionlimit(),
-            "decimal": (context.prec, context.rounding),
+            "digits": sys.get_int_max_str_digits(),
+            "umask": _umask(),
+            "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             "logging": _logging(),
             "warnings": _filters(),
             "torch": _torch(),
@@ -96,6 +97,15 @@ class ProcessState:
                 found[name] = value
         self._seen.update(found)
         return found
+
+
+def _umask() -> int | None:
+    """Read where no other thread sees it changed."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            return next((int(line.split()[1], 8) for line in file if line.startswith("Umask:")), None)
+    except OSError:
+        return None
 
 
 def _zone() -> tuple[Any, ...]:
@@ -152,6 +162,11 @@ def _torch() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "grad": torch.is_grad_enabled(),
+        "matmul": torch.get_float32_matmul_precision(),
+        "autocast": (
+            torch.is_autocast_enabled("cpu"),
+            str(torch.get_autocast_dtype("cpu")).removeprefix("torch."),
+        ),
     }
 
 
@@ -171,12 +186,23 @@ def apply(packed: bytes) -> None:
     with contextlib.suppress(locale.Error):
         locale.setlocale(locale.LC_ALL, state["locale"])
     sys.setrecursionlimit(max(state["recursion"], sys.getrecursionlimit()))
-    context = decimal.getcontext()
-    context.prec, context.rounding = state["decimal"]
+    sys.set_int_max_str_digits(state["digits"])
+    if state["umask"] is not None:
+        os.umask(state["umask"])
+    _allow_files(state["files"])
     _apply_logging(state["logging"])
     _apply_filters(state["warnings"])
     _apply_torch(state["torch"])
     library_state.apply(state["libraries"])
+
+
+def _allow_files(wanted: int) -> None:
+    """Lets this process open as many files as the trainer, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    endless = resource.RLIM_INFINITY
+    wanted = wanted if hard == endless else hard if wanted == endless else min(wanted, hard)
+    if soft != endless and (wanted == endless or wanted > soft):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _apply_environ(theirs: dict[str, str], removed: list[str]) -> None:
@@ -229,6 +255,10 @@ def _pattern(text: tuple[str, int] | None) -> Any:
 def _apply_torch(state: dict[str, Any]) -> None:
     torch.set_default_dtype(getattr(torch, state["dtype"]))
     torch.set_grad_enabled(state["grad"])
+    torch.set_float32_matmul_precision(state["matmul"])
+    enabled, dtype = state["autocast"]
+    torch.set_autocast_enabled("cpu", enabled)
+    torch.set_autocast_dtype("cpu", getattr(torch, dtype))
     here = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     if (state["deterministic"], state["warn_only"]) != here:  # it imports the compiler: 2 s
         torch.use_deterministic_algorithms(state["deterministic"], warn_only=state["warn_only"])
