@@ -917,11 +917,13 @@ SCRIPTS: dict[str, dict[str, str]] = {
                 def __getitem__(self, i):
                     mask = os.umask(0)
                     os.umask(mask)
-                    return (mask, sys.get_int_max_str_digits(), socket.getdefaulttimeout(), mimetypes.guess_type("a.rawx"),
+                    return (mask, sys.get_int_max_str_digits(), socket.getdefaulttimeout(),
+                            mimetypes.guess_type("a.rawx"),
                             ssl._create_default_https_context.__name__, torch.get_float32_matmul_precision(),
                             [trap.__name__ for trap, on in decimal.getcontext().traps.items() if on],
                             str(np.array([1 / 3])), str(torch.tensor([1 / 3])), getattr(np, "float", None),
-                            resource.getrlimit(resource.RLIMIT_NOFILE), isinstance({}, getattr(collections, "Mapping", int)))
+                            resource.getrlimit(resource.RLIMIT_NOFILE),
+                            isinstance({}, getattr(collections, "Mapping", int)))
             same(Data())
             os.umask(0o027)
             sys.set_int_max_str_digits(0)
