@@ -8,6 +8,7 @@ reach has a pickle by itself, which is applied if user code imports it after all
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import sys
@@ -275,10 +276,14 @@ def entries() -> list[tuple[str, Any, Any]]:
 
 def _added_names(name: str) -> Iterator[tuple[str, str, Any]]:
     own = vars(sys.modules[name])
-    known = frozenset(own["__all__"])
-    for added in sorted(own.keys() - known):
+    for added in sorted(own.keys() - _names_at_import(name)):
         if not added.startswith("_") and not isinstance(own[added], types.ModuleType):
             yield name, added, own[added]
+
+
+@functools.cache
+def _names_at_import(name: str) -> frozenset[str]:
+    return frozenset(sys.modules[name].__all__)
 
 
 _COLLATE, _PIL_OPEN = "<collate>", "<PIL>"
