@@ -1139,7 +1139,7 @@ def test_a_module_is_imported_once_in_a_feeder(host: Scripts, tmp_path: Path) ->
     assert (tmp_path / "imports").read_text() == "data\n" * 2
 
 
-def test_what_only_defines_and_what_only_the_main_block_imports_is_not_imported(
+def test_what_only_defines_what_is_to_run_once_and_what_the_main_block_imports_is_not_imported(
     host: Scripts, tmp_path: Path
 ) -> None:
     said = "with open('imports', 'a') as file:\n    file.write(__name__ + '\\n')\n"
@@ -1147,8 +1147,11 @@ def test_what_only_defines_and_what_only_the_main_block_imports_is_not_imported(
         "model.py": said + "class Model:\n    pass\n",
         "guarded.py": said + "import json\njson.guarded = True\n",
         "effects.py": said + "import json\njson.seen = True\n",
+        "wipe.py": said + "import shutil as sh\nsh.rmtree('outputs', True)\n",
+        "wipes.py": said + "import json, wipe\njson.wiped = True\n",
         "train.py": """
             import effects
+            import wipes
             from model import Model
             from parity import same
             class Data:
@@ -1161,4 +1164,7 @@ def test_what_only_defines_and_what_only_the_main_block_imports_is_not_imported(
     }
     folder = write(tmp_path, files).parent
     host.run(folder / "train.py")
-    assert (folder / "imports").read_text().split() == ["effects", "model", "guarded", "effects"]
+    assert (folder / "imports").read_text().split() == [
+        *("effects", "wipes", "wipe", "model", "guarded"),
+        "effects",
+    ]
