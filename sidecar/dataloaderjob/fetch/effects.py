@@ -44,8 +44,8 @@ class _Look(NamedTuple):
     imported: tuple[str, ...]
 
 
-def modules(main: Mapping[str, Any], loaded: Mapping[str, ModuleType], sources: Sequence[Source]) -> set[str]:
-    """Returns the names of such modules among `loaded`, the user modules of this process."""
+def modules(main: Mapping[str, Any], sources: Sequence[Source]) -> set[str]:
+    """Returns the names of such modules among the user modules of this process, which have these sources."""
     shipped = {source.name: source for source in sources}
     package = main["package"] or ""
     pending = [*_look("__main__", main["text"], package).imported, package]
@@ -53,9 +53,7 @@ def modules(main: Mapping[str, Any], loaded: Mapping[str, ModuleType], sources: 
         own = vars(sys.modules["__main__"])
         pending += [value.__name__ for value in list(own.values()) if isinstance(value, ModuleType)]
     looks = _all_looks(pending, shipped)
-    found = {
-        name for name, look in looks.items() if look.has_effect and not _being_imported(loaded.get(name))
-    }
+    found = {name for name, look in looks.items() if look.has_effect}
     return {name for name in found if not any(look.is_once for look in _all_looks([name], shipped).values())}
 
 
@@ -72,8 +70,9 @@ def _all_looks(names: Sequence[str], shipped: Mapping[str, Source]) -> dict[str,
     return found
 
 
-def _being_imported(module: Any) -> bool:
-    return module is None or getattr(getattr(module, "__spec__", None), "_initializing", False)
+def is_over(module: ModuleType) -> bool:
+    """Whether the import of a module is."""
+    return not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
 def _look(name: str, text: bytes, package: str) -> _Look:

@@ -97,6 +97,8 @@ class Snapshots:
         """What the dataset's pickle reached last time, by types of the roots."""
         self._patches: list[Any] | None = None
         self._sources: tuple[Any, bytes] | None = None
+        self._effects: tuple[bytes, set[str]] | None = None
+        """Modules that the script imports for what their import does, with the sources that tell."""
         self._slow: set[Any] = set()
         self._fingerprints: OrderedDict[Any, Blobs] = OrderedDict()
         self._current: Fingerprint | None = None
@@ -180,7 +182,10 @@ class Snapshots:
         return maker
 
     def _imports(self, modules: dict[str, ModuleType], reached: Reached) -> list[tuple[str, bool]]:
-        wanted = effects.modules(main_source(), modules, self._modules.sources())
+        packed = self._packed_sources()
+        if self._effects is None or self._effects[0] is not packed:
+            self._effects = packed, effects.modules(main_source(), self._modules.sources())
+        wanted = {name for name in self._effects[1] if name in modules and effects.is_over(modules[name])}
         return [
             (name, name in reached.modules) for name in modules if name in reached.modules or name in wanted
         ]
