@@ -1,5 +1,6 @@
 """The folder of blobs: by content, whole or not at all, once."""
 
+import hashlib
 import os
 import threading
 
@@ -97,3 +98,19 @@ def test_a_nodes_folder_keeps_what_is_used_and_lets_go_of_the_rest(tmp_path):
     assert store.sweep(set(), NODE_KEEP_S) == 1
     assert store.missing(used) == []
     assert store.missing(unused) == list(unused.blobs)
+
+
+def test_many_blobs_are_stored_in_the_order_they_were_given(tmp_path):
+    store = BlobStore(tmp_path)
+    contents = [bytes([i]) * (i * 100_000) for i in range(20)]
+    stored = store.put_all([lambda content=content: content for content in contents])
+    assert stored == [BlobStore(tmp_path / "other").put(content) for content in contents]
+    assert [store.path(digest).read_bytes() for digest, _ in stored] == contents
+
+
+def test_what_this_process_stores_is_hashed_once(tmp_path, monkeypatch):
+    hashed = []
+    sha256 = hashlib.sha256
+    monkeypatch.setattr(hashlib, "sha256", lambda *data: hashed.append(data) or sha256(*data))
+    BlobStore(tmp_path).put(b"content")
+    assert len(hashed) == 1

@@ -778,6 +778,185 @@ SCRIPTS: dict[str, dict[str, str]] = {
             same(Mine())
         """,
     },
+    "classes whose making has effects": {
+        "kinds.py": """
+            class Named:
+                names = []
+                def __init_subclass__(cls, *, name, **options):
+                    super().__init_subclass__(**options)
+                    cls.name = name
+                    Named.names.append(name)
+            class Kind(type):
+                made = {}
+                def __new__(mcs, name, bases, namespace, *, code=0):
+                    kind = super().__new__(mcs, name, bases, namespace)
+                    mcs.made[name] = code
+                    return kind
+                def __init__(cls, name, bases, namespace, *, code=0):
+                    super().__init__(name, bases, namespace)
+                    Kind.made[name] += 1
+        """,
+        "train.py": """
+            import abc, enum
+            from parity import same
+            from kinds import Kind, Named
+            class Meta(abc.ABCMeta):
+                kinds = []
+                def __new__(mcs, name, bases, namespace, *, code):
+                    mcs.kinds.append((name, code))
+                    return super().__new__(mcs, name, bases, namespace)
+                def __init__(cls, name, bases, namespace, *, code):
+                    super().__init__(name, bases, namespace)
+                    cls.code = code
+                def __setattr__(cls, name, value):
+                    if not name.startswith("_") and name != "code":
+                        raise AttributeError(name)
+                    super().__setattr__(name, value)
+            class Step(metaclass=Meta, code=1):
+                steps = []
+                @abc.abstractmethod
+                def run(self): ...
+                def __init_subclass__(cls, **options):
+                    Step.steps.append(cls.__name__)
+                    super().__init_subclass__(**options)
+            class Add(Step, code=2):
+                def run(self):
+                    return 5
+            class First(Named, name="first"):
+                pass
+            class Counted(metaclass=Kind, code=6):
+                pass
+            class Level(enum.IntEnum):
+                def __init_subclass__(cls):
+                    LEVELS.append(cls.__name__)
+            LEVELS = []
+            class Depth(Level):
+                LOW, HIGH = 1, 2
+            class Data:
+                def __getitem__(self, i):
+                    class Later(Step, code=9):
+                        pass
+                    try:
+                        Step()
+                    except TypeError:
+                        LEVELS.append("abstract")
+                    return (Meta.kinds, Step.steps, Add().run(), Add.code, isinstance(Add(), Step), Named.names,
+                            First.name, Kind.made, type(Counted) is Kind, Depth(2), LEVELS, Later.code)
+            same(Data())
+            class Second(First, name="second"):
+                pass
+            same(Data())
+        """,
+    },
+    "modules that the script imports for what their import does": {
+        "quiet.py": """
+            with open("imported", "a") as file:
+                pass
+            class Model:
+                pass
+        """,
+        "rot.py": """
+            import codecs
+            import table
+            codecs.register_error("count", lambda error: ("<1>", error.end))
+            table.names.append("rot")
+        """,
+        "table.py": "names = []",
+        "ends.py": """
+            import sys, builtins
+            def begin():
+                if not hasattr(builtins, "ready"):
+                    sys.exit("the script comes first")
+            begin()
+        """,
+        "setup/__init__.py": "from . import inner\nfrom .kinds import kind\n",
+        "setup/inner.py": """
+            import json
+            def default(self, value):
+                return "a set"
+            json.JSONEncoder.default = default
+        """,
+        "setup/kinds.py": """
+            import copyreg
+            def kind(cls):
+                return cls
+            class Plain:
+                pass
+            copyreg.pickle(Plain, lambda plain: "PLAIN")
+        """,
+        "guarded.py": "import string\nstring.guarded = True\n",
+        "train.py": """
+            import builtins
+            builtins.ready = True
+            from parity import same
+            try:
+                import rot
+            except ImportError:
+                rot = None
+            import ends
+            from setup import kind
+            from quiet import Model
+            import table
+            class Data:
+                def __getitem__(self, i):
+                    import copyreg, json
+                    return (b"\\xff".decode("utf-8", "count"), json.dumps({i}), len(table.names),
+                            [cls.__name__ for cls in copyreg.dispatch_table if cls.__name__ == "Plain"])
+            same(Data())
+            table.names.append("more")
+            same(Data())
+        """,
+    },
+    "settings of the process and of the standard library": {
+        "train.py": """
+            import collections, collections.abc, decimal, mimetypes, os, resource, socket, ssl, sys
+            import numpy as np
+            import torch
+            from parity import same
+            class Data:
+                def __getitem__(self, i):
+                    mask = os.umask(0)
+                    os.umask(mask)
+                    return (mask, sys.get_int_max_str_digits(), socket.getdefaulttimeout(),
+                            mimetypes.guess_type("a.rawx"),
+                            ssl._create_default_https_context.__name__, torch.get_float32_matmul_precision(),
+                            [trap.__name__ for trap, on in decimal.getcontext().traps.items() if on],
+                            str(np.array([1 / 3])), str(torch.tensor([1 / 3])), getattr(np, "float", None),
+                            resource.getrlimit(resource.RLIMIT_NOFILE),
+                            isinstance({}, getattr(collections, "Mapping", int)))
+            same(Data())
+            os.umask(0o027)
+            sys.set_int_max_str_digits(0)
+            socket.setdefaulttimeout(7)
+            mimetypes.add_type("image/raw", ".rawx")
+            ssl._create_default_https_context = ssl._create_unverified_context
+            torch.set_float32_matmul_precision("high")
+            decimal.getcontext().traps[decimal.Inexact] = True
+            np.set_printoptions(precision=2)
+            torch.set_printoptions(precision=3)
+            np.float = float
+            collections.Mapping = collections.abc.Mapping
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            same(Data())
+        """,
+    },
+    "csv, time zone and variables": {
+        "train.py": """
+            import csv, os, time
+            from parity import same
+            csv.field_size_limit(1 << 20)
+            os.environ["TZ"] = "XYZ-5"
+            time.tzset()
+            os.environ["GONE"] = "1"
+            class Data:
+                def __getitem__(self, i):
+                    return csv.field_size_limit(), time.strftime("%H %Z", time.localtime(0)), os.environ.get("GONE")
+            same(Data())
+            del os.environ["GONE"]
+            same(Data())
+        """,
+    },
     "a module whose import fails in a feeder and that nothing needs": {
         "fragile.py": """
             import builtins
@@ -958,3 +1137,34 @@ def test_a_module_is_imported_once_in_a_feeder(host: Scripts, tmp_path: Path) ->
     (result,) = host.run(write(tmp_path, files))
     assert result["found"] == ["0", "1"]
     assert (tmp_path / "imports").read_text() == "data\n" * 2
+
+
+def test_what_only_defines_what_is_to_run_once_and_what_the_main_block_imports_is_not_imported(
+    host: Scripts, tmp_path: Path
+) -> None:
+    said = "with open('imports', 'a') as file:\n    file.write(__name__ + '\\n')\n"
+    files = {
+        "model.py": said + "class Model:\n    pass\n",
+        "guarded.py": said + "import json\njson.guarded = True\n",
+        "effects.py": said + "import json\njson.seen = True\n",
+        "wipe.py": said + "import shutil as sh\nsh.rmtree('outputs', True)\n",
+        "wipes.py": said + "import json, wipe\njson.wiped = True\n",
+        "train.py": """
+            import effects
+            import wipes
+            from model import Model
+            from parity import same
+            class Data:
+                def __getitem__(self, i):
+                    return i
+            if __name__ == "__main__":
+                import guarded
+                same(Data())
+        """,
+    }
+    folder = write(tmp_path, files).parent
+    host.run(folder / "train.py")
+    assert (folder / "imports").read_text().split() == [
+        *("effects", "wipes", "wipe", "model", "guarded"),
+        "effects",
+    ]

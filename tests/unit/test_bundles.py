@@ -338,3 +338,14 @@ def test_a_table_that_points_outside_its_blob_is_refused(store: BlobStore) -> No
     short = Bundle(blobs=(*bundle.blobs[:FIRST_BUFFER], store.put(bytes(70_000))))
     with pytest.raises(RemoteProtocolError, match="table of buffers is malformed"):
         load_bundle(short, store)
+
+
+def test_copying_that_is_slow_each_time_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundles, "SLOW_S", 0.0)
+    told = []
+    for _ in range(2):
+        make_bundle(
+            [1], None, None, store=BlobStore(tmp_path / "blobs"), allow_pickle=False, slow=told.append
+        )
+    assert len(told) == 2
+    assert all(seconds > 0 for seconds in told)

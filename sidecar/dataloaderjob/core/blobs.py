@@ -18,7 +18,8 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ NODE_KEEP_S = 600.0
 """A blob that no process of a feeders' or head's node has used for so long is removed; it can be had again."""
 MAX_NBYTES = 1 << 48
 """Of one blob: a stranger's manifest may say any number."""
+_MAX_THREADS = 4
+"""Hash in parallel: each may hold a copy of a blob."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -123,7 +126,7 @@ class BlobStore:
             with contextlib.suppress(OSError):
                 os.utime(self.path(digest))  # not to be swept before its bundle is told
         else:
-            self.write(digest, (view,))
+            self._write(digest, (view,), None)
         return digest, view.nbytes
 
     def touch(self, bundle: Bundle) -> None:
@@ -131,6 +134,11 @@ class BlobStore:
         for digest, _ in bundle.blobs:
             with contextlib.suppress(OSError):
                 os.utime(self.path(digest))
+
+    def put_all(self, blobs: Iterable[Callable[[], bytes | memoryview]]) -> list[tuple[str, int]]:
+        """Stores what the functions return, several at a time: hashing and writing leave Python to other threads."""
+        with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0)))) as pool:
+            return list(pool.map(lambda make: self.put(make()), blobs))
 
     def sweep(self, keep: set[str], older_than_s: float) -> int:
         """Removes blobs that are not in `keep` and were not written or asked for lately; returns how many.
@@ -149,15 +157,19 @@ class BlobStore:
 
     def write(self, digest: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Stores the chunks under `digest`. Raises RemoteProtocolError if they hash to something else."""
+        self._write(digest, chunks, hashlib.sha256())
+
+    def _write(self, digest: str, chunks: Iterable[bytes | memoryview], found: Any) -> None:
+        """`found`: the hash to check with; None where the digest was made from the chunks."""
         target = self.path(digest)
-        found = hashlib.sha256()
         fd, name = tempfile.mkstemp(dir=self.folder, prefix=".part-")
         try:
             with os.fdopen(fd, "wb") as out:
                 for chunk in chunks:
-                    found.update(chunk)
+                    if found is not None:
+                        found.update(chunk)
                     out.write(chunk)
-            if found.hexdigest() != digest:
+            if found is not None and found.hexdigest() != digest:
                 raise RemoteProtocolError(
                     f"a blob came damaged: {digest} was promised, {found.hexdigest()} came"
                 )

@@ -90,6 +90,7 @@ class Channel:
     """One end: blocking (`receive`, `send`) in builders, without blocking (`read`, `post`) elsewhere."""
 
     def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(None)  # whatever user code has set as the default
         self.sock = sock
         self._in = bytearray()
         self._fds: deque[int] = deque()

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from dataloaderjob.fetch.snapshot import Snapshot, Snapshots
 BLOB_NBYTES = 64 * 1024 * 1024
 """Buffers are put together up to this size, for a dataset of 10,000 arrays is not to be 10,000 files."""
 ALIGNMENT = 64
+SLOW_S = 1.0
 FIRST_BUFFER = 2
 """The blob behind the pickle and the sources."""
 _LENGTH = struct.Struct("<Q")
@@ -55,9 +57,11 @@ def make_bundle(
     *,
     store: BlobStore,
     allow_pickle: bool,
+    slow: Callable[[float], None] | None = None,
 ) -> Bundle:
     """Pickles what makes batches into `store`, as it is now; the bundle's id changes with its content.
 
+    `slow` is called with the seconds that it took, if they are many and the next call will take as many.
     Raises InputError naming the attribute that cannot be pickled.
     """
     roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
@@ -66,7 +70,9 @@ def make_bundle(
         began = time.perf_counter()
         snapshot = _snapshots.take(roots)
         blobs = _stored(snapshot, store)
-        _snapshots.remember(roots, snapshot, blobs, time.perf_counter() - began)
+        elapsed_s = time.perf_counter() - began
+        if not _snapshots.remember(roots, snapshot, blobs, elapsed_s) and elapsed_s > SLOW_S and slow:
+            slow(elapsed_s)
     return Bundle(blobs=blobs, allow_pickle=allow_pickle, facts=facts())
 
 
@@ -78,11 +84,11 @@ def _stored(snapshot: Snapshot, store: BlobStore) -> tuple[tuple[str, int], ...]
         for buffer in group:
             places.append((blob, offset, buffer.nbytes))
             offset += _padded(buffer.nbytes)
-    table = values.pack((places, snapshot.process, snapshot.reached, snapshot.others))
+    table = values.pack((places, snapshot.process, snapshot.imports, snapshot.others))
     head = b"".join((_LENGTH.pack(len(table)), table, snapshot.pickled))
-    blobs = [store.put(head), store.put(snapshot.sources)]
-    blobs += [store.put(group[0] if len(group) == 1 else _joined(group)) for group in groups]
-    return tuple(blobs)
+    own = [[memoryview(head)], [memoryview(snapshot.sources)]]
+    made = [partial(_joined, group) for group in (*own, *groups)]
+    return tuple(store.put_all(made) if len(groups) > 1 else [store.put(make()) for make in made])
 
 
 def _groups(buffers: Sequence[memoryview]) -> Iterator[list[memoryview]]:
@@ -103,7 +109,9 @@ def _padded(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _joined(group: list[memoryview]) -> bytes:
+def _joined(group: list[memoryview]) -> bytes | memoryview:
+    if len(group) == 1:
+        return group[0]
     return b"".join(part for b in group for part in (b, bytes(_padded(b.nbytes) - b.nbytes)))
 
 
@@ -117,7 +125,7 @@ def load_bundle(bundle: Bundle, store: BlobStore) -> UserCode:
     if len(bundle.blobs) < FIRST_BUFFER:
         raise RemoteProtocolError(f"a bundle needs {FIRST_BUFFER} blobs at least, found {len(bundle.blobs)}")
     head = store.path(bundle.blobs[0][0]).read_bytes()
-    places, process, reached, others, start = _parse_head(head)
+    places, process, imports, others, start = _parse_head(head)
     main, sources = _parse_sources(store.path(bundle.blobs[1][0]).read_bytes())
     maps = [_map(store.path(digest), nbytes) for digest, nbytes in bundle.blobs[FIRST_BUFFER:]]
     try:
@@ -131,7 +139,7 @@ def load_bundle(bundle: Bundle, store: BlobStore) -> UserCode:
     stream = io.BytesIO(head)
     stream.seek(start)
     try:
-        dataset, collate_fn, worker_init_fn = modules.load(stream, buffers, reached)
+        dataset, collate_fn, worker_init_fn = modules.load(stream, buffers, imports)
     except Exception as exc:
         error = _explained(exc, modules)
         if error is None:
@@ -158,13 +166,13 @@ def _explained(exc: Exception, modules: ModuleLoader) -> InputError | None:
     return None
 
 
-def _parse_head(head: bytes) -> tuple[list[Place], bytes, list[str], dict[str, bytes], int]:
+def _parse_head(head: bytes) -> tuple[list[Place], bytes, list[tuple[str, bool]], dict[str, bytes], int]:
     if len(head) < _LENGTH.size:
         raise RemoteProtocolError(f"a bundle's first blob needs {_LENGTH.size} bytes, found {len(head)}")
     start = _LENGTH.size + _LENGTH.unpack_from(head)[0]
     match values.unpack(head[_LENGTH.size : start]):
-        case (list() as places, bytes() as process, list() as reached, dict() as others):
-            return places, process, reached, others, start
+        case (list() as places, bytes() as process, list() as imports, dict() as others):
+            return places, process, imports, others, start
     raise RemoteProtocolError("a bundle's first blob holds no table of buffers")
 
 

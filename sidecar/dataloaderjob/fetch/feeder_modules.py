@@ -8,6 +8,7 @@ import importlib.machinery
 import importlib.util
 import linecache
 import sys
+import time
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any
@@ -17,6 +18,9 @@ from dataloaderjob.fetch import module_state
 from dataloaderjob.fetch.modules import Source
 from dataloaderjob.fetch.names import Fresh
 from dataloaderjob.fetch.pickling import UserCodeUnpickler
+
+SLOW_IMPORT_S = 1.0
+"""An import that the dataset did not ask for and that took longer is told."""
 
 
 class ModuleLoader(importlib.abc.MetaPathFinder):
@@ -50,10 +54,17 @@ class ModuleLoader(importlib.abc.MetaPathFinder):
             spec.submodule_search_locations = list(source.search)
         return spec
 
-    def load(self, stream: IO[bytes], buffers: Iterable[Any], reached: Iterable[str]) -> Any:
-        """Imports the modules that the dataset reaches, gives them their state, and returns the roots."""
-        for name in reached:
-            self._import(name)
+    def load(self, stream: IO[bytes], buffers: Iterable[Any], imports: Iterable[tuple[str, bool]]) -> Any:
+        """Imports the modules (name, whether the dataset needs it), gives them their state, and returns the roots.
+
+        All are imported before any gets its state: what an import adds to another module's tables is in that
+        module's state already.
+        """
+        for name, needed in imports:
+            if needed:
+                self._import(name)
+            else:
+                _import_for_effect(name)
         unpickler = UserCodeUnpickler(stream, buffers, self._fresh)
         modules = module_state.apply_code(unpickler.load(), self.failed)
         for name in modules:
@@ -85,7 +96,29 @@ class ModuleLoader(importlib.abc.MetaPathFinder):
         try:
             module_state.apply_alone(name, packed, self._fresh)
         except Exception as exc:  # user code; the module stays as its import made it
-            print(f"the state of the module {name} is not that of the trainer: {exc}", file=sys.stderr)  # noqa: T201
+            _say(f"the state of the module {name} is not that of the trainer: {exc}")
+
+
+def _import_for_effect(name: str) -> None:
+    began = time.perf_counter()
+    try:
+        importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:  # user code, which may end with sys.exit()
+        _say(
+            f"the import of {name}, which the script imports, too, fails in feeders: {type(exc).__name__}: {exc}"
+        )
+    elapsed_s = time.perf_counter() - began
+    if elapsed_s > SLOW_IMPORT_S:
+        _say(
+            f"importing {name} took {elapsed_s:.1f} s in a feeder: if samples do not need what it does to other "
+            'modules, import it under `if __name__ == "__main__":`'
+        )
+
+
+def _say(text: str) -> None:
+    print(f"[dataloaderjob] {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 class _Loader(importlib.machinery.SourceFileLoader):

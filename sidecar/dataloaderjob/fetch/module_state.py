@@ -8,6 +8,7 @@ reach has a pickle by itself, which is applied if user code imports it after all
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import sys
@@ -246,7 +247,8 @@ def patches(user_modules: UserModules) -> list[tuple[str, str, Any]]:
 
 def _patchable(name: str, own: dict[str, Any]) -> bool:
     top = name.partition(".")[0]
-    # Scripts silence print() on ranks but the first: that would make a bundle for each rank.
+    # Not the standard library: feeders use it, too, and a json.loads of the script's own would break them. And scripts
+    # silence print() on ranks but the first: that would make a bundle for each rank.
     return (
         top not in sys.stdlib_module_names
         and top not in ("dataloaderjob", "__mp_main__")
@@ -254,23 +256,39 @@ def _patchable(name: str, own: dict[str, Any]) -> bool:
     )
 
 
-def collate_entries() -> list[tuple[str, Any, Any]]:
-    """Returns entries of torch's default_collate_fn_map that are not torch's, and PIL's formats of others."""
+def entries() -> list[tuple[str, Any, Any]]:
+    """Returns entries of torch's default_collate_fn_map that are not torch's, PIL's formats of others, and names
+    that were added to numpy or collections, as old code needs them (`np.float = float`)."""
     from torch.utils.data._utils import collate
 
-    found = [
+    found: list[tuple[str, Any, Any]] = [
         (_COLLATE, cls, function)
         for cls, function in collate.default_collate_fn_map.items()
         if getattr(function, "__module__", "") != collate.__name__
     ]
     image = sys.modules.get("PIL.Image")
     formats = [] if image is None else list(image.OPEN.items())
+    found += [added for name in _WITH_ADDED_NAMES for added in _added_names(name)]
     return found + [
         (_PIL_OPEN, name, made) for name, made in formats if not made[0].__module__.startswith("PIL.")
     ]
 
 
+def _added_names(name: str) -> Iterator[tuple[str, str, Any]]:
+    own = vars(sys.modules[name])
+    for added in sorted(own.keys() - _names_at_import(name)):
+        if not added.startswith("_") and not isinstance(own[added], types.ModuleType):
+            yield name, added, own[added]
+
+
+@functools.cache
+def _names_at_import(name: str) -> frozenset[str]:
+    return frozenset(sys.modules[name].__all__)
+
+
 _COLLATE, _PIL_OPEN = "<collate>", "<PIL>"
+_WITH_ADDED_NAMES = ("collections", "numpy")
+"""Modules whose `__all__` has all their names."""
 
 
 def apply_patch(where: str, name: Any, value: Any) -> None:

@@ -115,8 +115,8 @@ def source_text(file: str, loader: Any) -> bytes | None:
         return None
 
 
-def main_source() -> dict[str, Any] | None:
-    """What a fresh `__main__` needs to look like this process's; None where there is none of the user's."""
+def main_source() -> dict[str, Any]:
+    """What a fresh `__main__` needs to look like this process's."""
     own = getattr(sys.modules.get("__main__"), "__dict__", {})
     file = own.get("__file__")
     file = os.path.abspath(file) if isinstance(file, str) else None

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
-import enum
 import importlib
 import io
 import pickle
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 
 from dataloaderjob.fetch import names, reducers
+from dataloaderjob.fetch.by_value import reduce_class
 from dataloaderjob.fetch.modules import MAINS
 
 MIN_BUFFER_NBYTES = 64 * 1024
@@ -251,7 +251,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         if self._by_reference(cls):
             return NotImplemented
         self._note_globals(cls.__module__)
-        return _reduce_class(cls)
+        return reduce_class(cls)
 
     def _function(self, function: types.FunctionType) -> Any:
         if self._by_reference(function):
@@ -286,20 +286,6 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
 
 def _no_id(obj: Any) -> None:
     del obj
-
-
-def _reduce_class(cls: Any) -> Any:
-    """cloudpickle's, without the tracker id, by which it would take a class of another bundle for this one."""
-    args: Any
-    if issubclass(cls, enum.Enum):
-        members = {member.name: member.value for member in cls}
-        args = (cls.__bases__, cls.__name__, cls.__qualname__, members, cls.__module__, None, None)
-        make, state = _cloudpickle._make_skeleton_enum, _cloudpickle._enum_getstate(cls)  # noqa: SLF001
-    else:
-        own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-        args = (type(cls), cls.__name__, _cloudpickle._get_bases(cls), own, None, None)  # noqa: SLF001
-        make, state = _cloudpickle._make_skeleton_class, _cloudpickle._class_getstate(cls)  # noqa: SLF001
-    return make, args, state, None, None, _cloudpickle._class_setstate  # noqa: SLF001
 
 
 def names_in(code: types.CodeType) -> tuple[str, ...]:

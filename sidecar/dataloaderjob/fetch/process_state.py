@@ -1,25 +1,26 @@
 """What user code finds in its process besides modules: working directory, environment, settings of libraries.
 
-Taken in the trainer, applied in a feeder before anything of the user's is loaded. A library's setting
-travels only if it differs from the library's own, for a feeder would import the library to set it.
+Taken in the trainer, applied in a feeder before anything of the user's is loaded.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
-import decimal
 import locale
 import logging
 import os
 import pickle
 import re
+import resource
 import sys
+import time
 import warnings
 from typing import Any
 
-import numpy as np
 import torch
+
+from dataloaderjob.fetch import library_state
 
 _NEVER = re.compile(
     r"(?:\w+_)?RANK$|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE|ROLE_WORLD_SIZE|MASTER_\w+|TORCHELASTIC_\w+|TORCH_NCCL_\w+|NCCL_\w+|"
@@ -34,9 +35,6 @@ _OWN = re.compile(
 """Variables that a feeder has of its own, unless the script changed them."""
 _RANK_ARGUMENT = re.compile(r"--local[-_]rank=\d+")
 _FOLDERS = "PATH"
-_PIL_PIXELS = 1024 * 1024 * 1024 // 4 // 3
-_IMPORTED_FOR_EFFECT = ("hdf5plugin", "pillow_avif", "pillow_heif", "pillow_jxl")
-"""Libraries that register themselves with another when they are imported."""
 
 
 def _variables_at_start() -> dict[str, str]:
@@ -55,6 +53,8 @@ class ProcessState:
         self._at_start = _variables_at_start()
         self._last: tuple[Any, bytes] | None = None
         self._variables: tuple[Any, dict[str, str]] | None = None
+        self._seen = {name for name in self._at_start if not _NEVER.fullmatch(name)}
+        """Variables that a feeder may have from this process."""
 
     def packed(self) -> bytes:
         state = self._take()
@@ -63,21 +63,23 @@ class ProcessState:
         return self._last[1]
 
     def _take(self) -> dict[str, Any]:
-        context = decimal.getcontext()
+        chosen = self._environ()
         return {
             "cwd": _cwd(),
             "path": [os.path.abspath(path) if path else path for path in sys.path if isinstance(path, str)],
             "argv": [argument for argument in sys.argv if not _RANK_ARGUMENT.fullmatch(argument)],
-            "environ": self._environ(),
+            "environ": chosen,
+            "removed": sorted(name for name in self._seen if name not in os.environ),
+            "zone": _zone(),
             "locale": locale.setlocale(locale.LC_ALL),
             "recursion": sys.getrecursionlimit(),
-            "decimal": (context.prec, context.rounding),
+            "digits": sys.get_int_max_str_digits(),
+            "umask": _umask(),
+            "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             "logging": _logging(),
             "warnings": _filters(),
             "torch": _torch(),
-            "numpy": np.geterr(),
-            "imports": [name for name in _IMPORTED_FOR_EFFECT if name in sys.modules],
-            "pil": _pil(),
+            "libraries": library_state.take(),
         }
 
     def _environ(self) -> dict[str, str]:
@@ -93,7 +95,22 @@ class ProcessState:
                 continue
             if not _OWN.fullmatch(name) or self._at_start.get(name) != value:
                 found[name] = value
+        self._seen.update(found)
         return found
+
+
+def _umask() -> int | None:
+    """Read where no other thread sees it changed."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            return next((int(line.split()[1], 8) for line in file if line.startswith("Umask:")), None)
+    except OSError:
+        return None
+
+
+def _zone() -> tuple[Any, ...]:
+    """The time zone that is in force: `time.tzset` may have been called since TZ was set, or not."""
+    return time.tzname, time.timezone, time.altzone
 
 
 def _cwd() -> str | None:
@@ -145,18 +162,12 @@ def _torch() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "grad": torch.is_grad_enabled(),
+        "matmul": torch.get_float32_matmul_precision(),
+        "autocast": (
+            torch.is_autocast_enabled("cpu"),
+            str(torch.get_autocast_dtype("cpu")).removeprefix("torch."),
+        ),
     }
-
-
-def _pil() -> dict[str, Any]:
-    """PIL's settings that differ from its own."""
-    image, file = sys.modules.get("PIL.Image"), sys.modules.get("PIL.ImageFile")
-    found: dict[str, Any] = {}
-    if file is not None and getattr(file, "LOAD_TRUNCATED_IMAGES", False):
-        found["truncated"] = True
-    if image is not None and getattr(image, "MAX_IMAGE_PIXELS", _PIL_PIXELS) != _PIL_PIXELS:
-        found["pixels"] = image.MAX_IMAGE_PIXELS
-    return found
 
 
 # In a feeder
@@ -169,7 +180,33 @@ def apply(packed: bytes) -> None:
         os.chdir(state["cwd"])
     sys.argv[:] = state["argv"]
     sys.path[:] = _merged(state["path"], sys.path)
-    variables = dict(state["environ"])
+    _apply_environ(state["environ"], state["removed"])
+    if state["zone"] != _zone():
+        time.tzset()
+    with contextlib.suppress(locale.Error):
+        locale.setlocale(locale.LC_ALL, state["locale"])
+    sys.setrecursionlimit(max(state["recursion"], sys.getrecursionlimit()))
+    sys.set_int_max_str_digits(state["digits"])
+    if state["umask"] is not None:
+        os.umask(state["umask"])
+    _allow_files(state["files"])
+    _apply_logging(state["logging"])
+    _apply_filters(state["warnings"])
+    _apply_torch(state["torch"])
+    library_state.apply(state["libraries"])
+
+
+def _allow_files(wanted: int) -> None:
+    """Lets this process open as many files as the trainer, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    endless = resource.RLIM_INFINITY
+    wanted = wanted if hard == endless else hard if wanted == endless else min(wanted, hard)
+    if soft != endless and (wanted == endless or wanted > soft):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _apply_environ(theirs: dict[str, str], removed: list[str]) -> None:
+    variables = dict(theirs)
     if _FOLDERS in variables:
         folders = _merged(
             variables[_FOLDERS].split(os.pathsep), os.environ.get(_FOLDERS, "").split(os.pathsep)
@@ -178,16 +215,8 @@ def apply(packed: bytes) -> None:
     for name, value in variables.items():
         if os.environ.get(name) != value:
             os.environ[name] = value
-    with contextlib.suppress(locale.Error):
-        locale.setlocale(locale.LC_ALL, state["locale"])
-    sys.setrecursionlimit(max(state["recursion"], sys.getrecursionlimit()))
-    context = decimal.getcontext()
-    context.prec, context.rounding = state["decimal"]
-    _apply_logging(state["logging"])
-    _apply_filters(state["warnings"])
-    _apply_torch(state["torch"])
-    np.seterr(**state["numpy"])
-    _apply_to_libraries(state["imports"], state["pil"])
+    for name in removed:
+        os.environ.pop(name, None)
 
 
 def _merged(theirs: list[str], ours: list[str]) -> list[str]:
@@ -226,24 +255,10 @@ def _pattern(text: tuple[str, int] | None) -> Any:
 def _apply_torch(state: dict[str, Any]) -> None:
     torch.set_default_dtype(getattr(torch, state["dtype"]))
     torch.set_grad_enabled(state["grad"])
+    torch.set_float32_matmul_precision(state["matmul"])
+    enabled, dtype = state["autocast"]
+    torch.set_autocast_enabled("cpu", enabled)
+    torch.set_autocast_dtype("cpu", getattr(torch, dtype))
     here = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     if (state["deterministic"], state["warn_only"]) != here:  # it imports the compiler: 2 s
         torch.use_deterministic_algorithms(state["deterministic"], warn_only=state["warn_only"])
-
-
-def _apply_to_libraries(imports: list[str], pil: dict[str, Any]) -> None:
-    for name in imports:
-        try:
-            __import__(name)
-        except ImportError:
-            continue  # what needs it will say so
-    if not pil:
-        return
-    try:
-        from PIL import Image, ImageFile
-    except ImportError:
-        return
-    if "truncated" in pil:
-        ImageFile.LOAD_TRUNCATED_IMAGES = pil["truncated"]
-    if "pixels" in pil:
-        Image.MAX_IMAGE_PIXELS = pil["pixels"]

@@ -19,7 +19,7 @@ import torch
 from dataloaderjob.core import values
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.fetch import culprit, module_state, unchanged
+from dataloaderjob.fetch import culprit, effects, module_state, unchanged
 from dataloaderjob.fetch.module_state import CODE, MAIN, ROOTS, Excluded, State
 from dataloaderjob.fetch.modules import UserModules, main_source
 from dataloaderjob.fetch.names import Names
@@ -52,8 +52,8 @@ class Snapshot:
     buffers: list[memoryview]
     process: bytes
     sources: bytes
-    reached: list[str]
-    """User modules to import, in the trainer's order."""
+    imports: list[tuple[str, bool]]
+    """User modules to import, in the trainer's order, and whether the dataset needs them."""
     others: dict[str, bytes]
     """State of each other user module."""
     arrays: int
@@ -97,6 +97,8 @@ class Snapshots:
         """What the dataset's pickle reached last time, by types of the roots."""
         self._patches: list[Any] | None = None
         self._sources: tuple[Any, bytes] | None = None
+        self._effects: tuple[bytes, set[str]] | None = None
+        """Modules that the script imports for what their import does, with the sources that tell."""
         self._slow: set[Any] = set()
         self._fingerprints: OrderedDict[Any, Blobs] = OrderedDict()
         self._current: Fingerprint | None = None
@@ -115,7 +117,7 @@ class Snapshots:
             buffers=buffers,
             process=self._process.packed(),
             sources=self._packed_sources(),
-            reached=[name for name in maker.modules if name in maker.reached.modules],
+            imports=self._imports(maker.modules, maker.reached),
             others=maker.others(),
             arrays=pickler.arrays,
         )
@@ -139,19 +141,20 @@ class Snapshots:
                 os.utime(store.path(digest))  # not to be swept before the bundle is announced
         return blobs
 
-    def remember(self, roots: Roots, snapshot: Snapshot, blobs: Blobs, elapsed_s: float) -> None:
-        """Keeps a fingerprint of what took long to pickle and to hash."""
+    def remember(self, roots: Roots, snapshot: Snapshot, blobs: Blobs, elapsed_s: float) -> bool:
+        """Keeps a fingerprint of what took long to pickle and to hash. Returns whether there is one."""
         fingerprint, self._current = self._current, None
         if elapsed_s < SLOW_S:
-            return
+            return False
         fingerprint = fingerprint or self._fingerprint(roots)
         # marshal takes an array for bytes: none may be within what it stands for.
         if fingerprint is None or fingerprint[1] != snapshot.arrays:
-            return
+            return False
         self._slow.add(_key(roots))
         self._fingerprints[fingerprint[0]] = blobs
         while len(self._fingerprints) > _REMEMBERED:
             self._fingerprints.popitem(last=False)
+        return True
 
     def _fingerprint(self, roots: Roots) -> Fingerprint | None:
         """Returns (fingerprint, arrays met); None for what cannot be pickled, which then gets its message."""
@@ -172,11 +175,20 @@ class Snapshots:
         modules = self._modules.find()
         if self._patches is None:
             self._patches = module_state.patches(self._modules)
-        patches = [*self._patches, *module_state.collate_entries()]
+        patches = [*self._patches, *module_state.entries()]
         state = State(Names(modules), self._excluded, self._references)
         maker = _Maker(modules, patches, self._excluded, state, self._reached.get(_key(roots)), self._alone)
         maker.forget_mended()
         return maker
+
+    def _imports(self, modules: dict[str, ModuleType], reached: Reached) -> list[tuple[str, bool]]:
+        packed = self._packed_sources()
+        if self._effects is None or self._effects[0] is not packed:
+            self._effects = packed, effects.modules(main_source(), self._modules.sources())
+        wanted = {name for name in self._effects[1] if name in modules and effects.is_over(modules[name])}
+        return [
+            (name, name in reached.modules) for name in modules if name in reached.modules or name in wanted
+        ]
 
     def _packed_sources(self) -> bytes:
         sources, main = self._modules.sources(), main_source()

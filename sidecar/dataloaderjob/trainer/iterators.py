@@ -6,7 +6,7 @@ The service's runs the user's own sampler a window ahead, as torch's with worker
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -139,8 +139,11 @@ class ServiceIterator(_Seeded):
         """Whether this iterator can give no further batch, in this process or at all."""
         return self._client.dead is not None
 
-    def ship(self, loader: DataLoader[Any]) -> None:
-        """Packs the user's code and data for feeders. Raises InputError where that cannot be."""
+    def ship(self, loader: DataLoader[Any], slow: Callable[[float], None]) -> None:
+        """Packs the user's code and data for feeders. Raises InputError where that cannot be.
+
+        `slow` is called with the seconds that it took, if they are many and another iterator will take as many.
+        """
         store = BlobStore(_path(self._client.settings["blobs"]))
         made = make_bundle(
             loader.dataset,
@@ -148,6 +151,7 @@ class ServiceIterator(_Seeded):
             loader.worker_init_fn,
             store=store,
             allow_pickle=self._pickle_allowed,
+            slow=slow,
         )
         number, epoch = loader.begin_session()
         self._bundle = replace(made, loader=number, epoch=epoch, workers=int(loader.num_workers))

@@ -193,7 +193,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         _compare_with_feeders(window)
         iterator = ServiceIterator(self, client, window)
         try:
-            iterator.ship(self)
+            iterator.ship(self, self._say_slow)
         except InputError as exc:
             if not left_out:
                 raise
@@ -202,6 +202,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return InProcessIterator(self, begun=iterator)
         iterator.start()
         return iterator
+
+    def _say_slow(self, elapsed_s: float) -> None:
+        if not self.persistent_workers:
+            _say_once(
+                f"copying {type(self.dataset).__name__} for feeders took {elapsed_s:.1f} s, and is done at each "
+                "iter(): persistent_workers=True does it once",
+                about="copying",
+            )
 
     def _stream_here(self) -> _BaseDataLoaderIter:
         """An iterator over an IterableDataset, which the service does not serve."""
@@ -333,8 +341,8 @@ def _number(variable: str, default: int) -> int:
         raise InputError(f"{variable} must be a whole number, found {text!r}: correct or unset it") from None
 
 
-def _say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
+def _say_once(text: str, about: str = "") -> None:
+    if (about or text) not in _said:
+        _said.add(about or text)
         sys.stderr.write(f"[dataloaderjob] {text}\n")
         sys.stderr.flush()
