@@ -94,11 +94,14 @@ def only_error(loader: DataLoader, without: range, n: int = 20) -> BaseException
     return errors[0]
 
 
-def module(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, text: str) -> Any:
-    """Makes and imports a module that is in this process's path and not in that of feeders."""
-    (folder / f"{name}.py").write_text(text)
-    monkeypatch.syspath_prepend(folder)
-    made = importlib.import_module(name)
+def installed(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, text: str) -> Any:
+    """Makes and imports a module that is installed for this process and not for feeders."""
+    home = folder / "site-packages"
+    home.mkdir()
+    (home / f"{name}.py").write_text(text)
+    with monkeypatch.context() as path:
+        path.syspath_prepend(home)
+        made = importlib.import_module(name)
     monkeypatch.setitem(sys.modules, name, made)
     return made
 
@@ -151,11 +154,10 @@ def test_module_that_feeders_lack_is_named_with_the_remedy(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "from batches import Numbers\nclass Ours(Numbers): pass\n"
-    ours = module(monkeypatch, tmp_path, "dlj_only_here", text)
+    ours = installed(monkeypatch, tmp_path, "dlj_only_here", text)
     with pytest.raises(InputError, match="the module 'dlj_only_here', which feeders do not have") as caught:
         next(iter(DataLoader(ours.Ours())))
     assert "install it in the feeders' image" in str(caught.value)
-    assert "put it into the folder of the training script, whose modules travel along" in str(caught.value)
     assert "raised by loading in feeder-" in str(caught.value)
 
 
@@ -163,7 +165,7 @@ def test_module_of_keys_that_feeders_lack_is_named(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "from typing import NamedTuple\nclass Crop(NamedTuple):\n    index: int\n"
-    keys = module(monkeypatch, tmp_path, "dlj_keys_only_here", text)
+    keys = installed(monkeypatch, tmp_path, "dlj_keys_only_here", text)
     with pytest.raises(
         InputError, match="keys cannot be loaded in a feeder: No module named 'dlj_keys_only_here'"
     ) as caught:
@@ -255,7 +257,10 @@ class Images(Numbers):
             raise BadImage(f"{i}.png", width=0)
         return super().__getitem__(i)
 """
-    mine = module(monkeypatch, script_here, "dlj_images", text)
+    (script_here / "dlj_images.py").write_text(text)
+    monkeypatch.syspath_prepend(script_here)
+    mine = importlib.import_module("dlj_images")
+    monkeypatch.setitem(sys.modules, "dlj_images", mine)
     error = only_error(DataLoader(mine.Images(10)), without=range(3, 4), n=10)
     assert type(error) is mine.BadImage
     assert (error.path, error.width) == ("3.png", 0)
@@ -363,8 +368,11 @@ def test_sample_that_hangs_raises_deadline_exceeded_with_feeder_and_indices(
 def test_loaders_own_timeout_loses_nothing(rig: Rig, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     iterator = iter(DataLoader(Gated(gate, at=4), batch_size=2, timeout=1))
+    found: list[int] = []
     try:
-        found = ids([next(iterator) for _ in range(2)])
+        while len(found) < 4:  # the first may take as long where the machine is busy
+            with contextlib.suppress(DeadlineExceeded):
+                found += ids([next(iterator)])
         with pytest.raises(
             DeadlineExceeded, match=r"timed out after 1 seconds: batch 2 is not ready \(the loader's"
         ):

@@ -671,7 +671,8 @@ def test_interrupt_of_a_slow_sampler_keeps_the_batch_in_hand(
                 time.sleep(0.5)
             return [self.at]
 
-    iterator, found = iter(DataLoader(Numbers(30), batch_sampler=Slow())), []
+    iterator = iter(DataLoader(Numbers(30), batch_sampler=Slow()))
+    found = ids([next(iterator)])  # feeders load the dataset for it
     with pytest.raises(Interrupt):
         while True:
             found += ids([next_within(iterator, 0.2)])

@@ -221,7 +221,11 @@ def test_nothing_is_left_behind_when_something_is_killed(
         until(lambda: "batch 20" in rank.text, 60, "it iterates")
     ((pid, run_id),) = services(base).items()
     if not started:  # the rank waits for it by then; one that ends before is replaced
-        until(lambda: len(tags.tagged(run_id)) >= 5, 30, "the host, the guard, the sidecar and the supervisor start")
+        until(
+            lambda: len(tags.tagged(run_id)) >= 5,
+            30,
+            "the host, the guard, the sidecar and the supervisor start",
+        )
     os.kill(rank.process.pid if which == "the script" else pid, signal.SIGKILL)
     if which == "the service":
         assert rank.end() == 1

@@ -67,12 +67,13 @@ class BadState(Numbers):
 
 
 class Nested(Numbers):
-    """Iterates a loader of its own, within a feeder."""
+    """Iterates loaders of its own, within a feeder."""
 
     def __getitem__(self, i: int) -> Any:
         from dataloaderjob import DataLoader
 
-        return len(list(DataLoader(Numbers(4), batch_size=2, num_workers=None if i == 17 else 0)))
+        own = sum(len(list(DataLoader(Numbers(4), batch_size=2, num_workers=n))) for n in (0, None))
+        return own + (len(list(DataLoader(Numbers(4), num_workers=1))) if i == 17 else 0)
 
 
 class Unprintable(Exception):
