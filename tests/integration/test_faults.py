@@ -26,7 +26,7 @@ from rig import until
 from dataloaderjob import DataLoader
 from dataloaderjob.local.registry import LiveRun, live_runs
 
-SEEDS = int(os.environ.get("FAULT_SEEDS", "12"))
+SEEDS = int(os.environ.get("FAULT_SEEDS", "6"))
 FEEDERS = 3
 MAX_WAIT_S = 3.5
 """3 s, one batch, and the noise of a machine whose two cores run everything."""
