@@ -340,6 +340,53 @@ def test_a_table_that_points_outside_its_blob_is_refused(store: BlobStore) -> No
         load_bundle(short, store)
 
 
+class Grows:
+    """Within a container: another thread adds to it the first `times` times that it is pickled."""
+
+    times = 0
+
+    def __init__(self) -> None:
+        self.held: dict[Any, Any] = {"first": 1, "self": self, "last": 2}
+
+    def __reduce__(self) -> Any:
+        if Grows.times:
+            Grows.times -= 1
+            self.held[len(self.held)] = 0
+        return Grows, ()
+
+
+def test_a_dict_that_another_thread_fills_meanwhile_is_pickled_again(store: BlobStore) -> None:
+    grows = Grows()
+    Grows.times = 3
+    load = load_bundle(bundle_of(store, Held(grows.held)), store)
+    assert {*load.dataset.items[1]["deep"]} == {"first", "self", "last", 3, 4, 5}
+
+
+def test_threads_make_bundles_at_once(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of modules with state that does not pickle, which each of them finds out."""
+    monkeypatch.setattr(sys.modules[__name__], "not_pickled", [threading.Lock()], raising=False)
+    interval = sys.getswitchinterval()
+    found: list[Any] = []
+
+    def make() -> None:
+        for number in range(8):
+            try:
+                found.append(bundle_of(store, Held({number, threading.get_ident()})))
+            except InputError as exc:
+                found.append(exc)
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert [made for made in found if not isinstance(made, Bundle)] == []
+
+
 def test_copying_that_is_slow_each_time_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(bundles, "SLOW_S", 0.0)
     told = []

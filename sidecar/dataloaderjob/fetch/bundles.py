@@ -8,8 +8,10 @@ those privately: a node holds them once in memory, and each feeder may write to 
 from __future__ import annotations
 
 import io
+import os
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +41,8 @@ _LENGTH = struct.Struct("<Q")
 Place = tuple[int, int, int]
 """(blob, offset, bytes) of a buffer."""
 _snapshots = Snapshots()
+_one_at_a_time = threading.RLock()
+"""Threads that make iterators at the same time share what is known of earlier snapshots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +69,24 @@ def make_bundle(
     Raises InputError naming the attribute that cannot be pickled.
     """
     roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
-    blobs = _snapshots.unchanged(roots, store)
-    if blobs is None:
-        began = time.perf_counter()
-        snapshot = _snapshots.take(roots)
-        blobs = _stored(snapshot, store)
-        elapsed_s = time.perf_counter() - began
-        if not _snapshots.remember(roots, snapshot, blobs, elapsed_s) and elapsed_s > SLOW_S and slow:
-            slow(elapsed_s)
+    with _one_at_a_time:
+        blobs = _snapshots.unchanged(roots, store)
+        if blobs is None:
+            began = time.perf_counter()
+            snapshot = _snapshots.take(roots)
+            blobs = _stored(snapshot, store)
+            elapsed_s = time.perf_counter() - began
+            if not _snapshots.remember(roots, snapshot, blobs, elapsed_s) and elapsed_s > SLOW_S and slow:
+                slow(elapsed_s)
     return Bundle(blobs=blobs, allow_pickle=allow_pickle, facts=facts())
+
+
+def _after_fork_in_child() -> None:
+    global _one_at_a_time  # another thread may have held it
+    _one_at_a_time = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _stored(snapshot: Snapshot, store: BlobStore) -> tuple[tuple[str, int], ...]:

@@ -27,6 +27,8 @@ MIN_BUFFER_NBYTES = 64 * 1024
 """Smaller buffers stay within the pickle."""
 SHALLOW = 64
 """Of a container with so many members and more, a look at what code is needed takes the first one only."""
+TRIES = 20
+"""At a container that other threads add to."""
 _cloudpickle: Any = cloudpickle.cloudpickle
 _PLAIN_TYPES = {type(None), type(Ellipsis), type(NotImplemented), *_cloudpickle._BUILTIN_TYPE_NAMES}  # noqa: SLF001
 _SETS = frozenset({set, frozenset})
@@ -372,16 +374,29 @@ def why_not(
     return None
 
 
+def changed_meanwhile(exc: BaseException) -> bool:
+    """Whether another thread added to a container while it was pickled: another time it pickles."""
+    return isinstance(exc, RuntimeError) and "during iteration" in str(exc)
+
+
 def picklable(obj: Any, known: names.Names | None, user_modules: Collection[str]) -> bool:
     """Whether `obj` pickles by itself."""
+    for _ in range(TRIES):
+        exc = _pickled(obj, known, user_modules)
+        if exc is None or not changed_meanwhile(exc):
+            break
+    return exc is None
+
+
+def _pickled(obj: Any, known: names.Names | None, user_modules: Collection[str]) -> BaseException | None:
     pickler = UserCodePickler(Nowhere(), _ignore, known=known, user_modules=user_modules)  # type: ignore[arg-type]
     try:
         pickler.dump(obj)
-    except Exception:  # whatever a __reduce__ of the user raises
-        return False
+    except Exception as exc:  # whatever a __reduce__ of the user raises
+        return exc
     finally:
         pickler.close()
-    return True
+    return None
 
 
 def with_main(obj: Any, reached: Reached, *, with_names: bool = False) -> Iterator[Any]:

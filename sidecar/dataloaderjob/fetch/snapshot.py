@@ -25,9 +25,11 @@ from dataloaderjob.fetch.modules import UserModules, main_source
 from dataloaderjob.fetch.names import Names
 from dataloaderjob.fetch.pickling import (
     MIN_BUFFER_NBYTES,
+    TRIES,
     Nowhere,
     Reached,
     UserCodePickler,
+    changed_meanwhile,
     picklable,
     why_not,
 )
@@ -225,6 +227,7 @@ class _Maker:
         self.patches = patches
         self.reached = Reached() if reached is None else reached
         self._discovered = reached is not None
+        self._tries = TRIES
 
     def forget_mended(self) -> None:
         """Looks again at what did not pickle the last time."""
@@ -290,6 +293,9 @@ class _Maker:
             where = ROOTS
             pickler.dump(tuple(roots.values()))
         except Exception as exc:  # whatever a __reduce__ of the user raises
+            if changed_meanwhile(exc) and self._tries:
+                self._tries -= 1
+                return False
             if where != ROOTS and self._exclude(where, roots):
                 return False
             raise InputError(
