@@ -1,4 +1,4 @@
-"""Names that a trainer and the private service of its machine share: files, variables. It imports nothing."""
+"""Names that processes of one machine share: files of a private service, variables. It imports nothing."""
 
 SOCKET_NAME = "s"
 """The sidecar's."""
@@ -32,4 +32,6 @@ PATH_VARIABLE = "DATALOADERJOB_PATH"
 """The trainer's import path, as PYTHONPATH has it."""
 RUN_VARIABLE = "DATALOADERJOB_RUN_ID"
 """The tag of a run, in the environment of all its processes."""
+IN_FEEDER_VARIABLE = "DATALOADERJOB_IN_FEEDER"
+"""Set in feeder processes: a loader within one is refused, it would wait for the feeder that waits for it."""
 REMEDY = "set DATALOADERJOB_DIR to a folder of yours that others may not write to"

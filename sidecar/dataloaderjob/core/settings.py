@@ -17,9 +17,6 @@ from dataloaderjob.core.errors import InputError
 
 T = TypeVar("T")
 
-IN_FEEDER_VARIABLE = "DATALOADERJOB_IN_FEEDER"
-"""Set in feeder processes: a loader within one is refused, it would wait for the feeder that waits for it."""
-
 NODE_FOLDER_VARIABLE = "DATALOADERJOB_NODE_FOLDER"
 """Set where the main process of a feeders' pod has a folder for its feeders; they keep blobs in NODE_BLOBS
 there, whatever the supervisor says, and hand their output to the socket NODE_OUTPUT."""

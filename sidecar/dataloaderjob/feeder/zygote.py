@@ -67,8 +67,12 @@ class Zygote:
 
     def run(self) -> None:
         while not self._over:
-            for key, _ in self._select.select():
-                key.data()
+            self.turn()
+
+    def turn(self, timeout_s: float | None = None) -> None:
+        """Acts on what has happened, or waits until something happens."""
+        for key, _ in self._select.select(timeout_s):
+            key.data()
 
     def _watch(self, end: socket.socket | int, callback: Callable[[], None]) -> None:
         self._select.register(end, selectors.EVENT_READ, callback)
@@ -174,8 +178,9 @@ def _become_template(
     template.main(bundle, Path(message["blobs"]), feeder, requests, socket.socket(fileno=channel))
 
 
-def main(host: socket.socket) -> NoReturn:
-    """The whole life of the zygote's process, which the host forked."""
+def main(host: socket.socket, parent: int) -> NoReturn:
+    """The whole life of the zygote's process, which the host, `parent`, forked."""
+    die_with_parent(parent)
     call_itself("dlj-zygote")
     gc.disable()  # collections while modules are made take a tenth of the time, and find nothing
     import torch
@@ -183,7 +188,11 @@ def main(host: socket.socket) -> NoReturn:
     from dataloaderjob.fetch.facts import facts
 
     torch.set_num_threads(1)
+    zygote = Zygote(host, facts())
+    zygote.turn(0)  # feeders that wait go on while templates' modules are imported
+    from dataloaderjob.feeder import template  # noqa: F401  templates have it then
+
     gc.freeze()  # collections in children leave the pages that they share alone
     gc.enable()
-    Zygote(host, facts()).run()
+    zygote.run()
     os._exit(0)

@@ -17,7 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 
 from dataloaderjob.core.control import WINDOW
 from dataloaderjob.core.errors import InputError, ServiceUnavailable
-from dataloaderjob.core.settings import IN_FEEDER_VARIABLE
+from dataloaderjob.core.places import IN_FEEDER_VARIABLE
 from dataloaderjob.trainer import private
 
 if TYPE_CHECKING:  # at run time they are imported while the private service starts

@@ -1,0 +1,239 @@
+"""What the host does: it forks feeders, hears what they print, and answers the local provider's requests."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dataloaderjob.core import sockets
+from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError
+from dataloaderjob.core.forked import call_itself, close_all_but, default_signals, die_with_parent
+from dataloaderjob.core.lines import Lines
+from dataloaderjob.core.settings import FeederSettings, load
+from dataloaderjob.feeder import server
+
+EXIT_FAILED = 1
+_READ_NBYTES = 64 * 1024
+Zygote = tuple[socket.socket, int]
+"""The socket over which it hears of feeders, and its pid."""
+
+
+@dataclass(slots=True, eq=False)
+class _Feeder:
+    """A feeder that was forked."""
+
+    name: str
+    pid: int
+    code: int | None = None
+    words: str = ""
+
+
+class Host:
+    """`run` until `over`."""
+
+    def __init__(self, zygote: Zygote, listener: socket.socket | None) -> None:
+        self.over = False
+        self.feeders: dict[str, _Feeder] = {}
+        self._zygote, self._zygote_pid = zygote
+        self._select = selectors.DefaultSelector()
+        self._wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self.end())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer
+        self.watch(self._wake_r, self._reap)
+        if listener is not None:
+            self.watch(listener, lambda: self._accept(listener))
+        self._reap()  # the zygote may have ended before its signal was caught
+
+    def watch(self, end: socket.socket | int, callback: Callable[[], None]) -> None:
+        self._select.register(end, selectors.EVENT_READ, callback)
+
+    def unwatch(self, end: socket.socket | int) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._select.unregister(end)
+
+    def end(self) -> None:
+        self.over = True
+
+    def run(self) -> None:
+        while not self.over:
+            self.turn()
+
+    def turn(self) -> None:
+        """Waits until something happens, and acts on it."""
+        for key, _ in self._select.select():
+            key.data()
+
+    # Feeders
+
+    def start(self, settings: FeederSettings, *, relayed: bool, ready_fd: int | None = None) -> _Feeder:
+        """Forks a feeder. `relayed`: its output becomes lines of this process's."""
+        asking, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        pipe = os.pipe2(os.O_CLOEXEC) if relayed else None
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(parent)
+            _become_feeder(settings, asking, None if pipe is None else pipe[1], ready_fd)
+        asking.close()
+        with asked, contextlib.suppress(OSError):  # without the zygote this process is about to end
+            socket.send_fds(self._zygote, [settings.name.encode()], [asked.fileno()])
+        made = self.feeders[settings.name] = _Feeder(settings.name, pid)
+        if pipe is not None:
+            os.close(pipe[1])
+            self._relay(made, pipe[0])
+        return made
+
+    def kill(self, name: str) -> None:
+        feeder = self.feeders.get(name)
+        if feeder is not None and feeder.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(feeder.pid, signal.SIGKILL)
+            os.waitpid(feeder.pid, 0)
+            feeder.code = -signal.SIGKILL
+        self.feeders.pop(name, None)
+
+    def _relay(self, feeder: _Feeder, fd: int) -> None:
+        def show(line: str) -> None:
+            feeder.words = line
+            sys.stdout.write(f"[{feeder.name}] {line}\n")
+            sys.stdout.flush()
+
+        lines = Lines(show)
+
+        def read() -> None:
+            data = os.read(fd, _READ_NBYTES)
+            lines.feed(data, final=not data)
+            if not data:
+                self.unwatch(fd)
+                os.close(fd)
+
+        self.watch(fd, read)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_r, 4096)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                self._ended(pid, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, pid: int, code: int) -> None:
+        if pid == self._zygote_pid:
+            sys.stderr.write(f"feeder's host: the process that imports torch ended with code {code}\n")
+            self.end()
+        for feeder in self.feeders.values():
+            if feeder.pid == pid and feeder.code is None:
+                feeder.code = code
+
+    # Requests of the local provider
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            sock, _ = listener.accept()
+            self.watch(sock, lambda: self._serve(sock))
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            sock.settimeout(5.0)
+            sockets.send_message(sock, self._answer(sockets.recv_message(sock)))
+        except (OSError, ProtocolError):
+            self.unwatch(sock)
+            sock.close()
+
+    def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        match message.get("type"):
+            case "start":
+                settings = FeederSettings(**message["settings"])
+                self.kill(settings.name)
+                return {"type": "ok", "pid": self.start(settings, relayed=True).pid}
+            case "kill":
+                self.kill(str(message.get("name")))
+                return {"type": "ok"}
+            case "list":
+                told = [
+                    {"name": f.name, "pid": f.pid, "code": f.code, "words": f.words}
+                    for f in self.feeders.values()
+                ]
+                return {"type": "feeders", "feeders": told}
+        return {"type": "error", "message": f"start, kill or list is needed, found {message.get('type')!r}"}
+
+
+def _become_feeder(
+    settings: FeederSettings, requests: socket.socket, output: int | None, ready_fd: int | None
+) -> NoReturn:
+    default_signals()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    call_itself(f"dlj-{settings.name}")
+    if output is not None:
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+    keep = {requests.fileno(), *(() if ready_fd is None else (ready_fd,))}
+    close_all_but(keep)
+    server.main(settings, requests, ready_fd, relayed=output is not None)
+
+
+def _listener(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    before = os.umask(0o177)
+    try:
+        sock.bind(path)
+    finally:
+        os.umask(before)
+    sock.listen(8)
+    return sock
+
+
+def _host_one(zygote: Zygote, path: Path, ready_fd: int | None) -> int:
+    settings = load(FeederSettings, path)
+    host = Host(zygote, None)
+    if stat.S_ISFIFO(os.fstat(0).st_mode):  # whoever started us holds the other end, and writes nothing
+        host.watch(0, host.end)
+    ready = os.dup(1) if ready_fd is None else ready_fd
+    feeder = host.start(settings, relayed=False, ready_fd=ready)
+    os.close(ready)
+    while not host.over and feeder.code is None:
+        host.turn()
+    host.kill(settings.name)
+    return feeder.code if feeder.code is not None and feeder.code > 0 else EXIT_FAILED if feeder.code else 0
+
+
+def _host_many(zygote: Zygote, path: str) -> int:
+    listener = _listener(path)
+    print(json.dumps({"pid": os.getpid()}), flush=True)  # noqa: T201  what the starter reads
+    Host(zygote, listener).run()
+    return 0
+
+
+def main(zygote: Zygote) -> int:
+    parser = argparse.ArgumentParser(description="forks feeders")
+    parser.add_argument("--settings", type=Path, help="JSON file of FeederSettings: one feeder")
+    parser.add_argument("--listen", help="Unix socket for requests: any number of feeders")
+    parser.add_argument(
+        "--parent", type=int, help="pid of the process that starts this one, and takes it along"
+    )
+    parser.add_argument("--ready-fd", type=int, help="where to say that the feeder serves, instead of stdout")
+    args = parser.parse_args()
+    if args.parent is not None:
+        die_with_parent(args.parent)
+    try:
+        if args.listen is not None:
+            return _host_many(zygote, args.listen)
+        return _host_one(zygote, args.settings, args.ready_fd)
+    except (DataLoaderJobError, OSError) as exc:
+        sys.stderr.write(f"feeder's host: {exc}\n")
+        return EXIT_FAILED
