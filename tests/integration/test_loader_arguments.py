@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections import namedtuple
 from collections.abc import Iterator
 from typing import Any
 
@@ -187,6 +188,46 @@ def test_a_stream_stays_in_the_process_where_num_workers_was_left_out(
     assert "so batches are made in this process: Stream is an IterableDataset" in said
 
 
+class Sharded(data.IterableDataset):
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        info = data.get_worker_info()
+        assert info is not None
+        return iter([(info.id, i) for i in range(info.id, 12, info.num_workers)])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"persistent_workers": True, "timeout": 20}, {"multiprocessing_context": "fork"}], ids=str
+)
+def test_a_stream_of_a_script_by_itself_has_torchs_workers_where_num_workers_is_given(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.delenv(loaders.SOCKET_VARIABLE, raising=False)
+    expected = [b.tolist() for pair in data.DataLoader(Sharded(), 3, num_workers=2, **options) for b in pair]
+    loader = DataLoader(Sharded(), 3, num_workers=2, **options)
+    for _ in range(2):
+        assert [b.tolist() for pair in loader for b in pair] == expected
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "which feeders do not serve: torch's worker processes make its batches" in said
+
+
+class Pairs(data.Dataset[Any]):
+    """A module has no attribute of its tuple's name."""
+
+    Pair = namedtuple("OfNoModule", "number square")  # noqa: PYI024
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> Any:
+        return self.Pair(i, self.Pair(i, i * i))
+
+
+def test_a_named_tuple_that_no_module_has_comes_back_as_itself(rig: Rig) -> None:
+    for batch in DataLoader(Pairs(), batch_size=2, num_workers=2):
+        assert type(batch) is type(batch.square) is Pairs.Pair
+        assert batch.square.square.tolist() == [i * i for i in batch.number.tolist()]
+
+
 def test_a_loader_within_a_feeder_works_in_the_process_where_num_workers_was_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -217,6 +258,8 @@ def test_multiprocessing_context_is_checked_and_ignored(rig: Rig, capsys: pytest
 
 class Parcel:
     """Travels pickled only."""
+
+    __slots__ = ("content",)
 
 
 class Odd(Numbers):

@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 import cloudpickle
 
+from dataloaderjob.fetch.classes import note_sent
 from dataloaderjob.fetch.modules import is_installed
 
 _cloudpickle: Any = cloudpickle.cloudpickle
@@ -28,6 +29,7 @@ _made: WeakSet[type] = WeakSet()
 def reduce_class(cls: Any) -> tuple[Any, ...]:
     """cloudpickle's, without the tracker id, by which it would take a class of another bundle for this one."""
     args: Any
+    note_sent(cls)
     if issubclass(cls, enum.Enum):
         members = {member.name: member.value for member in cls}
         args = (cls.__bases__, cls.__name__, cls.__qualname__, members, cls.__module__, None, None)

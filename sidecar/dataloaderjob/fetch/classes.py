@@ -1,8 +1,9 @@
 """Classes by name: how a class of the user's code in a feeder is found again in the trainer.
 
 A feeder may hold the user's classes by value (cloudpickle), under the module names that they have in the
-trainer. The trainer looks in the modules that it has loaded (`__main__` is among them). It imports no package
-because a feeder names it; only a module of a package that it has imported already.
+trainer. The trainer looks in the modules that it has loaded (`__main__` is among them), then among the classes that
+it sent by value. It imports no package because a feeder names it; only a module of a package that it has imported
+already.
 """
 
 from __future__ import annotations
@@ -11,12 +12,27 @@ import importlib
 import sys
 import types
 from typing import Any
+from weakref import WeakValueDictionary
 
 from dataloaderjob.core.errors import UnsupportedBatch
 from dataloaderjob.core.layout import ClassName
 
 _ELSEWHERE: dict[type, ClassName] = {types.MappingProxyType: ("types", "MappingProxyType")}
 """Classes that are not where they say."""
+_sent: WeakValueDictionary[ClassName, type] = WeakValueDictionary()
+"""Named tuples that went to feeders by value: one made in a function or a class has the name of a module's."""
+_ambiguous: set[ClassName] = set()
+"""Names that several of them had, with other fields."""
+
+
+def note_sent(cls: Any) -> None:
+    """Notes a class that feeders get by value."""
+    if not hasattr(cls, "_fields"):
+        return
+    name = cls.__module__, cls.__qualname__
+    known: Any = _sent.setdefault(name, cls)
+    if known._fields != cls._fields:
+        _ambiguous.add(name)
 
 
 def name_of(cls: type) -> ClassName | None:
@@ -36,9 +52,7 @@ def full_name(cls: type) -> str:
 def resolve(module: str, qualname: str) -> type:
     """Finds a class. Raises UnsupportedBatch saying how to make it findable."""
     try:
-        found: Any = sys.modules.get(module) or _import(module)
-        for name in qualname.split("."):
-            found = getattr(found, name)
+        found: Any = _found(module, qualname)
     except (ImportError, AttributeError, ValueError) as exc:
         raise UnsupportedBatch(
             f"the batch holds a {module}.{qualname}, and this process cannot find that class ({exc}): "
@@ -50,6 +64,20 @@ def resolve(module: str, qualname: str) -> type:
             f"{type(found).__name__}: give the class a name of its own"
         )
     return found
+
+
+def _found(module: str, qualname: str) -> Any:
+    """Raises ImportError, AttributeError, ValueError."""
+    try:
+        found: Any = sys.modules.get(module) or _import(module)
+        for name in qualname.split("."):
+            found = getattr(found, name)
+        return found
+    except AttributeError:
+        sent = None if (module, qualname) in _ambiguous else _sent.get((module, qualname))
+        if sent is None:
+            raise
+        return sent
 
 
 def _import(module: str) -> types.ModuleType:

@@ -11,8 +11,9 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -61,6 +62,15 @@ class Snapshot:
     arrays: int
 
 
+@dataclass(slots=True)
+class _Kind:
+    """What is known of datasets of one kind."""
+
+    reached: Reached | None = None
+    """What the pickle reached last time."""
+    slow: bool = False
+
+
 class _Same:
     """Equal to another only if both hold one object."""
 
@@ -95,13 +105,12 @@ class Snapshots:
         self._references = module_state.References()
         self._alone: dict[str, tuple[Any, bytes]] = {}
         """State of modules that the dataset did not reach, with what it was made from."""
-        self._reached: dict[Any, Reached] = {}
-        """What the dataset's pickle reached last time, by types of the roots."""
+        self._kinds: WeakKeyDictionary[type, dict[Any, _Kind]] = WeakKeyDictionary()
+        """By type of the dataset, then by names of all roots' types."""
         self._patches: list[Any] | None = None
         self._sources: tuple[Any, bytes] | None = None
         self._effects: tuple[bytes, set[str]] | None = None
         """Modules that the script imports for what their import does, with the sources that tell."""
-        self._slow: set[Any] = set()
         self._fingerprints: OrderedDict[Any, Blobs] = OrderedDict()
         self._current: Fingerprint | None = None
         """Taken for the snapshot that is being made."""
@@ -112,7 +121,7 @@ class Snapshots:
         maker = self._maker(roots)
         out, buffers = io.BytesIO(), list[memoryview]()
         pickler = maker.write(out, buffers, roots)
-        self._reached[_key(roots)] = maker.reached
+        self._kind(roots).reached = maker.reached
         self._patches = [patch for patch in self._patches or () if patch in maker.patches]
         snapshot = Snapshot(
             pickled=out.getbuffer(),
@@ -132,7 +141,7 @@ class Snapshots:
     def unchanged(self, roots: Roots, store: BlobStore) -> Blobs | None:
         """Returns the blobs of an earlier snapshot in `store` that a new one would equal; None if there is none,
         or if a new one is as quickly made."""
-        if _key(roots) not in self._slow:
+        if not self._kind(roots).slow:
             return None
         fingerprint = self._current = self._fingerprint(roots)
         blobs = None if fingerprint is None else self._fingerprints.get(fingerprint[0])
@@ -152,7 +161,7 @@ class Snapshots:
         # marshal takes an array for bytes: none may be within what it stands for.
         if fingerprint is None or fingerprint[1] != snapshot.arrays:
             return False
-        self._slow.add(_key(roots))
+        self._kind(roots).slow = True
         self._fingerprints[fingerprint[0]] = blobs
         while len(self._fingerprints) > _REMEMBERED:
             self._fingerprints.popitem(last=False)
@@ -173,13 +182,17 @@ class Snapshots:
         parts = (self._process.packed(), self._packed_sources(), *maker.others().values(), out.getvalue())
         return b"".join((*map(unchanged.checksum, parts), unchanged.checksums(buffers))), arrays
 
+    def _kind(self, roots: Roots) -> _Kind:
+        known = self._kinds.setdefault(type(roots["dataset"]), {})
+        return known.setdefault(tuple(map(_names, roots.values())), _Kind())
+
     def _maker(self, roots: Roots) -> _Maker:
         modules = self._modules.find()
         if self._patches is None:
             self._patches = module_state.patches(self._modules)
         patches = [*self._patches, *module_state.entries()]
         state = State(Names(modules), self._excluded, self._references)
-        maker = _Maker(modules, patches, self._excluded, state, self._reached.get(_key(roots)), self._alone)
+        maker = _Maker(modules, patches, self._excluded, state, self._kind(roots).reached, self._alone)
         maker.forget_mended()
         return maker
 
@@ -200,11 +213,10 @@ class Snapshots:
         return self._sources[1]
 
 
-def _key(roots: Roots) -> Any:
-    return tuple(
-        (type(root), getattr(root, "__module__", None), getattr(root, "__qualname__", None))
-        for root in roots.values()
-    )
+def _names(root: Any) -> tuple[Any, ...]:
+    # A dataset may have any attribute that it is asked for.
+    named = root if isinstance(root, type | FunctionType | MethodType) else type(root)
+    return type(root).__qualname__, named.__module__, named.__qualname__
 
 
 class _Maker:

@@ -124,6 +124,8 @@ class ServiceIterator(_Seeded):
         "_bundle", "_client", "_exhausted", "_key", "_pickle_allowed", "_sampler_error", "_source", "_stream",
         "_taken", "_taker", "_window",
     )  # fmt: skip
+    _workers: tuple[()] = ()
+    """For those who look at torch's: this process has none."""
 
     def __init__(self, loader: DataLoader[Any], client: Client, window: int) -> None:
         self._client = client

@@ -8,12 +8,16 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from multiprocessing import context as contexts
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import torch
 import torch.utils.data
 from torch.utils.data import Dataset, IterableDataset, Sampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
 
 from dataloaderjob.core.control import WINDOW
 from dataloaderjob.core.errors import InputError, ServiceUnavailable
@@ -33,6 +37,7 @@ PER_WORKER = 2
 """torch's default `prefetch_factor`."""
 MAX_PREFETCH = WINDOW - 24
 _HERE = "num_workers was left out, so batches are made in this process"
+_MAP_STYLE = "the service needs a map-style dataset (__getitem__ and __len__)"
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _TORCHS_CONTEXT: Any = torch.utils.data.DataLoader.multiprocessing_context
 _T_co = TypeVar("_T_co", covariant=True)
@@ -79,7 +84,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             else the job's prefetch, else 2 for each feeder of the job and 16 at least.
         allow_pickle: lets leaves of a batch that are neither tensors, arrays nor plain values travel
             pickled from feeders to this process. Off by default: feeders are then not trusted with code.
-        multiprocessing_context: checked and ignored.
+        multiprocessing_context: checked, and ignored where feeders make the batches.
         in_order: accepted; batches are always in order.
 
     Raises:
@@ -125,7 +130,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Of this loader among those of the process that were iterated."""
         self._epochs = 0
         self._stays_here = False
-        if multiprocessing_context is not None:
+        self.own_workers = False
+        """Torch's worker processes are to make the batches."""
+        if multiprocessing_context is not None and not isinstance(dataset, IterableDataset):
             _say_once("multiprocessing_context is ignored: feeders are processes of the service")
         if workers > 0:
             self._window()
@@ -134,8 +141,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def multiprocessing_context(self) -> contexts.BaseContext | None:
-        """What keeps a rebuild as torch's own loader from starting workers; None with `num_workers=0`."""
-        return FEEDERS_CONTEXT if self.num_workers > 0 else None
+        """What keeps a rebuild as torch's own loader from starting workers; the user's with `num_workers=0`."""
+        if self.num_workers > 0 and not self.__dict__.get("own_workers"):
+            return FEEDERS_CONTEXT
+        return cast("contexts.BaseContext | None", _TORCHS_CONTEXT.fget(self))
 
     @multiprocessing_context.setter
     def multiprocessing_context(self, value: Any) -> None:
@@ -215,16 +224,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """An iterator over an IterableDataset, which the service does not serve."""
         if self.num_workers == 0:
             return _SingleProcessDataLoaderIter(self)
-        why = (
-            f"{type(self.dataset).__name__} is an IterableDataset; the service needs a map-style dataset "
-            "(__getitem__ and __len__): wrap it, or use num_workers=0"
-        )
-        if not isinstance(self.num_workers, LeftOut):
-            raise InputError(why)
-        _say_once(f"{_HERE}: {why}")
+        what = f"{type(self.dataset).__name__} is an IterableDataset"
         here = copy.copy(self)
-        here.num_workers, here.timeout = 0, 0
-        return _SingleProcessDataLoaderIter(here)
+        if isinstance(self.num_workers, LeftOut):
+            _say_once(f"{_HERE}: {what}; {_MAP_STYLE}")
+            here.num_workers, here.timeout = 0, 0
+            return _SingleProcessDataLoaderIter(here)
+        if not _private():
+            raise InputError(f"{what}; {_MAP_STYLE}: wrap it, or use num_workers=0")
+        _say_once(f"{what}, which feeders do not serve: torch's worker processes make its batches")
+        here.own_workers = True
+        return _MultiProcessingDataLoaderIter(here)
 
     def begin_session(self) -> tuple[int, int]:
         """Numbers of this loader and of its next iterator, the same in all ranks that run one script."""

@@ -1,0 +1,55 @@
+# ruff: noqa: PYI024
+"""Classes by name."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import pytest
+
+from dataloaderjob.core.errors import UnsupportedBatch
+from dataloaderjob.fetch import classes
+
+
+@pytest.fixture(autouse=True)
+def nothing_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classes, "_sent", type(classes._sent)())
+    monkeypatch.setattr(classes, "_ambiguous", set())
+
+
+def test_a_named_tuple_made_in_a_function_is_found_once_it_was_sent() -> None:
+    made: Any = namedtuple("OfAFunction", "a b")
+    with pytest.raises(
+        UnsupportedBatch, match=r"cannot find that class .*define it at the top level of a module"
+    ):
+        classes.resolve(__name__, "OfAFunction")
+    classes.note_sent(made)
+    assert classes.resolve(__name__, "OfAFunction") is made
+
+
+def test_two_of_one_name_and_other_fields_are_told_apart_by_nobody() -> None:
+    first: Any = namedtuple("OfAFunction", "a b")
+    same: Any = namedtuple("OfAFunction", "a b")
+    other: Any = namedtuple("OfAFunction", "a c")
+    classes.note_sent(first)
+    classes.note_sent(same)
+    assert classes.resolve(__name__, "OfAFunction") is first
+    classes.note_sent(other)
+    with pytest.raises(UnsupportedBatch, match="cannot find that class"):
+        classes.resolve(__name__, "OfAFunction")
+
+
+def test_a_class_that_was_sent_is_not_kept() -> None:
+    classes.note_sent(namedtuple("OfAFunction", "a b"))  # type: ignore[arg-type]
+    import gc
+
+    gc.collect()
+    with pytest.raises(UnsupportedBatch):
+        classes.resolve(__name__, "OfAFunction")
+
+
+def test_a_modules_own_class_goes_first() -> None:
+    made: Any = namedtuple("UnsupportedBatch", "a b")
+    classes.note_sent(made)
+    assert classes.resolve(__name__, "UnsupportedBatch") is UnsupportedBatch
