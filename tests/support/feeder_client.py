@@ -37,10 +37,19 @@ class Receiver:
     """A blocking client of one feeder. Answers NEED_BUNDLE from its own bundles."""
 
     def __init__(
-        self, port: int, key: bytes, *, host: str = "127.0.0.1", job: str = "job", timeout_s: float = 20.0
+        self,
+        port: int,
+        key: bytes,
+        *,
+        host: str = "127.0.0.1",
+        job: str = "job",
+        timeout_s: float = 20.0,
+        trainer: str = "",
     ):
         self.sock = socket.create_connection((host, port), timeout=5)
-        self.facts = sockets.greet(self.sock, key, role="receiver", name="test", job=job)
+        self.facts = sockets.greet(
+            self.sock, key, role="receiver", name="test", job=job, facts={"trainer": trainer}
+        )
         self.sock.settimeout(timeout_s)
         self.bundles: dict[bytes, Bundle] = {}
         self.notes: list[str] = []

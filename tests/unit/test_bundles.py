@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -360,6 +361,21 @@ def test_a_dict_that_another_thread_fills_meanwhile_is_pickled_again(store: Blob
     Grows.times = 3
     load = load_bundle(bundle_of(store, Held(grows.held)), store)
     assert {*load.dataset.items[1]["deep"]} == {"first", "self", "last", 3, 4, 5}
+
+
+def test_a_dataset_and_its_class_end_with_their_last_user(store: BlobStore) -> None:
+    def bundle() -> list[Any]:
+        class Local:
+            def __init__(self) -> None:
+                self.items = [1, 2]
+
+        dataset = Local()
+        bundle_of(store, dataset, lambda samples: (Local, samples))
+        return [weakref.ref(dataset), weakref.ref(Local)]
+
+    references = bundle()
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
 
 
 def test_threads_make_bundles_at_once(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,24 @@ def close_all_but(keep: set[int]) -> None:
                 os.close(fd)
 
 
+def lead_group(pid: int) -> None:
+    """Makes a child, or with 0 this process, the leader of a group, to which its own children will belong. Parent and
+    child both call it, so that it is done whoever comes first."""
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, 0)
+
+
+def end_group(pid: int) -> int:
+    """Reaps a child that led a group and has ended, and ends what it started. Returns its exit code."""
+    # Before it is reaped, so that the number is nobody else's.
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return 0
+
+
 def alive(pidfd: int) -> bool:
     """Whether the process has not ended."""
     poll = select.poll()

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-from torch.utils.data import _utils, default_collate
+from torch.utils.data import _utils
 
 from dataloaderjob.core import tickets
 from dataloaderjob.core.errors import InputError
@@ -100,10 +100,15 @@ class Builder:
     def warm_up(self, nbytes: int) -> None:
         """Does once, on nothing of the user's, what each batch needs: memory shared with the template is copied at
         its first use, which takes 5 to 10 ms. `nbytes`: of a body, as far as one is known."""
-        seed_worker(0, 0)
-        seed_batch(0, 0)
-        encode(default_collate([torch.zeros(1), torch.zeros(1)]), allow_pickle=False)
-        number, view = self._buffers.take(max(nbytes, 1))
+        try:
+            seed_worker(0, 0)
+            seed_batch(0, 0)
+            encode(torch.stack([torch.zeros(1), torch.zeros(1)]), allow_pickle=False)
+            number, view = self._buffers.take(max(nbytes, 1))
+        except ConnectionError:
+            raise
+        except Exception:  # torch as the user's modules left it; the first batch meets it, if any does
+            return
         view.release()
         self._buffers.free(number)
 
@@ -172,15 +177,25 @@ class Builder:
         except _FailedError as failed:
             self._channel.send(Kind.FAILED, a=serial, payload=failed.payload)
         else:
-            number, view = self._buffers.take(made.nbytes)
-            at = 0
-            for part in made.buffers:
-                view[at : at + len(part)] = part
-                at += len(part)
-            crc = zlib.crc32(view[:at]) if message.flags & CHECKSUM else 0
-            view.release()
-            self._channel.send(Kind.BUILT, a=serial, payload=BUILT.pack(number, at, crc))
+            self._place_body(message, made)
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
+
+    def _place_body(self, message: Message, made: EncodedBatch) -> None:
+        serial = message.a
+        try:
+            number, view = self._buffers.take(made.nbytes)
+        except ConnectionError:
+            raise
+        except OSError as exc:  # user code has used up the descriptors, or the memory
+            self._channel.send(Kind.FAILED, a=serial, payload=self._failure(exc, "placing the batch"))
+            return
+        at = 0
+        for part in made.buffers:
+            view[at : at + len(part)] = part
+            at += len(part)
+        crc = zlib.crc32(view[:at]) if message.flags & CHECKSUM else 0
+        view.release()
+        self._channel.send(Kind.BUILT, a=serial, payload=BUILT.pack(number, at, crc))
 
     def _make(self, message: Message) -> EncodedBatch:
         """Raises _FailedError for whatever user code raises."""
@@ -260,7 +275,7 @@ def main(code: UserCode, channel: Channel, place: mmap.mmap, nbytes: int) -> NoR
         if nbytes:
             builder.warm_up(nbytes)
         builder.run()
-    except OSError:
+    except ConnectionError:
         status = 0  # the feeder is gone: nobody waits for anything
     except BaseException:
         sys.excepthook(*sys.exc_info())

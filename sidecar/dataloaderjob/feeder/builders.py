@@ -112,9 +112,18 @@ class Builders:
         if session is None or session.phase is Phase.ENDING:
             return
         if session.channel is None:
-            self._forget(session)
+            if session.job is None:
+                self._forget(session)
+            else:
+                self._died(session, "was ended", ch.NOWHERE)
             return
         session.phase, session.ended_at = Phase.ENDING, time.monotonic()
+
+    def end_unused(self, used: Callable[[bytes], bool]) -> None:
+        """Ends the sessions that wait for a receiver to come back."""
+        for bundle in list(self._sessions):
+            if not used(bundle):
+                self.end(bundle)
 
     def tick(self, now: float, used: Callable[[bytes], bool]) -> None:
         """What time asks for. Call about twice a second."""

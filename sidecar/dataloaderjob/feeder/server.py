@@ -65,6 +65,8 @@ class FeederServer:
         self._owed: dict[bytes, list[tuple[int, Header]]] = {}
         """CANCEL frames (link, header) by bundle, which are confirmed once its builder is through with its job."""
         self._numbers = 0
+        self._trainers: set[str] = set()
+        """Processes whose receivers were linked."""
         self._alive_at = 0.0
         self._stopping = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -153,9 +155,14 @@ class FeederServer:
         if answer.get("role") != "receiver":
             sock.close()
             return
-        self.soon(lambda: self._adopt(sock))
+        trainer = str((answer.get("facts") or {}).get("trainer", ""))
+        self.soon(lambda: self._adopt(sock, trainer))
 
-    def _adopt(self, sock: socket.socket) -> None:
+    def _adopt(self, sock: socket.socket, trainer: str) -> None:
+        if trainer not in self._trainers:
+            # One that was started again runs the same script: its sessions have the names of the dead one's.
+            self._trainers.add(trainer)
+            self._builders.end_unused(self._machine.used)
         self._numbers += 1
         link = Link(self._numbers, sock, on_start=self._machine.started, on_sent=self._machine.sent)
         self._outbox.links[link.number] = link

@@ -17,14 +17,14 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from dataloaderjob.core.blobs import BlobStore, Bundle
-from dataloaderjob.core.forked import call_itself, die_with_parent
+from dataloaderjob.core.forked import call_itself, die_with_parent, end_group, lead_group
 from dataloaderjob.feeder import builder
-from dataloaderjob.feeder.channel import ENDED, Channel, Kind, Message
+from dataloaderjob.feeder.channel import ENDED, NOWHERE, Channel, Kind, Message
 from dataloaderjob.fetch.bundles import UserCode, load_bundle
 from dataloaderjob.fetch.failures import pack_failure
 
@@ -55,6 +55,8 @@ class Template:
 
     def __init__(self, code: UserCode, loading_ns: int, requests: socket.socket) -> None:
         """`requests`: the host's end, over which channels of further feeders come."""
+        # What the user's modules do about children is for builders: this process has to hear of its own.
+        self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._code, self._loading_ns, self._requests = code, loading_ns, requests
         self._select = selectors.DefaultSelector()
         self._clients: set[_Client] = set()
@@ -107,11 +109,19 @@ class Template:
         assert fd is not None  # noqa: S101  FORK brings one
         place = mmap.mmap(-1, mmap.PAGESIZE)
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as exc:
+            sys.stderr.write(f"no process for batches can be forked: {exc}\n")
+            os.close(fd)
+            client.channel.post(Kind.ENDED, a=number, payload=ENDED.pack(1, 0, NOWHERE))
+            return
         if pid == 0:
             die_with_parent(parent)
+            lead_group(0)
             self._close_in_child()
-            _become_builder(self._code, fd, place, message.b)
+            _become_builder(self._code, fd, place, message.b, self._on_child)
+        lead_group(pid)
         os.close(fd)
         child = _Child(number, pid, os.pidfd_open(pid), client, place)
         self._children[client, number] = child
@@ -129,7 +139,7 @@ class Template:
     def _ended(self, child: _Child) -> None:
         self._select.unregister(child.pidfd)
         os.close(child.pidfd)
-        code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+        code = end_group(child.pid)
         del self._children[child.client, child.number]
         if child.client in self._clients:
             serial, position = builder.PLACE.unpack_from(child.place)
@@ -150,8 +160,10 @@ def _kill(child: _Child) -> None:
         signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
 
 
-def _become_builder(code: UserCode, fd: int, place: mmap.mmap, nbytes: int) -> NoReturn:
+def _become_builder(code: UserCode, fd: int, place: mmap.mmap, nbytes: int, on_child: Any) -> NoReturn:
     call_itself("dlj-builder")
+    if on_child is not None:
+        signal.signal(signal.SIGCHLD, on_child)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb") as out:
         out.write(_OOM_SCORE)
     builder.main(code, Channel(socket.socket(fileno=fd)), place, nbytes)

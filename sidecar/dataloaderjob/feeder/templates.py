@@ -14,6 +14,11 @@ from dataloaderjob.feeder import channel as ch
 from dataloaderjob.feeder.channel import Channel, Kind, Message, Watching
 from dataloaderjob.feeder.sessions import Template
 
+MAX_IDLE = 8
+"""Templates that no session uses: their loaders may have been collected, of which nobody tells."""
+MAX_SPARES = 2
+"""Of them with a builder forked ahead."""
+
 
 class Owner(Protocol):
     """What is told of templates."""
@@ -64,9 +69,10 @@ class Templates:
     def closed(self, link: int) -> None:
         """A receiver is gone; its trainer, too, or it comes back."""
         self._latest = {key: code for key, code in self._latest.items() if key[0] != link}
+        self.trim()
 
     def trim(self) -> None:
-        """Ends templates that no loader may use, and the oldest idle ones beyond their bound in bytes."""
+        """Ends templates that no loader may use, and the oldest idle ones beyond their bounds."""
         latest = set(self._latest.values())
         idle = [t for t in self._templates.values() if not t.sessions]
         for template in idle:
@@ -74,17 +80,18 @@ class Templates:
                 self.drop(template)
         idle = sorted(filter(self.has, idle), key=lambda t: t.used_at)
         nbytes = sum(t.bundle.nbytes for t in idle)
-        while len(idle) > 1 and nbytes > self._settings.max_idle_nbytes:
+        while len(idle) > MAX_IDLE or (len(idle) > 1 and nbytes > self._settings.max_idle_nbytes):
             nbytes -= idle[0].bundle.nbytes
             self.drop(idle.pop(0))
+        for template in idle[:-MAX_SPARES]:
+            _end_spare(template)
 
     def drop(self, template: Template) -> None:
         """Ends a template, with all its builders."""
         del self._templates[template.bundle.code]
         self._watching.unwatch(template.channel)
         template.channel.close()
-        if template.spare is not None:
-            template.spare[1].close()
+        _end_spare(template)
         with contextlib.suppress(OSError):
             self._requests.send(json.dumps({"code": template.bundle.code.hex()}).encode())
 
@@ -165,6 +172,11 @@ class Templates:
     def _spare_ended(self, template: Template, number: int) -> bool:
         if template.spare is None or template.spare[0] != number:
             return False
+        _end_spare(template)
+        return True
+
+
+def _end_spare(template: Template) -> None:
+    if template.spare is not None:
         template.spare[1].close()
         template.spare = None
-        return True

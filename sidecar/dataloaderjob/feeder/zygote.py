@@ -18,13 +18,21 @@ import os
 import selectors
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dataloaderjob.core.blobs import Bundle
-from dataloaderjob.core.forked import call_itself, close_all_but, default_signals, die_with_parent
+from dataloaderjob.core.forked import (
+    call_itself,
+    close_all_but,
+    default_signals,
+    die_with_parent,
+    end_group,
+    lead_group,
+)
 
 _REQUEST_NBYTES = 160 * 1024
 
@@ -105,6 +113,8 @@ class Zygote:
         feeder.templates.add(code)
         try:
             self._provide(feeder, code, message, fds)
+        except OSError as exc:  # the feeder sees that its channel ends
+            sys.stderr.write(f"no process for {feeder.name}'s dataset can be forked: {exc}\n")
         finally:
             for fd in fds:
                 os.close(fd)
@@ -124,10 +134,17 @@ class Zygote:
     def _fork(self, feeder: str, message: dict[str, Any], fds: list[int]) -> _Template:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            here.close()
+            there.close()
+            raise
         if pid == 0:
             die_with_parent(parent)
+            lead_group(0)
             _become_template(feeder, message, there, fds)
+        lead_group(pid)
         there.close()
         return _Template(pid, here)
 
@@ -147,13 +164,15 @@ class Zygote:
         del self._templates[code]
         template.requests.close()
         with contextlib.suppress(ProcessLookupError):
-            os.kill(template.pid, signal.SIGKILL)
+            os.killpg(template.pid, signal.SIGKILL)
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_r, 4096)
         with contextlib.suppress(ChildProcessError):
-            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                pid = ended.si_pid
+                end_group(pid)
                 for code, template in list(self._templates.items()):
                     if template.pid == pid:
                         template.requests.close()

@@ -54,6 +54,8 @@ def start_host(folder: str) -> tuple[int, int, int]:
 
 
 def main() -> int:
+    if "--echo" in sys.argv:  # the host would keep it open for longer than the rank that reads it lives
+        os.set_inheritable(int(sys.argv[sys.argv.index("--echo") + 1]), False)
     host = start_host(sys.argv[sys.argv.index("--dir") + 1])
     from dataloaderjob.local import service
 

@@ -32,6 +32,8 @@ from dataloaderjob.sidecar.settings import memory_limit
 
 SHARED_NBYTES_PER_RANK = 2 * 1024**3
 LOOK_S = 0.5
+MAX_LOG_NBYTES = 16 * 1024 * 1024
+"""User code prints as much as it likes."""
 EXIT_FAILED = 1
 
 
@@ -67,6 +69,7 @@ class Service:
         self._echo = echo
         self._loop = Loop()
         self._why: str | None = None
+        self._logged = 0
         self._over = False
         self._starter = _open_starter()
         self._tenancy = Tenancy(time.monotonic())
@@ -110,11 +113,19 @@ class Service:
         self._echo.close()
 
     def _show(self, who: str, text: str, is_err: bool) -> None:  # noqa: ARG002  one log for both
-        with contextlib.suppress(OSError):  # a disk that is full shall not end the service
-            sys.stdout.write(f"[{who}] {text}\n" if who else f"{text}\n")
-            sys.stdout.flush()
+        self._log(f"[{who}] {text}" if who else text)
         if who.startswith("feeder"):
             self._echo.line(f"[{who}] {text}")
+
+    def _log(self, line: str) -> None:
+        if self._logged > MAX_LOG_NBYTES:
+            return
+        self._logged += len(line) + 1
+        if self._logged > MAX_LOG_NBYTES:
+            line = f"this log ends here: it holds {MAX_LOG_NBYTES >> 20} MiB, and lies in memory perhaps"
+        with contextlib.suppress(OSError):  # a disk that is full shall not end the service
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
 
     def _look(self) -> None:
         starter_alive = self._starter is not None and not _readable(self._starter)

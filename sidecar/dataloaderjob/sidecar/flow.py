@@ -52,7 +52,10 @@ class Sink(Protocol):
 class Flow:
     """The link to one feeder process, with its reconnects."""
 
-    def __init__(self, endpoint: Endpoint, sink: Sink, *, key: bytes, job: str, name: str) -> None:
+    def __init__(
+        self, endpoint: Endpoint, sink: Sink, *, key: bytes, job: str, name: str, trainer: str = ""
+    ) -> None:
+        """`trainer` names the trainer's process: feeders begin afresh for another."""
         self.endpoint = endpoint
         self.phase = Phase.DOWN
         self.sock: socket.socket | None = None
@@ -61,7 +64,7 @@ class Flow:
         self.last_error = ""
         self._retry_s = RETRY_FIRST_S
         self._sink = sink
-        self._key, self._job, self._name = key, job, name
+        self._key, self._job, self._name, self._trainer = key, job, name, trainer
         self._out = bytearray()
         self._greeting = bytearray()
         self._challenge: dict[str, Any] = {}
@@ -174,7 +177,12 @@ class Flow:
         if self.phase is Phase.CHALLENGE:
             self._challenge = message
             self._reply = auth.answer(
-                self._key, message, role="receiver", name=self._name, job=self._job, facts={}
+                self._key,
+                message,
+                role="receiver",
+                name=self._name,
+                job=self._job,
+                facts={"trainer": self._trainer},
             )
             self._out += auth.pack_message(self._reply)
             self.flush()

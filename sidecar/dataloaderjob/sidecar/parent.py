@@ -232,7 +232,7 @@ class Sidecar:
         parent, child = os.getpid(), os.fork()
         if child == 0:
             ours.close()
-            self._child(guest, theirs, rank, adoption, parent)
+            self._child(guest, theirs, rank, process, adoption, parent)
         theirs.close()
         ours.setblocking(False)
         ring = Ring(rank, pid, process, fds.pop(0), child, ours, control)
@@ -259,7 +259,13 @@ class Sidecar:
                 self._reap()
 
     def _child(
-        self, guest: Guest, channel: socket.socket, rank: str, adoption: dict[str, Any] | None, parent: int
+        self,
+        guest: Guest,
+        channel: socket.socket,
+        rank: str,
+        process: str,
+        adoption: dict[str, Any] | None,
+        parent: int,
     ) -> None:
         """The forked receiver; does not return."""
         code = 1
@@ -277,7 +283,7 @@ class Sidecar:
             )  # fmt: skip
             receiver = Receiver(
                 guest.sock, channel, *guest.fds[:4], settings=settings, key=self.key, job=self.settings.job,
-                name=f"{self.name}/rank-{rank}",
+                name=f"{self.name}/rank-{rank}", process=process,
             )  # fmt: skip
             if adoption:
                 receiver.adopt(adoption, guest.fds[4:])

@@ -65,13 +65,15 @@ class Receiver:
         key: bytes,
         job: str,
         name: str,
+        process: str = "",
     ) -> None:
+        """`process` names the trainer's."""
         self.control = Control(control_fd)
         self.machine = Dispatcher(settings, generation=int.from_bytes(os.urandom(4), "little"))
         self.regions: dict[int, Region] = {}
         self._trainer, self._parent, self._pidfd = trainer, parent, pidfd
         self._wake_trainer, self._wake_receiver = wake_trainer, wake_receiver
-        self._key, self._job, self._name = key, job, name
+        self._key, self._job, self._name, self._process = key, job, name, process
         self._flows: dict[str, Flow] = {}
         self._by_fd: dict[int, Flow] = {}
         self._masks: dict[int, int] = {}
@@ -356,7 +358,9 @@ class Receiver:
                 self._tell_trainer(link.pack_json(link.Type.DROP, {"region": number}))
                 self.regions.pop(number).close()
             case Connect(endpoint):
-                flow = Flow(endpoint, self, key=self._key, job=self._job, name=self._name)
+                flow = Flow(
+                    endpoint, self, key=self._key, job=self._job, name=self._name, trainer=self._process
+                )
                 self._flows[endpoint.instance] = flow
                 self._open(flow, now)
             case Close(instance, reason, again):

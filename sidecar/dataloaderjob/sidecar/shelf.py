@@ -11,6 +11,9 @@ from dataloaderjob.core.blobs import BlobStore, Bundle
 KEEP_UNUSED_S = 120.0
 """A trainer writes its blobs before it tells their bundle, and may have to attach again meanwhile."""
 
+MAX_LOADERS = 16
+"""Of one trainer, whose last bundles are kept: who uses another again stores it again."""
+
 
 class Shelf:
     """The bundles of live streams, and the last one of each loader, whose next epoch may need it again.
@@ -31,7 +34,10 @@ class Shelf:
         """A stream with `bundle` was opened."""
         self._live[receiver, bundle.id] = bundle
         before = self._last.get((receiver, bundle.loader))
-        self._last[receiver, bundle.loader] = bundle
+        self._last.pop((receiver, bundle.loader), None)
+        self._last[receiver, bundle.loader] = bundle  # the newest comes last
+        for key in [key for key in self._last if key[0] == receiver][:-MAX_LOADERS]:
+            self._let_go([self._last.pop(key)])
         if before is None or before.code != bundle.code:
             self._store.sweep(self._kept(), KEEP_UNUSED_S)
 

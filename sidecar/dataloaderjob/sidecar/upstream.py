@@ -81,7 +81,7 @@ class Upstream:
         self._in.clear()
         self._out.clear()
         for digest, nbytes in self._have.items():
-            self.send({"type": "have", "digest": digest, "nbytes": nbytes})
+            self._queue({"type": "have", "digest": digest, "nbytes": nbytes})
         return True
 
     def close(self, now: float) -> None:
@@ -91,7 +91,11 @@ class Upstream:
 
     def send(self, message: dict[str, Any]) -> None:
         """Queues a message; figures that nobody reads are dropped rather than piled up."""
-        if self._sock is not None and len(self._out) < 1 << 20:
+        if len(self._out) < 1 << 20:
+            self._queue(message)
+
+    def _queue(self, message: dict[str, Any]) -> None:
+        if self._sock is not None:
             self._out += auth.pack_message(message)
             self.flush()
 
@@ -106,7 +110,7 @@ class Upstream:
         """Tells the supervisor, and every later one, that this sidecar can upload a blob."""
         if digest not in self._have:
             self._have[digest] = nbytes
-            self.send({"type": "have", "digest": digest, "nbytes": nbytes})
+            self._queue({"type": "have", "digest": digest, "nbytes": nbytes})
 
     def on_readable(self, now: float) -> bool:
         """Reads what came. True when the list of feeders changed."""

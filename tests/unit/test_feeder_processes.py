@@ -1,0 +1,191 @@
+"""The processes behind a feeder, where user code starts others, is started again, or takes what they need."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from feeder_client import Receiver, Squares, bundle_of, wait_until
+from feeder_serving import KEY, Connect, Served, blobs, connecting, serving
+from torch.utils.data._utils import collate
+
+from dataloaderjob.core.frames import Kind
+from dataloaderjob.feeder.builder import Builder
+from dataloaderjob.feeder.channel import Channel, pair
+from dataloaderjob.feeder.templates import MAX_IDLE
+from dataloaderjob.fetch.bundles import UserCode
+from dataloaderjob.fetch.failures import unpack_failure
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def connect(server: Served) -> Iterator[Connect]:
+    with connecting(server) as made:
+        yield made
+
+
+class Counting(Squares):
+    calls = 0
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        self.calls += 1
+        return torch.tensor(self.calls)
+
+
+class WithHelper(Squares):
+    """Starts a process while it is loaded."""
+
+    helper: Any = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.helper = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
+        self.helper.start()
+
+
+class IgnoresChildren(Squares):
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_a_trainer_that_was_started_again_finds_no_state_of_the_one_before(server: Served, tmp_path: Path):
+    bundle = bundle_of(Counting(), blobs(tmp_path))
+    found = []
+    for trainer in ("first", "first", "second"):
+        with Receiver(server.port, KEY, trainer=trainer) as receiver:
+            receiver.ticket(0, [0, 1], receiver.know(bundle))
+            found.append(receiver.next().batch().tolist())
+    assert found == [[1, 2], [3, 4], [1, 2]], "a link that comes back goes on, another process begins afresh"
+
+
+def test_another_rank_shares_the_sessions_of_those_that_run(server: Served, tmp_path: Path):
+    bundle = bundle_of(Counting(), blobs(tmp_path))
+    with Receiver(server.port, KEY, trainer="rank-0") as one:
+        one.ticket(0, [0], one.know(bundle))
+        assert one.next().batch().tolist() == [1]
+        with Receiver(server.port, KEY, trainer="rank-1") as other:
+            other.ticket(0, [0], other.know(bundle))
+            assert other.next().batch().tolist() == [2]
+
+
+def test_what_user_code_started_while_it_was_loaded_ends_with_its_bundle(connect: Connect, tmp_path: Path):
+    with connect() as receiver:
+        helpers = []
+        for epoch in range(3):
+            shipped = bundle_of(
+                WithHelper(epoch + 1), blobs(tmp_path),
+                collate_fn=lambda _: torch.utils.data.get_worker_info().dataset.helper.pid,
+            )  # fmt: skip
+            session = receiver.know(replace(shipped, epoch=epoch))
+            receiver.ticket(0, [0], session, stream=epoch + 1)
+            helpers.append(receiver.next().batch())
+            receiver.send(Kind.RELEASE, generation=1, bundle=session)
+        wait_until(lambda: not any(map(alive, helpers[:2])), 5, "the first two are gone")
+        assert alive(helpers[2])
+
+
+def test_what_user_code_started_in_a_sample_ends_with_its_session(connect: Connect, tmp_path: Path):
+    def started(_: Any) -> int:
+        if (pid := os.fork()) == 0:
+            time.sleep(600)
+        return pid
+
+    with connect() as receiver:
+        session = receiver.know(bundle_of(Squares(), blobs(tmp_path), collate_fn=started))
+        receiver.ticket(0, [0], session)
+        pid = receiver.next().batch()
+        assert alive(pid)
+        receiver.send(Kind.RELEASE, generation=1, bundle=session)
+        wait_until(lambda: not alive(pid), 10, "it is gone")
+
+
+def test_a_template_that_is_killed_beside_its_helper_is_replaced(connect: Connect, tmp_path: Path):
+    """The helper has the template's end of the channel open."""
+    shipped = bundle_of(WithHelper(1), blobs(tmp_path), collate_fn=lambda _: os.getppid())
+    with connect() as receiver:
+        session = receiver.know(shipped)
+        receiver.ticket(0, [0], session)
+        template = receiver.next().batch()
+        os.kill(template, signal.SIGKILL)
+        wait_until(lambda: not alive(template), 5, "it is gone")
+        receiver.ticket(1, [0], session)
+        frame = receiver.next()
+        while frame.kind is not Kind.BODY:  # what was under way is lost, and asked for again
+            assert frame.kind is Kind.LOST
+            receiver.ticket(1, [0], session)
+            frame = receiver.next()
+        assert frame.batch() != template
+
+
+def test_user_code_that_ignores_its_children_takes_no_other_session_along(connect: Connect, tmp_path: Path):
+    shipped = bundle_of(IgnoresChildren(1), blobs(tmp_path), collate_fn=lambda _: [os.getppid(), os.getpid()])
+    with connect() as receiver:
+        sessions = [receiver.know(replace(shipped, loader=loader)) for loader in range(2)]
+        found = []
+        for number, session in enumerate(sessions):
+            receiver.ticket(0, [0], session, stream=number + 1)
+            found.append(receiver.next().batch())
+        receiver.send(Kind.RELEASE, generation=1, bundle=sessions[0])
+        wait_until(lambda: not alive(found[0][1]), 5, "the first builder is gone")
+        receiver.ticket(1, [0], sessions[1], stream=2)
+        assert receiver.next().batch() == found[1]
+
+
+def test_no_descriptor_left_for_the_batch_is_told_as_it_is(connect: Connect, tmp_path: Path):
+    def init(_: int) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+    with connect() as receiver:
+        session = receiver.know(bundle_of(Squares(), blobs(tmp_path), worker_init_fn=init))
+        receiver.ticket(0, [0], session)
+        error = unpack_failure(receiver.next().payload)
+        assert isinstance(error, OSError)
+        assert "Too many open files" in str(error)
+        assert "placing the batch" in str(error)
+
+
+def test_a_builder_that_is_forked_ahead_runs_nothing_of_the_users(monkeypatch: pytest.MonkeyPatch):
+    def refused(*_: Any, **__: Any) -> Any:
+        raise AssertionError("called")
+
+    monkeypatch.setitem(collate.default_collate_fn_map, torch.Tensor, refused)
+    here, there = pair()
+    builder = Builder(UserCode(dataset=[1], collate_fn=None, worker_init_fn=None), Channel(here), None)  # type: ignore[arg-type]
+    builder.warm_up(1000)
+    assert builder._buffers._free, "it has a buffer"
+    monkeypatch.setattr(torch, "stack", refused)
+    builder.warm_up(1000)
+    here.close()
+    there.close()
+
+
+def test_templates_of_loaders_that_are_gone_are_bounded(connect: Connect, tmp_path: Path):
+    templates = []
+    with connect() as receiver:
+        for loader in range(MAX_IDLE + 4):
+            shipped = bundle_of(Squares(loader + 1), blobs(tmp_path), collate_fn=lambda _: os.getppid())
+            session = receiver.know(replace(shipped, loader=loader))
+            receiver.ticket(0, [0], session, stream=loader + 1)
+            templates.append(receiver.next().batch())
+            receiver.send(Kind.RELEASE, generation=1, bundle=session)
+        wait_until(lambda: sum(map(alive, templates)) == MAX_IDLE, 10, "the oldest are gone")
+        assert alive(templates[-1])
