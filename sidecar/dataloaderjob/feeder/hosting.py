@@ -22,6 +22,7 @@ from dataloaderjob.core.forked import call_itself, close_all_but, default_signal
 from dataloaderjob.core.lines import Lines
 from dataloaderjob.core.settings import FeederSettings, load
 from dataloaderjob.feeder import server
+from dataloaderjob.feeder.zygote import EXIT_TOLD
 
 EXIT_FAILED = 1
 _READ_NBYTES = 64 * 1024
@@ -134,7 +135,8 @@ class Host:
 
     def _ended(self, pid: int, code: int) -> None:
         if pid == self._zygote_pid:
-            sys.stderr.write(f"feeder's host: the process that imports torch ended with code {code}\n")
+            if code != EXIT_TOLD:
+                sys.stderr.write(f"feeder's host: the process that imports torch ended with code {code}\n")
             self.end()
         for feeder in self.feeders.values():
             if feeder.pid == pid and feeder.code is None:

@@ -35,6 +35,8 @@ from dataloaderjob.core.forked import (
 )
 
 _REQUEST_NBYTES = 160 * 1024
+EXIT_TOLD = 3
+"""Why is on standard error."""
 
 
 @dataclass(slots=True, eq=False)
@@ -202,10 +204,14 @@ def main(host: socket.socket, parent: int) -> NoReturn:
     die_with_parent(parent)
     call_itself("dlj-zygote")
     gc.disable()  # collections while modules are made take a tenth of the time, and find nothing
-    import torch
+    try:
+        import torch
 
-    from dataloaderjob.fetch.facts import facts
-
+        from dataloaderjob.fetch.facts import facts
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+        os._exit(EXIT_TOLD)
     torch.set_num_threads(1)
     zygote = Zygote(host, facts())
     zygote.turn(0)  # feeders that wait go on while templates' modules are imported

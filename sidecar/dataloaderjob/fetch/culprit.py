@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from dataloaderjob.fetch.classes import full_name
@@ -116,8 +117,8 @@ def _object_parts(path: str, whole: Any) -> Iterator[Part]:
     yield f"{path}: its class", type(whole)
 
 
-def find_storage(roots: Mapping[str, Any], addresses: Collection[int]) -> str:
-    """Returns the path of the first tensor whose storage is at one of `addresses`."""
+def find_storage(roots: Mapping[str, Any], addresses: Collection[int]) -> tuple[str, str]:
+    """Returns what, and the path, of the first tensor or array whose memory is at one of `addresses`."""
     deadline = time.monotonic() + _SEARCH_S
     pending = deque(roots.items())
     seen: set[int] = set()
@@ -128,7 +129,10 @@ def find_storage(roots: Mapping[str, Any], addresses: Collection[int]) -> str:
         seen.add(id(part))
         if isinstance(part, torch.Tensor):
             if part.untyped_storage().data_ptr() in addresses:
-                return path
+                return "a tensor", path
+        elif isinstance(part, np.ndarray):
+            if part.__array_interface__["data"][0] in addresses:
+                return "an array", path
         elif not isinstance(part, str | bytes | int | float | type):
             pending.extend(_parts(path, part))
-    return "the dataset"
+    return "something", "the dataset"

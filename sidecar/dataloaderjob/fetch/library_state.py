@@ -9,8 +9,10 @@ from __future__ import annotations
 import csv
 import decimal
 import mimetypes
+import os
 import socket
 import sys
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,9 @@ import torch
 _PIXELS = 1024 * 1024 * 1024 // 4 // 3
 _IMPORTED_FOR_EFFECT = ("hdf5plugin", "pillow_avif", "pillow_heif", "pillow_jxl")
 """Libraries that register themselves with another when they are imported."""
+_DIALECT = (
+    "delimiter", "doublequote", "escapechar", "lineterminator", "quotechar", "quoting", "skipinitialspace", "strict",
+)  # fmt: skip
 _TORCH_PRINTS: Any = torch._tensor_str.PRINT_OPTS  # noqa: SLF001  torch shows it nowhere else
 
 
@@ -28,6 +33,9 @@ def take() -> dict[str, Any]:
         "pil": _pil(),
         "decimal": _decimal(),
         "csv": csv.field_size_limit(),
+        "dialects": _dialects(),
+        "tempdir": tempfile.tempdir,
+        "flushes": _flushes_denormals(),
         "mime": _mime_types(),
         "socket": socket.getdefaulttimeout(),
         "unverified": _unverified(),
@@ -64,6 +72,20 @@ def _mime_types() -> dict[str, str]:
     return dict(sorted(mimetypes.types_map.items())) if mimetypes.inited else {}
 
 
+def _dialects() -> dict[str, dict[str, Any]]:
+    """What the script registered."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in set(csv.list_dialects()) - {"excel", "excel-tab", "unix"}:
+        dialect = csv.get_dialect(name)
+        found[name] = {attribute: getattr(dialect, attribute) for attribute in _DIALECT}
+    return dict(sorted(found.items()))
+
+
+def _flushes_denormals() -> bool:
+    """Whether the script called torch.set_flush_denormal, which has no counterpart."""
+    return float(torch.tensor(1e-38) * torch.tensor(0.1)) == 0.0
+
+
 def _plain(options: Any) -> dict[str, Any]:
     return {k: v for k, v in options.items() if isinstance(v, str | int | float)}
 
@@ -83,6 +105,12 @@ def apply(state: dict[str, Any]) -> None:
     for signal in context.traps:
         context.traps[signal] = signal.__name__ in state["decimal"]["traps"]
     csv.field_size_limit(state["csv"])
+    for name, attributes in state["dialects"].items():
+        csv.register_dialect(name, **attributes)
+    if state["tempdir"] is not None and os.path.isdir(state["tempdir"]):
+        tempfile.tempdir = state["tempdir"]
+    if state["flushes"]:
+        torch.set_flush_denormal(True)
     socket.setdefaulttimeout(state["socket"])
     if state["unverified"]:
         import ssl

@@ -19,7 +19,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from dataloaderjob.fetch import names, reducers
+from dataloaderjob.fetch import mappings, names, reducers
 from dataloaderjob.fetch.by_value import reduce_class
 from dataloaderjob.fetch.modules import MAINS
 
@@ -93,8 +93,9 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         self.reached = Reached() if reached is None else reached
         self.samples: list[Any] = []
         """First members of containers that a shallow pickle leaves out."""
-        self.shared: list[torch.UntypedStorage] = []
-        """Storages in shared memory."""
+        self.shared: list[int] = []
+        """Addresses of storages and arrays in memory that forked processes share."""
+        self._shared_memory: mappings.SharedMemory | None = None
         self.arrays = 0
         """Arrays and scalars of numpy that were met."""
         self._known = known
@@ -198,7 +199,10 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             self.arrays += 1
             if isinstance(obj, np.memmap):
                 return reducers.reduce_memmap(obj) or NotImplemented
-            return NotImplemented
+            if obj.base is None or cls is not np.ndarray:
+                return NotImplemented
+            self._note_shared(obj.__array_interface__["data"][0])
+            return reducers.reduce_view(obj) or NotImplemented
         found = reducers.reduce_special(obj)
         if found is not None:
             return found
@@ -213,9 +217,15 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         key = storage._cdata  # noqa: SLF001
         if key not in self._storages:
             self._storages[key] = reducers.SharedStorage(storage)
-            if storage.device.type == "cpu" and storage.is_shared():
-                self.shared.append(storage)
+            if storage.device.type == "cpu":
+                self._note_shared(storage.data_ptr())
         return self._storages[key]
+
+    def _note_shared(self, address: int) -> None:
+        if self._shared_memory is None:
+            self._shared_memory = mappings.SharedMemory()
+        if address in self._shared_memory:
+            self.shared.append(address)
 
     def _module(self, module: types.ModuleType) -> Any:
         name = module.__name__

@@ -17,7 +17,11 @@ import cloudpickle
 import numpy as np
 import torch
 
+from dataloaderjob.fetch import mappings
+
 LRU: Any = type(functools.lru_cache(len))
+MAX_OWNER_NBYTES = 1024 * 1024
+"""A view of more does not bring all of it along."""
 SHARED_MEMORY = (
     "memory and locks of multiprocessing are shared with forked processes only, and feeders are not: set what "
     "changes between epochs as a plain attribute of the dataset before iter(), keep counters in the training "
@@ -164,11 +168,38 @@ def reduce_memmap(array: np.memmap[Any, Any]) -> tuple[Any, ...] | None:
     mapped = np.frombuffer(mapping, dtype=np.uint8).__array_interface__["data"][0]
     into = array.__array_interface__["data"][0] - mapped
     start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
+    if array.mode == "c" and mappings.changed(mapped, len(mapping)):
+        return None
     stat = os.stat(name)
     mode = "c" if array.mode == "c" else "r+" if array.flags.writeable else "r"
     # Size and time of change make another pickle, and so another bundle, of a file that has changed.
     changed = (stat.st_size, stat.st_mtime_ns)
     return _memmap, (str(name), array.dtype, mode, start + into, array.shape, changed)
+
+
+def reduce_view(array: np.ndarray[Any, Any]) -> tuple[Any, ...] | None:
+    """A view travels with the array whose memory it is, where that is not much more, so that what is written to one
+    is seen in the other."""
+    owner = array.base
+    if (
+        type(owner) is not np.ndarray
+        or owner.nbytes > max(MAX_OWNER_NBYTES, 2 * array.nbytes)
+        or owner.dtype.hasobject
+        or array.dtype.hasobject
+        or not owner.flags.c_contiguous
+    ):
+        return None
+    offset = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
+    return _view, (owner, array.dtype, array.shape, offset, array.strides, array.flags.writeable)
+
+
+def _view(
+    owner: Any, dtype: Any, shape: tuple[int, ...], offset: int, strides: tuple[int, ...], writeable: bool
+) -> Any:
+    made: np.ndarray[Any, Any] = np.ndarray(shape, dtype, owner, offset, strides)
+    if not writeable:
+        made.flags.writeable = False
+    return made
 
 
 def _memmap(

@@ -15,8 +15,6 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
-
 from dataloaderjob.core import values
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import InputError
@@ -420,10 +418,10 @@ class _Maker:
                 self._excluded.add((module, path, id(value)))
 
 
-def _warn_of_shared(roots: Roots, storages: list[torch.UntypedStorage]) -> None:
-    where = culprit.find_storage(roots, {storage.data_ptr() for storage in storages})
+def _warn_of_shared(roots: Roots, addresses: list[int]) -> None:
+    what, where = culprit.find_storage(roots, set(addresses))
     warnings.warn(
-        f"{where} is a tensor in shared memory. Feeders get a copy of it as it is when the iterator is made: "
+        f"{where} is {what} in shared memory. Feeders get a copy of it as it is when the iterator is made: "
         "what is written to it later is not seen there, and what is written there is not seen here. Set "
         "what changes between epochs before iter(), or use num_workers=0",
         stacklevel=2,

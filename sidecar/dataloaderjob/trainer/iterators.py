@@ -158,8 +158,9 @@ class ServiceIterator(_Seeded):
         number, epoch = loader.begin_session()
         self._bundle = replace(made, loader=number, epoch=epoch, workers=int(loader.num_workers))
 
-    def start(self) -> None:
-        """Asks for the first batches of an epoch."""
+    def start(self, *, again: bool = False) -> None:
+        """Asks for the first batches of an epoch. `again`: of the sampler's second iter(), which torch's loader with
+        workers makes once it has them; a sampler may do its work there."""
         assert self._bundle is not None  # noqa: S101  shipped before
         taker = Taker(
             self._client,
@@ -172,6 +173,8 @@ class ServiceIterator(_Seeded):
         self._stream = taker.stream
         if self._pin_memory:
             self._taker = PinningTaker(taker, self._pin_memory_device, float(self._timeout))
+        if again:
+            self._sampler_iter = iter(self._index_sampler)
         # Not iter() of it: Lightning has a sampler's iterator that begins anew then.
         self._source = starmap(self._sampler_iter.__next__, repeat(()))
         self._taken = 0

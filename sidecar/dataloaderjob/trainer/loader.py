@@ -209,7 +209,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._stays_here = True
             _say_once(f"{_HERE}: {exc}")
             return InProcessIterator(self, begun=iterator)
-        iterator.start()
+        iterator.start(again=not left_out)
         return iterator
 
     def _say_slow(self, elapsed_s: float) -> None:
