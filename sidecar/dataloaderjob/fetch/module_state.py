@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import io
+import linecache
 import sys
 import types
 from collections.abc import Collection, Iterator
@@ -242,9 +243,17 @@ def patches(user_modules: UserModules) -> list[tuple[str, str, Any]]:
             (module_name, name, value)
             for name, value in list(own.items())
             if (type(value) is types.FunctionType and id(value.__globals__) in users)
-            or (type(value) is functools.partial and getattr(value.func, "__name__", None) == name)
+            or (type(value) is functools.partial and _is_replaced(own, name, value))
         ]
     return sorted(found, key=lambda patch: patch[:2])
+
+
+def _is_replaced(own: dict[str, Any], name: str, value: functools.partial[Any]) -> bool:
+    """Whether a script, and not the library itself, put it in the place of the function that it calls."""
+    if getattr(value.func, "__name__", None) != name:
+        return False
+    lines = linecache.getlines(own["__file__"])
+    return not any(line.startswith(f"{name} = ") for line in lines)
 
 
 def _patchable(name: str, own: dict[str, Any]) -> bool:
