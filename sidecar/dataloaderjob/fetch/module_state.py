@@ -20,6 +20,7 @@ from dataloaderjob.core import values
 from dataloaderjob.fetch import names
 from dataloaderjob.fetch.modules import MAINS, UserModules
 from dataloaderjob.fetch.names import Item, Names
+from dataloaderjob.fetch.origin import is_defined_at
 from dataloaderjob.fetch.pickling import Reached, UserCodeUnpickler
 
 Excluded = set[tuple[str, str, int]]
@@ -81,7 +82,9 @@ def _place(value: Any) -> tuple[str, str] | None:
     module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(path, str) or module in MAINS:
         return None
-    return (module, path) if names.look_up(module, path) is value else None
+    if names.look_up(module, path) is not value or not is_defined_at(value, module, path):
+        return None
+    return module, path
 
 
 class State:

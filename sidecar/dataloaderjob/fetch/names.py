@@ -26,6 +26,7 @@ import torch
 
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.fetch.modules import MAINS
+from dataloaderjob.fetch.origin import is_defined_at
 
 Path = tuple[str, str]
 """(module, dotted path in it)."""
@@ -75,7 +76,8 @@ def split(module: ModuleType) -> tuple[list[Item], list[Item]]:
 
 def is_own(value: Any, module: str, path: str) -> bool:
     """Whether this is what the module's source defines at `path`."""
-    return getattr(value, "__module__", None) == module and getattr(value, "__qualname__", None) == path
+    named = getattr(value, "__module__", None) == module and getattr(value, "__qualname__", None) == path
+    return named and is_defined_at(value, module, path)
 
 
 def _split_class(path: str, cls: type, module: str, code: list[Item], data: list[Item], depth: int) -> None:
@@ -84,13 +86,14 @@ def _split_class(path: str, cls: type, module: str, code: list[Item], data: list
     for name, value in list(vars(cls).items()):
         where = f"{path}.{name}"
         if isinstance(value, staticmethod | classmethod):
-            if not _named_so(value.__func__, where):
+            if not _is_own_method(value.__func__, module, where):
                 code.append((where, value))
         elif isinstance(value, property):
-            if value.fget is not None and not _named_so(value.fget, where):
+            accessors = [made for made in (value.fget, value.fset, value.fdel) if made is not None]
+            if not all(_is_own_method(made, module, where) for made in accessors):
                 code.append((where, value))
         elif isinstance(value, types.FunctionType):
-            if not _named_so(value, where):
+            if not _is_own_method(value, module, where):
                 code.append((where, value))
         elif isinstance(value, type):
             if is_own(value, module, where):
@@ -101,8 +104,8 @@ def _split_class(path: str, cls: type, module: str, code: list[Item], data: list
             data.append((where, value))
 
 
-def _named_so(function: Any, path: str) -> bool:
-    return getattr(function, "__qualname__", path) == path
+def _is_own_method(function: Any, module: str, path: str) -> bool:
+    return getattr(function, "__qualname__", path) == path and is_defined_at(function, module, path)
 
 
 def kind(value: Any) -> str:
@@ -205,6 +208,8 @@ class Names:
         self.table: dict[int, tuple[Any, Name]] = {}
         """id -> (the object, kept alive; its name)."""
         self.split: dict[str, tuple[list[Item], list[Item]]] = {}
+        self.wrappers: dict[int, tuple[Any, bool]] = {}
+        """id -> (wrapper that has another's name, whether it can travel by value)."""
         for module_name, module in modules.items():
             self.split[module_name] = split(module)
             for path, value in self.split[module_name][1]:
