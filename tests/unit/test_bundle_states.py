@@ -189,6 +189,142 @@ SCRIPTS: dict[str, dict[str, str]] = {
             same(Data())
         """,
     },
+    "default arguments that the import took from a configuration, or that were set": {
+        "config.py": """
+            class cfg:
+                size = 4
+        """,
+        "transforms.py": """
+            import dataclasses, threading
+            from config import cfg
+            MARK = object()
+            LOCK = threading.Lock()
+            def crop(x, size=cfg.size, mark=MARK, lock=LOCK):
+                return x[:size], mark is MARK, lock is LOCK
+            def pad(x, *, to=cfg.size * 2):
+                return x + [0] * (to - len(x))
+            class Scale:
+                def __init__(self, by=cfg.size):
+                    self.by = by
+                @classmethod
+                def made(cls, by=cfg.size):
+                    return cls(by).by
+                @staticmethod
+                def plain(by=cfg.size):
+                    return by
+            @dataclasses.dataclass
+            class Settings:
+                sizes: list = dataclasses.field(default_factory=list)
+                edge: int = cfg.size
+        """,
+        "train.py": """
+            from config import cfg
+            from parity import same
+            cfg.size = 6
+            import transforms as tr
+            class Data:
+                def __getitem__(self, i):
+                    x = list(range(10))
+                    scales = tr.Scale().by, tr.Scale.made(), tr.Scale.plain()
+                    return tr.crop(x), tr.pad(x[:3]), scales, tr.Settings(), tr.Settings().sizes is tr.Settings().sizes
+            same(Data())
+            tr.pad.__kwdefaults__["to"] = 5
+            tr.Scale.__init__.__defaults__ = (9,)
+            same(Data())
+        """,
+    },
+    "a default argument that is a table": {
+        "labels.py": """
+            def label_id(name, _ids={}):
+                return _ids.setdefault(name, len(_ids))
+        """,
+        "train.py": """
+            from labels import label_id
+            from parity import same
+            for name in ("bird", "cat", "dog"):
+                label_id(name)
+            class Data:
+                def __getitem__(self, i):
+                    return label_id("dog"), label_id("cat"), label_id("bird")
+            same(Data())
+        """,
+    },
+    "settings under an lru_cache": {
+        "settings.py": """
+            from functools import cache, lru_cache
+            class Settings:
+                size = 4
+            @lru_cache
+            def get_settings():
+                return Settings()
+            @cache
+            def get_name():
+                return "import"
+            @lru_cache(maxsize=None)
+            def get_lock():
+                import threading
+                return threading.Lock()
+            @cache
+            def double(x):
+                return x * 2
+        """,
+        "user.py": """
+            from settings import get_settings
+            HELD = get_settings()
+        """,
+        "train.py": """
+            import settings, user
+            from settings import get_settings
+            from parity import same
+            get_settings().size = 7
+            settings.get_lock()
+            settings.double(1)
+            class Data:
+                def __init__(self):
+                    self.settings = get_settings()
+                def __getitem__(self, i):
+                    one = self.settings is get_settings() is user.HELD
+                    return get_settings().size, one, settings.get_name(), settings.double(i), bool(settings.get_lock())
+            data = Data()
+            same(data)
+            get_settings.cache_clear()
+            get_settings()
+            user.HELD = data.settings = get_settings()
+            same(data)
+        """,
+    },
+    "a function of a module under singledispatch to which the script adds": {
+        "convert.py": """
+            from functools import singledispatch, singledispatchmethod
+            @singledispatch
+            def convert(x):
+                return "any"
+            @convert.register
+            def _(x: int):
+                return "int"
+            class Encoder:
+                @singledispatchmethod
+                def encode(self, x):
+                    return "any"
+        """,
+        "train.py": """
+            from convert import Encoder, convert
+            from parity import same
+            class Box:
+                pass
+            @convert.register
+            def _(x: Box):
+                return "box"
+            @Encoder.encode.register(Box)
+            def _(self, x):
+                return "encoded"
+            class Data:
+                def __getitem__(self, i):
+                    encode = Encoder().encode
+                    return convert(i), convert(Box()), convert("a"), encode(Box()), encode(i)
+            same(Data())
+        """,
+    },
 }
 
 

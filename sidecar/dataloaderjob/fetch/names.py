@@ -25,6 +25,8 @@ import numpy as np
 import torch
 
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.fetch import function_state
+from dataloaderjob.fetch.function_state import CACHED
 from dataloaderjob.fetch.modules import MAINS
 from dataloaderjob.fetch.origin import is_defined_at
 
@@ -67,8 +69,8 @@ def split(module: ModuleType) -> tuple[list[Item], list[Item]]:
                 code.append((name, value))
             elif isinstance(value, type):
                 _split_class(name, value, module.__name__, code, data, 1)
-            elif type(value) is types.FunctionType and value.__dict__:
-                data.extend((f"{name}.{k}", v) for k, v in value.__dict__.items() if k != "__wrapped__")
+            else:
+                data.extend(function_state.items_of(name, value, _is_plain))
         else:
             data.append((name, value))
     return code, data
@@ -88,13 +90,18 @@ def _split_class(path: str, cls: type, module: str, code: list[Item], data: list
         if isinstance(value, staticmethod | classmethod):
             if not _is_own_method(value.__func__, module, where):
                 code.append((where, value))
+            else:
+                bound = f"{where}.__func__" if isinstance(value, classmethod) else where
+                data.extend(function_state.items_of(bound, value.__func__, _is_plain))
         elif isinstance(value, property):
             accessors = [made for made in (value.fget, value.fset, value.fdel) if made is not None]
             if not all(_is_own_method(made, module, where) for made in accessors):
                 code.append((where, value))
-        elif isinstance(value, types.FunctionType):
+        elif isinstance(value, types.FunctionType | functools.singledispatchmethod):
             if not _is_own_method(value, module, where):
                 code.append((where, value))
+            else:
+                data.extend(function_state.items_of(where, value, _is_plain))
         elif isinstance(value, type):
             if is_own(value, module, where):
                 _split_class(where, value, module, code, data, depth + 1)
@@ -119,6 +126,10 @@ def kind(value: Any) -> str:
     if not _reduces(cls):
         return "instance"
     return "exact" if isinstance(value, _DICTS) else "opaque"
+
+
+def _is_plain(value: Any) -> bool:
+    return kind(value) in ("value", "exact")
 
 
 def delegates(cls: Any) -> bool:
@@ -213,7 +224,7 @@ class Names:
         for module_name, module in modules.items():
             self.split[module_name] = split(module)
             for path, value in self.split[module_name][1]:
-                if not isinstance(value, _BY_VALUE) and value is not None:
+                if not isinstance(value, _BY_VALUE) and value is not None and not path.endswith(CACHED):
                     self._add(module_name, path, value)
 
     def _add(self, module: str, path: str, value: Any) -> None:
@@ -271,6 +282,8 @@ def assign(module: str, path: str, value: Any) -> None:
     if owner is None or vars(owner).get(last) is value:
         return
     try:
+        if function_state.assign(owner, last, value):
+            return
         setattr(owner, last, value)
     except (AttributeError, TypeError):  # a metaclass that allows no change; the import's value stays
         return
