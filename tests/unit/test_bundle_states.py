@@ -325,6 +325,51 @@ SCRIPTS: dict[str, dict[str, str]] = {
             same(Data())
         """,
     },
+    "state of a module of which parts cannot be copied": {
+        "config.py": """
+            import threading
+            class Config:
+                def __init__(self):
+                    self._lock = threading.RLock()
+                    self.size = 4
+                def set(self, **given):
+                    with self._lock:
+                        self.__dict__.update(given)
+            cfg = Config()
+            STATE = {"scale": 1, "log": None}
+            ITEMS = [1, threading.Lock(), 3]
+            local = threading.local()
+            class Local(threading.local):
+                depth = 1
+            own = Local()
+        """,
+        "train.py": """
+            import config, threading
+            from parity import same
+            config.cfg.set(size=6)
+            config.STATE["scale"] = 10
+            config.STATE["log"] = open("train.log", "w")
+            config.ITEMS[0] = 2
+            config.local.train = True
+            config.local.lock = threading.Lock()
+            config.own.depth = 3
+            class Data:
+                def __getitem__(self, i):
+                    config.cfg.set(got=i)
+                    with config.ITEMS[1]:
+                        items = config.ITEMS[0], config.ITEMS[2]
+                    own = config.own.depth, config.local.train
+                    return config.cfg.size, config.cfg.got, config.STATE["scale"], items, own
+            same(Data())
+            config.cfg.size = 7
+            config.STATE["log"] = "mended"
+            config.STATE["new"] = 3
+            class Data(Data):
+                def __getitem__(self, i):
+                    return super().__getitem__(i), config.STATE
+            same(Data())
+        """,
+    },
 }
 
 
@@ -336,3 +381,37 @@ def test_a_feeder_finds_what_a_fork_of_the_script_finds(host: Scripts, tmp_path:
         assert not result["refused"]
         assert result["found"] == result["expected"]
         assert not any("Error" in found for found in result["found"]), result["found"]
+
+
+def test_what_is_left_out_of_a_module_that_the_dataset_needs_is_told_once_and_locks_are_not(
+    host: Scripts, tmp_path: Path
+) -> None:
+    files = {
+        "state.py": """
+            import threading
+            LOCK = threading.Lock()
+            STATE = {"scale": 1, "log": None, "lock": threading.Lock()}
+        """,
+        "train.py": """
+            import state, warnings
+            from parity import same
+            state.STATE.update(scale=3, log=open("train.log", "w"))
+            class Data:
+                def __getitem__(self, i):
+                    return state.STATE["scale"], state.LOCK.locked()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                same(Data())
+                same(Data())
+            class Told:
+                def __getitem__(self, i):
+                    return TOLD[i:]
+            TOLD = [str(warning.message) for warning in caught]
+            same(Told())
+        """,
+    }
+    *results, told = host.run(write(tmp_path, files))
+    for result in results:
+        assert result["found"] == result["expected"] == ["(3, False)"] * 2
+    assert "TextIOWrapper in state.STATE cannot be copied" in told["found"][0]
+    assert told["found"][1] == "[]"

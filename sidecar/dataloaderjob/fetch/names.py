@@ -12,6 +12,7 @@ import pathlib
 import random
 import re
 import sys
+import threading
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -25,8 +26,8 @@ import numpy as np
 import torch
 
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.fetch import function_state
-from dataloaderjob.fetch.function_state import CACHED
+from dataloaderjob.fetch import function_state, left_out
+from dataloaderjob.fetch.function_state import CACHED, KEPT
 from dataloaderjob.fetch.modules import MAINS
 from dataloaderjob.fetch.origin import is_defined_at
 
@@ -158,6 +159,8 @@ def content(value: Any) -> tuple[Any, ...]:
         if isinstance(value, set):
             return "set", set(value)
         return "list", list(value)
+    if isinstance(value, threading.local):
+        return "local", dict(vars(value))  # this thread's; feeders have one
     make, args, *rest = value.__reduce_ex__(4)
     if make is not copyreg.__newobj__ or len(args) != 1:  # type: ignore[attr-defined]
         raise TypeError(f"a {type(value).__qualname__} is made by {make}")
@@ -176,19 +179,26 @@ def update(fresh: Any, what: tuple[Any, ...]) -> None:
             fresh.clear()
             fresh.update(members)
         case "list", members:
-            fresh.clear()
-            fresh.extend(members)
+            _refill_list(fresh, members)
+        case "local", own:
+            set_state(fresh, own)
         case _, state, items, pairs:
             set_state(fresh, state)
             if items is not None:
-                fresh.clear()
-                fresh.extend(items)
+                _refill_list(fresh, items)
             if pairs is not None:
                 _refill_dict(fresh, pairs)
 
 
+def _refill_list(fresh: Any, members: list[Any]) -> None:
+    members = left_out.members_of(members, list(fresh))
+    fresh.clear()
+    fresh.extend(members)
+
+
 def _refill_dict(fresh: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
     base: Any = OrderedDict if isinstance(fresh, OrderedDict) else dict
+    pairs = list(left_out.filled(pairs, dict(base.items(fresh))))
     base.clear(fresh)
     # dict's own: configuration classes refuse new keys, or changes once they are frozen.
     for key, value in pairs:
@@ -206,10 +216,12 @@ def set_state(fresh: Any, state: Any) -> None:
         state, slots = state
     own = getattr(fresh, "__dict__", None)
     if own is not None:
+        given = dict(left_out.filled((state or {}).items(), dict(own)))
         own.clear()
-        own.update(state or {})
+        own.update(given)
     for name, value in (slots or {}).items():
-        object.__setattr__(fresh, name, value)
+        if value is not KEPT:
+            object.__setattr__(fresh, name, value)
 
 
 class Names:
