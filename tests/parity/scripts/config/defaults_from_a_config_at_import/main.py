@@ -1,4 +1,3 @@
-import argparse
 import torch
 from torch.utils.data import DataLoader
 from parity import show
@@ -6,10 +5,7 @@ import config
 
 
 def main():
-    p = argparse.ArgumentParser()
-    p.add_argument("--size", type=int, default=6)
-    args = p.parse_args()
-    config.merge(size=args.size)
+    config.merge(size=6)
     from transforms import crop, pad
 
     class D(torch.utils.data.Dataset):
