@@ -370,6 +370,27 @@ SCRIPTS: dict[str, dict[str, str]] = {
             same(Data())
         """,
     },
+    "a partialmethod that the script puts into a class of a module": {
+        "aug.py": """
+            import functools
+            class Aug:
+                def apply(self, x, strength=1):
+                    return x * strength
+                def __call__(self, x):
+                    return self.apply(x)
+                twice = functools.partialmethod(apply, strength=2)
+        """,
+        "train.py": """
+            import functools
+            from aug import Aug
+            from parity import same
+            Aug.__call__ = functools.partialmethod(Aug.apply, strength=5)
+            class Data:
+                def __getitem__(self, i):
+                    return Aug()(i + 1), Aug().twice(i + 1)
+            same(Data())
+        """,
+    },
 }
 
 

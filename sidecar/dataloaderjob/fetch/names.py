@@ -108,7 +108,9 @@ def _split_class(path: str, cls: type, module: str, code: list[Item], data: list
                 _split_class(where, value, module, code, data, depth + 1)
             elif not name.startswith("__"):
                 code.append((where, value))
-        elif not (name.startswith(("__", "_abc_")) or hasattr(type(value), "__get__")):
+        elif type(value) is functools.partialmethod or not (
+            name.startswith(("__", "_abc_")) or hasattr(type(value), "__get__")
+        ):
             data.append((where, value))
 
 
