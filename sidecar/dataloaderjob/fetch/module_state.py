@@ -18,13 +18,13 @@ from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from dataloaderjob.core import values
-from dataloaderjob.fetch import names
+from dataloaderjob.fetch import left_out, names
+from dataloaderjob.fetch.left_out import ENTRY, Excluded
 from dataloaderjob.fetch.modules import MAINS, UserModules
 from dataloaderjob.fetch.names import Item, Names
+from dataloaderjob.fetch.origin import is_defined_at
 from dataloaderjob.fetch.pickling import Reached, UserCodeUnpickler
 
-Excluded = set[tuple[str, str, int]]
-"""(module, path, id): what was found not to pickle."""
 Dump = tuple[str, Any]
 """(module whose state it is, object to pickle)."""
 
@@ -82,7 +82,9 @@ def _place(value: Any) -> tuple[str, str] | None:
     module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(path, str) or module in MAINS:
         return None
-    return (module, path) if names.look_up(module, path) is value else None
+    if names.look_up(module, path) is not value or not is_defined_at(value, module, path):
+        return None
+    return module, path
 
 
 class State:
@@ -141,11 +143,20 @@ class State:
             named = self.known.table.get(id(value))
             if named is not None and named[1][:2] == (module, path) and names.kind(value) != "opaque":
                 try:
-                    contents.append((value, names.content(value)))
+                    contents.append((value, self._content(module, path, value)))
                 except Exception:  # user code; the import's object stays as it is
                     self._excluded.add((module, path, id(value)))
             kept.append((path, value))
         return contents, kept
+
+    def _content(self, module: str, path: str, value: Any) -> tuple[Any, ...]:
+        content, path = names.content(value), path + ENTRY
+        out = {entry[2] for entry in self._excluded if entry[:2] == (module, path)}
+        if not out:
+            return content
+        if hasattr(type(value), "__setstate__"):
+            raise TypeError("its own __setstate__ may need what is left out")
+        return left_out.without(content, lambda entry: id(entry) in out)
 
     def _allowed(self, module: str, items: list[Item]) -> list[Item]:
         excluded = self._excluded

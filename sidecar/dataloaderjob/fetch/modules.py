@@ -48,6 +48,10 @@ def is_installed(file: str) -> bool:
     return file.startswith(_OUTSIDE) or any(f"{os.sep}{part}{os.sep}" in file for part in _INSTALLED)
 
 
+def is_ours(name: str) -> bool:
+    return name.partition(".")[0] in _OURS
+
+
 class UserModules:
     """The user modules of this process, looked for anew when the list of loaded modules has changed."""
 
@@ -85,7 +89,7 @@ class UserModules:
 
 
 def _read(name: str, own: dict[str, Any]) -> Source | None:
-    if name.partition(".")[0] in _OURS:
+    if is_ours(name):
         return None
     file, search = own.get("__file__"), own.get("__path__")
     folders = [os.path.abspath(path) for path in search] if search is not None else None

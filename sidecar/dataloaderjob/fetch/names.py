@@ -12,6 +12,7 @@ import pathlib
 import random
 import re
 import sys
+import threading
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -25,7 +26,10 @@ import numpy as np
 import torch
 
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.fetch import function_state, left_out
+from dataloaderjob.fetch.function_state import CACHED, KEPT
 from dataloaderjob.fetch.modules import MAINS
+from dataloaderjob.fetch.origin import is_defined_at
 
 Path = tuple[str, str]
 """(module, dotted path in it)."""
@@ -66,8 +70,8 @@ def split(module: ModuleType) -> tuple[list[Item], list[Item]]:
                 code.append((name, value))
             elif isinstance(value, type):
                 _split_class(name, value, module.__name__, code, data, 1)
-            elif type(value) is types.FunctionType and value.__dict__:
-                data.extend((f"{name}.{k}", v) for k, v in value.__dict__.items() if k != "__wrapped__")
+            else:
+                data.extend(function_state.items_of(name, value, _is_plain))
         else:
             data.append((name, value))
     return code, data
@@ -75,7 +79,8 @@ def split(module: ModuleType) -> tuple[list[Item], list[Item]]:
 
 def is_own(value: Any, module: str, path: str) -> bool:
     """Whether this is what the module's source defines at `path`."""
-    return getattr(value, "__module__", None) == module and getattr(value, "__qualname__", None) == path
+    named = getattr(value, "__module__", None) == module and getattr(value, "__qualname__", None) == path
+    return named and is_defined_at(value, module, path)
 
 
 def _split_class(path: str, cls: type, module: str, code: list[Item], data: list[Item], depth: int) -> None:
@@ -84,25 +89,33 @@ def _split_class(path: str, cls: type, module: str, code: list[Item], data: list
     for name, value in list(vars(cls).items()):
         where = f"{path}.{name}"
         if isinstance(value, staticmethod | classmethod):
-            if not _named_so(value.__func__, where):
+            if not _is_own_method(value.__func__, module, where):
                 code.append((where, value))
+            else:
+                bound = f"{where}.__func__" if isinstance(value, classmethod) else where
+                data.extend(function_state.items_of(bound, value.__func__, _is_plain))
         elif isinstance(value, property):
-            if value.fget is not None and not _named_so(value.fget, where):
+            accessors = [made for made in (value.fget, value.fset, value.fdel) if made is not None]
+            if not all(_is_own_method(made, module, where) for made in accessors):
                 code.append((where, value))
-        elif isinstance(value, types.FunctionType):
-            if not _named_so(value, where):
+        elif isinstance(value, types.FunctionType | functools.singledispatchmethod):
+            if not _is_own_method(value, module, where):
                 code.append((where, value))
+            else:
+                data.extend(function_state.items_of(where, value, _is_plain))
         elif isinstance(value, type):
             if is_own(value, module, where):
                 _split_class(where, value, module, code, data, depth + 1)
             elif not name.startswith("__"):
                 code.append((where, value))
-        elif not (name.startswith(("__", "_abc_")) or hasattr(type(value), "__get__")):
+        elif type(value) is functools.partialmethod or not (
+            name.startswith(("__", "_abc_")) or hasattr(type(value), "__get__")
+        ):
             data.append((where, value))
 
 
-def _named_so(function: Any, path: str) -> bool:
-    return getattr(function, "__qualname__", path) == path
+def _is_own_method(function: Any, module: str, path: str) -> bool:
+    return getattr(function, "__qualname__", path) == path and is_defined_at(function, module, path)
 
 
 def kind(value: Any) -> str:
@@ -116,6 +129,10 @@ def kind(value: Any) -> str:
     if not _reduces(cls):
         return "instance"
     return "exact" if isinstance(value, _DICTS) else "opaque"
+
+
+def _is_plain(value: Any) -> bool:
+    return kind(value) in ("value", "exact")
 
 
 def delegates(cls: Any) -> bool:
@@ -144,6 +161,8 @@ def content(value: Any) -> tuple[Any, ...]:
         if isinstance(value, set):
             return "set", set(value)
         return "list", list(value)
+    if isinstance(value, threading.local):
+        return "local", dict(vars(value))  # this thread's; feeders have one
     make, args, *rest = value.__reduce_ex__(4)
     if make is not copyreg.__newobj__ or len(args) != 1:  # type: ignore[attr-defined]
         raise TypeError(f"a {type(value).__qualname__} is made by {make}")
@@ -162,19 +181,26 @@ def update(fresh: Any, what: tuple[Any, ...]) -> None:
             fresh.clear()
             fresh.update(members)
         case "list", members:
-            fresh.clear()
-            fresh.extend(members)
+            _refill_list(fresh, members)
+        case "local", own:
+            set_state(fresh, own)
         case _, state, items, pairs:
             set_state(fresh, state)
             if items is not None:
-                fresh.clear()
-                fresh.extend(items)
+                _refill_list(fresh, items)
             if pairs is not None:
                 _refill_dict(fresh, pairs)
 
 
+def _refill_list(fresh: Any, members: list[Any]) -> None:
+    members = left_out.members_of(members, list(fresh))
+    fresh.clear()
+    fresh.extend(members)
+
+
 def _refill_dict(fresh: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
     base: Any = OrderedDict if isinstance(fresh, OrderedDict) else dict
+    pairs = list(left_out.filled(pairs, dict(base.items(fresh))))
     base.clear(fresh)
     # dict's own: configuration classes refuse new keys, or changes once they are frozen.
     for key, value in pairs:
@@ -192,10 +218,12 @@ def set_state(fresh: Any, state: Any) -> None:
         state, slots = state
     own = getattr(fresh, "__dict__", None)
     if own is not None:
+        given = dict(left_out.filled((state or {}).items(), dict(own)))
         own.clear()
-        own.update(state or {})
+        own.update(given)
     for name, value in (slots or {}).items():
-        object.__setattr__(fresh, name, value)
+        if value is not KEPT:
+            object.__setattr__(fresh, name, value)
 
 
 class Names:
@@ -205,10 +233,12 @@ class Names:
         self.table: dict[int, tuple[Any, Name]] = {}
         """id -> (the object, kept alive; its name)."""
         self.split: dict[str, tuple[list[Item], list[Item]]] = {}
+        self.wrappers: dict[int, tuple[Any, bool]] = {}
+        """id -> (wrapper that has another's name, whether it can travel by value)."""
         for module_name, module in modules.items():
             self.split[module_name] = split(module)
             for path, value in self.split[module_name][1]:
-                if not isinstance(value, _BY_VALUE) and value is not None:
+                if not isinstance(value, _BY_VALUE) and value is not None and not path.endswith(CACHED):
                     self._add(module_name, path, value)
 
     def _add(self, module: str, path: str, value: Any) -> None:
@@ -266,6 +296,8 @@ def assign(module: str, path: str, value: Any) -> None:
     if owner is None or vars(owner).get(last) is value:
         return
     try:
+        if function_state.assign(owner, last, value):
+            return
         setattr(owner, last, value)
     except (AttributeError, TypeError):  # a metaclass that allows no change; the import's value stays
         return

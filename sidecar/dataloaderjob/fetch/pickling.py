@@ -22,6 +22,7 @@ import torch
 from dataloaderjob.fetch import mappings, names, reducers
 from dataloaderjob.fetch.by_value import reduce_class
 from dataloaderjob.fetch.modules import MAINS
+from dataloaderjob.fetch.origin import is_defined_at
 
 MIN_BUFFER_NBYTES = 64 * 1024
 """Smaller buffers stay within the pickle."""
@@ -74,6 +75,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         reached: Reached | None = None,
         digest: Callable[[Any], bytes | None] | None = None,
         shallow: bool = False,
+        wrappers: dict[int, tuple[Any, bool]] | None = None,
     ) -> None:
         """`digest`, where given, stands for containers of plain values; a pickle made so cannot be loaded.
         Without `take_buffer` all buffers stay within the pickle."""
@@ -99,6 +101,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         self.arrays = 0
         """Arrays and scalars of numpy that were met."""
         self._known = known
+        self._wrappers = wrappers if wrappers is not None else {} if known is None else known.wrappers
         self._user_modules = user_modules
         self._storages: dict[int, reducers.SharedStorage] = {}
         self._globals: dict[str, Globals] = {}
@@ -253,9 +256,20 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             found = getattr(found, name, None)
         if found is not obj:
             return False
-        if module in self._user_modules:
-            self.reached.modules[module] = None
-        return True
+        self._note_globals(module)
+        return is_defined_at(obj, module, path) or not self._travels(obj)
+
+    def _travels(self, wrapper: types.FunctionType) -> bool:
+        """Whether a function that has another's name can go by value. One around a lock stays as the import
+        makes it, if it is the import that made it."""
+        if wrapper.__globals__ is self._main:
+            return True
+        if id(wrapper) not in self._wrappers:
+            self._wrappers[id(wrapper)] = wrapper, True  # it may hold itself
+            state = _function_state(wrapper, wrapper.__globals__)
+            exc = _pickled(state, self._known, self._user_modules, self._wrappers)
+            self._wrappers[id(wrapper)] = wrapper, exc is None
+        return self._wrappers[id(wrapper)][1]
 
     def _class(self, cls: type) -> Any:
         if cls in _PLAIN_TYPES:
@@ -398,8 +412,19 @@ def picklable(obj: Any, known: names.Names | None, user_modules: Collection[str]
     return exc is None
 
 
-def _pickled(obj: Any, known: names.Names | None, user_modules: Collection[str]) -> BaseException | None:
-    pickler = UserCodePickler(Nowhere(), _ignore, known=known, user_modules=user_modules)  # type: ignore[arg-type]
+def _pickled(
+    obj: Any,
+    known: names.Names | None,
+    user_modules: Collection[str],
+    wrappers: dict[int, tuple[Any, bool]] | None = None,
+) -> BaseException | None:
+    pickler = UserCodePickler(
+        Nowhere(),  # type: ignore[arg-type]
+        _ignore,
+        known=known,
+        user_modules=user_modules,
+        wrappers=wrappers,
+    )
     try:
         pickler.dump(obj)
     except Exception as exc:  # whatever a __reduce__ of the user raises

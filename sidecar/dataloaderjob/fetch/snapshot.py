@@ -18,8 +18,9 @@ from weakref import WeakKeyDictionary
 from dataloaderjob.core import values
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.fetch import culprit, effects, module_state, unchanged
-from dataloaderjob.fetch.module_state import CODE, MAIN, ROOTS, Excluded, State
+from dataloaderjob.fetch import culprit, effects, left_out, module_state, unchanged
+from dataloaderjob.fetch.left_out import ENTRY, Excluded
+from dataloaderjob.fetch.module_state import CODE, MAIN, ROOTS, State
 from dataloaderjob.fetch.modules import UserModules, main_source
 from dataloaderjob.fetch.names import Names
 from dataloaderjob.fetch.pickling import (
@@ -113,6 +114,8 @@ class Snapshots:
         self._current: Fingerprint | None = None
         """Taken for the snapshot that is being made."""
         self._warned = False
+        self._told: set[str] = set()
+        """What of modules was said to be left out."""
 
     def take(self, roots: Roots) -> Snapshot:
         """Raises InputError naming the part of `roots` that cannot be pickled."""
@@ -190,7 +193,8 @@ class Snapshots:
             self._patches = module_state.patches(self._modules)
         patches = [*self._patches, *module_state.entries()]
         state = State(Names(modules), self._excluded, self._references)
-        maker = _Maker(modules, patches, self._excluded, state, self._kind(roots).reached, self._alone)
+        known = self._kind(roots).reached
+        maker = _Maker(modules, patches, self._excluded, state, known, self._alone, self._told)
         maker.forget_mended()
         return maker
 
@@ -228,6 +232,7 @@ class _Maker:
         state: State,
         reached: Reached | None,
         alone: dict[str, tuple[Any, bytes]],
+        told: set[str],
     ) -> None:
         self.modules = modules
         self._excluded = excluded
@@ -238,6 +243,7 @@ class _Maker:
         self.reached = Reached() if reached is None else reached
         self._discovered = reached is not None
         self._tries = TRIES
+        self._told = told
 
     def forget_mended(self) -> None:
         """Looks again at what did not pickle the last time."""
@@ -246,9 +252,9 @@ class _Maker:
         self._excluded.update(entry for entry in before if entry[0] == MAIN)
         suspects = {entry[:2] for entry in before}
         for module in {module for module, _ in suspects if module in self._known.split}:
-            for path, value, pickled in module_state.parts(module, self._state):
-                if (module, path) in suspects and not picklable(pickled, self._known, self.modules):
-                    self._excluded.add((module, path, id(value)))
+            for path, value, pickled in list(module_state.parts(module, self._state)):
+                if not suspects.isdisjoint({(module, path), (module, path + ENTRY)}):
+                    self._exclude_part(module, path, value, pickled)
 
     def write(
         self,
@@ -333,9 +339,17 @@ class _Maker:
 
     def _exclude_parts(self, module: str) -> None:
         if module in self._known.split:
-            for path, value, pickled in module_state.parts(module, self._state):
-                if not picklable(pickled, self._known, self.modules):
-                    self._excluded.add((module, path, id(value)))
+            for path, value, pickled in list(module_state.parts(module, self._state)):
+                self._exclude_part(module, path, value, pickled)
+
+    def _exclude_part(self, module: str, path: str, value: Any, pickled: Any) -> None:
+        def can_copy(part: Any) -> bool:
+            return picklable(part, self._known, self.modules)
+
+        for where, part in left_out.find(path, value, pickled, can_copy):
+            self._excluded.add((module, where, id(part)))
+            if module in self.reached.modules:
+                left_out.warn(module, where, part, self._told)
 
     def _exclude_main(self, roots: Roots) -> None:
         """Leaves out globals of the script that only a module's state refers to; the dataset's own must pickle."""

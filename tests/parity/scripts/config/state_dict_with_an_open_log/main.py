@@ -1,0 +1,19 @@
+import torch
+from torch.utils.data import DataLoader
+from parity import show
+from state import STATE
+
+STATE["scale"] = 10
+STATE["log"] = open("train.log", "w")
+
+
+class D(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return torch.ones(2) * i * STATE["scale"]
+
+
+for b in DataLoader(D(), batch_size=2, num_workers=2):
+    show(b)

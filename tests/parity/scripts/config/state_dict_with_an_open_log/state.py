@@ -1,0 +1,1 @@
+STATE = {"scale": 1, "log": None}
