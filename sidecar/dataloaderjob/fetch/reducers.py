@@ -17,6 +17,8 @@ import cloudpickle
 import numpy as np
 import torch
 
+from dataloaderjob.fetch.modules import MAINS
+
 LRU: Any = type(functools.lru_cache(len))
 SHARED_MEMORY = (
     "memory and locks of multiprocessing are shared with forked processes only, and feeders are not: set what "
@@ -36,6 +38,9 @@ def reduce_special(obj: Any) -> tuple[Any, ...] | str | None:
         return functools.cached_property, (obj.func,), {"attrname": obj.attrname, "__doc__": obj.__doc__}
     if cls is typing.TypeVar:
         return _reduce_type_variable(obj)
+    if cls in _TYPE_PARTS and not _importable(obj):
+        args = tuple(getattr(obj, name) for name in _TYPE_PARTS[cls])
+        return _make_type, (cls, args, obj.__module__)
     if isinstance(obj, torch.jit.ScriptFunction | torch.jit.ScriptModule):
         return _load_scripted, (_scripted(obj),)
     if is_shared_memory(obj):
@@ -46,11 +51,23 @@ def reduce_special(obj: Any) -> tuple[Any, ...] | str | None:
 
 
 _MISSING = sys.modules["dataclasses"].MISSING
+_TYPE_PARTS: dict[Any, tuple[str, ...]] = {
+    typing.NewType: ("__name__", "__supertype__"),
+    typing.ParamSpec: ("__name__",),
+    typing.TypeVarTuple: ("__name__",),
+}
+"""What these are made from; the bound of a ParamSpec means nothing yet."""
+
+
+def _make_type(cls: Any, args: tuple[Any, ...], module: str) -> Any:
+    made = cls(*args)
+    made.__module__ = module
+    return made
 
 
 def _importable(obj: Any) -> bool:
-    found: Any = sys.modules.get(obj.__module__) if obj.__module__ != "__main__" else None
-    for name in obj.__qualname__.split("."):
+    found: Any = sys.modules.get(obj.__module__) if obj.__module__ not in MAINS else None
+    for name in getattr(obj, "__qualname__", obj.__name__).split("."):
         found = getattr(found, name, None)
     return bool(found is obj)
 
