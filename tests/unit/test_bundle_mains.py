@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
 import textwrap
+import types
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from script_parity import Scripts, scripts
+
+from dataloaderjob.fetch import culprit
+from dataloaderjob.fetch.failures import pack_failure, unpack_failure
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +87,26 @@ SCRIPTS: dict[str, dict[str, str]] = {
             same(Data())
         """
     },
+    "an array of a subclass has its attributes": {
+        "train.py": """
+            import numpy as np
+            from parity import same
+            class Audio(np.ndarray):
+                def __new__(cls, data, rate=None):
+                    made = np.asarray(data).view(cls)
+                    made.rate = rate
+                    return made
+                def __array_finalize__(self, other):
+                    if other is not None:
+                        self.rate = getattr(other, "rate", None)
+            class Data:
+                clips = [Audio(np.arange(4.0), rate=8000), Audio(np.ones(20000), rate=[3])]
+                def __getitem__(self, i):
+                    clip = self.clips[i]
+                    return type(clip), clip.rate, np.asarray(clip).sum(), clip.shape
+            same(Data())
+        """
+    },
 }
 
 
@@ -98,3 +125,98 @@ def test_a_feeder_finds_what_a_fork_of_the_script_finds(host: Scripts, tmp_path:
         assert not result["refused"], result["refused"]
         assert result["found"] == result["expected"]
         assert not any("Error" in found for found in result["found"]), result["found"]
+
+
+# What cannot come, and is told
+
+
+def test_objects_hashed_before_they_have_attributes_are_told_as_such(host: Scripts, tmp_path: Path) -> None:
+    script = """
+        from parity import same
+        class Node:
+            def __init__(self, key):
+                self.key, self.edges = key, {}
+            def __hash__(self):
+                return hash(self.key)
+            def __eq__(self, other):
+                return self.key == other.key
+        class Data:
+            def __init__(self, nodes):
+                self.nodes = nodes
+            def __getitem__(self, i):
+                return len(self.nodes[i].edges)
+        a, b = Node(1), Node(2)
+        a.edges[b], b.edges[a] = 1.0, 1.0
+        same(Data([a, b]))
+    """
+    (result,) = host.run(write(tmp_path / "project", {"train.py": script}))
+    assert "__hash__" in result["found"][0]
+    assert "version" not in result["found"][0]
+
+
+def test_a_long_chain_of_objects_is_refused_with_a_short_path(host: Scripts, tmp_path: Path) -> None:
+    script = """
+        from parity import same
+        class Link:
+            next = None
+        class Data:
+            def __getitem__(self, i):
+                return i
+        data = Data()
+        data.first = last = Link()
+        for _ in range(3000):
+            last.next = Link()
+            last = last.next
+        same(data)
+    """
+    (result,) = host.run(write(tmp_path / "project", {"train.py": script}))
+    assert "dataset.first.next.next" in result["refused"]
+    assert "linked too deeply for pickle" in result["refused"]
+    assert len(result["refused"]) < 800
+
+
+@pytest.mark.parametrize("made", ["RawArray('i', 4)", "RawValue('i', 4)", "Array('i', 4)"])
+def test_raw_memory_of_multiprocessing_is_refused_as_shared(host: Scripts, tmp_path: Path, made: str) -> None:
+    script = f"""
+        import multiprocessing
+        from parity import same
+        class Data:
+            def __getitem__(self, i):
+                return i
+        data = Data()
+        data.held = multiprocessing.{made}
+        same(data)
+    """
+    (result,) = host.run(write(tmp_path / "project", {"train.py": script}))
+    assert "dataset.held: " in result["refused"]
+    assert "shared with forked processes only" in result["refused"]
+
+
+def test_a_look_for_a_shared_tensor_stays_out_of_libraries_and_raises_no_warning() -> None:
+    shared = torch.zeros(2).share_memory_()
+    library, mine = types.ModuleType("library"), types.ModuleType("mine")
+    library.held = mine.held = shared  # type: ignore[attr-defined]
+
+    class Talks:
+        def __getstate__(self) -> dict[str, object]:
+            warnings.warn("deprecated", FutureWarning, stacklevel=2)
+            return {"module": mine}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        addresses = {shared.untyped_storage().data_ptr()}
+        assert culprit.find_storage({"dataset": library}, addresses, {"mine"}) == "the dataset"
+        assert culprit.find_storage({"dataset": Talks()}, addresses, {"mine"}) == "dataset.module.held"
+
+
+@pytest.mark.parametrize(
+    ("exc", "hinted"),
+    [
+        (LookupError("unknown error handler name 'mine'"), True),
+        (pickle.UnpicklingError("Weights only load failed"), True),
+        (KeyError("a"), False),
+        (IndexError("a"), False),
+    ],
+)
+def test_errors_of_what_a_script_registers_have_a_hint(exc: Exception, hinted: bool) -> None:
+    assert ("may not have run those lines" in str(unpack_failure(pack_failure(exc)))) is hinted

@@ -198,6 +198,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             self.arrays += 1
             if isinstance(obj, np.memmap):
                 return reducers.reduce_memmap(obj) or NotImplemented
+            if cls is not np.ndarray and isinstance(obj, np.ndarray):
+                return reducers.reduce_array(obj) or NotImplemented
             return NotImplemented
         found = reducers.reduce_special(obj)
         if found is not None:

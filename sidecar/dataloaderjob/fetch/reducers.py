@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import io
 import mmap
@@ -20,6 +21,7 @@ import torch
 from dataloaderjob.fetch.modules import MAINS
 
 LRU: Any = type(functools.lru_cache(len))
+_C_DATA: Any = ctypes.c_int.__mro__[-2]
 SHARED_MEMORY = (
     "memory and locks of multiprocessing are shared with forked processes only, and feeders are not: set what "
     "changes between epochs as a plain attribute of the dataset before iter(), keep counters in the training "
@@ -117,13 +119,16 @@ def _load_scripted(data: bytes) -> Any:
 
 def is_shared_memory(obj: Any) -> bool:
     """Whether this is an object of multiprocessing that only forked processes share."""
+    if isinstance(obj, _C_DATA):
+        obj = getattr(obj, "__dict__", {}).get("_wrapper")  # what RawArray and RawValue lie in
     if not type(obj).__module__.startswith("multiprocessing."):
         return False
-    from multiprocessing import managers, queues, sharedctypes, synchronize
+    from multiprocessing import heap, managers, queues, sharedctypes, synchronize
 
     shared = (
         synchronize.SemLock, synchronize.Condition, synchronize.Event, managers.BaseProxy, managers.BaseManager,
         sharedctypes.SynchronizedBase, queues.Queue, queues.SimpleQueue,
+        heap.BufferWrapper,
     )  # fmt: skip
     return isinstance(obj, shared)
 
@@ -193,6 +198,26 @@ def _memmap(
 ) -> Any:
     del changed
     return np.memmap(name, dtype=dtype, mode=mode, offset=offset, shape=shape)
+
+
+def reduce_array(array: np.ndarray[Any, Any]) -> tuple[Any, ...] | None:
+    """An array of a subclass with attributes, which numpy's own reduced form leaves out; None for others."""
+    cls: Any = type(array)
+    own = getattr(array, "__dict__", None)
+    if not own or any(getattr(cls, name) is not getattr(np.ndarray, name) for name in _REDUCING):
+        return None
+    reduced: Any = array.__reduce__()
+    made, args, state = reduced[:3]
+    return made, args, (state, {"".join(name): value for name, value in own.items()}), None, None, _set_array
+
+
+_REDUCING = ("__reduce__", "__reduce_ex__", "__setstate__")
+
+
+def _set_array(array: Any, given: tuple[Any, dict[str, Any]]) -> None:
+    state, own = given
+    array.__setstate__(state)
+    vars(array).update(own)
 
 
 # Sets

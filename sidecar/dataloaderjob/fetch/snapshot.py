@@ -134,7 +134,7 @@ class Snapshots:
         )
         if pickler.shared and not self._warned:
             self._warned = True
-            _warn_of_shared(roots, pickler.shared)
+            _warn_of_shared(roots, pickler.shared, maker.modules)
         pickler.close()
         return snapshot
 
@@ -420,8 +420,10 @@ class _Maker:
                 self._excluded.add((module, path, id(value)))
 
 
-def _warn_of_shared(roots: Roots, storages: list[torch.UntypedStorage]) -> None:
-    where = culprit.find_storage(roots, {storage.data_ptr() for storage in storages})
+def _warn_of_shared(
+    roots: Roots, storages: list[torch.UntypedStorage], modules: Mapping[str, ModuleType]
+) -> None:
+    where = culprit.find_storage(roots, {storage.data_ptr() for storage in storages}, modules)
     warnings.warn(
         f"{where} is a tensor in shared memory. Feeders get a copy of it as it is when the iterator is made: "
         "what is written to it later is not seen there, and what is written there is not seen here. Set "
