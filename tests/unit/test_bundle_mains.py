@@ -107,6 +107,110 @@ SCRIPTS: dict[str, dict[str, str]] = {
             same(Data())
         """
     },
+    "classes of the script that only a pickle file names": {
+        "train.py": """
+            import pickle
+            from dataclasses import dataclass
+            from parity import same
+            SCALE = 3
+            def scaled(x):
+                return x * SCALE
+            class Base:
+                def twice(self):
+                    return scaled(2 * self.x)
+            @dataclass
+            class Sample(Base):
+                x: int
+            packed = [pickle.dumps(Sample(i)) for i in range(2)]
+            class Data:
+                def __init__(self, packed):
+                    self.packed = packed
+                def __getitem__(self, i):
+                    found = pickle.loads(self.packed[i])
+                    same_class = type(found) is type(pickle.loads(self.packed[i]))
+                    return found, found.twice(), isinstance(found, Base), same_class
+            same(Data(packed))
+        """
+    },
+    "functions of the script that are looked up by name": {
+        "train.py": """
+            import sys
+            from parity import same
+            def flip(x):
+                return -x
+            def double(x):
+                return helper(x) * 2
+            def helper(x):
+                return x + 1
+            def negate(x):
+                return flip(x)
+            class Data:
+                def __getitem__(self, i):
+                    return globals()["flip"](i), eval("double")(i), getattr(sys.modules[__name__], "negate")(i)
+            same(Data())
+        """
+    },
+    "types that only annotations of the script name": {
+        "train.py": """
+            from __future__ import annotations
+            from dataclasses import dataclass
+            from decimal import Decimal
+            from typing import get_type_hints
+            from parity import same
+            class Inner:
+                pass
+            @dataclass
+            class Record:
+                price: Decimal
+                inner: Inner | None
+            class Data:
+                def __getitem__(self, i):
+                    return get_type_hints(Record)
+            same(Data())
+        """
+    },
+    "what a module asks the script for": {
+        "opts.py": """
+            def get():
+                import __main__
+                return __main__.OPT["size"], __main__.helper(1)
+            def other():
+                from __main__ import OTHER
+                return OTHER
+        """,
+        "train.py": """
+            from parity import same
+            import opts
+            OPT = {"size": 3 + int("1")}
+            OTHER = [int("7")]
+            def helper(x):
+                return x + 1
+            class Data:
+                def __getitem__(self, i):
+                    return opts.get(), opts.other()
+            same(Data())
+            OPT["size"] = 9
+            same(Data())
+        """,
+    },
+    "globals that only the training uses need not travel": {
+        "train.py": """
+            import threading
+            from parity import same
+            LOCK = threading.Lock()
+            LOG = open(__file__)
+            TABLE = bytes(2 << 20)
+            class Broken:
+                held = LOCK
+            def train(lock=LOCK):
+                with LOCK:
+                    return LOG, TABLE, Broken
+            class Data:
+                def __getitem__(self, i):
+                    return i
+            same(Data())
+        """
+    },
 }
 
 
@@ -125,6 +229,31 @@ def test_a_feeder_finds_what_a_fork_of_the_script_finds(host: Scripts, tmp_path:
         assert not result["refused"], result["refused"]
         assert result["found"] == result["expected"]
         assert not any("Error" in found for found in result["found"]), result["found"]
+
+
+def test_what_the_training_changes_makes_no_other_bundle(host: Scripts, tmp_path: Path) -> None:
+    script = """
+        import torch
+        from parity import same
+        best, rank, history, model = 0.0, 0, [], torch.nn.Linear(2, 2)
+        def train(epoch):
+            global best
+            best = epoch + rank
+            history.append(best)
+            return model
+        class Data:
+            def __getitem__(self, i):
+                return i
+        data = Data()
+        for epoch in range(3):
+            same(data)
+            rank += 1
+            train(epoch)
+            torch.nn.init.normal_(model.weight)
+    """
+    project = write(tmp_path / "project", {"train.py": script})
+    first, again = host.run(project), host.run(project)
+    assert len({result["id"] for result in first + again}) == 1
 
 
 # What cannot come, and is told
