@@ -50,6 +50,8 @@ DEVIATIONS: dict[str, Refused | Differs] = {
     "files/h5py_opened_in_init": Refused("InputError", "h5py"),
     "files/lock_in_the_dataset": Refused("InputError", "lock"),
     "files/sqlite_opened_in_init": Refused("InputError", "sqlite3.Connection"),
+    "python/graph_of_hashed_nodes": Refused("InputError", "__hash__"),
+    "python/linked_list": Refused("InputError", "linked too deeply"),
     "python/weak_references": Refused("InputError", "weakref"),
     "shared/dictionary_of_a_manager": Refused("InputError", "dataset.cache"),
     "shared/queue_in_the_dataset": Refused("InputError", "SimpleQueue"),

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -166,10 +167,17 @@ def _explained(exc: Exception, modules: ModuleLoader) -> InputError | None:
         return next(iter(modules.failed.values()))
     if isinstance(exc, ModuleNotFoundError):
         return feeder_modules.missing(exc, "the dataset")
-    if isinstance(exc, ImportError | AttributeError):
+    if isinstance(exc, ImportError) or _lacks_in_module(exc):
         return InputError(
             f"the dataset cannot be loaded in a feeder: {exc}. Feeders seem to have another version of that "
             "module: install the trainer's"
+        )
+    if isinstance(exc, AttributeError):
+        return InputError(
+            f"the dataset cannot be loaded in a feeder: {exc}. A method of it, as __hash__, __eq__ or __setstate__, is "
+            "called while it is unpickled and before the object's attributes are there. Objects that lead back to "
+            "themselves through keys of a dictionary or members of a set cannot be copied so: keep a list there, or "
+            "ids for keys, or make it in worker_init_fn"
         )
     if isinstance(exc, FileNotFoundError):
         return InputError(
@@ -177,6 +185,13 @@ def _explained(exc: Exception, modules: ModuleLoader) -> InputError | None:
             "data volumes in the feeders' template, at the same path"
         )
     return None
+
+
+def _lacks_in_module(exc: Exception) -> bool:
+    """Whether an attribute of a module, or of a class, is missing; pickle and modules' __getattr__ raise their own."""
+    return isinstance(exc, AttributeError) and (
+        isinstance(exc.obj, ModuleType | type) or str(exc).startswith(("Can't get attribute", "module '"))
+    )
 
 
 def _parse_head(head: bytes) -> tuple[list[Place], bytes, list[tuple[str, bool]], dict[str, bytes], int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import types
+import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -13,6 +15,7 @@ import numpy as np
 import torch
 
 from dataloaderjob.fetch.classes import full_name
+from dataloaderjob.fetch.modules import MAINS
 from dataloaderjob.fetch.names import Names
 from dataloaderjob.fetch.pickling import why_not
 from dataloaderjob.fetch.reducers import is_shared_memory
@@ -21,6 +24,7 @@ _SEARCH_S = 5.0
 """A list of a million samples is searched no longer than this; the message then names the list."""
 Part = tuple[str, Any]
 """(path, object)."""
+_MAX_PATH = 240
 _OWN = frozenset({"__dict__", "__weakref__", "__builtins__"})
 """Attributes of a class or a module that lead back to it, or that no pickle holds."""
 
@@ -28,6 +32,11 @@ _OWN = frozenset({"__dict__", "__weakref__", "__builtins__"})
 def find(roots: Mapping[str, Any], known: Names | None = None, user_modules: Collection[str] = ()) -> str:
     """Returns `path: type (why)` of the innermost thing that does not pickle, as in
     `dataset.lock: _thread.lock (TypeError: cannot pickle '_thread.lock' object)`."""
+    with _silently():
+        return _find(roots, known, user_modules)
+
+
+def _find(roots: Mapping[str, Any], known: Names | None, user_modules: Collection[str]) -> str:
     deadline = time.monotonic() + _SEARCH_S
     seen: set[int] = set()
 
@@ -42,7 +51,24 @@ def find(roots: Mapping[str, Any], known: Names | None = None, user_modules: Col
     if found is None:
         return " and ".join(roots)
     path, leaf, error = found
-    return f"{path}: {full_name(type(leaf))} ({type(error).__name__}: {error})"
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
+        said = "linked too deeply for pickle: keep such objects in a list, and link them by index"
+    return f"{_cut(path)}: {full_name(type(leaf))} ({said})"
+
+
+@contextlib.contextmanager
+def _silently() -> Iterator[None]:
+    """Looking at attributes provokes what libraries say of deprecated ones; a script may have made that an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _cut(path: str) -> str:
+    if len(path) <= _MAX_PATH:
+        return path
+    return f"{path[: _MAX_PATH // 2]} ... {path[-_MAX_PATH // 2 :]}"
 
 
 def _first_failing(
@@ -117,22 +143,36 @@ def _object_parts(path: str, whole: Any) -> Iterator[Part]:
     yield f"{path}: its class", type(whole)
 
 
-def find_storage(roots: Mapping[str, Any], addresses: Collection[int]) -> tuple[str, str]:
+def find_storage(
+    roots: Mapping[str, Any], addresses: Collection[int], user_modules: Collection[str] = ()
+) -> tuple[str, str]:
     """Returns what, and the path, of the first tensor or array whose memory is at one of `addresses`."""
     deadline = time.monotonic() + _SEARCH_S
     pending = deque(roots.items())
     seen: set[int] = set()
-    while pending and time.monotonic() < deadline:
-        path, part = pending.popleft()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        if isinstance(part, torch.Tensor):
-            if part.untyped_storage().data_ptr() in addresses:
-                return "a tensor", path
-        elif isinstance(part, np.ndarray):
-            if part.__array_interface__["data"][0] in addresses:
-                return "an array", path
-        elif not isinstance(part, str | bytes | int | float | type):
-            pending.extend(_parts(path, part))
+    with _silently():
+        while pending and time.monotonic() < deadline:
+            path, part = pending.popleft()
+            if id(part) in seen:
+                continue
+            seen.add(id(part))
+            if isinstance(part, torch.Tensor):
+                if part.untyped_storage().data_ptr() in addresses:
+                    return "a tensor", _cut(path)
+            elif isinstance(part, np.ndarray):
+                if part.__array_interface__["data"][0] in addresses:
+                    return "an array", _cut(path)
+            elif not isinstance(part, str | bytes | int | float | type) and _is_users(part, user_modules):
+                pending.extend(_parts(path, part))
     return "something", "the dataset"
+
+
+def _is_users(part: Any, user_modules: Collection[str]) -> bool:
+    """Whether it is worth looking into: not a module of a library, nor its functions."""
+    if isinstance(part, types.ModuleType):
+        name: Any = part.__name__
+    elif isinstance(part, types.FunctionType):
+        name = part.__globals__.get("__name__")
+    else:
+        return True
+    return name in MAINS or name in user_modules

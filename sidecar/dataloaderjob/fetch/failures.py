@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import pickle
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -161,7 +162,11 @@ def _may_lack_set_up(exc: BaseException) -> bool:
         )  # numpy's __getattr__ raises its own
     if isinstance(exc, OSError):
         return exc.errno is None  # of a library, not of the system: PIL's and h5py's
-    return isinstance(exc, NameError) and not isinstance(exc, UnboundLocalError)
+    if isinstance(exc, LookupError):
+        return not isinstance(exc, KeyError | IndexError)  # a codec, or a handler of its errors
+    if isinstance(exc, NameError):
+        return not isinstance(exc, UnboundLocalError)
+    return isinstance(exc, pickle.UnpicklingError)
 
 
 def _users_part(tb: TracebackType | None) -> TracebackType | None:

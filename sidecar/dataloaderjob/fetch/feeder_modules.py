@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.fetch import module_state
+from dataloaderjob.fetch.definitions import Found
 from dataloaderjob.fetch.modules import Source
 from dataloaderjob.fetch.names import Fresh
 from dataloaderjob.fetch.pickling import UserCodeUnpickler
@@ -60,6 +61,7 @@ class ModuleLoader(importlib.abc.MetaPathFinder):
         All are imported before any gets its state: what an import adds to another module's tables is in that
         module's state already.
         """
+        found = Found(self._others.pop("__main__", b""), self._fresh)
         for name, needed in imports:
             if needed:
                 self._import(name)
@@ -75,7 +77,9 @@ class ModuleLoader(importlib.abc.MetaPathFinder):
         imported, self._imported = self._imported or [], None
         for name in imported:
             self._give_state(name)
-        return unpickler.load()
+        roots = unpickler.load()
+        found.load_eagerly()
+        return roots
 
     def _import(self, name: str) -> None:
         try:

@@ -9,6 +9,7 @@ import copyreg
 import importlib
 import io
 import pickle
+import re
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -34,6 +35,10 @@ _cloudpickle: Any = cloudpickle.cloudpickle
 _PLAIN_TYPES = {type(None), type(Ellipsis), type(NotImplemented), *_cloudpickle._BUILTIN_TYPE_NAMES}  # noqa: SLF001
 _SETS = frozenset({set, frozenset})
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes, tuple})
+_BY_NAME = frozenset({"globals", "eval", "exec", "vars"})
+"""Functions that find a global whose name no code tells."""
+DYNAMIC = "*"
+_IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _NAMED, _SET, _LARGE = "name", "set", "large"
 _codes: dict[int, tuple[types.CodeType, tuple[str, ...]]] = {}
 
@@ -46,13 +51,20 @@ class Reached:
     """User modules."""
     main: dict[str, None] = field(default_factory=dict)
     """Globals of `__main__`."""
+    hints: dict[str, None] = field(default_factory=dict)
+    """Globals of `__main__` that may be asked for by name; DYNAMIC for any."""
 
     def within(self, other: Reached) -> bool:
-        return self.modules.keys() <= other.modules.keys() and self.main.keys() <= other.main.keys()
+        return (
+            self.modules.keys() <= other.modules.keys()
+            and self.main.keys() <= other.main.keys()
+            and self.hints.keys() <= other.hints.keys()
+        )
 
     def add(self, other: Reached) -> None:
         self.modules |= other.modules
         self.main |= other.main
+        self.hints |= other.hints
 
 
 class Globals:
@@ -202,6 +214,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             self.arrays += 1
             if isinstance(obj, np.memmap):
                 return reducers.reduce_memmap(obj) or NotImplemented
+            if cls is not np.ndarray and isinstance(obj, np.ndarray):
+                return reducers.reduce_array(obj) or NotImplemented
             if obj.base is None or cls is not np.ndarray:
                 return NotImplemented
             self._note_shared(obj.__array_interface__["data"][0])
@@ -277,6 +291,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         if self._by_reference(cls):
             return NotImplemented
         self._note_globals(cls.__module__)
+        if cls.__module__ in MAINS:
+            self.reached.hints |= names_in_annotations(cls)
         return reduce_class(cls)
 
     def _function(self, function: types.FunctionType) -> Any:
@@ -288,7 +304,10 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         module = own.get("__name__")
         if own is self._main:
             module = "__main__"
-            self.reached.main.update((name, None) for name in names_in(function.__code__) if name in own)
+            used = names_in(function.__code__)
+            self.reached.main.update((name, None) for name in used if name in own)
+            if not _BY_NAME.isdisjoint(used):
+                self.reached.hints[DYNAMIC] = None
         elif not isinstance(module, str) or getattr(sys.modules.get(module), "__dict__", None) is not own:
             return self._dynamic_function_reduce(
                 function
@@ -324,6 +343,12 @@ def names_in(code: types.CodeType) -> tuple[str, ...]:
                 found.update(dict.fromkeys(names_in(const)))
         known = _codes[id(code)] = code, tuple(found)
     return known[1]
+
+
+def names_in_annotations(cls: type) -> dict[str, None]:
+    """Of a class whose annotations are text, as `from __future__ import annotations` makes them."""
+    texts = [text for text in vars(cls).get("__annotations__", {}).values() if type(text) is str]
+    return dict.fromkeys(name for text in texts for name in _IDENTIFIER.findall(text))
 
 
 def _submodules(function: types.FunctionType, own: Mapping[str, Any]) -> list[str]:

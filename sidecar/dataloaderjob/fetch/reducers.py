@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import io
 import mmap
@@ -18,8 +19,10 @@ import numpy as np
 import torch
 
 from dataloaderjob.fetch import mappings
+from dataloaderjob.fetch.modules import MAINS
 
 LRU: Any = type(functools.lru_cache(len))
+_C_DATA: Any = ctypes.c_int.__mro__[-2]
 MAX_OWNER_NBYTES = 1024 * 1024
 """A view of more does not bring all of it along."""
 SHARED_MEMORY = (
@@ -40,6 +43,9 @@ def reduce_special(obj: Any) -> tuple[Any, ...] | str | None:
         return functools.cached_property, (obj.func,), {"attrname": obj.attrname, "__doc__": obj.__doc__}
     if cls is typing.TypeVar:
         return _reduce_type_variable(obj)
+    if cls in _TYPE_PARTS and not _importable(obj):
+        args = tuple(getattr(obj, name) for name in _TYPE_PARTS[cls])
+        return _make_type, (cls, args, obj.__module__)
     if isinstance(obj, torch.jit.ScriptFunction | torch.jit.ScriptModule):
         return _load_scripted, (_scripted(obj),)
     if is_shared_memory(obj):
@@ -50,11 +56,23 @@ def reduce_special(obj: Any) -> tuple[Any, ...] | str | None:
 
 
 _MISSING = sys.modules["dataclasses"].MISSING
+_TYPE_PARTS: dict[Any, tuple[str, ...]] = {
+    typing.NewType: ("__name__", "__supertype__"),
+    typing.ParamSpec: ("__name__",),
+    typing.TypeVarTuple: ("__name__",),
+}
+"""What these are made from; the bound of a ParamSpec means nothing yet."""
+
+
+def _make_type(cls: Any, args: tuple[Any, ...], module: str) -> Any:
+    made = cls(*args)
+    made.__module__ = module
+    return made
 
 
 def _importable(obj: Any) -> bool:
-    found: Any = sys.modules.get(obj.__module__) if obj.__module__ != "__main__" else None
-    for name in obj.__qualname__.split("."):
+    found: Any = sys.modules.get(obj.__module__) if obj.__module__ not in MAINS else None
+    for name in getattr(obj, "__qualname__", obj.__name__).split("."):
         found = getattr(found, name, None)
     return bool(found is obj)
 
@@ -104,13 +122,16 @@ def _load_scripted(data: bytes) -> Any:
 
 def is_shared_memory(obj: Any) -> bool:
     """Whether this is an object of multiprocessing that only forked processes share."""
+    if isinstance(obj, _C_DATA):
+        obj = getattr(obj, "__dict__", {}).get("_wrapper")  # what RawArray and RawValue lie in
     if not type(obj).__module__.startswith("multiprocessing."):
         return False
-    from multiprocessing import managers, queues, sharedctypes, synchronize
+    from multiprocessing import heap, managers, queues, sharedctypes, synchronize
 
     shared = (
         synchronize.SemLock, synchronize.Condition, synchronize.Event, managers.BaseProxy, managers.BaseManager,
         sharedctypes.SynchronizedBase, queues.Queue, queues.SimpleQueue,
+        heap.BufferWrapper,
     )  # fmt: skip
     return isinstance(obj, shared)
 
@@ -207,6 +228,26 @@ def _memmap(
 ) -> Any:
     del changed
     return np.memmap(name, dtype=dtype, mode=mode, offset=offset, shape=shape)
+
+
+def reduce_array(array: np.ndarray[Any, Any]) -> tuple[Any, ...] | None:
+    """An array of a subclass with attributes, which numpy's own reduced form leaves out; None for others."""
+    cls: Any = type(array)
+    own = getattr(array, "__dict__", None)
+    if not own or any(getattr(cls, name) is not getattr(np.ndarray, name) for name in _REDUCING):
+        return None
+    reduced: Any = array.__reduce__()
+    made, args, state = reduced[:3]
+    return made, args, (state, {"".join(name): value for name, value in own.items()}), None, None, _set_array
+
+
+_REDUCING = ("__reduce__", "__reduce_ex__", "__setstate__")
+
+
+def _set_array(array: Any, given: tuple[Any, dict[str, Any]]) -> None:
+    state, own = given
+    array.__setstate__(state)
+    vars(array).update(own)
 
 
 # Sets

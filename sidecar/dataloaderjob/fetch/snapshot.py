@@ -19,6 +19,7 @@ from dataloaderjob.core import values
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.fetch import culprit, effects, left_out, module_state, unchanged
+from dataloaderjob.fetch.definitions import Definitions
 from dataloaderjob.fetch.left_out import ENTRY, Excluded
 from dataloaderjob.fetch.module_state import CODE, MAIN, ROOTS, State
 from dataloaderjob.fetch.modules import UserModules, main_source
@@ -102,6 +103,7 @@ class Snapshots:
         self._process = ProcessState()
         self._excluded: Excluded = set()
         self._references = module_state.References()
+        self._definitions = Definitions()
         self._alone: dict[str, tuple[Any, bytes]] = {}
         """State of modules that the dataset did not reach, with what it was made from."""
         self._kinds: WeakKeyDictionary[type, dict[Any, _Kind]] = WeakKeyDictionary()
@@ -130,12 +132,12 @@ class Snapshots:
             process=self._process.packed(),
             sources=self._packed_sources(),
             imports=self._imports(maker.modules, maker.reached),
-            others=maker.others(),
+            others=self._others(maker),
             arrays=pickler.arrays,
         )
         if pickler.shared and not self._warned:
             self._warned = True
-            _warn_of_shared(roots, pickler.shared)
+            _warn_of_shared(roots, pickler.shared, maker.modules)
         pickler.close()
         return snapshot
 
@@ -180,8 +182,19 @@ class Snapshots:
         pickler.close()
         if digest.failed:
             return None
-        parts = (self._process.packed(), self._packed_sources(), *maker.others().values(), out.getvalue())
+        parts = (
+            self._process.packed(),
+            self._packed_sources(),
+            *self._others(maker).values(),
+            out.getvalue(),
+        )
         return b"".join((*map(unchanged.checksum, parts), unchanged.checksums(buffers))), arrays
+
+    def _others(self, maker: _Maker) -> dict[str, bytes]:
+        """What the dataset does not reach: state of modules, and definitions of the script."""
+        sources, text = self._modules.sources(), main_source()["text"]
+        packed = self._definitions.packed(maker.reached, maker.known, maker.modules, sources, text)
+        return {**maker.others(), **({MAIN: packed} if packed else {})}
 
     def _kind(self, roots: Roots) -> _Kind:
         known = self._kinds.setdefault(type(roots["dataset"]), {})
@@ -238,7 +251,7 @@ class _Maker:
         self._excluded = excluded
         self._state = state
         self._alone_before = alone
-        self._known = state.known
+        self.known = state.known
         self.patches = patches
         self.reached = Reached() if reached is None else reached
         self._discovered = reached is not None
@@ -251,7 +264,7 @@ class _Maker:
         self._excluded.clear()
         self._excluded.update(entry for entry in before if entry[0] == MAIN)
         suspects = {entry[:2] for entry in before}
-        for module in {module for module, _ in suspects if module in self._known.split}:
+        for module in {module for module, _ in suspects if module in self.known.split}:
             for path, value, pickled in list(module_state.parts(module, self._state)):
                 if not suspects.isdisjoint({(module, path), (module, path + ENTRY)}):
                     self._exclude_part(module, path, value, pickled)
@@ -297,7 +310,7 @@ class _Maker:
     def _pickler(
         self, out: Any, take_buffer: Callable[[memoryview], None] | None, **options: Any
     ) -> UserCodePickler:
-        return UserCodePickler(out, take_buffer, known=self._known, user_modules=self.modules, **options)
+        return UserCodePickler(out, take_buffer, known=self.known, user_modules=self.modules, **options)
 
     def _dump(self, pickler: UserCodePickler, roots: Roots) -> bool:
         """Dumps everything. Returns whether it did; if not, what did not pickle will be left out next time."""
@@ -316,7 +329,7 @@ class _Maker:
                 return False
             raise InputError(
                 f"feeders need a copy of the dataset and its functions, and this cannot be copied: "
-                f"{culprit.find(roots, self._known, self.modules)}. Make it in worker_init_fn or when "
+                f"{culprit.find(roots, self.known, self.modules)}. Make it in worker_init_fn or when "
                 "__getitem__ first needs it, or leave it out in __getstate__"
             ) from exc
         return True
@@ -324,13 +337,13 @@ class _Maker:
     # What does not pickle
 
     def _why_not(self, part: Any) -> BaseException | None:
-        return why_not(part, self._known, self.modules)
+        return why_not(part, self.known, self.modules)
 
     def _exclude(self, where: str, roots: Roots) -> bool:
         """Leaves out what of a module's state does not pickle: there, it stays as the import makes it."""
         before = len(self._excluded), len(self.patches)
         if where == CODE:
-            self.patches = [patch for patch in self.patches if picklable(patch, self._known, self.modules)]
+            self.patches = [patch for patch in self.patches if picklable(patch, self.known, self.modules)]
         for module in [*self.reached.modules] if where == CODE else [where]:
             self._exclude_parts(module)
         if where in (CODE, MAIN):
@@ -338,13 +351,13 @@ class _Maker:
         return (len(self._excluded), len(self.patches)) != before
 
     def _exclude_parts(self, module: str) -> None:
-        if module in self._known.split:
+        if module in self.known.split:
             for path, value, pickled in list(module_state.parts(module, self._state)):
                 self._exclude_part(module, path, value, pickled)
 
     def _exclude_part(self, module: str, path: str, value: Any, pickled: Any) -> None:
         def can_copy(part: Any) -> bool:
-            return picklable(part, self._known, self.modules)
+            return picklable(part, self.known, self.modules)
 
         for where, part in left_out.find(path, value, pickled, can_copy):
             self._excluded.add((module, where, id(part)))
@@ -357,7 +370,7 @@ class _Maker:
             return
         own = vars(sys.modules[MAIN])
         for name in self.reached.main:
-            if name in own and not picklable(own[name], self._known, self.modules):
+            if name in own and not picklable(own[name], self.known, self.modules):
                 self._excluded.add((MAIN, name, id(own[name])))
 
     # Modules that the dataset does not reach
@@ -368,7 +381,7 @@ class _Maker:
         return {name: packed for name, packed in found.items() if packed}
 
     def _alone(self, module: str) -> bytes:
-        if not any(self._known.split[module]):
+        if not any(self.known.split[module]):
             return b""
         key = self._key_alone(module)
         known = self._alone_before.get(module)
@@ -379,7 +392,7 @@ class _Maker:
     def _key_alone(self, module: str) -> Any:
         """Equal to that of an earlier state only if the module holds the same; None where this is not known.
         A plain pickle takes a fifth of the time of ours."""
-        code, data = self._known.split[module]
+        code, data = self.known.split[module]
         try:
             packed = pickle.dumps([value for _, value in data], protocol=5)
         except Exception:  # user code
@@ -432,8 +445,8 @@ class _Maker:
                 self._excluded.add((module, path, id(value)))
 
 
-def _warn_of_shared(roots: Roots, addresses: list[int]) -> None:
-    what, where = culprit.find_storage(roots, set(addresses))
+def _warn_of_shared(roots: Roots, addresses: list[int], modules: Mapping[str, ModuleType]) -> None:
+    what, where = culprit.find_storage(roots, set(addresses), modules)
     warnings.warn(
         f"{where} is {what} in shared memory. Feeders get a copy of it as it is when the iterator is made: "
         "what is written to it later is not seen there, and what is written there is not seen here. Set "

@@ -1,0 +1,4 @@
+def get():
+    import __main__
+
+    return __main__.OPT
