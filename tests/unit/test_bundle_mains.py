@@ -335,7 +335,10 @@ def test_a_look_for_a_shared_tensor_stays_out_of_libraries_and_raises_no_warning
         warnings.simplefilter("error")
         addresses = {shared.untyped_storage().data_ptr()}
         assert culprit.find_storage({"dataset": library}, addresses, {"mine"}) == ("something", "the dataset")
-        assert culprit.find_storage({"dataset": Talks()}, addresses, {"mine"}) == ("a tensor", "dataset.module.held")
+        assert culprit.find_storage({"dataset": Talks()}, addresses, {"mine"}) == (
+            "a tensor",
+            "dataset.module.held",
+        )
 
 
 @pytest.mark.parametrize(
