@@ -378,6 +378,37 @@ def test_a_dataset_and_its_class_end_with_their_last_user(store: BlobStore) -> N
     assert [reference() for reference in references] == [None, None]
 
 
+COLLECTED_MEANWHILE = """
+import gc, sys
+from pathlib import Path
+from dataloaderjob.core.blobs import BlobStore
+from dataloaderjob.fetch.bundles import make_bundle
+
+class Temporary:
+    def __reduce__(self):
+        return Temporary, ()
+
+    def __del__(self):
+        gc.collect()
+
+class Dataset:
+    def __getstate__(self):
+        return {"items": [Temporary() for _ in range(50)]}
+
+store = BlobStore(Path(sys.argv[1]))
+for _ in range(5):
+    make_bundle([Dataset() for _ in range(5)], None, None, store=store, allow_pickle=False)
+"""
+
+
+def test_a_garbage_collection_while_a_pickle_is_let_go_meets_no_freed_object(tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", COLLECTED_MEANWHILE, str(tmp_path)],
+        env={**os.environ, "PYTHONMALLOC": "debug"}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+
+
 def test_threads_make_bundles_at_once(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of modules with state that does not pickle, which each of them finds out."""
     monkeypatch.setattr(sys.modules[__name__], "not_pickled", [threading.Lock()], raising=False)

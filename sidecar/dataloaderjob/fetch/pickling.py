@@ -186,8 +186,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
 
     def close(self) -> None:
         """Breaks the circle that keeps what was pickled in memory until the next garbage collection."""
+        # Not clear_memo: a collection while it frees objects, in this thread or another, follows pointers to those.
         self.persistent_id = _no_id
-        self.clear_memo()
         self._ids.clear()
 
     # Functions, classes and others
