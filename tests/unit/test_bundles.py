@@ -393,11 +393,10 @@ class Temporary:
 
 class Dataset:
     def __getstate__(self):
-        return {"items": [Temporary() for _ in range(50)]}
+        return {"items": [Temporary() for _ in range(8)]}
 
 store = BlobStore(Path(sys.argv[1]))
-for _ in range(5):
-    make_bundle([Dataset() for _ in range(5)], None, None, store=store, allow_pickle=False)
+make_bundle(Dataset(), None, None, store=store, allow_pickle=False)
 """
 
 
