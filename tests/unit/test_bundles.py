@@ -20,7 +20,7 @@ import torch
 
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
-from dataloaderjob.fetch import bundles
+from dataloaderjob.fetch import bundles, snapshot
 from dataloaderjob.fetch.bundles import FIRST_BUFFER, load_bundle, make_bundle
 from dataloaderjob.fetch.pickling import MIN_BUFFER_NBYTES
 
@@ -406,6 +406,22 @@ def test_a_garbage_collection_while_a_pickle_is_let_go_meets_no_freed_object(tmp
         env={**os.environ, "PYTHONMALLOC": "debug"}, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert found.returncode == 0, found.stderr
+
+
+def test_what_is_known_of_one_dataset_is_never_taken_for_another(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "SLOW_S", 0.0)  # everything counts as slow to pickle
+
+    class Kind:
+        """Not seen before; and without arrays, as the other one is."""
+
+    one = Held("one")
+    first = bundle_of(store, one).id
+    assert bundle_of(store, one).id == first
+    other = bundle_of(store, Kind()).id  # it may take no fingerprint of the one before
+    assert other != first
+    assert bundle_of(store, one).id == first
 
 
 def test_threads_make_bundles_at_once(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:

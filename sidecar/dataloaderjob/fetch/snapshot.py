@@ -144,6 +144,7 @@ class Snapshots:
     def unchanged(self, roots: Roots, store: BlobStore) -> Blobs | None:
         """Returns the blobs of an earlier snapshot in `store` that a new one would equal; None if there is none,
         or if a new one is as quickly made."""
+        self._current = None  # it may be that of other roots, which were found unchanged
         if not self._kind(roots).slow:
             return None
         fingerprint = self._current = self._fingerprint(roots)
