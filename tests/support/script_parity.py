@@ -13,11 +13,20 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import textwrap
 import traceback
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    """Returns the script of a project, whose files are made."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(textwrap.dedent(text))
+    return folder / "train.py"
 
 
 class Scripts:

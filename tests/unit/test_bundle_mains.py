@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import textwrap
 import types
 import warnings
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from script_parity import Scripts, scripts
+from script_parity import Scripts, scripts, write
 
 from dataloaderjob.fetch import culprit
 from dataloaderjob.fetch.failures import pack_failure, unpack_failure
@@ -212,13 +211,6 @@ SCRIPTS: dict[str, dict[str, str]] = {
         """
     },
 }
-
-
-def write(folder: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(textwrap.dedent(text))
-    return folder / "train.py"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from script_parity import Scripts, scripts
+from script_parity import Scripts, scripts, write
 
 
 @pytest.fixture(scope="module")
@@ -1006,13 +1005,6 @@ SCRIPTS: dict[str, dict[str, str]] = {
         """,
     },
 }
-
-
-def write(folder: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(textwrap.dedent(text))
-    return folder / "train.py"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

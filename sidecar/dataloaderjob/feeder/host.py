@@ -42,9 +42,8 @@ def start_zygote() -> tuple[socket.socket, int]:
 
 def main() -> int:
     os.environ[IN_FEEDER_VARIABLE] = "1"
-    made = (
-        start_zygote()
-    )  # before all that this process needs for itself: importing torch takes longer than all else
+    # Before all that this process needs for itself: importing torch takes longer than all else.
+    made = start_zygote()
     from dataloaderjob.feeder import hosting
 
     return hosting.main(made)
