@@ -34,6 +34,7 @@ from dataloaderjob.core.errors import ServiceError, ServiceUnavailable, Unsuppor
 from dataloaderjob.fetch.decoding import Decoder, Plan
 from dataloaderjob.trainer import client as clients
 from dataloaderjob.trainer import holders
+from dataloaderjob.trainer.ring import Ring
 from processes import alive, go_on, in_child, line, open_files, rollup, script, usage
 
 
@@ -223,6 +224,33 @@ def test_collate_fn_and_num_workers_changed_between_epochs_are_seen(rig: Rig) ->
     loader.collate_fn = id  # would differ in a feeder
     samples = next(iter(loader))
     assert isinstance(samples, int)
+
+
+def test_client_that_ends_in_one_thread_is_not_met_by_another(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending, go = threading.Event(), threading.Event()
+    drop_spares = Ring.drop_spares
+
+    def slowly(ring: Ring) -> None:
+        ending.set()
+        assert go.wait(20)
+        drop_spares(ring)
+
+    iterators = [iter(DataLoader(Numbers(6), batch_size=2))]
+    monkeypatch.setattr(Ring, "drop_spares", slowly)
+    thread = threading.Thread(target=iterators.clear)
+    thread.start()
+    try:
+        assert ending.wait(20)
+        monkeypatch.setattr(Ring, "drop_spares", drop_spares)
+        loader = DataLoader(Numbers(6), batch_size=2)
+        found, second = ids(loader), iter(loader)
+    finally:
+        go.set()
+        thread.join()
+    assert found == list(range(6))
+    assert ids(second) == found, "its descriptors are not those that were closed"
 
 
 def test_more_iterators_than_there_is_room_for_are_refused(rig: Rig) -> None:
