@@ -14,7 +14,7 @@ import io
 import linecache
 import sys
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from dataloaderjob.core import values
@@ -278,9 +278,10 @@ def _patchable(name: str, own: dict[str, Any]) -> bool:
     )
 
 
-def entries() -> list[tuple[str, Any, Any]]:
-    """Returns entries of torch's default_collate_fn_map that are not torch's, PIL's formats of others, and names
-    that were added to numpy or collections, as old code needs them (`np.float = float`)."""
+def entries(modules: Mapping[str, types.ModuleType]) -> list[tuple[str, Any, Any]]:
+    """Returns entries of torch's default_collate_fn_map that are not torch's, PIL's formats of others, names that were
+    added to numpy or collections, as old code needs them (`np.float = float`), and second names of modules, as old
+    pickles need them."""
     from torch.utils.data._utils import collate
 
     found: list[tuple[str, Any, Any]] = [
@@ -291,9 +292,18 @@ def entries() -> list[tuple[str, Any, Any]]:
     image = sys.modules.get("PIL.Image")
     formats = [] if image is None else list(image.OPEN.items())
     found += [added for name in _WITH_ADDED_NAMES for added in _added_names(name)]
+    found += _aliases(modules)
     return found + [
         (_PIL_OPEN, name, made) for name, made in formats if not made[0].__module__.startswith("PIL.")
     ]
+
+
+def _aliases(modules: Mapping[str, types.ModuleType]) -> Iterator[tuple[str, str, types.ModuleType]]:
+    main = sys.modules[MAIN]
+    users = {id(main), *map(id, modules.values())}
+    for name, module in list(sys.modules.items()):
+        if id(module) in users and name not in modules and name not in MAINS:
+            yield _ALIAS, name, module
 
 
 def _added_names(name: str) -> Iterator[tuple[str, str, Any]]:
@@ -308,7 +318,7 @@ def _names_at_import(name: str) -> frozenset[str]:
     return frozenset(sys.modules[name].__all__)
 
 
-_COLLATE, _PIL_OPEN = "<collate>", "<PIL>"
+_COLLATE, _PIL_OPEN, _ALIAS = "<collate>", "<PIL>", "<alias>"
 _WITH_ADDED_NAMES = ("collections", "numpy")
 """Modules whose `__all__` has all their names."""
 
@@ -323,5 +333,7 @@ def apply_patch(where: str, name: Any, value: Any) -> None:
 
         Image.preinit()
         Image.register_open(name, *value)
+    elif where == _ALIAS:
+        sys.modules.setdefault(name, value)
     else:
         setattr(importlib.import_module(where), name, value)

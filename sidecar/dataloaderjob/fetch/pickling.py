@@ -9,10 +9,9 @@ import copyreg
 import importlib
 import io
 import pickle
-import re
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -20,7 +19,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from dataloaderjob.fetch import mappings, names, reducers
+from dataloaderjob.fetch import functions, mappings, names, reducers
 from dataloaderjob.fetch.by_value import reduce_class
 from dataloaderjob.fetch.modules import MAINS
 from dataloaderjob.fetch.origin import is_defined_at
@@ -38,9 +37,7 @@ _ATOMS = frozenset({str, int, float, bool, type(None), bytes, tuple})
 _BY_NAME = frozenset({"globals", "eval", "exec", "vars"})
 """Functions that find a global whose name no code tells."""
 DYNAMIC = "*"
-_IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _NAMED, _SET, _LARGE = "name", "set", "large"
-_codes: dict[int, tuple[types.CodeType, tuple[str, ...]]] = {}
 
 
 @dataclass(slots=True)
@@ -65,13 +62,6 @@ class Reached:
         self.modules |= other.modules
         self.main |= other.main
         self.hints |= other.hints
-
-
-class Globals:
-    """Stands for the globals of a module, which functions by value share with it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
 
 
 class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -116,7 +106,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         self._wrappers = wrappers if wrappers is not None else {} if known is None else known.wrappers
         self._user_modules = user_modules
         self._storages: dict[int, reducers.SharedStorage] = {}
-        self._globals: dict[str, Globals] = {}
+        self._globals: dict[str, functions.Globals] = {}
         self._ordinary: set[type] = set()
         """Types whose objects have nothing that is looked at here."""
         self._main = vars(sys.modules["__main__"])
@@ -202,8 +192,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             return self._class(obj)
         if cls is types.ModuleType:
             return self._module(obj)
-        if cls is Globals:
-            return globals_of, (obj.name,)
+        if cls is functions.Globals:
+            return functions.globals_of, (obj.name,)
         if cls is reducers.SharedStorage:
             return reducers.reduce_storage(obj.storage)
         if isinstance(obj, torch.storage.TypedStorage):
@@ -280,7 +270,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             return True
         if id(wrapper) not in self._wrappers:
             self._wrappers[id(wrapper)] = wrapper, True  # it may hold itself
-            state = _function_state(wrapper, wrapper.__globals__)
+            state = functions.state_of(wrapper, wrapper.__globals__)
             exc = _pickled(state, self._known, self._user_modules, self._wrappers)
             self._wrappers[id(wrapper)] = wrapper, exc is None
         return self._wrappers[id(wrapper)][1]
@@ -292,7 +282,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             return NotImplemented
         self._note_globals(cls.__module__)
         if cls.__module__ in MAINS:
-            self.reached.hints |= names_in_annotations(cls)
+            self.reached.hints |= functions.names_in_annotations(cls)
         return reduce_class(cls)
 
     def _function(self, function: types.FunctionType) -> Any:
@@ -304,7 +294,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         module = own.get("__name__")
         if own is self._main:
             module = "__main__"
-            used = names_in(function.__code__)
+            used = functions.names_in(function.__code__)
             self.reached.main.update((name, None) for name in used if name in own)
             if not _BY_NAME.isdisjoint(used):
                 self.reached.hints[DYNAMIC] = None
@@ -314,14 +304,14 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             )  # of a namespace that is no module's: cloudpickle's way
         else:
             self._note_globals(module)
-        shared = self._globals.setdefault(module, Globals(module))
+        shared = self._globals.setdefault(module, functions.Globals(module))
         # The cells are filled later: what they hold may lead back to the function.
         cells = (
             None if function.__closure__ is None else tuple(types.CellType() for _ in function.__closure__)
         )
         return (
-            _make_function, (function.__code__, shared, cells), _function_state(function, own),
-            None, None, _set_function_state,
+            functions.make, (function.__code__, shared, cells), functions.state_of(function, own),
+            None, None, functions.set_state,
         )  # fmt: skip
 
     def _note_globals(self, module: str) -> None:
@@ -331,78 +321,6 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
 
 def _no_id(obj: Any) -> None:
     del obj
-
-
-def names_in(code: types.CodeType) -> tuple[str, ...]:
-    """The globals that a code object uses, and those of the functions in it."""
-    known = _codes.get(id(code))
-    if known is None:
-        found = dict.fromkeys(_cloudpickle._walk_global_ops(code))  # noqa: SLF001
-        for const in code.co_consts:
-            if isinstance(const, types.CodeType):
-                found.update(dict.fromkeys(names_in(const)))
-        known = _codes[id(code)] = code, tuple(found)
-    return known[1]
-
-
-def names_in_annotations(cls: type) -> dict[str, None]:
-    """Of a class whose annotations are text, as `from __future__ import annotations` makes them."""
-    texts = [text for text in vars(cls).get("__annotations__", {}).values() if type(text) is str]
-    return dict.fromkeys(name for text in texts for name in _IDENTIFIER.findall(text))
-
-
-def _submodules(function: types.FunctionType, own: Mapping[str, Any]) -> list[str]:
-    """Modules that a function reaches as attributes of others, as in `import os; os.path`, and so on downwards."""
-    found: list[str] = []
-    used = function.__code__.co_names
-    known = [own[name] for name in names_in(function.__code__) if isinstance(own.get(name), types.ModuleType)]
-    pending = [module.__name__ for module in known if "__path__" in vars(module)]
-    while pending:
-        package = pending.pop()
-        inner = [f"{package}.{name}" for name in used if f"{package}.{name}" in sys.modules]
-        found += inner
-        pending += inner
-    return found
-
-
-_STATE = (
-    "__name__",
-    "__qualname__",
-    "__annotations__",
-    "__kwdefaults__",
-    "__defaults__",
-    "__module__",
-    "__doc__",
-)
-
-
-def _function_state(function: types.FunctionType, own: Mapping[str, Any]) -> tuple[Any, ...]:
-    # New strings: interned or not, equal names would be written differently in two processes.
-    state = {name: value for name in _STATE if (value := getattr(function, name))}
-    extra = {"".join(name): value for name, value in vars(function).items()}
-    return state, extra, function.__closure__, _submodules(function, own)
-
-
-def globals_of(module: str) -> dict[str, Any]:
-    return vars(sys.modules[module] if module in MAINS else importlib.import_module(module))
-
-
-def _make_function(code: Any, own: dict[str, Any], cells: Any) -> types.FunctionType:
-    return types.FunctionType(code, own, None, None, cells)
-
-
-def _set_function_state(function: types.FunctionType, given: tuple[Any, ...]) -> None:
-    state, extra, cells, submodules = given
-    for name, value in state.items():
-        setattr(function, name, value)
-    vars(function).update(extra)
-    for cell, filled in zip(function.__closure__ or (), cells or (), strict=True):
-        try:
-            cell.cell_contents = filled.cell_contents
-        except ValueError:
-            continue  # empty in the trainer, too
-    for name in submodules:
-        importlib.import_module(name)
 
 
 class Nowhere(io.RawIOBase):

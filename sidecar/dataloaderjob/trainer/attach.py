@@ -1,4 +1,4 @@
-"""How a trainer process comes to its sidecar: the socket, the first words, and why it may fail."""
+"""How a trainer process comes to its sidecar: the socket, the first words, why it may fail, and the end."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import errno
 import os
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dataloaderjob.core import link, sockets
 from dataloaderjob.core.errors import ServiceUnavailable
+from dataloaderjob.trainer.ring import Ring
 
 SOCKET_VARIABLE = "DATALOADERJOB_SOCKET"
 DIAL_TIMEOUT_S = 10.0
@@ -34,6 +35,36 @@ class Attachment:
     sock: socket.socket
     settings: dict[str, Any]
     fds: list[int]
+
+
+@dataclass(slots=True, eq=False)
+class Opened:
+    """What is to be closed when a client ends.
+
+    Apart from the client, because a `__del__` of it could run in one thread while another comes by the client in
+    `_clients`: of an object that has none the references are gone before anything is closed.
+    """
+
+    sock: socket.socket | None = None
+    fds: list[int] = field(default_factory=list)
+    ring: Ring | None = None
+
+    def disconnect(self) -> None:
+        sock, self.sock = self.sock, None
+        if sock is not None:
+            sock.close()
+
+    def close(self) -> None:
+        """Closes all descriptors; what was lent stays valid, and ends without a word to anybody."""
+        if (ring := self.ring) is not None:
+            ring.tail.cut()
+            ring.drop_spares()
+            for number in list(ring.regions):
+                ring.drop(number)
+        self.disconnect()
+        fds, self.fds = self.fds, []
+        for fd in fds[:2] if ring is not None else fds:  # the third is the ring's
+            os.close(fd)
 
 
 def attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) -> Attachment:

@@ -13,14 +13,13 @@ import sys
 import threading
 import time
 import weakref
-from dataclasses import dataclass, field
 from typing import Any
 
 from dataloaderjob.core import control as ctl
 from dataloaderjob.core import link
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable
-from dataloaderjob.trainer.attach import attach, failure
+from dataloaderjob.trainer.attach import Opened, attach, failure
 from dataloaderjob.trainer.ring import Ring, map_region
 from dataloaderjob.trainer.stream import Stream, StreamLeftError
 
@@ -46,41 +45,11 @@ def connect(path: str, rank: str) -> Client:
         return client
 
 
-@dataclass(slots=True, eq=False)
-class _Open:
-    """What is to be closed when a client ends.
-
-    Apart from the client, because a `__del__` of it could run in one thread while another comes by the client in
-    `_clients`: of an object that has none the references are gone before anything is closed.
-    """
-
-    sock: socket.socket | None = None
-    fds: list[int] = field(default_factory=list)
-    ring: Ring | None = None
-
-    def disconnect(self) -> None:
-        sock, self.sock = self.sock, None
-        if sock is not None:
-            sock.close()
-
-    def close(self) -> None:
-        """Closes all descriptors; what was lent stays valid, and ends without a word to anybody."""
-        if (ring := self.ring) is not None:
-            ring.tail.cut()
-            ring.drop_spares()
-            for number in list(ring.regions):
-                ring.drop(number)
-        self.disconnect()
-        fds, self.fds = self.fds, []
-        for fd in fds[:2] if ring is not None else fds:  # the third is the ring's
-            os.close(fd)
-
-
 class Client:
     """A ring and its socket."""
 
     __slots__ = (
-        "__weakref__", "_incoming", "_last_stream", "_open", "_polls", "_sleepers", "attachment", "closed_streams",
+        "__weakref__", "_incoming", "_last_stream", "_opened", "_polls", "_sleepers", "attachment", "closed_streams",
         "control", "dead", "lock", "path", "rank", "ring", "settings", "streams", "wake_receiver", "wake_trainer",
     )  # fmt: skip
 
@@ -99,11 +68,11 @@ class Client:
         self._sleepers = 0
         self._polls: dict[int, tuple[socket.socket | None, select.epoll]] = {}
         self._incoming = link.Assembler()
-        self._open = _Open()
+        self._opened = Opened()
         # At the interpreter's end the kernel closes all.
-        weakref.finalize(self, self._open.close).atexit = False
+        weakref.finalize(self, self._opened.close).atexit = False
         sock, fds = self._attach(None, [])
-        self._open.fds = fds
+        self._opened.fds = fds
         self._connected(sock)
         if len(fds) != 3:
             raise ServiceUnavailable(f"the sidecar at {path} sent {len(fds)} descriptors, 3 are needed")
@@ -111,7 +80,7 @@ class Client:
         self.control = Control(control_fd)
         if not self.control.valid:
             raise ServiceUnavailable(f"the sidecar at {path} sent control memory of another version")
-        self.ring = self._open.ring = Ring(self.control, self.wake_receiver)
+        self.ring = self._opened.ring = Ring(self.control, self.wake_receiver)
 
     # Attaching
 
@@ -123,7 +92,7 @@ class Client:
     def _connected(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SEND_TIMEOUT_S), 0))
         self._incoming = link.Assembler()
-        self._open.sock = sock
+        self._opened.sock = sock
 
     def _reattach(self) -> None:
         """After the sidecar died: gives the rings to the new one and asks again for what was not taken.
@@ -131,7 +100,7 @@ class Client:
         May be called again when an exception, such as KeyboardInterrupt, ended it.
         """
         with self.lock:
-            self._open.disconnect()
+            self._opened.disconnect()
             started = time.monotonic()
             told = False
             while True:
@@ -155,7 +124,7 @@ class Client:
         try:
             self._tell_all()
         except BaseException:
-            self._open.disconnect()  # not before it has been told all is this client connected
+            self._opened.disconnect()  # not before it has been told all is this client connected
             raise
 
     def _tell_all(self) -> None:
@@ -168,7 +137,7 @@ class Client:
             "regions": [{"region": r.number, "nbytes": r.nbytes, "single": r.single} for r in regions],
             "leases": [[n, *place] for n, (*place, _) in self.ring.leases.copy().items()],
         }
-        self._connected(self._attach(adopt, [*self._open.fds, *(r.fd for r in regions)])[0])
+        self._connected(self._attach(adopt, [*self._opened.fds, *(r.fd for r in regions)])[0])
         self._forget_collected()
         for stream in self.streams.values():
             stream.failures.clear()
@@ -220,7 +189,7 @@ class Client:
                 self._guarded(self._send, stream.messages(range(told, asked), waiting=waiting))
                 stream.told = asked
             except BaseException:
-                self._open.disconnect()  # not even an interrupt may leave it open what was sent
+                self._opened.disconnect()  # not even an interrupt may leave it open what was sent
                 raise
             if stream.feeders != words[ctl.W_FEEDERS]:
                 stream.regroup(words[ctl.W_FEEDERS])
@@ -254,15 +223,15 @@ class Client:
         except ConnectionError:
             self._reattach()
         except BaseException:
-            self._open.disconnect()  # it may be half out; the next call tells a receiver everything anew
+            self._opened.disconnect()  # it may be half out; the next call tells a receiver everything anew
             raise
 
     def _send(self, packets: list[bytes]) -> None:
-        if self._open.sock is None:
+        if self._opened.sock is None:
             raise ConnectionError("not connected")
         for packet in packets:
             try:
-                self._open.sock.send(packet)
+                self._opened.sock.send(packet)
             except BlockingIOError as exc:
                 raise DeadlineExceeded(
                     f"the sidecar at {self.path} takes no message since {SEND_TIMEOUT_S:.0f} s: its receiver for this "
@@ -285,7 +254,7 @@ class Client:
             if self.closed_streams:
                 with self.lock:
                     self._close_collected()
-            if self._open.sock is None:
+            if self._opened.sock is None:
                 self._reattach()
             self.flush(stream, waiting=True)
             self.sleep(stream, number, control, POLL_MS)
@@ -311,7 +280,7 @@ class Client:
 
         `control` is the calling thread's. `after`: batches that shall have come before it wakes.
         """
-        if self._open.sock is None or self.closed_streams:
+        if self._opened.sock is None or self.closed_streams:
             return False  # `wait` looks after it
         self._sleepers += 1
         try:
@@ -323,7 +292,7 @@ class Client:
             ):
                 return True
             kept = self._polls.get(_thread())
-            poll = kept[1] if kept is not None and kept[0] is self._open.sock else self._new_poll()
+            poll = kept[1] if kept is not None and kept[0] is self._opened.sock else self._new_poll()
             events = poll.poll(wait_ms / 1000, 2)
             for fd, _ in events:
                 if fd != self.wake_trainer:
@@ -339,7 +308,7 @@ class Client:
 
         The eventfd is edge-triggered, so nobody has to read it, and a wake-up wakes every thread that sleeps.
         """
-        thread, sock = _thread(), self._open.sock
+        thread, sock = _thread(), self._opened.sock
         poll = select.epoll()
         poll.register(self.wake_trainer, select.EPOLLIN | select.EPOLLET)
         if sock is not None:
@@ -358,12 +327,12 @@ class Client:
         """Reads what the sidecar sent; reattaches if it is gone."""
         with self.lock:
             try:
-                while self._open.sock is not None and self._receive(self._open.sock):
+                while self._opened.sock is not None and self._receive(self._opened.sock):
                     pass
             except ConnectionError:
                 self._reattach()
             except BaseException:
-                self._open.disconnect()  # a message may be lost; a new attachment brings it again
+                self._opened.disconnect()  # a message may be lost; a new attachment brings it again
                 raise
             if self._sleepers > 1:  # it may be what another thread sleeps for
                 os.eventfd_write(self.wake_trainer, 1)
@@ -408,10 +377,10 @@ class Client:
         """In a forked child: this client belongs to the parent. Its descriptors are closed here."""
         self.lock = threading.RLock()  # another thread of the parent may have held it
         self.dead = "this iterator belongs to the parent process: call iter(loader) again in the forked child"
-        self._open.close()
+        self._opened.close()
         self._polls = {}
-        if self._open.ring is not None:
-            self._open.ring.tail.close()  # no other thread is in this process
+        if self._opened.ring is not None:
+            self._opened.ring.tail.close()  # no other thread is in this process
 
 
 def _say(text: str) -> None:

@@ -1,0 +1,3 @@
+class Record:
+    def __init__(self, value):
+        self.value = value
