@@ -133,9 +133,7 @@ def test_unpicklable_collate_fn_is_refused_naming_its_variable(rig: Rig) -> None
         log = open(os.devnull, "w")  # noqa: SIM115  what it closes over is the point
         return lambda samples: print(samples, file=log)
 
-    with pytest.raises(
-        InputError, match=r"collate_fn: its variable log: _io.TextIOWrapper \(PicklingError: "
-    ):
+    with pytest.raises(InputError, match=r"collate_fn: its variable log: _io.TextIOWrapper \(TypeError: "):
         iter(DataLoader(Numbers(), collate_fn=collate(), num_workers=1))
     with pytest.raises(InputError, match=r"worker_init_fn: its default argument 0: _thread\.lock"):
         iter(DataLoader(Numbers(), worker_init_fn=lambda _, lock=threading.Lock(): lock, num_workers=1))
@@ -374,7 +372,9 @@ def test_loaders_own_timeout_loses_nothing(rig: Rig, tmp_path: Path) -> None:
             with contextlib.suppress(DeadlineExceeded):
                 found += ids([next(iterator)])
         with pytest.raises(
-            DeadlineExceeded, match=r"timed out after 1 seconds: batch 2 is not ready \(the loader's"
+            DeadlineExceeded,
+            match=r"timed out after 1 seconds: batch 2 is not ready \(the loader's timeout\): "
+            r"feeder-\d is making ind\w+ \[4, 5\]",
         ):
             next(iterator)
     finally:

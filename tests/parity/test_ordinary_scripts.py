@@ -46,6 +46,7 @@ DEVIATIONS: dict[str, Refused | Differs] = {
     "config/context_variable_set_at_the_top": Refused("InputError", "ContextVar"),
     "config/module_made_at_run_time": Refused("ModuleNotFoundError", "run_settings"),
     "files/file_opened_in_init": Refused("InputError", "BufferedReader"),
+    "files/text_file_opened_in_init": Refused("InputError", "TextIOWrapper"),
     "files/generator_in_the_dataset": Refused("InputError", "generator"),
     "files/h5py_opened_in_init": Refused("InputError", "h5py"),
     "files/lock_in_the_dataset": Refused("InputError", "lock"),

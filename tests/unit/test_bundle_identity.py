@@ -279,3 +279,29 @@ def test_a_bundle_loads_in_the_process_that_made_it(
     assert load_bundle(bundle, store).dataset.held == Point(1, {2})
     with pytest.raises(InputError):
         made(Held(i for i in "ab"), store)
+
+
+def test_one_dataset_does_not_bring_what_another_of_its_class_needs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+            import sys
+            from pathlib import Path
+            from dataloaderjob.core.blobs import BlobStore
+            from dataloaderjob.fetch.bundles import make_bundle
+            table = [str(i) for i in range(20_000)]
+            class Mapped:
+                def __init__(self, function): self.function = function
+                def __getitem__(self, i): return self.function(i)
+            small, large = Mapped(lambda i: i), Mapped(lambda i: table[i])
+            store = BlobStore(Path("blobs"))
+            for made in (small, large, small, Mapped(small.function), large):
+                bundle = make_bundle(made, None, None, store=store, allow_pickle=False)
+                print(sum(nbytes for _, nbytes in bundle.blobs) > 100_000, bundle.id.hex())
+        """)
+    )
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    large, ids = zip(*map(str.split, done.stdout.splitlines()), strict=True)
+    assert large == ("False", "True", "False", "False", "True")
+    assert ids == (ids[0], ids[1], ids[0], ids[0], ids[1]), "no feeder loads them again"

@@ -417,8 +417,8 @@ class Dispatcher:
             "FeederLost",
             f"{ticket.strikes} feeder processes died, each while making "
             f"{tickets.describe(ticket.payload, ticket.position)} of batch {ticket.number} (the last one: {reason}): "
-            "look for os._exit, a crash in native code or too little memory there; the feeders' last output "
-            "is in the job's log",
+            "look for os._exit, a crash in native code or too little memory there; see what the feeders "
+            "printed last",
         )
 
     def _heard(self, now: float, link: Link, header: Header) -> None:

@@ -55,7 +55,8 @@ class Type(IntEnum):
     NOTE = 10
     """S: a line for the user, JSON {"text": ...}."""
     STATUS = 11
-    """Any: JSON request and answer about the sidecar's state; no ring."""
+    """Without a ring: JSON request and answer about the sidecar's state. T: who is late with `ticket`? S: JSON
+    {"late": ...}."""
 
 
 class Packet(NamedTuple):

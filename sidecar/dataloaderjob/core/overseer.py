@@ -178,6 +178,13 @@ def _unblock(machine: Dispatcher, ticket: Ticket) -> None:
         machine.drop_ask(held[-1], cancel=True)
 
 
+def who_is_late(machine: Dispatcher, stream: int, number: int) -> str:
+    """Names feeder, phase and index of a ticket; empty where there is none."""
+    found = machine.streams.get(stream)
+    ticket = None if found is None else found.tickets.get(number)
+    return "" if ticket is None else _who(machine, ticket)
+
+
 def _who(machine: Dispatcher, ticket: Ticket) -> str:
     """Names feeder, phase and index of a late ticket."""
     if ticket.asks:

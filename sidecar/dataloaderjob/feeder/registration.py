@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import socket
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 2.0
+TELL_AFTER_S = 3.0
 DRAIN_POLL_S = 0.05
 
 _jitter = random.Random()  # noqa: S311  jitter
@@ -49,16 +51,18 @@ class Registration:
 
     def _forever(self) -> None:
         delay_s = FIRST_RETRY_S
-        told = ""
+        told, lost = "", 0.0
         while True:
             since = time.monotonic()
             try:
                 with supplies.connect(self._settings, self._key, "feeder") as sock:
                     sockets.send_message(sock, self._ready)
-                    told = ""
+                    told, lost = "", math.inf
                     self._listen(sock)
             except (OSError, ProtocolError) as exc:
-                if str(exc) != told:
+                lost = min(lost, time.monotonic())
+                # At the end of a run the supervisor goes first.
+                if str(exc) != told and time.monotonic() - lost >= TELL_AFTER_S:
                     told = str(exc)
                     log.warning("%s has no supervisor, trying again: %s", self._settings.name, exc)
             if time.monotonic() - since > LAST_RETRY_S:

@@ -161,7 +161,7 @@ class Templates:
         else:
             text = (
                 f"{self._settings.name}: the process that loads the dataset ended while it did so: look for a crash "
-                "in native code or too little memory there; its last output is in the job's log"
+                "in native code or too little memory there; see what this feeder printed last"
             )
             self._failed(template, failing.pack("ServiceError", text))
 

@@ -92,7 +92,11 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             return False
 
         # cloudpickle's is a ChainMap, whose look-up costs as much as pickling a small object.
-        self.dispatch_table = {**copyreg.dispatch_table, **_cloudpickle.Pickler._dispatch_table}  # noqa: SLF001
+        self.dispatch_table = {
+            **copyreg.dispatch_table,
+            **_cloudpickle.Pickler._dispatch_table,  # noqa: SLF001
+            io.TextIOWrapper: reducers.reduce_text_file,
+        }
         super().__init__(file, protocol=5, buffer_callback=keep_in_band)
         self.reached = Reached() if reached is None else reached
         self.samples: list[Any] = []

@@ -287,3 +287,11 @@ def _order(member: Any) -> tuple[str, str] | None:
         if all(part is not None for part in parts):
             return name, repr(sorted(str(part) for part in parts) if cls is frozenset else parts)
     return None
+
+
+def reduce_text_file(file: io.TextIOWrapper) -> Any:
+    """Of a file there is none but standard output and error: cloudpickle's copy, a StringIO, has other offsets."""
+    for name in ("stdout", "stderr"):
+        if file is getattr(sys, name):
+            return getattr, (sys, name)
+    raise TypeError(f"cannot pickle '_io.TextIOWrapper' object, the file {getattr(file, 'name', '')}")

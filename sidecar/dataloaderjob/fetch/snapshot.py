@@ -8,7 +8,7 @@ import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -55,9 +55,15 @@ class Snapshot:
 class _Kind:
     """What is known of datasets of one kind."""
 
-    reached: Reached | None = None
-    """What the pickle reached last time."""
+    reached: OrderedDict[int, Reached] = field(default_factory=OrderedDict)
+    """What the pickle reached last time, by the dataset's id: a guess, and so are ids of datasets that are gone."""
     slow: bool = False
+
+    def note(self, dataset: Any, modules: dict[str, None], reached: Reached) -> None:
+        self.reached[id(dataset)] = Reached(modules, reached.main, reached.hints)
+        self.reached.move_to_end(id(dataset))
+        while len(self.reached) > _REMEMBERED:
+            self.reached.popitem(last=False)
 
 
 class Snapshots:
@@ -89,7 +95,7 @@ class Snapshots:
         writer = self._writer(roots)
         out, buffers = io.BytesIO(), list[memoryview]()
         pickler = writer.write(out, buffers, roots)
-        self._kind(roots).reached = writer.reached
+        self._kind(roots).note(roots["dataset"], writer.reached.modules, pickler.reached)
         self._patches = [patch for patch in self._patches or () if patch in writer.patches]
         snapshot = Snapshot(
             pickled=out.getbuffer(),
@@ -172,7 +178,7 @@ class Snapshots:
             self._patches = module_state.patches(self._modules)
         patches = [*self._patches, *module_state.entries(modules)]
         state = State(Names(modules), self._excluded, self._references)
-        known = self._kind(roots).reached
+        known = self._kind(roots).reached.get(id(roots["dataset"]))
         writer = Writer(modules, patches, self._excluded, state, known, self._alone, self._told)
         writer.forget_mended()
         return writer

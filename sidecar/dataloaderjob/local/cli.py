@@ -56,7 +56,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from dataloaderjob.api import load_manifest
+    try:
+        from dataloaderjob.api import load_manifest
+    except ModuleNotFoundError as exc:
+        raise InputError(
+            f"to read a manifest the module {exc.name!r} is needed: pip install 'dataloaderjob[trainer,api]' for "
+            "--provider local, 'dataloaderjob[local]' for Ray"
+        ) from exc
     from dataloaderjob.local.run import run
 
     job = load_manifest(args.manifest)

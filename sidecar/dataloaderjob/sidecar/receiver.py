@@ -192,6 +192,9 @@ class Receiver:
                 )
             elif packet.type == link.Type.OPEN:
                 self._open_stream(packet)
+            elif packet.type == link.Type.STATUS:
+                late = {"late": overseer.who_is_late(self.machine, packet.stream, packet.ticket)}
+                self._tell_trainer(link.pack_json(link.Type.STATUS, late, stream=packet.stream))
             elif packet.type == link.Type.CLOSE:
                 self.machine.close_stream(now, packet.stream, packet.awaiting)
 

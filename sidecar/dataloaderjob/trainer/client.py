@@ -5,6 +5,7 @@ One client for each trainer process and socket. No thread: everything happens in
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -24,6 +25,7 @@ from dataloaderjob.trainer.ring import Ring, map_region
 from dataloaderjob.trainer.stream import Stream, StreamLeftError
 
 POLL_MS = 100
+ANSWER_S = 1.0
 REATTACH_DEADLINE_S = 120.0
 REATTACH_NOTE_S = 5.0
 SEND_TIMEOUT_S = 60.0
@@ -261,10 +263,23 @@ class Client:
             if self.ready(stream, number, control) is not None:
                 return
             if time.monotonic() - started > limit:
+                who = self._who_is_late(stream, number)
                 raise DeadlineExceeded(
                     f"DataLoader timed out after {limit:g} seconds: batch {number} is not ready "
-                    + ("(the loader's timeout)" if timeout_s else "and the sidecar says nothing about it")
+                    + ("(the loader's timeout)" if timeout_s else "and the sidecar did not give up")
+                    + f": {who or 'the sidecar does not say who is late'}"
                 )
+
+    def _who_is_late(self, stream: Stream, number: int) -> str:
+        """Asks the receiver which feeder is at which index of the ticket."""
+        stream.late, until = "", time.monotonic() + ANSWER_S
+        with contextlib.suppress(ConnectionError, DeadlineExceeded):
+            with self.lock:
+                self._send(link.pack(link.Type.STATUS, stream=stream.id, ticket=number))
+            while not stream.late and time.monotonic() < until:
+                time.sleep(0.005)
+                self._drain()
+        return stream.late
 
     def ready(self, stream: Stream, number: int, control: Control) -> int | None:
         """The lease of a ticket, FAILED, or None while it or what it needs has not come."""
@@ -356,7 +371,9 @@ class Client:
                 stream.failures[packet.ticket] = packet.payload
             return
         message = link.parse_json(packet.payload)
-        if packet.type == link.Type.REGION:
+        if packet.type == link.Type.STATUS and (stream := self.streams.get(packet.stream)) is not None:
+            stream.late = str(message["late"])
+        elif packet.type == link.Type.REGION:
             number = int(message["region"])
             region = map_region(number, int(message["nbytes"]), bool(message["single"]), fds[0])
             self.ring.regions[number] = region

@@ -8,6 +8,8 @@ import warnings
 
 from dataloaderjob.trainer.ring import Ring
 
+MIN_NBYTES = 16 * 1024
+"""To copy smaller batches costs less than to read about it."""
 _US = "dataloaderjob"
 _warned = False
 
@@ -15,15 +17,16 @@ _warned = False
 def warn_once(ring: Ring) -> None:
     """Says how much is held, at the line that took a batch."""
     global _warned
-    if _warned:
+    held = len(ring.leases)
+    if _warned or (held > 1 and ring.leased_nbytes < held * MIN_NBYTES):
         return
     _warned = True
     mb = ring.leased_nbytes / 1e6
-    if len(ring.leases) > 1:
-        why = f"this process still holds {len(ring.leases)} batches ({mb:.1f} MB of the ring)"
+    if held > 1:
+        why = f"this process still holds {held} batches ({mb:.1f} MB of the ring)"
         remedy = (
             "Let go of batches that are not needed (in lists, histories, autograd graphs), clone what is kept, "
-            "or raise spec.sidecar.sharedMemory"
+            "or, in a job, raise spec.sidecar.sharedMemory"
         )
     else:
         why = f"the shared memory of this sidecar has no room for a ring of batches of {mb:.1f} MB"

@@ -254,7 +254,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         client = self._client
         if os.environ.get(IN_FEEDER_VARIABLE):
             raise ServiceUnavailable(
-                "a dataloaderjob.DataLoader cannot be iterated inside a feeder: use num_workers=0"
+                "a dataloaderjob.DataLoader cannot be iterated inside a feeder: use num_workers=0. If it is a module's "
+                "top level that iterates it, put that into a function or under if __name__ == '__main__', since "
+                "feeders import the module, too"
             )
         if _private():
             _expect(self.num_workers)

@@ -38,6 +38,8 @@ class Stream:
     """Connected when `together` was worked out."""
     together: int = field(init=False)
     """Tickets in one message."""
+    late: str = ""
+    """What the receiver says of the batch that did not come within the loader's timeout."""
     left: bool = False
     """Whether its iterator is gone, while a thread may still wait for a batch."""
 
