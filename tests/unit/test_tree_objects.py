@@ -623,6 +623,19 @@ def test_a_schema_of_parts_in_the_wrong_places_decodes_or_is_refused(data: st.Da
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_word_in_the_place_of_any_part_of_a_schema_decodes_or_is_refused() -> None:
+    base = np.frombuffer(bytearray(a_body()), np.uint8)
+    head = layout.key_nbytes(base[: layout.HEADER.size].tobytes())
+    schema = values.unpack(base[layout.HEADER.size : head].tobytes())
+    rest = base[layout.aligned(head) :].tobytes()
+    for place in range(len(subtrees(schema))):
+        forged = layout.pack_schema(replaced(schema, place, "a"))
+        whole = forged.ljust(layout.aligned(len(forged)), b"\0") + rest
+        with contextlib.suppress(RemoteProtocolError, UnsupportedBatch):
+            Decoder(allow_pickle=False).decode(np.frombuffer(bytearray(whole), np.uint8))
+
+
+@pytest.mark.filterwarnings("ignore")
 @given(st.data())
 @settings(deadline=None, max_examples=200)
 def test_a_damaged_body_of_objects_decodes_or_is_refused(data: st.DataObject) -> None:

@@ -282,9 +282,10 @@ class _Builders:
 
     def _attributes(self, node: Node) -> Builder:
         whole, *others = node.children
+        content = self.node(whole)  # raises for a way that is none
         if whole.kind is Kind.MADE and not objects.CARRIERS[whole.way].attributes:
             raise RemoteProtocolError(f"a {whole.way} has no attributes")
-        names, content, items = node.keys, self.node(whole), self._items(tuple(others))
+        names, items = node.keys, self._items(tuple(others))
 
         def build(leaves: list[Any]) -> Any:
             made = content(leaves)
