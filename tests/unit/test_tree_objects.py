@@ -603,36 +603,39 @@ def a_batch() -> list[Any]:
     ]  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore")
-@given(st.data())
-@settings(deadline=None, max_examples=300)
-def test_a_schema_of_parts_in_the_wrong_places_decodes_or_is_refused(data: st.DataObject) -> None:
-    base = np.frombuffer(bytearray(a_body()), np.uint8)
-    head = layout.key_nbytes(base[: layout.HEADER.size].tobytes())
-    schema = values.unpack(base[layout.HEADER.size : head].tobytes())
-    parts = subtrees(schema)
-    other = data.draw(
-        st.integers(0, len(parts) - 1).map(parts.__getitem__) | st.sampled_from([None, -1, (), "a", 99])
-    )
-    forged = layout.pack_schema(replaced(schema, data.draw(st.integers(0, len(parts) - 1)), other))
+def schema_of(body: np.ndarray) -> tuple[Any, int]:
+    """The schema of a body, and its bytes with the header."""
+    head = layout.key_nbytes(body[: layout.HEADER.size].tobytes())
+    return values.unpack(body[layout.HEADER.size : head].tobytes()), head
+
+
+def decode_or_refuse(body: np.ndarray, place: int, other: Any) -> None:
+    """Decodes `body` with another part at a place of its schema."""
+    schema, head = schema_of(body)
+    forged = layout.pack_schema(replaced(schema, place, other))
     # The rest stays where it was, relative to the leaves, so that most leaves and values are whole.
-    rest = base[layout.aligned(head) :].tobytes()
-    whole = forged.ljust(layout.aligned(len(forged)), b"\0") + rest
+    whole = forged.ljust(layout.aligned(len(forged)), b"\0") + body[layout.aligned(head) :].tobytes()
     with contextlib.suppress(RemoteProtocolError, UnsupportedBatch):
         Decoder(allow_pickle=False).decode(np.frombuffer(bytearray(whole), np.uint8))
 
 
 @pytest.mark.filterwarnings("ignore")
+@given(st.data())
+@settings(deadline=None, max_examples=300)
+def test_a_schema_of_parts_in_the_wrong_places_decodes_or_is_refused(data: st.DataObject) -> None:
+    base = np.frombuffer(bytearray(a_body()), np.uint8)
+    parts = subtrees(schema_of(base)[0])
+    other = data.draw(
+        st.integers(0, len(parts) - 1).map(parts.__getitem__) | st.sampled_from([None, -1, (), "a", 99])
+    )
+    decode_or_refuse(base, data.draw(st.integers(0, len(parts) - 1)), other)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_word_in_the_place_of_any_part_of_a_schema_decodes_or_is_refused() -> None:
     base = np.frombuffer(bytearray(a_body()), np.uint8)
-    head = layout.key_nbytes(base[: layout.HEADER.size].tobytes())
-    schema = values.unpack(base[layout.HEADER.size : head].tobytes())
-    rest = base[layout.aligned(head) :].tobytes()
-    for place in range(len(subtrees(schema))):
-        forged = layout.pack_schema(replaced(schema, place, "a"))
-        whole = forged.ljust(layout.aligned(len(forged)), b"\0") + rest
-        with contextlib.suppress(RemoteProtocolError, UnsupportedBatch):
-            Decoder(allow_pickle=False).decode(np.frombuffer(bytearray(whole), np.uint8))
+    for place in range(len(subtrees(schema_of(base)[0]))):
+        decode_or_refuse(base, place, "a")
 
 
 @pytest.mark.filterwarnings("ignore")

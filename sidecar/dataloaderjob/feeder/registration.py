@@ -51,7 +51,7 @@ class Registration:
 
     def _forever(self) -> None:
         delay_s = FIRST_RETRY_S
-        told, lost = "", 0.0
+        told, lost = "", -math.inf
         while True:
             since = time.monotonic()
             try:
