@@ -143,7 +143,10 @@ def b7_start(case: start.Case) -> dict[str, Any]:
     from dataloaderjob import DataLoader
 
     def new_loader() -> Any:
-        return DataLoader(start.Small(case), batch_size=case.batch, num_workers=case.producers)
+        return DataLoader(
+            start.Small(case), batch_size=case.batch, num_workers=case.producers,
+            persistent_workers=case.persistent,
+        )  # fmt: skip
 
     return start.measure(new_loader, case)
 

@@ -29,11 +29,13 @@ class Case:
     batch: int = 32
     batches: int = 12
     epochs: int = 3
+    persistent: bool = False
+    """Workers, or feeders with their datasets, are kept from one epoch to the next."""
     smoke: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.producers} producers"
+        return f"{self.producers} producers" + (", persistent" if self.persistent else "")
 
 
 class Small(torch.utils.data.Dataset[Any]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,11 +11,12 @@ from bench.raybox import ray_box
 from bench.start import SIDE, Case, Small, measure
 
 
-def torch_loader(case: Case, *, persistent: bool) -> dict[str, Any]:
+def torch_loader(case: Case) -> dict[str, Any]:
     def new_loader() -> Any:
         return torch.utils.data.DataLoader(
-            Small(case), batch_size=case.batch, num_workers=case.producers, persistent_workers=persistent
-        )
+            Small(case), batch_size=case.batch, num_workers=case.producers,
+            persistent_workers=case.persistent,
+        )  # fmt: skip
 
     return measure(new_loader, case)
 
@@ -61,7 +61,6 @@ def ray_data(case: Case) -> dict[str, Any]:
 
 
 PEERS = {
-    "DataLoader": functools.partial(torch_loader, persistent=False),
-    "DataLoader, persistent workers": functools.partial(torch_loader, persistent=True),
+    "DataLoader": torch_loader,
     "Ray Data": ray_data,
 }
