@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataloaderjob.core.feeding import Feeding
-from dataloaderjob.core.feeding_states import Instruction, Job
+from dataloaderjob.feeder.feeding import Feeding
+from dataloaderjob.feeder.feeding_states import Instruction, Job
 
 A, B = b"a" * 16, b"b" * 16
 

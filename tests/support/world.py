@@ -11,11 +11,12 @@ import itertools
 import random
 from dataclasses import dataclass, field
 
-from dataloaderjob.core import frames, overseer
-from dataloaderjob.core.accounts import DispatchSettings
-from dataloaderjob.core.dispatch import Dispatcher
+from dataloaderjob.core import frames
 from dataloaderjob.core.frames import FROM_RECEIVER, Kind
-from dataloaderjob.core.instructions import (
+from dataloaderjob.sidecar.dispatch import overseer
+from dataloaderjob.sidecar.dispatch.accounts import DispatchSettings
+from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
+from dataloaderjob.sidecar.dispatch.instructions import (
     Close,
     Connect,
     CreateRegion,
@@ -30,7 +31,7 @@ from dataloaderjob.core.instructions import (
     Send,
     Unpublish,
 )
-from dataloaderjob.core.space import Extent
+from dataloaderjob.sidecar.dispatch.space import Extent
 
 GENERATION = 7
 UNGRANTED = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from feeding_machine import A, B, all_free, ask, build, machine, send, which
 
-from dataloaderjob.core.feeding_states import (
+from dataloaderjob.feeder.feeding_states import (
     TRANSITIONS,
     Announce,
     Event,

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataloaderjob.core.feeding import Feeding
-from dataloaderjob.core.feeding_states import Announce, Fail, Job, Lost, Send, State, Withdraw
+from dataloaderjob.feeder.feeding import Feeding
+from dataloaderjob.feeder.feeding_states import Announce, Fail, Job, Lost, Send, State, Withdraw
 
 
 class Feeder(RuleBasedStateMachine):

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from dataloaderjob.core import auth, frames, sockets
 from dataloaderjob.core.frames import HEADER_NBYTES, Header, Kind
-from dataloaderjob.core.instructions import Endpoint
-from dataloaderjob.core.space import Extent
+from dataloaderjob.sidecar.dispatch.instructions import Endpoint
+from dataloaderjob.sidecar.dispatch.space import Extent
 from dataloaderjob.sidecar.flow import WAITALL_ABOVE_NBYTES, Flow
 
 KEY, JOB, INSTANCE = bytes(range(32)), "job", "i0"

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloaderjob.core import seeds
-from dataloaderjob.core.facts import caution, mismatch
 from dataloaderjob.fetch.facts import facts
+from dataloaderjob.sidecar.dispatch.facts import caution, mismatch
 
 
 def test_seeds_never_change_between_versions() -> None:

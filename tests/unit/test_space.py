@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from dataloaderjob.core.space import PAGE, Arena, Extent, Space, round_up
+from dataloaderjob.core.control import PAGE
+from dataloaderjob.sidecar.dispatch.space import Arena, Extent, Space, round_up
 
 PAGES = 64
 

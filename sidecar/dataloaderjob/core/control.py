@@ -24,6 +24,8 @@ from typing import Any
 
 from dataloaderjob.core.fence import ACCESSES_IN_ORDER, Fence
 
+PAGE = 4096
+"""Extents of the ring are whole pages."""
 MAGIC = 0x444C4A_0001
 WORDS = 512
 ROWS = 64
@@ -38,7 +40,7 @@ ENTRY_NBYTES = _ENTRY.size
 _INDEX_AT = WORDS * 8
 _ENTRIES_AT = _INDEX_AT + ROWS * WINDOW * 8
 _ENDED_AT = _ENTRIES_AT + LEASES * ENTRY_NBYTES
-NBYTES = -(-(_ENDED_AT + LEASES) // 4096) * 4096
+NBYTES = -(-(_ENDED_AT + LEASES) // PAGE) * PAGE
 
 # Words, each group on cache lines of its own. T: stored by the trainer, R: by the receiver.
 W_MAGIC = 0

@@ -24,6 +24,8 @@ from dataloaderjob.core.errors import RemoteProtocolError
 
 _HEAD = struct.Struct("<QQBBHI")
 HEAD_NBYTES = _HEAD.size
+DEPTH = 2
+"""Tickets that a feeder has in hand wherever there are enough: one that it works on, one that hides the round trip."""
 
 
 class Form(IntEnum):

@@ -16,10 +16,10 @@ from typing import Protocol
 
 from dataloaderjob.core import failing
 from dataloaderjob.core.blobs import Bundle
-from dataloaderjob.core.feeding_states import Job, State
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
 from dataloaderjob.feeder.channel import Channel, Kind, Message, Watching
+from dataloaderjob.feeder.feeding_states import Job, State
 from dataloaderjob.feeder.sessions import Body, Introduction, Phase, Session, Template
 from dataloaderjob.feeder.templates import Templates
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from dataloaderjob.core import failing
 from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, Bundle
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError, ServiceError
-from dataloaderjob.core.feeding import Feeding
-from dataloaderjob.core.feeding_states import Instruction
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import supplies
+from dataloaderjob.feeder.feeding import Feeding
+from dataloaderjob.feeder.feeding_states import Instruction
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from dataloaderjob.core import frames
-from dataloaderjob.core.feeding_states import Job
 from dataloaderjob.core.frames import HEADER_NBYTES, Header
+from dataloaderjob.feeder.feeding_states import Job
 
 _READ_NBYTES = 256 * 1024
 

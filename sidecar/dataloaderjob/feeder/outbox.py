@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from dataloaderjob.core import frames
-from dataloaderjob.core.feeding import Feeding
-from dataloaderjob.core.feeding_states import (
+from dataloaderjob.core.frames import Flag, Header, Kind
+from dataloaderjob.feeder.feeding import Feeding
+from dataloaderjob.feeder.feeding_states import (
     Announce,
     Fail,
     Instruction,
@@ -16,7 +17,6 @@ from dataloaderjob.core.feeding_states import (
     Send,
     Withdraw,
 )
-from dataloaderjob.core.frames import Flag, Header, Kind
 from dataloaderjob.feeder.link import Buffer, Link
 from dataloaderjob.feeder.sessions import Body
 

@@ -1,4 +1,4 @@
-"""A feeder: receivers connect, tickets come in, batches go out. The shell of `core.feeding`.
+"""A feeder: receivers connect, tickets come in, batches go out. The shell of `feeder.feeding`.
 
 One loop, in the main thread, owns the machine, the links and the channels to builders. Handshakes, blobs on their way
 and the connection to the supervisor have threads of their own, which hand what they have to the loop. No user code
@@ -20,8 +20,6 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
-from dataloaderjob.core.feeding import Feeding
-from dataloaderjob.core.feeding_states import Instruction, Job
 from dataloaderjob.core.frames import Flag, Header, Kind
 from dataloaderjob.core.settings import FeederSettings, read_key
 from dataloaderjob.core.tickets import base_seed
@@ -29,6 +27,8 @@ from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore
 from dataloaderjob.feeder.channel import Channel
 from dataloaderjob.feeder.door import Door
+from dataloaderjob.feeder.feeding import Feeding
+from dataloaderjob.feeder.feeding_states import Instruction, Job
 from dataloaderjob.feeder.link import Link
 from dataloaderjob.feeder.outbox import Outbox
 from dataloaderjob.feeder.registration import Registration
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 ALIVE_S = 5.0
-"""Well below the time after which a silent feeder is replaced (`core.lateness`)."""
+"""Well below the time after which a silent feeder is replaced (`sidecar.dispatch.lateness`)."""
 EXIT_FAILED = 1
 _INPUT = select.EPOLLIN | select.EPOLLRDHUP
 _ELSEWHERE = int(Flag.ELSEWHERE)

@@ -20,8 +20,8 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from dataloaderjob.core.blobs import Bundle
-from dataloaderjob.core.feeding_states import Job
 from dataloaderjob.feeder.channel import Channel
+from dataloaderjob.feeder.feeding_states import Job
 
 
 class Phase(Enum):

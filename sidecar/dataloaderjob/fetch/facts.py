@@ -1,4 +1,4 @@
-"""What this process states about itself in handshakes and bundles; compared by `core.facts`."""
+"""What this process states about itself in handshakes and bundles; compared by `sidecar.dispatch.facts`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dataloaderjob.core import control
 from dataloaderjob.core.control import Control
-from dataloaderjob.core.dispatch import Dispatcher
+from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 
 RECEIVER = (
     "batches", "nbytes", "asks", "reasks", "hedges", "late_copies", "failures", "feeders_lost",

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from dataloaderjob.core import auth, frames, sockets
 from dataloaderjob.core.errors import AuthError, ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, Header, Kind
-from dataloaderjob.core.instructions import Endpoint
-from dataloaderjob.core.space import Extent
+from dataloaderjob.sidecar.dispatch.instructions import Endpoint
+from dataloaderjob.sidecar.dispatch.space import Extent
 
 SCRATCH_NBYTES = 16 * 1024
 DISCARD_NBYTES = 256 * 1024

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from dataloaderjob.core import link
-from dataloaderjob.core.accounts import DispatchSettings
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.control import W_NEXT_CALLS, Control, sealed
 from dataloaderjob.core.errors import RemoteProtocolError, first_line
@@ -27,6 +26,7 @@ from dataloaderjob.core.forked import alive, default_signals, die_with_parent
 from dataloaderjob.core.frames import PROTOCOL
 from dataloaderjob.core.settings import read_key
 from dataloaderjob.sidecar import figures
+from dataloaderjob.sidecar.dispatch.accounts import DispatchSettings
 from dataloaderjob.sidecar.failures import Failures
 from dataloaderjob.sidecar.http import HttpServer
 from dataloaderjob.sidecar.receiver import Receiver

@@ -14,14 +14,16 @@ import time
 from collections import deque
 from typing import Any
 
-from dataloaderjob.core import failing, link, overseer, tickets
-from dataloaderjob.core.accounts import DispatchSettings
+from dataloaderjob.core import failing, link, tickets
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.control import FAILED, Control
-from dataloaderjob.core.dispatch import Dispatcher
 from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.frames import Header
-from dataloaderjob.core.instructions import (
+from dataloaderjob.sidecar import figures, regions
+from dataloaderjob.sidecar.dispatch import overseer
+from dataloaderjob.sidecar.dispatch.accounts import DispatchSettings
+from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
+from dataloaderjob.sidecar.dispatch.instructions import (
     Close,
     Connect,
     CreateRegion,
@@ -36,8 +38,7 @@ from dataloaderjob.core.instructions import (
     Send,
     Unpublish,
 )
-from dataloaderjob.core.space import Extent
-from dataloaderjob.sidecar import figures, regions
+from dataloaderjob.sidecar.dispatch.space import Extent
 from dataloaderjob.sidecar.flow import Flow, LinkError
 from dataloaderjob.sidecar.regions import Region
 

@@ -14,7 +14,7 @@ from dataloaderjob.core import auth, sockets
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.forked import close_all_but, default_signals, die_with_parent
-from dataloaderjob.core.instructions import Endpoint
+from dataloaderjob.sidecar.dispatch.instructions import Endpoint
 
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 3.0

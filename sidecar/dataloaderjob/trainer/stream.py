@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dataloaderjob.core import link, tickets
-from dataloaderjob.core.choose import DEPTH
+from dataloaderjob.core.tickets import DEPTH
 
 MESSAGE_NBYTES = 4 << 20
 TOGETHER = 8
@@ -47,7 +47,7 @@ class Stream:
         self.regroup(0)
 
     def regroup(self, feeders: int) -> None:
-        """Tickets are held back only as far as each feeder has two in hand all the same (`core.choose.DEPTH`)."""
+        """Tickets are held back only as far as each feeder has two in hand all the same (`DEPTH`)."""
         self.feeders = feeders
         spare = self.window - DEPTH * feeders if feeders else self.window // 4
         self.together = max(1, min(TOGETHER, spare))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dataloaderjob.core.streams import Link, Stream
+from dataloaderjob.core.tickets import DEPTH
+from dataloaderjob.sidecar.dispatch.streams import Link, Stream
 
-DEPTH = 2
 DEPTH_QUICK = 6
 QUICK_S = 0.005
 

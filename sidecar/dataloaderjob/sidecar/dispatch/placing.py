@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from dataloaderjob.core.control import LEASES
-from dataloaderjob.core.instructions import CreateRegion, DropRegion, Instruction, Unpublish
-from dataloaderjob.core.space import Extent, Space, round_up
-from dataloaderjob.core.streams import Event, State, Stream, Ticket
+from dataloaderjob.sidecar.dispatch.instructions import CreateRegion, DropRegion, Instruction, Unpublish
+from dataloaderjob.sidecar.dispatch.space import Extent, Space, round_up
+from dataloaderjob.sidecar.dispatch.streams import Event, State, Stream, Ticket
 
 RESERVE = 4
 """Batches of room beyond the window: those that the trainer works on, or keeps for a step or two."""

@@ -12,9 +12,9 @@ from enum import Enum
 from heapq import heappop, heappush
 from typing import Any
 
-from dataloaderjob.core.instructions import Endpoint
-from dataloaderjob.core.lateness import Pace
-from dataloaderjob.core.space import Extent
+from dataloaderjob.sidecar.dispatch.instructions import Endpoint
+from dataloaderjob.sidecar.dispatch.lateness import Pace
+from dataloaderjob.sidecar.dispatch.space import Extent
 
 SIZES_REMEMBERED = 32
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from dataloaderjob.core import frames
 from dataloaderjob.core.frames import Kind
-from dataloaderjob.core.instructions import Send
-from dataloaderjob.core.space import Extent
-from dataloaderjob.core.streams import Ask, AskState
+from dataloaderjob.sidecar.dispatch.instructions import Send
+from dataloaderjob.sidecar.dispatch.space import Extent
+from dataloaderjob.sidecar.dispatch.streams import Ask, AskState
 
 if TYPE_CHECKING:
-    from dataloaderjob.core.dispatch import Dispatcher
+    from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 
 
 def grant(machine: Dispatcher, now: float) -> bool:

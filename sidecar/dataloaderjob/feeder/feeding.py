@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dataloaderjob.core.feeding_states import (
+from dataloaderjob.feeder.feeding_states import (
     TRANSITIONS,
     Announce,
     Event,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataloaderjob.core import choose, lateness, tickets
-from dataloaderjob.core.dispatch import Dispatcher
-from dataloaderjob.core.instructions import Close, Note, Replace
-from dataloaderjob.core.streams import Ask, AskState, Link, State, Stream, Ticket
+from dataloaderjob.core import tickets
+from dataloaderjob.sidecar.dispatch import choose, lateness
+from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
+from dataloaderjob.sidecar.dispatch.instructions import Close, Note, Replace
+from dataloaderjob.sidecar.dispatch.streams import Ask, AskState, Link, State, Stream, Ticket
 
 TICK_S = 0.1
 NOTE_EVERY_S = 30.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dataloaderjob.core.space import Extent
+from dataloaderjob.sidecar.dispatch.space import Extent
 
 
 class Endpoint(NamedTuple):

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dataloaderjob.core import choose, failing, frames, granting, tickets
-from dataloaderjob.core.accounts import Counters, DispatchSettings
+from dataloaderjob.core import failing, frames, tickets
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import Flag, Header, Kind
-from dataloaderjob.core.instructions import (
+from dataloaderjob.sidecar.dispatch import choose, granting
+from dataloaderjob.sidecar.dispatch.accounts import Counters, DispatchSettings
+from dataloaderjob.sidecar.dispatch.instructions import (
     Close,
     Connect,
     Discard,
@@ -26,11 +27,11 @@ from dataloaderjob.core.instructions import (
     Released,
     Send,
 )
-from dataloaderjob.core.lateness import MAX_LOADS, MAX_STRIKES
-from dataloaderjob.core.placing import Placer, mb
-from dataloaderjob.core.space import Extent
-from dataloaderjob.core.streams import Ask, AskState, Event, Link, State, Stream, Ticket
-from dataloaderjob.core.versions import Versions
+from dataloaderjob.sidecar.dispatch.lateness import MAX_LOADS, MAX_STRIKES
+from dataloaderjob.sidecar.dispatch.placing import Placer, mb
+from dataloaderjob.sidecar.dispatch.space import Extent
+from dataloaderjob.sidecar.dispatch.streams import Ask, AskState, Event, Link, State, Stream, Ticket
+from dataloaderjob.sidecar.dispatch.versions import Versions
 
 
 class Dispatcher:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dataloaderjob.core.facts import caution, mismatch
-from dataloaderjob.core.streams import Link, Stream
+from dataloaderjob.sidecar.dispatch.facts import caution, mismatch
+from dataloaderjob.sidecar.dispatch.streams import Link, Stream
 
 
 class Versions:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-PAGE = 4096
+from dataloaderjob.core.control import PAGE
 
 
 def round_up(nbytes: int) -> int:
