@@ -195,7 +195,7 @@ def test_a_later_loader_gets_more_feeders_and_never_fewer_also_from_another_serv
 
 
 @pytest.mark.parametrize(
-    "part", ["dataloaderjob.feeder.host", "dataloaderjob.feeder.supervisor", "dataloaderjob.sidecar"]
+    "part", ["dataloaderjob.feeder.host", "dataloaderjob.supervisor.main", "dataloaderjob.sidecar"]
 )
 def test_batches_are_the_same_whichever_part_is_killed(tmp_path: Path, base: Path, part: str):
     project = Project(tmp_path, 3_000, 0.001)

@@ -78,7 +78,7 @@ class Supervised:
                 [
                     sys.executable,
                     "-m",
-                    "dataloaderjob.feeder.supervisor",
+                    "dataloaderjob.supervisor.main",
                     "--settings",
                     self.folder / "supervisor.json",
                 ],

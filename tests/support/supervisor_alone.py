@@ -9,8 +9,8 @@ from typing import Any
 from dataloaderjob.core import sockets
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings
 from dataloaderjob.core.supervision import name_of
-from dataloaderjob.feeder.roster import Endpoint
-from dataloaderjob.feeder.supervisor import Supervisor
+from dataloaderjob.supervisor.feeder_set import Endpoint
+from dataloaderjob.supervisor.main import Supervisor
 
 
 class SupervisorAlone:

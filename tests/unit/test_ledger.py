@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dataloaderjob.feeder.ledger import MAX_FAILURES, MAX_TEXT, Ledger
+from dataloaderjob.supervisor.reports import MAX_FAILURES, MAX_TEXT, Ledger
 
 MISSING = {"rank": "0", "feeder": "feeder-1", "reason": "ModuleMissing", "text": "No module named 'x'"}
 

@@ -19,9 +19,9 @@ from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.settings import SupervisorSettings
 from dataloaderjob.core.supervision import Cause
-from dataloaderjob.feeder.supervisor import provider_of
 from dataloaderjob.providers import local
 from dataloaderjob.providers.local import LocalProvider
+from dataloaderjob.supervisor.main import provider_of
 
 Answer = Callable[[dict[str, Any]], dict[str, Any] | None]
 
@@ -162,7 +162,7 @@ def vars_of(settings: SupervisorSettings) -> dict[str, Any]:
 
 def test_a_supervisor_without_ray_imports_neither_ray_nor_torch():
     code = (
-        "import sys, dataloaderjob.feeder.supervisor, dataloaderjob.providers.local\n"
+        "import sys, dataloaderjob.supervisor.main, dataloaderjob.providers.local\n"
         "print([name for name in ('ray', 'torch', 'numpy', 'pydantic') if name in sys.modules])"
     )
     done = subprocess.run(

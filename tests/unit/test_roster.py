@@ -7,15 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloaderjob.core.supervision import Cause, index_of, name_of
-from dataloaderjob.feeder.roster import (
-    LAST_BACKOFF_S,
-    Drain,
-    Endpoint,
-    Kill,
-    Phase,
-    Place,
-    Roster,
-)
+from dataloaderjob.supervisor.feeder_set import LAST_BACKOFF_S, Drain, Endpoint, Kill, Phase, Place, Roster
 
 
 def roster(desired: int) -> Roster:

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -189,3 +190,15 @@ class BlobStore:
             yield
         finally:
             os.close(fd)
+
+
+def chunks(sock: socket.socket, nbytes: int) -> Iterator[memoryview]:
+    """The next `nbytes` of a blocking socket; each piece is overwritten by the next one."""
+    buffer = memoryview(bytearray(min(nbytes, CHUNK_NBYTES)))
+    left = nbytes
+    while left:
+        got = sock.recv_into(buffer[: min(left, len(buffer))])
+        if not got:
+            raise ConnectionError("the peer closed the link within a blob")
+        left -= got
+        yield buffer[:got]

@@ -16,7 +16,7 @@ from dataloaderjob.core import failing
 from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, Bundle
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError, ServiceError
 from dataloaderjob.core.settings import FeederSettings
-from dataloaderjob.feeder import supplies
+from dataloaderjob.feeder import supervisor_client
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import Instruction
 
@@ -141,7 +141,7 @@ class BundleStore:
         """Returns whether all blobs are here, and a packed failure if they never will be."""
         try:
             for digest, nbytes in self._store.missing(bundle):
-                if not supplies.fetch(
+                if not supervisor_client.fetch(
                     self._settings, self._key, self._store, digest, nbytes,
                     wanted=lambda: self._wanted(bundle_id),
                 ):  # fmt: skip

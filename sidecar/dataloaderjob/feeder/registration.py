@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.settings import FeederSettings, read_key
-from dataloaderjob.feeder import supplies
+from dataloaderjob.feeder import supervisor_client
 
 if TYPE_CHECKING:
     from dataloaderjob.feeder.server import FeederServer
@@ -55,7 +55,7 @@ class Registration:
         while True:
             since = time.monotonic()
             try:
-                with supplies.connect(self._settings, self._key, "feeder") as sock:
+                with supervisor_client.connect(self._settings, self._key, "feeder") as sock:
                     sockets.send_message(sock, self._ready)
                     told, lost = "", math.inf
                     self._listen(sock)

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from dataloaderjob.core.acceptor import Door
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
 from dataloaderjob.core.frames import Flag, Header, Kind
 from dataloaderjob.core.settings import FeederSettings, read_key
@@ -26,7 +27,6 @@ from dataloaderjob.core.tickets import base_seed
 from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore
 from dataloaderjob.feeder.channel import Channel
-from dataloaderjob.feeder.door import Door
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import Instruction, Job
 from dataloaderjob.feeder.link import Link

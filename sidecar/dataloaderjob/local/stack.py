@@ -228,7 +228,7 @@ class Stack:
             worker_register_timeout_s=plan.tuning.worker_register_timeout_s, **who,
         )  # fmt: skip
         self._dump("supervisor", settings)
-        self._serve(Part.SUPERVISOR, "dataloaderjob.feeder.supervisor", env, self._on_supervisor)
+        self._serve(Part.SUPERVISOR, "dataloaderjob.supervisor.main", env, self._on_supervisor)
 
     def _start_host(self) -> None:
         started, self._host_started = self._host_started, None

@@ -89,7 +89,7 @@ class Head:
 
     def _supervise(self, vital: dict[str, int]) -> int:
         """The exit code of one supervisor."""
-        module = "dataloaderjob.feeder.supervisor"
+        module = "dataloaderjob.supervisor.main"
         self._supervisor = subprocess.Popen(
             [sys.executable, "-P", "-m", module, "--settings", self._folder / "supervisor.json"],
             env={**without_ray(os.environ), **self._node.env()}, stdin=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
 """The supervisor: one process of a job that keeps the wanted number of feeders in place.
 
-    python -m dataloaderjob.feeder.supervisor --settings FILE.json
+    python -m dataloaderjob.supervisor.main --settings FILE.json
 
 `roster` decides, a provider (`providers.provider`) acts, `hub` has the connections. Only the main thread calls the
 provider. Started again, the supervisor adopts the feeders that it finds. It ends with EXIT_RAY_LATE or EXIT_RAY_LOST
@@ -23,10 +23,10 @@ from typing import Any
 from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError, ServiceError
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, read_key
-from dataloaderjob.feeder.hub import Hub
-from dataloaderjob.feeder.ledger import Ledger
-from dataloaderjob.feeder.roster import Action, Endpoint, Kill, Phase, Place, Roster, Seat
 from dataloaderjob.providers.provider import LOCAL, NAMES, RAY, Provider
+from dataloaderjob.supervisor.feeder_set import Action, Endpoint, Kill, Phase, Place, Roster, Seat
+from dataloaderjob.supervisor.reports import Ledger
+from dataloaderjob.supervisor.server import Hub
 
 log = logging.getLogger(__name__)
 

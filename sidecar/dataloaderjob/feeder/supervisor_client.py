@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from dataloaderjob.core import sockets
-from dataloaderjob.core.blobs import CHUNK_NBYTES, BlobStore
+from dataloaderjob.core.blobs import BlobStore, chunks
 from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.settings import FeederSettings
 
@@ -57,15 +57,3 @@ def fetch(
                 return False
             store.write(digest, chunks(sock, nbytes))
     return True
-
-
-def chunks(sock: socket.socket, nbytes: int) -> Iterator[memoryview]:
-    """The next `nbytes` of a blocking socket; each piece is overwritten by the next one."""
-    buffer = memoryview(bytearray(min(nbytes, CHUNK_NBYTES)))
-    left = nbytes
-    while left:
-        got = sock.recv_into(buffer[: min(left, len(buffer))])
-        if not got:
-            raise ConnectionError("the peer closed the link within a blob")
-        left -= got
-        yield buffer[:got]

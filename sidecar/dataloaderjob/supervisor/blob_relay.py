@@ -15,8 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dataloaderjob.core import sockets
-from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore
-from dataloaderjob.feeder import supplies
+from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, chunks
 
 ASK_AGAIN_S = 10.0
 """A sidecar that was asked for a blob gets so long to begin; then another one is asked, too."""
@@ -53,11 +52,11 @@ class Exchange:
     def receive(self, sock: socket.socket, digest: str, nbytes: int) -> None:
         """Takes in an upload. Raises OSError, RemoteProtocolError when it is not what was promised."""
         if self._store.has(digest, nbytes):
-            for _ in supplies.chunks(sock, nbytes):
+            for _ in chunks(sock, nbytes):
                 pass
         else:
             self._store.sweep(set(), NODE_KEEP_S)
-            self._store.write(digest, supplies.chunks(sock, nbytes))
+            self._store.write(digest, chunks(sock, nbytes))
         with self._changed:
             self._changed.notify_all()
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dataloaderjob.core import sockets, supervision
+from dataloaderjob.core.acceptor import Door
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import MAX_BODY_NBYTES
-from dataloaderjob.feeder.door import Door
-from dataloaderjob.feeder.exchange import Exchange
-from dataloaderjob.feeder.roster import Endpoint
+from dataloaderjob.supervisor.blob_relay import Exchange
+from dataloaderjob.supervisor.feeder_set import Endpoint
 
 log = logging.getLogger(__name__)
 
