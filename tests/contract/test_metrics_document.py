@@ -8,7 +8,7 @@ import pytest
 from documents import ROOT
 from prometheus_client.parser import text_string_to_metric_families
 
-from dataloaderjob.sidecar import figures
+from dataloaderjob.sidecar import metrics
 from dataloaderjob_operator.metrics import ErrorKind, Metrics
 
 DOCUMENT = (ROOT / "docs" / "metrics.md").read_text()
@@ -28,8 +28,8 @@ def operator() -> str:
 
 
 def sidecar() -> str:
-    none = dict.fromkeys((*figures.RECEIVER, *figures.TRAINER), 0)
-    return figures.prometheus([figures.RingFigures("0", none)], "team/mnist/u")
+    none = dict.fromkeys((*metrics.RECEIVER, *metrics.TRAINER), 0)
+    return metrics.prometheus([metrics.RingFigures("0", none)], "team/mnist/u")
 
 
 def served(text: str) -> Figures:

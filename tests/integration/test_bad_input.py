@@ -22,7 +22,7 @@ from rig import Rig, until
 from torch.utils import data
 
 from dataloaderjob import DataLoader
-from dataloaderjob.core import frames, link
+from dataloaderjob.core import frames, ipc
 from dataloaderjob.core.errors import (
     DeadlineExceeded,
     FeederLost,
@@ -419,7 +419,7 @@ def test_other_vector_units_are_told_once_and_work(
 
 def test_another_protocol_version_is_refused_with_the_remedy(rig: Rig) -> None:
     def newer() -> str:
-        link.PROTOCOL += 1
+        ipc.PROTOCOL += 1
         return str(ids(DataLoader(Numbers(4))))
 
     assert in_child(newer) == (

@@ -34,7 +34,7 @@ from dataloaderjob.core.errors import ServiceError, ServiceUnavailable, Unsuppor
 from dataloaderjob.fetch.decoding import Decoder, Plan
 from dataloaderjob.trainer import client as clients
 from dataloaderjob.trainer import holders
-from dataloaderjob.trainer.ring import Ring
+from dataloaderjob.trainer.pool import Ring
 from processes import alive, go_on, in_child, line, open_files, rollup, script, usage
 
 

@@ -25,7 +25,7 @@ from batches import Augmented, Numbers, Sized, fingerprint, ids
 from rig import Rig, until
 
 from dataloaderjob import DataLoader
-from dataloaderjob.core import control, frames, link
+from dataloaderjob.core import control, frames, ipc
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import ServiceUnavailable
 from dataloaderjob.core.settings import dump
@@ -431,7 +431,7 @@ def test_process_of_the_sidecars_group_is_let_in(rig: Rig) -> None:
 
 
 def test_another_protocol_version_is_refused_with_the_remedy(rig: Rig) -> None:
-    head = link.HEAD.pack(link.Type.HELLO, 0, frames.PROTOCOL + 1, 0, 0, 0)
+    head = ipc.HEAD.pack(ipc.Type.HELLO, 0, frames.PROTOCOL + 1, 0, 0, 0)
     answer = say(rig, [head + b'{"rank": "0", "pid": 1}'], fds=1)
     assert answer == (
         f"this sidecar speaks protocol version {frames.PROTOCOL}, the trainer {frames.PROTOCOL + 1}: "
@@ -510,21 +510,21 @@ def say(rig: Rig, packets: list[bytes], fds: int | list[int] = 0) -> str | None:
             return None
         if not data:
             return None
-        answer = link.unpack(data)
-        assert answer.type == link.Type.REFUSED, link.parse_json(answer.payload)
-        return str(link.parse_json(answer.payload)["error"])
+        answer = ipc.unpack(data)
+        assert answer.type == ipc.Type.REFUSED, ipc.parse_json(answer.payload)
+        return str(ipc.parse_json(answer.payload)["error"])
 
 
 def hello(**fields: Any) -> list[bytes]:
     told = {"rank": "hostile", "pid": os.getpid(), "process": "x", "adopt": None, **fields}
-    return link.pack(link.Type.HELLO, json.dumps(told).encode())
+    return ipc.pack(ipc.Type.HELLO, json.dumps(told).encode())
 
 
 def test_nonsense_instead_of_a_greeting_ends_only_itself(rig: Rig) -> None:
     iterator = iter(DataLoader(Numbers(200), batch_size=2))
     found = ids([next(iterator)])
     before = ring(rig)["receiver"], rig.sidecar.pid, len(os.listdir(f"/proc/{rig.sidecar.pid}/fd"))
-    head = link.HEAD.pack(link.Type.HELLO, 0, frames.PROTOCOL, 0, 0, 0)
+    head = ipc.HEAD.pack(ipc.Type.HELLO, 0, frames.PROTOCOL, 0, 0, 0)
     deep = b"[" * 100_000
     greetings: list[tuple[list[bytes], int]] = [
         ([b""], 0), ([b"x"], 0), ([os.urandom(500)], 1), ([head], 1), ([head + b"{"], 1), ([head + b"[]"], 1),
@@ -533,8 +533,8 @@ def test_nonsense_instead_of_a_greeting_ends_only_itself(rig: Rig) -> None:
         (hello(adopt=[0]), 1), (hello(adopt=7), 1), (hello(adopt={"regions": 5}), 4),
         (hello(adopt={"regions": [], "leases": []}), 4), (hello(adopt={"regions": [{}], "leases": []}), 5),
         (hello(adopt={"regions": {"a": 1}, "leases": []}), 200),
-        ([link.HEAD.pack(99, 0, frames.PROTOCOL, 0, 0, 0)], 3),
-        ([link.HEAD.pack(link.Type.HELLO, 1, frames.PROTOCOL, 0, 0, 0) + bytes(90_000)] * 100, 100),
+        ([ipc.HEAD.pack(99, 0, frames.PROTOCOL, 0, 0, 0)], 3),
+        ([ipc.HEAD.pack(ipc.Type.HELLO, 1, frames.PROTOCOL, 0, 0, 0) + bytes(90_000)] * 100, 100),
     ]  # fmt: skip
     for packets, fds in greetings:
         say(rig, packets, fds)
@@ -607,14 +607,14 @@ class Intruder:
         pidfd = os.pidfd_open(os.getpid())
         socket.send_fds(self.sock, hello(), [pidfd])
         os.close(pidfd)
-        data, fds = link.recv_with_fds(self.sock)
-        assert link.unpack(data).type == link.Type.WELCOME
+        data, fds = ipc.recv_with_fds(self.sock)
+        assert ipc.unpack(data).type == ipc.Type.WELCOME
         self.control = Control(fds[0])
         self.fds = fds
 
     def say(self, kind: int, payload: bytes = b"", **fields: int) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for packet in link.pack(kind, payload, **fields):
+            for packet in ipc.pack(kind, payload, **fields):
                 self.sock.send(packet)
 
     def open(self, stream: int = 1, **fields: Any) -> None:
@@ -622,7 +622,7 @@ class Intruder:
             "bundle": json.dumps({"blobs": [["0" * 64, 1]], "allow_pickle": False, "facts": {}}),
             "window": 16,
         }
-        self.say(link.Type.OPEN, json.dumps({**told, **fields}).encode(), stream=stream)
+        self.say(ipc.Type.OPEN, json.dumps({**told, **fields}).encode(), stream=stream)
 
     def leave(self) -> None:
         self.sock.close()
@@ -637,22 +637,22 @@ def nothing_of_the_kind(i: Intruder) -> None:
 
 
 def tickets_of_no_stream(i: Intruder) -> None:
-    i.say(link.Type.TICKETS, os.urandom(100), stream=7)
+    i.say(ipc.Type.TICKETS, os.urandom(100), stream=7)
 
 
 def tickets_that_make_no_sense(i: Intruder) -> None:
     i.open()
-    i.say(link.Type.TICKETS, os.urandom(5000), stream=1)
+    i.say(ipc.Type.TICKETS, os.urandom(5000), stream=1)
 
 
 def far_ahead_of_itself(i: Intruder) -> None:
     i.open()
-    i.say(link.Type.TICKETS, b"", stream=1, awaiting=2**63)
+    i.say(ipc.Type.TICKETS, b"", stream=1, awaiting=2**63)
 
 
 def closes_far_ahead(i: Intruder) -> None:
     i.open()
-    i.say(link.Type.CLOSE, stream=1, awaiting=2**64 - 1)
+    i.say(ipc.Type.CLOSE, stream=1, awaiting=2**64 - 1)
 
 
 def spec_that_is_none(i: Intruder) -> None:

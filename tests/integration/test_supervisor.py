@@ -25,7 +25,7 @@ from dataloaderjob.core.frames import Kind
 from dataloaderjob.core.settings import RayTuning
 from dataloaderjob.core.supervision import EXIT_RAY_LATE, EXIT_RAY_LOST
 from dataloaderjob.local.head import RayHead
-from dataloaderjob.sidecar.upstream import upload
+from dataloaderjob.sidecar.supervisor_client import upload
 
 Start = Callable[..., Supervised]
 

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-from dataloaderjob.core import link
+from dataloaderjob.core import ipc
 from dataloaderjob.core.auth import new_key
 from dataloaderjob.core.settings import FeederSettings, dump
 from dataloaderjob.sidecar.settings import SidecarSettings
@@ -135,9 +135,9 @@ class Rig:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
             sock.settimeout(5)
             sock.connect(self.socket)
-            (packet,) = link.pack_json(link.Type.STATUS, {})
+            (packet,) = ipc.pack_json(ipc.Type.STATUS, {})
             sock.send(packet)
-            return link.parse_json(link.unpack(sock.recv(1 << 20)).payload)
+            return ipc.parse_json(ipc.unpack(sock.recv(1 << 20)).payload)
 
     def logs(self) -> str:
         return "\n".join(f"== {p.name}\n{p.read_text()[-4000:]}" for p in sorted(self.home.glob("*.log")))

@@ -10,8 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
+from dataloaderjob.local.cluster import ServicePlan, Stack
 from dataloaderjob.local.loop import Loop
-from dataloaderjob.local.stack import ServicePlan, Stack
 
 
 def say(text: str) -> None:

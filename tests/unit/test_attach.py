@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dataloaderjob.core import link
+from dataloaderjob.core import ipc
 from dataloaderjob.core.errors import ServiceUnavailable
 from dataloaderjob.trainer import attach
 
@@ -32,7 +32,7 @@ def test_a_sidecar_that_is_overrun_is_tried_again(listener: socket.socket):
             listener.accept()[0].close()
         peer, _ = listener.accept()
         peer.recv(1 << 16)
-        peer.send(link.pack_json(link.Type.REFUSED, {"error": "enough of you"})[0])
+        peer.send(ipc.pack_json(ipc.Type.REFUSED, {"error": "enough of you"})[0])
         peer.close()
 
     threading.Thread(target=serve, daemon=True).start()

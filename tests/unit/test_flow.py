@@ -17,7 +17,7 @@ from dataloaderjob.core import auth, frames, sockets
 from dataloaderjob.core.frames import HEADER_NBYTES, Header, Kind
 from dataloaderjob.sidecar.dispatch.instructions import Endpoint
 from dataloaderjob.sidecar.dispatch.space import Extent
-from dataloaderjob.sidecar.flow import WAITALL_ABOVE_NBYTES, Flow
+from dataloaderjob.sidecar.feeder_connection import WAITALL_ABOVE_NBYTES, Flow
 
 KEY, JOB, INSTANCE = bytes(range(32)), "job", "i0"
 WAIT_S = 5.0

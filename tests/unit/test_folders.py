@@ -17,11 +17,11 @@ import pytest
 from other_user import OTHER_UID, as_other, needs_root, start_as_other
 from rig import until
 
-from dataloaderjob.core import folders, link, places
+from dataloaderjob.core import folders, ipc, places
 from dataloaderjob.core.errors import ProtocolError, ServiceUnavailable
-from dataloaderjob.local import guard
+from dataloaderjob.local import reaper
 from dataloaderjob.providers.local import _dial
-from dataloaderjob.sidecar.reception import Reception, listen
+from dataloaderjob.sidecar.trainer_listener import Reception, listen
 from dataloaderjob.trainer import attach, private
 
 
@@ -153,7 +153,7 @@ def test_nothing_is_removed_through_a_link(shared: Path):
     folders.remove_tree(home)
     assert not home.exists()
     assert (victim / "precious").read_text() == "mine"
-    guard.give_up(swapped, 1)
+    reaper.give_up(swapped, 1)
     assert (victim / "precious").exists()
 
 
@@ -211,7 +211,7 @@ def test_a_feeder_host_of_another_user_is_told_nothing(shared: Path):
 def test_a_private_sidecar_hears_no_other_user(shared: Path, is_private: bool):
     path = shared / "s"
     select = selectors.DefaultSelector()
-    came: list[link.Packet] = []
+    came: list[ipc.Packet] = []
     reception = Reception(str(path), select, lambda _, packet: came.append(packet), private=is_private)
     path.chmod(0o777)
 
@@ -220,7 +220,7 @@ def test_a_private_sidecar_hears_no_other_user(shared: Path, is_private: bool):
             sock.settimeout(5)
             sock.connect(str(path))
             try:
-                sock.send(link.pack_json(link.Type.STATUS, {})[0])
+                sock.send(ipc.pack_json(ipc.Type.STATUS, {})[0])
                 (shared / "answer").write_bytes(sock.recv(1 << 16))
             except OSError as exc:
                 (shared / "answer").write_text(f"{exc}")
@@ -238,7 +238,7 @@ def test_a_private_sidecar_hears_no_other_user(shared: Path, is_private: bool):
         reception.close()
     assert bool(came) is not is_private
     if is_private:
-        told = link.parse_json(link.unpack((shared / "answer").read_bytes()).payload)
+        told = ipc.parse_json(ipc.unpack((shared / "answer").read_bytes()).payload)
         assert told == {"error": f"this sidecar serves user 0 alone, found user {OTHER_UID}"}
 
 

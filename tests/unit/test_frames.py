@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.core import auth, frames, link, sockets, tickets
+from dataloaderjob.core import auth, frames, ipc, sockets, tickets
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
 from dataloaderjob.core.frames import FROM_FEEDER, FROM_RECEIVER, Kind
 
@@ -126,21 +126,19 @@ def test_a_ticket_is_described_by_its_indices():
     assert tickets.describe(tickets.pack(0, 0, ["a", "b"]), 1) == "key number 1 of 2"
 
 
-@pytest.mark.parametrize(
-    "nbytes", [0, 1, link.CHUNK_NBYTES, link.CHUNK_NBYTES + 1, 5 * link.CHUNK_NBYTES + 7]
-)
+@pytest.mark.parametrize("nbytes", [0, 1, ipc.CHUNK_NBYTES, ipc.CHUNK_NBYTES + 1, 5 * ipc.CHUNK_NBYTES + 7])
 def test_a_message_of_any_size_is_put_together_again(nbytes):
     payload = bytes(i % 251 for i in range(nbytes))
-    assembler = link.Assembler()
-    packets = link.pack(link.Type.TICKETS, payload, stream=3, ticket=4, awaiting=5)
+    assembler = ipc.Assembler()
+    packets = ipc.pack(ipc.Type.TICKETS, payload, stream=3, ticket=4, awaiting=5)
     found = [assembler.feed(packet) for packet in packets]
     assert found[:-1] == [None] * (len(packets) - 1)
     assert (found[-1].payload, found[-1].stream, found[-1].ticket, found[-1].awaiting) == (payload, 3, 4, 5)
 
 
 def test_a_message_that_never_ends_is_refused():
-    assembler = link.Assembler(limit_nbytes=1000)
-    packet = link.HEAD.pack(link.Type.TICKETS, 1, frames.PROTOCOL, 0, 0, 0) + bytes(600)
+    assembler = ipc.Assembler(limit_nbytes=1000)
+    packet = ipc.HEAD.pack(ipc.Type.TICKETS, 1, frames.PROTOCOL, 0, 0, 0) + bytes(600)
     assert assembler.feed(packet) is None
     with pytest.raises(RemoteProtocolError, match="exceeds 1000"):
         assembler.feed(packet)
@@ -149,9 +147,9 @@ def test_a_message_that_never_ends_is_refused():
 @given(st.binary(max_size=200))
 def test_random_packets_never_break_the_assembler(data):
     try:
-        link.Assembler().feed(data)
+        ipc.Assembler().feed(data)
     except RemoteProtocolError:
-        assert len(data) < link.HEAD_NBYTES
+        assert len(data) < ipc.HEAD_NBYTES
 
 
 def meet(key_a: bytes, key_b: bytes, job_a="j", job_b="j", tamper=None):

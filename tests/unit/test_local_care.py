@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloaderjob.core.supervision import EXIT_RAY_LOST
-from dataloaderjob.local.care import (
+from dataloaderjob.local.restarts import (
     DEATHS_WINDOW_S,
     KEEP_OLD_S,
     MAX_DEATHS,

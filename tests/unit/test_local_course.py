@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.local.course import (
+from dataloaderjob.local.lifecycle import (
     EXIT_BROKEN,
     EXIT_LATE,
     TABLE,

@@ -8,7 +8,7 @@ from dataloaderjob.core.rates import COUNTERS
 from dataloaderjob.local import figures
 from dataloaderjob.local.console import Console
 from dataloaderjob.local.figures import Figures, Meter
-from dataloaderjob.local.tenancy import LINGER_S, UNUSED_S, Tenancy
+from dataloaderjob.local.idle import LINGER_S, UNUSED_S, Tenancy
 
 
 def status(**totals: int) -> dict:

@@ -18,7 +18,7 @@ from rig import until
 from dataloaderjob.core import folders
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.lines import MAX_LINE_CHARS, Lines
-from dataloaderjob.local import guard, tags
+from dataloaderjob.local import reaper, tags
 from dataloaderjob.local.children import Child, Command, check_words, exit_code
 from dataloaderjob.local.loop import Loop
 from dataloaderjob.local.service import Echo
@@ -165,7 +165,7 @@ def test_the_guard_of_a_process_that_is_killed_ends_its_run(tmp_path: Path):
     runner.stdout.close()
     until(lambda: not tags.tagged("test-guard"), 15, "everything has ended")
     assert not home.exists()
-    assert guard.GRACE_S < 5
+    assert reaper.GRACE_S < 5
 
 
 def test_an_echo_that_nobody_reads_is_not_waited_for():

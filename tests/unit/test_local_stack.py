@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.local import stack as stacks
-from dataloaderjob.local.care import Part
+from dataloaderjob.local import cluster as stacks
+from dataloaderjob.local.cluster import ServicePlan, Stack
 from dataloaderjob.local.loop import Loop
-from dataloaderjob.local.stack import ServicePlan, Stack
+from dataloaderjob.local.restarts import Part
 
 
 @pytest.fixture

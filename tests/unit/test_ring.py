@@ -15,7 +15,7 @@ import torch
 
 from dataloaderjob.core.control import W_WANT, Control, seal
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.trainer.ring import MADE_TOGETHER, MAX_LEAVES, MAX_PLACES, Ring, map_region
+from dataloaderjob.trainer.pool import MADE_TOGETHER, MAX_LEAVES, MAX_PLACES, Ring, map_region
 
 PAGE = 4096
 NBYTES = 16 * PAGE

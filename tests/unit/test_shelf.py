@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dataloaderjob.core.blobs import BlobStore, Bundle
-from dataloaderjob.sidecar.shelf import Shelf
+from dataloaderjob.sidecar.bundle_gc import Shelf
 
 
 @pytest.fixture

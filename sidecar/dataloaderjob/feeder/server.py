@@ -29,9 +29,9 @@ from dataloaderjob.feeder.bundles import BundleStore
 from dataloaderjob.feeder.channel import Channel
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import Instruction, Job
-from dataloaderjob.feeder.link import Link
-from dataloaderjob.feeder.outbox import Outbox
+from dataloaderjob.feeder.receiver_connection import Link
 from dataloaderjob.feeder.registration import Registration
+from dataloaderjob.feeder.sender import Outbox
 from dataloaderjob.feeder.sessions import Body
 
 log = logging.getLogger(__name__)

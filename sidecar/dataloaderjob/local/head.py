@@ -1,6 +1,6 @@
 """A Ray head on this machine: one in a folder of its own, with a token of its own, at any free port.
 
-`providers.ray.raynode` has what it shares with the pods of a cluster: how its processes are started, watched and
+`providers.ray.node` has what it shares with the pods of a cluster: how its processes are started, watched and
 ended.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.settings import RayTuning
-from dataloaderjob.providers.ray.raynode import MAX_FOLDER_NBYTES, RayNode, without_ray
+from dataloaderjob.providers.ray.node import MAX_FOLDER_NBYTES, RayNode, without_ray
 
 __all__ = ["MAX_FOLDER_NBYTES", "VITAL", "RayHead"]
 

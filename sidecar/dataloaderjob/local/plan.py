@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from dataloaderjob.api import DataLoaderJob, EnvVar, PodSpec
 from dataloaderjob.api.base import spell
 from dataloaderjob.api.feeders import CONTAINER as FEEDER_CONTAINER
-from dataloaderjob.local.stack import ServicePlan
+from dataloaderjob.local.cluster import ServicePlan
 from dataloaderjob.providers.provider import RAY
 
 PREFETCH_VARIABLE = "DATALOADERJOB_PREFETCH"

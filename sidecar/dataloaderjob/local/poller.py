@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataloaderjob.core import link, sockets
+from dataloaderjob.core import ipc, sockets
 from dataloaderjob.core.errors import ProtocolError
 
 TIMEOUT_S = 3.0
@@ -119,14 +119,14 @@ def sidecar_status(path: str) -> dict[str, Any] | None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
             sock.settimeout(TIMEOUT_S)
             sock.connect(path)
-            for packet in link.pack_json(link.Type.STATUS, {}):
+            for packet in ipc.pack_json(ipc.Type.STATUS, {}):
                 sock.send(packet)
-            assembler = link.Assembler()
+            assembler = ipc.Assembler()
             while True:
-                data, _ = link.recv_with_fds(sock)
+                data, _ = ipc.recv_with_fds(sock)
                 if not data:
                     return None
                 if (packet_ := assembler.feed(data)) is not None:
-                    return link.parse_json(packet_.payload)
+                    return ipc.parse_json(packet_.payload)
     except (OSError, ProtocolError):
         return None

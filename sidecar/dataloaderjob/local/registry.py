@@ -13,8 +13,8 @@ from typing import Any
 from dataloaderjob.core import folders, supervision
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.settings import read_key
+from dataloaderjob.local.cluster import HOME_PREFIX, RUN_FILE
 from dataloaderjob.local.poller import sidecar_status
-from dataloaderjob.local.stack import HOME_PREFIX, RUN_FILE
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,21 @@ from dataloaderjob.core import rates
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.local import figures
 from dataloaderjob.local.children import Child, Command, check_words, exit_code
+from dataloaderjob.local.cluster import Stack
 from dataloaderjob.local.console import Console
-from dataloaderjob.local.course import EXIT_BROKEN, EXIT_LATE, Action, Course, Event, Phase, Stop, stopped_by
+from dataloaderjob.local.lifecycle import (
+    EXIT_BROKEN,
+    EXIT_LATE,
+    Action,
+    Course,
+    Event,
+    Phase,
+    Stop,
+    stopped_by,
+)
 from dataloaderjob.local.loop import Loop
 from dataloaderjob.local.plan import SOCKET_VARIABLE, RunPlan, plan
 from dataloaderjob.local.poller import sidecar_status
-from dataloaderjob.local.stack import Stack
 from dataloaderjob.providers.provider import RAY
 
 PROGRESS_TTY_S = 2.0

@@ -21,12 +21,12 @@ from pathlib import Path
 from dataloaderjob.core import folders, places
 from dataloaderjob.core.errors import DataLoaderJobError
 from dataloaderjob.local.children import Started
-from dataloaderjob.local.guard import give_up, locked
+from dataloaderjob.local.cluster import ServicePlan, Stack
+from dataloaderjob.local.idle import Tenancy
 from dataloaderjob.local.launch import environments
 from dataloaderjob.local.loop import Loop
 from dataloaderjob.local.poller import sidecar_status
-from dataloaderjob.local.stack import ServicePlan, Stack
-from dataloaderjob.local.tenancy import Tenancy
+from dataloaderjob.local.reaper import give_up, locked
 from dataloaderjob.providers.provider import LOCAL
 from dataloaderjob.sidecar.settings import memory_limit
 

@@ -29,7 +29,7 @@ from dataloaderjob.pod.settings import (
     split_address,
 )
 from dataloaderjob.pod.watch import Watch, await_started, fresh_folder
-from dataloaderjob.providers.ray.raynode import RayNode, without_ray
+from dataloaderjob.providers.ray.node import RayNode, without_ray
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from dataloaderjob.pod import entry
 from dataloaderjob.pod.restarts import GiveUp, Restarts
 from dataloaderjob.pod.settings import ADDRESS_VARIABLE, ANY_PORTS, PLAIN, REMEDY, HeadSettings, read_token
 from dataloaderjob.pod.watch import NODE_FOLDER, Watch, await_started, fresh_folder
-from dataloaderjob.providers.ray.raynode import RayNode, without_ray
+from dataloaderjob.providers.ray.node import RayNode, without_ray
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dataloaderjob.core.deaths import DEATHS_WINDOW_S, MAX_DEATHS, Deaths, wait_s
+from dataloaderjob.core.backoff import DEATHS_WINDOW_S, MAX_DEATHS, Deaths, wait_s
 from dataloaderjob.core.supervision import EXITS_RAY
 
 MAX_RAY_EXITS = 3

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from dataloaderjob.core.errors import ServiceError
-from dataloaderjob.providers.ray.raynode import RayNode
+from dataloaderjob.providers.ray.node import RayNode
 
 log = logging.getLogger(__name__)
 

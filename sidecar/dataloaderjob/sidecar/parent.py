@@ -18,22 +18,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core import link
+from dataloaderjob.core import ipc
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.control import W_NEXT_CALLS, Control, sealed
 from dataloaderjob.core.errors import RemoteProtocolError, first_line
 from dataloaderjob.core.forked import alive, default_signals, die_with_parent
 from dataloaderjob.core.frames import PROTOCOL
 from dataloaderjob.core.settings import read_key
-from dataloaderjob.sidecar import figures
+from dataloaderjob.sidecar import metrics
+from dataloaderjob.sidecar.bundle_gc import Shelf
 from dataloaderjob.sidecar.dispatch.accounts import DispatchSettings
 from dataloaderjob.sidecar.failures import Failures
 from dataloaderjob.sidecar.http import HttpServer
 from dataloaderjob.sidecar.receiver import Receiver
-from dataloaderjob.sidecar.reception import Guest, Reception
 from dataloaderjob.sidecar.settings import SidecarSettings
-from dataloaderjob.sidecar.shelf import Shelf
-from dataloaderjob.sidecar.upstream import Upstream
+from dataloaderjob.sidecar.supervisor_client import Upstream
+from dataloaderjob.sidecar.trainer_listener import Guest, Reception
 
 TICK_S = 0.5
 FIGURES_EVERY_S = 1.0
@@ -66,7 +66,7 @@ class Sidecar:
         self._shelf = Shelf(self.store)
         self.rings: dict[int, Ring] = {}
         """By the pid of the receiver."""
-        self._gone = dict.fromkeys((*figures.RECEIVER, *figures.TRAINER), 0)
+        self._gone = dict.fromkeys((*metrics.RECEIVER, *metrics.TRAINER), 0)
         self._failures = Failures()
         self._stop = False
         self._select = selectors.DefaultSelector()
@@ -182,8 +182,8 @@ class Sidecar:
                 pass  # its last words
             self._shelf.gone(ring.pid)
             self._failures.seen(ring.rank, ring.pid, ring.control.words[W_NEXT_CALLS])
-            for name, value in figures.read(ring.control, ring.rank).values.items():
-                if name not in figures.GAUGES:
+            for name, value in metrics.read(ring.control, ring.rank).values.items():
+                if name not in metrics.GAUGES:
                     self._gone[name] += value
             with contextlib.suppress(KeyError):
                 self._select.unregister(ring.channel)
@@ -193,22 +193,22 @@ class Sidecar:
 
     # Attaching
 
-    def _on_guest(self, guest: Guest, packet: link.Packet) -> None:
-        if packet.type == link.Type.HELLO:
+    def _on_guest(self, guest: Guest, packet: ipc.Packet) -> None:
+        if packet.type == ipc.Type.HELLO:
             self._attach(guest, packet)
             return
-        if packet.type == link.Type.STATUS:
-            guest.answer(link.pack_json(link.Type.STATUS, self.status()))
+        if packet.type == ipc.Type.STATUS:
+            guest.answer(ipc.pack_json(ipc.Type.STATUS, self.status()))
         guest.close()
 
-    def _attach(self, guest: Guest, packet: link.Packet) -> None:
+    def _attach(self, guest: Guest, packet: ipc.Packet) -> None:
         """Raises RemoteProtocolError, among others, for a HELLO that cannot be granted."""
         if packet.protocol != PROTOCOL:
             raise RemoteProtocolError(
                 f"this sidecar speaks protocol version {PROTOCOL}, the trainer {packet.protocol}: install the same "
                 "dataloaderjob version in both images"
             )
-        hello = link.parse_json(packet.payload)
+        hello = ipc.parse_json(packet.payload)
         adoption, fds = hello.get("adopt"), guest.fds
         if not fds or (adoption and len(fds) != 4 + len(adoption["regions"])):
             raise RemoteProtocolError("the trainer did not send its pidfd and the descriptors of its rings")
@@ -238,7 +238,7 @@ class Sidecar:
         ring = Ring(rank, pid, process, fds.pop(0), child, ours, control)
         self.rings[child] = ring
         self._select.register(ours, selectors.EVENT_READ, lambda: self._on_receiver(ring))
-        guest.answer(link.pack_json(link.Type.WELCOME, self._welcome()), None if adoption else fds)
+        guest.answer(ipc.pack_json(ipc.Type.WELCOME, self._welcome()), None if adoption else fds)
         guest.close()
 
     def _claim(self, rank: str, pid: int, process: str) -> None:
@@ -384,7 +384,7 @@ class Sidecar:
     # Figures
 
     def _totals(self) -> dict[str, int]:
-        live = figures.total([figures.read(ring.control, ring.rank) for ring in self.rings.values()])
+        live = metrics.total([metrics.read(ring.control, ring.rank) for ring in self.rings.values()])
         return {name: value + self._gone[name] for name, value in live.items()}
 
     def status(self) -> dict[str, Any]:
@@ -394,7 +394,7 @@ class Sidecar:
             "supervisor": self._upstream is not None and self._upstream.fileno is not None,
             "notes": [] if self._upstream is None else self._upstream.notes,
             "rings": [
-                {"rank": r.rank, "trainer": r.trainer_pid, "receiver": r.pid, **figures.read(r.control, r.rank).values}
+                {"rank": r.rank, "trainer": r.trainer_pid, "receiver": r.pid, **metrics.read(r.control, r.rank).values}
                 for r in self.rings.values()
             ],
             "totals": self._totals(),
@@ -403,8 +403,8 @@ class Sidecar:
 
     def _http(self, path: str) -> tuple[int, str, str]:
         if path == "/metrics":
-            rings = [figures.read(r.control, r.rank) for r in self.rings.values()]
-            return 200, "text/plain; version=0.0.4", figures.prometheus(rings, self.settings.job)
+            rings = [metrics.read(r.control, r.rank) for r in self.rings.values()]
+            return 200, "text/plain; version=0.0.4", metrics.prometheus(rings, self.settings.job)
         if path == "/healthz":
             return 200, "text/plain", "ok\n"
         if path == "/status":

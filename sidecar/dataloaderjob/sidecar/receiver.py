@@ -14,12 +14,12 @@ import time
 from collections import deque
 from typing import Any
 
-from dataloaderjob.core import failing, link, tickets
+from dataloaderjob.core import failing, ipc, tickets
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.control import FAILED, Control
 from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.frames import Header
-from dataloaderjob.sidecar import figures, regions
+from dataloaderjob.sidecar import metrics, regions
 from dataloaderjob.sidecar.dispatch import overseer
 from dataloaderjob.sidecar.dispatch.accounts import DispatchSettings
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
@@ -39,7 +39,7 @@ from dataloaderjob.sidecar.dispatch.instructions import (
     Unpublish,
 )
 from dataloaderjob.sidecar.dispatch.space import Extent
-from dataloaderjob.sidecar.flow import Flow, LinkError
+from dataloaderjob.sidecar.feeder_connection import Flow, LinkError
 from dataloaderjob.sidecar.regions import Region
 
 PACKETS_AT_ONCE = 64
@@ -80,7 +80,7 @@ class Receiver:
         self._masks: dict[int, int] = {}
         self._to_trainer: deque[tuple[bytes, int | None]] = deque()
         self._to_parent: deque[bytes] = deque()
-        self._incoming = link.Assembler()
+        self._incoming = ipc.Assembler()
         self._failure: tuple[int, int] | None = None
         """(stream, ticket) of the failure that the parent was told of, until a batch after it is taken."""
         self._dirty: set[Flow] = set()
@@ -165,14 +165,14 @@ class Receiver:
                 self._open(flow, now)
         self._send_to_parent()
         overseer.tick(self.machine, now)
-        figures.store(self.control, self.machine)
+        metrics.store(self.control, self.machine)
 
     # The trainer's socket
 
     def _trainer_packets(self, now: float) -> None:
         for _ in range(PACKETS_AT_ONCE):
             try:
-                data = self._trainer.recv(link.HEAD_NBYTES + link.CHUNK_NBYTES)
+                data = self._trainer.recv(ipc.HEAD_NBYTES + ipc.CHUNK_NBYTES)
             except BlockingIOError:
                 return
             except ConnectionError as exc:
@@ -181,9 +181,9 @@ class Receiver:
                 raise TrainerGone
             if (packet := self._incoming.feed(data)) is None:
                 continue
-            if self._failure is not None and packet.type in (link.Type.TICKETS, link.Type.CLOSE):
+            if self._failure is not None and packet.type in (ipc.Type.TICKETS, ipc.Type.CLOSE):
                 self._maybe_passed(self._failure, packet)
-            if packet.type == link.Type.TICKETS:
+            if packet.type == ipc.Type.TICKETS:
                 self.machine.tickets(
                     now,
                     packet.stream,
@@ -191,21 +191,21 @@ class Receiver:
                     packet.awaiting,
                     waiting=bool(packet.ticket),
                 )
-            elif packet.type == link.Type.OPEN:
+            elif packet.type == ipc.Type.OPEN:
                 self._open_stream(packet)
-            elif packet.type == link.Type.STATUS:
+            elif packet.type == ipc.Type.STATUS:
                 late = {"late": overseer.who_is_late(self.machine, packet.stream, packet.ticket)}
-                self._tell_trainer(link.pack_json(link.Type.STATUS, late, stream=packet.stream))
-            elif packet.type == link.Type.CLOSE:
+                self._tell_trainer(ipc.pack_json(ipc.Type.STATUS, late, stream=packet.stream))
+            elif packet.type == ipc.Type.CLOSE:
                 self.machine.close_stream(now, packet.stream, packet.awaiting)
 
-    def _maybe_passed(self, failure: tuple[int, int], packet: link.Packet) -> None:
+    def _maybe_passed(self, failure: tuple[int, int], packet: ipc.Packet) -> None:
         if failing.passed(failure, packet.stream, packet.awaiting):
             self._failure = None
             self._tell_parent({"type": "failure"})
 
-    def _open_stream(self, packet: link.Packet) -> None:
-        message = link.parse_json(packet.payload)
+    def _open_stream(self, packet: ipc.Packet) -> None:
+        message = ipc.parse_json(packet.payload)
         manifest = str(message["bundle"]).encode()
         bundle = Bundle.parse(manifest)
         self.machine.open_stream(
@@ -347,7 +347,7 @@ class Receiver:
             case Unpublish(stream, ticket):
                 self.control.unpublish(stream, ticket)
             case Fail(stream, ticket, payload):
-                self._tell_trainer(link.pack(link.Type.FAILED, payload, stream=stream, ticket=ticket))
+                self._tell_trainer(ipc.pack(ipc.Type.FAILED, payload, stream=stream, ticket=ticket))
                 self.control.publish_word(FAILED, stream, ticket)
                 os.eventfd_write(self._wake_trainer, 1)
                 if self._failure is None:  # the trainer, too, raises the first of several
@@ -357,9 +357,9 @@ class Receiver:
                 region = regions.create(number, nbytes, single=single)
                 self.regions[number] = region
                 about = {"region": number, "nbytes": nbytes, "single": single, "lease_limit": lease_limit}
-                self._tell_trainer(link.pack_json(link.Type.REGION, about), region.fd)
+                self._tell_trainer(ipc.pack_json(ipc.Type.REGION, about), region.fd)
             case DropRegion(number):
-                self._tell_trainer(link.pack_json(link.Type.DROP, {"region": number}))
+                self._tell_trainer(ipc.pack_json(ipc.Type.DROP, {"region": number}))
                 self.regions.pop(number).close()
             case Connect(endpoint):
                 flow = Flow(
@@ -374,7 +374,7 @@ class Receiver:
             case Released(bundle):
                 self._tell_parent({"type": "released", "bundle": bundle.hex()})
             case Note(text):
-                self._tell_trainer(link.pack_json(link.Type.NOTE, {"text": text}))
+                self._tell_trainer(ipc.pack_json(ipc.Type.NOTE, {"text": text}))
             case Replace(endpoint, reason):
                 self._tell_parent(
                     {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dataloaderjob.core import link
+from dataloaderjob.core import ipc
 from dataloaderjob.core.errors import InputError
 
 
@@ -52,9 +52,9 @@ class SidecarSettings:
 
     def check(self) -> None:
         """Raises InputError for what cannot work, before anything is created."""
-        if len(self.socket.encode()) > link.MAX_PATH_NBYTES:
+        if len(self.socket.encode()) > ipc.MAX_PATH_NBYTES:
             raise InputError(
-                f"a Unix socket's path may have {link.MAX_PATH_NBYTES} bytes, {self.socket!r} has "
+                f"a Unix socket's path may have {ipc.MAX_PATH_NBYTES} bytes, {self.socket!r} has "
                 f"{len(self.socket.encode())}: choose a shorter folder (TMPDIR, or DATALOADERJOB_DIR)"
             )
         if not Path(self.socket).parent.is_dir():

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core import link, sockets
+from dataloaderjob.core import ipc, sockets
 from dataloaderjob.core.errors import ServiceUnavailable
-from dataloaderjob.trainer.ring import Ring
+from dataloaderjob.trainer.pool import Ring
 
 SOCKET_VARIABLE = "DATALOADERJOB_SOCKET"
 DIAL_TIMEOUT_S = 10.0
@@ -89,18 +89,18 @@ def _attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) 
     try:
         pidfd = os.pidfd_open(os.getpid())
         try:
-            first, *rest = link.pack_json(link.Type.HELLO, hello)
+            first, *rest = ipc.pack_json(ipc.Type.HELLO, hello)
             socket.send_fds(sock, [first], [pidfd, *fds])
         finally:
             os.close(pidfd)
         for packet in rest:
             sock.send(packet)
-        data, received = link.recv_with_fds(sock)
+        data, received = ipc.recv_with_fds(sock)
         if not data:
             raise _Closed("the sidecar closed the connection")
-        answer = link.unpack(data)
-        message = link.parse_json(answer.payload)
-        if answer.type != link.Type.WELCOME:
+        answer = ipc.unpack(data)
+        message = ipc.parse_json(answer.payload)
+        if answer.type != ipc.Type.WELCOME:
             raise ServiceUnavailable(f"the sidecar at {path} refused this process: {message.get('error')}")
     except BaseException:
         sock.close()
@@ -122,9 +122,9 @@ def dial(path: str) -> socket.socket:
 
     Without an announced socket the sidecar must be this user's own: who else has one at `path` is not told anything.
     """
-    if len(path.encode()) > link.MAX_PATH_NBYTES:
+    if len(path.encode()) > ipc.MAX_PATH_NBYTES:
         raise ServiceUnavailable(
-            f"a Unix socket's path may have {link.MAX_PATH_NBYTES} bytes, {path!r} has {len(path.encode())}: "
+            f"a Unix socket's path may have {ipc.MAX_PATH_NBYTES} bytes, {path!r} has {len(path.encode())}: "
             "choose a shorter folder (TMPDIR, or DATALOADERJOB_DIR)"
         )
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)

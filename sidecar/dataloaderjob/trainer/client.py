@@ -17,11 +17,11 @@ import weakref
 from typing import Any
 
 from dataloaderjob.core import control as ctl
-from dataloaderjob.core import link
+from dataloaderjob.core import ipc
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable
 from dataloaderjob.trainer.attach import Opened, attach, failure
-from dataloaderjob.trainer.ring import Ring, map_region
+from dataloaderjob.trainer.pool import Ring, map_region
 from dataloaderjob.trainer.stream import Stream, StreamLeftError
 
 POLL_MS = 100
@@ -69,7 +69,7 @@ class Client:
         self._last_stream = 0
         self._sleepers = 0
         self._polls: dict[int, tuple[socket.socket | None, select.epoll]] = {}
-        self._incoming = link.Assembler()
+        self._incoming = ipc.Assembler()
         self._opened = Opened()
         # At the interpreter's end the kernel closes all.
         weakref.finalize(self, self._opened.close).atexit = False
@@ -93,7 +93,7 @@ class Client:
 
     def _connected(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SEND_TIMEOUT_S), 0))
-        self._incoming = link.Assembler()
+        self._incoming = ipc.Assembler()
         self._opened.sock = sock
 
     def _reattach(self) -> None:
@@ -177,7 +177,7 @@ class Client:
 
     def _send_open(self, stream: Stream) -> None:
         message = {"bundle": stream.manifest, "window": stream.window}
-        self._send(link.pack_json(link.Type.OPEN, message, stream=stream.id, awaiting=stream.awaited))
+        self._send(ipc.pack_json(ipc.Type.OPEN, message, stream=stream.id, awaiting=stream.awaited))
 
     def flush(self, stream: Stream, *, waiting: bool = False) -> None:
         """Sends the tickets that are held back; `waiting`: and that the trainer sleeps for the next one."""
@@ -206,7 +206,7 @@ class Client:
 
     def _close_collected(self) -> None:
         for number, awaited in self._forget_collected():
-            self._guarded(self._send, link.pack(link.Type.CLOSE, stream=number, awaiting=awaited))
+            self._guarded(self._send, ipc.pack(ipc.Type.CLOSE, stream=number, awaiting=awaited))
 
     def _forget_collected(self) -> list[tuple[int, int]]:
         forgotten = []
@@ -275,7 +275,7 @@ class Client:
         stream.late, until = "", time.monotonic() + ANSWER_S
         with contextlib.suppress(ConnectionError, DeadlineExceeded):
             with self.lock:
-                self._send(link.pack(link.Type.STATUS, stream=stream.id, ticket=number))
+                self._send(ipc.pack(ipc.Type.STATUS, stream=stream.id, ticket=number))
             while not stream.late and time.monotonic() < until:
                 time.sleep(0.005)
                 self._drain()
@@ -355,7 +355,7 @@ class Client:
     def _receive(self, sock: socket.socket) -> bool:
         """One packet; False when there is none. Raises ConnectionError at the end."""
         try:
-            data, fds = link.recv_with_fds(sock, socket.MSG_DONTWAIT)
+            data, fds = ipc.recv_with_fds(sock, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         if not data:
@@ -365,22 +365,22 @@ class Client:
             self._packet(packet, fds)
         return True
 
-    def _packet(self, packet: link.Packet, fds: list[int]) -> None:
-        if packet.type == link.Type.FAILED:
+    def _packet(self, packet: ipc.Packet, fds: list[int]) -> None:
+        if packet.type == ipc.Type.FAILED:
             if (stream := self.streams.get(packet.stream)) is not None:
                 stream.failures[packet.ticket] = packet.payload
             return
-        message = link.parse_json(packet.payload)
-        if packet.type == link.Type.STATUS and (stream := self.streams.get(packet.stream)) is not None:
+        message = ipc.parse_json(packet.payload)
+        if packet.type == ipc.Type.STATUS and (stream := self.streams.get(packet.stream)) is not None:
             stream.late = str(message["late"])
-        elif packet.type == link.Type.REGION:
+        elif packet.type == ipc.Type.REGION:
             number = int(message["region"])
             region = map_region(number, int(message["nbytes"]), bool(message["single"]), fds[0])
             self.ring.regions[number] = region
             self.ring.limit(int(message["lease_limit"]))
-        elif packet.type == link.Type.DROP:
+        elif packet.type == ipc.Type.DROP:
             self.ring.drop(int(message["region"]))
-        elif packet.type == link.Type.NOTE:
+        elif packet.type == ipc.Type.NOTE:
             _say(str(message["text"]))
 
     def wake(self) -> None:

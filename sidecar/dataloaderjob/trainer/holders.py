@@ -6,7 +6,7 @@ import sys
 import types
 import warnings
 
-from dataloaderjob.trainer.ring import Ring
+from dataloaderjob.trainer.pool import Ring
 
 MIN_NBYTES = 16 * 1024
 """To copy smaller batches costs less than to read about it."""

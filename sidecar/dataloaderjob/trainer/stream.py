@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dataloaderjob.core import link, tickets
+from dataloaderjob.core import ipc, tickets
 from dataloaderjob.core.tickets import DEPTH
 
 MESSAGE_NBYTES = 4 << 20
@@ -72,4 +72,4 @@ class Stream:
         return packets + self._message(tickets.join(group), waiting=waiting)
 
     def _message(self, payload: bytes, *, waiting: bool) -> list[bytes]:
-        return link.pack(link.Type.TICKETS, payload, stream=self.id, ticket=waiting, awaiting=self.awaited)
+        return ipc.pack(ipc.Type.TICKETS, payload, stream=self.id, ticket=waiting, awaiting=self.awaited)

@@ -23,7 +23,7 @@ from dataloaderjob.fetch import failures
 from dataloaderjob.fetch.tree import Decoder
 from dataloaderjob.trainer import holders
 from dataloaderjob.trainer.client import Client
-from dataloaderjob.trainer.ring import Views
+from dataloaderjob.trainer.pool import Views
 from dataloaderjob.trainer.stream import Stream
 
 NOTHING: Any = object()

@@ -29,7 +29,7 @@ from dataloaderjob.core.lines import Lines
 from dataloaderjob.core.settings import NODE_FOLDER_VARIABLE, FeederSettings, dump
 from dataloaderjob.core.supervision import ended_text
 from dataloaderjob.providers.ray import handover
-from dataloaderjob.providers.ray.raynode import without_ray
+from dataloaderjob.providers.ray.node import without_ray
 
 HOST_MODULE = "dataloaderjob.feeder.host"
 EXIT_BROKEN = 70

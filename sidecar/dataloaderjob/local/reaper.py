@@ -1,4 +1,4 @@
-"""Ends a run whose own process was killed: `python -m dataloaderjob.local.guard PID RUN_ID HOME [FOLDER]`.
+"""Ends a run whose own process was killed: `python -m dataloaderjob.local.reaper PID RUN_ID HOME [FOLDER]`.
 
 It waits for that process alone, in a session of its own, then ends everything that carries the run's tag
 and removes the run's folder, and that of a private service unless another one has it by then. A run that ends by
@@ -28,7 +28,7 @@ def start(
     """The guard of this process. `folder`: of the private service that this process is."""
     words = [str(os.getpid()), run_id, str(home), *([] if folder is None else [str(folder)])]
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "dataloaderjob.local.guard", *words],
+        [sys.executable, "-P", "-m", "dataloaderjob.local.reaper", *words],
         env=dict(env), cwd="/", start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip

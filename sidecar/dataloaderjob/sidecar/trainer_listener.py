@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dataloaderjob.core import link, sockets
+from dataloaderjob.core import ipc, sockets
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, RemoteProtocolError, first_line
 
 HELLO_TIMEOUT_S = 5.0
@@ -26,7 +26,7 @@ class Guest:
 
     sock: socket.socket
     deadline: float
-    incoming: link.Assembler = field(default_factory=lambda: link.Assembler(MAX_HELLO_NBYTES))
+    incoming: ipc.Assembler = field(default_factory=lambda: ipc.Assembler(MAX_HELLO_NBYTES))
     fds: list[int] = field(default_factory=list)
     stranger: int | None = None
     """Another user, who is not heard."""
@@ -43,7 +43,7 @@ class Guest:
             self.sock.send(packet)
 
 
-OnMessage = Callable[[Guest, link.Packet], None]
+OnMessage = Callable[[Guest, ipc.Packet], None]
 """Owns the guest from then on; raises to have it told the reason and closed."""
 
 
@@ -79,10 +79,10 @@ class Reception:
 
     def _read(self, guest: Guest) -> None:
         try:
-            data, fds = link.recv_with_fds(guest.sock)
+            data, fds = ipc.recv_with_fds(guest.sock)
             guest.fds += fds
-            if len(guest.fds) > link.MAX_FDS:
-                raise RemoteProtocolError(f"more than {link.MAX_FDS} descriptors came with one message")
+            if len(guest.fds) > ipc.MAX_FDS:
+                raise RemoteProtocolError(f"more than {ipc.MAX_FDS} descriptors came with one message")
             if not data:
                 raise ConnectionError("the trainer closed the connection")
             if (
@@ -101,7 +101,7 @@ class Reception:
         except Exception as exc:  # a stranger's message must not end the sidecar, whatever it holds
             self._forget(guest)
             with contextlib.suppress(OSError):
-                guest.answer(link.pack_json(link.Type.REFUSED, {"error": _reason(exc)}))
+                guest.answer(ipc.pack_json(ipc.Type.REFUSED, {"error": _reason(exc)}))
             guest.close()
 
     def expire(self, now: float) -> None:

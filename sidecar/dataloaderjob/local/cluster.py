@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any
 from dataloaderjob.core import folders, places
 from dataloaderjob.core.auth import new_key
 from dataloaderjob.core.errors import InputError, ServiceUnavailable
-from dataloaderjob.core.link import MAX_PATH_NBYTES
+from dataloaderjob.core.ipc import MAX_PATH_NBYTES
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings, dump
 from dataloaderjob.core.supervision import MAX_FEEDERS
-from dataloaderjob.local import guard, tags
-from dataloaderjob.local.care import Care, GiveUp, Instruction, Part, Start, StopHead, StopSupervisor
+from dataloaderjob.local import reaper, tags
 from dataloaderjob.local.children import Child, Command, Started
 from dataloaderjob.local.launch import host_command
 from dataloaderjob.local.loop import Loop
 from dataloaderjob.local.poller import Poller, Snapshot
+from dataloaderjob.local.restarts import Care, GiveUp, Instruction, Part, Start, StopHead, StopSupervisor
 from dataloaderjob.providers.provider import RAY
 from dataloaderjob.sidecar.settings import SidecarSettings
 
@@ -152,7 +152,7 @@ class Stack:
 
         Raises InputError, OSError.
         """
-        self._guard = guard.start(self.run_id, self.home, self.tag(self.plan.env), self._folder)
+        self._guard = reaper.start(self.run_id, self.home, self.tag(self.plan.env), self._folder)
         found = {
             "pid": os.getpid(),
             "run": self.run_id,
@@ -383,7 +383,7 @@ def _make_home(*, ray: bool) -> Path:
     """A folder of our own, short enough for sockets. Raises InputError when there is none."""
     limit = MAX_PATH_NBYTES - len("/s")
     if ray:
-        from dataloaderjob.providers.ray.raynode import MAX_FOLDER_NBYTES
+        from dataloaderjob.providers.ray.node import MAX_FOLDER_NBYTES
 
         limit = MAX_FOLDER_NBYTES - len("/r99")
     for base in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108  a folder of its own is made in it

@@ -17,7 +17,7 @@ from dataloaderjob.feeder.feeding_states import (
     Send,
     Withdraw,
 )
-from dataloaderjob.feeder.link import Buffer, Link
+from dataloaderjob.feeder.receiver_connection import Buffer, Link
 from dataloaderjob.feeder.sessions import Body
 
 CHECKSUM = int(Flag.CHECKSUM)
