@@ -22,6 +22,7 @@ from rig import Rig, until
 from torch.utils import data
 
 from dataloaderjob import DataLoader
+from dataloaderjob.codec import bundles
 from dataloaderjob.core import frames, ipc
 from dataloaderjob.core.errors import (
     DeadlineExceeded,
@@ -32,7 +33,6 @@ from dataloaderjob.core.errors import (
     UserCodeError,
 )
 from dataloaderjob.core.settings import dump
-from dataloaderjob.fetch import bundles
 from dataloaderjob.sidecar.settings import SidecarSettings, memory_limit
 from dataloaderjob.trainer.loader import MAX_PREFETCH
 from processes import in_child, line, script

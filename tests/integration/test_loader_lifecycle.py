@@ -29,9 +29,9 @@ from rig import Rig, until
 from torch.utils import data
 
 from dataloaderjob import DataLoader
+from dataloaderjob.codec.decoding import Decoder, Plan
 from dataloaderjob.core import control
 from dataloaderjob.core.errors import ServiceError, ServiceUnavailable, UnsupportedBatch
-from dataloaderjob.fetch.decoding import Decoder, Plan
 from dataloaderjob.trainer import client as clients
 from dataloaderjob.trainer import holders
 from dataloaderjob.trainer.pool import Ring

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 
+from dataloaderjob.codec.bundles import make_bundle
+from dataloaderjob.codec.tree import Decoder
 from dataloaderjob.core import frames, sockets, tickets
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, Kind
-from dataloaderjob.fetch.bundles import make_bundle
-from dataloaderjob.fetch.tree import Decoder
 
 GENERATION = 1
 PLENTY = 1 << 30

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from dataloaderjob.codec.tree import Decoder, digest_update, encode
 from dataloaderjob.core import values
-from dataloaderjob.fetch.tree import Decoder, digest_update, encode
 
 Point = collections.namedtuple("Point", ["x", "y"])  # noqa: PYI024
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from script_parity import Scripts, scripts, write
 
-from dataloaderjob.fetch import culprit
-from dataloaderjob.fetch.failures import pack_failure, unpack_failure
+from dataloaderjob.codec import culprit
+from dataloaderjob.codec.failures import pack_failure, unpack_failure
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 import torch
 
+from dataloaderjob.codec import bundles, snapshot
+from dataloaderjob.codec.bundles import FIRST_BUFFER, load_bundle, make_bundle
+from dataloaderjob.codec.pickling import MIN_BUFFER_NBYTES
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
-from dataloaderjob.fetch import bundles, snapshot
-from dataloaderjob.fetch.bundles import FIRST_BUFFER, load_bundle, make_bundle
-from dataloaderjob.fetch.pickling import MIN_BUFFER_NBYTES
 
 
 class Arrays:
@@ -248,7 +248,7 @@ import sys
 from pathlib import Path
 from squares import Squares
 from dataloaderjob.core.blobs import BlobStore
-from dataloaderjob.fetch.bundles import make_bundle
+from dataloaderjob.codec.bundles import make_bundle
 
 def collate(batch):
     return [pair.image for pair in batch], helper()
@@ -265,9 +265,9 @@ import sys
 from pathlib import Path
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.tickets import Ticket
-from dataloaderjob.fetch.fetcher import Fetcher
-from dataloaderjob.fetch.bundles import load_bundle
-from dataloaderjob.fetch.tree import encode
+from dataloaderjob.codec.fetcher import Fetcher
+from dataloaderjob.codec.bundles import load_bundle
+from dataloaderjob.codec.tree import encode
 code = load_bundle(Bundle.parse(sys.stdin.buffer.read()), BlobStore(Path(sys.argv[1])))
 print(Fetcher(code.dataset, code.collate_fn).fetch(0, Ticket(0, 0, False, [1, 2])))
 print("squares" in sys.modules, encode(code.dataset[2], allow_pickle=False).nbytes > 0)
@@ -383,7 +383,7 @@ COLLECTED_MEANWHILE = """
 import gc, sys
 from pathlib import Path
 from dataloaderjob.core.blobs import BlobStore
-from dataloaderjob.fetch.bundles import make_bundle
+from dataloaderjob.codec.bundles import make_bundle
 
 class Temporary:
     def __reduce__(self):

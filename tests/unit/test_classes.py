@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from dataloaderjob.codec import classes
 from dataloaderjob.core.errors import UnsupportedBatch
-from dataloaderjob.fetch import classes
 
 
 @pytest.fixture(autouse=True)

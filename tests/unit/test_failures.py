@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from dataloaderjob.codec.failures import MAX_TRACEBACK_NBYTES, pack_failure, unpack_failure
+from dataloaderjob.codec.fetcher import Fetcher
 from dataloaderjob.core.errors import RemoteProtocolError, UnsupportedBatch, UserCodeError
 from dataloaderjob.core.tickets import Ticket
-from dataloaderjob.fetch.failures import MAX_TRACEBACK_NBYTES, pack_failure, unpack_failure
-from dataloaderjob.fetch.fetcher import Fetcher
 
 
 class Simple(Exception):

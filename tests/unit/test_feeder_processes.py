@@ -18,12 +18,12 @@ from feeder_client import Receiver, Squares, bundle_of, wait_until
 from feeder_serving import KEY, Connect, Served, blobs, connecting, serving
 from torch.utils.data._utils import collate
 
+from dataloaderjob.codec.bundles import UserCode
+from dataloaderjob.codec.failures import unpack_failure
 from dataloaderjob.core.frames import Kind
 from dataloaderjob.feeder.builder import Builder
 from dataloaderjob.feeder.channel import Channel, pair
 from dataloaderjob.feeder.templates import MAX_IDLE
-from dataloaderjob.fetch.bundles import UserCode
-from dataloaderjob.fetch.failures import unpack_failure
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from torch.utils.data._utils import worker
 from torch.utils.data._utils.collate import default_collate_fn_map
 from trees import digest
 
+from dataloaderjob.codec.collating import stack_in_private_memory
+from dataloaderjob.codec.failures import as_raised
+from dataloaderjob.codec.fetcher import Fetcher, SampleError
+from dataloaderjob.codec.seeding import preserved_generators, seed_batch, seed_sample, seed_worker
 from dataloaderjob.core.tickets import Ticket, pack, unpack
-from dataloaderjob.fetch.collating import stack_in_private_memory
-from dataloaderjob.fetch.failures import as_raised
-from dataloaderjob.fetch.fetcher import Fetcher, SampleError
-from dataloaderjob.fetch.seeding import preserved_generators, seed_batch, seed_sample, seed_worker
 
 
 class Squares(Dataset[Any]):

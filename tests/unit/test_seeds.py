@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.core import seeds
-from dataloaderjob.fetch.facts import facts
+from dataloaderjob.codec import seeds
+from dataloaderjob.codec.facts import facts
 from dataloaderjob.sidecar.dispatch.facts import caution, mismatch
 
 

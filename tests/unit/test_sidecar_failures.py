@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from dataloaderjob.codec.failures import pack_failure
 from dataloaderjob.core.failing import MAX_TEXT, describe, passed
-from dataloaderjob.fetch.failures import pack_failure
 from dataloaderjob.sidecar.failures import Failures
 
 TOLD = {"type": "failure", "feeder": "feeder-1", "reason": "UserCodeFailed", "text": "ValueError: no"}

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 from trees import Point, Sample, body, digest, plain, same, trip
 
-from dataloaderjob.fetch.dtypes import TENSOR_TYPES
-from dataloaderjob.fetch.tree import Decoder, encode
+from dataloaderjob.codec.dtypes import TENSOR_TYPES
+from dataloaderjob.codec.tree import Decoder, encode
 
 T = TypeVar("T")
 

@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from trees import Point, body, digest, trip
 
+from dataloaderjob.codec.tree import Decoder, encode
 from dataloaderjob.core import layout, values
 from dataloaderjob.core.errors import RemoteProtocolError, UnsupportedBatch
-from dataloaderjob.fetch.tree import Decoder, encode
 
 
 class Colour(enum.Enum):

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import Point, Sample, body, digest, trip
 
+from dataloaderjob.codec.tree import Decoder, encode
 from dataloaderjob.core import layout
 from dataloaderjob.core.errors import InputError, RemoteProtocolError, UnsupportedBatch
 from dataloaderjob.core.layout import Kind, node
-from dataloaderjob.fetch.tree import Decoder, encode
 
 
 class Stays:

@@ -1,6 +1,6 @@
 """A failed ticket in one line, for those who look at a job from outside. Pure.
 
-The trainer raises the whole of it (`fetch.failures`, or one of our own errors); here are its feeder, a reason in one
+The trainer raises the whole of it (`codec.failures`, or one of our own errors); here are its feeder, a reason in one
 word, and what it says.
 """
 

@@ -22,13 +22,13 @@ A node is a tuple that starts with its kind:
 | (MAPPING, class, keys, children) | rebuilt as class(dict) |
 | (DEFAULTDICT, factory or None, keys, children) | |
 | (DATACLASS, class, names, children) | |
-| (MADE, way, class or None, child) | an object, which `fetch.objects` makes in this way of this content |
+| (MADE, way, class or None, child) | an object, which `codec.objects` makes in this way of this content |
 | (ATTRIBUTES, names, children) | the first child, with the others in its `__dict__` |
 | (SAME, i) | leaf buffer number i again: one tensor or array that has two names |
 | (AGAIN, i) | MADE number i again, in the order in which their content ends |
 
 A class is (module, qualified name). To add a kind of leaf: a `Kind` here, a case in `_Parser`, one in
-`fetch.encoding` and one in `fetch.decoding`; often a way in `fetch.objects` is enough.
+`codec.encoding` and one in `codec.decoding`; often a way in `codec.objects` is enough.
 """
 
 from __future__ import annotations

@@ -22,16 +22,16 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data import _utils
 
+from dataloaderjob.codec.bundles import UserCode
+from dataloaderjob.codec.failures import pack_failure
+from dataloaderjob.codec.fetcher import Fetcher
+from dataloaderjob.codec.seeding import seed_batch, seed_worker
+from dataloaderjob.codec.tree import EncodedBatch, encode
 from dataloaderjob.core import tickets
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag
 from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Kind, Message
 from dataloaderjob.feeder.sessions import Introduction
-from dataloaderjob.fetch.bundles import UserCode
-from dataloaderjob.fetch.failures import pack_failure
-from dataloaderjob.fetch.fetcher import Fetcher
-from dataloaderjob.fetch.seeding import seed_batch, seed_worker
-from dataloaderjob.fetch.tree import EncodedBatch, encode
 
 CHECKSUM, PROBE = int(Flag.CHECKSUM), int(Flag.PROBE)
 PROBE_WAIT_S = 0.5

@@ -38,7 +38,7 @@ class Kind(IntEnum):
     LOADED = 3
     """T: the bundle is loaded; `a`: how long that took, in ns."""
     LOAD_FAILED = 4
-    """T: payload: `fetch.failures`. The template ends."""
+    """T: payload: `codec.failures`. The template ends."""
     ENDED = 5
     """T: the process of builder `a` ended; payload: `ENDED`."""
     INIT = 6
@@ -46,7 +46,7 @@ class Kind(IntEnum):
     UP = 7
     """B: worker_init_fn has run."""
     INIT_FAILED = 8
-    """B: worker_init_fn raised; payload: `fetch.failures`. The builder ends."""
+    """B: worker_init_fn raised; payload: `codec.failures`. The builder ends."""
     BUILD = 9
     """F to B: make ticket `b` (payload: `tickets.pack`) as job `a`; flags as in the ticket's frame."""
     BUFFER = 10
@@ -56,7 +56,7 @@ class Kind(IntEnum):
     BUILT = 12
     """B: job `a` is built; payload: `BUILT`."""
     FAILED = 13
-    """B: user code failed in job `a`; payload: `fetch.failures`."""
+    """B: user code failed in job `a`; payload: `codec.failures`."""
     PROGRESS = 14
     """B: about to make sample `b` of job `a`, which may end the process: waits for ACK."""
     ACK = 15

@@ -21,12 +21,12 @@ from typing import Any, NoReturn
 
 import torch
 
+from dataloaderjob.codec.bundles import UserCode, load_bundle
+from dataloaderjob.codec.failures import pack_failure
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.forked import call_itself, die_with_parent, end_group, lead_group
 from dataloaderjob.feeder import builder
 from dataloaderjob.feeder.channel import ENDED, NOWHERE, Channel, Kind, Message
-from dataloaderjob.fetch.bundles import UserCode, load_bundle
-from dataloaderjob.fetch.failures import pack_failure
 
 _OOM_SCORE = b"500"
 """Out of memory, the kernel takes a builder rather than the feeder that can tell of it."""

@@ -16,14 +16,14 @@ import torch
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from dataloaderjob.core import errors, seeds, tickets
+from dataloaderjob.codec import failures, seeds
+from dataloaderjob.codec.bundles import make_bundle
+from dataloaderjob.codec.fetcher import Fetcher, SampleError
+from dataloaderjob.codec.keys import pickle_keys
+from dataloaderjob.codec.seeding import preserved_generators
+from dataloaderjob.codec.tree import Decoder
+from dataloaderjob.core import errors, tickets
 from dataloaderjob.core.blobs import BlobStore, Bundle
-from dataloaderjob.fetch import failures
-from dataloaderjob.fetch.bundles import make_bundle
-from dataloaderjob.fetch.fetcher import Fetcher, SampleError
-from dataloaderjob.fetch.keys import pickle_keys
-from dataloaderjob.fetch.seeding import preserved_generators
-from dataloaderjob.fetch.tree import Decoder
 from dataloaderjob.trainer.client import Client
 from dataloaderjob.trainer.pinning import PinningTaker
 from dataloaderjob.trainer.stream import Stream

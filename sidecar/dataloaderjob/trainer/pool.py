@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dataloaderjob.codec.decoding import Plan
 from dataloaderjob.core.control import PAGE, W_WANT, Control, Entry, sealed
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.fence import fence_anywhere
-from dataloaderjob.fetch.decoding import Plan
 
 MAX_LEASES = 1_000
 MAX_PLACES = 64

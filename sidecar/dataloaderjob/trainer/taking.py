@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from dataloaderjob.codec import failures
+from dataloaderjob.codec.tree import Decoder
 from dataloaderjob.core import errors
 from dataloaderjob.core.control import (
     W_COPIES,
@@ -19,8 +21,6 @@ from dataloaderjob.core.control import (
     W_WANT,
     Entry,
 )
-from dataloaderjob.fetch import failures
-from dataloaderjob.fetch.tree import Decoder
 from dataloaderjob.trainer import holders
 from dataloaderjob.trainer.client import Client
 from dataloaderjob.trainer.pool import Views

@@ -1,7 +1,7 @@
 """Comparison of the facts that two processes state about themselves. Pure.
 
 Batches are equal bytes only where Python, torch, numpy and the CPU's vector units agree; the trainer's
-facts travel in the bundle, a feeder states its own in the handshake (`dataloaderjob.fetch.facts`).
+facts travel in the bundle, a feeder states its own in the handshake (`dataloaderjob.codec.facts`).
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ import cloudpickle
 import numpy as np
 import torch
 
-from dataloaderjob.fetch import functions, mappings, names, reducers
-from dataloaderjob.fetch.by_value import reduce_class
-from dataloaderjob.fetch.modules import MAINS
-from dataloaderjob.fetch.origin import is_defined_at
+from dataloaderjob.codec import functions, mappings, names, reducers
+from dataloaderjob.codec.by_value import reduce_class
+from dataloaderjob.codec.modules import MAINS
+from dataloaderjob.codec.origin import is_defined_at
 
 MIN_BUFFER_NBYTES = 64 * 1024
 """Smaller buffers stay within the pickle."""

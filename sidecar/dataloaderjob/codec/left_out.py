@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dataloaderjob.fetch.classes import full_name
-from dataloaderjob.fetch.function_state import KEPT
+from dataloaderjob.codec.classes import full_name
+from dataloaderjob.codec.function_state import KEPT
 
 ENTRY = "[]"
 """Ends the path of what is left out of an object that travels otherwise."""

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from dataloaderjob.codec import classes, dtypes, objects
+from dataloaderjob.codec.encoding import is_class_of_items
 from dataloaderjob.core import layout, values
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.layout import Buffer, Kind, Node
-from dataloaderjob.fetch import classes, dtypes, objects
-from dataloaderjob.fetch.encoding import is_class_of_items
 
 Body = np.ndarray[Any, np.dtype[np.uint8]]
 """Shape (bytes of the body,)."""

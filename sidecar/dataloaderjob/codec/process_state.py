@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from dataloaderjob.fetch import library_state
+from dataloaderjob.codec import library_state
 
 _NEVER = re.compile(
     r"(?:\w+_)?RANK$|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE|ROLE_WORLD_SIZE|MASTER_\w+|TORCHELASTIC_\w+|TORCH_NCCL_\w+|NCCL_\w+|"

@@ -13,9 +13,9 @@ import sys
 import types
 from typing import Any
 
-from dataloaderjob.fetch import names
-from dataloaderjob.fetch.modules import MAINS
-from dataloaderjob.fetch.pickling import UserCodePickler, with_main
+from dataloaderjob.codec import names
+from dataloaderjob.codec.modules import MAINS
+from dataloaderjob.codec.pickling import UserCodePickler, with_main
 
 _definitions: dict[int, tuple[Any, bytes]] = {}
 

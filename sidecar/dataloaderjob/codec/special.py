@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaderjob.fetch.carriers import Carrier, StaysError, is_rebuilt_from
+from dataloaderjob.codec.carriers import Carrier, StaysError, is_rebuilt_from
 
 _COMPRESSED: dict[torch.layout, tuple[Callable[..., Any], Callable[..., Any]]] = {
     torch.sparse_csr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),

@@ -22,15 +22,15 @@ from typing import Any
 
 import torch
 
+from dataloaderjob.codec import feeder_modules, process_state
+from dataloaderjob.codec.facts import facts
+from dataloaderjob.codec.feeder_modules import ModuleLoader
+from dataloaderjob.codec.modules import Source
+from dataloaderjob.codec.reducers import bytes_of
+from dataloaderjob.codec.snapshot import Snapshot, Snapshots
 from dataloaderjob.core import values
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
-from dataloaderjob.fetch import feeder_modules, process_state
-from dataloaderjob.fetch.facts import facts
-from dataloaderjob.fetch.feeder_modules import ModuleLoader
-from dataloaderjob.fetch.modules import Source
-from dataloaderjob.fetch.reducers import bytes_of
-from dataloaderjob.fetch.snapshot import Snapshot, Snapshots
 
 BLOB_NBYTES = 64 * 1024 * 1024
 """Buffers are put together up to this size, for a dataset of 10,000 arrays is not to be 10,000 files."""

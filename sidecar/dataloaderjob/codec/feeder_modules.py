@@ -13,12 +13,12 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any
 
+from dataloaderjob.codec import module_state
+from dataloaderjob.codec.definitions import Found
+from dataloaderjob.codec.modules import Source
+from dataloaderjob.codec.names import Fresh
+from dataloaderjob.codec.pickling import UserCodeUnpickler
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.fetch import module_state
-from dataloaderjob.fetch.definitions import Found
-from dataloaderjob.fetch.modules import Source
-from dataloaderjob.fetch.names import Fresh
-from dataloaderjob.fetch.pickling import UserCodeUnpickler
 
 SLOW_IMPORT_S = 1.0
 """An import that the dataset did not ask for and that took longer is told."""

@@ -6,7 +6,7 @@ import sys
 import types
 from typing import Any
 
-from dataloaderjob.fetch.modules import MAINS, is_installed, is_ours
+from dataloaderjob.codec.modules import MAINS, is_installed, is_ours
 
 
 def is_defined_at(function: Any, module: str, path: str) -> bool:

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from dataloaderjob.codec import classes, special
+from dataloaderjob.codec.carriers import Carrier, StaysError, attributes_beside, is_rebuilt_from, no_content
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.layout import ClassName
-from dataloaderjob.fetch import classes, special
-from dataloaderjob.fetch.carriers import Carrier, StaysError, attributes_beside, is_rebuilt_from, no_content
 
 BASES = (str, bytes, bytearray, int, float, complex, list, tuple, set, frozenset, dict)
 """Built-in types whose subclasses travel as their content and `__dict__`."""

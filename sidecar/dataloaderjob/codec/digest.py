@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from dataloaderjob.codec import dtypes, objects
+from dataloaderjob.codec.carriers import StaysError, attributes_beside
+from dataloaderjob.codec.encoding import is_class_of_items
 from dataloaderjob.core import values
-from dataloaderjob.fetch import dtypes, objects
-from dataloaderjob.fetch.carriers import StaysError, attributes_beside
-from dataloaderjob.fetch.encoding import is_class_of_items
 
 
 class Hasher(Protocol):

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from types import ModuleType, TracebackType, WrapperDescriptorType
 from typing import Any, TypeVar
 
+from dataloaderjob.codec import classes
+from dataloaderjob.codec.fetcher import SampleError
 from dataloaderjob.core import values
 from dataloaderjob.core.errors import (
     DataLoaderJobError,
@@ -22,8 +24,6 @@ from dataloaderjob.core.errors import (
     UserCodeError,
 )
 from dataloaderjob.core.layout import ClassName
-from dataloaderjob.fetch import classes
-from dataloaderjob.fetch.fetcher import SampleError
 
 T = TypeVar("T")
 

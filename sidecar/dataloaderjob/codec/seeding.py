@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils.worker import _generate_state
 
-from dataloaderjob.core import seeds
+from dataloaderjob.codec import seeds
 
 # Not torch.manual_seed, which also visits the accelerators: 150 to 180 µs, this 1.2.
 _seed_torch = torch.default_generator.manual_seed

@@ -20,10 +20,10 @@ import types
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from dataloaderjob.codec import names
+from dataloaderjob.codec.modules import MAINS, Source
+from dataloaderjob.codec.pickling import DYNAMIC, Reached, UserCodePickler, UserCodeUnpickler
 from dataloaderjob.core import values
-from dataloaderjob.fetch import names
-from dataloaderjob.fetch.modules import MAINS, Source
-from dataloaderjob.fetch.pickling import DYNAMIC, Reached, UserCodePickler, UserCodeUnpickler
 
 MAX_NBYTES = 1024 * 1024
 """Of a definition with what it holds."""

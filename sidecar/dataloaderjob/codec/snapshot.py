@@ -13,20 +13,18 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from dataloaderjob.codec import culprit, effects, module_state, unchanged
+from dataloaderjob.codec.definitions import Definitions
+from dataloaderjob.codec.left_out import Excluded
+from dataloaderjob.codec.module_state import MAIN, State
+from dataloaderjob.codec.modules import UserModules, main_source
+from dataloaderjob.codec.names import Names
+from dataloaderjob.codec.pickling import Reached
+from dataloaderjob.codec.process_state import ProcessState
+from dataloaderjob.codec.writer import Roots, Writer
 from dataloaderjob.core import values
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.fetch import culprit, effects, module_state, unchanged
-from dataloaderjob.fetch.definitions import Definitions
-from dataloaderjob.fetch.left_out import Excluded
-from dataloaderjob.fetch.module_state import MAIN, State
-from dataloaderjob.fetch.modules import UserModules, main_source
-from dataloaderjob.fetch.names import Names
-from dataloaderjob.fetch.pickling import (
-    Reached,
-)
-from dataloaderjob.fetch.process_state import ProcessState
-from dataloaderjob.fetch.writer import Roots, Writer
 
 SLOW_S = 0.2
 """What takes longer to pickle is looked at for changes before it is pickled again."""

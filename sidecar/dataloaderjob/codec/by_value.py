@@ -17,8 +17,8 @@ from weakref import WeakSet
 
 import cloudpickle
 
-from dataloaderjob.fetch.classes import note_sent
-from dataloaderjob.fetch.modules import is_installed
+from dataloaderjob.codec.classes import note_sent
+from dataloaderjob.codec.modules import is_installed
 
 _cloudpickle: Any = cloudpickle.cloudpickle
 _BY_METACLASS = ("__prepare__", "__new__", "__init__", "__setattr__")

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaderjob.fetch.classes import full_name
-from dataloaderjob.fetch.modules import MAINS
-from dataloaderjob.fetch.names import Names
-from dataloaderjob.fetch.pickling import why_not
-from dataloaderjob.fetch.reducers import is_shared_memory
+from dataloaderjob.codec.classes import full_name
+from dataloaderjob.codec.modules import MAINS
+from dataloaderjob.codec.names import Names
+from dataloaderjob.codec.pickling import why_not
+from dataloaderjob.codec.reducers import is_shared_memory
 
 _SEARCH_S = 5.0
 """A list of a million samples is searched no longer than this; the message then names the list."""

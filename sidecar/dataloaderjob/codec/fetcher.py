@@ -10,9 +10,9 @@ from typing import Any
 
 from torch.utils.data import default_collate, default_convert, get_worker_info
 
+from dataloaderjob.codec.collating import stack_in_private_memory
+from dataloaderjob.codec.seeding import seed_batch, seed_sample
 from dataloaderjob.core.tickets import Ticket
-from dataloaderjob.fetch.collating import stack_in_private_memory
-from dataloaderjob.fetch.seeding import seed_batch, seed_sample
 
 SAMPLE = "__getitem__"
 SAMPLES = "__getitems__"

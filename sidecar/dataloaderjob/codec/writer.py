@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from dataloaderjob.core.errors import InputError
-from dataloaderjob.fetch import culprit, left_out, module_state
-from dataloaderjob.fetch.left_out import ENTRY, Excluded
-from dataloaderjob.fetch.module_state import CODE, MAIN, ROOTS, State
-from dataloaderjob.fetch.pickling import (
+from dataloaderjob.codec import culprit, left_out, module_state
+from dataloaderjob.codec.left_out import ENTRY, Excluded
+from dataloaderjob.codec.module_state import CODE, MAIN, ROOTS, State
+from dataloaderjob.codec.pickling import (
     MIN_BUFFER_NBYTES,
     TRIES,
     Nowhere,
@@ -25,6 +24,7 @@ from dataloaderjob.fetch.pickling import (
     picklable,
     why_not,
 )
+from dataloaderjob.core.errors import InputError
 
 MAX_OTHER_NBYTES = 16 * 1024 * 1024
 """State of a module that the dataset does not reach: more than this is left out, with a warning."""

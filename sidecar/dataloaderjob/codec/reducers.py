@@ -18,8 +18,8 @@ import cloudpickle
 import numpy as np
 import torch
 
-from dataloaderjob.fetch import mappings
-from dataloaderjob.fetch.modules import MAINS
+from dataloaderjob.codec import mappings
+from dataloaderjob.codec.modules import MAINS
 
 LRU: Any = type(functools.lru_cache(len))
 _C_DATA: Any = ctypes.c_int.__mro__[-2]

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from dataloaderjob.fetch.modules import Source
+from dataloaderjob.codec.modules import Source
 
 _NO_EFFECT = frozenset({"sys", "logging", "warnings", *vars(builtins)} - {"setattr", "exec"})
 _REGISTERS = re.compile(r"regist", re.IGNORECASE)

@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from dataloaderjob.codec import function_state, left_out
+from dataloaderjob.codec.function_state import CACHED, KEPT
+from dataloaderjob.codec.modules import MAINS
+from dataloaderjob.codec.origin import is_defined_at
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.fetch import function_state, left_out
-from dataloaderjob.fetch.function_state import CACHED, KEPT
-from dataloaderjob.fetch.modules import MAINS
-from dataloaderjob.fetch.origin import is_defined_at
 
 Path = tuple[str, str]
 """(module, dotted path in it)."""

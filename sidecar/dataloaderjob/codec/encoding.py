@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from dataloaderjob.codec import classes, dtypes, objects
+from dataloaderjob.codec.carriers import StaysError, attributes_beside
 from dataloaderjob.core import layout, values
 from dataloaderjob.core.errors import UnsupportedBatch
 from dataloaderjob.core.layout import ClassName, Kind
-from dataloaderjob.fetch import classes, dtypes, objects
-from dataloaderjob.fetch.carriers import StaysError, attributes_beside
 
 Part = bytes | memoryview
 Schema = tuple[Any, ...]

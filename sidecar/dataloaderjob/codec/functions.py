@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 
-from dataloaderjob.fetch.modules import MAINS
+from dataloaderjob.codec.modules import MAINS
 
 _cloudpickle: Any = cloudpickle.cloudpickle
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")

@@ -17,13 +17,13 @@ import types
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from dataloaderjob.codec import left_out, names
+from dataloaderjob.codec.left_out import ENTRY, Excluded
+from dataloaderjob.codec.modules import MAINS, UserModules
+from dataloaderjob.codec.names import Item, Names
+from dataloaderjob.codec.origin import is_defined_at
+from dataloaderjob.codec.pickling import Reached, UserCodeUnpickler
 from dataloaderjob.core import values
-from dataloaderjob.fetch import left_out, names
-from dataloaderjob.fetch.left_out import ENTRY, Excluded
-from dataloaderjob.fetch.modules import MAINS, UserModules
-from dataloaderjob.fetch.names import Item, Names
-from dataloaderjob.fetch.origin import is_defined_at
-from dataloaderjob.fetch.pickling import Reached, UserCodeUnpickler
 
 Dump = tuple[str, Any]
 """(module whose state it is, object to pickle)."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataloaderjob.fetch.decoding import Decoder
-from dataloaderjob.fetch.digest import digest_update
-from dataloaderjob.fetch.encoding import EncodedBatch, encode
+from dataloaderjob.codec.decoding import Decoder
+from dataloaderjob.codec.digest import digest_update
+from dataloaderjob.codec.encoding import EncodedBatch, encode
 
 __all__ = ["Decoder", "EncodedBatch", "digest_update", "encode"]
