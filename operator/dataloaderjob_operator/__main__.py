@@ -15,16 +15,17 @@ from pathlib import Path
 
 import kopf
 
-from dataloaderjob_operator import keys, lists, logs, serving, watch
-from dataloaderjob_operator.ask import Asker
-from dataloaderjob_operator.cache import Cache, JobKey
+from dataloaderjob_operator import keys, logs, serving
 from dataloaderjob_operator.client import Client
-from dataloaderjob_operator.inquire import Inquirer
 from dataloaderjob_operator.metrics import Metrics
 from dataloaderjob_operator.objects import OwnPod, Setup
+from dataloaderjob_operator.observe import relist, watch
+from dataloaderjob_operator.observe.cache import Cache, JobKey
+from dataloaderjob_operator.observe.event_lookup import Inquirer
+from dataloaderjob_operator.observe.secret_poller import Unwatched
+from dataloaderjob_operator.observe.supervisor_poller import Asker
+from dataloaderjob_operator.queue.workers import RESYNC_S, Work
 from dataloaderjob_operator.reconcile import Reconciler
-from dataloaderjob_operator.unwatched import Unwatched
-from dataloaderjob_operator.work import RESYNC_S, Work
 
 log = logging.getLogger("dataloaderjob_operator")
 
@@ -137,7 +138,7 @@ async def run(options: Options, setup: Setup) -> None:
 
     try:
         async with serving.serve(options.metrics_port, metrics, health):
-            await lists.prime(client, cache, work.add, options.namespaces)
+            await relist.prime(client, cache, work.add, options.namespaces)
             health.listed = True
             settings = kopf.OperatorSettings()
             watch.configure(settings)
@@ -152,7 +153,7 @@ async def run(options: Options, setup: Setup) -> None:
                 asyncio.create_task(unwatched.run(), name="unwatched"),
                 asyncio.create_task(serving.pulse(metrics), name="pulse"),
                 asyncio.create_task(
-                    lists.keep_sweeping(client, cache, work.add, options.namespaces), name="sweeps"
+                    relist.keep_sweeping(client, cache, work.add, options.namespaces), name="sweeps"
                 ),
             ]
             await asyncio.sleep(0)  # tasks that kopf finds are not its own: it waits for others at its end

@@ -13,10 +13,10 @@ from kubernetes.aio import config
 
 from dataloaderjob.api.job import GROUP, KIND, PLURAL, VERSION
 from dataloaderjob_operator import texts
+from dataloaderjob_operator.decide.observed import Key
 from dataloaderjob_operator.metrics import Metrics
 from dataloaderjob_operator.names import MANAGER
 from dataloaderjob_operator.objects import Manifest
-from dataloaderjob_operator.seen import Key
 
 APPLY = "application/apply-patch+yaml; charset=utf-8"
 """With its charset the client library sends the body as it gets it; without, as JSON in ASCII, where the API server

@@ -14,18 +14,19 @@ from typing import Any
 
 from dataloaderjob.api import KIND, ManifestError
 from dataloaderjob.api.status import DataLoaderJobStatus
-from dataloaderjob_operator import conditions, logs
-from dataloaderjob_operator.ask import Supervisors
-from dataloaderjob_operator.cache import Cache, JobKey
+from dataloaderjob_operator import logs
 from dataloaderjob_operator.client import Api, ApiError, Changed
-from dataloaderjob_operator.decide import Decision, decide
-from dataloaderjob_operator.inquire import Inquirer
+from dataloaderjob_operator.decide import conditions
+from dataloaderjob_operator.decide.decision import Decision, decide
+from dataloaderjob_operator.decide.observed import FIGURES_EVERY_S, Key, Seen
+from dataloaderjob_operator.diff import covers, hash_of, needed
 from dataloaderjob_operator.objects import Manifest, Setup
+from dataloaderjob_operator.observe.cache import Cache, JobKey
+from dataloaderjob_operator.observe.event_lookup import Inquirer
+from dataloaderjob_operator.observe.secret_poller import KINDS, Unwatched
+from dataloaderjob_operator.observe.supervisor_poller import Supervisors
+from dataloaderjob_operator.queue.workers import NEVER
 from dataloaderjob_operator.report import Reporter
-from dataloaderjob_operator.same import covers, hash_of, needed
-from dataloaderjob_operator.seen import FIGURES_EVERY_S, Key, Seen
-from dataloaderjob_operator.unwatched import KINDS, Unwatched
-from dataloaderjob_operator.work import NEVER
 
 log = logging.getLogger(__name__)
 

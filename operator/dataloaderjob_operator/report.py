@@ -15,9 +15,9 @@ from datetime import datetime
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.status import DataLoaderJobStatus
-from dataloaderjob_operator.cache import JobKey
 from dataloaderjob_operator.client import Api, ApiError
-from dataloaderjob_operator.events import Budget, Event, events_of, manifest
+from dataloaderjob_operator.decide.events import Budget, Event, events_of, manifest
+from dataloaderjob_operator.observe.cache import JobKey
 
 log = logging.getLogger(__name__)
 

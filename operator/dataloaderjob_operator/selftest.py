@@ -17,8 +17,8 @@ import yaml
 
 from dataloaderjob.api import KIND, ManifestError, parse_object
 from dataloaderjob_operator.client import ApiError, Client
+from dataloaderjob_operator.decide.observed import has_condition
 from dataloaderjob_operator.objects import Manifest
-from dataloaderjob_operator.seen import has_condition
 
 EVERY_S = 1.0
 GONE_S = 60.0

@@ -16,7 +16,7 @@ from apiserver import ApiServer
 from dataloaderjob.api import KIND
 from dataloaderjob_operator import texts
 from dataloaderjob_operator.client import ApiError
-from dataloaderjob_operator.conditions import MAX_MESSAGE
+from dataloaderjob_operator.decide.conditions import MAX_MESSAGE
 
 GLOO = b"[/pytorch/gloo/pair.cc:534] Connection closed by peer \xf0\x9f\x98\xa2 \0 \xff\xfe \xed\xa0\xbd end"
 """torch's own words, an emoji and all, and what is no text."""

@@ -16,9 +16,10 @@ from supervisor_alone import SupervisorAlone, says
 
 from dataloaderjob.api import KIND
 from dataloaderjob.core.settings import RayTuning
-from dataloaderjob_operator import ask, keys, names
-from dataloaderjob_operator.ask import Asker
-from dataloaderjob_operator.cache import Cache, JobKey
+from dataloaderjob_operator import keys, names
+from dataloaderjob_operator.observe import supervisor_poller
+from dataloaderjob_operator.observe.cache import Cache, JobKey
+from dataloaderjob_operator.observe.supervisor_poller import Asker
 
 ROOT = b"r" * 32
 KEY: JobKey = ("team", "mnist")
@@ -29,8 +30,8 @@ _UIDS = itertools.count()
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same in a fiftieth of the time."""
     for name in ("PERIOD_S", "QUICK_S", "SOON_S", "TICK_S", "SPAN_S"):
-        monkeypatch.setattr(ask, name, getattr(ask, name) / 50)
-    monkeypatch.setattr(ask, "TIMEOUT_S", 0.5)
+        monkeypatch.setattr(supervisor_poller, name, getattr(supervisor_poller, name) / 50)
+    monkeypatch.setattr(supervisor_poller, "TIMEOUT_S", 0.5)
 
 
 class Job:
@@ -213,7 +214,7 @@ def test_a_supervisor_that_does_not_answer_is_silent_after_some_asks(
         job.asker.want(KEY, 1)
         answer = await job.until(lambda a: a.silent)
         assert why in answer.silent
-        assert job.asker._jobs[KEY].misses >= ask.MISSES
+        assert job.asker._jobs[KEY].misses >= supervisor_poller.MISSES
         assert job.told == 1
         assert (answer.ready, answer.ray.version) == (0, "")
 
@@ -239,7 +240,7 @@ def test_only_a_ready_head_is_asked_and_another_one_begins_anew(tmp_path: Path):
     async def scenario() -> None:
         job.asker.want(KEY, 1)
         job.cache.put(job.pod("127.0.0.2", ready=False))
-        await asyncio.sleep(5 * ask.TICK_S)
+        await asyncio.sleep(5 * supervisor_poller.TICK_S)
         assert job.asker.answer(KEY) is None
         job.cache.put(job.pod("127.0.0.2"))
         await job.until(lambda a: a.ready == 1)

@@ -11,10 +11,10 @@ from manifests import manifest
 from dataloaderjob.api import parse_object
 from dataloaderjob.api.status import ConditionType, RayStatus
 from dataloaderjob_operator import objects
-from dataloaderjob_operator.answers import Answer
-from dataloaderjob_operator.decide import Decision, decide
+from dataloaderjob_operator.decide.answers import Answer
+from dataloaderjob_operator.decide.decision import Decision, decide
+from dataloaderjob_operator.decide.observed import Seen
 from dataloaderjob_operator.objects.trainers import SIDECAR
-from dataloaderjob_operator.seen import Seen
 
 SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 T0 = datetime(2026, 1, 1, tzinfo=UTC)

@@ -14,10 +14,10 @@ from kubernetes.aio import client as kubernetes
 from apiserver import ApiServer
 from dataloaderjob.api import KIND
 from dataloaderjob_operator import names, objects
-from dataloaderjob_operator.answers import Answer
-from dataloaderjob_operator.cache import Cache, JobKey
 from dataloaderjob_operator.client import PATHS, ApiError, Client
+from dataloaderjob_operator.decide.answers import Answer
 from dataloaderjob_operator.names import LABEL_JOB
+from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.reconcile import Reconciler
 
 SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)

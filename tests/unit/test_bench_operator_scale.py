@@ -20,8 +20,10 @@ from bench.operator_scale.watching import Jobs
 
 from dataloaderjob.core import rates
 from dataloaderjob.core.errors import AuthError
-from dataloaderjob_operator import answers, ask, keys
+from dataloaderjob_operator import keys
+from dataloaderjob_operator.decide import answers
 from dataloaderjob_operator.metrics import Metrics
+from dataloaderjob_operator.observe import supervisor_poller
 
 ROOT = b"r" * 32
 NAME = ("team", "mnist")
@@ -118,8 +120,11 @@ def converse(root: bytes, *wanted: int) -> list[dict[str, Any]]:
 
     async def run() -> list[dict[str, Any]]:
         async with Supervisors(ROOT, feeders=2).serving("127.0.0.1", 0) as port:
-            head = ask.Head("127.0.0.1", f"team/mnist/{uid}", keys.job_key(root, uid))
-            return [dict(await ask._converse(head, port, ask._Job(feeders))) for feeders in wanted]
+            head = supervisor_poller.Head("127.0.0.1", f"team/mnist/{uid}", keys.job_key(root, uid))
+            return [
+                dict(await supervisor_poller._converse(head, port, supervisor_poller._Job(feeders)))
+                for feeders in wanted
+            ]
 
     return asyncio.run(run())
 

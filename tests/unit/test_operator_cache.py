@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob_operator import troubles
-from dataloaderjob_operator.cache import BELIEVED_S, GONE, Cache
-from dataloaderjob_operator.slim import slim
+from dataloaderjob_operator.decide import troubles
+from dataloaderjob_operator.observe.cache import BELIEVED_S, GONE, Cache
+from dataloaderjob_operator.observe.transform import slim
 
 KEY, MAP = ("team", "mnist"), ("ConfigMap", "mnist-settings")
 

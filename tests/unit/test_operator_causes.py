@@ -11,10 +11,11 @@ from manifests import manifest
 
 from dataloaderjob.api import parse_object
 from dataloaderjob.api.status import ConditionType
-from dataloaderjob_operator import causes, objects
-from dataloaderjob_operator.causes import AGAIN_S, SETTLE_S, Question, meaning
-from dataloaderjob_operator.decide import Decision, decide
-from dataloaderjob_operator.seen import Seen
+from dataloaderjob_operator import objects
+from dataloaderjob_operator.decide import event_causes
+from dataloaderjob_operator.decide.decision import Decision, decide
+from dataloaderjob_operator.decide.event_causes import AGAIN_S, SETTLE_S, Question, meaning
+from dataloaderjob_operator.decide.observed import Seen
 
 SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -212,7 +213,7 @@ def test_what_has_moved_on_is_in_no_trouble(events):
 
 
 def heard(uid: str, reason: str, message: str, kind: str = "pod", name: str = "p") -> dict[str, Any]:
-    return {"heard": {uid: causes.Trouble(name, "", reason, message, kind=kind)}}
+    return {"heard": {uid: event_causes.Trouble(name, "", reason, message, kind=kind)}}
 
 
 @pytest.mark.parametrize(

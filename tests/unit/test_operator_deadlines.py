@@ -8,8 +8,8 @@ import pytest
 from looks import ANSWER, FEEDERS, HEAD, TRAINERS, after, condition, decided, job, live, pod, serving
 
 from dataloaderjob.api.status import ConditionType, Phase
-from dataloaderjob_operator.answers import Answer, Cause
-from dataloaderjob_operator.seen import Seen
+from dataloaderjob_operator.decide.answers import Answer, Cause
+from dataloaderjob_operator.decide.observed import Seen
 
 LATE_S = 901
 UNHEARD = [None, Answer(silent="nothing within 5 s"), replace(ANSWER, failure=Cause("UserCodeFailed", "x"))]

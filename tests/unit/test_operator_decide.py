@@ -30,10 +30,10 @@ from looks import (
 )  # fmt: skip
 
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
-from dataloaderjob_operator.decide import Decision, decide
+from dataloaderjob_operator.decide.decision import Decision, decide
+from dataloaderjob_operator.decide.observed import Seen
+from dataloaderjob_operator.decide.stage import WANTED, Part, Stage
 from dataloaderjob_operator.objects.trainers import SIDECAR
-from dataloaderjob_operator.seen import Seen
-from dataloaderjob_operator.stage import WANTED, Part, Stage
 
 
 def test_a_job_seen_for_the_first_time_has_all_conditions_and_gets_all_children():

@@ -10,8 +10,8 @@ from manifests import manifest
 
 from dataloaderjob.api import parse_object
 from dataloaderjob.api.status import Condition, ConditionType, DataLoaderJobStatus, Phase, TrainersStatus
-from dataloaderjob_operator import events
-from dataloaderjob_operator.events import BURST, REFILL_S, Budget, Reason, events_of
+from dataloaderjob_operator.decide import events
+from dataloaderjob_operator.decide.events import BURST, REFILL_S, Budget, Reason, events_of
 
 T0, T1 = "2026-01-01T00:00:00Z", "2026-01-01T00:05:00Z"
 JOB = parse_object(manifest({"metadata.uid": "u", "metadata.namespace": "team"}))

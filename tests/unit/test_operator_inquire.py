@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from dataloaderjob_operator.causes import AGAIN_S, Question
 from dataloaderjob_operator.client import ApiError
-from dataloaderjob_operator.inquire import Inquirer
+from dataloaderjob_operator.decide.event_causes import AGAIN_S, Question
+from dataloaderjob_operator.observe.event_lookup import Inquirer
 
 A, B = ("team", "a"), ("team", "b")
 POD = Question("Pod", "p", "u-p")

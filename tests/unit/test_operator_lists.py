@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from dataloaderjob_operator.cache import Cache, JobKey
-from dataloaderjob_operator.lists import prime, sweep
-from dataloaderjob_operator.work import NEVER, Work
+from dataloaderjob_operator.observe.cache import Cache, JobKey
+from dataloaderjob_operator.observe.relist import prime, sweep
+from dataloaderjob_operator.queue.workers import NEVER, Work
 
 KEY = ("team", "mnist")
 

@@ -13,8 +13,8 @@ from dataloaderjob.api import DataLoaderJob, parse_object
 from dataloaderjob.core.settings import RayTuning
 from dataloaderjob.sidecar.settings import SidecarSettings
 from dataloaderjob_operator import names, objects
+from dataloaderjob_operator.diff import needed, sealed
 from dataloaderjob_operator.objects import pods, ray, settings
-from dataloaderjob_operator.same import needed, sealed
 
 SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 FEEDER = "spec.feeders.template.spec"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dataloaderjob_operator.same import covers, needed, sealed
+from dataloaderjob_operator.diff import covers, needed, sealed
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataloaderjob_operator.schedule import EVENT_WAIT_S, LONGEST_WAIT_S, Schedule
+from dataloaderjob_operator.queue.workqueue import EVENT_WAIT_S, LONGEST_WAIT_S, Schedule
 
 
 def schedule() -> Schedule[str]:

@@ -25,8 +25,8 @@ from looks import (
 
 from dataloaderjob.api.status import ConditionType, LoaderStatus, Phase
 from dataloaderjob.core.rates import Rates
-from dataloaderjob_operator.answers import Answer, Cause
-from dataloaderjob_operator.seen import Seen
+from dataloaderjob_operator.decide.answers import Answer, Cause
+from dataloaderjob_operator.decide.observed import Seen
 
 COMPLETE = live(TRAINERS, conditions=[{"type": "Complete", "status": "True"}])
 RATES = Rates(batches_per_s=10, nbytes_per_s=1e9, stall=0.05, occupancy=0.5)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from looks import FEEDERS, HEAD, T0, condition, decided, failed_trainers, job, live, pod, serving
 
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
-from dataloaderjob_operator import answers, conditions, events, texts
-from dataloaderjob_operator.seen import Seen
+from dataloaderjob_operator import texts
+from dataloaderjob_operator.decide import answers, conditions, events
+from dataloaderjob_operator.decide.observed import Seen
 
 ANY = st.text(st.characters())
 PROPER = st.text(st.characters(exclude_categories=["Cs"]))

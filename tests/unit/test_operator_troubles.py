@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dataloaderjob_operator import troubles
+from dataloaderjob_operator.decide import troubles
 
 
 def pod(name: str = "mnist-feeders-a", restart: str = "Always", **status: Any) -> dict[str, Any]:

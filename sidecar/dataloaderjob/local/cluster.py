@@ -1,8 +1,8 @@
 """The service on this machine: what starts feeders (Ray, or the feeder host), supervisor and sidecar, started in one
 folder, watched and started again.
 
-`care` decides, this module acts. Everything carries the run's tag, so that `close` leaves no process,
-socket, memory or folder behind; `guard` does the same when this process itself is killed.
+`restarts` decides, this module acts. Everything carries the run's tag, so that `close` leaves no process,
+socket, memory or folder behind; `reaper` does the same when this process itself is killed.
 """
 
 from __future__ import annotations

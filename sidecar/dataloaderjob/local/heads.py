@@ -1,6 +1,6 @@
 """The Ray heads of one run: the one in use, and one that was replaced and whose feeders still serve.
 
-`care` decides which are there; this module starts, watches and ends them.
+`restarts` decides which are there; this module starts, watches and ends them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`dataloaderjob run job.yaml`: the service, then the trainers' command once per replica, then nothing left.
 
-`course` decides and `stack` serves; here are the processes of the trainers, the deadlines, signals, and
+`lifecycle` decides and `cluster` serves; here are the processes of the trainers, the deadlines, signals, and
 what is shown.
 """
 

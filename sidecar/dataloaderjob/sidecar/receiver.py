@@ -266,7 +266,7 @@ class Receiver:
         except OSError as exc:
             raise TrainerGone from exc
 
-    # Links to feeders: the sink of `flow`
+    # Links to feeders: the sink of `feeder_connection`
 
     def _flow_event(self, now: float, flow: Flow, mask: int) -> None:
         try:

@@ -1,1 +1,1 @@
-"""Feeders as actors of a Ray cluster. Nothing else imports ray; `raynode` alone does without it, too."""
+"""Feeders as actors of a Ray cluster. Nothing else imports ray; `node` alone does without it, too."""

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from dataloaderjob.api import KIND
-from dataloaderjob_operator import watch
-from dataloaderjob_operator.cache import Cache, JobKey
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.names import LABEL_JOB
 from dataloaderjob_operator.objects import Manifest
+from dataloaderjob_operator.observe import watch
+from dataloaderjob_operator.observe.cache import Cache, JobKey
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from dataloaderjob_operator import names, troubles
-from dataloaderjob_operator.seen import Seen, has_condition, leaving, parse_time
-from dataloaderjob_operator.troubles import Trouble
+from dataloaderjob_operator import names
+from dataloaderjob_operator.decide import troubles
+from dataloaderjob_operator.decide.observed import Seen, has_condition, leaving, parse_time
+from dataloaderjob_operator.decide.troubles import Trouble
 
 SETTLE_S = 5.0
 """Something that begins has so long before it is asked about."""

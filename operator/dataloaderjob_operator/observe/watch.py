@@ -13,8 +13,8 @@ from typing import Any
 import kopf
 
 from dataloaderjob.api import GROUP, KIND, PLURAL, VERSION
-from dataloaderjob_operator.cache import Cache, JobKey
 from dataloaderjob_operator.names import LABEL_JOB
+from dataloaderjob_operator.observe.cache import Cache, JobKey
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ CHILDREN: dict[str, tuple[str, str, str]] = {
     "ConfigMap": ("", "v1", "configmaps"),
     "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies"),
 }
-"""Kinds that are watched; for Secrets, which nobody should have to list, see `unwatched`."""
+"""Kinds that are watched; for Secrets, which nobody should have to list, see `secret_poller`."""
 JOBS = (GROUP, VERSION, PLURAL)
 CHUNK = 100
 """Objects in a page of a list: with 500, pages of pods in the hands of kopf were 40 MB."""

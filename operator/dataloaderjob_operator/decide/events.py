@@ -16,10 +16,10 @@ from dataloaderjob.api import KIND, DataLoaderJob
 from dataloaderjob.api.job import API_VERSION
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob_operator import texts
-from dataloaderjob_operator.conditions import STARTS
+from dataloaderjob_operator.decide.conditions import STARTS
+from dataloaderjob_operator.decide.observed import show_time
 from dataloaderjob_operator.names import MANAGER
 from dataloaderjob_operator.objects import Manifest
-from dataloaderjob_operator.seen import show_time
 
 MAX_MESSAGE_NBYTES = 1024
 """What the API takes in an event."""

@@ -13,11 +13,12 @@ from dataloaderjob.api.status import (
     Phase,
     TrainersStatus,
 )
-from dataloaderjob_operator import answers, causes, names, objects
-from dataloaderjob_operator.conditions import ENDED, HELD, Parts, conditions, parts, serves, up
+from dataloaderjob_operator import names, objects
+from dataloaderjob_operator.decide import answers, event_causes
+from dataloaderjob_operator.decide.conditions import ENDED, HELD, Parts, conditions, parts, serves, up
+from dataloaderjob_operator.decide.observed import Key, Seen, Trainers, has_condition, parse_time, show_time
+from dataloaderjob_operator.decide.stage import KEPT, WANTED, Part, Stage, Where, find
 from dataloaderjob_operator.objects import Manifest, Setup, settings
-from dataloaderjob_operator.seen import Key, Seen, Trainers, has_condition, parse_time, show_time
-from dataloaderjob_operator.stage import KEPT, WANTED, Part, Stage, Where, find
 
 COUNTS_EVERY_S = 1.0
 """The least between two writes for the sake of counts and messages alone: pods become ready one after the other."""
@@ -52,7 +53,7 @@ class Decision:
     """Processes that the supervisor is to keep in place; None: there is no supervisor."""
     look_again_s: float | None = None
     """When a deadline is due that no event tells."""
-    questions: tuple[causes.Question, ...] = ()
+    questions: tuple[event_causes.Question, ...] = ()
     """What to ask events about: a part of the job does not serve, and no status tells why."""
 
 
@@ -175,10 +176,10 @@ def _unwanted(seen: Seen, where: Where, wanted: set[Key]) -> list[Key]:
     )
 
 
-def _asking(seen: Seen, where: Where, found: Parts, now: datetime) -> causes.Asking:
+def _asking(seen: Seen, where: Where, found: Parts, now: datetime) -> event_causes.Asking:
     if where.stage not in {Stage.STARTING, Stage.RUNNING}:
-        return causes.Asking()
-    return causes.asking(seen, (role for kind, role in ROLES.items() if not found[kind].holds), now)
+        return event_causes.Asking()
+    return event_causes.asking(seen, (role for kind, role in ROLES.items() if not found[kind].holds), now)
 
 
 def _phase(stage: Stage, *, serves: bool) -> Phase:

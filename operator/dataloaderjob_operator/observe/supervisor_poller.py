@@ -1,7 +1,7 @@
 """Asks the supervisor of each job whose head is ready how the job is, and for the number of feeders in its spec.
 
 A connection for each question, to the address of the head's pod: nothing to resolve, and no other head answers. What
-came last is kept (`answers`); a job is put onto the schedule when its status would be another one.
+came last is kept (`decide.answers`); a job is put onto the schedule when its status would be another one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from pydantic import ValidationError
 from dataloaderjob.api.status import LoaderStatus
 from dataloaderjob.core import auth, rates
 from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError
-from dataloaderjob_operator import answers, keys, names
-from dataloaderjob_operator.answers import Answer
-from dataloaderjob_operator.cache import Cache, JobKey
+from dataloaderjob_operator import keys, names
+from dataloaderjob_operator.decide import answers
+from dataloaderjob_operator.decide.answers import Answer
+from dataloaderjob_operator.decide.observed import has_condition, leaving
 from dataloaderjob_operator.objects.settings import SUPERVISOR_PORT
-from dataloaderjob_operator.seen import has_condition, leaving
+from dataloaderjob_operator.observe.cache import Cache, JobKey
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ import time
 from collections.abc import Awaitable, Callable
 
 from dataloaderjob_operator import logs
-from dataloaderjob_operator.cache import JobKey
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.metrics import Metrics, error_kind
-from dataloaderjob_operator.schedule import Schedule
+from dataloaderjob_operator.observe.cache import JobKey
+from dataloaderjob_operator.queue.workqueue import Schedule
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from dataloaderjob_operator.cache import JobKey
 from dataloaderjob_operator.client import ApiError
+from dataloaderjob_operator.decide.observed import Key
 from dataloaderjob_operator.objects import Manifest
-from dataloaderjob_operator.seen import Key
+from dataloaderjob_operator.observe.cache import JobKey
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 from dataloaderjob.api.status import Condition, ConditionType, DataLoaderJobStatus
 from dataloaderjob.core.supervision import LASTING
-from dataloaderjob_operator import causes, names, texts, troubles
+from dataloaderjob_operator import names, texts
+from dataloaderjob_operator.decide import event_causes, troubles
+from dataloaderjob_operator.decide.observed import Seen, condition_of, show_time
+from dataloaderjob_operator.decide.stage import Stage, Where
 from dataloaderjob_operator.objects.trainers import SIDECAR
-from dataloaderjob_operator.seen import Seen, condition_of, show_time
-from dataloaderjob_operator.stage import Stage, Where
 
 ENDED = frozenset({Stage.COMPLETE, Stage.FAILED})
 HELD = frozenset({Stage.SUSPENDING, Stage.SUSPENDED})
@@ -193,7 +194,7 @@ def _deployment(seen: Seen, name: str, role: names.Role, needed: int) -> Fact:
     count = f"{role.value} pods ready: {ready}, needed: {needed}"
     if ready >= needed:
         return Fact(True, "Serving", f"{role.value} pods ready: {needed} or more")
-    if (trouble := troubles.first(seen.of_role(role)) or causes.told(seen, role)) is not None:
+    if (trouble := troubles.first(seen.of_role(role)) or event_causes.told(seen, role)) is not None:
         return Fact(False, trouble.reason, str(trouble))
     refused = condition_of(live, "ReplicaFailure")
     if refused is not None and refused["status"] == "True":
@@ -207,7 +208,7 @@ def _trainer_pods(seen: Seen, does: Callable[[Mapping[str, Any]], bool], what: s
     found = sum(does(pod.get("status") or {}) for pod in pods) + _succeeded_and_gone(seen, pods)
     if found >= needed:
         return Fact(True, "Serving", f"{found} of {needed} {what}")
-    if (trouble := troubles.first(pods) or causes.told(seen, names.Role.TRAINER)) is not None:
+    if (trouble := troubles.first(pods) or event_causes.told(seen, names.Role.TRAINER)) is not None:
         return Fact(False, trouble.reason, str(trouble))
     return Fact(False, "PodsStart", f"{found} of {needed} {what}")
 

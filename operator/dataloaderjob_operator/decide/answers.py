@@ -1,4 +1,4 @@
-"""What a job's supervisor says of it, and its figures as the status shows them. Pure; `ask` brings it."""
+"""What a job's supervisor reports, and its figures as the status shows them. Pure; `observe.supervisor_poller` asks."""
 
 from __future__ import annotations
 

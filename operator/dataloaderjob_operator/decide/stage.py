@@ -16,8 +16,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from dataloaderjob.api.status import ConditionType, Phase
-from dataloaderjob_operator import causes, names, troubles
-from dataloaderjob_operator.seen import Seen, Trainers, condition_of, parse_time
+from dataloaderjob_operator import names
+from dataloaderjob_operator.decide import event_causes, troubles
+from dataloaderjob_operator.decide.observed import Seen, Trainers, condition_of, parse_time
 
 
 class Stage(StrEnum):
@@ -104,7 +105,7 @@ def _late(seen: Seen, now: datetime, *, up: bool) -> Where | None:
             Stage.FAILED, "DeadlineExceeded", f"longer than deadlines.activeDeadlineSeconds {active}", seen.attempt
         )  # fmt: skip
     if not up and not _served(seen) and elapsed >= timedelta(seconds=limits.startup_seconds):
-        trouble, answer = troubles.first(seen.pods) or causes.told(seen, *names.Role), seen.answer
+        trouble, answer = troubles.first(seen.pods) or event_causes.told(seen, *names.Role), seen.answer
         cause = ""
         if answer is not None:
             cause = seen.told(answer.cause) if answer.cause is not None else answer.silent

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from dataloaderjob_operator import logs
-from dataloaderjob_operator.cache import JobKey
-from dataloaderjob_operator.causes import AGAIN_S, Question, meaning
 from dataloaderjob_operator.client import ApiError
-from dataloaderjob_operator.troubles import Trouble
+from dataloaderjob_operator.decide.event_causes import AGAIN_S, Question, meaning
+from dataloaderjob_operator.decide.troubles import Trouble
+from dataloaderjob_operator.observe.cache import JobKey
 
 log = logging.getLogger(__name__)
 

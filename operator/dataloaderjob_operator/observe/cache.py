@@ -10,10 +10,10 @@ from typing import Any
 
 from dataloaderjob.api import KIND, parse_object
 from dataloaderjob.api.status import DataLoaderJobStatus, Phase
+from dataloaderjob_operator.decide.observed import Key, Seen
 from dataloaderjob_operator.names import LABEL_JOB, LABEL_ROLE, Role
 from dataloaderjob_operator.objects import Manifest
-from dataloaderjob_operator.seen import Key, Seen
-from dataloaderjob_operator.slim import slim
+from dataloaderjob_operator.observe.transform import slim
 
 BELIEVED_S = 120.0
 """For so long a write of ours counts more than an older version that a watch tells: kopf finds a dead connection after

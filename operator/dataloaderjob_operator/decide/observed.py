@@ -11,9 +11,9 @@ from typing import Any
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.status import DataLoaderJobStatus
 from dataloaderjob_operator import names
-from dataloaderjob_operator.answers import Answer, Cause
+from dataloaderjob_operator.decide.answers import Answer, Cause
+from dataloaderjob_operator.decide.troubles import Trouble
 from dataloaderjob_operator.objects import Manifest
-from dataloaderjob_operator.troubles import Trouble
 
 FIGURES_EVERY_S = 15.0
 Key = tuple[str, str]
