@@ -33,7 +33,7 @@ from dataloaderjob.codec.decoding import Decoder, Plan
 from dataloaderjob.core import control
 from dataloaderjob.core.errors import ServiceError, ServiceUnavailable, UnsupportedBatch
 from dataloaderjob.trainer import client as clients
-from dataloaderjob.trainer import holders
+from dataloaderjob.trainer import taking
 from dataloaderjob.trainer.pool import Ring
 from processes import alive, go_on, in_child, line, open_files, rollup, script, usage
 
@@ -310,7 +310,7 @@ def test_descriptors_beyond_1024_are_no_hindrance(rig: Rig) -> None:
 
 
 def test_batches_kept_beyond_the_limit_become_copies_with_one_warning(rig: Rig) -> None:
-    holders._warned = False
+    taking._warned = False
     loader = DataLoader(Sized(1 << 16, 200), batch_size=4)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -329,7 +329,7 @@ def test_batches_kept_beyond_the_limit_become_copies_with_one_warning(rig: Rig) 
 
 
 def test_warning_itself_holds_nothing(rig: Rig) -> None:
-    holders._warned = False
+    taking._warned = False
     loader = DataLoader(Sized(1 << 14, 200), batch_size=2)
     hoard: list[Any] = []
     gc.disable()
@@ -345,7 +345,7 @@ def test_warning_itself_holds_nothing(rig: Rig) -> None:
 
 
 def test_shared_memory_for_less_than_a_ring_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    holders._warned = False
+    taking._warned = False
     monkeypatch.setenv("DATALOADERJOB_SOCKET", rig.another_sidecar("small", shared_memory_nbytes=3 << 20))
     with pytest.warns(
         UserWarning, match=r"has no room for a ring of batches of 2\.1 MB; further batches are copied"

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from dataloaderjob.core import frames
 from dataloaderjob.core.frames import FROM_RECEIVER, Kind
 from dataloaderjob.sidecar.dispatch import overseer
-from dataloaderjob.sidecar.dispatch.accounts import DispatchSettings
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 from dataloaderjob.sidecar.dispatch.instructions import (
     Close,
     Connect,
     CreateRegion,
     Discard,
+    DispatchSettings,
     DropRegion,
     Endpoint,
     Fail,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dataloaderjob.core.supervision import Cause
-from dataloaderjob.providers.ray.explain import JOIN_S, Explainer, Life, Room
+from dataloaderjob.providers.ray.placement import JOIN_S, Explainer, Life, Room
 
 PENDING = Life("PENDING_CREATION", registered=False)
 STARTUP = "Could not create the actor because worker startup repeatedly failed. Failed to startup worker after retrying"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 
 from dataloaderjob.core.rates import COUNTERS
-from dataloaderjob.local import figures
-from dataloaderjob.local.console import Console
-from dataloaderjob.local.figures import Figures, Meter
-from dataloaderjob.local.idle import LINGER_S, UNUSED_S, Tenancy
+from dataloaderjob.local import console
+from dataloaderjob.local.console import Console, Figures, Meter
+from dataloaderjob.local.service import LINGER_S, UNUSED_S, Tenancy
 
 
 def status(**totals: int) -> dict:
@@ -30,15 +29,15 @@ def test_a_meter_adds_up_over_sidecars_that_start_again():
 
 def test_the_line_of_progress():
     shown = Figures(batches_per_s=12.34, nbytes_per_s=4.7e8, stall=0.031, occupancy=0.45, ready=2, desired=3)
-    assert figures.line(shown) == "12.3 batches/s, 0.470 GB/s, stall 3.1 %, rings 45 % full, feeders 2/3"
+    assert console.line(shown) == "12.3 batches/s, 0.470 GB/s, stall 3.1 %, rings 45 % full, feeders 2/3"
     idle = Figures(batches_per_s=0, nbytes_per_s=0, stall=None, occupancy=None, ready=0, desired=1)
-    assert figures.line(idle) == "0.0 batches/s, 0.000 GB/s, stall -, rings -, feeders 0/1"
+    assert console.line(idle) == "0.0 batches/s, 0.000 GB/s, stall -, rings -, feeders 0/1"
 
 
 def test_the_summary_names_only_what_happened():
     total = dict.fromkeys(COUNTERS, 0) | {"next_calls": 7, "nbytes": 2 * 10**9, "wait_ns": 1, "step_ns": 1}
-    assert figures.summary(total, 3.0, 0) == "7 batches, 2.000 GB, 3.0 s, stall 50.0 %"
-    assert figures.summary(total | {"hedges": 2}, 3.0, 1).endswith(
+    assert console.summary(total, 3.0, 0) == "7 batches, 2.000 GB, 3.0 s, stall 50.0 %"
+    assert console.summary(total | {"hedges": 2}, 3.0, 1).endswith(
         "2 hedged, 1 restarts of parts of the service"
     )
 

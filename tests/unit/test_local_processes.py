@@ -17,7 +17,7 @@ from rig import until
 
 from dataloaderjob.core import folders
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.core.lines import MAX_LINE_CHARS, Lines
+from dataloaderjob.core.processes import MAX_LINE_CHARS, Lines
 from dataloaderjob.local import reaper, tags
 from dataloaderjob.local.children import Child, Command, check_words, exit_code
 from dataloaderjob.local.loop import Loop

@@ -15,16 +15,23 @@ from manifests import manifest
 from rig import until
 
 from dataloaderjob.api import parse_object
-from dataloaderjob.core.acceptor import Door
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.settings import FeederSettings, RayTuning, SupervisorSettings, load
+from dataloaderjob.core.sockets import Door
 from dataloaderjob.pod import feeder
-from dataloaderjob.pod.backlog import Backlog
 from dataloaderjob.pod.head import supervisor_settings
-from dataloaderjob.pod.restarts import DEATHS_WINDOW_S, MAX_DEATHS, MAX_RAY_EXITS, Again, GiveUp, Restarts
+from dataloaderjob.pod.output import Backlog
 from dataloaderjob.pod.settings import FeederPodSettings, HeadSettings, read_token, split_address
-from dataloaderjob.pod.watch import fresh_folder
-from dataloaderjob.providers.ray import handover
+from dataloaderjob.pod.watch import (
+    DEATHS_WINDOW_S,
+    MAX_DEATHS,
+    MAX_RAY_EXITS,
+    Again,
+    GiveUp,
+    Restarts,
+    fresh_folder,
+)
+from dataloaderjob.providers.ray import actor
 from dataloaderjob_operator.objects import settings as built
 from processes import alive, go_on, line, script
 
@@ -152,11 +159,11 @@ def test_a_backlog_leaves_out_what_is_too_much_and_says_so():
 
 def test_a_feeder_of_a_pod_has_its_blobs_in_its_own_node_s_folder():
     settings = FeederSettings(job="j", key_path="k", blob_folder="/the/heads")
-    assert handover.at_home(settings, Path("/here")).blob_folder == "/here/blobs"
+    assert actor.at_home(settings, Path("/here")).blob_folder == "/here/blobs"
 
 
 def test_a_probe_of_a_port_is_no_refusal_that_is_told(caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.DEBUG, "dataloaderjob.core.acceptor")
+    caplog.set_level(logging.DEBUG, "dataloaderjob.core.sockets")
     door = Door("127.0.0.1", 0, key=bytes(32), job="j", facts={}, welcomed=lambda *_: None)
     socket.create_connection(("127.0.0.1", door.port)).close()
 
@@ -183,7 +190,7 @@ FEEDER = """
 import os, subprocess, sys
 from pathlib import Path
 from dataloaderjob.providers.ray import handover
-from dataloaderjob.core.acceptor import Door
+from dataloaderjob.core.sockets import Door
 handover.hand_over("feeder-3", Path(sys.argv[1]))
 """
 SAYS = """

@@ -8,7 +8,7 @@ import pytest
 
 from dataloaderjob.codec.failures import pack_failure
 from dataloaderjob.core.failing import MAX_TEXT, describe, passed
-from dataloaderjob.sidecar.failures import Failures
+from dataloaderjob.sidecar.supervisor_client import Failures
 
 TOLD = {"type": "failure", "feeder": "feeder-1", "reason": "UserCodeFailed", "text": "ValueError: no"}
 

@@ -18,8 +18,7 @@ from typing import Any, NoReturn
 
 from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError
-from dataloaderjob.core.forked import call_itself, close_all_but, default_signals, die_with_parent
-from dataloaderjob.core.lines import Lines
+from dataloaderjob.core.processes import Lines, call_itself, close_all_but, default_signals, die_with_parent
 from dataloaderjob.core.settings import FeederSettings, load
 from dataloaderjob.feeder import server
 from dataloaderjob.feeder.zygote import EXIT_TOLD

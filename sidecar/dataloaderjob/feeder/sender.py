@@ -1,11 +1,17 @@
-"""Follows the machine's instructions: frames into the links' queues. Returns the links to flush then."""
+"""Sends: the connection to one receiver, and the frames that the feeder's machine puts onto it.
+
+A connection is bytes in, bytes out, never blocks, and knows frames but not tickets. `Outbox` follows the machine's
+instructions and returns the connections to flush.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dataloaderjob.core import frames
-from dataloaderjob.core.frames import Flag, Header, Kind
+from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Header, Kind
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import (
     Announce,
@@ -17,8 +23,139 @@ from dataloaderjob.feeder.feeding_states import (
     Send,
     Withdraw,
 )
-from dataloaderjob.feeder.receiver_connection import Buffer, Link
 from dataloaderjob.feeder.sessions import Body
+
+_READ_NBYTES = 256 * 1024
+
+Buffer = bytes | memoryview
+
+
+class Outgoing:
+    """One frame on its way: the buffers that are not out yet."""
+
+    __slots__ = ("buffers", "done", "job")
+
+    def __init__(self, buffers: Sequence[Buffer], job: Job | None) -> None:
+        self.buffers: list[Buffer] = list(buffers)
+        self.job = job
+        self.done: Callable[[], None] | None = None
+
+    def push(self, sock: socket.socket) -> None:
+        """Sends what the socket takes. Raises BlockingIOError when that is not all, OSError."""
+        buffers = self.buffers
+        while buffers:
+            sent = sock.sendmsg(buffers)
+            while buffers and sent >= len(buffers[0]):
+                sent -= len(buffers.pop(0))
+            if sent:
+                buffers[0] = memoryview(buffers[0])[sent:]
+
+
+class Link:
+    """A connection after its handshake."""
+
+    def __init__(
+        self,
+        number: int,
+        sock: socket.socket,
+        *,
+        on_start: Callable[[Job], None],
+        on_sent: Callable[[Job], None],
+    ) -> None:
+        """`on_start` and `on_sent` are called for bodies."""
+        self.number = number
+        self.sock = sock
+        self.closed = False
+        self.armed = False
+        """Whether the loop waits until the socket takes more."""
+        self._on_start = on_start
+        self._on_sent = on_sent
+        self._control: deque[Outgoing] = deque()
+        self._bodies: deque[Outgoing] = deque()
+        self._current: Outgoing | None = None
+        self._inbuf = bytearray()
+        sock.setblocking(False)
+
+    # Output
+
+    def queue_control(self, *buffers: Buffer) -> None:
+        """Control frames overtake bodies that have not begun."""
+        self._control.append(Outgoing(buffers, None))
+
+    def queue_body(self, job: Job, buffers: Sequence[Buffer]) -> None:
+        self._bodies.append(Outgoing(buffers, job))
+
+    def withdraw(self, job: Job) -> None:
+        self._bodies = deque(out for out in self._bodies if out.job is not job)
+
+    def when_told(self, call: Callable[[], None]) -> None:
+        """Calls it once the control frame that was queued last is out; never if the link ends before."""
+        if self._control:
+            self._control[-1].done = call
+
+    @property
+    def pending(self) -> bool:
+        """Whether the socket was full."""
+        return self._current is not None
+
+    def flush(self) -> bool:
+        """Sends until there is nothing or no room. Returns False when the link is broken."""
+        try:
+            while (current := self._current or self._next()) is not None:
+                current.push(self.sock)
+                self._current = None
+                if current.job is not None:
+                    self._on_sent(current.job)
+                elif current.done is not None:
+                    current.done()
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+        self.sock.close()
+
+    def _next(self) -> Outgoing | None:
+        if self._control:
+            self._current = self._control.popleft()
+        elif self._bodies:
+            self._current = self._bodies.popleft()
+            if self._current.job is not None:
+                self._on_start(self._current.job)
+        return self._current
+
+    # Input
+
+    def read(self) -> bool:
+        """Takes in what the socket has. Returns False at its end."""
+        try:
+            data = self.sock.recv(_READ_NBYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._inbuf += data
+        return bool(data)
+
+    def frames(self) -> Iterator[tuple[Header, bytes]]:
+        """Whole frames taken in so far. Raises RemoteProtocolError."""
+        buffer = self._inbuf
+        at = 0
+        try:
+            while len(buffer) - at >= HEADER_NBYTES:
+                header = frames.unpack(bytes(buffer[at : at + HEADER_NBYTES]), frames.FROM_RECEIVER)
+                end = at + HEADER_NBYTES + header.nbytes
+                if len(buffer) < end:
+                    break
+                payload = bytes(buffer[at + HEADER_NBYTES : end])
+                at = end
+                yield header, payload
+        finally:
+            del buffer[:at]
+
 
 CHECKSUM = int(Flag.CHECKSUM)
 """A plain int: int & IntFlag costs 2 µs."""

@@ -19,19 +19,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from dataloaderjob.core.acceptor import Door
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
 from dataloaderjob.core.frames import Flag, Header, Kind
 from dataloaderjob.core.settings import FeederSettings, read_key
+from dataloaderjob.core.sockets import Door
 from dataloaderjob.core.tickets import base_seed
 from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore
 from dataloaderjob.feeder.channel import Channel
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import Instruction, Job
-from dataloaderjob.feeder.receiver_connection import Link
 from dataloaderjob.feeder.registration import Registration
-from dataloaderjob.feeder.sender import Outbox
+from dataloaderjob.feeder.sender import Link, Outbox
 from dataloaderjob.feeder.sessions import Body
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ import torch
 from dataloaderjob.codec.bundles import UserCode, load_bundle
 from dataloaderjob.codec.failures import pack_failure
 from dataloaderjob.core.blobs import BlobStore, Bundle
-from dataloaderjob.core.forked import call_itself, die_with_parent, end_group, lead_group
+from dataloaderjob.core.processes import call_itself, die_with_parent, end_group, lead_group
 from dataloaderjob.feeder import builder
 from dataloaderjob.feeder.channel import ENDED, NOWHERE, Channel, Kind, Message
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dataloaderjob.core.blobs import Bundle
-from dataloaderjob.core.forked import (
+from dataloaderjob.core.processes import (
     call_itself,
     close_all_but,
     default_signals,

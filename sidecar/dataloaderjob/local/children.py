@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.core.lines import Lines
+from dataloaderjob.core.processes import Lines
 from dataloaderjob.local.loop import Loop
 
 OnLine = Callable[[str, bool], None]

@@ -70,13 +70,13 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    from dataloaderjob.local import registry, report
+    from dataloaderjob.local import console, registry
 
     runs = [registry.find(args.dir)] if args.dir else list(registry.live_runs())
     if not runs:
         _print("nothing of yours runs on this machine")
     for run in runs:
-        for line in report.lines(run):
+        for line in console.lines(run):
             _print(line)
     return 0
 

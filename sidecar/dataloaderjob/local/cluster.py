@@ -37,7 +37,7 @@ from dataloaderjob.providers.provider import RAY
 from dataloaderjob.sidecar.settings import SidecarSettings
 
 if TYPE_CHECKING:
-    from dataloaderjob.local.heads import Heads
+    from dataloaderjob.local.head import Heads
 
 RUN_FILE = "run.json"
 HOME_PREFIX = "dlj-run-"
@@ -116,7 +116,7 @@ class Stack:
         self._sidecar_over = False
         self._heads: Heads | None = None
         if self._ray:
-            from dataloaderjob.local.heads import Heads
+            from dataloaderjob.local.head import Heads
 
             self._heads = Heads(
                 self.home, loop, env=self.tag(plan.feeder_env), cwd=plan.feeder_cwd, tuning=plan.tuning,

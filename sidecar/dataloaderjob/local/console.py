@@ -1,10 +1,19 @@
-"""What a run shows: lines of several processes, each with its prefix, and one line of progress below them."""
+"""What people see of a run: lines of several processes, each with its prefix, one line of progress below them with
+the figures of the last seconds, and the answer of `dataloaderjob status`.
+"""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from typing import TextIO
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from dataloaderjob.core import rates
+from dataloaderjob.core.errors import DataLoaderJobError
+from dataloaderjob.core.rates import COUNTERS, Rates, over
+from dataloaderjob.local.registry import LiveRun
 
 CLEAR = "\r\x1b[K"
 
@@ -52,3 +61,87 @@ class Console:
                 self._err.flush()
         except (BrokenPipeError, ValueError):  # the reader is gone; the run goes on
             return
+
+
+@dataclass(slots=True)
+class Meter:
+    """Counters over the whole run. A sidecar that was started again counts from nothing again."""
+
+    total: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
+    _last: dict[str, int] = field(default_factory=dict)
+
+    def read(self, status: Mapping[str, Any]) -> None:
+        """Takes a sidecar's status; an empty one says nothing."""
+        if "totals" not in status:
+            return
+        totals = status["totals"]
+        for name in COUNTERS:
+            now, before = int(totals.get(name, 0)), self._last.get(name, 0)
+            self.total[name] += now - before if now >= before else now
+            self._last[name] = now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures(Rates):
+    """The loader over some seconds, and its feeders."""
+
+    ready: int
+    desired: int
+
+
+def line(figures: Figures) -> str:
+    """`12.3 batches/s, 0.47 GB/s, stall 3.1 %, rings 45 % full, feeders 2/2`"""
+    stall = "-" if figures.stall is None else f"{100 * figures.stall:.1f} %"
+    full = "-" if figures.occupancy is None else f"{100 * figures.occupancy:.0f} % full"
+    return (
+        f"{figures.batches_per_s:.1f} batches/s, {figures.nbytes_per_s / 1e9:.3f} GB/s, stall {stall}, "
+        f"rings {full}, feeders {figures.ready}/{figures.desired}"
+    )
+
+
+def summary(total: Mapping[str, int], seconds: float, restarts: int) -> str:
+    """One line at the end."""
+    _, _, stall = over(dict.fromkeys(COUNTERS, 0), total, seconds)
+    parts = [
+        f"{total['next_calls']} batches", f"{total['nbytes'] / 1e9:.3f} GB", f"{seconds:.1f} s",
+        f"stall {'-' if stall is None else f'{100 * stall:.1f} %'}",
+    ]  # fmt: skip
+    for name, text in (
+        ("reasks", "asked again"),
+        ("hedges", "hedged"),
+        ("late_copies", "late copies"),
+        ("failures", "failed"),
+        ("feeders_lost", "links to feeders lost"),
+        ("copies", "served as copies"),
+    ):
+        if total[name]:
+            parts.append(f"{total[name]} {text}")
+    if restarts:
+        parts.append(f"{restarts} restarts of parts of the service")
+    return ", ".join(parts)
+
+
+def lines(run: LiveRun) -> Iterator[str]:
+    """One for the run, one for each feeder and each ring."""
+    sidecar = run.sidecar()
+    try:
+        supervisor = run.ask({"type": "status"})
+    except (OSError, DataLoaderJobError) as exc:
+        supervisor = {"notes": [f"the supervisor does not answer: {exc}"]}
+    total = sidecar.get("totals", {})
+    feeders = f"{supervisor.get('ready', 0)}/{supervisor.get('desired', '?')}"
+    yield (
+        f"{run.job}: {run.home}, pid {run.about['pid']}, feeders {feeders}, "
+        f"{total.get('next_calls', 0)} batches, {total.get('nbytes', 0) / 1e9:.3f} GB"
+    )
+    for feeder in supervisor.get("feeders", ()):
+        why = f": {feeder['why']}" if feeder.get("why") else ""
+        yield f"  {feeder['name']} {feeder['state']} for {feeder['seconds']:.0f} s{why}"
+    for ring in sidecar.get("rings", ()):
+        full = rates.occupancy([ring])
+        yield (
+            f"  rank {ring['rank']} (pid {ring['trainer']}): {ring['next_calls']} batches, ring "
+            f"{'-' if full is None else f'{100 * full:.0f} % full'}, {ring['ready']} ready"
+        )
+    for note in supervisor.get("notes", ()):
+        yield f"  {note}"

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from dataloaderjob.core.backoff import DEATHS_WINDOW_S, MAX_DEATHS, Deaths, wait_s
+from dataloaderjob.core.processes import DEATHS_WINDOW_S, MAX_DEATHS, Deaths, wait_s
 from dataloaderjob.core.supervision import EXITS_RAY
 
 MAX_FIRST_DEATHS = 2

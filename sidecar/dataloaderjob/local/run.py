@@ -18,10 +18,10 @@ from pathlib import Path
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.core import rates
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.local import figures
+from dataloaderjob.local import console
 from dataloaderjob.local.children import Child, Command, check_words, exit_code
 from dataloaderjob.local.cluster import Stack
-from dataloaderjob.local.console import Console
+from dataloaderjob.local.console import Console, Meter
 from dataloaderjob.local.lifecycle import (
     EXIT_BROKEN,
     EXIT_LATE,
@@ -112,7 +112,7 @@ class Run:
         self._trainers: list[Child] = []
         self._phase = Phase.PREPARING
         self._served = False
-        self._meter = figures.Meter()
+        self._meter = Meter()
         self._shown: tuple[float, dict[str, int]] = (time.monotonic(), dict(self._meter.total))
         self._feeder_spoke_at: float | None = None
         self._started = time.monotonic()
@@ -247,8 +247,8 @@ class Run:
         since, before = self._shown
         self._shown = (now, dict(self._meter.total))
         batches, nbytes, stall = rates.over(before, self._meter.total, now - since)
-        text = figures.line(
-            figures.Figures(
+        text = console.line(
+            console.Figures(
                 batches_per_s=batches, nbytes_per_s=nbytes, stall=stall,
                 occupancy=rates.occupancy(snapshot.sidecar.get("rings", ())),
                 ready=snapshot.ready, desired=self._stack.num_desired,
@@ -277,7 +277,7 @@ class Run:
         else:
             how = "ended" if self._course.stop is None else "was stopped"
         seconds = time.monotonic() - self._started
-        total = figures.summary(self._meter.total, seconds, self._stack.care.restarts)
+        total = console.summary(self._meter.total, seconds, self._stack.care.restarts)
         self._console.say(f"{self._plan.name}: {how}; {total}")
 
 

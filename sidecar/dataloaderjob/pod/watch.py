@@ -1,4 +1,6 @@
-"""What the main process of a pod waits for: signals, the ends of processes, time. And its folder's state."""
+"""What the main process of a pod waits for: signals, the ends of processes, time. It decides when to start the
+supervisor again, and when that is of no use (pure), and reads its folder's state.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,12 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from dataloaderjob.core.errors import ServiceError
+from dataloaderjob.core.processes import DEATHS_WINDOW_S, MAX_DEATHS, Deaths, wait_s
+from dataloaderjob.core.supervision import EXITS_RAY
 from dataloaderjob.providers.ray.node import RayNode
 
 log = logging.getLogger(__name__)
@@ -81,3 +86,35 @@ def await_started(
     if not node.alive():
         raise ServiceError(f"{what} ended at once, of its processes there are {sorted(node.pids().values())}")
     return node.vital_pidfds()
+
+
+MAX_RAY_EXITS = 3
+"""In a row, with a Ray that seems to live."""
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    why: str
+
+
+class Restarts:
+    """Of one process."""
+
+    def __init__(self) -> None:
+        self._deaths = Deaths()
+        self._ray_exits = 0
+
+    def ended(self, code: int, now: float) -> Again | GiveUp:
+        """The process ended. Once is no reason to wait, whatever the code: nobody else starts it."""
+        deaths = self._deaths.died(now)
+        self._ray_exits = self._ray_exits + 1 if code in EXITS_RAY else 0
+        if self._ray_exits >= MAX_RAY_EXITS:
+            return GiveUp(f"the supervisor ended {self._ray_exits} times because it cannot work with Ray")
+        if deaths > MAX_DEATHS:
+            return GiveUp(f"the supervisor ended {deaths} times within {DEATHS_WINDOW_S:.0f} s")
+        return Again(wait_s(deaths))

@@ -22,17 +22,16 @@ from dataloaderjob.core import ipc
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.control import W_NEXT_CALLS, Control, sealed
 from dataloaderjob.core.errors import RemoteProtocolError, first_line
-from dataloaderjob.core.forked import alive, default_signals, die_with_parent
 from dataloaderjob.core.frames import PROTOCOL
+from dataloaderjob.core.processes import alive, default_signals, die_with_parent
 from dataloaderjob.core.settings import read_key
 from dataloaderjob.sidecar import metrics
 from dataloaderjob.sidecar.bundle_gc import Shelf
-from dataloaderjob.sidecar.dispatch.accounts import DispatchSettings
-from dataloaderjob.sidecar.failures import Failures
+from dataloaderjob.sidecar.dispatch.instructions import DispatchSettings
 from dataloaderjob.sidecar.http import HttpServer
 from dataloaderjob.sidecar.receiver import Receiver
 from dataloaderjob.sidecar.settings import SidecarSettings
-from dataloaderjob.sidecar.supervisor_client import Upstream
+from dataloaderjob.sidecar.supervisor_client import Failures, Upstream
 from dataloaderjob.sidecar.trainer_listener import Guest, Reception
 
 TICK_S = 0.5

@@ -21,13 +21,13 @@ from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.frames import Header
 from dataloaderjob.sidecar import metrics, regions
 from dataloaderjob.sidecar.dispatch import overseer
-from dataloaderjob.sidecar.dispatch.accounts import DispatchSettings
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 from dataloaderjob.sidecar.dispatch.instructions import (
     Close,
     Connect,
     CreateRegion,
     Discard,
+    DispatchSettings,
     DropRegion,
     Endpoint,
     Fail,

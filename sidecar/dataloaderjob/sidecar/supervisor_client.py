@@ -1,6 +1,7 @@
-"""The sidecar's link to the supervisor: who the feeders are, figures, and blobs on demand. Never blocks.
+"""The sidecar's connection to the supervisor: who the feeders are, figures, failures, blobs on demand. Never blocks.
 
-If the supervisor is gone, the sidecar goes on with the feeders that it knows and tries again with back-off.
+If the supervisor is gone, the sidecar goes on with the feeders that it knows and tries again with back-off. A
+trainer's failure is reported until a batch has been taken after it.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 from dataloaderjob.core import auth, sockets
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
-from dataloaderjob.core.forked import close_all_but, default_signals, die_with_parent
+from dataloaderjob.core.failing import FIELDS
+from dataloaderjob.core.processes import close_all_but, default_signals, die_with_parent
 from dataloaderjob.sidecar.dispatch.instructions import Endpoint
 
 RETRY_FIRST_S = 0.05
@@ -193,3 +196,25 @@ def upload(
             sock.sendfile(blob, count=nbytes)  # os.sendfile would fail as soon as the peer is slower
         sock.shutdown(socket.SHUT_WR)
         sock.recv(1)
+
+
+class Failures:
+    """The last of each rank, also of one whose trainer it has ended."""
+
+    def __init__(self) -> None:
+        self._by_rank: dict[str, tuple[int, dict[str, str]]] = {}
+
+    def current(self) -> list[dict[str, str]]:
+        """Those that stand."""
+        return [failure for _, failure in self._by_rank.values()]
+
+    def told(self, rank: str, pid: int, message: Mapping[str, Any]) -> None:
+        """A message of the receiver `pid`: of a failure, or, without a text, that it has passed."""
+        self._by_rank.pop(rank, None)
+        if "text" in message:
+            self._by_rank[rank] = pid, {"rank": rank, **{name: str(message[name]) for name in FIELDS}}
+
+    def seen(self, rank: str, pid: int, taken: int) -> None:
+        """The trainer of the receiver `pid` has taken so many batches: one ends the failure of an earlier trainer."""
+        if taken and rank in self._by_rank and self._by_rank[rank][0] != pid:
+            del self._by_rank[rank]

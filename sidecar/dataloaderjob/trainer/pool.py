@@ -19,9 +19,8 @@ import numpy.typing as npt
 import torch
 
 from dataloaderjob.codec.decoding import Plan
-from dataloaderjob.core.control import PAGE, W_WANT, Control, Entry, sealed
+from dataloaderjob.core.control import PAGE, W_WANT, Control, Entry, fence_anywhere, sealed
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.fence import fence_anywhere
 
 MAX_LEASES = 1_000
 MAX_PLACES = 64

@@ -1,8 +1,18 @@
 """The Ray actor of a feeder: it starts the feeder's host as a child, and ends as that ends. Run by Ray's workers.
 
 User code is not in this process, nor is torch: Ray's threads and connections stay out of what forks. The child ends
-with its standard input, so with this process, however that ends. Both print where Ray, or the pod's main process,
-reads; a feeder that Ray starts again by itself serves again without anybody calling it.
+with its standard input, so with this process, however that ends. A feeder that Ray starts again by itself serves
+again without anybody calling it.
+
+In a pod, the feeder hands its output to the pod's main process. People read `kubectl logs` of the pod, while Ray
+keeps what workers print in files that only grow. The reading ends of two pipes go to a datagram socket of the pod's
+(`pod.output`), the writing ends become file descriptors 1 and 2, so that output of native code and of child processes
+goes there, too. Pipes and not sockets, because user code may open /dev/stdout. The pod's process always reads on,
+whether or not anybody reads what it prints, so user code does not wait.
+
+On one machine, Ray brings workers' output to the driver that started them, which shows it as lines `[feeder-0] ...`;
+a supervisor that adopted its feeders is another driver, so the filter by driver is taken off (as Ray Serve does) and
+lines are chosen by name.
 """
 
 from __future__ import annotations
@@ -13,6 +23,7 @@ import json
 import logging
 import os
 import select
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,14 +33,46 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import ray_logging
 from ray._private import services as ray_services
+from ray._private import worker as ray_worker
 
 from dataloaderjob.core.errors import ServiceError
-from dataloaderjob.core.lines import Lines
-from dataloaderjob.core.settings import NODE_FOLDER_VARIABLE, FeederSettings, dump
-from dataloaderjob.core.supervision import ended_text
-from dataloaderjob.providers.ray import handover
+from dataloaderjob.core.processes import Lines
+from dataloaderjob.core.settings import NODE_BLOBS, NODE_FOLDER_VARIABLE, NODE_OUTPUT, FeederSettings, dump
+from dataloaderjob.core.supervision import ended_text, index_of
 from dataloaderjob.providers.ray.node import without_ray
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 5.0
+
+
+def at_home(settings: FeederSettings, folder: Path) -> FeederSettings:
+    """The settings with the blobs in this node's folder: the supervisor does not know it."""
+    return dataclasses.replace(settings, blob_folder=str(folder / NODE_BLOBS), sweeps_blobs=True)
+
+
+def hand_over(name: str, folder: Path) -> None:
+    """From now on what this process prints is the pod's to show. Where nobody takes it, all stays as it was."""
+    ends = [os.pipe() for _ in range(2)]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(TIMEOUT_S)
+            sock.connect(str(folder / NODE_OUTPUT))
+            socket.send_fds(sock, [name.encode()], [reader for reader, _ in ends])
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for fd, (_, writer) in zip((1, 2), ends, strict=True):
+            os.dup2(writer, fd)
+    except OSError as exc:
+        log.warning(
+            "%s: its output stays in Ray's files, for the pod's process does not take it: %s", name, exc
+        )
+    finally:
+        for fd in (fd for pair in ends for fd in pair):
+            os.close(fd)
+
 
 HOST_MODULE = "dataloaderjob.feeder.host"
 EXIT_BROKEN = 70
@@ -45,8 +88,8 @@ class Feeder:
         """Raises ServiceError with the host's last words when it does not serve; Ray tells the supervisor."""
         self._name = settings.name  # first: Ray asks for the name of one that fails below, too
         if folder := os.environ.get(NODE_FOLDER_VARIABLE):
-            settings = handover.at_home(settings, Path(folder))
-            handover.hand_over(settings.name, Path(folder))
+            settings = at_home(settings, Path(folder))
+            hand_over(settings.name, Path(folder))
         logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
         host = settings.advertise_host or settings.bind_host
         self._host = Host(
@@ -142,3 +185,25 @@ def _environment() -> dict[str, str]:
 
 def _node_address() -> str:
     return str(ray_services.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+_HANDLER = "dataloaderjob"
+
+
+def show() -> None:
+    """Shows feeders' output from now on. Call once, after ray.init with log_to_driver."""
+    ray_worker.global_worker._filter_logs_by_job = False  # noqa: SLF001
+    dispatcher = ray_logging.global_worker_stdstream_dispatcher
+    for name in [key for key, _ in list(dispatcher.handlers)]:
+        dispatcher.remove_handler(name)
+    dispatcher.add_handler(_HANDLER, _print)
+
+
+def _print(data: dict[str, Any]) -> None:
+    name = str(data.get("actor_name") or "")
+    if index_of(name) is None and name != "Feeder":  # before it is constructed it is called by its class
+        return
+    out = sys.stderr if data.get("is_err") else sys.stdout
+    for line in data.get("lines", ()):
+        print(f"[{name}] {line}", file=out)
+    out.flush()

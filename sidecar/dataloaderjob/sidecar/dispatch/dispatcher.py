@@ -14,11 +14,12 @@ from dataloaderjob.core import failing, frames, tickets
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import Flag, Header, Kind
 from dataloaderjob.sidecar.dispatch import choose, granting
-from dataloaderjob.sidecar.dispatch.accounts import Counters, DispatchSettings
 from dataloaderjob.sidecar.dispatch.instructions import (
     Close,
     Connect,
+    Counters,
     Discard,
+    DispatchSettings,
     Endpoint,
     Fail,
     Instruction,

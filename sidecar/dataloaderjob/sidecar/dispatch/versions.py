@@ -1,11 +1,44 @@
-"""Which feeder's versions fit which trainer's code: compared once for each pair. Pure."""
+"""Decides which feeder's versions fit which trainer's code, once for each pair. Pure.
+
+Batches are equal bytes only where Python, torch, numpy and the CPU's vector units agree; the trainer's
+facts travel in the bundle, a feeder states its own in the handshake (`dataloaderjob.codec.facts`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from dataloaderjob.sidecar.dispatch.facts import caution, mismatch
 from dataloaderjob.sidecar.dispatch.streams import Link, Stream
+
+LABELS = {"python": "Python", "torch": "torch", "numpy": "numpy"}
+"""Facts that must agree, with their names in messages. Any others are not compared."""
+_INSTALL = "make the feeder image from the trainer's image plus dataloaderjob[feeder]"
+
+
+def mismatch(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | None:
+    """Returns what differs and what to do, or None when every stated fact of the trainer agrees."""
+    differing = [name for name in LABELS if name in trainer and trainer[name] != feeder.get(name)]
+    if not differing:
+        return None
+    found = ", ".join(
+        f"{LABELS[name]} {trainer[name]} is needed, the feeder has {feeder.get(name, 'none')}"
+        for name in differing
+    )
+    return f"trainer and feeder differ: {found}; {_INSTALL}"
+
+
+def caution(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | None:
+    """A difference that is told but does not keep a feeder from working: its CPU's vector units.
+
+    GPU nodes and CPU nodes often differ so. Most datasets do not notice; sums in floating point may.
+    """
+    if "cpu" not in trainer or trainer["cpu"] == feeder.get("cpu"):
+        return None
+    return (
+        f"CPU capability {feeder.get('cpu', 'unknown')} here, {trainer['cpu']} in the trainer: floating-point sums "
+        "may differ in the last bit; set ATEN_CPU_CAPABILITY=default in both where bytes must not"
+    )
 
 
 class Versions:

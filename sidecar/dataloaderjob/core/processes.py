@@ -1,0 +1,126 @@
+"""What parents and children owe each other: what a forked process does first, the lines of a child's output, and how
+long to wait before one that died is started again (pure: the time comes in).
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import ctypes
+import os
+import re
+import select
+import signal
+from collections import deque
+from collections.abc import Callable
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+
+
+def die_with_parent(parent: int) -> None:
+    """No child outlives `parent`, the pid of the process that forked it: nobody could talk to it."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def call_itself(name: str) -> None:
+    """What `ps -o comm` and `top` show for this process, 15 characters of it; else they show its parent's command."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode()[:15])
+
+
+def default_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def close_all_but(keep: set[int]) -> None:
+    """Closes every other descriptor but the standard ones: listeners, links, other children's channels."""
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd > 2 and fd not in keep:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(fd)
+
+
+def lead_group(pid: int) -> None:
+    """Makes a child, or with 0 this process, the leader of a group, to which its own children will belong. Parent and
+    child both call it, so that it is done whoever comes first."""
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, 0)
+
+
+def end_group(pid: int) -> int:
+    """Reaps a child that led a group and has ended, and ends what it started. Returns its exit code."""
+    # Before it is reaped, so that the number is nobody else's.
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return 0
+
+
+def alive(pidfd: int) -> bool:
+    """Whether the process has not ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return not poll.poll(0)
+
+
+MAX_LINE_CHARS = 64 * 1024
+"""A longer line is shown in pieces."""
+_ENDS = re.compile(r"\r\n|\n|\r")
+
+
+class Lines:
+    """Bytes of a pipe to lines. A carriage return ends a line: progress bars show as they move."""
+
+    def __init__(self, take: Callable[[str], None]) -> None:
+        self._take = take
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._rest = ""
+
+    def feed(self, data: bytes, *, final: bool = False) -> None:
+        text = self._rest + self._decode(data, final)
+        held = ""
+        if text.endswith("\r") and not final:  # its newline may come with the next bytes
+            text, held = text[:-1], "\r"
+        *lines, rest = _ENDS.split(text)
+        while len(rest) > MAX_LINE_CHARS:
+            lines.append(rest[:MAX_LINE_CHARS])
+            rest = rest[MAX_LINE_CHARS:]
+        if final and rest:
+            lines.append(rest)
+            rest = ""
+        self._rest = rest + held
+        for line in lines:
+            self._take(line)
+
+
+MAX_DEATHS = 6
+"""More of them within DEATHS_WINDOW_S: it will not work the next time either."""
+DEATHS_WINDOW_S = 120.0
+FIRST_BACKOFF_S = 0.5
+LAST_BACKOFF_S = 8.0
+
+
+class Deaths:
+    """Of one process and those that were started in its place."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque()
+
+    def died(self, now: float) -> int:
+        """Returns how many deaths the window has, this one among them."""
+        self._times.append(now)
+        while self._times[0] <= now - DEATHS_WINDOW_S:
+            self._times.popleft()
+        return len(self._times)
+
+
+def wait_s(deaths: int) -> float:
+    """Once is no reason to wait; then twice as long each time, up to LAST_BACKOFF_S."""
+    return 0.0 if deaths == 1 else min(FIRST_BACKOFF_S * 2 ** (deaths - 2), LAST_BACKOFF_S)
