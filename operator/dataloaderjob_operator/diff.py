@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dataloaderjob.api.quantities import Quantity
+from dataloaderjob.api.base import Quantity
 from dataloaderjob_operator.names import ANNOTATION_MADE_BY, ANNOTATION_TEMPLATE
 from dataloaderjob_operator.objects import Manifest
 from dataloaderjob_operator.objects.meta import digest

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dataloaderjob.codec.bundles import make_bundle
-from dataloaderjob.codec.tree import Decoder
+from dataloaderjob.codec.decoding import Decoder
 from dataloaderjob.core import frames, sockets, tickets
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, Kind

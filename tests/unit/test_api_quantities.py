@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.api.quantities import PATTERN, Quantity, in_units
+from dataloaderjob.api.base import PATTERN, Quantity, in_units
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from manifests import ACCEPTED, REFUSED_BY_RULES, manifest
 
 from dataloaderjob.api import ManifestError, Quantity, parse_object
-from dataloaderjob.api.schema import PRESERVE, VALIDATIONS, structural_schema
+from dataloaderjob.api.crd import PRESERVE, VALIDATIONS, structural_schema
 
 SCHEMA = structural_schema()
 Schema = dict[str, Any]

@@ -267,7 +267,7 @@ from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.tickets import Ticket
 from dataloaderjob.codec.fetcher import Fetcher
 from dataloaderjob.codec.bundles import load_bundle
-from dataloaderjob.codec.tree import encode
+from dataloaderjob.codec.encoding import encode
 code = load_bundle(Bundle.parse(sys.stdin.buffer.read()), BlobStore(Path(sys.argv[1])))
 print(Fetcher(code.dataset, code.collate_fn).fetch(0, Ticket(0, 0, False, [1, 2])))
 print("squares" in sys.modules, encode(code.dataset[2], allow_pickle=False).nbytes > 0)

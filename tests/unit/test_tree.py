@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 from trees import Point, Sample, body, digest, plain, same, trip
 
-from dataloaderjob.codec.dtypes import TENSOR_TYPES
-from dataloaderjob.codec.tree import Decoder, encode
+from dataloaderjob.codec.decoding import Decoder
+from dataloaderjob.codec.encoding import encode
+from dataloaderjob.codec.special import TENSOR_TYPES
 
 T = TypeVar("T")
 

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import Point, Sample, body, digest, trip
 
-from dataloaderjob.codec.tree import Decoder, encode
+from dataloaderjob.codec.decoding import Decoder
+from dataloaderjob.codec.encoding import encode
 from dataloaderjob.core import layout
 from dataloaderjob.core.errors import InputError, RemoteProtocolError, UnsupportedBatch
 from dataloaderjob.core.layout import Kind, node

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob.api.quantities import Quantity
+from dataloaderjob.api.base import Quantity
 from dataloaderjob_operator import names
 from dataloaderjob_operator.objects import meta, pods, settings
 

@@ -1,6 +1,7 @@
 """The DataLoaderJob API: models of the manifest, its checks, its schema. No I/O but reading manifests."""
 
-from dataloaderjob.api.feeders import FeedersSpec
+from dataloaderjob.api.base import ByteSize, Quantity, Resources
+from dataloaderjob.api.feeders import FeedersSpec, HealthCheck, RaySpec, RayTuning
 from dataloaderjob.api.job import (
     API_VERSION,
     GROUP,
@@ -16,10 +17,7 @@ from dataloaderjob.api.job import (
 from dataloaderjob.api.load import load_manifest, parse_manifest, parse_object, refused_changes
 from dataloaderjob.api.pods import Container, EnvVar, PodSpec, PodTemplate, Volume
 from dataloaderjob.api.problems import ManifestError, Problem
-from dataloaderjob.api.quantities import ByteSize, Quantity, Resources
-from dataloaderjob.api.ray import HealthCheck, RaySpec, RayTuning
-from dataloaderjob.api.sidecar import SidecarSpec
-from dataloaderjob.api.trainer import TrainerPodTemplate, TrainerSpec
+from dataloaderjob.api.trainer import SidecarSpec, TrainerPodTemplate, TrainerSpec
 
 __all__ = [
     "API_VERSION",

@@ -1,15 +1,151 @@
-"""`python -m dataloaderjob.api.crd > crds/dataloaderjobs.yaml`: the CustomResourceDefinition. Pure but for main."""
+"""`python -m dataloaderjob.api.crd > crds/dataloaderjobs.yaml`: the CustomResourceDefinition. Pure but for main.
+
+Its schema is the models', with their rules as CEL. Kubernetes knows neither $ref nor unions nor
+`additionalProperties: false`: references are inlined, an optional field is one that may be left out, and unknown
+fields are refused by strict field validation, as kubectl asks for.
+"""
 
 from __future__ import annotations
 
+import copy
+import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
 
-from dataloaderjob.api.job import GROUP, KIND, PLURAL, SHORT_NAME, VERSION
-from dataloaderjob.api.schema import Schema, structural_schema
+from dataloaderjob.api.base import Immutable, Model, Rule
+from dataloaderjob.api.job import GROUP, KIND, PLURAL, SHORT_NAME, VERSION, DataLoaderJob, Metadata
+from dataloaderjob.api.problems import field_shape, fields_by_alias, shape_of
 from dataloaderjob.api.status import DataLoaderJobStatus
+
+Schema = dict[str, Any]
+PRESERVE = "x-kubernetes-preserve-unknown-fields"
+VALIDATIONS = "x-kubernetes-validations"
+_NUMBER_AS_TEXT = re.compile(r"string\((?!self(\.\w+)*\.(sharedMemory|ringSize)\)|self\.sidecar\.resources)")
+"""Of a number's text the API server knows no bound, and refuses the message as too dear."""
+
+
+def structural_schema(model: type[Model] = DataLoaderJob) -> Schema:
+    """The schema for `spec.versions[].schema.openAPIV3Schema`; `status` is a free object here."""
+    raw = model.model_json_schema(by_alias=True, schema_generator=_WithoutNull)
+    schema = _inline(raw, raw.get("$defs", {}))
+    _spell_out_defaults(schema)
+    _add_rules(schema, model)
+    if model is DataLoaderJob:
+        schema["properties"] |= {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+        }
+        schema["required"] = ["spec"]
+        schema[VALIDATIONS] = [_validation(rule, "metadata") for rule in Metadata.RULES]
+    return schema
+
+
+class _WithoutNull(GenerateJsonSchema):
+    """Optional is "may be left out": the API server drops nulls."""
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+
+def _inline(schema: Schema, definitions: Schema) -> Schema:
+    schema = dict(schema)
+    if "$ref" in schema:
+        target = definitions[schema.pop("$ref").rsplit("/", 1)[1]]
+        schema = {**target, **schema}
+    out: Schema = {}
+    for key, value in schema.items():
+        if key in ("title", "$defs"):
+            continue
+        if key == "properties":
+            out[key] = {name: _inline(part, definitions) for name, part in value.items()}
+        elif key == "items":
+            out[key] = _inline(value, definitions)
+        elif key == "additionalProperties":
+            out |= {key: _inline(value, definitions)} if isinstance(value, dict) else _open(value)
+        elif key == "const":
+            out["enum"] = [value]
+        elif key == "default" and value in (None, [], ()):
+            continue
+        else:
+            out[key] = value
+    if out.get(PRESERVE):
+        out.pop("maxProperties", None)  # a bound for CEL's sake, of no use where CEL cannot look
+    return out
+
+
+def _spell_out_defaults(schema: Schema) -> None:
+    """Fills nested defaults in: the API server checks rules against a default as it is written."""
+    for part in schema.get("properties", {}).values():
+        _spell_out_defaults(part)
+        if part.get("default") == {}:
+            part["default"] = copy.deepcopy(defaults_within(part))
+    if "items" in schema:
+        _spell_out_defaults(schema["items"])
+
+
+def defaults_within(schema: Schema) -> dict[str, Any]:
+    """Defaults of the fields of an object, by name."""
+    return {n: part["default"] for n, part in schema.get("properties", {}).items() if "default" in part}
+
+
+def _open(allowed: bool) -> Schema:
+    return {PRESERVE: True} if allowed else {}
+
+
+def _add_rules(schema: Schema, model: type[BaseModel]) -> None:
+    if issubclass(model, Model):
+        rules = [_validation(rule) for rule in model.RULES] + [_frozen(rule) for rule in model.IMMUTABLE]
+        if rules:
+            schema[VALIDATIONS] = rules
+    for alias, part, inner in _inner_models(schema, model):
+        if not (model is DataLoaderJob and alias == "metadata"):
+            _add_rules(part, inner)
+
+
+def _inner_models(schema: Schema, model: type[BaseModel]) -> Iterator[tuple[str, Schema, type[BaseModel]]]:
+    for alias, info in fields_by_alias(model).items():
+        shape = field_shape(info)
+        part = schema["properties"][alias]
+        if shape.model is None and shape.items is not None:
+            shape = shape_of(shape.items)
+            part = part.get("items", {})
+        if shape.model is not None:
+            yield alias, part, shape.model
+
+
+def _validation(rule: Rule, below: str = "") -> Schema:
+    """One rule; `below`: the field that holds the rule's model, where the rule must stand above it."""
+
+    def lift(cel: str) -> str:
+        return cel.replace("self.", f"self.{below}.") if below else cel
+
+    field = f"{below}.{rule.field}" if below else rule.field
+    made = {"rule": lift(rule.cel), "message": f"{field}: use {rule.use}", "reason": "FieldValueInvalid"}
+    if not _NUMBER_AS_TEXT.search(rule.found):
+        before, after = _quoted(f"{field}: found "), _quoted(f"; use {rule.use}")
+        made["messageExpression"] = f"{before} + {lift(rule.found)} + {after}"
+    return made
+
+
+def _frozen(rule: Immutable) -> Schema:
+    return {
+        "rule": rule.cel,
+        "message": f"{rule.field}: found a change; use {rule.use}",
+        "reason": "FieldValueForbidden",
+    }
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
 
 CATEGORY = "dataload"
 _COLUMNS = (

@@ -1,4 +1,4 @@
-"""DataLoaderJob v1alpha1: a training job and the feeders that make its batches. Pure."""
+"""DataLoaderJob v1alpha1: a training job, the feeders that make its batches, and its network policy. Pure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,33 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from dataloaderjob.api.base import Flag, Free, Immutable, Model, Path, Rule, Use, Whole, nested
-from dataloaderjob.api.feeders import FeedersSpec
-from dataloaderjob.api.network import NetworkPolicySpec
-from dataloaderjob.api.quantities import in_units
-from dataloaderjob.api.ray import RaySpec
-from dataloaderjob.api.sidecar import (
+from dataloaderjob.api.base import Flag, Free, Immutable, Model, Path, Rule, Use, Whole, in_units, nested
+from dataloaderjob.api.feeders import FeedersSpec, RaySpec
+from dataloaderjob.api.trainer import (
     FIRST_RING_OVERHEAD_NBYTES,
     FURTHER_RING_OVERHEAD_NBYTES,
     MIN_RING_NBYTES,
     SidecarSpec,
+    TrainerSpec,
 )
-from dataloaderjob.api.trainer import TrainerSpec
+
+Mode = Literal["Ingress", "Strict", "None"]
+
+
+class NetworkPolicySpec(Model):
+    """NetworkPolicies of the job's pods. Ignored on one machine, and where the cluster's network has none.
+
+    They say what is let in. What a job needs besides, such as its storage in mode Strict or a port of the trainer's
+    own, is opened by a NetworkPolicy of yours that selects its pods by their labels: policies add up.
+    docs/network.md has the connections and examples.
+    """
+
+    mode: Mode = "Ingress"
+    """`Ingress`: what connects to the job's pods is the job itself, the operator, and anyone to the sidecars' metrics.
+
+    `Strict`: besides, the pods connect to the job itself and to DNS only. `None`: no NetworkPolicy is made.
+    """
+
 
 GROUP = "dataloading.dev"
 VERSION = "v1alpha1"

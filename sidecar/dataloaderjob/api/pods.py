@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field
 
 from dataloaderjob.api.base import (
     BY_NAME,
+    ContainerResources,
     Flag,
     Free,
     Model,
@@ -22,7 +23,6 @@ from dataloaderjob.api.base import (
     nested,
     unique_names,
 )
-from dataloaderjob.api.quantities import ContainerResources
 
 RESERVED_PREFIX = "dataloaderjob-"
 Name = Annotated[

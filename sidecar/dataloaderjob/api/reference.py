@@ -14,11 +14,10 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from dataloaderjob.api.base import Model, OpenModel
-from dataloaderjob.api.fields import Shape, expectation, field_shape, fields_by_alias, shape_of
+from dataloaderjob.api.base import Model, OpenModel, Quantity
+from dataloaderjob.api.crd import defaults_within, structural_schema
 from dataloaderjob.api.job import DataLoaderJob, Metadata
-from dataloaderjob.api.quantities import Quantity
-from dataloaderjob.api.schema import defaults_within, structural_schema
+from dataloaderjob.api.problems import Shape, expectation, field_shape, fields_by_alias, shape_of
 
 EXAMPLE = """\
 apiVersion: dataloading.dev/v1alpha1

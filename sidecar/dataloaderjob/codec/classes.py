@@ -1,19 +1,30 @@
-"""Classes by name: how a class of the user's code in a feeder is found again in the trainer.
+"""Classes of user code: found again by name, or sent by value.
 
 A feeder may hold the user's classes by value (cloudpickle), under the module names that they have in the
 trainer. The trainer looks in the modules that it has loaded (`__main__` is among them), then among the classes that
 it sent by value. It imports no package because a feeder names it; only a module of a package that it has imported
 already.
+
+Classes of the script, and those made within functions, travel by value. Such a class is made empty, then gets its
+attributes, so that what they hold may refer to it. Making it runs nothing of the user's: what a metaclass and
+`__init_subclass__` did in the trainer is in the state that travels. They would find a `__main__` without its globals,
+and register each class a second time.
 """
 
 from __future__ import annotations
 
+import contextlib
+import enum
 import importlib
 import sys
 import types
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
+import cloudpickle
+
+from dataloaderjob.codec.modules import is_installed
 from dataloaderjob.core.errors import UnsupportedBatch
 from dataloaderjob.core.layout import ClassName
 
@@ -85,3 +96,145 @@ def _import(module: str) -> types.ModuleType:
     if package not in sys.modules:
         raise ImportError(f"{package!r} is not imported here")
     return importlib.import_module(module)
+
+
+_cloudpickle: Any = cloudpickle.cloudpickle
+_BY_METACLASS = ("__prepare__", "__new__", "__init__", "__setattr__")
+_made: WeakSet[type] = WeakSet()
+"""The classes of this process that came by value."""
+
+
+def reduce_class(cls: Any) -> tuple[Any, ...]:
+    """cloudpickle's, without the tracker id, by which it would take a class of another bundle for this one."""
+    args: Any
+    note_sent(cls)
+    if issubclass(cls, enum.Enum):
+        members = {name: (_data(member), member._value_) for name, member in cls.__members__.items()}
+        args = (cls.__bases__, cls.__name__, cls.__qualname__, members, cls.__module__)
+        return _make_enum, args, _enum_state(cls), None, None, _set_enum_state
+    own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    args = (type(cls), cls.__name__, _cloudpickle._get_bases(cls), own, None, None)  # noqa: SLF001
+    return _make_class, args, _cloudpickle._class_getstate(cls), None, None, _set_state  # noqa: SLF001
+
+
+_ENUM_OWN = frozenset({
+    "_generate_next_value_", "_member_names_", "_member_map_", "_member_type_", "_value2member_map_",
+})  # fmt: skip
+"""What making an enum makes."""
+_MEMBER_OWN = frozenset({"_value_", "_name_", "_sort_order_", "_inverted_", "__objclass__"})
+"""Of a member, likewise; `_inverted_` is made when it is first asked for."""
+_DATA: dict[type, Callable[[Any], Any]] = {
+    int: int.__int__,
+    float: float.__float__,
+    str: lambda member: str.__getitem__(member, slice(None)),
+    bytes: lambda member: bytes.__getitem__(member, slice(None)),
+    tuple: lambda member: tuple.__getitem__(member, slice(None)),
+}
+
+
+def _data(member: Any) -> Any:
+    """What a member holds by its type, as in `class Letter(str, Enum)`: not always its value."""
+    take = _DATA.get(type(member)._member_type_)
+    return None if take is None else take(member)
+
+
+def _enum_state(cls: Any) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Returns (attributes of the class, those of each member that has some of its own)."""
+    own, _ = _cloudpickle._class_getstate(cls)  # noqa: SLF001
+    members = {
+        name: {"".join(key): value for key, value in vars(member).items() if key not in _MEMBER_OWN}
+        for name, member in cls._member_map_.items()
+        if member._name_ == name
+    }
+    kept = {name: value for name, value in own.items() if name not in _ENUM_OWN | cls.__members__.keys()}
+    return kept, {name: attributes for name, attributes in members.items() if attributes}
+
+
+# In a feeder
+
+
+def _make_class(metaclass: type, name: str, bases: tuple[type, ...], *rest: Any) -> type:
+    classes = types.resolve_bases(bases)  # Generic[T] is none
+    with _quiet([metaclass, *map(type, classes)], classes):
+        return _note(_cloudpickle._make_skeleton_class(metaclass, name, bases, *rest))  # noqa: SLF001
+
+
+def _make_enum(
+    bases: tuple[type, ...], name: str, qualname: str, members: dict[str, tuple[Any, Any]], module: str
+) -> type:
+    metaclass: Any = type(bases[-1])
+    with _quiet((), bases):
+        own = metaclass.__prepare__(name, bases)
+        for key, given in {**_MAKING, "__module__": module, "__qualname__": qualname, **members}.items():
+            own[key] = given
+        made: Any = metaclass.__new__(metaclass, name, bases, own)
+    for helper in ("__init__", "__new_member__"):  # the user's come with the state
+        if helper in vars(made):
+            type.__delattr__(made, helper)
+    return _note(made)
+
+
+def _make_member(cls: Any, *given: Any) -> Any:
+    # Of an enum of tuples both come as one.
+    data, value = given if len(given) == 2 else given[0]
+    base = cls._member_type_
+    if base in _DATA:
+        member = base.__new__(cls, data)
+    elif base.__new__ is object.__new__:
+        member = object.__new__(cls)
+    else:
+        member = base.__new__(cls, *(value if isinstance(value, tuple) else (value,)))
+    member._value_ = value
+    return member
+
+
+def _init_member(member: Any, *given: Any) -> None:
+    """A member's attributes come with the state."""
+
+
+_MAKING = {"__new__": _make_member, "__init__": _init_member}
+
+
+def _set_enum_state(cls: Any, state: tuple[dict[str, Any], dict[str, dict[str, Any]]]) -> Any:
+    own, members = state
+    made: Any = _set_state(cls, (own, {}))
+    for name, attributes in members.items():
+        vars(made._member_map_[name]).update(attributes)
+    return made
+
+
+def _set_state(cls: type, state: Any) -> type:
+    with _quiet([type(cls)], ()):
+        made: type = _cloudpickle._class_setstate(cls, state)  # noqa: SLF001
+    return made
+
+
+def _note(cls: type) -> type:
+    _made.add(cls)
+    return cls
+
+
+@contextlib.contextmanager
+def _quiet(metaclasses: Iterable[type], bases: Iterable[type]) -> Iterator[None]:
+    """Takes the hooks of the user's classes away; those of libraries run, for what they register is in no state."""
+    hooks = [(cls, name) for cls in _with_bases(metaclasses) for name in _BY_METACLASS]
+    hooks += [(cls, "__init_subclass__") for cls in _with_bases(bases)]
+    taken = [(cls, name, vars(cls)[name]) for cls, name in hooks if name in vars(cls)]
+    for cls, name, _ in taken:
+        type.__delattr__(cls, name)
+    try:
+        yield
+    finally:
+        for cls, name, hook in taken:
+            type.__setattr__(cls, name, hook)
+
+
+def _with_bases(classes: Iterable[type]) -> list[type]:
+    return [
+        cls for cls in dict.fromkeys(base for given in classes for base in given.__mro__) if _is_users(cls)
+    ]
+
+
+def _is_users(cls: type) -> bool:
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return cls in _made or (isinstance(file, str) and not is_installed(file))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaderjob.codec import classes, dtypes, objects
+from dataloaderjob.codec import classes, objects, special
 from dataloaderjob.codec.encoding import is_class_of_items
 from dataloaderjob.core import layout, values
 from dataloaderjob.core.errors import RemoteProtocolError
@@ -176,8 +176,8 @@ def _plain_maker(buffers: Sequence[Buffer]) -> Maker:
     return lambda base: list(map(_from_numpy, map(_ndarray, shapes, types, repeat(base), offsets, strides)))
 
 
-def _known(buffer: Buffer) -> dtypes.TensorType:
-    return dtypes.tensor_type(buffer.dtype, buffer.itemsize)
+def _known(buffer: Buffer) -> special.TensorType:
+    return special.tensor_type(buffer.dtype, buffer.itemsize)
 
 
 def _is_plain(buffer: Buffer) -> bool:
@@ -212,7 +212,7 @@ def _tensor_maker(buffer: Buffer) -> Maker:
 
 
 def _array_maker(buffer: Buffer) -> Maker:
-    dtype = dtypes.array_type(buffer.dtype, buffer.itemsize)
+    dtype = special.array_type(buffer.dtype, buffer.itemsize)
     shape, offset, strides = buffer.shape, buffer.offset, _byte_strides(buffer)
 
     def array(base: Body) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from dataloaderjob.codec import dtypes, objects
+from dataloaderjob.codec import objects, special
 from dataloaderjob.codec.carriers import StaysError, attributes_beside
 from dataloaderjob.codec.encoding import is_class_of_items
 from dataloaderjob.core import values
@@ -117,16 +117,16 @@ def _encoded(item: Any) -> bytes:
 
 
 def _is_block(t: torch.Tensor) -> bool:
-    known = dtypes.TENSOR_TYPES.get(t.dtype)
+    known = special.TENSOR_TYPES.get(t.dtype)
     return known is not None and t.is_cpu and t.layout is torch.strided and not t.is_nested
 
 
 def _is_plain(a: np.ndarray[Any, Any] | np.generic) -> bool:
-    return dtypes.describe(a.dtype) is not None
+    return special.describe(a.dtype) is not None
 
 
 def _tensor(update: Callable[[Any], None], t: torch.Tensor) -> None:
-    known = dtypes.TENSOR_TYPES[t.dtype]
+    known = special.TENSOR_TYPES[t.dtype]
     update(f"tensor {known.name} {tuple(t.shape)}\n".encode())
     t = t.detach().resolve_conj().resolve_neg().contiguous()
     _bytes(update, (t.view(known.carrier) if known.carrier else t).numpy())
@@ -141,4 +141,4 @@ def _array(update: Callable[[Any], None], a: np.ndarray[Any, Any] | np.generic) 
 def _bytes(update: Callable[[Any], None], a: np.ndarray[Any, Any]) -> None:
     """`a` is in C order."""
     if a.nbytes:
-        update(a.reshape(-1).view(dtypes.BYTE).data)
+        update(a.reshape(-1).view(special.BYTE).data)

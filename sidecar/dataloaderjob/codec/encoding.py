@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaderjob.codec import classes, dtypes, objects
+from dataloaderjob.codec import classes, objects, special
 from dataloaderjob.codec.carriers import StaysError, attributes_beside
 from dataloaderjob.core import layout, values
 from dataloaderjob.core.errors import UnsupportedBatch
@@ -175,7 +175,7 @@ class _Encoder:
         again = self.seen.get(id(t))
         if again is not None:
             return again[0]
-        known = dtypes.TENSOR_TYPES.get(t.dtype)
+        known = special.TENSOR_TYPES.get(t.dtype)
         if known is None or not t.is_cpu or t.layout is not torch.strided or t.is_nested:
             return self._object(t, depth)
         whole = t
@@ -202,7 +202,7 @@ class _Encoder:
         again = self.seen.get(id(a))
         if again is not None:
             return again[0]
-        descr = dtypes.describe(a.dtype)
+        descr = special.describe(a.dtype)
         if descr is None:
             return self._object(a, depth)
         self.seen[id(a)] = (_SAME, len(self.buffers)), a
@@ -226,7 +226,7 @@ class _Encoder:
     def _buffer(self, a: np.ndarray[Any, Any]) -> None:
         """`a` is in C order."""
         nbytes = a.nbytes
-        self.buffers.append((a.reshape(-1).view(dtypes.BYTE).data if nbytes else b"", nbytes))
+        self.buffers.append((a.reshape(-1).view(special.BYTE).data if nbytes else b"", nbytes))
 
     # Containers
 

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dataloaderjob.codec.origin import is_users
+from dataloaderjob.codec.modules import is_users
 
 CACHED = "<cached>"
 """Stands for the only result of a function without arguments under functools.lru_cache."""

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 
 from dataloaderjob.codec import left_out, names
 from dataloaderjob.codec.left_out import ENTRY, Excluded
-from dataloaderjob.codec.modules import MAINS, UserModules
+from dataloaderjob.codec.modules import MAINS, UserModules, is_defined_at
 from dataloaderjob.codec.names import Item, Names
-from dataloaderjob.codec.origin import is_defined_at
 from dataloaderjob.codec.pickling import Reached, UserCodeUnpickler
 from dataloaderjob.core import values
 

@@ -27,8 +27,7 @@ import torch
 
 from dataloaderjob.codec import function_state, left_out
 from dataloaderjob.codec.function_state import CACHED, KEPT
-from dataloaderjob.codec.modules import MAINS
-from dataloaderjob.codec.origin import is_defined_at
+from dataloaderjob.codec.modules import MAINS, is_defined_at
 from dataloaderjob.core.errors import InputError
 
 Path = tuple[str, str]

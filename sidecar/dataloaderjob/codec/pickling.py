@@ -20,9 +20,8 @@ import numpy as np
 import torch
 
 from dataloaderjob.codec import functions, mappings, names, reducers
-from dataloaderjob.codec.by_value import reduce_class
-from dataloaderjob.codec.modules import MAINS
-from dataloaderjob.codec.origin import is_defined_at
+from dataloaderjob.codec.classes import reduce_class
+from dataloaderjob.codec.modules import MAINS, is_defined_at
 
 MIN_BUFFER_NBYTES = 64 * 1024
 """Smaller buffers stay within the pickle."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dataloaderjob.codec import failures
-from dataloaderjob.codec.tree import Decoder
+from dataloaderjob.codec.decoding import Decoder
 from dataloaderjob.core import errors
 from dataloaderjob.core.control import (
     W_COPIES,
