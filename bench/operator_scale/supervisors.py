@@ -16,7 +16,7 @@ from typing import Any
 
 from dataloaderjob.core import auth
 from dataloaderjob.core.errors import AuthError, DataLoaderJobError, RemoteProtocolError
-from dataloaderjob_operator import keys
+from dataloaderjob_operator import names
 
 BATCH_NBYTES = 38_535_168
 RING_NBYTES = 256 * 1024 * 1024
@@ -129,7 +129,7 @@ class Supervisors:
         name = str(hello.get("job"))
         try:
             uid = name.rpartition("/")[2]
-            last = auth.accept(keys.job_key(self._root_key, uid), first, hello, job=name, facts={})
+            last = auth.accept(names.job_key(self._root_key, uid), first, hello, job=name, facts={})
         except (AuthError, ValueError) as exc:
             writer.write(auth.pack_message({"error": str(exc)}))
             raise

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import kopf
 
-from dataloaderjob_operator import keys, logs, serving
+from dataloaderjob_operator import logs, names, serving
 from dataloaderjob_operator.client import Client
 from dataloaderjob_operator.metrics import Metrics
-from dataloaderjob_operator.objects import OwnPod, Setup
-from dataloaderjob_operator.observe import relist, watch
+from dataloaderjob_operator.objects import OperatorConfig, OwnPod
+from dataloaderjob_operator.observe import watch
 from dataloaderjob_operator.observe.cache import Cache, JobKey
-from dataloaderjob_operator.observe.event_lookup import Inquirer
-from dataloaderjob_operator.observe.secret_poller import Unwatched
-from dataloaderjob_operator.observe.supervisor_poller import Asker
-from dataloaderjob_operator.queue.workers import RESYNC_S, Work
+from dataloaderjob_operator.observe.event_lookup import EventLookup
+from dataloaderjob_operator.observe.secret_poller import SecretPoller
+from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
+from dataloaderjob_operator.queue.workers import RESYNC_S, Workers
 from dataloaderjob_operator.reconcile import Reconciler
 
 log = logging.getLogger("dataloaderjob_operator")
@@ -63,7 +63,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         "--own-label", action="append", default=[], metavar="NAME=VALUE", help="of the same; may be repeated"
     )
     parser.add_argument(
-        "--root-key", type=Path, required=True, help=f"file of {keys.ROOT_NBYTES} bytes at least"
+        "--root-key", type=Path, required=True, help=f"file of {names.ROOT_NBYTES} bytes at least"
     )
     parser.add_argument("--sidecar-image", required=True, help="where a manifest names none")
     parser.add_argument("--workers", type=int, default=8, help="jobs that are reconciled at a time")
@@ -102,25 +102,25 @@ def _own_pod(parser: argparse.ArgumentParser, namespace: str | None, labels: Seq
     return OwnPod(namespace=namespace, labels=pairs) if namespace else None
 
 
-def make_setup(options: Options) -> Setup:
+def make_setup(options: Options) -> OperatorConfig:
     """Raises OSError without the key, ValueError if it is too short."""
     root = options.root_key.read_bytes()
-    keys.job_key(root, "try")
+    names.job_key(root, "try")
     version = importlib.metadata.version("dataloaderjob")
-    return Setup(
+    return OperatorConfig(
         version=version, sidecar_image=options.sidecar_image, root_key=root, operator=options.operator
     )
 
 
-async def run(options: Options, setup: Setup) -> None:
+async def run(options: Options, setup: OperatorConfig) -> None:
     """Until it is told to stop. Raises CancelledError when that is before the first list is done."""
     cache, metrics = Cache(), Metrics()
     client = await Client.connect(metrics)
-    asker = Asker(cache, setup.root_key, lambda key: work.add(key))
+    asker = SupervisorPoller(cache, setup.root_key, lambda key: work.add(key))
     reconciler = Reconciler(client, cache, setup, asker)
-    work = Work(reconciler.reconcile, workers=options.workers, metrics=metrics, resync_s=options.resync_s)
-    inquirer = reconciler.inquirer = Inquirer(client, work.add)
-    unwatched = reconciler.unwatched = Unwatched(client, work.add, cache.ended)
+    work = Workers(reconciler.reconcile, workers=options.workers, metrics=metrics, resync_s=options.resync_s)
+    inquirer = reconciler.inquirer = EventLookup(client, work.add)
+    unwatched = reconciler.unwatched = SecretPoller(client, work.add, cache.ended)
     health = serving.Health(watches=watch.alive, expected=watch.expected(options.namespaces))
     metrics.watches.set_function(watch.alive)
     metrics.describe(version=setup.version, kopf=importlib.metadata.version("kopf"), phases=cache.phases)
@@ -138,7 +138,7 @@ async def run(options: Options, setup: Setup) -> None:
 
     try:
         async with serving.serve(options.metrics_port, metrics, health):
-            await relist.prime(client, cache, work.add, options.namespaces)
+            await watch.prime(client, cache, work.add, options.namespaces)
             health.listed = True
             settings = kopf.OperatorSettings()
             watch.configure(settings)
@@ -153,7 +153,7 @@ async def run(options: Options, setup: Setup) -> None:
                 asyncio.create_task(unwatched.run(), name="unwatched"),
                 asyncio.create_task(serving.pulse(metrics), name="pulse"),
                 asyncio.create_task(
-                    relist.keep_sweeping(client, cache, work.add, options.namespaces), name="sweeps"
+                    watch.keep_sweeping(client, cache, work.add, options.namespaces), name="sweeps"
                 ),
             ]
             await asyncio.sleep(0)  # tasks that kopf finds are not its own: it waits for others at its end

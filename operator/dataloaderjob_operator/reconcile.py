@@ -18,12 +18,12 @@ from dataloaderjob_operator import logs
 from dataloaderjob_operator.client import Api, ApiError, Changed
 from dataloaderjob_operator.decide import conditions
 from dataloaderjob_operator.decide.decision import Decision, decide
-from dataloaderjob_operator.decide.observed import FIGURES_EVERY_S, Key, Seen
+from dataloaderjob_operator.decide.observed import FIGURES_EVERY_S, Key, Observed
 from dataloaderjob_operator.diff import covers, hash_of, needed
-from dataloaderjob_operator.objects import Manifest, Setup
+from dataloaderjob_operator.objects import Manifest, OperatorConfig
 from dataloaderjob_operator.observe.cache import Cache, JobKey
-from dataloaderjob_operator.observe.event_lookup import Inquirer
-from dataloaderjob_operator.observe.secret_poller import KINDS, Unwatched
+from dataloaderjob_operator.observe.event_lookup import EventLookup
+from dataloaderjob_operator.observe.secret_poller import KINDS, SecretPoller
 from dataloaderjob_operator.observe.supervisor_poller import Supervisors
 from dataloaderjob_operator.queue.workers import NEVER
 from dataloaderjob_operator.report import Reporter
@@ -69,7 +69,7 @@ class Reconciler:
 
     api: Api
     cache: Cache
-    setup: Setup
+    setup: OperatorConfig
     supervisors: Supervisors
     now: Callable[[], datetime] = _now
     uids: dict[JobKey, str] = field(default_factory=dict)
@@ -84,9 +84,9 @@ class Reconciler:
     """Texts for which it refused a status."""
     vain: dict[JobKey, dict[Key, tuple[str, str]]] = field(default_factory=dict)
     """Version of a child, and hash of what was sent to it and changed nothing."""
-    inquirer: Inquirer | None = None
+    inquirer: EventLookup | None = None
     """None: causes that only events tell are not told."""
-    unwatched: Unwatched | None = None
+    unwatched: SecretPoller | None = None
     """None: each look asks for what no watch tells of."""
     reporter: Reporter = field(init=False)
 
@@ -158,7 +158,7 @@ class Reconciler:
         soon = [AFTER_WRITE_S] if wrote else []
         return min([*soon, *([] if decision.look_again_s is None else [decision.look_again_s])], default=None)
 
-    async def _carry_out(self, key: JobKey, seen: Seen, decision: Decision) -> bool:
+    async def _carry_out(self, key: JobKey, seen: Observed, decision: Decision) -> bool:
         """Whether anything was written."""
         if decision.delete_job:
             await self._delete((KIND, key[1]), self.cache.job(key))
@@ -182,7 +182,7 @@ class Reconciler:
         else:
             self.cache.remove(thing)
 
-    async def _write_status(self, key: JobKey, seen: Seen, decision: Decision) -> bool:
+    async def _write_status(self, key: JobKey, seen: Observed, decision: Decision) -> bool:
         status = _plain(decision.status)
         live = self.cache.live_status(key)
         cleared = any(live.get(field) and field not in status for field in ("startTime", "completionTime"))
@@ -217,7 +217,7 @@ class Reconciler:
 
     async def _cannot(self, key: JobKey, reason: str, message: str) -> None:
         """Says why nothing is done about a job; what was written of it before stays."""
-        before, why = self.cache.status(key), conditions.Fact(False, reason, message)
+        before, why = self.cache.status(key), conditions.ConditionState(False, reason, message)
         after = conditions.not_ready(
             before, why, self.cache.generation(key), self.now(), unsaid=self.unsaid.get(key, frozenset())
         )

@@ -14,7 +14,9 @@ from dataloaderjob_operator import objects
 from dataloaderjob_operator.client import PATHS
 
 OWN = objects.OwnPod(namespace="ops", labels={"app": "operator"})
-SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32, operator=OWN)
+SETUP = objects.OperatorConfig(
+    version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32, operator=OWN
+)
 TRAINER = "spec.trainer.template.spec"
 FEEDER = "spec.feeders.template.spec"
 VOLUME = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}

@@ -17,7 +17,7 @@ from supervisor_alone import SupervisorAlone, says
 
 from apiserver import ApiServer, Refused, free_ports
 from dataloaderjob.api import KIND
-from dataloaderjob_operator import keys, names
+from dataloaderjob_operator import names
 from dataloaderjob_operator.objects.settings import SUPERVISOR_PORT
 
 
@@ -65,7 +65,7 @@ def test_a_job_runs_once_its_supervisor_says_so_and_the_status_has_its_figures(
     job = Operated(server, manifest())
     until(lambda: len(job.children()) == ALL, 30, f"children; it said {operator.log}")
     uid = job.get(KIND, "mnist")["metadata"]["uid"]
-    key = keys.job_key(ROOT, uid)
+    key = names.job_key(ROOT, uid)
     name, address = names.unique(*job.key, uid), "127.0.0.41"
     supervisor = SupervisorAlone(
         tmp_path / "s", job=name, key=key, host=address, port=SUPERVISOR_PORT, feeders=1

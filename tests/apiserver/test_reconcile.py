@@ -208,7 +208,7 @@ def test_a_child_that_is_gone_and_still_known_is_deleted_once(job: Operated) -> 
 
 def test_a_new_operator_replaces_no_pod_until_the_user_asks_for_something_else(job: Operated) -> None:
     job.settle()
-    newer = objects.Setup(version="2.0", sidecar_image="example/sidecar:2", root_key=SETUP.root_key)
+    newer = objects.OperatorConfig(version="2.0", sidecar_image="example/sidecar:2", root_key=SETUP.root_key)
     before = {
         name: job.get("Deployment", name)["spec"]["template"] for name in ("mnist-head", "mnist-feeders")
     }

@@ -12,7 +12,7 @@ from dataloaderjob_operator import objects
 
 ON = ("--set", "podMonitor.enabled=true")
 OPERATOR, SIDECARS = ("PodMonitor", "r-operator"), ("PodMonitor", "r-sidecars")
-SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
+SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 
 
 def finds(monitor: dict[str, Any], pod: dict[str, Any]) -> bool:

@@ -16,10 +16,10 @@ from supervisor_alone import SupervisorAlone, says
 
 from dataloaderjob.api import KIND
 from dataloaderjob.core.settings import RayTuning
-from dataloaderjob_operator import keys, names
+from dataloaderjob_operator import names
 from dataloaderjob_operator.observe import supervisor_poller
 from dataloaderjob_operator.observe.cache import Cache, JobKey
-from dataloaderjob_operator.observe.supervisor_poller import Asker
+from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
 
 ROOT = b"r" * 32
 KEY: JobKey = ("team", "mnist")
@@ -42,7 +42,7 @@ class Job:
         self.cache, self.told = Cache(), 0
         changes = {"metadata.uid": self.uid, "metadata.namespace": KEY[0]}
         self.cache.put({**manifest(changes), "kind": KIND})
-        self.asker = Asker(self.cache, ROOT, self._changed, port=self.port)
+        self.asker = SupervisorPoller(self.cache, ROOT, self._changed, port=self.port)
 
     def _changed(self, key: JobKey) -> None:
         assert key == KEY
@@ -60,7 +60,7 @@ class Job:
         self, host: str = "127.0.0.1", *, key: bytes | None = None, feeders: int = 1
     ) -> SupervisorAlone:
         made = SupervisorAlone(
-            self.folder / host, job=names.unique(*KEY, self.uid), key=key or keys.job_key(ROOT, self.uid),
+            self.folder / host, job=names.unique(*KEY, self.uid), key=key or names.job_key(ROOT, self.uid),
             host=host, port=self.port, feeders=feeders,
         )  # fmt: skip
         made.has_ray()

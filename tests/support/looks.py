@@ -13,10 +13,10 @@ from dataloaderjob.api.status import ConditionType, RayStatus
 from dataloaderjob_operator import objects
 from dataloaderjob_operator.decide.answers import Answer
 from dataloaderjob_operator.decide.decision import Decision, decide
-from dataloaderjob_operator.decide.observed import Seen
+from dataloaderjob_operator.decide.observed import Observed
 from dataloaderjob_operator.objects.trainers import SIDECAR
 
-SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
+SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 RAY = RayStatus(version="2.60.0", worker_register_timeout_seconds=120)
 ANSWER = Answer(desired=1, ready=1, ray=RAY)
@@ -55,20 +55,20 @@ def live(*names: tuple[str, str], **status: Any) -> dict[tuple[str, str], dict[s
     return {name: {"metadata": {"name": name[1]}, "status": status} for name in names}
 
 
-def serving(**more: Any) -> Seen:
+def serving(**more: Any) -> Observed:
     """A job whose parts all serve."""
     children = live(*BASE) | live(HEAD, FEEDERS, readyReplicas=1, replicas=1) | live(TRAINERS, active=1)
     found = {"pods": (pod("head"), pod("feeder"), pod("trainer")), "answer": ANSWER, **more}
-    return Seen(job=job(), children=children, **found)
+    return Observed(job=job(), children=children, **found)
 
 
-def decided(seen: Seen, seconds: float = 0) -> Decision:
+def decided(seen: Observed, seconds: float = 0) -> Decision:
     found = decide(seen, SETUP, T0 + timedelta(seconds=seconds))
     assert found is not None
     return found
 
 
-def after(seen: Seen, decision: Decision, **changes: Any) -> Seen:
+def after(seen: Observed, decision: Decision, **changes: Any) -> Observed:
     return replace(seen, status=decision.status, **changes)
 
 
@@ -80,7 +80,7 @@ def keys(decision: Decision) -> set[tuple[str, str]]:
     return {(child["kind"], child["metadata"]["name"]) for child in decision.apply}
 
 
-def failed_trainers(seen: Seen, attempt: int = 0) -> Seen:
+def failed_trainers(seen: Observed, attempt: int = 0) -> Observed:
     ended = [{"name": "trainer", "state": {"terminated": {"exitCode": 7, "message": "CUDA error"}}}]
     name = ("Job", f"mnist-trainers-{attempt}")
     return replace(

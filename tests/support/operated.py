@@ -20,7 +20,7 @@ from dataloaderjob_operator.names import LABEL_JOB
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.reconcile import Reconciler
 
-SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
+SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 T = TypeVar("T")
 PODS = "/api/v1/namespaces/{namespace}/pods"
 MERGE = "application/merge-patch+json"
@@ -113,7 +113,9 @@ class Operated:
         return f"{folder}/{name}" if name else folder
 
     def reconcile(
-        self, fault: Callable[[int], Exception | None] = lambda number: None, setup: objects.Setup = SETUP
+        self,
+        fault: Callable[[int], Exception | None] = lambda number: None,
+        setup: objects.OperatorConfig = SETUP,
     ) -> int:
         """One reconcile. Returns how many writes it made. Raises what `fault` does."""
         runner, client = _operator(self.server)
@@ -133,7 +135,7 @@ class Operated:
         """In the loop of the operator's client."""
         return _operator(self.server)[0].run(what)
 
-    def settle(self, looks: int = 12, setup: objects.Setup = SETUP) -> None:
+    def settle(self, looks: int = 12, setup: objects.OperatorConfig = SETUP) -> None:
         """Reconciles, and collects garbage, until nothing is written any more."""
         for _ in range(looks):
             collected = self.collect_garbage()

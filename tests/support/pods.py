@@ -26,9 +26,9 @@ from dataloaderjob.api import parse_object
 from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import DataLoaderJobError
 from dataloaderjob.local import tags
-from dataloaderjob_operator.objects import Setup, settings
+from dataloaderjob_operator.objects import OperatorConfig, settings
 
-SETUP = Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
+SETUP = OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 HEAD = "127.0.0.2"
 FAST = {"initialDelayMs": 1000, "periodMs": 500, "timeoutMs": 2000, "failureThreshold": 8}
 """A raylet that was killed is known to be dead after 4 s; as the operator has it by default, after 15 s."""

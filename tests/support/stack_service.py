@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from dataloaderjob.local.cluster import ServicePlan, Stack
+from dataloaderjob.local.cluster import LocalCluster, ServicePlan
 from dataloaderjob.local.loop import Loop
 
 
@@ -28,7 +28,7 @@ def main(folder: Path, feeders: int, provider: str) -> int:
     over: list[str] = []
     loop = Loop()
     loop.signals((signal.SIGTERM,), lambda _: over.append("SIGTERM came"))
-    stack = Stack(
+    stack = LocalCluster(
         plan, loop, socket_path=str(folder / "s"), broken=over.append,
         show=lambda who, text, _: say(f"[{who}] {text}"),
     )  # fmt: skip

@@ -20,7 +20,7 @@ from bench.operator_scale.watching import Jobs
 
 from dataloaderjob.core import rates
 from dataloaderjob.core.errors import AuthError
-from dataloaderjob_operator import keys
+from dataloaderjob_operator import names
 from dataloaderjob_operator.decide import answers
 from dataloaderjob_operator.metrics import Metrics
 from dataloaderjob_operator.observe import supervisor_poller
@@ -120,7 +120,7 @@ def converse(root: bytes, *wanted: int) -> list[dict[str, Any]]:
 
     async def run() -> list[dict[str, Any]]:
         async with Supervisors(ROOT, feeders=2).serving("127.0.0.1", 0) as port:
-            head = supervisor_poller.Head("127.0.0.1", f"team/mnist/{uid}", keys.job_key(root, uid))
+            head = supervisor_poller.Head("127.0.0.1", f"team/mnist/{uid}", names.job_key(root, uid))
             return [
                 dict(await supervisor_poller._converse(head, port, supervisor_poller._Job(feeders)))
                 for feeders in wanted

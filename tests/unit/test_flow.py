@@ -17,7 +17,7 @@ from dataloaderjob.core import auth, frames, sockets
 from dataloaderjob.core.frames import HEADER_NBYTES, Header, Kind
 from dataloaderjob.sidecar.dispatch.instructions import Endpoint
 from dataloaderjob.sidecar.dispatch.space import Extent
-from dataloaderjob.sidecar.feeder_connection import WAITALL_ABOVE_NBYTES, Flow
+from dataloaderjob.sidecar.feeder_connection import WAITALL_ABOVE_NBYTES, FeederConnection
 
 KEY, JOB, INSTANCE = bytes(range(32)), "job", "i0"
 WAIT_S = 5.0
@@ -33,16 +33,16 @@ class Sink:
         self.came: list[tuple[int, bytes]] = []
         self.takes, self.ring = takes, bytearray(len(BODY))
 
-    def flow_up(self, flow: Flow, facts: dict[str, Any]) -> None: ...
-    def flow_moved(self, flow: Flow) -> None: ...
+    def flow_up(self, flow: FeederConnection, facts: dict[str, Any]) -> None: ...
+    def flow_moved(self, flow: FeederConnection) -> None: ...
 
-    def flow_frame(self, flow: Flow, header: Header, payload: bytes) -> None:
+    def flow_frame(self, flow: FeederConnection, header: Header, payload: bytes) -> None:
         self.came.append((header.ticket, payload))
 
-    def flow_body(self, flow: Flow, header: Header) -> tuple[Extent, memoryview] | None:
+    def flow_body(self, flow: FeederConnection, header: Header) -> tuple[Extent, memoryview] | None:
         return (Extent(0, 0, header.nbytes), memoryview(self.ring)[: header.nbytes]) if self.takes else None
 
-    def flow_body_done(self, flow: Flow, header: Header) -> None:
+    def flow_body_done(self, flow: FeederConnection, header: Header) -> None:
         self.came.append((header.ticket, bytes(self.ring[: header.nbytes])))
 
 
@@ -58,7 +58,7 @@ class Feeder:
         for sock in [*self.links, self.listener]:
             sock.close()
 
-    def link(self, flow: Flow) -> socket.socket:
+    def link(self, flow: FeederConnection) -> socket.socket:
         """A new one, with both ends' greetings exchanged."""
         flow.connect(time.monotonic())
         sock, _ = self.listener.accept()
@@ -74,7 +74,7 @@ class Feeder:
         return sock
 
 
-def step(flow: Flow) -> None:
+def step(flow: FeederConnection) -> None:
     """Waits until there is something for the flow, and hands it over."""
     assert flow.sock is not None
     poll = select.epoll()
@@ -96,7 +96,7 @@ def feeder() -> Iterator[Feeder]:
     made.close()
 
 
-def breaks(flow: Flow) -> None:
+def breaks(flow: FeederConnection) -> None:
     """Until the flow sees that its link is gone; then as the receiver does it."""
     with pytest.raises(ConnectionError):
         while True:
@@ -106,7 +106,7 @@ def breaks(flow: Flow) -> None:
 
 def cut_and_come_back(feeder: Feeder, sink: Sink, start: bytes, *, reset: bool = False) -> None:
     """A link on which `start` comes and no more, and another with whole frames of both kinds."""
-    flow = Flow(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
+    flow = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
     first = feeder.link(flow)
     first.sendall(start)
     if reset:

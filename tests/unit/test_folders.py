@@ -21,7 +21,7 @@ from dataloaderjob.core import folders, ipc, places
 from dataloaderjob.core.errors import ProtocolError, ServiceUnavailable
 from dataloaderjob.local import reaper
 from dataloaderjob.providers.local import _dial
-from dataloaderjob.sidecar.trainer_listener import Reception, listen
+from dataloaderjob.sidecar.trainer_listener import TrainerListener, listen
 from dataloaderjob.trainer import attach, private
 
 
@@ -212,7 +212,7 @@ def test_a_private_sidecar_hears_no_other_user(shared: Path, is_private: bool):
     path = shared / "s"
     select = selectors.DefaultSelector()
     came: list[ipc.Packet] = []
-    reception = Reception(str(path), select, lambda _, packet: came.append(packet), private=is_private)
+    reception = TrainerListener(str(path), select, lambda _, packet: came.append(packet), private=is_private)
     path.chmod(0o777)
 
     def ask() -> None:

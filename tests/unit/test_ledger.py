@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dataloaderjob.supervisor.reports import MAX_FAILURES, MAX_TEXT, Ledger
+from dataloaderjob.supervisor.reports import MAX_FAILURES, MAX_TEXT, Reports
 
 MISSING = {"rank": "0", "feeder": "feeder-1", "reason": "ModuleMissing", "text": "No module named 'x'"}
 
@@ -14,7 +14,7 @@ def figures(taken: int, *failures: Any) -> dict[str, Any]:
 
 
 def test_figures_are_those_of_the_last_message_until_the_sidecar_goes():
-    ledger = Ledger()
+    ledger = Reports()
     ledger.heard("a", figures(3))
     ledger.heard("a", figures(4))
     assert ledger.sidecars == {"a": {"figures": {"next_calls": 4}, "rings": 1}}
@@ -23,7 +23,7 @@ def test_figures_are_those_of_the_last_message_until_the_sidecar_goes():
 
 
 def test_a_failure_stands_until_its_sidecar_takes_it_back():
-    ledger = Ledger()
+    ledger = Reports()
     ledger.heard("a", figures(0, MISSING))
     assert ledger.failures() == [{"sidecar": "a", **MISSING}]
     ledger.heard("b", figures(9))
@@ -33,7 +33,7 @@ def test_a_failure_stands_until_its_sidecar_takes_it_back():
 
 
 def test_a_failure_outlives_its_sidecar_until_a_trainer_takes_a_batch():
-    ledger = Ledger()
+    ledger = Reports()
     ledger.heard("a", figures(0, MISSING))
     ledger.gone("a")
     ledger.heard("b", figures(0))
@@ -43,7 +43,7 @@ def test_a_failure_outlives_its_sidecar_until_a_trainer_takes_a_batch():
 
 
 def test_a_sidecar_that_comes_back_speaks_for_itself():
-    ledger = Ledger()
+    ledger = Reports()
     ledger.heard("a", figures(5, MISSING))
     ledger.gone("a")
     ledger.heard("a", figures(5, MISSING))
@@ -53,7 +53,7 @@ def test_a_sidecar_that_comes_back_speaks_for_itself():
 
 
 def test_batches_that_were_taken_before_are_no_cure():
-    ledger = Ledger()
+    ledger = Reports()
     ledger.heard("b", figures(9))
     ledger.heard("a", figures(0, MISSING))
     ledger.gone("a")
@@ -66,7 +66,7 @@ def test_batches_that_were_taken_before_are_no_cure():
 
 
 def test_what_a_sidecar_says_is_bounded_and_need_not_make_sense():
-    ledger = Ledger()
+    ledger = Reports()
     ledger.heard("a", {"type": "figures", "failures": [7, {"text": "x" * 10_000}] * 50, "figures": 3})
     assert len(ledger.failures()) == MAX_FAILURES
     assert max(len(f["text"]) for f in ledger.failures()) == MAX_TEXT
@@ -77,7 +77,7 @@ def test_what_a_sidecar_says_is_bounded_and_need_not_make_sense():
 
 
 def test_a_sidecar_that_is_new_here_is_no_cure_for_what_was_before():
-    ledger = Ledger()
+    ledger = Reports()
     ledger.heard("a", figures(0, MISSING))
     ledger.gone("a")
     ledger.heard("b", figures(40))

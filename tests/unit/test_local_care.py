@@ -12,9 +12,9 @@ from dataloaderjob.local.restarts import (
     KEEP_OLD_S,
     MAX_DEATHS,
     MAX_FIRST_DEATHS,
-    Care,
     GiveUp,
     Part,
+    RestartPolicy,
     Start,
     State,
     StopHead,
@@ -22,9 +22,9 @@ from dataloaderjob.local.restarts import (
 )
 
 
-def up() -> Care:
+def up() -> RestartPolicy:
     """Everything runs."""
-    care = Care()
+    care = RestartPolicy()
     care.start()
     care.serves(Part.SIDECAR)
     care.serves(Part.HEAD)
@@ -33,7 +33,7 @@ def up() -> Care:
 
 
 def test_sidecar_and_head_start_together_and_the_supervisor_when_the_head_serves():
-    care = Care()
+    care = RestartPolicy()
     assert care.start() == [Start(Part.SIDECAR, 1), Start(Part.HEAD, 1)]
     assert care.serves(Part.SIDECAR) == []
     assert care.serves(Part.HEAD) == [Start(Part.SUPERVISOR, 1)]
@@ -76,7 +76,7 @@ def test_deaths_of_long_ago_do_not_count():
 
 
 def test_a_sidecar_that_never_served_is_given_up_at_once():
-    care = Care()
+    care = RestartPolicy()
     care.start()
     assert care.ended(Part.SIDECAR, 2, "no room", 1.0) == [
         GiveUp("the sidecar ended before it served: no room")
@@ -131,7 +131,7 @@ def test_a_supervisor_that_cannot_work_with_its_head_twice_gets_another_head():
 
 
 def test_a_head_that_cannot_be_started_is_tried_again_and_given_up_with_ray_s_words():
-    care = Care()
+    care = RestartPolicy()
     care.start()
     instructions = []
     for attempt in range(MAX_FIRST_DEATHS + 1):
@@ -141,7 +141,7 @@ def test_a_head_that_cannot_be_started_is_tried_again_and_given_up_with_ray_s_wo
 
 
 def test_without_ray_all_parts_start_at_once_the_slowest_first_and_each_is_started_again_by_itself():
-    care = Care(ray=False)
+    care = RestartPolicy(ray=False)
     assert care.start() == [Start(Part.HOST, 0), Start(Part.SIDECAR, 0), Start(Part.SUPERVISOR, 0)]
     for part in (Part.HOST, Part.SIDECAR, Part.SUPERVISOR):
         care.serves(part)
@@ -149,7 +149,7 @@ def test_without_ray_all_parts_start_at_once_the_slowest_first_and_each_is_start
 
 
 def test_a_host_that_cannot_serve_is_given_up_with_its_last_words():
-    care = Care(ray=False)
+    care = RestartPolicy(ray=False)
     care.start()
     for death in range(MAX_FIRST_DEATHS):
         care.ended(Part.HOST, 1, "no torch", 10.0 * death)
@@ -169,7 +169,7 @@ EVENTS = st.lists(
 
 @given(EVENTS)
 def test_in_any_order_of_deaths_there_is_one_of_each_part_and_old_heads_are_ended_once(events):
-    care, now = Care(), 0.0
+    care, now = RestartPolicy(), 0.0
     running = {Part.SIDECAR: 0, Part.SUPERVISOR: 0}
     heads: set[int] = set()
     given_up = False

@@ -13,22 +13,22 @@ from dataloaderjob.local.lifecycle import (
     EXIT_LATE,
     TABLE,
     Action,
-    Course,
     Event,
+    Lifecycle,
     Phase,
     Stop,
     stopped_by,
 )
 
 
-def training(num_trainers: int = 1) -> Course:
-    course = Course(num_trainers)
+def training(num_trainers: int = 1) -> Lifecycle:
+    course = Lifecycle(num_trainers)
     assert course.on(Event.SERVED) is Action.START
     return course
 
 
 def test_trainers_start_once_when_the_sidecar_listens():
-    course = Course(1)
+    course = Lifecycle(1)
     assert course.phase is Phase.PREPARING
     assert course.on(Event.SERVED) is Action.START
     assert course.on(Event.SERVED) is Action.NOTHING
@@ -86,7 +86,7 @@ def test_a_second_signal_kills():
 
 
 def test_a_signal_before_there_is_a_trainer_ends_the_run():
-    course = Course(2)
+    course = Lifecycle(2)
     assert course.halt(stopped_by(signal.SIGTERM)) is Action.NOTHING
     assert course.phase is Phase.OVER
     assert course.code == 143
@@ -110,7 +110,7 @@ def test_deadlines_and_a_broken_service_have_codes_of_their_own(stop: Stop):
 
 @given(st.lists(st.sampled_from(list(Event))))
 def test_whatever_happens_a_run_that_is_over_stays_over(events: list[Event]):
-    course = Course(1)
+    course = Lifecycle(1)
     over = False
     for event in events:
         action = course.on(event)

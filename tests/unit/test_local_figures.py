@@ -7,7 +7,7 @@ import io
 from dataloaderjob.core.rates import COUNTERS
 from dataloaderjob.local import console
 from dataloaderjob.local.console import Console, Figures, Meter
-from dataloaderjob.local.service import LINGER_S, UNUSED_S, Tenancy
+from dataloaderjob.local.service import LINGER_S, UNUSED_S, IdleShutdown
 
 
 def status(**totals: int) -> dict:
@@ -68,12 +68,12 @@ def test_elsewhere_progress_is_a_line_like_others():
     assert err.getvalue() == "dataloaderjob: 1 batch/s\n[trainer-1] oh\n"
 
 
-def see(tenancy: Tenancy, now: float, rings: int | None, starter: bool = True) -> bool:
+def see(tenancy: IdleShutdown, now: float, rings: int | None, starter: bool = True) -> bool:
     return tenancy.see(rings=rings, starter_alive=starter, now=now)
 
 
 def test_a_service_ends_a_while_after_its_last_client():
-    tenancy = Tenancy(0.0)
+    tenancy = IdleShutdown(0.0)
     assert not see(tenancy, 10.0, 2)
     assert not see(tenancy, 11.0, 0)
     assert not see(tenancy, 12.0, 1), "another came"
@@ -83,15 +83,15 @@ def test_a_service_ends_a_while_after_its_last_client():
 
 
 def test_a_service_that_nobody_uses_ends():
-    tenancy = Tenancy(0.0)
+    tenancy = IdleShutdown(0.0)
     assert not see(tenancy, UNUSED_S - 1, 0)
     assert see(tenancy, UNUSED_S, 0)
 
 
 def test_a_service_whose_starter_died_first_waits_for_the_other_ranks_only_a_while():
-    tenancy = Tenancy(0.0)
+    tenancy = IdleShutdown(0.0)
     assert not see(tenancy, 5.0, 0, starter=False)
     assert see(tenancy, 5.0 + LINGER_S, 0, starter=False)
-    used = Tenancy(0.0)
+    used = IdleShutdown(0.0)
     assert not see(used, 5.0, 1, starter=False)
     assert not see(used, 50.0, 1, starter=False), "its clients count, not its starter"

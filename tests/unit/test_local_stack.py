@@ -11,21 +11,23 @@ import pytest
 
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.local import cluster as stacks
-from dataloaderjob.local.cluster import ServicePlan, Stack
+from dataloaderjob.local.cluster import LocalCluster, ServicePlan
 from dataloaderjob.local.loop import Loop
 from dataloaderjob.local.restarts import Part
 
 
 @pytest.fixture
-def stack() -> Iterator[Stack]:
+def stack() -> Iterator[LocalCluster]:
     plan = ServicePlan(job="j", num_feeders=1, env={}, feeder_env={}, feeder_cwd=Path("/"), provider="local")
-    made = Stack(plan, Loop(), show=lambda *_: None, broken=lambda _: None)
+    made = LocalCluster(plan, Loop(), show=lambda *_: None, broken=lambda _: None)
     yield made
     made.close()
     assert not made.home.exists()
 
 
-def test_a_full_disk_is_told_with_its_path_and_what_to_do(stack: Stack, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_told_with_its_path_and_what_to_do(
+    stack: LocalCluster, monkeypatch: pytest.MonkeyPatch
+):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -37,7 +39,7 @@ def test_a_full_disk_is_told_with_its_path_and_what_to_do(stack: Stack, monkeypa
 
 
 def test_settings_are_written_once_so_that_a_part_is_started_again_on_a_full_disk(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
+    stack: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ):
     written: list[Path] = []
     monkeypatch.setattr(stacks, "dump", lambda _, path: written.append(path))
@@ -46,7 +48,7 @@ def test_settings_are_written_once_so_that_a_part_is_started_again_on_a_full_dis
     assert written == [stack.home / "sidecar.json"]
 
 
-def test_a_line_that_does_not_fit_on_the_disk_does_not_end_the_run(stack: Stack):
+def test_a_line_that_does_not_fit_on_the_disk_does_not_end_the_run(stack: LocalCluster):
     (stack.home / "sidecar.log").symlink_to("/dev/full")
     stack._words["sidecar"] = []  # type: ignore[assignment]
     stack._log(Part.SIDECAR, "a line")

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloaderjob_operator.decide import troubles
-from dataloaderjob_operator.observe.cache import BELIEVED_S, GONE, Cache
-from dataloaderjob_operator.observe.transform import slim
+from dataloaderjob_operator.observe.cache import BELIEVED_S, GONE, Cache, slim
 
 KEY, MAP = ("team", "mnist"), ("ConfigMap", "mnist-settings")
 

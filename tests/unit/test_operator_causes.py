@@ -15,9 +15,9 @@ from dataloaderjob_operator import objects
 from dataloaderjob_operator.decide import event_causes
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.event_causes import AGAIN_S, SETTLE_S, Question, meaning
-from dataloaderjob_operator.decide.observed import Seen
+from dataloaderjob_operator.decide.observed import Observed
 
-SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
+SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 START = "2026-01-01T00:00:00Z"
 TRAINERS = ("Job", "mnist-trainers-0")
@@ -43,20 +43,20 @@ def trainers(**status: Any) -> dict[tuple[str, str], dict[str, Any]]:
     return {TRAINERS: {"metadata": metadata, "spec": {"completions": 2}, "status": status}}
 
 
-def seen(*pods: dict[str, Any], children: Any = None, **more: Any) -> Seen:
+def seen(*pods: dict[str, Any], children: Any = None, **more: Any) -> Observed:
     job = parse_object(
         manifest({"metadata.uid": "u", "metadata.namespace": "team", "spec.trainer.replicas": 2})
     )
-    return Seen(job=job, pods=pods, children=children or {}, **more)
+    return Observed(job=job, pods=pods, children=children or {}, **more)
 
 
-def decided(look: Seen, seconds: float = SETTLE_S) -> Decision:
+def decided(look: Observed, seconds: float = SETTLE_S) -> Decision:
     found = decide(look, SETUP, T0 + timedelta(seconds=seconds))
     assert found is not None
     return found
 
 
-def asked(look: Seen, seconds: float = SETTLE_S) -> list[str]:
+def asked(look: Observed, seconds: float = SETTLE_S) -> list[str]:
     return [question.name for question in decided(look, seconds).questions]
 
 

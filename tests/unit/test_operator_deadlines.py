@@ -9,7 +9,7 @@ from looks import ANSWER, FEEDERS, HEAD, TRAINERS, after, condition, decided, jo
 
 from dataloaderjob.api.status import ConditionType, Phase
 from dataloaderjob_operator.decide.answers import Answer, Cause
-from dataloaderjob_operator.decide.observed import Seen
+from dataloaderjob_operator.decide.observed import Observed
 
 LATE_S = 901
 UNHEARD = [None, Answer(silent="nothing within 5 s"), replace(ANSWER, failure=Cause("UserCodeFailed", "x"))]
@@ -18,7 +18,7 @@ UNHEARD = [None, Answer(silent="nothing within 5 s"), replace(ANSWER, failure=Ca
 @pytest.mark.parametrize("answer", UNHEARD, ids=["not asked", "silent", "a trainer failed"])
 def test_a_job_whose_pods_are_up_is_not_ended_for_want_of_a_word_of_its_supervisor(answer):
     seen = serving(answer=answer)
-    first = decided(Seen(job=job()))
+    first = decided(Observed(job=job()))
     late = decided(after(seen, first), LATE_S)
     assert late.status.phase == Phase.STARTING
     assert late.delete == ()
@@ -26,13 +26,13 @@ def test_a_job_whose_pods_are_up_is_not_ended_for_want_of_a_word_of_its_supervis
 
 
 def test_a_supervisor_that_has_no_feeders_in_time_ends_the_job():
-    first = decided(Seen(job=job()))
+    first = decided(Observed(job=job()))
     late = decided(after(serving(answer=replace(ANSWER, ready=0)), first), LATE_S)
     assert condition(late, ConditionType.FAILED).reason == "StartupDeadlineExceeded"
 
 
 def test_the_deadline_says_that_the_supervisor_was_silent():
-    first = decided(Seen(job=job()))
+    first = decided(Observed(job=job()))
     seen = replace(serving(answer=Answer(silent="nothing within 5 s")), pods=(pod("head"), pod("feeder")))
     assert (
         "nothing within 5 s" in condition(decided(after(seen, first), LATE_S), ConditionType.FAILED).message
@@ -40,7 +40,7 @@ def test_the_deadline_says_that_the_supervisor_was_silent():
 
 
 def test_the_deadline_says_what_the_api_server_refused():
-    seen = Seen(job=job())
+    seen = Observed(job=job())
     late = decided(
         replace(after(seen, decided(seen)), refused=".spec.template.spec.nodeSelectr: unknown"), LATE_S
     )

@@ -31,13 +31,13 @@ from looks import (
 
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob_operator.decide.decision import Decision, decide
-from dataloaderjob_operator.decide.observed import Seen
+from dataloaderjob_operator.decide.observed import Observed
 from dataloaderjob_operator.decide.stage import WANTED, Part, Stage
 from dataloaderjob_operator.objects.trainers import SIDECAR
 
 
 def test_a_job_seen_for_the_first_time_has_all_conditions_and_gets_all_children():
-    made = decided(Seen(job=job()))
+    made = decided(Observed(job=job()))
     assert [c.type for c in made.status.conditions] == [kind.value for kind in ConditionType]
     assert made.status.phase == Phase.STARTING
     assert made.status.observed_generation == 1
@@ -47,7 +47,7 @@ def test_a_job_seen_for_the_first_time_has_all_conditions_and_gets_all_children(
 
 
 def test_a_job_of_another_controller_is_left_alone():
-    assert decide(Seen(job=job(managedBy="example.com/other")), SETUP, T0) is None
+    assert decide(Observed(job=job(managedBy="example.com/other")), SETUP, T0) is None
 
 
 def test_nothing_changes_while_nothing_happens():
@@ -191,7 +191,7 @@ def test_a_finished_job_is_deleted_when_its_time_after_the_end_is_over():
     status = decided(
         replace(serving(), children=live(TRAINERS, conditions=[{"type": "Complete", "status": "True"}]))
     ).status
-    seen = Seen(job=job(ttlSecondsAfterFinished=60), status=status)
+    seen = Observed(job=job(ttlSecondsAfterFinished=60), status=status)
     assert (decided(seen, 59).delete_job, decided(seen, 59).look_again_s) == (False, 1)
     assert decided(seen, 60).delete_job
 
@@ -225,7 +225,7 @@ def test_trainers_that_fail_more_often_than_allowed_fail_the_job_with_the_cause(
 
 def test_a_job_that_does_not_come_up_fails_in_time_and_says_what_it_lacked():
     waiting = {"name": "feeder", "state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}
-    seen = Seen(
+    seen = Observed(
         job=job(deadlines={"startupSeconds": 200}), pods=(pod("feeder", containerStatuses=[waiting]),)
     )
     first = decided(seen)
@@ -360,7 +360,7 @@ class Cluster(RuleBasedStateMachine):
         self.seconds = 0
         self.attempts: set[str] = set()
 
-    def seen(self) -> Seen:
+    def seen(self) -> Observed:
         pods = tuple(
             pod({"mnist-head": "head", "mnist-feeders": "feeder"}.get(name, "trainer"))
             for kind, name in self.children
@@ -368,7 +368,7 @@ class Cluster(RuleBasedStateMachine):
         )
         up = all(self.children.get(key, {}).get("status") for key in (HEAD, FEEDERS))
         answer = ANSWER if up else None
-        return Seen(
+        return Observed(
             job=job(**self.spec), status=self.status, children=self.children, pods=pods, answer=answer
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.decide.event_causes import AGAIN_S, Question
-from dataloaderjob_operator.observe.event_lookup import Inquirer
+from dataloaderjob_operator.observe.event_lookup import EventLookup
 
 A, B = ("team", "a"), ("team", "b")
 POD = Question("Pod", "p", "u-p")
@@ -37,7 +37,7 @@ class Asked:
 
     def __init__(self, events: dict[str, list[dict[str, Any]]]) -> None:
         self.now, self.api, self.changed = 0.0, Told(events), list[tuple[str, str]]()
-        self.inquirer = Inquirer(self.api, self.changed.append, lambda: self.now)
+        self.inquirer = EventLookup(self.api, self.changed.append, lambda: self.now)
 
     def turns(self) -> None:
         async def all_of_them() -> None:
@@ -117,7 +117,7 @@ def test_a_server_that_does_not_answer_changes_nothing_of_what_was_heard():
 def test_it_runs_on_its_own():
     async def run() -> None:
         told, api = asyncio.Event(), Told({"u-p": [MOUNT]})
-        inquirer = Inquirer(api, lambda _: told.set())
+        inquirer = EventLookup(api, lambda _: told.set())
         task = asyncio.create_task(inquirer.run())
         await asyncio.sleep(0)
         inquirer.ask(A, (POD,))

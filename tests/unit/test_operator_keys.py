@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob_operator import keys
+from dataloaderjob_operator import names
 
 ROOTS = st.binary(min_size=32, max_size=64)
 UIDS = st.text(min_size=1, max_size=40)
@@ -14,15 +14,15 @@ UIDS = st.text(min_size=1, max_size=40)
 
 @given(ROOTS, ROOTS, UIDS, UIDS)
 def test_no_two_jobs_roots_or_uses_share_a_secret(root, other_root, uid, other_uid):
-    told = {keys.job_key(root, uid), bytes.fromhex(keys.ray_token(root, uid))}
+    told = {names.job_key(root, uid), bytes.fromhex(names.ray_token(root, uid))}
     assert len(told) == 2
     if (root, uid) != (other_root, other_uid):
-        assert keys.job_key(other_root, other_uid) not in told
-        assert bytes.fromhex(keys.ray_token(other_root, other_uid)) not in told
+        assert names.job_key(other_root, other_uid) not in told
+        assert bytes.fromhex(names.ray_token(other_root, other_uid)) not in told
 
 
 def test_a_root_key_that_is_too_short_and_a_job_without_a_uid_are_refused():
     with pytest.raises(ValueError, match="32 bytes at least, found 5"):
-        keys.job_key(b"short", "u")
+        names.job_key(b"short", "u")
     with pytest.raises(ValueError, match="not on a cluster"):
-        keys.ray_token(b"r" * 32, "")
+        names.ray_token(b"r" * 32, "")

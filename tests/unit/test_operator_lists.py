@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from dataloaderjob_operator.observe.cache import Cache, JobKey
-from dataloaderjob_operator.observe.relist import prime, sweep
-from dataloaderjob_operator.queue.workers import NEVER, Work
+from dataloaderjob_operator.observe.watch import prime, sweep
+from dataloaderjob_operator.queue.workers import NEVER, Workers
 
 KEY = ("team", "mnist")
 
@@ -75,7 +75,7 @@ def test_a_job_that_wants_to_be_looked_at_at_once_for_ever_leaves_others_their_t
         return 0.0
 
     async def run() -> None:
-        work = Work(reconcile)
+        work = Workers(reconcile)
         work.add(KEY)
         task = asyncio.create_task(work.run())
         for _ in range(3):
@@ -115,7 +115,7 @@ def test_a_job_that_is_gone_is_not_looked_at_again_and_others_are_at_each_resync
         return NEVER if key == KEY else None
 
     async def one_round() -> list[int]:
-        work = Work(reconcile)
+        work = Workers(reconcile)
         task = asyncio.create_task(work.run())
         left = []
         for key in (KEY, ("team", "other")):
@@ -138,7 +138,7 @@ def test_jobs_are_looked_at_again_as_often_as_asked_for():
         return 60.0 if key == KEY else None
 
     async def run() -> None:
-        work = Work(reconcile, resync_s=0.01)
+        work = Workers(reconcile, resync_s=0.01)
         task = asyncio.create_task(work.run())
         for key in (KEY, ("team", "other")):
             work.add(key)

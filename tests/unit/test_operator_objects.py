@@ -16,7 +16,7 @@ from dataloaderjob_operator import names, objects
 from dataloaderjob_operator.diff import needed, sealed
 from dataloaderjob_operator.objects import pods, ray, settings
 
-SETUP = objects.Setup(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
+SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 FEEDER = "spec.feeders.template.spec"
 TRAINER = "spec.trainer.template.spec"
 
@@ -236,7 +236,7 @@ def test_no_pod_has_a_token_of_the_cluster():
 
 def test_pods_are_replaced_when_the_user_asks_for_something_else_and_not_for_a_new_operator():
     before = children()
-    newer = objects.Setup(version="2.0", sidecar_image="example/sidecar:2", root_key=b"r" * 32)
+    newer = objects.OperatorConfig(version="2.0", sidecar_image="example/sidecar:2", root_key=b"r" * 32)
     made = job()
     for child in objects.feeding(made, newer):
         assert template_hash(child) == template_hash(before[f"{child['kind']}/{child['metadata']['name']}"])
@@ -254,7 +254,7 @@ def test_what_a_later_operator_makes_otherwise_replaces_no_pod(monkeypatch):
     before = {child["metadata"]["name"]: child for child in objects.feeding(job(), SETUP)}
     monkeypatch.setattr(pods, "LAST_WORDS", {"terminationMessagePolicy": "File"})
     monkeypatch.setattr(ray, "STARTS", 90)
-    newer = objects.Setup(version="2.0", sidecar_image="example/sidecar:2", root_key=b"r" * 32)
+    newer = objects.OperatorConfig(version="2.0", sidecar_image="example/sidecar:2", root_key=b"r" * 32)
     for child in objects.feeding(job(), newer):
         old = before[child["metadata"]["name"]]
         assert pod(child)["containers"] != pod(old)["containers"]

@@ -20,7 +20,7 @@ from dataloaderjob_operator.objects import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = objects.OwnPod(namespace="ops", labels={"app.kubernetes.io/name": "dataloaderjob-operator"})
-SETUP = objects.Setup(version="1.0", sidecar_image="i:1", root_key=b"r" * 32, operator=OWN)
+SETUP = objects.OperatorConfig(version="1.0", sidecar_image="i:1", root_key=b"r" * 32, operator=OWN)
 GCS, SUPERVISOR, METRICS = settings.GCS_PORT, settings.SUPERVISOR_PORT, settings.METRICS_PORT
 SOME_PORT, RENDEZVOUS, ROCE = 41217, 29500, 4791
 JOBS = {"": ("team", "mnist"), "other-": ("team", "other"), "namesake-": ("elsewhere", "mnist")}
@@ -28,7 +28,9 @@ JOBS = {"": ("team", "mnist"), "other-": ("team", "other"), "namesake-": ("elsew
 MODES = ("Ingress", "Strict")
 
 
-def children(mode: str, namespace: str, name: str, setup: objects.Setup = SETUP) -> list[dict[str, Any]]:
+def children(
+    mode: str, namespace: str, name: str, setup: objects.OperatorConfig = SETUP
+) -> list[dict[str, Any]]:
     changes = {
         "metadata.namespace": namespace, "metadata.name": name, "metadata.uid": f"u-{namespace}-{name}",
         "spec.networkPolicy.mode": mode, "spec.trainer.replicas": 2, "spec.feeders.replicas": 2,
@@ -48,7 +50,7 @@ def pods(prefix: str, made: list[dict[str, Any]]) -> Iterator[tuple[str, dict[st
                 yield short, labels, child["metadata"]["namespace"]
 
 
-def world(mode: str, setup: objects.Setup = SETUP) -> tuple[Cluster, dict[str, Any]]:
+def world(mode: str, setup: objects.OperatorConfig = SETUP) -> tuple[Cluster, dict[str, Any]]:
     """Three jobs of that mode and what else is in a cluster; ends of connections by short names."""
     jobs = {prefix: children(mode, *where, setup) for prefix, where in JOBS.items()}
     found: list[tuple[str, Any, str]] = [
@@ -195,7 +197,9 @@ def test_every_policy_shuts_something_out_by_itself() -> None:
 
 
 def test_an_operator_that_is_in_no_pod_is_let_in_nowhere() -> None:
-    cluster, ends = world("Ingress", objects.Setup(version="1.0", sidecar_image="i:1", root_key=b"r" * 32))
+    cluster, ends = world(
+        "Ingress", objects.OperatorConfig(version="1.0", sidecar_image="i:1", root_key=b"r" * 32)
+    )
     assert not judge(cluster, ends["operator"], ends["head"], SUPERVISOR).allowed
     assert judge(cluster, ends["trainer"], ends["head"], SUPERVISOR).allowed
 

@@ -9,11 +9,11 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataloaderjob_operator.queue.workqueue import EVENT_WAIT_S, LONGEST_WAIT_S, Schedule
+from dataloaderjob_operator.queue.workqueue import EVENT_WAIT_S, LONGEST_WAIT_S, WorkQueue
 
 
-def schedule() -> Schedule[str]:
-    return Schedule(random.Random(1))
+def schedule() -> WorkQueue[str]:
+    return WorkQueue(random.Random(1))
 
 
 def test_a_key_that_is_added_often_is_taken_once():

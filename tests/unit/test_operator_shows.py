@@ -11,7 +11,7 @@ import pytest
 from dataloaderjob_operator import logs
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.metrics import ErrorKind, Metrics, error_kind
-from dataloaderjob_operator.queue.workers import Work
+from dataloaderjob_operator.queue.workers import Workers
 from dataloaderjob_operator.serving import WITHOUT_WATCHES_S, Health
 
 
@@ -87,7 +87,7 @@ def test_work_counts_what_it_does_and_why_it_failed():
         return None
 
     async def run() -> None:
-        work = Work(reconcile, workers=2, metrics=metrics)
+        work = Workers(reconcile, workers=2, metrics=metrics)
         for name in ("fine", "refused", "bug"):
             work.add(("team", name))
         assert sample(metrics, "queue_depth") == 3

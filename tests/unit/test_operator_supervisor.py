@@ -26,7 +26,7 @@ from looks import (
 from dataloaderjob.api.status import ConditionType, LoaderStatus, Phase
 from dataloaderjob.core.rates import Rates
 from dataloaderjob_operator.decide.answers import Answer, Cause
-from dataloaderjob_operator.decide.observed import Seen
+from dataloaderjob_operator.decide.observed import Observed
 
 COMPLETE = live(TRAINERS, conditions=[{"type": "Complete", "status": "True"}])
 RATES = Rates(batches_per_s=10, nbytes_per_s=1e9, stall=0.05, occupancy=0.5)
@@ -39,18 +39,18 @@ def with_ip(role: str) -> dict[str, Any]:
     return pod(role, podIP="10.0.0.7")
 
 
-def starting(**more: Any) -> Seen:
+def starting(**more: Any) -> Observed:
     """A job whose pods are ready, of which nobody has said more."""
     seen = replace(serving(), answer=None, **more)
     return after(seen, decided(replace(seen, children={}, pods=())))
 
 
-def feeders(seen: Seen) -> tuple[str, str, str]:
+def feeders(seen: Observed) -> tuple[str, str, str]:
     found = condition(decided(seen), ConditionType.FEEDERS_READY)
     return found.status, found.reason, found.message
 
 
-def head(seen: Seen) -> tuple[str, str]:
+def head(seen: Observed) -> tuple[str, str]:
     found = condition(decided(seen), ConditionType.HEAD_READY)
     return found.status, found.reason
 
@@ -168,7 +168,7 @@ def test_a_startup_deadline_tells_what_the_supervisor_said():
     assert "feeder-0: raise spec.ray.tuning" in condition(decided(seen, 300), ConditionType.FAILED).message
 
 
-def running(**figures: float) -> Seen:
+def running(**figures: float) -> Observed:
     """One whose status is as it should be, but for the figures."""
     seen = serving()
     status = decided(seen).status

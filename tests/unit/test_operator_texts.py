@@ -15,7 +15,7 @@ from looks import FEEDERS, HEAD, T0, condition, decided, failed_trainers, job, l
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob_operator import texts
 from dataloaderjob_operator.decide import answers, conditions, events
-from dataloaderjob_operator.decide.observed import Seen
+from dataloaderjob_operator.decide.observed import Observed
 
 ANY = st.text(st.characters())
 PROPER = st.text(st.characters(exclude_categories=["Cs"]))
@@ -119,7 +119,7 @@ def test_a_status_without_its_texts_has_all_the_rest() -> None:
 def test_a_job_that_nothing_can_be_decided_about_is_not_ready_and_otherwise_as_it_was(
     before: DataLoaderJobStatus,
 ) -> None:
-    why = conditions.Fact(False, "NotUnderstood", f"TypeError: {EMOJI}")
+    why = conditions.ConditionState(False, "NotUnderstood", f"TypeError: {EMOJI}")
     after = conditions.not_ready(before, why, 3, T0, unsaid=frozenset())
     ready = after.condition(ConditionType.READY)
     assert ready is not None
@@ -130,4 +130,4 @@ def test_a_job_that_nothing_can_be_decided_about_is_not_ready_and_otherwise_as_i
         c for c in before.conditions if c.type != "Ready"
     ]
     assert conditions.not_ready(after, why, 3, T0, unsaid=frozenset()) == after
-    assert decided(Seen(job=job(), status=after)).status.phase in (Phase.STARTING, Phase.DEGRADED)
+    assert decided(Observed(job=job(), status=after)).status.phase in (Phase.STARTING, Phase.DEGRADED)

@@ -7,7 +7,7 @@ from typing import Any
 
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.observe import secret_poller
-from dataloaderjob_operator.observe.secret_poller import Unwatched
+from dataloaderjob_operator.observe.secret_poller import SecretPoller
 
 KEY, SECRET = ("team", "mnist"), ("Secret", "mnist-key")
 
@@ -29,9 +29,9 @@ class Server:
         return self.there
 
 
-def looked(server: Server) -> tuple[Unwatched, list[Any]]:
+def looked(server: Server) -> tuple[SecretPoller, list[Any]]:
     changed: list[Any] = []
-    known = Unwatched(server, changed.append)
+    known = SecretPoller(server, changed.append)
     known.saw(KEY, secret())
     asyncio.run(known.look(KEY, SECRET))
     return known, changed
@@ -57,7 +57,7 @@ def test_one_that_cannot_be_read_just_now_stays_known():
 
 
 def test_kinds_that_are_watched_and_jobs_that_are_gone_are_not_asked_for():
-    known = Unwatched(Server(None), lambda key: None)
+    known = SecretPoller(Server(None), lambda key: None)
     known.saw(KEY, {"kind": "Service", "metadata": {"name": "mnist-head"}})
     assert (KEY, ("Service", "mnist-head")) not in known
     known.saw(KEY, secret())
@@ -71,7 +71,7 @@ def test_each_has_its_turn(monkeypatch):
     server, changed = Server(None), []
 
     async def run() -> None:
-        known = Unwatched(server, changed.append)
+        known = SecretPoller(server, changed.append)
         task = asyncio.create_task(known.run())
         await asyncio.sleep(0)
         for number in range(5):

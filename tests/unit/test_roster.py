@@ -7,22 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloaderjob.core.supervision import Cause, index_of, name_of
-from dataloaderjob.supervisor.feeder_set import LAST_BACKOFF_S, Drain, Endpoint, Kill, Phase, Place, Roster
+from dataloaderjob.supervisor.feeder_set import LAST_BACKOFF_S, Drain, Endpoint, FeederSet, Kill, Phase, Place
 
 
-def roster(desired: int) -> Roster:
-    return Roster(desired, ready_timeout_s=100, drain_timeout_s=10)
+def roster(desired: int) -> FeederSet:
+    return FeederSet(desired, ready_timeout_s=100, drain_timeout_s=10)
 
 
 def feeder(index: int, instance: str = "x") -> Endpoint:
     return Endpoint(name_of(index), f"{index}{instance}", "127.0.0.1", 1000 + index)
 
 
-def names(made: Roster) -> list[str]:
+def names(made: FeederSet) -> list[str]:
     return [e.name for e in made.listed()]
 
 
-def ready(desired: int) -> Roster:
+def ready(desired: int) -> FeederSet:
     made = roster(desired)
     assert made.step(0) == [Place(i) for i in range(desired)]
     for i in range(desired):

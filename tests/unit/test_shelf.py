@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dataloaderjob.core.blobs import BlobStore, Bundle
-from dataloaderjob.sidecar.bundle_gc import Shelf
+from dataloaderjob.sidecar.bundle_gc import BundleGc
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def here(store: BlobStore) -> int:
 
 
 def test_a_dataset_that_changes_at_each_epoch_leaves_nothing_behind(store: BlobStore):
-    shelf = Shelf(store)
+    shelf = BundleGc(store)
     for epoch in range(30):
         told = bundle(store, b"epoch %d" % epoch, epoch=epoch)
         shelf.use(1, told)
@@ -39,7 +39,7 @@ def test_a_dataset_that_changes_at_each_epoch_leaves_nothing_behind(store: BlobS
 
 
 def test_what_a_live_stream_uses_stays_although_its_loader_has_gone_on(store: BlobStore):
-    shelf = Shelf(store)
+    shelf = BundleGc(store)
     first, second = bundle(store, b"first"), bundle(store, b"second", epoch=1)
     shelf.use(1, first)
     age(store)
@@ -52,7 +52,7 @@ def test_what_a_live_stream_uses_stays_although_its_loader_has_gone_on(store: Bl
 
 
 def test_what_a_loader_used_last_stays_for_its_next_epoch(store: BlobStore):
-    shelf = Shelf(store)
+    shelf = BundleGc(store)
     train, other = bundle(store, b"train", loader=0), bundle(store, b"validation", loader=1)
     shelf.use(1, train)
     shelf.released(1, train.id)
@@ -62,7 +62,7 @@ def test_what_a_loader_used_last_stays_for_its_next_epoch(store: BlobStore):
 
 
 def test_what_one_trainer_lets_go_stays_for_another_that_uses_it(store: BlobStore):
-    shelf = Shelf(store)
+    shelf = BundleGc(store)
     shared = bundle(store, b"shared")
     shelf.use(1, shared)
     shelf.use(2, shared)
@@ -73,7 +73,7 @@ def test_what_one_trainer_lets_go_stays_for_another_that_uses_it(store: BlobStor
 
 
 def test_a_trainer_whose_receiver_ended_has_time_to_attach_again(store: BlobStore):
-    shelf = Shelf(store)
+    shelf = BundleGc(store)
     mine = bundle(store, b"mine")
     shelf.use(1, mine)
     age(store)
@@ -85,7 +85,7 @@ def test_a_trainer_whose_receiver_ended_has_time_to_attach_again(store: BlobStor
 def test_a_sidecar_that_is_started_again_removes_nothing_at_once(store: BlobStore):
     mine = bundle(store, b"of a trainer that attaches again")
     age(store)
-    Shelf(store).use(1, bundle(store, b"another"))
+    BundleGc(store).use(1, bundle(store, b"another"))
     assert store.missing(mine) == []
 
 

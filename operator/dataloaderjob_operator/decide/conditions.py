@@ -11,8 +11,8 @@ from dataloaderjob.api.status import Condition, ConditionType, DataLoaderJobStat
 from dataloaderjob.core.supervision import LASTING
 from dataloaderjob_operator import names, texts
 from dataloaderjob_operator.decide import event_causes, troubles
-from dataloaderjob_operator.decide.observed import Seen, condition_of, show_time
-from dataloaderjob_operator.decide.stage import Stage, Where
+from dataloaderjob_operator.decide.observed import Observed, condition_of, show_time
+from dataloaderjob_operator.decide.stage import Stage, StageResult
 from dataloaderjob_operator.objects.trainers import SIDECAR
 
 ENDED = frozenset({Stage.COMPLETE, Stage.FAILED})
@@ -25,7 +25,7 @@ MOVING = frozenset({Stage.STARTING, Stage.RESTARTING, Stage.SUSPENDING})
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class ConditionState:
     """A condition without its times."""
 
     holds: bool | None
@@ -40,11 +40,11 @@ class Fact:
         return "True" if self.holds else "False"
 
 
-Parts = Mapping[ConditionType, Fact]
+Parts = Mapping[ConditionType, ConditionState]
 """HeadReady, FeedersReady, SidecarsReady and TrainersReady."""
 
 
-def parts(seen: Seen) -> Parts:
+def parts(seen: Observed) -> Parts:
     """Whether head, feeders and sidecars serve and trainers run, each with the pod that does not and why."""
     spec = seen.job.spec
     return {
@@ -59,7 +59,7 @@ def serves(found: Parts) -> bool:
     return all(fact.holds for fact in found.values())
 
 
-def up(seen: Seen, found: Parts) -> bool:
+def up(seen: Observed, found: Parts) -> bool:
     """Whether the job has come up, as far as pods show it: an operator that does not hear a supervisor ends no job that
     may well train."""
     spec = seen.job.spec
@@ -72,7 +72,7 @@ def up(seen: Seen, found: Parts) -> bool:
     )
 
 
-def conditions(seen: Seen, where: Where, found: Parts, now: datetime) -> tuple[Condition, ...]:
+def conditions(seen: Observed, where: StageResult, found: Parts, now: datetime) -> tuple[Condition, ...]:
     """All of them, in the order of `ConditionType`."""
     return tuple(
         _condition(seen.status, kind, fact, seen.generation, now, unsaid=seen.unsaid)
@@ -81,7 +81,12 @@ def conditions(seen: Seen, where: Where, found: Parts, now: datetime) -> tuple[C
 
 
 def not_ready(
-    before: DataLoaderJobStatus, why: Fact, generation: int, now: datetime, *, unsaid: frozenset[str]
+    before: DataLoaderJobStatus,
+    why: ConditionState,
+    generation: int,
+    now: datetime,
+    *,
+    unsaid: frozenset[str],
 ) -> DataLoaderJobStatus:
     """The status of a job about which nothing else can be said anew."""
     made = _condition(before, ConditionType.READY, why, generation, now, unsaid=unsaid)
@@ -97,7 +102,7 @@ def unsaid(status: DataLoaderJobStatus) -> tuple[DataLoaderJobStatus, frozenset[
 
 
 def _condition(
-    before: DataLoaderJobStatus, kind: ConditionType, fact: Fact, generation: int, now: datetime, *,
+    before: DataLoaderJobStatus, kind: ConditionType, fact: ConditionState, generation: int, now: datetime, *,
     unsaid: frozenset[str],
 ) -> Condition:  # fmt: skip
     """Whatever text it is from, the API server and a terminal take it."""
@@ -109,14 +114,17 @@ def _condition(
     )  # fmt: skip
 
 
-def _all(where: Where, found: Parts, refused: str) -> Iterator[tuple[ConditionType, Fact]]:
+def _all(where: StageResult, found: Parts, refused: str) -> Iterator[tuple[ConditionType, ConditionState]]:
     stage = where.stage
     if stage in ENDED or stage in HELD:
-        gone = Fact(False, stage.value, "its pods are released")
+        gone = ConditionState(False, stage.value, "its pods are released")
         found = dict.fromkeys(found, gone)
-    yield ConditionType.READY, Fact(False, "ChildRefused", refused) if refused else _ready(where, found)
+    yield (
+        ConditionType.READY,
+        ConditionState(False, "ChildRefused", refused) if refused else _ready(where, found),
+    )
     yield from found.items()
-    why = Fact(stage in MOVING, where.reason, where.message)
+    why = ConditionState(stage in MOVING, where.reason, where.message)
     yield ConditionType.PROGRESSING, why if stage in MOVING or stage in ENDED else _moves(stage, found)
     for kind, at in (
         (ConditionType.SUSPENDED, Stage.SUSPENDED),
@@ -125,28 +133,30 @@ def _all(where: Where, found: Parts, refused: str) -> Iterator[tuple[ConditionTy
     ):
         yield (
             kind,
-            Fact(True, where.reason, where.message) if stage is at else Fact(False, f"Not{kind.value}"),
+            ConditionState(True, where.reason, where.message)
+            if stage is at
+            else ConditionState(False, f"Not{kind.value}"),
         )
 
 
-def _ready(where: Where, found: Parts) -> Fact:
+def _ready(where: StageResult, found: Parts) -> ConditionState:
     if where.stage in ENDED or where.stage in HELD:
-        return Fact(False, where.stage.value, where.message)
+        return ConditionState(False, where.stage.value, where.message)
     lacking = [fact for fact in found.values() if not fact.holds]
     if lacking:  # what is wrong before what merely takes its time
         first = min(lacking, key=lambda fact: fact.reason in STARTS)
-        return Fact(False, first.reason, first.message)
-    return Fact(True, "Serving", "head, sidecars and feeders serve, trainers run")
+        return ConditionState(False, first.reason, first.message)
+    return ConditionState(True, "Serving", "head, sidecars and feeders serve, trainers run")
 
 
-def _moves(stage: Stage, found: Parts) -> Fact:
+def _moves(stage: Stage, found: Parts) -> ConditionState:
     """A job that runs is where it shall be, unless a part of it is on its way back."""
     if stage is Stage.RUNNING and not serves(found):
-        return Fact(True, "Recovering", next(f.message for f in found.values() if not f.holds))
-    return Fact(False, "AsAskedFor")
+        return ConditionState(True, "Recovering", next(f.message for f in found.values() if not f.holds))
+    return ConditionState(False, "AsAskedFor")
 
 
-def _head(seen: Seen) -> Fact:
+def _head(seen: Observed) -> ConditionState:
     """Its pod is ready, and the supervisor in it answers and has Ray."""
     fact, answer = _deployment(seen, names.head(seen.job.name), names.Role.HEAD, 1), seen.answer
     if not fact.holds:
@@ -154,66 +164,70 @@ def _head(seen: Seen) -> Fact:
     if answer is None:  # this operator has just started, or the head has
         before = seen.status.condition(ConditionType.HEAD_READY)
         if before is not None and before.status == "True":
-            return Fact(True, before.reason, before.message)
-        return Fact(False, "SupervisorStarts", "its pod is ready, its supervisor has not been heard yet")
+            return ConditionState(True, before.reason, before.message)
+        return ConditionState(
+            False, "SupervisorStarts", "its pod is ready, its supervisor has not been heard yet"
+        )
     if answer.silent:
-        return Fact(False, "SupervisorSilent", f"the supervisor in its pod does not answer: {answer.silent}")
+        return ConditionState(
+            False, "SupervisorSilent", f"the supervisor in its pod does not answer: {answer.silent}"
+        )
     if not answer.ray.version:
-        return Fact(False, "RayStarts", "Ray has not answered the supervisor in its pod yet")
-    return Fact(True, "Serving", "Ray and the supervisor answer")
+        return ConditionState(False, "RayStarts", "Ray has not answered the supervisor in its pod yet")
+    return ConditionState(True, "Serving", "Ray and the supervisor answer")
 
 
-def _feeders(seen: Seen, needed: int) -> Fact:
+def _feeders(seen: Observed, needed: int) -> ConditionState:
     """The supervisor has as many feeders as that many pods have, and no trainer is stuck at a failure of theirs."""
     answer = seen.answer
     pods, serving = _feeder_pods(seen, needed), seen.serving()
     if pods.holds is None:
         return pods
     if answer is not None and answer.failure is not None:
-        return Fact(False, answer.failure.reason, seen.told(answer.failure))
+        return ConditionState(False, answer.failure.reason, seen.told(answer.failure))
     count = f"feeder pods that serve: {serving}, needed: {needed}"
     if serving >= needed:
-        return Fact(True, "Serving", f"feeder pods that serve: {needed} or more")
+        return ConditionState(True, "Serving", f"feeder pods that serve: {needed} or more")
     if not pods.holds and pods.reason != "PodsStart":
         return pods
     cause = None if answer is None else answer.cause
     if cause is not None and (pods.holds or cause.reason in LASTING):
-        return Fact(False, cause.reason, f"{count}; {seen.told(cause)}")
-    return Fact(False, "FeedersStart", count) if pods.holds else pods
+        return ConditionState(False, cause.reason, f"{count}; {seen.told(cause)}")
+    return ConditionState(False, "FeedersStart", count) if pods.holds else pods
 
 
-def _feeder_pods(seen: Seen, needed: int) -> Fact:
+def _feeder_pods(seen: Observed, needed: int) -> ConditionState:
     return _deployment(seen, names.feeders(seen.job.name), names.Role.FEEDER, needed)
 
 
-def _deployment(seen: Seen, name: str, role: names.Role, needed: int) -> Fact:
+def _deployment(seen: Observed, name: str, role: names.Role, needed: int) -> ConditionState:
     live = seen.children.get(("Deployment", name))
     if live is None:
-        return Fact(None, "NotMade", f"Deployment {name} is not there yet")
+        return ConditionState(None, "NotMade", f"Deployment {name} is not there yet")
     ready = int(live.get("status", {}).get("readyReplicas") or 0)
     count = f"{role.value} pods ready: {ready}, needed: {needed}"
     if ready >= needed:
-        return Fact(True, "Serving", f"{role.value} pods ready: {needed} or more")
+        return ConditionState(True, "Serving", f"{role.value} pods ready: {needed} or more")
     if (trouble := troubles.first(seen.of_role(role)) or event_causes.told(seen, role)) is not None:
-        return Fact(False, trouble.reason, str(trouble))
+        return ConditionState(False, trouble.reason, str(trouble))
     refused = condition_of(live, "ReplicaFailure")
     if refused is not None and refused["status"] == "True":
-        return Fact(False, refused.get("reason") or "PodsRefused", refused.get("message", ""))
-    return Fact(False, "PodsStart", count)
+        return ConditionState(False, refused.get("reason") or "PodsRefused", refused.get("message", ""))
+    return ConditionState(False, "PodsStart", count)
 
 
-def _trainer_pods(seen: Seen, does: Callable[[Mapping[str, Any]], bool], what: str) -> Fact:
+def _trainer_pods(seen: Observed, does: Callable[[Mapping[str, Any]], bool], what: str) -> ConditionState:
     """Whether as many trainer pods do it as there shall be."""
     pods, needed = seen.of_role(names.Role.TRAINER), seen.job.spec.trainer.replicas
     found = sum(does(pod.get("status") or {}) for pod in pods) + _succeeded_and_gone(seen, pods)
     if found >= needed:
-        return Fact(True, "Serving", f"{found} of {needed} {what}")
+        return ConditionState(True, "Serving", f"{found} of {needed} {what}")
     if (trouble := troubles.first(pods) or event_causes.told(seen, names.Role.TRAINER)) is not None:
-        return Fact(False, trouble.reason, str(trouble))
-    return Fact(False, "PodsStart", f"{found} of {needed} {what}")
+        return ConditionState(False, trouble.reason, str(trouble))
+    return ConditionState(False, "PodsStart", f"{found} of {needed} {what}")
 
 
-def _succeeded_and_gone(seen: Seen, pods: Sequence[Mapping[str, Any]]) -> int:
+def _succeeded_and_gone(seen: Observed, pods: Sequence[Mapping[str, Any]]) -> int:
     """Trainers that ended well and whose pods somebody has removed since."""
     live: Mapping[str, Any] = seen.children.get(("Job", names.trainers(seen.job.name, seen.attempt)), {})
     ended = int(live.get("status", {}).get("succeeded") or 0)

@@ -16,9 +16,16 @@ from dataloaderjob.api.status import (
 from dataloaderjob_operator import names, objects
 from dataloaderjob_operator.decide import answers, event_causes
 from dataloaderjob_operator.decide.conditions import ENDED, HELD, Parts, conditions, parts, serves, up
-from dataloaderjob_operator.decide.observed import Key, Seen, Trainers, has_condition, parse_time, show_time
-from dataloaderjob_operator.decide.stage import KEPT, WANTED, Part, Stage, Where, find
-from dataloaderjob_operator.objects import Manifest, Setup, settings
+from dataloaderjob_operator.decide.observed import (
+    Key,
+    Observed,
+    Trainers,
+    has_condition,
+    parse_time,
+    show_time,
+)
+from dataloaderjob_operator.decide.stage import KEPT, WANTED, Part, Stage, StageResult, find
+from dataloaderjob_operator.objects import Manifest, OperatorConfig, settings
 
 COUNTS_EVERY_S = 1.0
 """The least between two writes for the sake of counts and messages alone: pods become ready one after the other."""
@@ -57,7 +64,7 @@ class Decision:
     """What to ask events about: a part of the job does not serve, and no status tells why."""
 
 
-def decide(seen: Seen, setup: Setup, now: datetime) -> Decision | None:
+def decide(seen: Observed, setup: OperatorConfig, now: datetime) -> Decision | None:
     """None: the job is another controller's."""
     if seen.job.spec.managed_by is not None:
         return None
@@ -100,7 +107,7 @@ def decide(seen: Seen, setup: Setup, now: datetime) -> Decision | None:
 
 
 def _counted(
-    seen: Seen, status: DataLoaderJobStatus, now: datetime
+    seen: Observed, status: DataLoaderJobStatus, now: datetime
 ) -> tuple[DataLoaderJobStatus, float | None]:
     """The status to write, and after how many seconds one with later counts may be."""
     if seen.written_at is None or status == seen.status or _uncounted(status) != _uncounted(seen.status):
@@ -123,7 +130,9 @@ def _uncounted(status: DataLoaderJobStatus) -> DataLoaderJobStatus:
     return status.model_copy(update={"feeders": feeders, "trainers": trainers, "conditions": told})
 
 
-def _loader(seen: Seen, where: Where, now: datetime, *, changes: bool) -> tuple[LoaderStatus, float | None]:
+def _loader(
+    seen: Observed, where: StageResult, now: datetime, *, changes: bool
+) -> tuple[LoaderStatus, float | None]:
     """The figures to write, and after how many seconds others may be. `changes`: the status is written anyway.
 
     Those of a job's last seconds of work stay after its end; a job that is held has none.
@@ -142,7 +151,7 @@ def _loader(seen: Seen, where: Where, now: datetime, *, changes: bool) -> tuple[
     return (fresh, None) if wait_s <= 0.0 else (written, wait_s)
 
 
-def _children(seen: Seen, setup: Setup, where: Where) -> dict[Key, Manifest]:
+def _children(seen: Observed, setup: OperatorConfig, where: StageResult) -> dict[Key, Manifest]:
     parts_, made = WANTED[where.stage], []
     if Part.BASE in parts_:
         made += objects.base(seen.job, setup, feeders_at_start=_feeders_at_start(seen))
@@ -157,14 +166,14 @@ def _children(seen: Seen, setup: Setup, where: Where) -> dict[Key, Manifest]:
     return {(child["kind"], child["metadata"]["name"]): child for child in made}
 
 
-def _feeders_at_start(seen: Seen) -> int | None:
+def _feeders_at_start(seen: Observed) -> int | None:
     """A supervisor reads it only as it starts, and is told later numbers: while its pod is ready, none is written."""
     if not any(has_condition(pod, "Ready") for pod in seen.of_role(names.Role.HEAD)):
         return None
     return settings.feeders_at_start(seen.children.get(("ConfigMap", names.settings_map(seen.job.name))))
 
 
-def _unwanted(seen: Seen, where: Where, wanted: set[Key]) -> list[Key]:
+def _unwanted(seen: Observed, where: StageResult, wanted: set[Key]) -> list[Key]:
     kept = set()
     ended = seen.trainers() in {Trainers.COMPLETE, Trainers.FAILED}
     if ended and Part.TRAINERS in KEPT.get(where.stage, frozenset()):
@@ -176,7 +185,7 @@ def _unwanted(seen: Seen, where: Where, wanted: set[Key]) -> list[Key]:
     )
 
 
-def _asking(seen: Seen, where: Where, found: Parts, now: datetime) -> event_causes.Asking:
+def _asking(seen: Observed, where: StageResult, found: Parts, now: datetime) -> event_causes.Asking:
     if where.stage not in {Stage.STARTING, Stage.RUNNING}:
         return event_causes.Asking()
     return event_causes.asking(seen, (role for kind, role in ROLES.items() if not found[kind].holds), now)
@@ -186,14 +195,14 @@ def _phase(stage: Stage, *, serves: bool) -> Phase:
     return Phase.DEGRADED if stage is Stage.RUNNING and not serves else PHASES[stage]
 
 
-def _started_at(seen: Seen, where: Where, now: datetime) -> str | None:
+def _started_at(seen: Observed, where: StageResult, now: datetime) -> str | None:
     """Since when the job may run: its deadlines count from here. A suspended one has no such time."""
     if where.stage in HELD:
         return None
     return seen.status.start_time or show_time(now)
 
 
-def _feeders(seen: Seen, where: Where) -> FeedersStatus:
+def _feeders(seen: Observed, where: StageResult) -> FeedersStatus:
     live = seen.children.get(("Deployment", names.feeders(seen.job.name)), {}).get("status", {})
     desired = seen.job.spec.feeders.replicas if Part.FEEDING in WANTED[where.stage] else 0
     ready = seen.serving() if desired else 0
@@ -202,7 +211,7 @@ def _feeders(seen: Seen, where: Where) -> FeedersStatus:
     )
 
 
-def _trainers(seen: Seen, where: Where) -> TrainersStatus:
+def _trainers(seen: Observed, where: StageResult) -> TrainersStatus:
     live = seen.children.get(("Job", names.trainers(seen.job.name, where.attempt)), {}).get("status", {})
     return TrainersStatus(
         desired=seen.job.spec.trainer.replicas,
@@ -212,7 +221,9 @@ def _trainers(seen: Seen, where: Where) -> TrainersStatus:
     )
 
 
-def _due(seen: Seen, where: Where, started: str | None, ended: str | None, now: datetime) -> datetime | None:
+def _due(
+    seen: Observed, where: StageResult, started: str | None, ended: str | None, now: datetime
+) -> datetime | None:
     """The next moment at which time alone changes something."""
     if where.stage in ENDED:
         ttl = seen.job.spec.ttl_seconds_after_finished

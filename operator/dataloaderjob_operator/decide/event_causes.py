@@ -15,7 +15,7 @@ from typing import Any
 
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide import troubles
-from dataloaderjob_operator.decide.observed import Seen, has_condition, leaving, parse_time
+from dataloaderjob_operator.decide.observed import Observed, has_condition, leaving, parse_time
 from dataloaderjob_operator.decide.troubles import Trouble
 
 SETTLE_S = 5.0
@@ -62,7 +62,7 @@ class Asking:
     """None: nothing is held up."""
 
 
-def asking(seen: Seen, roles: Iterable[names.Role], now: datetime) -> Asking:
+def asking(seen: Observed, roles: Iterable[names.Role], now: datetime) -> Asking:
     """About the parts of a job that do not serve."""
     questions, waits = [], []
     for role in roles:
@@ -80,7 +80,7 @@ def asking(seen: Seen, roles: Iterable[names.Role], now: datetime) -> Asking:
     return Asking(tuple(questions), min(waits, default=None))
 
 
-def told(seen: Seen, *roles: names.Role) -> Trouble | None:
+def told(seen: Observed, *roles: names.Role) -> Trouble | None:
     """What events said of the first of these roles' objects that is still held up."""
     for role in roles:
         for thing, _ in _held_up(seen, role):
@@ -106,7 +106,7 @@ def meaning(question: Question, events: Iterable[Mapping[str, Any]]) -> Trouble 
     return Trouble(question.name, "", known, troubles.short(text), kind=question.kind.replace("Pod", "pod"))
 
 
-def _held_up(seen: Seen, role: names.Role) -> Iterator[tuple[Question, datetime]]:
+def _held_up(seen: Observed, role: names.Role) -> Iterator[tuple[Question, datetime]]:
     """Objects that wait for something that their own status does not tell, by name, and since when."""
     for pod in sorted(seen.of_role(role), key=lambda pod: str(pod["metadata"]["name"])):
         if (since := _waits_on_node(pod)) is not None and troubles.of(pod) is None:

@@ -32,7 +32,7 @@ class Trainers(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Observed:
     """One look at a job. What is not in it is not there."""
 
     job: DataLoaderJob

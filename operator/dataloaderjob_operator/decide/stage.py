@@ -18,7 +18,7 @@ from enum import StrEnum
 from dataloaderjob.api.status import ConditionType, Phase
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide import event_causes, troubles
-from dataloaderjob_operator.decide.observed import Seen, Trainers, condition_of, parse_time
+from dataloaderjob_operator.decide.observed import Observed, Trainers, condition_of, parse_time
 
 
 class Stage(StrEnum):
@@ -57,7 +57,7 @@ with what they hold."""
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class StageResult:
     """A stage, and why."""
 
     stage: Stage
@@ -68,7 +68,7 @@ class Where:
     """Of the trainers that shall be there."""
 
 
-def find(seen: Seen, now: datetime, *, serves: bool, up: bool) -> Where:
+def find(seen: Observed, now: datetime, *, serves: bool, up: bool) -> StageResult:
     """`serves`: whether head, sidecars and feeders do; `up`: whether pods look like it, for all
     that is known. The first rule that applies decides."""
     before = seen.status
@@ -76,24 +76,26 @@ def find(seen: Seen, now: datetime, *, serves: bool, up: bool) -> Where:
     for kind, stage in ((ConditionType.COMPLETE, Stage.COMPLETE), (ConditionType.FAILED, Stage.FAILED)):
         ended = before.condition(kind)
         if ended is not None and ended.status == "True":
-            return Where(stage, ended.reason, ended.message, attempt)
+            return StageResult(stage, ended.reason, ended.message, attempt)
     trainers = seen.trainers()
     if trainers is Trainers.COMPLETE:
-        return Where(Stage.COMPLETE, "TrainersSucceeded", "all trainers ended with exit code 0", attempt)
+        return StageResult(
+            Stage.COMPLETE, "TrainersSucceeded", "all trainers ended with exit code 0", attempt
+        )
     if seen.job.spec.suspend:
         if seen.pods:
-            return Where(Stage.SUSPENDING, "PodsLeave", f"{len(seen.pods)} pods are leaving", attempt)
-        return Where(Stage.SUSPENDED, "AskedFor", "spec.suspend is true", attempt)
+            return StageResult(Stage.SUSPENDING, "PodsLeave", f"{len(seen.pods)} pods are leaving", attempt)
+        return StageResult(Stage.SUSPENDED, "AskedFor", "spec.suspend is true", attempt)
     if (late := _late(seen, now, up=up)) is not None:
         return late
     if trainers is Trainers.FAILED:
         return _failed(seen, attempt)
     if _served(seen) or serves:
-        return Where(Stage.RUNNING, "Serving", "", attempt)
-    return Where(Stage.STARTING, "ChildrenStart", "", attempt)
+        return StageResult(Stage.RUNNING, "Serving", "", attempt)
+    return StageResult(Stage.STARTING, "ChildrenStart", "", attempt)
 
 
-def _late(seen: Seen, now: datetime, *, up: bool) -> Where | None:
+def _late(seen: Observed, now: datetime, *, up: bool) -> StageResult | None:
     """The deadline that is over, if one is."""
     if seen.status.start_time is None:
         return None
@@ -101,7 +103,7 @@ def _late(seen: Seen, now: datetime, *, up: bool) -> Where | None:
     limits = seen.job.spec.deadlines
     active = limits.active_deadline_seconds
     if active is not None and elapsed >= timedelta(seconds=active):
-        return Where(
+        return StageResult(
             Stage.FAILED, "DeadlineExceeded", f"longer than deadlines.activeDeadlineSeconds {active}", seen.attempt
         )  # fmt: skip
     if not up and not _served(seen) and elapsed >= timedelta(seconds=limits.startup_seconds):
@@ -111,14 +113,14 @@ def _late(seen: Seen, now: datetime, *, up: bool) -> Where | None:
             cause = seen.told(answer.cause) if answer.cause is not None else answer.silent
         cause = seen.refused or cause
         why = f": {trouble or cause}" if trouble or cause else ""
-        return Where(
+        return StageResult(
             Stage.FAILED, "StartupDeadlineExceeded",
             f"not up within deadlines.startupSeconds {limits.startup_seconds}{why}", seen.attempt,
         )  # fmt: skip
     return None
 
 
-def _failed(seen: Seen, attempt: int) -> Where:
+def _failed(seen: Observed, attempt: int) -> StageResult:
     """One trainer failed: again from the start with all, as often as allowed."""
     trouble = troubles.first(seen.of_role(names.Role.TRAINER))
     job = seen.children[("Job", names.trainers(seen.job.name, attempt))]
@@ -128,11 +130,13 @@ def _failed(seen: Seen, attempt: int) -> Where:
         cause += f"; {seen.told(seen.answer.failure)}"
     limit = seen.job.spec.backoff_limit
     if attempt >= limit:
-        return Where(Stage.FAILED, "BackoffLimitExceeded", f"{cause} (backoffLimit {limit})", attempt)
-    return Where(Stage.RESTARTING, "TrainerFailed", f"{cause}; restart {attempt + 1} of {limit}", attempt + 1)
+        return StageResult(Stage.FAILED, "BackoffLimitExceeded", f"{cause} (backoffLimit {limit})", attempt)
+    return StageResult(
+        Stage.RESTARTING, "TrainerFailed", f"{cause}; restart {attempt + 1} of {limit}", attempt + 1
+    )
 
 
-def _served(seen: Seen) -> bool:
+def _served(seen: Observed) -> bool:
     """Whether the startup deadline is met, since the job began or was resumed: all served once, or a trainer has been
     made anew since."""
     return seen.status.phase in {Phase.RUNNING, Phase.DEGRADED}

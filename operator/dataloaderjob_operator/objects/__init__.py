@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob_operator.objects import network, policies, ray, settings
-from dataloaderjob_operator.objects.meta import Manifest, OwnPod, Setup
+from dataloaderjob_operator.objects import network, ray, settings
+from dataloaderjob_operator.objects.meta import Manifest, OperatorConfig, OwnPod
 from dataloaderjob_operator.objects.trainers import trainers
 
-__all__ = ["Manifest", "OwnPod", "Setup", "base", "feeding", "trainers"]
+__all__ = ["Manifest", "OperatorConfig", "OwnPod", "base", "feeding", "trainers"]
 
 
-def base(job: DataLoaderJob, setup: Setup, *, feeders_at_start: int | None = None) -> list[Manifest]:
+def base(job: DataLoaderJob, setup: OperatorConfig, *, feeders_at_start: int | None = None) -> list[Manifest]:
     """What pods mount, how they find each other and who may connect to them: there before any of them.
 
     `feeders_at_start`: what a supervisor that starts keeps in place until it is told; None: as the spec says.
@@ -20,10 +20,10 @@ def base(job: DataLoaderJob, setup: Setup, *, feeders_at_start: int | None = Non
         settings.config_map(job, feeders_at_start),
         network.head_service(job),
         network.trainers_service(job),
-        *policies.policies(job, setup),
+        *network.policies(job, setup),
     ]
 
 
-def feeding(job: DataLoaderJob, setup: Setup) -> list[Manifest]:
+def feeding(job: DataLoaderJob, setup: OperatorConfig) -> list[Manifest]:
     """Head and feeders: there from the start to the end of the trainers."""
     return [ray.head(job, setup), ray.feeders(job, setup)]

@@ -25,7 +25,7 @@ class OwnPod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class OperatorConfig:
     """What the operator itself fixes for all jobs."""
 
     version: str

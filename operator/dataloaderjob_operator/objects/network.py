@@ -1,9 +1,17 @@
-"""Services by which the pods of a job find each other. Pure."""
+"""Services by which the pods of a job find each other, and NetworkPolicies, one for each role. Pure.
+
+A policy lets in what the role's data path needs and nothing else: no other job, nor any other pod of its namespace.
+Both ends of a connection follow from one table, `WAYS`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob_operator import names
+from dataloaderjob_operator.names import Role
 from dataloaderjob_operator.objects import meta, settings
 
 
@@ -39,3 +47,96 @@ def _headless(job: DataLoaderJob, name: str, role: names.Role, ports: dict[str, 
             ],
         },
     }
+
+
+NAMESPACE_NAME = "kubernetes.io/metadata.name"
+"""Label that the API server gives each namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Pods of these roles connect to those of another, all of one job."""
+
+    sources: tuple[Role, ...]
+    to: Role
+    ports: tuple[meta.Manifest, ...]
+    """As a NetworkPolicy has them; empty: any port of any protocol."""
+
+
+def _port(number: int, protocol: str = "TCP") -> meta.Manifest:
+    return {"protocol": protocol, "port": number}
+
+
+ANY_TCP: tuple[meta.Manifest, ...] = ({"protocol": "TCP"},)
+WAYS = (
+    Way((Role.TRAINER,), Role.HEAD, (_port(settings.SUPERVISOR_PORT),)),
+    # Nodes of one Ray: GCS, raylets, object managers and workers dial each other at ports that they draw. Feeders
+    # were not seen to dial feeders; Ray asks for it all the same.
+    Way((Role.FEEDER,), Role.HEAD, ANY_TCP),
+    Way((Role.HEAD, Role.FEEDER), Role.FEEDER, ANY_TCP),
+    # Each feeder listens at a port that was free.
+    Way((Role.TRAINER,), Role.FEEDER, ANY_TCP),
+    # torchrun, gloo and NCCL, which knows UDP too.
+    Way((Role.TRAINER,), Role.TRAINER, ()),
+)
+DNS = {
+    # Link-local: where a node itself answers (NodeLocal DNSCache, clouds).
+    "to": [
+        {"namespaceSelector": {"matchLabels": {NAMESPACE_NAME: "kube-system"}}},
+        {"ipBlock": {"cidr": "169.254.0.0/16"}},
+    ],
+    "ports": [_port(53, "UDP"), _port(53)],
+}
+
+
+def policies(job: DataLoaderJob, setup: meta.OperatorConfig) -> list[meta.Manifest]:
+    """None in mode None; egress is theirs in mode Strict only."""
+    mode = job.spec.network_policy.mode
+    return [] if mode == "None" else [_policy(job, role, setup, strict=mode == "Strict") for role in Role]
+
+
+def _policy(job: DataLoaderJob, role: Role, setup: meta.OperatorConfig, *, strict: bool) -> meta.Manifest:
+    spec: meta.Manifest = {
+        "podSelector": {"matchLabels": names.labels(job.name, role)},
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            *(_rule("from", [_pods(job, way.sources)], way.ports) for way in WAYS if way.to is role),
+            *_from_outside(role, setup),
+        ],
+    }
+    if strict:
+        spec["policyTypes"] = ["Ingress", "Egress"]
+        spec["egress"] = [
+            *(_rule("to", [_pods(job, [way.to])], way.ports) for way in WAYS if role in way.sources),
+            DNS,
+        ]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": meta.metadata(job, names.policy(job.name, role), role),
+        "spec": spec,
+    }
+
+
+def _from_outside(role: Role, setup: meta.OperatorConfig) -> list[meta.Manifest]:
+    """Who is none of the job's pods. Probes come from the pod's own node, which no policy shuts out."""
+    if role is Role.TRAINER:
+        return [{"ports": [_port(settings.METRICS_PORT)]}]  # whoever collects metrics
+    if role is Role.HEAD and setup.operator is not None:
+        own = {
+            "namespaceSelector": {"matchLabels": {NAMESPACE_NAME: setup.operator.namespace}},
+            "podSelector": {"matchLabels": dict(setup.operator.labels)},
+        }
+        return [_rule("from", [own], [_port(settings.SUPERVISOR_PORT)])]
+    return []
+
+
+def _pods(job: DataLoaderJob, roles: Iterable[Role]) -> meta.Manifest:
+    """Pods of the job. In its own namespace: a peer without a namespaceSelector is in that of the policy."""
+    in_roles = {"key": names.LABEL_ROLE, "operator": "In", "values": [role.value for role in roles]}
+    return {"podSelector": {"matchLabels": names.labels(job.name), "matchExpressions": [in_roles]}}
+
+
+def _rule(end: str, peers: list[meta.Manifest], ports: Iterable[meta.Manifest]) -> meta.Manifest:
+    listed = [dict(port) for port in ports]
+    return {end: peers, "ports": listed} if listed else {end: peers}

@@ -15,7 +15,7 @@ STARTS = 60
 """Probes of a head that comes up, five seconds apart."""
 
 
-def head(job: DataLoaderJob, setup: meta.Setup) -> meta.Manifest:
+def head(job: DataLoaderJob, setup: meta.OperatorConfig) -> meta.Manifest:
     """One pod, replaced and never doubled: two heads would place feeders twice."""
     user = job.spec.feeders.template
     container = pods.ray_container(
@@ -41,7 +41,7 @@ def head(job: DataLoaderJob, setup: meta.Setup) -> meta.Manifest:
     return _deployment(job, setup, names.Role.HEAD, spec, asked, replicas=1, strategy={"type": "Recreate"})
 
 
-def feeders(job: DataLoaderJob, setup: meta.Setup) -> meta.Manifest:
+def feeders(job: DataLoaderJob, setup: meta.OperatorConfig) -> meta.Manifest:
     """`replicas` pods that are all alike: one that goes is replaced by any other."""
     spec = job.spec.feeders
     theirs = pods.named(spec.template.spec.containers, CONTAINER)
@@ -69,7 +69,7 @@ def feeders(job: DataLoaderJob, setup: meta.Setup) -> meta.Manifest:
 
 
 def _deployment(
-    job: DataLoaderJob, setup: meta.Setup, role: names.Role, pod: meta.Manifest, asked: Any,
+    job: DataLoaderJob, setup: meta.OperatorConfig, role: names.Role, pod: meta.Manifest, asked: Any,
     *, replicas: int, strategy: meta.Manifest,
 ) -> meta.Manifest:  # fmt: skip
     name = names.head(job.name) if role is names.Role.HEAD else names.feeders(job.name)

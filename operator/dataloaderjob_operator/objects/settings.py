@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob_operator import keys, names
+from dataloaderjob_operator import names
 from dataloaderjob_operator.objects import meta
 
 KEY_FOLDER = "/etc/dataloaderjob/key"
@@ -26,12 +26,12 @@ FEEDERS = "num_feeders"
 RAY_TOKEN = "ray"  # noqa: S105  the name of a file
 
 
-def secret(job: DataLoaderJob, setup: meta.Setup) -> meta.Manifest:
+def secret(job: DataLoaderJob, setup: meta.OperatorConfig) -> meta.Manifest:
     """Both secrets of the job."""
     metadata, uid = meta.metadata(job, names.key_secret(job.name)), job.metadata.uid or ""
     values = {
-        JOB_KEY: keys.job_key(setup.root_key, uid),
-        RAY_TOKEN: keys.ray_token(setup.root_key, uid).encode(),
+        JOB_KEY: names.job_key(setup.root_key, uid),
+        RAY_TOKEN: names.ray_token(setup.root_key, uid).encode(),
     }
     return {
         "apiVersion": "v1",

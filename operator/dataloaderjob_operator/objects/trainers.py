@@ -17,7 +17,7 @@ BY_INDEX = ("PET_NODE_RANK", "RANK")
 _RUN = {"name": "dataloaderjob-run", "mountPath": settings.RUN_FOLDER}
 
 
-def trainers(job: DataLoaderJob, setup: meta.Setup, attempt: int) -> meta.Manifest:
+def trainers(job: DataLoaderJob, setup: meta.OperatorConfig, attempt: int) -> meta.Manifest:
     """All replicas, started together. One that fails ends them all: the operator starts them anew, or not."""
     name = names.trainers(job.name, attempt)
     template = job.spec.trainer.template
@@ -42,7 +42,7 @@ def trainers(job: DataLoaderJob, setup: meta.Setup, attempt: int) -> meta.Manife
     }
 
 
-def _pod(job: DataLoaderJob, setup: meta.Setup, name: str) -> meta.Manifest:
+def _pod(job: DataLoaderJob, setup: meta.OperatorConfig, name: str) -> meta.Manifest:
     user = pods.plain(job.spec.trainer.template)["spec"]
     trainer, *others = user["containers"]
     return {
@@ -84,7 +84,7 @@ def _trainer(job: DataLoaderJob, theirs: dict[str, Any], name: str) -> meta.Mani
     }
 
 
-def sidecar(job: DataLoaderJob, setup: meta.Setup) -> meta.Manifest:
+def sidecar(job: DataLoaderJob, setup: meta.OperatorConfig) -> meta.Manifest:
     """First of the init containers, so that the others may read batches too; it outlives none of the trainers."""
     spec = job.spec.sidecar
     return {

@@ -1,19 +1,75 @@
-"""What the watches told last of jobs and their children, and what we have written since. Pure but for the clock: events
-come in, `Seen` goes out."""
+"""Keeps what the watches reported last of jobs and their children, and what we have written since. Pure but for the
+clock: events come in, `Observed` goes out.
+
+Of an object it keeps only what is read: a cluster may have ten thousand pods of jobs.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dataloaderjob.api import KIND, parse_object
 from dataloaderjob.api.status import DataLoaderJobStatus, Phase
-from dataloaderjob_operator.decide.observed import Key, Seen
+from dataloaderjob_operator.decide.observed import Key, Observed
 from dataloaderjob_operator.names import LABEL_JOB, LABEL_ROLE, Role
 from dataloaderjob_operator.objects import Manifest
-from dataloaderjob_operator.observe.transform import slim
+
+METADATA = frozenset({"managedFields", "selfLink"})
+"""Left out of every object."""
+POD = ("containerStatuses", "initContainerStatuses", "conditions", "phase", "podIP", "reason", "message")
+CONTAINER = ("name", "ready", "started", "restartCount", "state", "lastState")
+SHARED = frozenset(
+    {"type", "status", "reason", "phase", "restartPolicy", "kind", "apiVersion", "image", "protocol"}
+)
+"""Fields of which a few texts make up the values of all objects: kept once, as names of fields are."""
+
+
+def slim(thing: Mapping[str, Any]) -> dict[str, Any]:
+    """What the operator reads of it, of a pod little, of another child all that may have to be compared."""
+    metadata = {name: value for name, value in thing["metadata"].items() if name not in METADATA}
+    found = {**thing, "metadata": metadata}
+    if thing["kind"] == "Pod":
+        metadata.pop("annotations", None)
+        found = {
+            "kind": "Pod", "metadata": metadata, "spec": _pod_spec(thing.get("spec") or {}),
+            "status": _pod_status(thing.get("status") or {}),
+        }  # fmt: skip
+    return dict(_shared(found))
+
+
+def _pod_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """How its containers are started again."""
+    init = [_only(container, ("name", "restartPolicy")) for container in spec.get("initContainers") or ()]
+    return {**_only(spec, ("restartPolicy",)), "initContainers": init}
+
+
+def _pod_status(status: Mapping[str, Any]) -> dict[str, Any]:
+    found = _only(status, POD)
+    for group in ("containerStatuses", "initContainerStatuses"):
+        if found.get(group):
+            found[group] = [_only(container, CONTAINER) for container in found[group]]
+    return found
+
+
+def _only(thing: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: thing[name] for name in names if name in thing}
+
+
+def _shared(value: Any, field: str = "") -> Any:
+    if isinstance(value, Mapping):
+        return {_once(name): _shared(inner, name) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shared(inner) for inner in value]
+    return _once(value) if field in SHARED and isinstance(value, str) else value
+
+
+def _once(value: str) -> str:
+    return sys.intern(value) if type(value) is str else value
+
 
 BELIEVED_S = 120.0
 """For so long a write of ours counts more than an older version that a watch tells: kopf finds a dead connection after
@@ -182,14 +238,14 @@ class Cache:
         """The job's, as far as it is known."""
         return int(self._jobs.get(owner, {}).get("metadata", {}).get("generation") or 0)
 
-    def seen(self, owner: JobKey) -> Seen | None:
+    def seen(self, owner: JobKey) -> Observed | None:
         """None if the job is gone or going. Raises ManifestError for one that the models refuse."""
         thing = self._jobs.get(owner)
         if thing is None or thing["metadata"].get("deletionTimestamp"):
             return None
         uid = thing["metadata"].get("uid")
         mine = {k: c for k, c in self._children.get(owner, {}).items() if _owned_by(c, uid)}
-        return Seen(
+        return Observed(
             job=parse_object({k: v for k, v in thing.items() if k != "status"}),
             status=_status(thing.get("status")),
             children={k: c for k, c in mine.items() if k[0] != "Pod"},

@@ -31,7 +31,7 @@ class EventReader(Protocol):
         """Of one object, a bounded number. Raises ApiError."""
 
 
-class Inquirer:
+class EventLookup:
     """`ask` and `heard` from reconciles, `run` until cancelled."""
 
     def __init__(

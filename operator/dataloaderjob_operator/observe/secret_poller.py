@@ -30,7 +30,7 @@ class Reader(Protocol):
         """An object as it is now, None if it is not there. Raises ApiError."""
 
 
-class Unwatched:
+class SecretPoller:
     """Those known to be there. `run` until cancelled finds out which are no longer."""
 
     def __init__(

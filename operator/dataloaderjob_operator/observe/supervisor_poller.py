@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from dataloaderjob.api.status import LoaderStatus
 from dataloaderjob.core import auth, rates
 from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError
-from dataloaderjob_operator import keys, names
+from dataloaderjob_operator import names
 from dataloaderjob_operator.decide import answers
 from dataloaderjob_operator.decide.answers import Answer
 from dataloaderjob_operator.decide.observed import has_condition, leaving
@@ -86,7 +86,7 @@ class _Job:
     rates: rates.Rates | None = None
 
 
-class Asker:
+class SupervisorPoller:
     """`Supervisors` over TCP; `run` until cancelled."""
 
     def __init__(
@@ -147,7 +147,7 @@ class Asker:
         ]
         if uid is None or not ready:
             return None
-        return Head(max(ready), names.unique(*key, uid), keys.job_key(self._root_key, uid))
+        return Head(max(ready), names.unique(*key, uid), names.job_key(self._root_key, uid))
 
     async def _one(self, key: JobKey, job: _Job) -> None:
         async with self._gate:

@@ -11,7 +11,7 @@ from dataloaderjob_operator import logs
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.metrics import Metrics, error_kind
 from dataloaderjob_operator.observe.cache import JobKey
-from dataloaderjob_operator.queue.workqueue import Schedule
+from dataloaderjob_operator.queue.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ Reconcile = Callable[[JobKey], Awaitable[float | None]]
 """Returns after how many seconds to look again, None for the resync, NEVER for a job that is gone."""
 
 
-class Work:
+class Workers:
     """`add` from watches, `run` until cancelled."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Work:
         resync_s: float = RESYNC_S,
     ) -> None:
         self._reconcile, self._workers, self._resync_s = reconcile, workers, resync_s
-        self._schedule: Schedule[JobKey] = Schedule()
+        self._schedule: WorkQueue[JobKey] = WorkQueue()
         self._changed = asyncio.Event()
         self._metrics = metrics or Metrics()
         self._metrics.queue_depth.set_function(lambda: self._schedule.backlog(time.monotonic()))

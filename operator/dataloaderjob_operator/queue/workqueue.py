@@ -18,7 +18,7 @@ LONGEST_WAIT_S = 60.0
 EVENT_WAIT_S = 5.0
 
 
-class Schedule(Generic[K]):
+class WorkQueue(Generic[K]):
     """Keys and the moments from which they are due."""
 
     def __init__(self, jitter: random.Random | None = None) -> None:

@@ -107,7 +107,7 @@ FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 8.0
 
 
-class Deaths:
+class Crashes:
     """Of one process and those that were started in its place."""
 
     def __init__(self) -> None:

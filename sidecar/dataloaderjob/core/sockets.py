@@ -114,7 +114,7 @@ MAX_GUESTS = 64
 Welcomed = Callable[[socket.socket, dict[str, Any]], None]
 
 
-class Door:
+class Acceptor:
     """A listening socket and the handshakes under way."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """Sends: the connection to one receiver, and the frames that the feeder's machine puts onto it.
 
-A connection is bytes in, bytes out, never blocks, and knows frames but not tickets. `Outbox` follows the machine's
+A connection is bytes in, bytes out, never blocks, and knows frames but not tickets. `Sender` follows the machine's
 instructions and returns the connections to flush.
 """
 
@@ -161,7 +161,7 @@ CHECKSUM = int(Flag.CHECKSUM)
 """A plain int: int & IntFlag costs 2 µs."""
 
 
-class Outbox:
+class Sender:
     """The links of a feeder, by number."""
 
     def __init__(self, machine: Feeding, loads: Callable[[], int]) -> None:

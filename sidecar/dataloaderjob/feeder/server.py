@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
 from dataloaderjob.core.frames import Flag, Header, Kind
 from dataloaderjob.core.settings import FeederSettings, read_key
-from dataloaderjob.core.sockets import Door
+from dataloaderjob.core.sockets import Acceptor
 from dataloaderjob.core.tickets import base_seed
 from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore
@@ -30,7 +30,7 @@ from dataloaderjob.feeder.channel import Channel
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import Instruction, Job
 from dataloaderjob.feeder.registration import Registration
-from dataloaderjob.feeder.sender import Link, Outbox
+from dataloaderjob.feeder.sender import Link, Sender
 from dataloaderjob.feeder.sessions import Body
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class FeederServer:
             settings, key, self._machine, soon=self.soon, here=self._bundle_here, lost=self._bundle_lost
         )
         self._builders = Builders(settings, requests, self, relayed=relayed)
-        self._outbox = Outbox(self._machine, lambda: self._builders.templates.loads)
+        self._outbox = Sender(self._machine, lambda: self._builders.templates.loads)
         self._calls: deque[Callable[[], None]] = deque()
         self._owed: dict[bytes, list[tuple[int, Header]]] = {}
         """CANCEL frames (link, header) by bundle, which are confirmed once its builder is through with its job."""
@@ -72,7 +72,7 @@ class FeederServer:
         self._poll = select.epoll()
         self._callbacks: dict[int, Callable[[int], None]] = {}
         told = {**facts, "feeder": settings.name, "instance": self.instance, "pid": os.getpid()}
-        self._door = Door(
+        self._door = Acceptor(
             settings.bind_host, settings.port, key=key, job=settings.job, facts=told, welcomed=self._welcomed
         )
 

@@ -32,7 +32,15 @@ from dataloaderjob.local.children import Child, Command, Started
 from dataloaderjob.local.launch import host_command
 from dataloaderjob.local.loop import Loop
 from dataloaderjob.local.poller import Poller, Snapshot
-from dataloaderjob.local.restarts import Care, GiveUp, Instruction, Part, Start, StopHead, StopSupervisor
+from dataloaderjob.local.restarts import (
+    GiveUp,
+    Instruction,
+    Part,
+    RestartPolicy,
+    Start,
+    StopHead,
+    StopSupervisor,
+)
 from dataloaderjob.providers.provider import RAY
 from dataloaderjob.sidecar.settings import SidecarSettings
 
@@ -77,7 +85,7 @@ class ServicePlan:
     metrics_port: int | None = None
 
 
-class Stack:
+class LocalCluster:
     """`start`, then a loop that runs, then `close`, in one thread."""
 
     def __init__(
@@ -99,7 +107,7 @@ class Stack:
         self.plan = plan
         self.run_id = run_id or secrets.token_hex(8)
         self._ray = plan.provider == RAY
-        self.care = Care(ray=self._ray)
+        self.care = RestartPolicy(ray=self._ray)
         self.home = _make_home(ray=self._ray)
         self.socket = socket_path or str(self.home / places.SOCKET_NAME)
         self.sidecar_listens = False

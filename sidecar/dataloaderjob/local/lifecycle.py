@@ -85,7 +85,7 @@ def stopped_by(number: int) -> Stop:
     return Stop(128 + number, f"{name} came: ending trainers and service", number)
 
 
-class Course:
+class Lifecycle:
     """Where a run is. The first reason to end fixes the exit code."""
 
     def __init__(self, num_trainers: int) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from dataloaderjob.core.processes import DEATHS_WINDOW_S, MAX_DEATHS, Deaths, wait_s
+from dataloaderjob.core.processes import DEATHS_WINDOW_S, MAX_DEATHS, Crashes, wait_s
 from dataloaderjob.core.supervision import EXITS_RAY
 
 MAX_FIRST_DEATHS = 2
@@ -89,7 +89,7 @@ class _Watched:
     state: State = State.ABSENT
     start_at: float = float("inf")
     """When to start it again."""
-    deaths: Deaths = field(default_factory=Deaths)
+    deaths: Crashes = field(default_factory=Crashes)
     served: bool = False
     """Ever."""
 
@@ -102,7 +102,7 @@ class _Watched:
         return True
 
 
-class Care:
+class RestartPolicy:
     """Events in, instructions out. The caller carries instructions out in order."""
 
     def __init__(self, *, ray: bool = True) -> None:

@@ -20,14 +20,14 @@ from dataloaderjob.core import rates
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.local import console
 from dataloaderjob.local.children import Child, Command, check_words, exit_code
-from dataloaderjob.local.cluster import Stack
+from dataloaderjob.local.cluster import LocalCluster
 from dataloaderjob.local.console import Console, Meter
 from dataloaderjob.local.lifecycle import (
     EXIT_BROKEN,
     EXIT_LATE,
     Action,
-    Course,
     Event,
+    Lifecycle,
     Phase,
     Stop,
     stopped_by,
@@ -107,8 +107,8 @@ class Run:
         self._plan, self._manifest, self._console = planned, manifest, console
         self._ray = planned.service.provider == RAY
         self._loop = Loop()
-        self._course = Course(len(planned.trainers))
-        self._stack = Stack(planned.service, self._loop, show=self._show, broken=self._broken)
+        self._course = Lifecycle(len(planned.trainers))
+        self._stack = LocalCluster(planned.service, self._loop, show=self._show, broken=self._broken)
         self._trainers: list[Child] = []
         self._phase = Phase.PREPARING
         self._served = False

@@ -22,7 +22,7 @@ from pathlib import Path
 from dataloaderjob.core import folders, places
 from dataloaderjob.core.errors import DataLoaderJobError
 from dataloaderjob.local.children import Started
-from dataloaderjob.local.cluster import ServicePlan, Stack
+from dataloaderjob.local.cluster import LocalCluster, ServicePlan
 from dataloaderjob.local.launch import environments
 from dataloaderjob.local.loop import Loop
 from dataloaderjob.local.poller import sidecar_status
@@ -37,7 +37,7 @@ UNUSED_S = 120.0
 
 
 @dataclass(slots=True)
-class Tenancy:
+class IdleShutdown:
     """Fed with what is seen, from time to time."""
 
     started: float
@@ -107,9 +107,9 @@ class Service:
         self._logged = 0
         self._over = False
         self._starter = _open_starter()
-        self._tenancy = Tenancy(time.monotonic())
+        self._tenancy = IdleShutdown(time.monotonic())
         self._control = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        self._stack = Stack(
+        self._stack = LocalCluster(
             plan, self._loop, show=self._show, broken=self._broken, socket_path=str(folder / places.SOCKET_NAME),
             run_id=os.environ[places.RUN_VARIABLE], folder=folder, host=host,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataloaderjob.core.errors import ServiceError
-from dataloaderjob.core.processes import DEATHS_WINDOW_S, MAX_DEATHS, Deaths, wait_s
+from dataloaderjob.core.processes import DEATHS_WINDOW_S, MAX_DEATHS, Crashes, wait_s
 from dataloaderjob.core.supervision import EXITS_RAY
 from dataloaderjob.providers.ray.node import RayNode
 
@@ -106,7 +106,7 @@ class Restarts:
     """Of one process."""
 
     def __init__(self) -> None:
-        self._deaths = Deaths()
+        self._deaths = Crashes()
         self._ray_exits = 0
 
     def ended(self, code: int, now: float) -> Again | GiveUp:

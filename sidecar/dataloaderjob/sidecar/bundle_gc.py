@@ -15,7 +15,7 @@ MAX_LOADERS = 16
 """Of one trainer, whose last bundles are kept: who uses another again stores it again."""
 
 
-class Shelf:
+class BundleGc:
     """The bundles of live streams, and the last one of each loader, whose next epoch may need it again.
 
     So the disk holds what is in use, and a dataset that changes at each epoch leaves nothing behind.

@@ -26,13 +26,13 @@ from dataloaderjob.core.frames import PROTOCOL
 from dataloaderjob.core.processes import alive, default_signals, die_with_parent
 from dataloaderjob.core.settings import read_key
 from dataloaderjob.sidecar import metrics
-from dataloaderjob.sidecar.bundle_gc import Shelf
+from dataloaderjob.sidecar.bundle_gc import BundleGc
 from dataloaderjob.sidecar.dispatch.instructions import DispatchSettings
 from dataloaderjob.sidecar.http import HttpServer
 from dataloaderjob.sidecar.receiver import Receiver
 from dataloaderjob.sidecar.settings import SidecarSettings
-from dataloaderjob.sidecar.supervisor_client import Failures, Upstream
-from dataloaderjob.sidecar.trainer_listener import Guest, Reception
+from dataloaderjob.sidecar.supervisor_client import Failures, SupervisorClient
+from dataloaderjob.sidecar.trainer_listener import Guest, TrainerListener
 
 TICK_S = 0.5
 FIGURES_EVERY_S = 1.0
@@ -62,17 +62,17 @@ class Sidecar:
         self.settings = settings
         self.key = read_key(settings.key_path)
         self.store = BlobStore(Path(settings.blobs))
-        self._shelf = Shelf(self.store)
+        self._shelf = BundleGc(self.store)
         self.rings: dict[int, Ring] = {}
         """By the pid of the receiver."""
         self._gone = dict.fromkeys((*metrics.RECEIVER, *metrics.TRAINER), 0)
         self._failures = Failures()
         self._stop = False
         self._select = selectors.DefaultSelector()
-        self._upstream: Upstream | None = None
+        self._upstream: SupervisorClient | None = None
         self._upstream_fd: int | None = None
         if settings.supervisor_host is not None:
-            self._upstream = Upstream(
+            self._upstream = SupervisorClient(
                 (settings.supervisor_host, settings.supervisor_port),
                 key=self.key,
                 job=settings.job,
@@ -86,7 +86,9 @@ class Sidecar:
         self._select.register(self._wake_r, selectors.EVENT_READ, self._on_signal)
         self._figures_at = 0.0
         # Last: a socket that can be seen has a sidecar behind it.
-        self._reception = Reception(settings.socket, self._select, self._on_guest, private=settings.private)
+        self._reception = TrainerListener(
+            settings.socket, self._select, self._on_guest, private=settings.private
+        )
 
     @property
     def name(self) -> str:

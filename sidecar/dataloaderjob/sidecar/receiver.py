@@ -39,7 +39,7 @@ from dataloaderjob.sidecar.dispatch.instructions import (
     Unpublish,
 )
 from dataloaderjob.sidecar.dispatch.space import Extent
-from dataloaderjob.sidecar.feeder_connection import Flow, LinkError
+from dataloaderjob.sidecar.feeder_connection import FeederConnection, LinkError
 from dataloaderjob.sidecar.regions import Region
 
 PACKETS_AT_ONCE = 64
@@ -75,15 +75,15 @@ class Receiver:
         self._trainer, self._parent, self._pidfd = trainer, parent, pidfd
         self._wake_trainer, self._wake_receiver = wake_trainer, wake_receiver
         self._key, self._job, self._name, self._process = key, job, name, process
-        self._flows: dict[str, Flow] = {}
-        self._by_fd: dict[int, Flow] = {}
+        self._flows: dict[str, FeederConnection] = {}
+        self._by_fd: dict[int, FeederConnection] = {}
         self._masks: dict[int, int] = {}
         self._to_trainer: deque[tuple[bytes, int | None]] = deque()
         self._to_parent: deque[bytes] = deque()
         self._incoming = ipc.Assembler()
         self._failure: tuple[int, int] | None = None
         """(stream, ticket) of the failure that the parent was told of, until a batch after it is taken."""
-        self._dirty: set[Flow] = set()
+        self._dirty: set[FeederConnection] = set()
         self._poll = select.epoll()
         trainer.setblocking(False)
         parent.setblocking(False)
@@ -268,7 +268,7 @@ class Receiver:
 
     # Links to feeders: the sink of `feeder_connection`
 
-    def _flow_event(self, now: float, flow: Flow, mask: int) -> None:
+    def _flow_event(self, now: float, flow: FeederConnection, mask: int) -> None:
         try:
             flow.on_ready(mask)
         except LinkError as exc:
@@ -276,26 +276,26 @@ class Receiver:
             return
         self._dirty.add(flow)
 
-    def flow_up(self, flow: Flow, facts: dict[str, Any]) -> None:
+    def flow_up(self, flow: FeederConnection, facts: dict[str, Any]) -> None:
         self.machine.link_up(time.monotonic(), flow.endpoint.instance, facts)
 
-    def flow_frame(self, flow: Flow, header: Header, payload: bytes) -> None:
+    def flow_frame(self, flow: FeederConnection, header: Header, payload: bytes) -> None:
         self.machine.frame(time.monotonic(), flow.endpoint.instance, header, payload)
 
-    def flow_body(self, flow: Flow, header: Header) -> tuple[Extent, memoryview] | None:
+    def flow_body(self, flow: FeederConnection, header: Header) -> tuple[Extent, memoryview] | None:
         extent = self.machine.begin_body(time.monotonic(), flow.endpoint.instance, header)
         if extent is None:
             return None
         region = self.regions[extent.region]
         return extent, region.view[extent.offset : extent.offset + header.nbytes]
 
-    def flow_moved(self, flow: Flow) -> None:
+    def flow_moved(self, flow: FeederConnection) -> None:
         self.machine.moved(time.monotonic(), flow.endpoint.instance)
 
-    def flow_body_done(self, flow: Flow, header: Header) -> None:
+    def flow_body_done(self, flow: FeederConnection, header: Header) -> None:
         self.machine.end_body(time.monotonic(), flow.endpoint.instance, header)
 
-    def _open(self, flow: Flow, now: float) -> None:
+    def _open(self, flow: FeederConnection, now: float) -> None:
         try:
             flow.connect(now)
         except OSError as exc:
@@ -307,12 +307,12 @@ class Receiver:
         self._masks[fd] = flow.interest
         self._poll.register(fd, flow.interest)
 
-    def _end_flow(self, now: float, flow: Flow, reason: str) -> None:
+    def _end_flow(self, now: float, flow: FeederConnection, reason: str) -> None:
         self._forget_fd(flow)
         flow.give_up(now, reason)
         self.machine.link_down(now, flow.endpoint.instance, reason)
 
-    def _forget_fd(self, flow: Flow) -> None:
+    def _forget_fd(self, flow: FeederConnection) -> None:
         self._dirty.discard(flow)
         if flow.sock is not None:
             fd = flow.sock.fileno()
@@ -362,7 +362,7 @@ class Receiver:
                 self._tell_trainer(ipc.pack_json(ipc.Type.DROP, {"region": number}))
                 self.regions.pop(number).close()
             case Connect(endpoint):
-                flow = Flow(
+                flow = FeederConnection(
                     endpoint, self, key=self._key, job=self._job, name=self._name, trainer=self._process
                 )
                 self._flows[endpoint.instance] = flow

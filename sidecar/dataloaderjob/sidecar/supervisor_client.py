@@ -26,7 +26,7 @@ CONNECT_TIMEOUT_S = 0.5
 UPLOAD_TIMEOUT_S = 60.0
 
 
-class Upstream:
+class SupervisorClient:
     """Connects, greets and exchanges messages. `fileno` is None while there is no link."""
 
     def __init__(

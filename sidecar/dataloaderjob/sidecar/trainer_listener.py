@@ -47,7 +47,7 @@ OnMessage = Callable[[Guest, ipc.Packet], None]
 """Owns the guest from then on; raises to have it told the reason and closed."""
 
 
-class Reception:
+class TrainerListener:
     """The listening socket and its guests."""
 
     def __init__(

@@ -26,7 +26,7 @@ Want = Callable[[str], None]
 """Sends {"type": "want"} to one sidecar. Raises OSError."""
 
 
-class Exchange:
+class BlobRelay:
     """Who has which blob, and who waits for one."""
 
     def __init__(self, folder: Path) -> None:

@@ -86,7 +86,7 @@ class Endpoint(NamedTuple):
 
 
 @dataclass(slots=True)
-class Seat:
+class Member:
     """One feeder of the job."""
 
     index: int
@@ -125,12 +125,12 @@ class Drain:
 Action = Place | Kill | Drain
 
 
-class Roster:
+class FeederSet:
     """All seats. Every method that changes something says so by `version`."""
 
     def __init__(self, desired: int, *, ready_timeout_s: float, drain_timeout_s: float) -> None:
         self.desired = desired
-        self.seats: dict[int, Seat] = {}
+        self.seats: dict[int, Member] = {}
         self.version = 0
         self.session: str | None = None
         """Of the Ray cluster in use; None: not known yet, all that report a session are guests."""
@@ -185,7 +185,7 @@ class Roster:
     def adopt(self, index: int, now: float) -> None:
         """An actor of this name was found; it has the usual time to report."""
         if index not in self.seats:
-            self.seats[index] = Seat(index, Phase.PLACING, now, now + self._ready_timeout_s)
+            self.seats[index] = Member(index, Phase.PLACING, now, now + self._ready_timeout_s)
 
     def report(self, endpoint: Endpoint, now: float) -> bool:
         """A feeder reported. Returns whether it has a seat; one without must go.
@@ -257,7 +257,7 @@ class Roster:
         for index in range(self.desired):
             seat = self.seats.get(index)
             if seat is None:
-                self.seats[index] = Seat(index, Phase.PLACING, now, now + self._ready_timeout_s)
+                self.seats[index] = Member(index, Phase.PLACING, now, now + self._ready_timeout_s)
                 actions.append(Place(index))
             elif seat.phase is Phase.DRAINING:
                 self._move(seat, Event.WANT, now)
@@ -274,14 +274,14 @@ class Roster:
         if self._guests.pop(instance, None) is not None:
             self.version += 1
 
-    def _unwant(self, seat: Seat, now: float) -> list[Action]:
+    def _unwant(self, seat: Member, now: float) -> list[Action]:
         was = seat.phase
         self._move(seat, Event.UNWANT, now)
         if seat.phase is Phase.DRAINING and was is not Phase.DRAINING and seat.endpoint is not None:
             return [Drain(seat.endpoint)]
         return [Kill(seat.index)] if seat.phase is Phase.NONE else []
 
-    def _late(self, seat: Seat, now: float) -> list[Action]:
+    def _late(self, seat: Member, now: float) -> list[Action]:
         if (seat.phase, Event.LATE) not in TRANSITIONS:
             return []
         why, cause = seat.why, seat.cause
@@ -293,7 +293,7 @@ class Roster:
         self._move(seat, Event.LATE, now, why=why, cause=cause)
         return [Place(seat.index)] if seat.phase is Phase.PLACING else [Kill(seat.index)]
 
-    def _seat(self, name: str, instance: str) -> Seat | None:
+    def _seat(self, name: str, instance: str) -> Member | None:
         index = index_of(name)
         seat = None if index is None else self.seats.get(index)
         if seat is None or seat.endpoint is None or seat.endpoint.instance != instance:
@@ -301,7 +301,7 @@ class Roster:
         return seat
 
     def _move(
-        self, seat: Seat, event: Event, now: float, *, why: str = "", cause: Cause | None = None
+        self, seat: Member, event: Event, now: float, *, why: str = "", cause: Cause | None = None
     ) -> None:
         phase = TRANSITIONS.get((seat.phase, event))
         if phase is None:

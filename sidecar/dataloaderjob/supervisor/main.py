@@ -24,9 +24,9 @@ from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError, ServiceError
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, read_key
 from dataloaderjob.providers.provider import LOCAL, NAMES, RAY, Provider
-from dataloaderjob.supervisor.feeder_set import Action, Endpoint, Kill, Phase, Place, Roster, Seat
-from dataloaderjob.supervisor.reports import Ledger
-from dataloaderjob.supervisor.server import Hub
+from dataloaderjob.supervisor.feeder_set import Action, Endpoint, FeederSet, Kill, Member, Phase, Place
+from dataloaderjob.supervisor.reports import Reports
+from dataloaderjob.supervisor.server import SupervisorServer
 
 log = logging.getLogger(__name__)
 
@@ -43,17 +43,17 @@ class Supervisor:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._state_path = Path(settings.state_path)
-        self._roster = Roster(
+        self._roster = FeederSet(
             _read_desired(self._state_path, settings.num_feeders),
             ready_timeout_s=settings.ready_timeout_s,
             drain_timeout_s=settings.drain_timeout_s,
         )
         self._urgent: list[Action] = []
-        self._ledger = Ledger()
+        self._ledger = Reports()
         self._stopping = False
         self._started = time.monotonic()
         self._provider = provider_of(settings)
-        self._hub = Hub(
+        self._hub = SupervisorServer(
             settings.bind_host,
             settings.port,
             key=read_key(settings.key_path),
@@ -98,7 +98,7 @@ class Supervisor:
         soon = min([d for d in due if d > now] + [self._roster.next_deadline])
         return min(TICK_S, max(0.01, soon - now))
 
-    def _awaited(self) -> list[Seat]:
+    def _awaited(self) -> list[Member]:
         return [s for s in self._roster.seats.values() if s.phase in (Phase.PLACING, Phase.LOST)]
 
     def _act(self, action: Action, desired: int) -> None:

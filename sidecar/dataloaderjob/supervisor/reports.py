@@ -14,7 +14,7 @@ MAX_TEXT = 600
 _FIELDS = ("rank", "feeder", "reason", "text")
 
 
-class Ledger:
+class Reports:
     """One job's."""
 
     def __init__(self) -> None:

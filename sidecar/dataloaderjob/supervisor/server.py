@@ -20,8 +20,8 @@ from typing import Any, Protocol
 from dataloaderjob.core import sockets, supervision
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import MAX_BODY_NBYTES
-from dataloaderjob.core.sockets import Door
-from dataloaderjob.supervisor.blob_relay import Exchange
+from dataloaderjob.core.sockets import Acceptor
+from dataloaderjob.supervisor.blob_relay import BlobRelay
 from dataloaderjob.supervisor.feeder_set import Endpoint
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ SEND_TIMEOUT_S = 5
 IDLE_TIMEOUT_S = 60.0
 
 
-class Desk(Protocol):
+class SupervisorState(Protocol):
     """What the connections tell the supervisor and ask of it. Called from many threads."""
 
     def feeder_ready(self, endpoint: Endpoint) -> bool: ...
@@ -60,13 +60,15 @@ class _Peer:
         return sockets.recv_message(self.sock)
 
 
-class Hub:
+class SupervisorServer:
     """All connections of the supervisor."""
 
-    def __init__(self, host: str, port: int, *, key: bytes, job: str, blob_folder: Path, desk: Desk) -> None:
+    def __init__(
+        self, host: str, port: int, *, key: bytes, job: str, blob_folder: Path, desk: SupervisorState
+    ) -> None:
         """Binds the port. Raises OSError when it is taken."""
         self._desk = desk
-        self._exchange = Exchange(blob_folder)
+        self._exchange = BlobRelay(blob_folder)
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._sidecars: dict[int, _Peer] = {}
@@ -77,7 +79,7 @@ class Hub:
             "blob": self._blob,
             "control": self._control,
         }
-        self._door = Door(host, port, key=key, job=job, facts={}, welcomed=self._welcomed)
+        self._door = Acceptor(host, port, key=key, job=job, facts={}, welcomed=self._welcomed)
         threading.Thread(target=self._accept_forever, name="dlj-hub", daemon=True).start()
 
     @property

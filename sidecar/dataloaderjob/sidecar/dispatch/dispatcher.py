@@ -31,7 +31,7 @@ from dataloaderjob.sidecar.dispatch.instructions import (
 from dataloaderjob.sidecar.dispatch.lateness import MAX_LOADS, MAX_STRIKES
 from dataloaderjob.sidecar.dispatch.placing import Placer, mb
 from dataloaderjob.sidecar.dispatch.space import Extent
-from dataloaderjob.sidecar.dispatch.streams import Ask, AskState, Event, Link, State, Stream, Ticket
+from dataloaderjob.sidecar.dispatch.streams import Attempt, AttemptState, Event, Link, State, Stream, Ticket
 from dataloaderjob.sidecar.dispatch.versions import Versions
 
 
@@ -235,7 +235,7 @@ class Dispatcher:
             self.counters.late_copies += 1
             return None
         if header.nbytes > ask.extent.nbytes:
-            if ask.state is not AskState.ASKED:
+            if ask.state is not AttemptState.ASKED:
                 raise RemoteProtocolError(
                     f"a body of {header.nbytes} bytes came where {ask.extent.nbytes} were granted"
                 )
@@ -246,9 +246,9 @@ class Dispatcher:
             self.drop_ask(ask, cancel=True)
             self.dispatch(now)
             return None
-        if ask.state is AskState.ASKED:
+        if ask.state is AttemptState.ASKED:
             ask.granted_at = now
-        ask.state, ask.nbytes, ask.position = AskState.RECEIVING, header.nbytes, None  # it is made
+        ask.state, ask.nbytes, ask.position = AttemptState.RECEIVING, header.nbytes, None  # it is made
         return ask.extent
 
     def end_body(self, now: float, instance: str, header: Header) -> None:
@@ -308,7 +308,7 @@ class Dispatcher:
     def ask(self, now: float, ticket: Ticket, link: Link) -> None:
         """Asks one feeder for a copy of `ticket`, with room for it where the ring has some."""
         stream = ticket.stream
-        ask = Ask(ticket, link, now)
+        ask = Attempt(ticket, link, now)
         if stream.size_hint:
             ask.extent = self.placer.space.alloc(stream.size_hint)
         ticket.move(Event.ASK)
@@ -327,13 +327,13 @@ class Dispatcher:
             link.bundles.add(stream.bundle)
             self._send_bundle(link, stream.bundle)
 
-    def drop_ask(self, ask: Ask, *, cancel: bool, requeue: bool = True) -> None:
+    def drop_ask(self, ask: Attempt, *, cancel: bool, requeue: bool = True) -> None:
         """Forgets one feeder's copy; with no other copy in the making the ticket is queued again."""
         ticket, link = ask.ticket, ask.link
         ticket.asks.remove(ask)
         link.asks.pop((ticket.stream.id, ticket.number), None)
         if ask.extent is not None:
-            if ask.state is AskState.RECEIVING and link.up:
+            if ask.state is AttemptState.RECEIVING and link.up:
                 self._out.append(Discard(link.endpoint.instance))
             self.placer.free(ask.extent)
             ask.extent = None
@@ -369,7 +369,7 @@ class Dispatcher:
 
     # Details
 
-    def _strike(self, ask: Ask, reason: str) -> None:
+    def _strike(self, ask: Attempt, reason: str) -> None:
         """What made this ticket is gone; it counts against the ticket if it was making one of its samples."""
         ticket = ask.ticket
         if ask.position is not None:
@@ -381,14 +381,14 @@ class Dispatcher:
         if ticket.strikes >= MAX_STRIKES and ticket.state is State.QUEUED:
             self._fail_deadly(ticket, reason)
 
-    def _lost(self, now: float, ask: Ask, position: int, how: str) -> None:
+    def _lost(self, now: float, ask: Attempt, position: int, how: str) -> None:
         """The feeder's process that made this ticket ended; the feeder goes on."""
         self._answered(now, ask)
         if position >= 0:
             ask.position = position
         self._strike(ask, f"{ask.link.endpoint.name}: it {how}")
 
-    def _not_loaded(self, now: float, ask: Ask, payload: bytes) -> None:
+    def _not_loaded(self, now: float, ask: Attempt, payload: bytes) -> None:
         """User code could not be loaded there: other feeders are asked, a few, before the ticket fails."""
         link, ticket = ask.link, ask.ticket
         link.answered_at = now
@@ -430,13 +430,13 @@ class Dispatcher:
         if header.kind != Kind.ALIVE and not (header.kind == Kind.CANCELLED and link.asks):
             link.suspect_since = None
 
-    def _answered(self, now: float, ask: Ask) -> None:
+    def _answered(self, now: float, ask: Attempt) -> None:
         """The feeder finished making this batch: what it took is the time since it could begin."""
         ask.ticket.stream.pace.add(now - max(ask.asked_at, ask.link.answered_at))
         ask.link.answered_at = now
 
-    def _announced(self, now: float, ask: Ask, nbytes: int) -> None:
-        if ask.state is not AskState.ASKED:
+    def _announced(self, now: float, ask: Attempt, nbytes: int) -> None:
+        if ask.state is not AttemptState.ASKED:
             return
         self._answered(now, ask)
         if not self.placer.fits(nbytes):
@@ -450,7 +450,7 @@ class Dispatcher:
         if ask.extent is not None:
             self.placer.free(ask.extent)
             ask.extent = None
-        ask.state, ask.nbytes, ask.position = AskState.ANNOUNCED, nbytes, None
+        ask.state, ask.nbytes, ask.position = AttemptState.ANNOUNCED, nbytes, None
         self._saw_size(ask.ticket.stream, nbytes)
         self.grant(now)
 

@@ -8,7 +8,7 @@ from dataloaderjob.core import frames
 from dataloaderjob.core.frames import Kind
 from dataloaderjob.sidecar.dispatch.instructions import Send
 from dataloaderjob.sidecar.dispatch.space import Extent
-from dataloaderjob.sidecar.dispatch.streams import Ask, AskState
+from dataloaderjob.sidecar.dispatch.streams import Attempt, AttemptState
 
 if TYPE_CHECKING:
     from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
@@ -18,7 +18,7 @@ def grant(machine: Dispatcher, now: float) -> bool:
     """Grants what has a place now. Returns whether a body is left without one."""
     waiting = [
         a for link in machine.links.values() if link.up
-        for a in link.asks.values() if a.state is AskState.ANNOUNCED
+        for a in link.asks.values() if a.state is AttemptState.ANNOUNCED
     ]  # fmt: skip
     waiting.sort(key=_turn)
     starved = False
@@ -29,7 +29,7 @@ def grant(machine: Dispatcher, now: float) -> bool:
         if extent is None:
             starved = True
             continue
-        ask.extent, ask.state, ask.granted_at = extent, AskState.GRANTED, now
+        ask.extent, ask.state, ask.granted_at = extent, AttemptState.GRANTED, now
         header = frames.pack(
             Kind.GRANT, generation=machine.generation, stream=ask.ticket.stream.id,
             ticket=ask.ticket.number, room=extent.nbytes,
@@ -38,12 +38,12 @@ def grant(machine: Dispatcher, now: float) -> bool:
     return starved
 
 
-def _turn(ask: Ask) -> int:
+def _turn(ask: Attempt) -> int:
     """Batches before this one in its trainer's order."""
     return ask.ticket.number - ask.ticket.stream.awaited
 
 
-def _room_for_awaited(machine: Dispatcher, ask: Ask) -> Extent:
+def _room_for_awaited(machine: Dispatcher, ask: Attempt) -> Extent:
     """The place of a ready batch that nobody can have reached, of one on its way, else a memfd of its own."""
     placer = machine.placer
     extent = placer.make_room(ask.nbytes, machine.streams.values())

@@ -6,7 +6,7 @@ from dataloaderjob.core import tickets
 from dataloaderjob.sidecar.dispatch import choose, lateness
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 from dataloaderjob.sidecar.dispatch.instructions import Close, Note, Replace
-from dataloaderjob.sidecar.dispatch.streams import Ask, AskState, Link, State, Stream, Ticket
+from dataloaderjob.sidecar.dispatch.streams import Attempt, AttemptState, Link, State, Stream, Ticket
 
 TICK_S = 0.1
 NOTE_EVERY_S = 30.0
@@ -44,13 +44,13 @@ def _check_links(machine: Dispatcher, now: float) -> None:
             _maybe_suspect(machine, now, link, up)
 
 
-def _head(link: Link) -> Ask | None:
+def _head(link: Link) -> Attempt | None:
     """The ask that this feeder should be making: within a stream it takes the lowest ticket first."""
-    asked = [a for a in link.asks.values() if a.state is AskState.ASKED]
+    asked = [a for a in link.asks.values() if a.state is AttemptState.ASKED]
     return min(asked, key=lambda a: a.ticket.number - a.ticket.stream.awaited, default=None)
 
 
-def _waiting(now: float, link: Link, ask: Ask) -> float:
+def _waiting(now: float, link: Link, ask: Attempt) -> float:
     return now - max(ask.asked_at, link.answered_at)
 
 
@@ -70,8 +70,8 @@ def _healthy(now: float, link: Link) -> bool:
     return lateness.healthy(_waiting(now, link, head), limit)
 
 
-def _transfer_late(now: float, ask: Ask) -> bool:
-    sending = ask.state in (AskState.GRANTED, AskState.RECEIVING)
+def _transfer_late(now: float, ask: Attempt) -> bool:
+    sending = ask.state in (AttemptState.GRANTED, AttemptState.RECEIVING)
     return sending and now - max(ask.granted_at, ask.link.moved_at) > lateness.TRANSFER_FLOOR_S
 
 
@@ -83,7 +83,7 @@ def _maybe_suspect(machine: Dispatcher, now: float, link: Link, up: list[Link]) 
     link.suspect_since = now
     for ask in list(link.asks.values()):
         ticket = ask.ticket
-        if ask.state is not AskState.ASKED:
+        if ask.state is not AttemptState.ASKED:
             continue
         if ask is head:
             if ticket.reasks >= lateness.MAX_REASKS:
@@ -140,7 +140,12 @@ def _give_up(machine: Dispatcher, ticket: Ticket, waited: float) -> None:
 
 def _maybe_hedge(machine: Dispatcher, now: float, stream: Stream, ticket: Ticket) -> None:
     after = lateness.hedge_after(stream.pace)
-    if after is None or ticket.reasks or len(ticket.asks) != 1 or ticket.asks[0].state is not AskState.ASKED:
+    if (
+        after is None
+        or ticket.reasks
+        or len(ticket.asks) != 1
+        or ticket.asks[0].state is not AttemptState.ASKED
+    ):
         return
     if now - max(ticket.asks[0].asked_at, ticket.asks[0].link.answered_at) < after:
         return
@@ -165,14 +170,14 @@ def _unblock(machine: Dispatcher, ticket: Ticket) -> None:
     that was asked again would wait for their space, and they for the trainer, which waits for it.
     """
     links = {id(a.link): a.link for a in ticket.asks} if ticket.asks else None
-    if ticket.asks and any(a.state is not AskState.ASKED for a in ticket.asks):
+    if ticket.asks and any(a.state is not AttemptState.ASKED for a in ticket.asks):
         return
     held = [
         a
         for link in machine.links.values()
         if link.up and (links is None or id(link) in links)
         for a in link.asks.values()
-        if a.state is AskState.ANNOUNCED and a.ticket is not ticket
+        if a.state is AttemptState.ANNOUNCED and a.ticket is not ticket
     ]
     if len(held) >= (1 if links is None else 2):
         held.sort(key=lambda a: a.ticket.number - a.ticket.stream.awaited)
@@ -190,7 +195,7 @@ def _who(machine: Dispatcher, ticket: Ticket) -> str:
     """Names feeder, phase and index of a late ticket."""
     if ticket.asks:
         parts = [
-            f"{a.link.endpoint.name} is {'making' if a.state is AskState.ASKED else a.state.value}"
+            f"{a.link.endpoint.name} is {'making' if a.state is AttemptState.ASKED else a.state.value}"
             f" {tickets.describe(ticket.payload, a.position)}"
             for a in ticket.asks
         ]

@@ -47,7 +47,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 }
 
 
-class AskState(Enum):
+class AttemptState(Enum):
     """Of one feeder's copy."""
 
     ASKED = "building"
@@ -69,7 +69,7 @@ class Ticket:
     payload: bytes
     queued_at: float
     state: State = State.QUEUED
-    asks: list[Ask] = field(default_factory=list)
+    asks: list[Attempt] = field(default_factory=list)
     first_asked_at: float | None = None
     reasks: int = 0
     strikes: int = 0
@@ -94,14 +94,14 @@ class Ticket:
 
 
 @dataclass(slots=True, eq=False)
-class Ask:
+class Attempt:
     """One feeder's copy of a ticket in the making."""
 
     ticket: Ticket
     link: Link
     asked_at: float
     extent: Extent | None = None
-    state: AskState = AskState.ASKED
+    state: AttemptState = AttemptState.ASKED
     nbytes: int = 0
     granted_at: float = 0.0
     position: int | None = None
@@ -118,7 +118,7 @@ class Link:
     filling: bool = True
     """Takes tickets until it has `choose.depth` of them, then again when it is down to half."""
     draining: bool = False
-    asks: dict[tuple[int, int], Ask] = field(default_factory=dict)
+    asks: dict[tuple[int, int], Attempt] = field(default_factory=dict)
     load: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     heard_at: float = 0.0

@@ -2,7 +2,7 @@ from parity import show
 from torch.utils.data import DataLoader, Dataset
 
 
-class Seen(Dataset):
+class Observed(Dataset):
     def __init__(self):
         self.seen = set()
 
@@ -15,6 +15,6 @@ class Seen(Dataset):
         return before
 
 
-loader = DataLoader(Seen(), batch_size=2, num_workers=2)
+loader = DataLoader(Observed(), batch_size=2, num_workers=2)
 for epoch in range(3):
     show(*loader)

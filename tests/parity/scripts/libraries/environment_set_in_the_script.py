@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader, Dataset
 os.environ["DATA_ROOT"] = "/data/one"
 
 
-class Where(Dataset):
+class StageResult(Dataset):
     def __len__(self):
         return 2
 
@@ -14,7 +14,7 @@ class Where(Dataset):
         return os.environ.get("DATA_ROOT", "nowhere"), os.getenv("DATA_ROOT", "unset")
 
 
-loader = DataLoader(Where(), batch_size=2, num_workers=1)
+loader = DataLoader(StageResult(), batch_size=2, num_workers=1)
 show(*loader)
 os.environ["DATA_ROOT"] = "/data/two"
 show(*loader)
