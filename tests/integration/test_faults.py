@@ -56,7 +56,7 @@ class Service:
         self.log = folder / "log"
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, str(SUPPORT / "stack_service.py"), str(folder), str(FEEDERS), provider],
+                [sys.executable, str(SUPPORT / "cluster_service.py"), str(folder), str(FEEDERS), provider],
                 stdout=out,
                 stderr=out,
                 env=environment,

@@ -107,7 +107,7 @@ class LocalCluster:
         self.plan = plan
         self.run_id = run_id or secrets.token_hex(8)
         self._ray = plan.provider == RAY
-        self.care = RestartPolicy(ray=self._ray)
+        self.policy = RestartPolicy(ray=self._ray)
         self.home = _make_home(ray=self._ray)
         self.socket = socket_path or str(self.home / places.SOCKET_NAME)
         self.sidecar_listens = False
@@ -128,7 +128,7 @@ class LocalCluster:
 
             self._heads = Heads(
                 self.home, loop, env=self.tag(plan.feeder_env), cwd=plan.feeder_cwd, tuning=plan.tuning,
-                serves=lambda: self._do(self.care.serves(Part.HEAD)), lost=self._head_lost,
+                serves=lambda: self._do(self.policy.serves(Part.HEAD)), lost=self._head_lost,
             )  # fmt: skip
         try:
             self._sidecar_settings().check()
@@ -171,11 +171,11 @@ class LocalCluster:
         with self._room():
             _write(self.home / "key", self._key)
             _write(self.home / RUN_FILE, json.dumps({**found, **about}).encode())
-        self._do(self.care.start())
+        self._do(self.policy.start())
         self._poller.start()
         self._loop.every(LOOK_S, self._look)
 
-    # Instructions of care
+    # Instructions of the restart policy
 
     def _do(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
@@ -199,7 +199,7 @@ class LocalCluster:
 
     @property
     def _ray_heads(self) -> Heads:
-        assert self._heads is not None  # noqa: S101  care knows heads only with Ray
+        assert self._heads is not None  # noqa: S101  the policy knows heads only with Ray
         return self._heads
 
     def _start_sidecar(self) -> None:
@@ -246,10 +246,10 @@ class LocalCluster:
         self._child(Part.HOST, command, self.plan.feeder_env, self.plan.feeder_cwd, self._on_host, started)
 
     def _head_lost(self, number: int, why: str, *, feeders_live: bool) -> None:
-        if number == self.care.head_number:
+        if number == self.policy.head_number:
             what = why.splitlines()[-1]
             self._show("run", f"Ray head {number} is lost ({what}), another is started", True)
-        self._do(self.care.head_lost(number, why, time.monotonic(), feeders_live=feeders_live))
+        self._do(self.policy.head_lost(number, why, time.monotonic(), feeders_live=feeders_live))
 
     # Children
 
@@ -285,9 +285,9 @@ class LocalCluster:
             return
         del self._children[part]
         why = "\n".join(self._words[part.value])
-        if self.care.state(part).name == "UP":
+        if self.policy.state(part).name == "UP":
             self._show("run", f"the {part.value} ended with code {child.code}, it is started again", True)
-        self._do(self.care.ended(part, child.code or 0, why, time.monotonic()))
+        self._do(self.policy.ended(part, child.code or 0, why, time.monotonic()))
 
     def _stop(self, part: Part, grace_s: float = GRACE_S) -> None:
         if (child := self._children.pop(part, None)) is not None:
@@ -299,7 +299,7 @@ class LocalCluster:
             self._show("", line, True)
         elif line.startswith("{"):
             self.sidecar_listens = True
-            self._do(self.care.serves(Part.SIDECAR))
+            self._do(self.policy.serves(Part.SIDECAR))
 
     def _on_supervisor(self, line: str, is_err: bool) -> None:
         if not self._on_feeder(line, is_err):
@@ -347,15 +347,15 @@ class LocalCluster:
         """What comes with time rather than by an event."""
         if self._closed:
             return
-        self._do(self.care.due(time.monotonic()))
+        self._do(self.policy.due(time.monotonic()))
         said, supervisor = self.snapshot.supervisor, self._children.get(Part.SUPERVISOR)
         if supervisor is None or said.get("pid") != supervisor.pid:
             return
-        self._do(self.care.serves(Part.SUPERVISOR))
+        self._do(self.policy.serves(Part.SUPERVISOR))
         if not self._ray and said.get("ready"):  # it listens before it has torch, or fails to have it
-            self._do(self.care.serves(Part.HOST))
-        if self.care.old and said.get("ready") == said.get("desired"):
-            self._do(self.care.settled())
+            self._do(self.policy.serves(Part.HOST))
+        if self.policy.old and said.get("ready") == said.get("desired"):
+            self._do(self.policy.settled())
 
     # The end
 

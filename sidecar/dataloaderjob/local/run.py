@@ -108,7 +108,7 @@ class Run:
         self._ray = planned.service.provider == RAY
         self._loop = Loop()
         self._course = Lifecycle(len(planned.trainers))
-        self._stack = LocalCluster(planned.service, self._loop, show=self._show, broken=self._broken)
+        self._cluster = LocalCluster(planned.service, self._loop, show=self._show, broken=self._broken)
         self._trainers: list[Child] = []
         self._phase = Phase.PREPARING
         self._served = False
@@ -121,11 +121,11 @@ class Run:
         self._loop.signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal)
         try:
             least, most, per_pod = self._plan.scale
-            self._stack.start(
+            self._cluster.start(
                 {"manifest": str(self._manifest.resolve()), "min": least, "max": most, "per_pod": per_pod}
             )
             self._console.say(
-                f"{self._plan.name}: starting {'Ray, ' * self._ray}the sidecar, feeders: {self._stack.num_desired}"
+                f"{self._plan.name}: starting {'Ray, ' * self._ray}the sidecar, feeders: {self._cluster.num_desired}"
             )
             self._loop.later(self._plan.startup_s, self._startup_over)
             if self._plan.active_s is not None:
@@ -134,21 +134,21 @@ class Run:
             self._loop.every(PROGRESS_TTY_S if self._console.live else PROGRESS_LINE_S, self._progress)
             self._loop.run(until=lambda: self._course.phase is Phase.OVER)
             self._flush()
-            self._meter.read(sidecar_status(self._stack.socket) or {})
+            self._meter.read(sidecar_status(self._cluster.socket) or {})
         finally:
             self._console.clear()
             for child in self._trainers:
                 child.end(0.0)
-            self._stack.close()
+            self._cluster.close()
         self._conclude()
         return self._course.code
 
     # Events
 
     def _look(self) -> None:
-        if self._stack.sidecar_listens:
+        if self._cluster.sidecar_listens:
             self._act(self._course.on(Event.SERVED))
-        snapshot = self._stack.snapshot
+        snapshot = self._cluster.snapshot
         self._meter.read(snapshot.sidecar)
         if not self._served and snapshot.desired is not None and snapshot.ready >= self._plan.min_feeders:
             self._served = True
@@ -168,9 +168,9 @@ class Run:
 
     def _missing(self) -> str:
         """What keeps the job from being served, for the deadline's message."""
-        snapshot = self._stack.snapshot
+        snapshot = self._cluster.snapshot
         missing = []
-        if not self._stack.sidecar_listens:
+        if not self._cluster.sidecar_listens:
             missing.append("the sidecar does not listen")
         if snapshot.desired is None:
             starter = "Ray's head" if self._ray else "the feeder host"
@@ -223,7 +223,7 @@ class Run:
     def _start_trainers(self) -> None:
         for number, trainer in enumerate(self._plan.trainers):
             name = f"trainer-{number}"
-            env = self._stack.tag({**trainer.env, SOCKET_VARIABLE: self._stack.socket})
+            env = self._cluster.tag({**trainer.env, SOCKET_VARIABLE: self._cluster.socket})
             command = Command(name=name, args=trainer.command, env=env, cwd=self._plan.folder)
             self._trainers.append(
                 Child(
@@ -243,7 +243,7 @@ class Run:
             self._console.line(who, text, is_err)
 
     def _progress(self) -> None:
-        snapshot, now = self._stack.snapshot, time.monotonic()
+        snapshot, now = self._cluster.snapshot, time.monotonic()
         since, before = self._shown
         self._shown = (now, dict(self._meter.total))
         batches, nbytes, stall = rates.over(before, self._meter.total, now - since)
@@ -251,7 +251,7 @@ class Run:
             console.Figures(
                 batches_per_s=batches, nbytes_per_s=nbytes, stall=stall,
                 occupancy=rates.occupancy(snapshot.sidecar.get("rings", ())),
-                ready=snapshot.ready, desired=self._stack.num_desired,
+                ready=snapshot.ready, desired=self._cluster.num_desired,
             )
         )  # fmt: skip
         notes = snapshot.notes
@@ -277,7 +277,7 @@ class Run:
         else:
             how = "ended" if self._course.stop is None else "was stopped"
         seconds = time.monotonic() - self._started
-        total = console.summary(self._meter.total, seconds, self._stack.care.restarts)
+        total = console.summary(self._meter.total, seconds, self._cluster.policy.restarts)
         self._console.say(f"{self._plan.name}: {how}; {total}")
 
 

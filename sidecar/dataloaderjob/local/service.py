@@ -96,7 +96,7 @@ class Echo:
 
 
 class Service:
-    """The stack for as long as somebody uses it."""
+    """The cluster for as long as somebody uses it."""
 
     def __init__(self, folder: Path, plan: ServicePlan, echo: Echo, host: Started) -> None:
         """`host`: the feeder host, which has been started. Raises InputError for what cannot work."""
@@ -109,7 +109,7 @@ class Service:
         self._starter = _open_starter()
         self._tenancy = IdleShutdown(time.monotonic())
         self._control = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        self._stack = LocalCluster(
+        self._cluster = LocalCluster(
             plan, self._loop, show=self._show, broken=self._broken, socket_path=str(folder / places.SOCKET_NAME),
             run_id=os.environ[places.RUN_VARIABLE], folder=folder, host=host,
         )  # fmt: skip
@@ -119,7 +119,7 @@ class Service:
         if self._starter is not None:
             self._loop.watch(self._starter, self._starter_ended)
         try:
-            self._stack.start({"folder": str(self._folder)})
+            self._cluster.start({"folder": str(self._folder)})
             self._control.bind(str(self._folder / places.CONTROL_NAME))
             self._control.setblocking(False)
             self._loop.watch(self._control.fileno(), self._more_feeders)
@@ -127,7 +127,7 @@ class Service:
             self._loop.every(LOOK_S, self._look)
             self._loop.run(until=lambda: self._over)
         finally:
-            self._stack.close()
+            self._cluster.close()
         if self._why is None:
             return 0
         self._keep_reason()
@@ -139,7 +139,7 @@ class Service:
             while True:
                 self._control.recv(64)
         with contextlib.suppress(OSError, ValueError):
-            self._stack.raise_to(int((self._folder / places.FEEDERS_NAME).read_text()))
+            self._cluster.raise_to(int((self._folder / places.FEEDERS_NAME).read_text()))
 
     def _starter_ended(self) -> None:
         """What it wrote to may wait for our end of it: a pipe to `tee`, say."""
@@ -164,7 +164,7 @@ class Service:
 
     def _look(self) -> None:
         starter_alive = self._starter is not None and not _readable(self._starter)
-        rings = self._stack.snapshot.sidecar.get("rings")
+        rings = self._cluster.snapshot.sidecar.get("rings")
         count = None if rings is None else len(rings)
         if self._tenancy.see(rings=count, starter_alive=starter_alive, now=time.monotonic()):
             self._leave(unless_used=True)
@@ -176,10 +176,10 @@ class Service:
         """
         with locked(self._folder):
             if unless_used:
-                status = sidecar_status(self._stack.socket)
+                status = sidecar_status(self._cluster.socket)
                 if status is None or status["rings"]:
                     return
-            self._stack.end_sidecar()
+            self._cluster.end_sidecar()
             folders.remove(self._folder, places.FILES)
         self._over = True
 

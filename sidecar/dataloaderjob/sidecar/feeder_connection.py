@@ -40,13 +40,15 @@ class Phase(Enum):
 
 
 class Sink(Protocol):
-    """What a flow tells its receiver."""
+    """What a connection tells its receiver."""
 
-    def flow_up(self, flow: FeederConnection, facts: dict[str, Any]) -> None: ...
-    def flow_frame(self, flow: FeederConnection, header: Header, payload: bytes) -> None: ...
-    def flow_body(self, flow: FeederConnection, header: Header) -> tuple[Extent, memoryview] | None: ...
-    def flow_body_done(self, flow: FeederConnection, header: Header) -> None: ...
-    def flow_moved(self, flow: FeederConnection) -> None: ...
+    def connection_up(self, connection: FeederConnection, facts: dict[str, Any]) -> None: ...
+    def connection_frame(self, connection: FeederConnection, header: Header, payload: bytes) -> None: ...
+    def connection_body(
+        self, connection: FeederConnection, header: Header
+    ) -> tuple[Extent, memoryview] | None: ...
+    def connection_body_done(self, connection: FeederConnection, header: Header) -> None: ...
+    def connection_moved(self, connection: FeederConnection) -> None: ...
 
 
 class FeederConnection:
@@ -111,7 +113,7 @@ class FeederConnection:
 
     @property
     def interest(self) -> int:
-        """epoll's mask for what this flow waits for."""
+        """epoll's mask for what this connection waits for."""
         waiting = self.phase is Phase.CONNECTING or self._out
         return select.EPOLLIN | (select.EPOLLOUT if waiting else 0)
 
@@ -119,7 +121,7 @@ class FeederConnection:
 
     def on_ready(self, mask: int) -> None:
         """Raises OSError or ProtocolError when the link is to be given up."""
-        assert self.sock is not None  # noqa: S101  only open flows are polled
+        assert self.sock is not None  # noqa: S101  only open connections are polled
         if self.phase is Phase.CONNECTING:
             if error := self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(error, f"connecting to {self.endpoint.name} failed")
@@ -200,7 +202,7 @@ class FeederConnection:
         self._greeting.clear()
         self._scratch[: len(rest)] = rest
         self._have = len(rest)
-        self._sink.flow_up(self, facts)
+        self._sink.connection_up(self, facts)
         self._parse()
 
     # Frames
@@ -244,7 +246,7 @@ class FeederConnection:
         """Places what is here of the payload; returns how many bytes that was."""
         self._header, self._left, self._filled, self._slow = header, header.nbytes, 0, False
         if header.kind == Kind.BODY:
-            placed = self._sink.flow_body(self, header)
+            placed = self._sink.connection_body(self, header)
             self._target = None if placed is None else placed[1]
         else:
             self._control = bytearray(header.nbytes)
@@ -276,7 +278,7 @@ class FeederConnection:
         if self._left:
             self._slow = True
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(self._left, LOW_WATER_NBYTES))
-            self._sink.flow_moved(self)
+            self._sink.connection_moved(self)
             return False
         if self._slow:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
@@ -288,14 +290,14 @@ class FeederConnection:
         assert header is not None  # noqa: S101
         self._header, self._target, self._control = None, None, None
         if header.kind != Kind.BODY:
-            self._sink.flow_frame(self, header, bytes(control or b""))
+            self._sink.connection_frame(self, header, bytes(control or b""))
             return
         if target is not None:
             if header.flags & Flag.CHECKSUM and zlib.crc32(target[: header.nbytes]) != header.crc:
                 raise RemoteProtocolError(
                     f"batch {header.ticket} came damaged from {self.endpoint.name} (crc32)"
                 )
-            self._sink.flow_body_done(self, header)
+            self._sink.connection_body_done(self, header)
 
 
 LinkError = (OSError, ProtocolError)

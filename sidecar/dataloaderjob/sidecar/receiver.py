@@ -75,7 +75,7 @@ class Receiver:
         self._trainer, self._parent, self._pidfd = trainer, parent, pidfd
         self._wake_trainer, self._wake_receiver = wake_trainer, wake_receiver
         self._key, self._job, self._name, self._process = key, job, name, process
-        self._flows: dict[str, FeederConnection] = {}
+        self._connections: dict[str, FeederConnection] = {}
         self._by_fd: dict[int, FeederConnection] = {}
         self._masks: dict[int, int] = {}
         self._to_trainer: deque[tuple[bytes, int | None]] = deque()
@@ -142,9 +142,9 @@ class Receiver:
             self._settle(now)
 
     def _event(self, now: float, fd: int, mask: int) -> None:
-        flow = self._by_fd.get(fd)
-        if flow is not None:
-            self._flow_event(now, flow, mask)
+        connection = self._by_fd.get(fd)
+        if connection is not None:
+            self._connection_event(now, connection, mask)
         elif fd == self._trainer.fileno():
             if mask & select.EPOLLOUT:
                 self._send_to_trainer()
@@ -158,11 +158,13 @@ class Receiver:
             self._parent_messages(now)
 
     def _tick(self, now: float) -> None:
-        for flow in self._flows.values():
-            if flow.handshake_late(now):
-                self._end_flow(now, flow, f"{flow.endpoint.name} did not answer the handshake")
-            elif flow.sock is None and now >= flow.retry_at:
-                self._open(flow, now)
+        for connection in self._connections.values():
+            if connection.handshake_late(now):
+                self._end_connection(
+                    now, connection, f"{connection.endpoint.name} did not answer the handshake"
+                )
+            elif connection.sock is None and now >= connection.retry_at:
+                self._open(connection, now)
         self._send_to_parent()
         overseer.tick(self.machine, now)
         metrics.store(self.control, self.machine)
@@ -268,54 +270,56 @@ class Receiver:
 
     # Links to feeders: the sink of `feeder_connection`
 
-    def _flow_event(self, now: float, flow: FeederConnection, mask: int) -> None:
+    def _connection_event(self, now: float, connection: FeederConnection, mask: int) -> None:
         try:
-            flow.on_ready(mask)
+            connection.on_ready(mask)
         except LinkError as exc:
-            self._end_flow(now, flow, f"{flow.endpoint.name}: {exc}")
+            self._end_connection(now, connection, f"{connection.endpoint.name}: {exc}")
             return
-        self._dirty.add(flow)
+        self._dirty.add(connection)
 
-    def flow_up(self, flow: FeederConnection, facts: dict[str, Any]) -> None:
-        self.machine.link_up(time.monotonic(), flow.endpoint.instance, facts)
+    def connection_up(self, connection: FeederConnection, facts: dict[str, Any]) -> None:
+        self.machine.link_up(time.monotonic(), connection.endpoint.instance, facts)
 
-    def flow_frame(self, flow: FeederConnection, header: Header, payload: bytes) -> None:
-        self.machine.frame(time.monotonic(), flow.endpoint.instance, header, payload)
+    def connection_frame(self, connection: FeederConnection, header: Header, payload: bytes) -> None:
+        self.machine.frame(time.monotonic(), connection.endpoint.instance, header, payload)
 
-    def flow_body(self, flow: FeederConnection, header: Header) -> tuple[Extent, memoryview] | None:
-        extent = self.machine.begin_body(time.monotonic(), flow.endpoint.instance, header)
+    def connection_body(
+        self, connection: FeederConnection, header: Header
+    ) -> tuple[Extent, memoryview] | None:
+        extent = self.machine.begin_body(time.monotonic(), connection.endpoint.instance, header)
         if extent is None:
             return None
         region = self.regions[extent.region]
         return extent, region.view[extent.offset : extent.offset + header.nbytes]
 
-    def flow_moved(self, flow: FeederConnection) -> None:
-        self.machine.moved(time.monotonic(), flow.endpoint.instance)
+    def connection_moved(self, connection: FeederConnection) -> None:
+        self.machine.moved(time.monotonic(), connection.endpoint.instance)
 
-    def flow_body_done(self, flow: FeederConnection, header: Header) -> None:
-        self.machine.end_body(time.monotonic(), flow.endpoint.instance, header)
+    def connection_body_done(self, connection: FeederConnection, header: Header) -> None:
+        self.machine.end_body(time.monotonic(), connection.endpoint.instance, header)
 
-    def _open(self, flow: FeederConnection, now: float) -> None:
+    def _open(self, connection: FeederConnection, now: float) -> None:
         try:
-            flow.connect(now)
+            connection.connect(now)
         except OSError as exc:
-            flow.give_up(now, exc)
+            connection.give_up(now, exc)
             return
-        assert flow.sock is not None  # noqa: S101
-        fd = flow.sock.fileno()
-        self._by_fd[fd] = flow
-        self._masks[fd] = flow.interest
-        self._poll.register(fd, flow.interest)
+        assert connection.sock is not None  # noqa: S101
+        fd = connection.sock.fileno()
+        self._by_fd[fd] = connection
+        self._masks[fd] = connection.interest
+        self._poll.register(fd, connection.interest)
 
-    def _end_flow(self, now: float, flow: FeederConnection, reason: str) -> None:
-        self._forget_fd(flow)
-        flow.give_up(now, reason)
-        self.machine.link_down(now, flow.endpoint.instance, reason)
+    def _end_connection(self, now: float, connection: FeederConnection, reason: str) -> None:
+        self._forget_fd(connection)
+        connection.give_up(now, reason)
+        self.machine.link_down(now, connection.endpoint.instance, reason)
 
-    def _forget_fd(self, flow: FeederConnection) -> None:
-        self._dirty.discard(flow)
-        if flow.sock is not None:
-            fd = flow.sock.fileno()
+    def _forget_fd(self, connection: FeederConnection) -> None:
+        self._dirty.discard(connection)
+        if connection.sock is not None:
+            fd = connection.sock.fileno()
             self._poll.unregister(fd)
             del self._by_fd[fd], self._masks[fd]
 
@@ -338,9 +342,9 @@ class Receiver:
     def _do(self, now: float, item: object) -> None:
         match item:
             case Send(instance, header, payload):
-                flow = self._flows[instance]
-                flow.send(header, payload)
-                self._dirty.add(flow)
+                connection = self._connections[instance]
+                connection.send(header, payload)
+                self._dirty.add(connection)
             case Publish(lease, stream, ticket, extent, nbytes):
                 if self.control.publish(lease, stream, ticket, extent.region, extent.offset, nbytes):
                     os.eventfd_write(self._wake_trainer, 1)
@@ -362,15 +366,15 @@ class Receiver:
                 self._tell_trainer(ipc.pack_json(ipc.Type.DROP, {"region": number}))
                 self.regions.pop(number).close()
             case Connect(endpoint):
-                flow = FeederConnection(
+                connection = FeederConnection(
                     endpoint, self, key=self._key, job=self._job, name=self._name, trainer=self._process
                 )
-                self._flows[endpoint.instance] = flow
-                self._open(flow, now)
+                self._connections[endpoint.instance] = connection
+                self._open(connection, now)
             case Close(instance, reason, again):
                 self._close_flow(now, instance, reason, again)
             case Discard(instance):
-                self._flows[instance].discard()
+                self._connections[instance].discard()
             case Released(bundle):
                 self._tell_parent({"type": "released", "bundle": bundle.hex()})
             case Note(text):
@@ -386,24 +390,24 @@ class Receiver:
                 )
 
     def _close_flow(self, now: float, instance: str, reason: str, again: bool) -> None:
-        flow = self._flows[instance]
-        self._forget_fd(flow)
+        connection = self._connections[instance]
+        self._forget_fd(connection)
         if again:
-            flow.give_up(now, reason)
+            connection.give_up(now, reason)
         else:
-            flow.close()
-            del self._flows[instance]
+            connection.close()
+            del self._connections[instance]
 
     def _flush(self) -> None:
         """Sends what this round has queued: one call for each link."""
-        for flow in list(self._dirty):
-            if flow.sock is None:
+        for connection in list(self._dirty):
+            if connection.sock is None:
                 continue
             try:
-                if flow.phase.value == "up" or flow.pending:
-                    flow.flush()
+                if connection.phase.value == "up" or connection.pending:
+                    connection.flush()
             except OSError as exc:
-                self._end_flow(time.monotonic(), flow, f"{flow.endpoint.name}: {exc}")
+                self._end_connection(time.monotonic(), connection, f"{connection.endpoint.name}: {exc}")
                 continue
-            self._watch(flow.sock.fileno(), flow.interest)
+            self._watch(connection.sock.fileno(), connection.interest)
         self._dirty.clear()

@@ -1,7 +1,7 @@
 """Blobs that pass the supervisor on their way from a trainer's node to the feeders' nodes.
 
 A blob is asked of a sidecar only when a feeder lacks it: where feeders and trainer share a folder, none
-ever comes here. Used by the threads of the hub's connections.
+ever comes here. Used by the threads of the server's connections.
 """
 
 from __future__ import annotations

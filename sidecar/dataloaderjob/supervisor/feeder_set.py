@@ -1,6 +1,7 @@
 """Which feeders there should be, and what to do about each one. Pure: no provider, no sockets, no clock.
 
-A feeder has a seat, by its number. Events move seats by TRANSITIONS; `step` tells what time asks for.
+A wanted feeder is a member of the set, by its number. Events move members by TRANSITIONS; `step` says what is to be
+done by now.
 
     PLACING   asked of the provider, has not reported yet
     READY     has reported; receivers know it
@@ -9,7 +10,7 @@ A feeder has a seat, by its number. Events move seats by TRANSITIONS; `step` tel
     BACKOFF   was killed or could not be placed; is placed again later
     (none)    not wanted, not there
 
-A feeder of another Ray cluster, whose head was lost, is a guest: it has no seat, and receivers know it
+A feeder of another Ray cluster, whose head was lost, is a guest: it is no member, and receivers know it
 until the one of its number is READY.
 """
 
@@ -126,27 +127,27 @@ Action = Place | Kill | Drain
 
 
 class FeederSet:
-    """All seats. Every method that changes something says so by `version`."""
+    """All members. Every method that changes something says so by `version`."""
 
     def __init__(self, desired: int, *, ready_timeout_s: float, drain_timeout_s: float) -> None:
         self.desired = desired
-        self.seats: dict[int, Member] = {}
+        self.members: dict[int, Member] = {}
         self.version = 0
         self.session: str | None = None
         """Of the Ray cluster in use; None: not known yet, all that report a session are guests."""
         self._guests: dict[str, Endpoint] = {}
         """By instance."""
         self._strays: set[int] = set()
-        """Feeders that reported and have no seat: left from before, they must go."""
+        """Feeders that reported and are no members: left from before, they must go."""
         self._ready_timeout_s = ready_timeout_s
         self._drain_timeout_s = drain_timeout_s
 
     def listed(self) -> list[Endpoint]:
         """The feeders that receivers should know, by number."""
         seated = {
-            index: seat.endpoint
-            for index, seat in self.seats.items()
-            if seat.phase is Phase.READY and seat.endpoint is not None
+            index: member.endpoint
+            for index, member in self.members.items()
+            if member.phase is Phase.READY and member.endpoint is not None
         }
         for guest in self._guests.values():
             index = index_of(guest.name)
@@ -158,14 +159,14 @@ class FeederSet:
         """What keeps feeders from being ready, a line each."""
         return [
             f"{s.name}: {s.why}"
-            for _, s in sorted(self.seats.items())
+            for _, s in sorted(self.members.items())
             if s.why and s.phase not in (Phase.READY, Phase.DRAINING)
         ]
 
     @property
     def next_deadline(self) -> float:
         """When `step` has something to do at the latest, if nothing happens before."""
-        return min((seat.deadline for seat in self.seats.values()), default=float("inf"))
+        return min((member.deadline for member in self.members.values()), default=float("inf"))
 
     # Events
 
@@ -184,11 +185,11 @@ class FeederSet:
 
     def adopt(self, index: int, now: float) -> None:
         """An actor of this name was found; it has the usual time to report."""
-        if index not in self.seats:
-            self.seats[index] = Member(index, Phase.PLACING, now, now + self._ready_timeout_s)
+        if index not in self.members:
+            self.members[index] = Member(index, Phase.PLACING, now, now + self._ready_timeout_s)
 
     def report(self, endpoint: Endpoint, now: float) -> bool:
-        """A feeder reported. Returns whether it has a seat; one without must go.
+        """A feeder reported. Returns whether it is a member; one that is not must go.
 
         One that reports before it was looked for was placed by an earlier supervisor: it is adopted.
         """
@@ -199,73 +200,73 @@ class FeederSet:
         index = index_of(endpoint.name)
         if index is not None and index < self.desired:
             self.adopt(index, now)
-        seat = None if index is None else self.seats.get(index)
-        if seat is None or (seat.phase, Event.REPORT) not in TRANSITIONS:
-            if seat is None and index is not None:
+        member = None if index is None else self.members.get(index)
+        if member is None or (member.phase, Event.REPORT) not in TRANSITIONS:
+            if member is None and index is not None:
                 self._strays.add(index)
             return False
-        seat.endpoint = endpoint
-        seat.failures = 0
-        self._move(seat, Event.REPORT, now)
+        member.endpoint = endpoint
+        member.failures = 0
+        self._move(member, Event.REPORT, now)
         return True
 
     def leave(self, name: str, instance: str, now: float) -> None:
         """The connection of this process ended."""
         self._dismiss(instance)
-        seat = self._seat(name, instance)
-        if seat is None:
+        member = self._member(name, instance)
+        if member is None:
             return
-        if seat.phase is Phase.DRAINING:
-            seat.deadline = now
+        if member.phase is Phase.DRAINING:
+            member.deadline = now
         why = "its connection ended; it is being started again"
-        self._move(seat, Event.LEAVE, now, why=why, cause=Cause.LOST)
+        self._move(member, Event.LEAVE, now, why=why, cause=Cause.LOST)
 
     def drained(self, name: str, instance: str, now: float) -> None:
-        seat = self._seat(name, instance)
-        if seat is not None and seat.phase is Phase.DRAINING:
-            seat.deadline = min(seat.deadline, max(now, seat.since + DRAIN_GRACE_S))
+        member = self._member(name, instance)
+        if member is not None and member.phase is Phase.DRAINING:
+            member.deadline = min(member.deadline, max(now, member.since + DRAIN_GRACE_S))
 
     def replace(self, name: str, instance: str, why: str, now: float) -> list[Action]:
         """A receiver's word that this process hangs: it is killed and made anew."""
         self._dismiss(instance)
-        seat = self._seat(name, instance)
-        if seat is None or (seat.phase, Event.REPLACE) not in TRANSITIONS:
+        member = self._member(name, instance)
+        if member is None or (member.phase, Event.REPLACE) not in TRANSITIONS:
             return []
-        self._move(seat, Event.REPLACE, now, why=f"replaced: {why}", cause=Cause.HANGS)
-        return [Kill(seat.index)]
+        self._move(member, Event.REPLACE, now, why=f"replaced: {why}", cause=Cause.HANGS)
+        return [Kill(member.index)]
 
     def failed(self, index: int, why: str, now: float, cause: Cause = Cause.REFUSED) -> None:
         """The provider refused to place it, or gave it up."""
-        seat = self.seats.get(index)
-        if seat is not None:
-            self._move(seat, Event.FAIL, now, why=why, cause=cause)
+        member = self.members.get(index)
+        if member is not None:
+            self._move(member, Event.FAIL, now, why=why, cause=cause)
 
     def explain(self, index: int, why: str, cause: Cause = Cause.STARTS) -> None:
-        """Says more about a seat that is not ready yet; that it starts is no news of one that failed before."""
-        seat = self.seats.get(index)
-        if seat is None or seat.why == why or seat.phase not in (Phase.PLACING, Phase.LOST):
+        """Says more about a member that is not ready yet; that it starts is no news of one that failed before."""
+        member = self.members.get(index)
+        if member is None or member.why == why or member.phase not in (Phase.PLACING, Phase.LOST):
             return
-        if cause is Cause.STARTS and (seat.phase is Phase.LOST or seat.cause in LASTING):
+        if cause is Cause.STARTS and (member.phase is Phase.LOST or member.cause in LASTING):
             return
-        seat.why, seat.cause = why, cause
+        member.why, member.cause = why, cause
         self.version += 1
 
     def step(self, now: float) -> list[Action]:
         """What the number of feeders and the time ask for now."""
-        actions: list[Action] = [Kill(i) for i in self._strays if i not in self.seats]
+        actions: list[Action] = [Kill(i) for i in self._strays if i not in self.members]
         self._strays.clear()
         for index in range(self.desired):
-            seat = self.seats.get(index)
-            if seat is None:
-                self.seats[index] = Member(index, Phase.PLACING, now, now + self._ready_timeout_s)
+            member = self.members.get(index)
+            if member is None:
+                self.members[index] = Member(index, Phase.PLACING, now, now + self._ready_timeout_s)
                 actions.append(Place(index))
-            elif seat.phase is Phase.DRAINING:
-                self._move(seat, Event.WANT, now)
-        for index in [i for i in self.seats if i >= self.desired]:
-            actions += self._unwant(self.seats[index], now)
-        for seat in list(self.seats.values()):
-            if now >= seat.deadline:
-                actions += self._late(seat, now)
+            elif member.phase is Phase.DRAINING:
+                self._move(member, Event.WANT, now)
+        for index in [i for i in self.members if i >= self.desired]:
+            actions += self._unwant(self.members[index], now)
+        for member in list(self.members.values()):
+            if now >= member.deadline:
+                actions += self._late(member, now)
         return actions
 
     # Within
@@ -274,54 +275,54 @@ class FeederSet:
         if self._guests.pop(instance, None) is not None:
             self.version += 1
 
-    def _unwant(self, seat: Member, now: float) -> list[Action]:
-        was = seat.phase
-        self._move(seat, Event.UNWANT, now)
-        if seat.phase is Phase.DRAINING and was is not Phase.DRAINING and seat.endpoint is not None:
-            return [Drain(seat.endpoint)]
-        return [Kill(seat.index)] if seat.phase is Phase.NONE else []
+    def _unwant(self, member: Member, now: float) -> list[Action]:
+        was = member.phase
+        self._move(member, Event.UNWANT, now)
+        if member.phase is Phase.DRAINING and was is not Phase.DRAINING and member.endpoint is not None:
+            return [Drain(member.endpoint)]
+        return [Kill(member.index)] if member.phase is Phase.NONE else []
 
-    def _late(self, seat: Member, now: float) -> list[Action]:
-        if (seat.phase, Event.LATE) not in TRANSITIONS:
+    def _late(self, member: Member, now: float) -> list[Action]:
+        if (member.phase, Event.LATE) not in TRANSITIONS:
             return []
-        why, cause = seat.why, seat.cause
-        if seat.phase in (Phase.PLACING, Phase.LOST) and cause not in LASTING:
+        why, cause = member.why, member.cause
+        if member.phase in (Phase.PLACING, Phase.LOST) and cause not in LASTING:
             cause = cause or Cause.STARTS
-            why = f"had not reported {now - seat.since:.0f} s after it was placed, is made anew" + (
+            why = f"had not reported {now - member.since:.0f} s after it was placed, is made anew" + (
                 f" ({why})" if why else ""
             )
-        self._move(seat, Event.LATE, now, why=why, cause=cause)
-        return [Place(seat.index)] if seat.phase is Phase.PLACING else [Kill(seat.index)]
+        self._move(member, Event.LATE, now, why=why, cause=cause)
+        return [Place(member.index)] if member.phase is Phase.PLACING else [Kill(member.index)]
 
-    def _seat(self, name: str, instance: str) -> Member | None:
+    def _member(self, name: str, instance: str) -> Member | None:
         index = index_of(name)
-        seat = None if index is None else self.seats.get(index)
-        if seat is None or seat.endpoint is None or seat.endpoint.instance != instance:
+        member = None if index is None else self.members.get(index)
+        if member is None or member.endpoint is None or member.endpoint.instance != instance:
             return None
-        return seat
+        return member
 
     def _move(
-        self, seat: Member, event: Event, now: float, *, why: str = "", cause: Cause | None = None
+        self, member: Member, event: Event, now: float, *, why: str = "", cause: Cause | None = None
     ) -> None:
-        phase = TRANSITIONS.get((seat.phase, event))
+        phase = TRANSITIONS.get((member.phase, event))
         if phase is None:
             return
-        if phase is seat.phase and event is not Event.REPORT:
+        if phase is member.phase and event is not Event.REPORT:
             return
-        seat.phase, seat.why, seat.cause = phase, why, cause
+        member.phase, member.why, member.cause = phase, why, cause
         self.version += 1
         if phase is Phase.DRAINING and event is Event.REPORT:
             return
-        seat.since = now
+        member.since = now
         if phase is Phase.NONE:
-            del self.seats[seat.index]
+            del self.members[member.index]
         elif phase is Phase.READY:
-            seat.deadline = float("inf")
+            member.deadline = float("inf")
         elif phase is Phase.DRAINING:
-            seat.deadline = now + self._drain_timeout_s
+            member.deadline = now + self._drain_timeout_s
         elif phase is Phase.BACKOFF:
-            seat.endpoint = None
-            seat.deadline = now + min(FIRST_BACKOFF_S * 2**seat.failures, LAST_BACKOFF_S)
-            seat.failures += 1
+            member.endpoint = None
+            member.deadline = now + min(FIRST_BACKOFF_S * 2**member.failures, LAST_BACKOFF_S)
+            member.failures += 1
         else:
-            seat.deadline = now + self._ready_timeout_s
+            member.deadline = now + self._ready_timeout_s

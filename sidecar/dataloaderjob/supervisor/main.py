@@ -94,12 +94,12 @@ class Supervisor:
 
     def _pause_s(self, now: float) -> float:
         """Until the next thing that no event tells of."""
-        due = [seat.since + self._provider.explain_after_s for seat in self._awaited()]
+        due = [member.since + self._provider.explain_after_s for member in self._awaited()]
         soon = min([d for d in due if d > now] + [self._roster.next_deadline])
         return min(TICK_S, max(0.01, soon - now))
 
     def _awaited(self) -> list[Member]:
-        return [s for s in self._roster.seats.values() if s.phase in (Phase.PLACING, Phase.LOST)]
+        return [s for s in self._roster.members.values() if s.phase in (Phase.PLACING, Phase.LOST)]
 
     def _act(self, action: Action, desired: int) -> None:
         if isinstance(action, Place):
@@ -118,8 +118,8 @@ class Supervisor:
         now = time.monotonic()
         with self._lock:
             explain_after_s = self._provider.explain_after_s
-            late = [seat.index for seat in self._awaited() if now - seat.since > explain_after_s]
-            taken = sum(s.phase in (Phase.READY, Phase.DRAINING) for s in self._roster.seats.values())
+            late = [member.index for member in self._awaited() if now - member.since > explain_after_s]
+            taken = sum(s.phase in (Phase.READY, Phase.DRAINING) for s in self._roster.members.values())
         if not late:
             return
         try:
@@ -129,8 +129,8 @@ class Supervisor:
             return
         with self._lock:
             for why in found:
-                if (seat := self._roster.seats.get(why.feeder)) is not None:
-                    seat.host = why.host or seat.host
+                if (member := self._roster.members.get(why.feeder)) is not None:
+                    member.host = why.host or member.host
                 if why.dead:
                     self._roster.failed(why.feeder, why.text, time.monotonic(), why.cause)
                 else:
@@ -138,7 +138,7 @@ class Supervisor:
 
     def _end(self) -> None:
         with self._lock:
-            left = list(self._roster.seats)
+            left = list(self._roster.members)
         for index in left:
             self._provider.kill(index)
 
@@ -222,15 +222,15 @@ class Supervisor:
         with self._lock:
             feeders = [
                 {
-                    "name": seat.name,
-                    "state": seat.phase.name.lower(),
-                    "seconds": round(now - seat.since, 1),
-                    "why": seat.why,
-                    "cause": seat.cause,
-                    "host": seat.host,
-                    **({} if seat.endpoint is None else seat.endpoint._asdict()),
+                    "name": member.name,
+                    "state": member.phase.name.lower(),
+                    "seconds": round(now - member.since, 1),
+                    "why": member.why,
+                    "cause": member.cause,
+                    "host": member.host,
+                    **({} if member.endpoint is None else member.endpoint._asdict()),
                 }
-                for _, seat in sorted(self._roster.seats.items())
+                for _, member in sorted(self._roster.members.items())
             ]
             return {
                 "type": "status",

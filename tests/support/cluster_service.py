@@ -1,6 +1,6 @@
 """A service of this machine by either provider, for as long as this process lives: its socket is DIR/s.
 
-python stack_service.py DIR FEEDERS PROVIDER
+python cluster_service.py DIR FEEDERS PROVIDER
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def main(folder: Path, feeders: int, provider: str) -> int:
     over: list[str] = []
     loop = Loop()
     loop.signals((signal.SIGTERM,), lambda _: over.append("SIGTERM came"))
-    stack = LocalCluster(
+    cluster = LocalCluster(
         plan, loop, socket_path=str(folder / "s"), broken=over.append,
         show=lambda who, text, _: say(f"[{who}] {text}"),
     )  # fmt: skip
     try:
-        stack.start({"folder": str(folder)})
+        cluster.start({"folder": str(folder)})
         loop.run(until=lambda: bool(over))
     finally:
-        stack.close()
+        cluster.close()
     say(over[0])
     return 0
 

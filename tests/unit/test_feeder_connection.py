@@ -33,16 +33,18 @@ class Sink:
         self.came: list[tuple[int, bytes]] = []
         self.takes, self.ring = takes, bytearray(len(BODY))
 
-    def flow_up(self, flow: FeederConnection, facts: dict[str, Any]) -> None: ...
-    def flow_moved(self, flow: FeederConnection) -> None: ...
+    def connection_up(self, connection: FeederConnection, facts: dict[str, Any]) -> None: ...
+    def connection_moved(self, connection: FeederConnection) -> None: ...
 
-    def flow_frame(self, flow: FeederConnection, header: Header, payload: bytes) -> None:
+    def connection_frame(self, connection: FeederConnection, header: Header, payload: bytes) -> None:
         self.came.append((header.ticket, payload))
 
-    def flow_body(self, flow: FeederConnection, header: Header) -> tuple[Extent, memoryview] | None:
+    def connection_body(
+        self, connection: FeederConnection, header: Header
+    ) -> tuple[Extent, memoryview] | None:
         return (Extent(0, 0, header.nbytes), memoryview(self.ring)[: header.nbytes]) if self.takes else None
 
-    def flow_body_done(self, flow: FeederConnection, header: Header) -> None:
+    def connection_body_done(self, connection: FeederConnection, header: Header) -> None:
         self.came.append((header.ticket, bytes(self.ring[: header.nbytes])))
 
 
@@ -58,15 +60,15 @@ class Feeder:
         for sock in [*self.links, self.listener]:
             sock.close()
 
-    def link(self, flow: FeederConnection) -> socket.socket:
+    def link(self, connection: FeederConnection) -> socket.socket:
         """A new one, with both ends' greetings exchanged."""
-        flow.connect(time.monotonic())
+        connection.connect(time.monotonic())
         sock, _ = self.listener.accept()
         self.links.append(sock)
         challenge = auth.challenge()
         sock.sendall(auth.pack_message(challenge))
-        while flow.phase.name != "CONFIRM":
-            step(flow)
+        while connection.phase.name != "CONFIRM":
+            step(connection)
         (n,) = auth.LENGTH.unpack(sockets.recv_exactly(sock, auth.LENGTH.size))
         reply = auth.parse_message(sockets.recv_exactly(sock, n))
         facts = auth.accept(KEY, challenge, reply, job=JOB, facts={"instance": INSTANCE})
@@ -74,15 +76,15 @@ class Feeder:
         return sock
 
 
-def step(flow: FeederConnection) -> None:
-    """Waits until there is something for the flow, and hands it over."""
-    assert flow.sock is not None
+def step(connection: FeederConnection) -> None:
+    """Waits until there is something for the connection, and hands it over."""
+    assert connection.sock is not None
     poll = select.epoll()
-    poll.register(flow.sock.fileno(), flow.interest)
+    poll.register(connection.sock.fileno(), connection.interest)
     events = poll.poll(WAIT_S)
     poll.close()
     assert events, f"nothing came within {WAIT_S} s"
-    flow.on_ready(events[0][1])
+    connection.on_ready(events[0][1])
 
 
 def frame(kind: Kind, payload: bytes, ticket: int) -> bytes:
@@ -96,34 +98,34 @@ def feeder() -> Iterator[Feeder]:
     made.close()
 
 
-def breaks(flow: FeederConnection) -> None:
-    """Until the flow sees that its link is gone; then as the receiver does it."""
+def breaks(connection: FeederConnection) -> None:
+    """Until the connection sees that its link is gone; then as the receiver does it."""
     with pytest.raises(ConnectionError):
         while True:
-            step(flow)
-    flow.give_up(time.monotonic(), "it broke")
+            step(connection)
+    connection.give_up(time.monotonic(), "it broke")
 
 
 def cut_and_come_back(feeder: Feeder, sink: Sink, start: bytes, *, reset: bool = False) -> None:
     """A link on which `start` comes and no more, and another with whole frames of both kinds."""
-    flow = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
-    first = feeder.link(flow)
+    connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
+    first = feeder.link(connection)
     first.sendall(start)
     if reset:
         first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     first.close()
-    breaks(flow)
+    breaks(connection)
     sink.came.clear()
     sink.takes = True
     whole = [(7, NOTE), (8, BODY), (9, b""), (10, NOTE), (11, BODY[:100])]
-    second = feeder.link(flow)
-    step(flow)  # it is up, and nothing has come yet
+    second = feeder.link(connection)
+    step(connection)  # it is up, and nothing has come yet
     for ticket, payload in whole:
         second.sendall(frame(Kind.BODY if payload in BODY and payload else Kind.NOTE, payload, ticket))
         while len(sink.came) <= ticket - 7:
-            step(flow)
+            step(connection)
     assert sink.came == whole
-    flow.close()
+    connection.close()
 
 
 STREAM = frame(Kind.NOTE, NOTE, 1) + frame(Kind.BODY, BODY, 2) + frame(Kind.FAILED, BODY, 3)

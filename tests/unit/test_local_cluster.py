@@ -17,7 +17,7 @@ from dataloaderjob.local.restarts import Part
 
 
 @pytest.fixture
-def stack() -> Iterator[LocalCluster]:
+def cluster() -> Iterator[LocalCluster]:
     plan = ServicePlan(job="j", num_feeders=1, env={}, feeder_env={}, feeder_cwd=Path("/"), provider="local")
     made = LocalCluster(plan, Loop(), show=lambda *_: None, broken=lambda _: None)
     yield made
@@ -26,30 +26,30 @@ def stack() -> Iterator[LocalCluster]:
 
 
 def test_a_full_disk_is_told_with_its_path_and_what_to_do(
-    stack: LocalCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(stacks, "dump", full)
     with pytest.raises(
-        InputError, match=f"the disk of {stack.home} is full .*set TMPDIR to a folder elsewhere"
+        InputError, match=f"the disk of {cluster.home} is full .*set TMPDIR to a folder elsewhere"
     ):
-        stack._dump("sidecar", stack._sidecar_settings())
+        cluster._dump("sidecar", cluster._sidecar_settings())
 
 
 def test_settings_are_written_once_so_that_a_part_is_started_again_on_a_full_disk(
-    stack: LocalCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ):
     written: list[Path] = []
     monkeypatch.setattr(stacks, "dump", lambda _, path: written.append(path))
     for _ in range(2):
-        stack._dump("sidecar", stack._sidecar_settings())
-    assert written == [stack.home / "sidecar.json"]
+        cluster._dump("sidecar", cluster._sidecar_settings())
+    assert written == [cluster.home / "sidecar.json"]
 
 
-def test_a_line_that_does_not_fit_on_the_disk_does_not_end_the_run(stack: LocalCluster):
-    (stack.home / "sidecar.log").symlink_to("/dev/full")
-    stack._words["sidecar"] = []  # type: ignore[assignment]
-    stack._log(Part.SIDECAR, "a line")
-    assert stack._words["sidecar"] == ["a line"]
+def test_a_line_that_does_not_fit_on_the_disk_does_not_end_the_run(cluster: LocalCluster):
+    (cluster.home / "sidecar.log").symlink_to("/dev/full")
+    cluster._words["sidecar"] = []  # type: ignore[assignment]
+    cluster._log(Part.SIDECAR, "a line")
+    assert cluster._words["sidecar"] == ["a line"]

@@ -82,24 +82,24 @@ def test_a_cause_that_starting_again_does_not_take_away_stays_told_until_the_fee
     made.failed(0, "no torch", 5, Cause.FAILS)
     assert made.step(7) == [Place(0)]
     made.explain(0, "it has room", Cause.STARTS)
-    assert (made.seats[0].cause, made.notes()) == (Cause.FAILS, ["feeder-0: no torch"])
+    assert (made.members[0].cause, made.notes()) == (Cause.FAILS, ["feeder-0: no torch"])
     made.step(107)
     assert made.notes() == ["feeder-0: no torch"], "also when it is late"
     made.step(110)
     made.explain(0, "nodes are full", Cause.NO_ROOM)
-    assert made.seats[0].cause is Cause.NO_ROOM
+    assert made.members[0].cause is Cause.NO_ROOM
     made.report(feeder(0), 111)
-    assert (made.seats[0].cause, made.notes()) == (None, [])
+    assert (made.members[0].cause, made.notes()) == (None, [])
 
 
 def test_a_lost_one_that_ray_gave_up_is_placed_again_at_once_and_not_only_when_it_is_late():
     made = ready(1)
     made.leave("feeder-0", "0x", 10)
     made.explain(0, "it has room", Cause.STARTS)
-    assert made.seats[0].cause is Cause.LOST
+    assert made.members[0].cause is Cause.LOST
     made.failed(0, "too slow", 12, Cause.REGISTER_TIMEOUT)
     assert made.step(13) == [Place(0)]
-    assert made.seats[0].cause is Cause.REGISTER_TIMEOUT
+    assert made.members[0].cause is Cause.REGISTER_TIMEOUT
 
 
 def test_one_that_ray_refuses_is_placed_again_later():
@@ -157,10 +157,10 @@ def test_one_that_is_not_ready_and_no_longer_wanted_is_killed_at_once(phase: Pha
         made.failed(0, "no", 1)
     if phase is Phase.LOST:
         made.leave("feeder-0", "0x", 1)
-    assert made.seats[0].phase is phase
+    assert made.members[0].phase is phase
     made.scale(0)
     assert made.step(1) == [Kill(0)]
-    assert made.seats == {}
+    assert made.members == {}
 
 
 def test_a_hanging_one_is_killed_and_placed_again():
@@ -233,8 +233,8 @@ def test_whatever_happens_the_wanted_feeders_come_and_the_others_go(events: list
     for _ in range(10):
         now += 60
         step()
-        for seat in list(made.seats.values()):
-            made.report(feeder(seat.index), now)
+        for member in list(made.members.values()):
+            made.report(feeder(member.index), now)
     assert names(made) == [name_of(i) for i in range(made.desired)]
 
 
@@ -247,13 +247,13 @@ def test_feeders_of_a_lost_cluster_serve_until_their_successors_report():
     made.opened("new", 0)
     assert made.report(guest(0, "old"), 1)
     assert made.report(guest(1, "old"), 1)
-    assert made.step(1) == [Place(0), Place(1)], "guests have no seat"
+    assert made.step(1) == [Place(0), Place(1)], "guests are no members"
     assert names(made) == ["feeder-0", "feeder-1"]
     made.report(guest(0, "new", "n"), 2)
     assert [e.instance for e in made.listed()] == ["0n", "1g"]
     made.leave("feeder-1", "1g", 3)
     assert [e.instance for e in made.listed()] == ["0n"]
-    assert made.seats[1].phase is Phase.PLACING, "the end of a guest is nothing to its successor"
+    assert made.members[1].phase is Phase.PLACING, "the end of a guest is nothing to its successor"
 
 
 def test_a_feeder_that_reports_before_ray_answers_is_adopted_when_it_is_of_this_cluster():
@@ -262,7 +262,7 @@ def test_a_feeder_that_reports_before_ray_answers_is_adopted_when_it_is_of_this_
     assert names(made) == ["feeder-0"]
     made.opened("same", 2)
     assert made.step(2) == []
-    assert made.seats[0].phase is Phase.READY
+    assert made.members[0].phase is Phase.READY
     made.leave("feeder-0", "0g", 3)
     assert names(made) == []
 
