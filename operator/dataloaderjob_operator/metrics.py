@@ -1,4 +1,4 @@
-"""Figures of the operator for Prometheus; docs/metrics.md explains each."""
+"""The operator's metrics for Prometheus; docs/metrics.md is generated from them."""
 
 from __future__ import annotations
 
@@ -54,41 +54,52 @@ def error_kind(code: int | None) -> ErrorKind:
 
 
 class Metrics:
-    """All figures, in a registry of their own."""
+    """All metrics of the operator, in a registry of their own."""
 
     def __init__(self) -> None:
         made = self.registry = CollectorRegistry()
-        self.reconciles = Counter(f"{PREFIX}_reconciles", "Looks at a job", registry=made)
+        self.reconciles = Counter(f"{PREFIX}_reconciles", "Reconciles of a job.", registry=made)
         self.reconcile_errors = Counter(
             f"{PREFIX}_reconcile_errors",
-            "Looks at a job that failed, by kind of error",
+            "Reconciles that failed, by kind of error.",
             ["kind"],
             registry=made,
         )
         self.reconcile_duration = Histogram(
-            f"{PREFIX}_reconcile_duration_seconds", "Time of one look, with its writes",
+            f"{PREFIX}_reconcile_duration_seconds", "Time that a reconcile took, its writes included.",
             buckets=SECONDS, registry=made,
         )  # fmt: skip
         self.queue_depth = Gauge(
-            f"{PREFIX}_queue_depth", "Jobs that are due and wait for a look", registry=made
+            f"{PREFIX}_queue_depth",
+            "Jobs that are due for a reconcile and wait for a worker. If it stays above 0, raise --workers.",
+            registry=made,
         )
         self.queue_latency = Histogram(
-            f"{PREFIX}_queue_latency_seconds", "Time from when a job was due until it was looked at",
+            f"{PREFIX}_queue_latency_seconds", "Time that jobs waited for a worker after they were due.",
             buckets=SECONDS, registry=made,
         )  # fmt: skip
         self.api_writes = Counter(
-            f"{PREFIX}_api_writes", "Writes sent to the API server", ["kind", "verb"], registry=made
+            f"{PREFIX}_api_writes",
+            "Writes sent to the API server. A job in which nothing happens causes none.",
+            ["kind", "verb"],
+            registry=made,
         )
         self.event_lookups = Counter(
             f"{PREFIX}_event_lookups",
-            "Lists of one object's events, for the cause of a trouble",
+            "Requests for the events of one object, made only while a job is held up.",
             registry=made,
         )
         self.loop_lag = Gauge(
-            f"{PREFIX}_loop_lag_seconds", "By how much the event loop was late last", registry=made
+            f"{PREFIX}_loop_lag_seconds",
+            "How late the event loop woke up last; measured every second.",
+            registry=made,
         )
-        self.watches = Gauge(f"{PREFIX}_watches", "Watches that are kept open", registry=made)
-        self.build = Info(f"{PREFIX}_build", "Versions", registry=made)
+        self.watches = Gauge(
+            f"{PREFIX}_watches",
+            "Watches that are open: seven, for each namespace where some are named.",
+            registry=made,
+        )
+        self.build = Info(f"{PREFIX}_build", "Versions of the operator; always 1.", registry=made)
         ProcessCollector(namespace=PREFIX, registry=made)
         self._told: dict[str, float] = {}
 
@@ -113,13 +124,15 @@ class _State(Collector):
         self._phases, self._told = phases, told
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        jobs = GaugeMetricFamily(f"{PREFIX}_jobs", "DataLoaderJobs by phase", labels=["phase"])
+        jobs = GaugeMetricFamily(f"{PREFIX}_jobs", "DataLoaderJobs by phase.", labels=["phase"])
         found = self._phases()
         for phase in Phase:
             jobs.add_metric([phase.value], found.get(phase.value, 0))
         yield jobs
         ages = GaugeMetricFamily(
-            f"{PREFIX}_watch_event_age_seconds", "Time since a watch told of an object last", labels=["kind"]
+            f"{PREFIX}_watch_event_age_seconds",
+            "Time since a watch delivered an event. It grows while nothing happens.",
+            labels=["kind"],
         )
         now = time.monotonic()
         for kind, moment in sorted(self._told.items()):

@@ -316,7 +316,7 @@ def test_metrics_health_and_status(rig: Rig) -> None:
     assert found["dataloaderjob_sidecar_batches_total"] == 10
     assert found["dataloaderjob_sidecar_next_calls_total"] == 10
     assert found["dataloaderjob_sidecar_leased_bytes"] >= 10 * (1 << 18)
-    assert found["dataloaderjob_sidecar_feeders_up"] == 2
+    assert found["dataloaderjob_sidecar_feeders"] == 2
     assert 0 < found["dataloaderjob_sidecar_wait_seconds_total"] < 60
     status = json.loads(get(rig, "/status"))
     assert status["rings"][0]["trainer"] == os.getpid()

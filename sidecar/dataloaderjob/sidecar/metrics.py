@@ -1,124 +1,161 @@
-"""Figures of one ring, in words of the control memfd, and what they are called in Prometheus.
+"""Metrics of one ring: one row for each, with its name in Prometheus and how it is read.
 
-The receiver stores them ten times a second; the parent reads them from its own mapping. So a scrape
-never touches the data path.
+The receiver stores its own in words of the control memfd ten times a second; the parent reads them, and the
+trainer's, from its own mapping. So a scrape never touches the data path.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 from dataloaderjob.core import control
 from dataloaderjob.core.control import Control
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
+from dataloaderjob.sidecar.dispatch.streams import Link
 
-RECEIVER = (
-    "batches", "nbytes", "asks", "reasks", "hedges", "late_copies", "failures", "feeders_lost",
-    "drops", "feeders_up", "feeders_suspect", "ready", "lent", "used_nbytes", "ring_nbytes", "total_nbytes",
-    "bundle_loads",
+PREFIX = "dataloaderjob_sidecar_"
+LABELS = ("dataloaderjob", "rank")
+
+
+class Kind(Enum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row. Times are kept in nanoseconds and served in seconds."""
+
+    key: str
+    """Its name in the sidecar's status."""
+    name: str
+    """Its name in Prometheus, behind PREFIX."""
+    kind: Kind
+    help: str
+    read: Callable[[Dispatcher], int] | int
+    """From the receiver's machine; or the word that the trainer stores."""
+
+
+def _up(machine: Dispatcher) -> list[Link]:
+    return [link for link in machine.links.values() if link.up]
+
+
+def _ready(machine: Dispatcher) -> int:
+    return sum(t.lease is not None for s in machine.streams.values() for t in s.tickets.values())
+
+
+_C, _G = Kind.COUNTER, Kind.GAUGE
+METRICS = (
+    Metric("batches", "batches_total", _C, "Batches received.", lambda m: m.counters.batches),
+    Metric("nbytes", "bytes_total", _C, "Bytes of the batches received.", lambda m: m.counters.nbytes),
+    Metric("asks", "attempts_total", _C, "Tickets sent to feeders, repeated ones included.", lambda m: m.counters.asks),
+    Metric(
+        "reasks", "retries_total", _C, "Tickets sent to another feeder because the first one died or fell silent.",
+        lambda m: m.counters.reasks,
+    ),
+    Metric(
+        "hedges", "hedges_total", _C, "Tickets sent to a second feeder because the first one is slow.",
+        lambda m: m.counters.hedges,
+    ),
+    Metric(
+        "late_copies", "late_copies_total", _C, "Batches that came after another copy of them.",
+        lambda m: m.counters.late_copies,
+    ),
+    Metric(
+        "failures", "failures_total", _C, "Tickets that failed for good: the trainer got an error.",
+        lambda m: m.counters.failures,
+    ),
+    Metric(
+        "feeders_lost", "feeders_lost_total", _C, "Connections to feeders that ended.",
+        lambda m: m.counters.feeders_lost,
+    ),
+    Metric(
+        "drops", "drops_total", _C, "Ready batches dropped to make room for one that the trainer waits for.",
+        lambda m: m.placer.drops,
+    ),
+    Metric("feeders_up", "feeders", _G, "Feeders connected.", lambda m: len(_up(m))),
+    Metric(
+        "feeders_suspect", "feeders_suspect", _G, "Feeders connected that have work to do and are silent.",
+        lambda m: sum(link.suspect_since is not None for link in _up(m)),
+    ),
+    Metric("ready", "ready_batches", _G, "Batches that are ready and not yet taken.", _ready),
+    Metric(
+        "lent", "held_batches", _G, "Batches that are ready or that the trainer holds.", lambda m: len(m.placer.lent)
+    ),
+    Metric(
+        "used_nbytes", "pool_used_bytes", _G, "Shared memory of the pool that is in use.",
+        lambda m: m.placer.space.used_nbytes,
+    ),
+    Metric(
+        "ring_nbytes", "pool_bytes", _G, "Shared memory of the pool.", lambda m: m.placer.space.ring_nbytes
+    ),
+    Metric(
+        "total_nbytes", "shared_memory_bytes", _G, "Shared memory of the pool, and of batches too large for it.",
+        lambda m: m.placer.space.total_nbytes,
+    ),
+    Metric(
+        "bundle_loads", "bundle_loads", _G, "Times that the connected feeders loaded user code, for all ranks.",
+        lambda m: sum(link.bundle_loads for link in _up(m)),
+    ),
+    Metric("next_calls", "next_calls_total", _C, "Batches taken by the trainer.", control.W_NEXT_CALLS),
+    Metric(
+        "ready_calls", "ready_calls_total", _C, "Batches that were ready when the trainer asked for them.",
+        control.W_READY_CALLS,
+    ),
+    Metric("wait_ns", "wait_seconds_total", _C, "Time that the trainer waited in next().", control.W_WAIT_NS),
+    Metric(
+        "step_ns", "step_seconds_total", _C, "Time that the trainer spent between calls of next().",
+        control.W_STEP_NS,
+    ),
+    Metric(
+        "copies", "copies_total", _C, "Batches copied for the trainer because it holds as many as it may.",
+        control.W_COPIES,
+    ),
+    Metric("leased_nbytes", "leased_bytes", _G, "Shared memory that the trainer holds.", control.W_LEASED_NBYTES),
+    Metric("streams", "iterators", _G, "Iterators that live.", control.W_STREAMS),
 )  # fmt: skip
-TRAINER = {
-    "next_calls": control.W_NEXT_CALLS,
-    "ready_calls": control.W_READY_CALLS,
-    "wait_ns": control.W_WAIT_NS,
-    "step_ns": control.W_STEP_NS,
-    "copies": control.W_COPIES,
-    "leased_nbytes": control.W_LEASED_NBYTES,
-    "streams": control.W_STREAMS,
-}
-GAUGES = frozenset(
-    {
-        "feeders_up",
-        "feeders_suspect",
-        "ready",
-        "lent",
-        "used_nbytes",
-        "ring_nbytes",
-        "total_nbytes",
-        "bundle_loads",
-        "leased_nbytes",
-        "streams",
-    }
-)
-HELP = {
-    "batches": "Batches received whole",
-    "nbytes": "Bytes of batches received",
-    "asks": "Tickets given to feeders, repeats included",
-    "reasks": "Tickets given to another feeder because one died or fell silent",
-    "hedges": "Tickets given to a second feeder because the first is slow",
-    "late_copies": "Batches that came when another copy had already won",
-    "failures": "Tickets that failed for good",
-    "feeders_lost": "Links to feeders that ended",
-    "drops": "Ready batches dropped to make room for an awaited one",
-    "feeders_up": "Feeders connected",
-    "feeders_suspect": "Feeders connected but silent with work to do",
-    "ready": "Batches ready and not yet taken",
-    "lent": "Batches ready or held by the trainer",
-    "used_nbytes": "Bytes of the ring in use",
-    "ring_nbytes": "Bytes of the ring",
-    "total_nbytes": "Bytes of all shared memory of this ring",
-    "bundle_loads": "Times that the feeders connected have loaded user code and data, for all ranks",
-    "next_calls": "Batches taken by the trainer",
-    "ready_calls": "Batches that were ready when the trainer asked",
-    "wait_ns": "Time that the trainer waited in next()",
-    "step_ns": "Time between two calls of next()",
-    "copies": "Batches served as copies because leases were at their limit",
-    "leased_nbytes": "Bytes that the trainer holds",
-    "streams": "Live iterators",
+KEYS = tuple(metric.key for metric in METRICS)
+COUNTERS = frozenset(metric.key for metric in METRICS if metric.kind is Kind.COUNTER)
+_READERS = [(metric.key, metric.read) for metric in METRICS if not isinstance(metric.read, int)]
+_WORDS = {key: at for at, (key, _) in enumerate(_READERS, control.W_METRICS)} | {
+    metric.key: metric.read for metric in METRICS if isinstance(metric.read, int)
 }
 
 
 @dataclass(frozen=True, slots=True)
-class RingFigures:
-    """All figures of one ring at one moment."""
+class RingMetrics:
+    """The values of one ring at one moment, by key."""
 
     rank: str
     values: dict[str, int]
 
 
 def store(words: Control, machine: Dispatcher) -> None:
-    """Writes the receiver's figures."""
-    counters, placer = machine.counters, machine.placer
-    up = [link for link in machine.links.values() if link.up]
-    ready = sum(t.lease is not None for s in machine.streams.values() for t in s.tickets.values())
-    values = (
-        counters.batches, counters.nbytes, counters.asks, counters.reasks, counters.hedges, counters.late_copies,
-        counters.failures, counters.feeders_lost, placer.drops, len(up), sum(x.suspect_since is not None for x in up),
-        ready, len(placer.lent), placer.space.used_nbytes, placer.space.ring_nbytes, placer.space.total_nbytes,
-        sum(link.bundle_loads for link in up),
-    )  # fmt: skip
-    words.words[control.W_FEEDERS] = len(up)
-    for at, value in enumerate(values, control.W_FIGURES):
-        words.words[at] = value
+    """Writes the receiver's."""
+    words.words[control.W_FEEDERS] = len(_up(machine))
+    for at, (_, value) in enumerate(_READERS, control.W_METRICS):
+        words.words[at] = value(machine)
 
 
-def read(words: Control, rank: str) -> RingFigures:
-    values = {name: words.words[at] for at, name in enumerate(RECEIVER, control.W_FIGURES)}
-    values |= {name: words.words[at] for name, at in TRAINER.items()}
-    return RingFigures(rank, values)
+def read(words: Control, rank: str) -> RingMetrics:
+    return RingMetrics(rank, {key: words.words[_WORDS[key]] for key in KEYS})
 
 
-def total(rings: list[RingFigures]) -> dict[str, int]:
+def total(rings: list[RingMetrics]) -> dict[str, int]:
     """Sums over rings."""
-    names = (*RECEIVER, *TRAINER)
-    return {name: sum(ring.values[name] for ring in rings) for name in names}
+    return {key: sum(ring.values[key] for ring in rings) for key in KEYS}
 
 
-def prometheus(rings: list[RingFigures], job: str) -> str:
+def prometheus(rings: list[RingMetrics], job: str) -> str:
     """The text format; times in seconds, sizes in bytes."""
     lines = []
-    for name in (*RECEIVER, *TRAINER):
-        gauge = name in GAUGES
-        base, scale = name, 1.0
-        if name.endswith("_ns"):
-            base, scale = name[:-3] + "_seconds", 1e-9
-        elif name.endswith("nbytes"):
-            base = name.removesuffix("nbytes") + "bytes"
-        metric = f"dataloaderjob_sidecar_{base}" + ("" if gauge else "_total")
-        lines.append(f"# HELP {metric} {HELP[name]}")
-        lines.append(f"# TYPE {metric} {'gauge' if gauge else 'counter'}")
+    for metric in METRICS:
+        name = PREFIX + metric.name
+        lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind.value}"]
         for ring in rings:
-            value = ring.values[name] * scale
-            text = f"{value:.9f}" if scale != 1.0 else str(ring.values[name])
-            lines.append(f'{metric}{{job="{job}",rank="{ring.rank}"}} {text}')
+            value = ring.values[metric.key]
+            text = f"{value * 1e-9:.9f}" if metric.key.endswith("_ns") else str(value)
+            lines.append(f'{name}{{dataloaderjob="{job}",rank="{ring.rank}"}} {text}')
     return "\n".join(lines) + "\n"

@@ -65,7 +65,7 @@ class Sidecar:
         self._shelf = BundleGc(self.store)
         self.rings: dict[int, Ring] = {}
         """By the pid of the receiver."""
-        self._gone = dict.fromkeys((*metrics.RECEIVER, *metrics.TRAINER), 0)
+        self._gone = dict.fromkeys(metrics.KEYS, 0)
         self._failures = Failures()
         self._stop = False
         self._select = selectors.DefaultSelector()
@@ -184,7 +184,7 @@ class Sidecar:
             self._shelf.gone(ring.pid)
             self._failures.seen(ring.rank, ring.pid, ring.control.words[W_NEXT_CALLS])
             for name, value in metrics.read(ring.control, ring.rank).values.items():
-                if name not in metrics.GAUGES:
+                if name in metrics.COUNTERS:
                     self._gone[name] += value
             with contextlib.suppress(KeyError):
                 self._select.unregister(ring.channel)
