@@ -1,16 +1,30 @@
-"""`python docs/generate.py`: writes the tables of docs/metrics.md from the code. A test compares both."""
+"""`python docs/generate.py` makes docs/exceptions.md and the tables of docs/metrics.md from the code."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+import dataloaderjob
 from dataloaderjob.sidecar import metrics as sidecar
 from dataloaderjob_operator.metrics import ErrorKind, Metrics
 
-DOCUMENT = Path(__file__).parent / "metrics.md"
+METRICS = Path(__file__).parent / "metrics.md"
+EXCEPTIONS = Path(__file__).parent / "exceptions.md"
+EXCEPTIONS_HEAD = """# Exceptions
+
+<!-- Made by `python docs/generate.py`. Change the classes, not this file. -->
+
+All are names of the package, as in `except dataloaderjob.FeederLost`. An exception that your own code raises in a
+feeder reaches the training loop as what it is, with the feeder's traceback, as with torch's DataLoader. A message says
+what was needed, what was found and what to do.
+
+| exception | is a | meaning |
+|---|---|---|
+"""
 HEAD = "| metric | type | labels | what |\n|---|---|---|---|\n"
 
 
@@ -39,11 +53,32 @@ def table(text: str) -> str:
     return HEAD + "".join(rows)
 
 
-def document(text: str) -> str:
+def metrics(text: str) -> str:
     """`text` with its two tables made anew."""
     tables = iter((table(of_operator()), table(of_sidecar())))
     return re.sub(r"\| metric \|.*\n(?:\|.*\n)+", lambda _: next(tables), text)
 
 
+def errors() -> list[type[Exception]]:
+    """Classes that a script can catch, each after the one that it refines."""
+    found: list[type[Exception]] = [dataloaderjob.DataLoaderJobError]
+    for parent in found:
+        found += sorted(
+            (child for child in parent.__subclasses__() if child.__name__ in dataloaderjob.__all__),
+            key=lambda child: child.__name__,
+        )
+    return found
+
+
+def exceptions() -> str:
+    """The page of errors."""
+    rows = []
+    for error in errors():
+        bases = ", ".join(f"`{base.__name__}`" for base in error.__bases__)
+        rows.append(f"| `{error.__name__}` | {bases} | {inspect.getdoc(error)} |\n")
+    return EXCEPTIONS_HEAD + "".join(rows)
+
+
 if __name__ == "__main__":
-    DOCUMENT.write_text(document(DOCUMENT.read_text()))
+    METRICS.write_text(metrics(METRICS.read_text()))
+    EXCEPTIONS.write_text(exceptions())

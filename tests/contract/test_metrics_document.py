@@ -19,8 +19,8 @@ SERVED = [
 
 
 def test_the_document_is_what_is_served():
-    text = generate.DOCUMENT.read_text()
-    assert generate.document(text) == text, "python docs/generate.py writes it anew"
+    text = generate.METRICS.read_text()
+    assert generate.metrics(text) == text, "python docs/generate.py writes it anew"
 
 
 @pytest.mark.parametrize(("family", "prefix"), SERVED)
@@ -34,6 +34,6 @@ def test_a_metric_follows_the_habits_of_prometheus(family, prefix):
 
 
 def test_each_kind_of_error_is_explained():
-    text = generate.DOCUMENT.read_text()
+    text = generate.METRICS.read_text()
     for kind in ErrorKind:
         assert f"`{kind.value}`" in text

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 
 class DataLoaderJobError(Exception):
-    """Root of all errors raised on purpose by this package."""
+    """All errors that this package raises on purpose are one of these."""
 
 
 class InputError(DataLoaderJobError, ValueError):
-    """The user's input cannot work; the message says what would."""
+    """Arguments, dataset or manifest cannot work; the message says what would."""
 
 
 class UnsupportedBatch(InputError, TypeError):
@@ -47,15 +47,15 @@ class FeederLost(ServiceError):
 
 
 class UserCodeError(DataLoaderJobError, RuntimeError):
-    """The user's code raised an exception whose own type cannot be rebuilt in the trainer."""
+    """The user's code raised an exception whose type cannot be rebuilt in the trainer; the message says all."""
 
 
 class ProtocolError(DataLoaderJobError):
-    """Bytes that are not the protocol."""
+    """A peer sent what is not the protocol."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent what it may not send."""
+    """A remote peer sent what it may not send."""
 
 
 class AuthError(ProtocolError):
