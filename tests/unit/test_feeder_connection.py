@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import struct
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataloaderjob.core import auth, frames, sockets
+from dataloaderjob.core import auth, frames
 from dataloaderjob.core.frames import HEADER_NBYTES, Header, Kind
 from dataloaderjob.sidecar.dispatch.instructions import Endpoint
 from dataloaderjob.sidecar.dispatch.space import Extent
@@ -65,14 +66,14 @@ class Feeder:
         connection.connect(time.monotonic())
         sock, _ = self.listener.accept()
         self.links.append(sock)
-        challenge = auth.challenge()
-        sock.sendall(auth.pack_message(challenge))
-        while connection.phase.name != "CONFIRM":
+        handshake = auth.ServerHandshake(KEY, job=JOB, facts={"instance": INSTANCE})
+        sock.sendall(handshake.greeting)
+        sock.setblocking(False)
+        while not handshake.done:
             step(connection)
-        (n,) = auth.LENGTH.unpack(sockets.recv_exactly(sock, auth.LENGTH.size))
-        reply = auth.parse_message(sockets.recv_exactly(sock, n))
-        facts = auth.accept(KEY, challenge, reply, job=JOB, facts={"instance": INSTANCE})
-        sock.sendall(auth.pack_message(facts))
+            with contextlib.suppress(BlockingIOError):
+                sock.sendall(handshake.receive(sock.recv(auth.MAX_HELLO_NBYTES)))
+        sock.setblocking(True)
         return sock
 
 

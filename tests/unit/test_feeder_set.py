@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloaderjob.core.supervision import Cause, index_of, name_of
-from dataloaderjob.supervisor.feeder_set import LAST_BACKOFF_S, Drain, Endpoint, FeederSet, Kill, Phase, Place
+from dataloaderjob.supervisor.feeder_set import BACKOFF, Drain, Endpoint, FeederSet, Kill, Phase, Place
 
 
 def roster(desired: int) -> FeederSet:
@@ -61,7 +61,7 @@ def test_one_that_does_not_report_is_killed_and_placed_again_with_growing_delays
             now += 0.5
         assert actions == [Place(0)]
         delays.append(now - killed)
-    assert delays == [1, 2, 4, 8, 16, 30, LAST_BACKOFF_S]
+    assert delays == [1, 2, 4, 8, 16, 30, BACKOFF.last_s]
     assert "had not reported 100 s after it was placed" in made.notes()[0]
 
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from dataloaderjob.core.supervision import EXIT_RAY_LOST
 from dataloaderjob.local.restarts import (
-    DEATHS_WINDOW_S,
+    CRASH_WINDOW_S,
     KEEP_OLD_S,
-    MAX_DEATHS,
-    MAX_FIRST_DEATHS,
+    MAX_CRASHES,
+    MAX_FIRST_CRASHES,
     GiveUp,
     Part,
     RestartPolicy,
@@ -59,18 +59,18 @@ def test_a_part_that_dies_again_is_started_later_each_time():
 
 def test_a_part_that_dies_again_and_again_is_given_up_with_its_last_words():
     care = up()
-    for death in range(MAX_DEATHS):
+    for death in range(MAX_CRASHES):
         assert not any(isinstance(i, GiveUp) for i in care.ended(Part.SUPERVISOR, 1, "", 10.0 * death))
         care.due(10.0 * death + 9)
         care.serves(Part.SUPERVISOR)
-    (give_up,) = care.ended(Part.SUPERVISOR, 1, "the port is taken", 10.0 * MAX_DEATHS)
+    (give_up,) = care.ended(Part.SUPERVISOR, 1, "the port is taken", 10.0 * MAX_CRASHES)
     assert give_up == GiveUp("the supervisor ended 7 times within 120 s: the port is taken")
 
 
 def test_deaths_of_long_ago_do_not_count():
     care = up()
-    for death in range(3 * MAX_DEATHS):
-        now = death * DEATHS_WINDOW_S
+    for death in range(3 * MAX_CRASHES):
+        now = death * CRASH_WINDOW_S
         assert care.ended(Part.SIDECAR, -9, "", now) == [Start(Part.SIDECAR, 1)]
         care.serves(Part.SIDECAR)
 
@@ -134,7 +134,7 @@ def test_a_head_that_cannot_be_started_is_tried_again_and_given_up_with_ray_s_wo
     care = RestartPolicy()
     care.start()
     instructions = []
-    for attempt in range(MAX_FIRST_DEATHS + 1):
+    for attempt in range(MAX_FIRST_CRASHES + 1):
         instructions = care.head_lost(care.head_number, "no memory", 10.0 * attempt, feeders_live=False)
         care.due(10.0 * attempt + 9)
     assert instructions == [StopHead(3), GiveUp("the Ray head ended 3 times within 120 s: no memory")]
@@ -151,7 +151,7 @@ def test_without_ray_all_parts_start_at_once_the_slowest_first_and_each_is_start
 def test_a_host_that_cannot_serve_is_given_up_with_its_last_words():
     care = RestartPolicy(ray=False)
     care.start()
-    for death in range(MAX_FIRST_DEATHS):
+    for death in range(MAX_FIRST_CRASHES):
         care.ended(Part.HOST, 1, "no torch", 10.0 * death)
         care.due(10.0 * death + 9)
     (give_up,) = care.ended(Part.HOST, 1, "No module named 'torch'", 30.0)

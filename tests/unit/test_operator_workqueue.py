@@ -9,7 +9,7 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataloaderjob_operator.queue.workqueue import EVENT_WAIT_S, LONGEST_WAIT_S, WorkQueue
+from dataloaderjob_operator.queue.workqueue import BACKOFF, EVENT_WAIT_S, WorkQueue
 
 
 def schedule() -> WorkQueue[str]:
@@ -55,7 +55,7 @@ def test_one_that_fails_waits_longer_each_time_and_not_for_ever():
         waits.append(queue.failed("a", now))
     assert waits[0] < 1
     assert all(b > a for a, b in itertools.pairwise(waits[:7]))
-    assert max(waits) <= 1.25 * LONGEST_WAIT_S
+    assert max(waits) <= 1.25 * BACKOFF.last_s
     now += queue.wait_s(now) or 0
     queue.take(now)
     queue.done("a", now)
@@ -132,7 +132,7 @@ class Workers(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.busy)))
         self.busy.discard(key)
         self.unseen.add(key)
-        assert self.queue.failed(key, self.now) <= 1.25 * LONGEST_WAIT_S
+        assert self.queue.failed(key, self.now) <= 1.25 * BACKOFF.last_s
 
     @invariant()
     def what_is_unseen_comes_up(self) -> None:
@@ -140,7 +140,7 @@ class Workers(RuleBasedStateMachine):
         if waiting:
             wait = self.queue.wait_s(self.now)
             assert wait is not None
-            assert wait <= 1.25 * LONGEST_WAIT_S
+            assert wait <= 1.25 * BACKOFF.last_s
 
     def teardown(self) -> None:
         for key in sorted(self.busy):

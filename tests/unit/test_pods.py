@@ -23,8 +23,8 @@ from dataloaderjob.pod.head import supervisor_settings
 from dataloaderjob.pod.output import Backlog
 from dataloaderjob.pod.settings import FeederPodSettings, HeadSettings, read_token, split_address
 from dataloaderjob.pod.watch import (
-    DEATHS_WINDOW_S,
-    MAX_DEATHS,
+    CRASH_WINDOW_S,
+    MAX_CRASHES,
     MAX_RAY_EXITS,
     Again,
     GiveUp,
@@ -106,16 +106,16 @@ def test_a_token_that_is_not_there_is_told_by_path(tmp_path: Path):
 
 def test_a_supervisor_is_started_again_at_once_then_more_slowly_then_no_more():
     restarts = Restarts()
-    delays = [restarts.ended(-9, now=float(i)) for i in range(MAX_DEATHS)]
+    delays = [restarts.ended(-9, now=float(i)) for i in range(MAX_CRASHES)]
     assert delays == [Again(d) for d in (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)]
-    verdict = restarts.ended(-9, now=float(MAX_DEATHS))
+    verdict = restarts.ended(-9, now=float(MAX_CRASHES))
     assert isinstance(verdict, GiveUp)
     assert "7 times within 120 s" in verdict.why
 
 
 def test_deaths_long_ago_are_forgotten():
     restarts = Restarts()
-    assert [restarts.ended(1, now=i * DEATHS_WINDOW_S) for i in range(20)] == [Again(0.0)] * 20
+    assert [restarts.ended(1, now=i * CRASH_WINDOW_S) for i in range(20)] == [Again(0.0)] * 20
 
 
 def test_a_supervisor_that_again_and_again_cannot_work_with_ray_needs_another_ray():
@@ -189,9 +189,9 @@ output.close()
 FEEDER = """
 import os, subprocess, sys
 from pathlib import Path
-from dataloaderjob.providers.ray import handover
-from dataloaderjob.core.sockets import Door
-handover.hand_over("feeder-3", Path(sys.argv[1]))
+from dataloaderjob.providers.ray import actor
+from dataloaderjob.core.sockets import Acceptor
+actor.hand_over("feeder-3", Path(sys.argv[1]))
 """
 SAYS = """
 print(":actor_name:feeder-3")
@@ -236,7 +236,7 @@ def test_where_no_pod_takes_it_output_stays_where_it_was(tmp_path: Path):
 
 INIT = """
 import ctypes, os, subprocess, sys, time
-from dataloaderjob.pod import init
+from dataloaderjob.pod import entry
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: what PID 1 is to its container
 
 def main():
@@ -248,7 +248,7 @@ def main():
     for _ in range(6000):
         time.sleep(0.01)  # a signal just before a long sleep is handled only after it
 
-sys.exit(init.reap(main))
+sys.exit(entry.reap(main))
 """
 
 

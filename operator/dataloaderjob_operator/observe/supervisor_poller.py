@@ -217,10 +217,9 @@ async def _converse(head: Head, port: int, job: _Job) -> Mapping[str, Any]:
     """
     reader, writer = await asyncio.open_connection(head.address, port)
     try:
-        first = await _receive(reader, auth.MAX_HELLO_NBYTES)
-        hello = auth.answer(head.key, first, role="control", name="operator", job=head.job, facts={})
-        writer.write(auth.pack_message(hello))
-        auth.confirm(head.key, first, hello, await _receive(reader, auth.MAX_HELLO_NBYTES))
+        handshake = auth.ClientHandshake(head.key, role="control", name="operator", job=head.job)
+        while not handshake.done:
+            writer.write(handshake.receive(await reader.readexactly(handshake.wanted)))
         writer.write(auth.pack_message({"type": "status"}))
         status = await _receive(reader, MAX_ANSWER_NBYTES)
         if status.get("desired") != job.wanted:

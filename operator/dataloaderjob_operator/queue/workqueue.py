@@ -11,10 +11,11 @@ import random
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+from dataloaderjob.core.backoff import Backoff
+
 K = TypeVar("K", bound=Hashable)
 
-FIRST_WAIT_S = 0.5
-LONGEST_WAIT_S = 60.0
+BACKOFF = Backoff(0.5, 60.0)
 EVENT_WAIT_S = 5.0
 
 
@@ -78,8 +79,7 @@ class WorkQueue(Generic[K]):
         """The work failed. Returns after how many seconds it is tried again: as the server said, or as often as
         it failed."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
-        wait: float = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(count - 1, 20))
-        wait = max(at_least_s, wait * self._jitter.uniform(0.75, 1.25))
+        wait = max(at_least_s, BACKOFF.wait_s(count) * self._jitter.uniform(0.75, 1.25))
         self._not_before[key] = now + max(at_least_s, min(wait, EVENT_WAIT_S))
         self._release(key, now, wait)
         return wait

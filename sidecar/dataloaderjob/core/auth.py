@@ -8,7 +8,8 @@ Every TCP link of a job begins so (c = the side that connected):
 
 Each mac is HMAC-SHA256 over a label for its direction, both nonces and the fields that it vouches for,
 so neither side can be replayed or reflected. It stops peers without the key; it does not stop somebody
-who sits on the path (TLS does).
+who sits on the path (TLS does). `ClientHandshake` and `ServerHandshake` take bytes and return bytes: whoever has
+a socket, of any kind, moves them.
 """
 
 from __future__ import annotations
@@ -101,6 +102,99 @@ def confirm(
     if not _same(expected, last.get("mac")):
         raise AuthError("the peer that answered does not hold this job's key")
     return dict(facts)
+
+
+class Handshake:
+    """Either side: send what `receive` returns, until `done`."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    @property
+    def done(self) -> bool:
+        raise NotImplementedError
+
+    def _on(self, message: dict[str, Any]) -> bytes:
+        raise NotImplementedError
+
+    @property
+    def wanted(self) -> int:
+        """Bytes that are missing of the message that comes in, for who must not read more."""
+        have = len(self._data)
+        return LENGTH.size - have if have < LENGTH.size else LENGTH.size + self._length() - have
+
+    def receive(self, data: bytes | bytearray | memoryview) -> bytes:
+        """Returns what is to be sent. Raises AuthError, RemoteProtocolError."""
+        self._data += data
+        answer = b""
+        while not self.done and len(self._data) >= LENGTH.size:
+            end = LENGTH.size + self._length()
+            if len(self._data) < end:
+                break
+            message = parse_message(self._data[LENGTH.size : end])
+            del self._data[:end]
+            answer += self._on(message)
+        return answer
+
+    @property
+    def rest(self) -> bytes:
+        """What came behind the handshake."""
+        return bytes(self._data)
+
+    def _length(self) -> int:
+        (n,) = LENGTH.unpack_from(self._data)
+        if n > MAX_HELLO_NBYTES:
+            raise RemoteProtocolError(
+                f"a message of {n} bytes exceeds {MAX_HELLO_NBYTES} within the handshake"
+            )
+        return int(n)
+
+
+class ClientHandshake(Handshake):
+    """The side that connected."""
+
+    def __init__(
+        self, key: bytes, *, role: str, name: str, job: str, facts: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        self._key = key
+        self._fields: dict[str, Any] = {"role": role, "name": name, "job": job, "facts": facts or {}}
+        self._challenge: dict[str, Any] | None = None
+        self._reply: dict[str, Any] = {}
+        self.facts: dict[str, Any] | None = None
+        """The peer's, once it is done."""
+
+    @property
+    def done(self) -> bool:
+        return self.facts is not None
+
+    def _on(self, message: dict[str, Any]) -> bytes:
+        if self._challenge is not None:
+            self.facts = confirm(self._key, self._challenge, self._reply, message)
+            return b""
+        self._challenge, self._reply = message, answer(self._key, message, **self._fields)
+        return pack_message(self._reply)
+
+
+class ServerHandshake(Handshake):
+    """The side that accepted; it sends `greeting` first."""
+
+    def __init__(self, key: bytes, *, job: str, facts: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self._key, self._job, self._facts = key, job, facts or {}
+        self._challenge = challenge()
+        self.greeting = pack_message(self._challenge)
+        self.peer: dict[str, Any] | None = None
+        """What the peer said of itself (role, name, facts), once it is done."""
+
+    @property
+    def done(self) -> bool:
+        return self.peer is not None
+
+    def _on(self, message: dict[str, Any]) -> bytes:
+        last = accept(self._key, self._challenge, message, job=self._job, facts=self._facts)
+        self.peer = message
+        return pack_message(last)
 
 
 def _check_protocol(message: dict[str, Any]) -> None:

@@ -1,6 +1,4 @@
-"""What parents and children owe each other: what a forked process does first, the lines of a child's output, and how
-long to wait before one that died is started again (pure: the time comes in).
-"""
+"""What parents and children owe each other: what a forked process does first, and the lines of a child's output."""
 
 from __future__ import annotations
 
@@ -11,7 +9,6 @@ import os
 import re
 import select
 import signal
-from collections import deque
 from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
@@ -98,29 +95,3 @@ class Lines:
         self._rest = rest + held
         for line in lines:
             self._take(line)
-
-
-MAX_DEATHS = 6
-"""More of them within DEATHS_WINDOW_S: it will not work the next time either."""
-DEATHS_WINDOW_S = 120.0
-FIRST_BACKOFF_S = 0.5
-LAST_BACKOFF_S = 8.0
-
-
-class Crashes:
-    """Of one process and those that were started in its place."""
-
-    def __init__(self) -> None:
-        self._times: deque[float] = deque()
-
-    def died(self, now: float) -> int:
-        """Returns how many deaths the window has, this one among them."""
-        self._times.append(now)
-        while self._times[0] <= now - DEATHS_WINDOW_S:
-            self._times.popleft()
-        return len(self._times)
-
-
-def wait_s(deaths: int) -> float:
-    """Once is no reason to wait; then twice as long each time, up to LAST_BACKOFF_S."""
-    return 0.0 if deaths == 1 else min(FIRST_BACKOFF_S * 2 ** (deaths - 2), LAST_BACKOFF_S)

@@ -62,12 +62,11 @@ def greet(
 ) -> dict[str, Any]:
     """The connecting side of the handshake. Returns the peer's facts; leaves no timeout on the socket."""
     sock.settimeout(timeout_s)
-    first = recv_message(sock, auth.MAX_HELLO_NBYTES)
-    reply = auth.answer(key, first, role=role, name=name, job=job, facts=facts or {})
-    send_message(sock, reply)
-    peer = auth.confirm(key, first, reply, recv_message(sock, auth.MAX_HELLO_NBYTES))
+    handshake = auth.ClientHandshake(key, role=role, name=name, job=job, facts=facts)
+    while handshake.facts is None:
+        sock.sendall(handshake.receive(recv_exactly(sock, handshake.wanted)))
     sock.settimeout(None)
-    return peer
+    return handshake.facts
 
 
 def welcome(
@@ -75,18 +74,18 @@ def welcome(
 ) -> dict[str, Any]:
     """The accepting side. Returns the peer's answer (role, name, facts); refusals are told to the peer."""
     sock.settimeout(auth.HANDSHAKE_TIMEOUT_S)
-    first = auth.challenge()
-    send_message(sock, first)
-    reply = recv_message(sock, auth.MAX_HELLO_NBYTES)
-    try:
-        last = auth.accept(key, first, reply, job=job, facts=facts or {})
-    except AuthError as exc:
-        with contextlib.suppress(OSError):
-            send_message(sock, {"error": str(exc)})
-        raise
-    send_message(sock, last)
+    handshake = auth.ServerHandshake(key, job=job, facts=facts)
+    sock.sendall(handshake.greeting)
+    while handshake.peer is None:
+        data = recv_exactly(sock, handshake.wanted)
+        try:
+            sock.sendall(handshake.receive(data))
+        except AuthError as exc:
+            with contextlib.suppress(OSError):
+                send_message(sock, {"error": str(exc)})
+            raise
     sock.settimeout(None)
-    return reply
+    return handshake.peer
 
 
 def tune(sock: socket.socket) -> None:

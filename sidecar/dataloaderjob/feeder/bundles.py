@@ -6,6 +6,7 @@ All methods are called by the feeder's loop; blobs come in threads of their own,
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import threading
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dataloaderjob.core import failing
+from dataloaderjob.core.backoff import Backoff
 from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, Bundle
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError, ServiceError
 from dataloaderjob.core.settings import FeederSettings
@@ -26,8 +28,7 @@ NOTE_AFTER_S = 2.0
 NOTE_EVERY_S = 5.0
 MAX_BUNDLES = 256
 """Manifests kept; the oldest that no ticket needs goes first."""
-_FIRST_RETRY_S = 0.2
-_LAST_RETRY_S = 5.0
+_BACKOFF = Backoff(0.2, 5.0)
 
 Soon = Callable[[Callable[[], None]], None]
 """Has the loop call a function; from any thread."""
@@ -118,8 +119,7 @@ class BundleStore:
 
     def _supply(self, bundle_id: bytes, bundle: Bundle) -> None:
         """Brings a bundle's blobs here, trying for as long as a ticket waits for them."""
-        delay_s = _FIRST_RETRY_S
-        while True:
+        for failures in itertools.count(1):
             try:
                 here, failure = self._bring(bundle_id, bundle)
             except Exception as exc:  # a thread that broke would leave its tickets waiting for ever
@@ -127,8 +127,7 @@ class BundleStore:
             if here or failure or not self._wanted(bundle_id):
                 self._soon(functools.partial(self._over, bundle_id, here, failure))
                 return
-            time.sleep(delay_s)
-            delay_s = min(2 * delay_s, _LAST_RETRY_S)
+            time.sleep(_BACKOFF.wait_s(failures))
 
     def _over(self, bundle_id: bytes, here: bool, failure: bytes) -> None:
         self._waits.pop(bundle_id, None)

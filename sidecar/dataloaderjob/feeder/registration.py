@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dataloaderjob.core import sockets
+from dataloaderjob.core.backoff import Backoff
 from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.settings import FeederSettings, read_key
 from dataloaderjob.feeder import supervisor_client
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FIRST_RETRY_S = 0.1
-LAST_RETRY_S = 2.0
+BACKOFF = Backoff(0.1, 2.0)
 TELL_AFTER_S = 3.0
 DRAIN_POLL_S = 0.05
 
@@ -50,7 +50,7 @@ class Registration:
         threading.Thread(target=self._forever, name="dlj-registration", daemon=True).start()
 
     def _forever(self) -> None:
-        delay_s = FIRST_RETRY_S
+        failures = 0
         told, lost = "", -math.inf
         while True:
             since = time.monotonic()
@@ -65,10 +65,9 @@ class Registration:
                 if str(exc) != told and time.monotonic() - lost >= TELL_AFTER_S:
                     told = str(exc)
                     log.warning("%s has no supervisor, trying again: %s", self._settings.name, exc)
-            if time.monotonic() - since > LAST_RETRY_S:
-                delay_s = FIRST_RETRY_S  # it was a connection for a while
-            time.sleep(delay_s * _jitter.uniform(0.5, 1.0))
-            delay_s = min(2 * delay_s, LAST_RETRY_S)
+            was_up = time.monotonic() - since > BACKOFF.last_s  # it was a connection for a while
+            failures = 1 if was_up else failures + 1
+            time.sleep(BACKOFF.wait_s(failures) * _jitter.uniform(0.5, 1.0))
 
     def _listen(self, sock: socket.socket) -> None:
         """Until the connection ends, which raises ConnectionError."""

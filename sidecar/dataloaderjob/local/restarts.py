@@ -16,11 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from dataloaderjob.core.processes import DEATHS_WINDOW_S, MAX_DEATHS, Crashes, wait_s
+from dataloaderjob.core.backoff import CRASH_WINDOW_S, MAX_CRASHES, Crashes, restart_wait_s
 from dataloaderjob.core.supervision import EXITS_RAY
 
-MAX_FIRST_DEATHS = 2
-"""As MAX_DEATHS, for a part that has never served. The sidecar, which needs nobody, has one try."""
+MAX_FIRST_CRASHES = 2
+"""As MAX_CRASHES, for a part that has never served. The sidecar, which needs nobody, has one try."""
 KEEP_OLD_S = 120.0
 """An old head is ended after so long, settled or not."""
 MAX_RAY_EXITS = 2
@@ -89,7 +89,7 @@ class _Watched:
     state: State = State.ABSENT
     start_at: float = float("inf")
     """When to start it again."""
-    deaths: Crashes = field(default_factory=Crashes)
+    crashes: Crashes = field(default_factory=Crashes)
     served: bool = False
     """Ever."""
 
@@ -201,14 +201,14 @@ class RestartPolicy:
         """Once is no reason to wait; a part that dies again and again is given up."""
         if not part.move(Event.ENDED):
             return []
-        deaths = part.deaths.died(now)
-        if deaths > (MAX_DEATHS if part.served else 0 if part.part is Part.SIDECAR else MAX_FIRST_DEATHS):
-            times = f"{deaths} times within {DEATHS_WINDOW_S:.0f} s" if deaths > 1 else "before it served"
+        crashes = part.crashes.add(now)
+        if crashes > (MAX_CRASHES if part.served else 0 if part.part is Part.SIDECAR else MAX_FIRST_CRASHES):
+            times = f"{crashes} times within {CRASH_WINDOW_S:.0f} s" if crashes > 1 else "before it served"
             return [GiveUp(f"the {part.part.value} ended {times}: {why or 'it said nothing'}")]
         self.restarts += 1
-        if deaths == 1:
+        if crashes == 1:
             return [self._start(part.part)] if self._may_start(part.part) else []
-        part.start_at = now + wait_s(deaths)
+        part.start_at = now + restart_wait_s(crashes)
         return []
 
     def _may_start(self, part: Part) -> bool:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dataloaderjob.core.backoff import CRASH_WINDOW_S, MAX_CRASHES, Crashes, restart_wait_s
 from dataloaderjob.core.errors import ServiceError
-from dataloaderjob.core.processes import DEATHS_WINDOW_S, MAX_DEATHS, Crashes, wait_s
 from dataloaderjob.core.supervision import EXITS_RAY
 from dataloaderjob.providers.ray.node import RayNode
 
@@ -106,15 +106,15 @@ class Restarts:
     """Of one process."""
 
     def __init__(self) -> None:
-        self._deaths = Crashes()
+        self._crashes = Crashes()
         self._ray_exits = 0
 
     def ended(self, code: int, now: float) -> Again | GiveUp:
         """The process ended. Once is no reason to wait, whatever the code: nobody else starts it."""
-        deaths = self._deaths.died(now)
+        crashes = self._crashes.add(now)
         self._ray_exits = self._ray_exits + 1 if code in EXITS_RAY else 0
         if self._ray_exits >= MAX_RAY_EXITS:
             return GiveUp(f"the supervisor ended {self._ray_exits} times because it cannot work with Ray")
-        if deaths > MAX_DEATHS:
-            return GiveUp(f"the supervisor ended {deaths} times within {DEATHS_WINDOW_S:.0f} s")
-        return Again(wait_s(deaths))
+        if crashes > MAX_CRASHES:
+            return GiveUp(f"the supervisor ended {crashes} times within {CRASH_WINDOW_S:.0f} s")
+        return Again(restart_wait_s(crashes))

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from dataloaderjob.core import auth, frames, sockets
+from dataloaderjob.core.backoff import Backoff
 from dataloaderjob.core.errors import AuthError, ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, Header, Kind
 from dataloaderjob.sidecar.dispatch.instructions import Endpoint
@@ -27,14 +28,12 @@ DISCARD_NBYTES = 256 * 1024
 WAITALL_ABOVE_NBYTES = 8 * 1024
 BODY_WAIT_S = 0.02
 LOW_WATER_NBYTES = 256 * 1024
-RETRY_FIRST_S = 0.1
-RETRY_MAX_S = 5.0
+BACKOFF = Backoff(0.1, 5.0)
 
 
 class Phase(Enum):
     CONNECTING = "connecting"
-    CHALLENGE = "waiting for its challenge"
-    CONFIRM = "waiting for its confirmation"
+    HANDSHAKE = "in the handshake"
     UP = "up"
     DOWN = "down"
 
@@ -64,13 +63,11 @@ class FeederConnection:
         self.retry_at = 0.0
         self.started_at = 0.0
         self.last_error = ""
-        self._retry_s = RETRY_FIRST_S
+        self._failures = 0
         self._sink = sink
         self._key, self._job, self._name, self._trainer = key, job, name, trainer
         self._out = bytearray()
-        self._greeting = bytearray()
-        self._challenge: dict[str, Any] = {}
-        self._reply: dict[str, Any] = {}
+        self._handshake = self._new_handshake()
         self._scratch = memoryview(bytearray(SCRATCH_NBYTES))
         self._have = 0
         self._header: Header | None = None
@@ -96,15 +93,14 @@ class FeederConnection:
         """Closes what there is and sets the time of the next try."""
         self.close()
         self.last_error = str(error)
-        self.retry_at = now + self._retry_s
-        self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
+        self._failures += 1
+        self.retry_at = now + BACKOFF.wait_s(self._failures)
 
     def close(self) -> None:
         if self.sock is not None:
             self.sock.close()
         self.sock, self.phase = None, Phase.DOWN
         self._out.clear()
-        self._greeting.clear()
         self._have, self._header, self._target, self._control = 0, None, None, None
         self._left, self._filled, self._slow = 0, 0, False  # the next link begins with a frame
 
@@ -125,7 +121,7 @@ class FeederConnection:
         if self.phase is Phase.CONNECTING:
             if error := self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(error, f"connecting to {self.endpoint.name} failed")
-            self.phase = Phase.CHALLENGE
+            self.phase, self._handshake = Phase.HANDSHAKE, self._new_handshake()
         if self._out and mask & select.EPOLLOUT:
             self.flush()
         if mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
@@ -154,6 +150,10 @@ class FeederConnection:
 
     # Handshake, without ever blocking
 
+    def _new_handshake(self) -> auth.ClientHandshake:
+        facts = {"trainer": self._trainer}
+        return auth.ClientHandshake(self._key, role="receiver", name=self._name, job=self._job, facts=facts)
+
     def _greet(self) -> None:
         assert self.sock is not None  # noqa: S101
         try:
@@ -162,44 +162,18 @@ class FeederConnection:
             return
         if not data:
             raise ConnectionError("it closed the link during the handshake")
-        self._greeting += data
-        while self.phase is not Phase.UP and len(self._greeting) >= auth.LENGTH.size:
-            (n,) = auth.LENGTH.unpack_from(self._greeting)
-            if n > auth.MAX_HELLO_NBYTES:
-                raise RemoteProtocolError(f"a greeting of {n} bytes exceeds {auth.MAX_HELLO_NBYTES}")
-            end = auth.LENGTH.size + n
-            if len(self._greeting) < end:
-                return
-            message = auth.parse_message(self._greeting[auth.LENGTH.size : end])
-            del self._greeting[:end]
-            self._greeting_message(message)
-
-    def _greeting_message(self, message: dict[str, Any]) -> None:
-        assert self.sock is not None  # noqa: S101
-        if self.phase is Phase.CHALLENGE:
-            self._challenge = message
-            self._reply = auth.answer(
-                self._key,
-                message,
-                role="receiver",
-                name=self._name,
-                job=self._job,
-                facts={"trainer": self._trainer},
-            )
-            self._out += auth.pack_message(self._reply)
-            self.flush()
-            self.phase = Phase.CONFIRM
+        self._out += self._handshake.receive(data)
+        self.flush()
+        if (facts := self._handshake.facts) is None:
             return
-        facts = auth.confirm(self._key, self._challenge, self._reply, message)
         if facts.get("instance") != self.endpoint.instance:
             raise AuthError(f"another process answers on the port of {self.endpoint.name}")
         sockets.tune(self.sock)
         seconds, microseconds = divmod(int(BODY_WAIT_S * 1e6), 1_000_000)
         self.sock.setblocking(True)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, microseconds))
-        self.phase, self._retry_s = Phase.UP, RETRY_FIRST_S
-        rest = bytes(self._greeting)
-        self._greeting.clear()
+        self.phase, self._failures = Phase.UP, 0
+        rest = self._handshake.rest
         self._scratch[: len(rest)] = rest
         self._have = len(rest)
         self._sink.connection_up(self, facts)

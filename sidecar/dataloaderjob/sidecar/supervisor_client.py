@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from dataloaderjob.core import auth, sockets
+from dataloaderjob.core.backoff import Backoff
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.failing import FIELDS
 from dataloaderjob.core.processes import close_all_but, default_signals, die_with_parent
 from dataloaderjob.sidecar.dispatch.instructions import Endpoint
 
-RETRY_FIRST_S = 0.05
-RETRY_MAX_S = 3.0
+BACKOFF = Backoff(0.05, 3.0)
 CONNECT_TIMEOUT_S = 0.5
 """All that a supervisor that hangs may hold up attaching and health."""
 UPLOAD_TIMEOUT_S = 60.0
@@ -45,7 +45,7 @@ class SupervisorClient:
         self._out = bytearray()
         self.retry_at = 0.0
         """Not before is the supervisor tried again."""
-        self._retry_s = RETRY_FIRST_S
+        self._failures = 0
         self._have: dict[str, int] = {}
 
     @property
@@ -76,11 +76,11 @@ class SupervisorClient:
                 sock.close()
                 raise
         except (OSError, ProtocolError):
-            self.retry_at = now + self._retry_s
-            self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
+            self._failures += 1
+            self.retry_at = now + BACKOFF.wait_s(self._failures)
             return False
         sock.setblocking(False)
-        self._sock, self._retry_s = sock, RETRY_FIRST_S
+        self._sock, self._failures = sock, 0
         self._in.clear()
         self._out.clear()
         for digest, nbytes in self._have.items():
@@ -90,7 +90,8 @@ class SupervisorClient:
     def close(self, now: float) -> None:
         if self._sock is not None:
             self._sock.close()
-        self._sock, self.retry_at = None, now + self._retry_s
+        self._failures += 1
+        self._sock, self.retry_at = None, now + BACKOFF.wait_s(self._failures)
 
     def send(self, message: dict[str, Any]) -> None:
         """Queues a message; figures that nobody reads are dropped rather than piled up."""

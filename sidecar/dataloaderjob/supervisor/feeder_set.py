@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
+from dataloaderjob.core.backoff import Backoff
 from dataloaderjob.core.supervision import LASTING, Cause, index_of, name_of
 
-FIRST_BACKOFF_S = 1.0
-LAST_BACKOFF_S = 30.0
+BACKOFF = Backoff(1.0, 30.0)
 DRAIN_GRACE_S = 0.5
 """A feeder with nothing to do may be asked by a receiver that has not read the new list yet."""
 
@@ -322,7 +322,7 @@ class FeederSet:
             member.deadline = now + self._drain_timeout_s
         elif phase is Phase.BACKOFF:
             member.endpoint = None
-            member.deadline = now + min(FIRST_BACKOFF_S * 2**member.failures, LAST_BACKOFF_S)
             member.failures += 1
+            member.deadline = now + BACKOFF.wait_s(member.failures)
         else:
             member.deadline = now + self._ready_timeout_s
