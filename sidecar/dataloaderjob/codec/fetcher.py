@@ -1,7 +1,6 @@
 """Makes one batch from one ticket, as torch's map-style fetcher does, with seeds from the ticket.
 
-The same class runs in feeders and, for `num_workers=0`, in the trainer. The seeded generators are those that user
-code draws from: `random`, numpy's legacy one, torch's default one.
+The same class runs in feeders and, for `num_workers=0`, in the trainer.
 
 Where `get_worker_info()` answers, torch's default_collate stacks tensors into a new shared-memory file per batch, for
 torch's own way to the trainer, and into the dtype of the first sample, where it otherwise promotes. A feeder has no
@@ -10,20 +9,16 @@ use for the one, and the other would make its batches differ from those of `num_
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import default_collate, default_convert, get_worker_info
 from torch.utils.data._utils import worker
 from torch.utils.data._utils.collate import default_collate_fn_map
-from torch.utils.data._utils.worker import _generate_state
 
-from dataloaderjob.codec import seeds
+from dataloaderjob.codec.seeding import seed_batch, seed_sample
 from dataloaderjob.core.tickets import Ticket
 
 
@@ -40,60 +35,6 @@ def stack_in_private_memory() -> None:
             worker._worker_info = info  # noqa: SLF001
 
     default_collate_fn_map[torch.Tensor] = stack
-
-
-# Not torch.manual_seed, which also visits the accelerators: 150 to 180 µs, this 1.2.
-_seed_torch = torch.default_generator.manual_seed
-_seed_numpy = np.random.seed
-_seed_random = random.seed
-_INT64 = (1 << 63) - 1
-
-
-def seed_generators(seed: int) -> None:
-    """Seeds all three from a seed below 2**64; 8 µs.
-
-    numpy takes the upper half and torch (which uses no more than 32 bits) the lower: both are Mersenne
-    twisters seeded alike, and would give the same stream from the same half. What `torch.initial_seed()` then
-    tells fits an int64, as with torch, so that a sample may return it.
-    """
-    _seed_random(seed)
-    _seed_numpy(seed >> 32)
-    _seed_torch(seed & _INT64)
-
-
-def seed_worker(seed: int, number: int) -> None:
-    """Before worker_init_fn, as torch seeds worker `number`: with `seed + number`, its `get_worker_info().seed`."""
-    _seed_random(seed + number)
-    _seed_torch((seed + number) & _INT64)
-    _seed_numpy(_generate_state(seed, number))  # type: ignore[no-untyped-call]
-
-
-def seed_sample(base_seed: int, position: int, key: Any) -> None:
-    """Before `dataset[key]`. `position` counts samples from the start of the iterator."""
-    seed_generators(seeds.of_sample(base_seed, position, key))
-
-
-def seed_batch(base_seed: int, ticket_no: int) -> None:
-    """Before `__getitems__`, and again before collate_fn."""
-    seed_generators(seeds.of_batch(base_seed, ticket_no))
-
-
-@contextmanager
-def preserved_generators() -> Iterator[None]:
-    """Leaves the caller's three generators as they were, and runs torch with one thread meanwhile.
-
-    One thread, because sums differ with the number of threads. About 100 µs.
-    """
-    threads = torch.get_num_threads()
-    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.default_generator.set_state(states[2])
 
 
 SAMPLE = "__getitem__"
