@@ -29,7 +29,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Differs:
-    """A difference that README states under Limits."""
+    """A difference that docs/limits.md states."""
 
     why: str
     prints: str

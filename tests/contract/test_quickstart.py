@@ -1,0 +1,25 @@
+"""README's quickstart runs as printed, and prints what README says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from documents import ROOT
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_quickstart_prints_what_is_printed_below_it():
+    pattern = r"```python\n# (examples/quickstart.py)\n(.*?)```.*?```text\n(.*?)```"
+    name, script, printed = re.findall(pattern, README, re.DOTALL)[0]
+    assert (ROOT / name).read_text() == script
+    done = subprocess.run([sys.executable, ROOT / name], capture_output=True, text=True, timeout=120)
+    assert done.stdout == printed, done.stderr
+
+
+def test_the_first_screen_shows_how_to_install_it_and_what_changes():
+    first = README.splitlines()[:16]
+    assert any("pip install" in line for line in first)
+    assert "+from dataloaderjob import DataLoader" in first
