@@ -21,7 +21,7 @@ endif
 export KUBEBUILDER_ASSETS
 
 REGISTRY ?= ghcr.io/dataloaderjob
-TAG ?= 0.1.0
+TAG ?= $(shell sed -n 's,^__version__ = "\(.*\)",\1,p' sidecar/dataloaderjob/__init__.py)
 PYTHON_IMAGE ?= python:3.11-slim-bookworm
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 NODE_IMAGE ?=
@@ -42,12 +42,16 @@ help:  ## what can be made
 
 env: $(VENV)/.installed  ## .venv with torch, this package and its tools
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.run-installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Python 3.11 or newer is needed, found $$($(PYTHON) --version 2>&1): make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
 	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV) || { \
 	  rm -rf $(VENV); echo "$(PYTHON) cannot make environments. On Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	$(VENV)/bin/pip install "$(TORCH)"
+	$(VENV)/bin/pip install -e '.[examples]'
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.run-installed
 	$(VENV)/bin/pip install -e '.[dev]'
 	@touch $@
 
@@ -112,7 +116,7 @@ $(WHEEL): $(VENV)/.installed
 	  pip download --no-deps --only-binary=:all: --python-version 3.11 --index-url $(TORCH_INDEX) -d wheels "$(TORCH)"
 	@touch $@
 
-run: env data  ## the main job: trains through feeders, draws it, proves the bytes (a few minutes)
+run: $(VENV)/.run-installed data  ## the main job: trains through feeders, draws it, proves the bytes (a few minutes)
 	rm -rf $(EXAMPLE)/out
 	dataloaderjob run $(EXAMPLE)/dataloaderjob.yaml
 	python $(EXAMPLE)/plot.py $(EXAMPLE)/out

@@ -18,11 +18,13 @@ from typing import Any, TypeVar
 
 import yaml
 
+from dataloaderjob import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "dataloaderjob"
 EXAMPLE = ROOT / "examples" / "fashion-mnist"
 REGISTRY = os.environ.get("REGISTRY") or "ghcr.io/dataloaderjob"
-TAG = os.environ.get("TAG") or "0.1.0"
+TAG = os.environ.get("TAG") or __version__
 OPERATOR, SIDECAR, FEEDER = (f"{REGISTRY}/{part}:{TAG}" for part in ("operator", "sidecar", "feeder"))
 TRAINER = "fashion-mnist:1"
 IMAGES = (OPERATOR, SIDECAR, FEEDER, TRAINER)
@@ -162,7 +164,7 @@ def install_words(release: str) -> list[str]:
 def image_values() -> list[str]:
     """Values of the chart that have it run the images under test, where those are not the chart's own."""
     found: list[str] = []
-    if f"{REGISTRY}:{TAG}" == "ghcr.io/dataloaderjob:0.1.0":
+    if f"{REGISTRY}:{TAG}" == f"ghcr.io/dataloaderjob:{__version__}":
         return found
     for value, name in (("image", OPERATOR), ("sidecarImage", SIDECAR), ("feederImage", FEEDER)):
         repository, _, tag = name.rpartition(":")
