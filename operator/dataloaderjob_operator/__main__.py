@@ -46,7 +46,7 @@ class Options:
     sidecar_image: str
     workers: int
     resync_s: float
-    """Each job is looked at so often without an event."""
+    """Interval between reconciles of a job to which nothing happens."""
     metrics_port: int
     """0: neither figures nor probes are served."""
     log_format: logs.Format
@@ -54,27 +54,41 @@ class Options:
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(prog="dataloaderjob_operator", description="Reconciles DataLoaderJobs.")
-    parser.add_argument("--namespace", action="append", default=[], help="only this one; may be repeated")
+    parser.add_argument(
+        "--namespace", action="append", default=[], help="watch only this namespace; may be repeated"
+    )
     parser.add_argument(
         "--own-namespace",
-        help="of the operator's pod: NetworkPolicies of jobs let it in to their supervisors",
+        help="namespace of the operator's pod: NetworkPolicies of jobs let it connect to supervisors",
     )
     parser.add_argument(
-        "--own-label", action="append", default=[], metavar="NAME=VALUE", help="of the same; may be repeated"
+        "--own-label",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="label of the operator's pod, for the same; may be repeated",
     )
     parser.add_argument(
-        "--root-key", type=Path, required=True, help=f"file of {names.ROOT_NBYTES} bytes at least"
+        "--root-key",
+        type=Path,
+        required=True,
+        help=f"file with the root key, at least {names.ROOT_NBYTES} bytes",
     )
-    parser.add_argument("--sidecar-image", required=True, help="where a manifest names none")
-    parser.add_argument("--workers", type=int, default=8, help="jobs that are reconciled at a time")
+    parser.add_argument("--sidecar-image", required=True, help="sidecar image for manifests that name none")
+    parser.add_argument(
+        "--workers", type=int, default=8, help="number of jobs that are reconciled at the same time"
+    )
     parser.add_argument(
         "--resync-seconds",
         type=_seconds,
         default=RESYNC_S,
-        help="a job is looked at so often without an event",
+        help="interval between reconciles of a job to which nothing happens",
     )
     parser.add_argument(
-        "--metrics-port", type=int, default=METRICS_PORT, help="of /metrics, /healthz and /readyz; 0: none"
+        "--metrics-port",
+        type=int,
+        default=METRICS_PORT,
+        help="port of /metrics, /healthz and /readyz; 0 serves none of them",
     )
     parser.add_argument("--log-format", type=logs.Format, choices=list(logs.Format), default=logs.Format.TEXT)
     found = parser.parse_args(arguments)
@@ -179,14 +193,14 @@ def main() -> int:
     try:
         setup = make_setup(options)
     except (OSError, ValueError) as exc:
-        log.error("the root key is needed in %s: %s", options.root_key, exc)
+        log.error("cannot read the root key from %s: %s", options.root_key, exc)
         return 2
     try:
         asyncio.run(run(options, setup))
     except asyncio.CancelledError:
-        log.info("stopped before the first list was done")
+        log.info("stopped before the first list was complete")
     except serving.PortTaken as exc:
-        log.error("%s; another is given with --metrics-port", exc)
+        log.error("%s; choose another port with --metrics-port", exc)
         return 2
     return 0
 

@@ -117,7 +117,7 @@ class Reconciler:
         try:
             seen = self.cache.seen(key)
         except ManifestError as exc:  # the CRD of another version lets it pass
-            log.error("the job cannot be read: %s", exc)
+            log.error("cannot read the job: %s", exc)
             await self._cannot(key, "InvalidSpec", str(exc))
             return None
         if seen is None:
@@ -204,7 +204,9 @@ class Reconciler:
             if exc.code not in FOR_TEXT or not texts:
                 raise
             log.error(
-                "the status is written without its texts, for which it is refused: %s; %a", exc, sorted(texts)
+                "the API server refuses the texts of the status, wrote it without them: %s; %a",
+                exc,
+                sorted(texts),
             )
             await self._apply_status(key, status)
             known = self.unsaid.get(key, frozenset()) | texts

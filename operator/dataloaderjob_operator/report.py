@@ -53,7 +53,7 @@ class Reporter:
             async with asyncio.timeout(TIMEOUT_S):
                 await self.api.tell(manifest(event, job, self.now(), self.host))
         except (ApiError, TimeoutError) as exc:
-            log.warning("the event %s could not be sent: %s", event.reason, exc or f"{TIMEOUT_S:.0f} s")
+            log.warning("could not send the event %s: %s", event.reason, exc or f"{TIMEOUT_S:.0f} s")
 
     def forget(self, key: JobKey) -> None:
         """The job is gone."""

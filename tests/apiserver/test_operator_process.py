@@ -159,7 +159,7 @@ def test_one_that_waits_for_its_api_server_serves_probes_and_ends_when_it_is_tol
 ) -> None:
     away = Operator(replace(server, url=f"https://127.0.0.1:{free_ports(1)[0]}"), tmp_path)
     away.start()
-    until(lambda: "cannot be listed" in away.log, 30, "a line about what it waits for")
+    until(lambda: "cannot list" in away.log, 30, "a line about what it waits for")
     assert away.ask("/healthz")[0] == 200
     assert away.ask("/readyz") == (503, "the first list of what is there is not done\n")
     assert away.end() == 0

@@ -83,7 +83,7 @@ class EventLookup:
                     q.uid: trouble for q in questions if (trouble := await self._one(key[0], q)) is not None
                 }
             except ApiError as exc:
-                log.warning("events that may tell a cause cannot be listed: %s", exc)
+                log.warning("cannot list the events that may name a cause: %s", exc)
                 return True
         if key in self._not_before and found != self._heard.get(key, {}):
             self._heard[key] = found

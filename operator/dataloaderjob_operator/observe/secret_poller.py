@@ -72,7 +72,7 @@ class SecretPoller:
         try:
             found = await self._api.read(key[0], child)
         except ApiError as exc:
-            log.warning("%s %s/%s cannot be read: %s", child[0], key[0], child[1], exc)
+            log.warning("cannot read %s %s/%s: %s", child[0], key[0], child[1], exc)
             return
         mine = self._there.get(key, {})
         if child in mine and (found is None or found["metadata"].get("uid") != mine[child]):

@@ -164,7 +164,7 @@ class SupervisorPoller:
             except (OSError, DataLoaderJobError) as exc:
                 heard = str(exc)
             except Exception as exc:
-                log.exception("%s/%s: its supervisor's answer is no use", *key)
+                log.exception("%s/%s: cannot use the supervisor's answer", *key)
                 heard = f"its answer is no use: {exc!r}"
         job.busy = False
         if self._jobs.get(key) is not job or job.head != head:
@@ -184,7 +184,7 @@ class SupervisorPoller:
             job.rates = rates.between(job.base[1], readings, span_s)
             job.base = now, readings
         if before is not None and before.silent:
-            log.info("%s/%s: its supervisor answers again", *key)
+            log.info("%s/%s: the supervisor answers again", *key)
         job.answer, job.misses = replace(answer, rates=job.rates), 0
         settled = answer.ready == answer.desired == job.wanted and answer.failure is None
         job.due = now + (PERIOD_S if settled and answer.ray.version else QUICK_S) * _jitter.uniform(0.9, 1.1)
@@ -198,7 +198,7 @@ class SupervisorPoller:
             return
         if job.answer is not None and job.answer.silent:
             return  # told once, with the first reason: others may follow in turns
-        log.warning("%s/%s: its supervisor does not answer: %s", *key, why)
+        log.warning("%s/%s: the supervisor does not answer: %s", *key, why)
         job.answer, job.base, job.rates = Answer(silent=why), None, None
         self._changed(key)
 
@@ -226,7 +226,9 @@ async def _converse(head: Head, port: int, job: _Job) -> Mapping[str, Any]:
             writer.write(auth.pack_message({"type": "scale", "feeders": job.wanted}))
             answer = await _receive(reader, MAX_ANSWER_NBYTES)
             if answer.get("type") != "ok":
-                log.warning("a supervisor refuses to keep %d feeders: %s", job.wanted, answer.get("message"))
+                log.warning(
+                    "the supervisor refuses to keep %d feeders: %s", job.wanted, answer.get("message")
+                )
         return status
     finally:
         writer.close()

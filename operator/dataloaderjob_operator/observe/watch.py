@@ -145,7 +145,7 @@ async def prime(
                             add(key)
                     break
                 except ApiError as exc:
-                    log.warning("%s cannot be listed, again in %.0f s: %s", path, RETRY_S, exc)
+                    log.warning("cannot list %s, try again in %.0f s: %s", path, RETRY_S, exc)
                     await asyncio.sleep(RETRY_S)
 
 
@@ -164,11 +164,15 @@ async def sweep(
             async for thing in _listed(lister, path, kind):
                 there.add(thing["metadata"].get("uid"))
                 if not cache.has_name(thing) and (key := cache.put(thing)) is not None:
-                    log.warning("%s %s is there, and no watch has told", kind, thing["metadata"]["name"])
+                    log.warning(
+                        "missed the creation of %s %s: the list has it", kind, thing["metadata"]["name"]
+                    )
                     add(key)
         for thing in before:
             if thing["metadata"].get("uid") not in there and cache.has(thing):
-                log.warning("%s %s has gone, and no watch has told", kind, thing["metadata"]["name"])
+                log.warning(
+                    "missed the deletion of %s %s: the list no longer has it", kind, thing["metadata"]["name"]
+                )
                 if (key := cache.remove(thing)) is not None:
                     add(key)
 
@@ -182,7 +186,7 @@ async def keep_sweeping(
         try:
             await sweep(lister, cache, add, namespaces)
         except ApiError as exc:
-            log.warning("what has gone untold is looked for again in %.0f s: %s", EVERY_S, exc)
+            log.warning("listing failed, list again in %.0f s: %s", EVERY_S, exc)
 
 
 async def _listed(lister: Lister, path: str, kind: str) -> AsyncIterator[Manifest]:

@@ -84,11 +84,11 @@ class Workers:
         except ApiError as exc:
             self._failed(exc)
             wait_s = self._schedule.failed(key, time.monotonic(), exc.retry_after_s)
-            log.warning("tried again in %.1f s: %s", wait_s, exc)
+            log.warning("reconcile failed, reconcile again in %.1f s: %s", wait_s, exc)
         except Exception as exc:
             self._failed(exc)
             wait_s = self._schedule.failed(key, time.monotonic())
-            log.exception("tried again in %.1f s", wait_s)
+            log.exception("reconcile failed, reconcile again in %.1f s", wait_s)
         else:
             self._schedule.done(key, time.monotonic(), self._again(again_s))
         self._changed.set()
