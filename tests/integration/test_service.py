@@ -60,6 +60,11 @@ class Rank:
             self._out.flush()
 
 
+def sleeps(pid: int) -> bool:
+    """Whether the process is in time.sleep; True where the kernel does not say."""
+    return Path(f"/proc/{pid}/wchan").read_text() in ("hrtimer_nanosleep", "do_nanosleep", "0")
+
+
 def services(base: Path) -> dict[int, str]:
     """Pid to run id of the services in this folder."""
     found = {}
@@ -220,12 +225,14 @@ def test_nothing_is_left_behind_when_something_is_killed(
     if started:
         until(lambda: "batch 20" in rank.text, 60, "it iterates")
     ((pid, run_id),) = services(base).items()
-    if not started:  # the rank waits for it by then; one that ends before is replaced
+    if not started:
         until(
             lambda: len(tags.tagged(run_id)) >= 5,
             30,
-            "the host, the guard, the sidecar and the supervisor start",
+            "the host, the reaper, the sidecar and the supervisor start",
         )
+        # A service that ends before the rank waits for it is replaced.
+        until(lambda: sleeps(rank.process.pid), 30, "the rank waits for its service")
     os.kill(rank.process.pid if which == "the script" else pid, signal.SIGKILL)
     if which == "the service":
         assert rank.end() == 1
