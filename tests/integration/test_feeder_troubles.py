@@ -254,7 +254,7 @@ def test_error_of_the_users_own_type_comes_whole(fleet: Fleet) -> None:
     said = "".join(traceback.format_exception_only(error))
     assert "a.png is corrupt at 12" in said
     assert "raised for index 17 in feeder-" in said
-    assert 'decide/troubles.py", line' in said
+    assert 'troubles.py", line' in said
     own = flaw(Fails(lambda: CorruptImage("a.png", offset=12)), num_workers=0)
     assert (type(own), str(own)) == (CorruptImage, "a.png is corrupt at 12")
 
