@@ -1,7 +1,6 @@
 """Batch tree to bytes: walks the tree once, writes the schema, collects views of the leaves.
 
-Neighbours: `core.layout` is the format, `decoding` the way back, `objects` what is taken apart, `tree` the names to
-import.
+Neighbours: `core.layout` is the format, `decoding` the way back, `objects` what is taken apart.
 
 A tensor, array or object that a batch has in two places is one on arrival, as with torch. Two views of one storage
 are two tensors with storages of their own.

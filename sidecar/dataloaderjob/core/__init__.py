@@ -1,1 +1,1 @@
-"""What every process shares: errors, frames, layout, protocol machines. Standard library only."""
+"""What every process shares: errors, frames, layout, shared memory, settings, handshake. Standard library only."""

@@ -16,7 +16,6 @@ from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 from dataloaderjob.sidecar.dispatch.streams import Link
 
 PREFIX = "dataloaderjob_sidecar_"
-LABELS = ("dataloaderjob", "rank")
 
 
 class Kind(Enum):

@@ -90,8 +90,7 @@ class SupervisorClient:
     def close(self, now: float) -> None:
         if self._sock is not None:
             self._sock.close()
-        self._failures += 1
-        self._sock, self.retry_at = None, now + BACKOFF.wait_s(self._failures)
+        self._sock, self.retry_at = None, now + BACKOFF.wait_s(max(1, self._failures))
 
     def send(self, message: dict[str, Any]) -> None:
         """Queues a message; figures that nobody reads are dropped rather than piled up."""

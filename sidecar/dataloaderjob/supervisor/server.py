@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dataloaderjob.core import sockets, supervision
+from dataloaderjob.core.acceptor import Acceptor
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import MAX_BODY_NBYTES
-from dataloaderjob.core.sockets import Acceptor
 from dataloaderjob.supervisor.blob_relay import BlobRelay
 from dataloaderjob.supervisor.feeder_set import Endpoint
 

@@ -1,6 +1,6 @@
-"""Records of the dispatcher: streams, tickets, asks, links, and which step may follow which.
+"""Records of the dispatcher: streams, tickets, attempts, links, and which step may follow which.
 
-A *ticket* is one batch of one stream. An *ask* is one feeder's copy of it in the making; a hedged ticket
+A *ticket* is one batch of one stream. An *attempt* is one feeder's copy of it in the making; a hedged ticket
 has two. A *link* is the connection to one feeder process.
 """
 
