@@ -1,7 +1,7 @@
 """Asks the supervisor of each job whose head is ready how the job is, and for the number of feeders in its spec.
 
 A connection for each question, to the address of the head's pod: nothing to resolve, and no other head answers. What
-came last is kept (`decide.answers`); a job is put onto the schedule when its status would be another one.
+came last is kept (`decide.answers`); a job is put onto the queue when its status would be another one.
 """
 
 from __future__ import annotations

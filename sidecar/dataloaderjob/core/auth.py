@@ -50,6 +50,26 @@ def parse_message(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     return message
 
 
+def take_message(data: bytearray, limit: int) -> dict[str, Any] | None:
+    """Takes the first message off what has come; None until it is whole. Raises RemoteProtocolError."""
+    if len(data) < LENGTH.size:
+        return None
+    end = LENGTH.size + _length(data, limit)
+    if len(data) < end:
+        return None
+    message = parse_message(data[LENGTH.size : end])
+    del data[:end]
+    return message
+
+
+def _length(data: bytes | bytearray, limit: int) -> int:
+    """Bytes of the message whose length is at the start of `data`."""
+    (n,) = LENGTH.unpack_from(data)
+    if n > limit:
+        raise RemoteProtocolError(f"a message of {n} bytes exceeds {limit}")
+    return int(n)
+
+
 def _mac(key: bytes, label: str, *fields: object) -> str:
     text = json.dumps([label, *fields], separators=(",", ":"), sort_keys=True)
     return hmac.new(key, text.encode(), "sha256").hexdigest()
@@ -121,18 +141,15 @@ class Handshake:
     def wanted(self) -> int:
         """Bytes that are missing of the message that comes in, for who must not read more."""
         have = len(self._data)
-        return LENGTH.size - have if have < LENGTH.size else LENGTH.size + self._length() - have
+        if have < LENGTH.size:
+            return LENGTH.size - have
+        return LENGTH.size + _length(self._data, MAX_HELLO_NBYTES) - have
 
     def receive(self, data: bytes | bytearray | memoryview) -> bytes:
         """Returns what is to be sent. Raises AuthError, RemoteProtocolError."""
         self._data += data
         answer = b""
-        while not self.done and len(self._data) >= LENGTH.size:
-            end = LENGTH.size + self._length()
-            if len(self._data) < end:
-                break
-            message = parse_message(self._data[LENGTH.size : end])
-            del self._data[:end]
+        while not self.done and (message := take_message(self._data, MAX_HELLO_NBYTES)) is not None:
             answer += self._on(message)
         return answer
 
@@ -140,14 +157,6 @@ class Handshake:
     def rest(self) -> bytes:
         """What came behind the handshake."""
         return bytes(self._data)
-
-    def _length(self) -> int:
-        (n,) = LENGTH.unpack_from(self._data)
-        if n > MAX_HELLO_NBYTES:
-            raise RemoteProtocolError(
-                f"a message of {n} bytes exceeds {MAX_HELLO_NBYTES} within the handshake"
-            )
-        return int(n)
 
 
 class ClientHandshake(Handshake):

@@ -35,10 +35,10 @@ def send_message(sock: socket.socket, message: dict[str, Any]) -> None:
     sock.sendall(auth.pack_message(message))
 
 
-def recv_message(sock: socket.socket, limit: int = MAX_MESSAGE_NBYTES) -> dict[str, Any]:
+def recv_message(sock: socket.socket) -> dict[str, Any]:
     (n,) = auth.LENGTH.unpack(recv_exactly(sock, auth.LENGTH.size))
-    if n > limit:
-        raise RemoteProtocolError(f"a message of {n} bytes exceeds {limit}")
+    if n > MAX_MESSAGE_NBYTES:
+        raise RemoteProtocolError(f"a message of {n} bytes exceeds {MAX_MESSAGE_NBYTES}")
     return auth.parse_message(recv_exactly(sock, n))
 
 

@@ -12,7 +12,6 @@ import select
 import socket
 import struct
 import zlib
-from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol
 
@@ -67,7 +66,7 @@ class FeederConnection:
         self._sink = sink
         self._key, self._job, self._name, self._trainer = key, job, name, trainer
         self._out = bytearray()
-        self._handshake = self._new_handshake()
+        self._handshake: auth.ClientHandshake
         self._scratch = memoryview(bytearray(SCRATCH_NBYTES))
         self._have = 0
         self._header: Header | None = None
@@ -86,6 +85,10 @@ class FeederConnection:
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         sock.setblocking(False)
         self.sock, self.phase, self.started_at = sock, Phase.CONNECTING, now
+        facts = {"trainer": self._trainer}
+        self._handshake = auth.ClientHandshake(
+            self._key, role="receiver", name=self._name, job=self._job, facts=facts
+        )
         with contextlib.suppress(BlockingIOError):
             sock.connect((self.endpoint.host, self.endpoint.port))
 
@@ -121,7 +124,7 @@ class FeederConnection:
         if self.phase is Phase.CONNECTING:
             if error := self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(error, f"connecting to {self.endpoint.name} failed")
-            self.phase, self._handshake = Phase.HANDSHAKE, self._new_handshake()
+            self.phase = Phase.HANDSHAKE
         if self._out and mask & select.EPOLLOUT:
             self.flush()
         if mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
@@ -149,10 +152,6 @@ class FeederConnection:
             del self._out[:sent]
 
     # Handshake, without ever blocking
-
-    def _new_handshake(self) -> auth.ClientHandshake:
-        facts = {"trainer": self._trainer}
-        return auth.ClientHandshake(self._key, role="receiver", name=self._name, job=self._job, facts=facts)
 
     def _greet(self) -> None:
         assert self.sock is not None  # noqa: S101
@@ -276,5 +275,3 @@ class FeederConnection:
 
 LinkError = (OSError, ProtocolError)
 """What ends a link and nothing else."""
-
-Log = Callable[[str], None]

@@ -13,7 +13,6 @@ from enum import Enum
 from dataloaderjob.core import control
 from dataloaderjob.core.control import Control
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
-from dataloaderjob.sidecar.dispatch.streams import Link
 
 PREFIX = "dataloaderjob_sidecar_"
 
@@ -35,10 +34,6 @@ class Metric:
     help: str
     read: Callable[[Dispatcher], int] | int
     """From the receiver's machine; or the word that the trainer stores."""
-
-
-def _up(machine: Dispatcher) -> list[Link]:
-    return [link for link in machine.links.values() if link.up]
 
 
 def _ready(machine: Dispatcher) -> int:
@@ -74,10 +69,10 @@ METRICS = (
         "drops", "drops_total", _C, "Ready batches dropped to make room for one that the trainer waits for.",
         lambda m: m.placer.drops,
     ),
-    Metric("feeders_up", "feeders", _G, "Feeders connected.", lambda m: len(_up(m))),
+    Metric("feeders_up", "feeders", _G, "Feeders connected.", lambda m: sum(x.up for x in m.links.values())),
     Metric(
         "feeders_suspect", "feeders_suspect", _G, "Feeders connected that have work to do and are silent.",
-        lambda m: sum(link.suspect_since is not None for link in _up(m)),
+        lambda m: sum(x.up and x.suspect_since is not None for x in m.links.values()),
     ),
     Metric("ready", "ready_batches", _G, "Batches that are ready and not yet taken.", _ready),
     Metric(
@@ -96,7 +91,7 @@ METRICS = (
     ),
     Metric(
         "bundle_loads", "bundle_loads", _G, "Times that the connected feeders loaded user code, for all ranks.",
-        lambda m: sum(link.bundle_loads for link in _up(m)),
+        lambda m: sum(x.bundle_loads for x in m.links.values() if x.up),
     ),
     Metric("next_calls", "next_calls_total", _C, "Batches taken by the trainer.", control.W_NEXT_CALLS),
     Metric(
@@ -133,9 +128,9 @@ class RingMetrics:
 
 def store(words: Control, machine: Dispatcher) -> None:
     """Writes the receiver's."""
-    words.words[control.W_FEEDERS] = len(_up(machine))
     for at, (_, value) in enumerate(_READERS, control.W_METRICS):
         words.words[at] = value(machine)
+    words.words[control.W_FEEDERS] = words.words[_WORDS["feeders_up"]]
 
 
 def read(words: Control, rank: str) -> RingMetrics:

@@ -15,7 +15,7 @@ from typing import Any
 from dataloaderjob.core import auth, sockets
 from dataloaderjob.core.backoff import Backoff
 from dataloaderjob.core.blobs import BlobStore
-from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
+from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.failing import FIELDS
 from dataloaderjob.core.processes import close_all_but, default_signals, die_with_parent
 from dataloaderjob.sidecar.dispatch.instructions import Endpoint
@@ -130,24 +130,11 @@ class SupervisorClient:
         self._in += data
         changed = False
         try:
-            while (message := self._next()) is not None:
+            while (message := auth.take_message(self._in, sockets.MAX_MESSAGE_NBYTES)) is not None:
                 changed = self._message(message) or changed
         except (ProtocolError, KeyError, TypeError, ValueError):
             self.close(now)
         return changed
-
-    def _next(self) -> dict[str, Any] | None:
-        if len(self._in) < auth.LENGTH.size:
-            return None
-        (n,) = auth.LENGTH.unpack_from(self._in)
-        if n > sockets.MAX_MESSAGE_NBYTES:
-            raise RemoteProtocolError(f"a message of {n} bytes from the supervisor")
-        end = auth.LENGTH.size + n
-        if len(self._in) < end:
-            return None
-        message = auth.parse_message(self._in[auth.LENGTH.size : end])
-        del self._in[:end]
-        return message
 
     def _message(self, message: dict[str, Any]) -> bool:
         if message["type"] == "feeders":
