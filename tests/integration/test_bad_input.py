@@ -473,9 +473,11 @@ def test_rank_that_is_no_word_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPat
 def test_socket_that_is_not_there_or_too_long_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     long = f"{rig.home}/{'x' * 100}"
     for path, message in {
-        f"{rig.home}/none": f"no sidecar listens at {rig.home}/none (DATALOADERJOB_SOCKET): is the sidecar container",
+        "/nowhere/s": "no sidecar listens at /nowhere/s (DATALOADERJOB_SOCKET): is the sidecar container",
         long: f"a Unix socket's path may have 107 bytes, {long!r} has {len(long)}: choose a shorter folder (TMPDIR, or",
-        str(rig.home): f"the sidecar at {rig.home} does not answer: ",
+        str(
+            rig.home
+        ): f"a sidecar's socket is needed at {rig.home}, where something else lies: is DATALOADERJOB_SOCKET",
     }.items():
         monkeypatch.setenv("DATALOADERJOB_SOCKET", path)
         with pytest.raises(ServiceUnavailable, match=re.escape(message)):

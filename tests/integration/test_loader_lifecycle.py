@@ -32,8 +32,7 @@ from dataloaderjob import DataLoader
 from dataloaderjob.codec.decoding import Decoder, Plan
 from dataloaderjob.core import control
 from dataloaderjob.core.errors import ServiceError, ServiceUnavailable, UnsupportedBatch
-from dataloaderjob.trainer import client as clients
-from dataloaderjob.trainer import taking
+from dataloaderjob.trainer import attach, taking
 from dataloaderjob.trainer.pool import Ring
 from processes import alive, go_on, in_child, line, open_files, rollup, script, usage
 
@@ -782,17 +781,19 @@ def test_torchs_loader_with_forked_workers_works_beside_ours(rig: Rig) -> None:
 def test_sidecar_that_does_not_come_back_is_told_and_a_new_one_found_later(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(clients, "REATTACH_DEADLINE_S", 1.0)
-    monkeypatch.setattr(clients, "REATTACH_NOTE_S", 0.2)
+    monkeypatch.setattr(attach, "ABSENCE_DEADLINE_S", 1.0)
+    monkeypatch.setattr(attach, "ABSENCE_NOTE_S", 0.2)
     loader = DataLoader(Numbers(60), batch_size=2, persistent_workers=True)
     iterator = iter(loader)
     next(iterator)
     rig.kill_sidecar()
-    with pytest.raises(ServiceUnavailable, match=r"the sidecar at .* went away and none came back in 1 s"):
+    with pytest.raises(
+        ServiceUnavailable, match=r"no sidecar came to .* in 1 s \(is its container running\?\)"
+    ):
         list(iterator)
-    with pytest.raises(ServiceUnavailable, match="went away"):
+    with pytest.raises(ServiceUnavailable, match="no sidecar came"):
         next(iterator)
-    assert "went away; waiting for it to come back" in capsys.readouterr().err
+    assert "no sidecar answers at " in capsys.readouterr().err
     rig.start_sidecar()
     assert ids(loader) == list(range(60))
 

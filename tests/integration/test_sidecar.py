@@ -30,6 +30,7 @@ from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import ServiceUnavailable
 from dataloaderjob.core.settings import dump
 from dataloaderjob.sidecar.settings import SidecarSettings, memory_limit
+from dataloaderjob.trainer import attach
 from processes import alive, beside_shared_memory_kb, children, in_child, line, script, shared_memory_kb
 
 
@@ -381,21 +382,34 @@ def test_slow_and_greedy_http_clients_disturb_nobody(rig: Rig) -> None:
 # Who is let in
 
 
-def test_socket_that_is_not_there_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DATALOADERJOB_SOCKET", "/nowhere/s")
+@pytest.mark.parametrize("there", [True, False])
+def test_a_socket_without_a_sidecar_is_told_after_a_while(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    path = rig.home / "stale"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        if there:
+            sock.bind(str(path))
+    monkeypatch.setenv("DATALOADERJOB_SOCKET", str(path))
+    monkeypatch.setattr(attach, "ABSENCE_DEADLINE_S", 0.3)
     with pytest.raises(
-        ServiceUnavailable, match=r"no sidecar listens at /nowhere/s \(DATALOADERJOB_SOCKET\): is the"
+        ServiceUnavailable, match=rf"no sidecar came to {path} in 0 s \(is its container running"
     ):
         iter(DataLoader(Numbers()))
 
 
-def test_socket_without_a_sidecar_behind_it_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = rig.home / "stale"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.bind(str(path))
-    monkeypatch.setenv("DATALOADERJOB_SOCKET", str(path))
-    with pytest.raises(ServiceUnavailable, match=r"does not answer: .*refused"):
-        iter(DataLoader(Numbers()))
+def test_a_loader_waits_for_a_sidecar_that_is_being_started_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(attach, "ABSENCE_NOTE_S", 0.2)
+    rig.kill_sidecar()
+    later = threading.Timer(1.0, rig.start_sidecar)
+    later.start()
+    try:
+        assert ids(DataLoader(Numbers(20))) == list(range(20))
+    finally:
+        later.join()
+    assert f"no sidecar answers at {rig.socket}; waiting for it" in capsys.readouterr().err
 
 
 def test_socket_path_that_is_too_long_is_told_on_both_sides(

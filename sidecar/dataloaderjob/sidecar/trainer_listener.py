@@ -151,7 +151,8 @@ def listen(path: str) -> socket.socket:
                     raise InputError(
                         f"a socket is to be made at {place}, where something else lies: choose another path"
                     )
-                os.unlink(place)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(unseen)
         sock.bind(unseen)
         sock.listen(128)
         os.rename(unseen, path)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import stat
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,9 @@ DIAL_TIMEOUT_S = 10.0
 BUSY_S = 10.0
 """A sidecar that is overrun by connections turns away whoever comes; so long it is tried again."""
 BUSY_PAUSE_S = 0.05
+ABSENCE_DEADLINE_S = 120.0
+ABSENCE_NOTE_S = 5.0
+ABSENCE_PAUSE_S = 0.05
 _BUSY = frozenset({errno.ECONNRESET, errno.EPIPE, errno.EAGAIN})
 _process = os.urandom(8).hex()
 """Tells this process from all others at the sidecar: containers of a pod may have equal pids."""
@@ -109,6 +114,38 @@ def _attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) 
     return Attachment(sock, message, received)
 
 
+class Absence:
+    """A sidecar that nobody can reach at the moment: a container that starts, or starts again, takes its time.
+
+    Callers that tried in vain `wait()`, and try again until it raises.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._since = time.monotonic()
+        self._told = False
+
+    def wait(self, exc: Exception) -> None:
+        """Raises ServiceUnavailable, with `exc` as its reason, where it is of no use to wait longer."""
+        waited = time.monotonic() - self._since
+        if (why := failure(self._path)) is not None:
+            raise ServiceUnavailable(f"the service at {self._path} failed: {why}") from exc
+        if waited > ABSENCE_DEADLINE_S:
+            raise ServiceUnavailable(
+                f"no sidecar came to {self._path} in {waited:.0f} s (is its container running?): {exc}"
+            ) from exc
+        if waited > ABSENCE_NOTE_S and not self._told:
+            self._told = True
+            say(f"no sidecar answers at {self._path}; waiting for it ({exc})")
+        time.sleep(ABSENCE_PAUSE_S)
+
+
+def say(text: str) -> None:
+    """Prints a line of ours among those of the user's script."""
+    sys.stderr.write(f"[dataloaderjob] {text}\n")
+    sys.stderr.flush()
+
+
 def failure(path: str) -> str | None:
     """What a service of this machine wrote beside its socket when it gave up, or that nothing of it is left."""
     try:
@@ -142,6 +179,13 @@ def dial(path: str) -> socket.socket:
             f"user {os.getuid()} may not connect to the sidecar's socket {path}: run the trainer as the sidecar's "
             "user or in its group (on a cluster: the same securityContext.fsGroup)"
         ) from exc
+    except ConnectionRefusedError as exc:
+        sock.close()
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            raise ServiceUnavailable(
+                f"a sidecar's socket is needed at {path}, where something else lies: is {SOCKET_VARIABLE} right?"
+            ) from exc
+        raise
     except BaseException:
         sock.close()
         raise

@@ -10,7 +10,6 @@ import os
 import select
 import socket
 import struct
-import sys
 import threading
 import time
 import weakref
@@ -20,14 +19,12 @@ from dataloaderjob.core import control as ctl
 from dataloaderjob.core import ipc
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable
-from dataloaderjob.trainer.attach import Opened, attach, failure
+from dataloaderjob.trainer.attach import Absence, Opened, attach, say
 from dataloaderjob.trainer.pool import Ring, map_region
 from dataloaderjob.trainer.stream import Stream, StreamLeftError
 
 POLL_MS = 100
 ANSWER_S = 1.0
-REATTACH_DEADLINE_S = 120.0
-REATTACH_NOTE_S = 5.0
 SEND_TIMEOUT_S = 60.0
 GRACE_S = 60.0
 """Beyond the job's deadline for a batch: then the sidecar itself is silent."""
@@ -103,24 +100,17 @@ class Client:
         """
         with self.lock:
             self._opened.disconnect()
-            started = time.monotonic()
-            told = False
+            absence = Absence(self.path)
             while True:
                 try:
                     self._give_back()
                     return
                 except (OSError, ServiceUnavailable, ProtocolError) as exc:
-                    waited = time.monotonic() - started
-                    if (why := failure(self.path)) is not None:
-                        self.dead = f"the service at {self.path} failed: {why}"
-                        raise ServiceUnavailable(self.dead) from exc
-                    if waited > REATTACH_DEADLINE_S:
-                        self.dead = f"the sidecar at {self.path} went away and none came back in {waited:.0f} s: {exc}"
-                        raise ServiceUnavailable(self.dead) from exc
-                    if waited > REATTACH_NOTE_S and not told:
-                        told = True
-                        _say(f"the sidecar at {self.path} went away; waiting for it to come back ({exc})")
-                time.sleep(0.05)
+                    try:
+                        absence.wait(exc)
+                    except ServiceUnavailable as gone:
+                        self.dead = str(gone)
+                        raise
 
     def _give_back(self) -> None:
         try:
@@ -381,7 +371,7 @@ class Client:
         elif packet.type == ipc.Type.DROP:
             self.ring.drop(int(message["region"]))
         elif packet.type == ipc.Type.NOTE:
-            _say(str(message["text"]))
+            say(str(message["text"]))
 
     def wake(self) -> None:
         """Wakes all threads that sleep for a batch."""
@@ -398,11 +388,6 @@ class Client:
         self._polls = {}
         if self._opened.ring is not None:
             self._opened.ring.tail.close()  # no other thread is in this process
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"[dataloaderjob] {text}\n")
-    sys.stderr.flush()
 
 
 def _after_fork_in_child() -> None:

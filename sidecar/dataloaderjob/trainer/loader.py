@@ -261,7 +261,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if _private():
             _expect(self.num_workers)
         if client is None or client.dead is not None:
-            client = _attach_private() if _private() else _attach(os.environ[SOCKET_VARIABLE])
+            client = _attach_private() if _private() else _attach_announced(os.environ[SOCKET_VARIABLE])
             self._client = client
         elif _private() and _most_workers > _ensured_workers:
             _ensure()
@@ -275,30 +275,38 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return state
 
 
-def _attach(path: str) -> Client:
+def _attach_announced(path: str) -> Client:
+    """To a sidecar that somebody else starts, and may be starting again just now."""
     from dataloaderjob.trainer import client as clients
+    from dataloaderjob.trainer.attach import Absence
 
-    try:
-        return clients.connect(path, _rank())
-    except FileNotFoundError as exc:
-        raise ServiceUnavailable(
-            f"no sidecar listens at {path} ({SOCKET_VARIABLE}): is the sidecar container running, and is its "
-            "socket's folder mounted here?"
-        ) from exc
-    except OSError as exc:
-        raise ServiceUnavailable(f"the sidecar at {path} does not answer: {exc}") from exc
+    absence = Absence(path)
+    while True:
+        try:
+            return clients.connect(path, _rank())
+        except (ConnectionError, FileNotFoundError) as exc:
+            if not os.path.isdir(os.path.dirname(path)):
+                raise ServiceUnavailable(
+                    f"no sidecar listens at {path} ({SOCKET_VARIABLE}): is the sidecar container running, and is its "
+                    "socket's folder mounted here?"
+                ) from exc
+            absence.wait(exc)
+        except OSError as exc:
+            raise ServiceUnavailable(f"the sidecar at {path} does not answer: {exc}") from exc
 
 
 def _attach_private() -> Client:
     """A service that ended between being found and being attached to is started again."""
+    from dataloaderjob.trainer import client as clients
+
     for attempt in range(3):
         _ensure()
         path = private.wait()
         try:
-            return _attach(path)
-        except ServiceUnavailable:
+            return clients.connect(path, _rank())
+        except OSError as exc:
             if attempt == 2 or os.path.exists(path):
-                raise
+                raise ServiceUnavailable(f"the sidecar at {path} does not answer: {exc}") from exc
     raise AssertionError("the last attempt returns or raises")
 
 
