@@ -34,10 +34,10 @@ def b1_handoff(case: handoff.Case) -> dict[str, Any]:
 
 
 def _no_copies(loader: Any) -> None:
-    copies = loader._client.ring.copies
+    copies = loader._client.pool.copies
     if copies:
         raise RuntimeError(
-            f"{copies} batches were served as copies: the ring is too small for what is measured"
+            f"{copies} batches were served as copies: the pool is too small for what is measured"
         )
 
 

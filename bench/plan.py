@@ -18,7 +18,7 @@ ROUNDS_WITH_FLOOR = 7
 FULL_ROUNDS = 7
 TITLES = {
     "B1": "Hand-off: a ready batch to torch tensors",
-    "B2": "Transport: another process to a warm ring",
+    "B2": "Transport: another process to a warm pool",
     "B3": "End to end, with a sleeping trainer",
     "B7": "Start and turn-around",
 }

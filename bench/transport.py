@@ -1,6 +1,6 @@
-"""B2: bytes from another process over the network stack into a warm ring. Same ring for all, no torch.
+"""B2: bytes from another process over the network stack into a warm pool. Same pool for all, no torch.
 
-The ring is shared memory of fixed slots, written once before the measurement. A receiver puts batch i
+The pool is shared memory of fixed slots, written once before the measurement. A receiver puts batch i
 into slot i; the checks read the slots, outside the measured time. The sender rotates known contents.
 """
 
@@ -39,7 +39,7 @@ class Case:
         return size_name(self.nbytes)
 
 
-class Ring:
+class Slots:
     """`slots` writable uint8 arrays of `nbytes` each in one shared mapping, all pages present."""
 
     def __init__(self, case: Case) -> None:
@@ -72,7 +72,7 @@ def measure(receive: Callable[[np.ndarray], None], case: Case, *, also: Sequence
 
 
 class Steps:
-    """Yields the slots to fill, for `case.seconds` and whole turns of the ring; then `found` is there.
+    """Yields the slots to fill, for `case.seconds` and whole turns of the pool; then `found` is there.
 
     An iterator and not a loop round a callback, so that a coroutine can fill the slots too.
     """
@@ -84,18 +84,18 @@ class Steps:
 
     def __iter__(self) -> Iterator[np.ndarray]:
         case = self._case
-        ring, contents, proof, meter = Ring(case), Contents(case.nbytes, 1), Proof(), Meter()
+        pool, contents, proof, meter = Slots(case), Contents(case.nbytes, 1), Proof(), Meter()
         warm_turns = 1 if case.smoke else 2
-        yield from ring.slots * warm_turns
+        yield from pool.slots * warm_turns
         number = first = warm_turns * case.slots
         turn = 0
         before, elsewhere = machine.snapshot(), machine.cpu_ns(self._also)
         meter.start()
         while meter.wall_s < case.seconds:
-            yield from ring.slots
+            yield from pool.slots
             meter.pause()
             if case.nbytes > 4e6 or turn % 8 == 0:
-                for i, slot in enumerate(ring.slots):
+                for i, slot in enumerate(pool.slots):
                     proof.add(number + i, [slot], contents.expected(number + i, stamped=False))
                     slot[-64:] = 255  # so that the next turn must write again
             number += case.slots

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 KINDS = 3
-"""Contents rotate; 3 divides neither ring size, so a slot never gets the same bytes twice in a row."""
+"""Contents rotate; 3 divides neither pool size, so a slot never gets the same bytes twice in a row."""
 SMALL_NBYTES = 100_352
 """0.1 MB; a whole number of 64-byte lines for 1, 8 and 32 tensors, as the two below."""
 MIDDLE_NBYTES = 1_003_520

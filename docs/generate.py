@@ -39,7 +39,7 @@ def of_operator() -> str:
 
 
 def of_sidecar() -> str:
-    none = sidecar.RingMetrics("0", dict.fromkeys(sidecar.KEYS, 0))
+    none = sidecar.ReceiverMetrics("0", dict.fromkeys(sidecar.KEYS, 0))
     return sidecar.prometheus([none], "team/mnist/uid")
 
 

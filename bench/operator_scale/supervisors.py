@@ -19,7 +19,7 @@ from dataloaderjob.core.errors import AuthError, DataLoaderJobError, RemoteProto
 from dataloaderjob_operator import names
 
 BATCH_NBYTES = 38_535_168
-RING_NBYTES = 256 * 1024 * 1024
+POOL_NBYTES = 256 * 1024 * 1024
 SIDECARS = 2
 SWING, SWING_PERIOD_S = 0.25, 60.0
 """By how much a moving rate rises and falls, and how fast."""
@@ -72,7 +72,7 @@ class Job:
             "type": "status", "pid": 1, "up_seconds": self.at - self.born, "desired": self.desired,
             "ready": self.desired, "notes": [], "failures": [], "ray": RAY,
             "feeders": [self._feeder(number) for number in range(self.desired)],
-            "sidecars": {f"sidecar-{n}": {"figures": self._figures(), "rings": 1} for n in range(SIDECARS)},
+            "sidecars": {f"sidecar-{n}": {"figures": self._figures(), "receivers": 1} for n in range(SIDECARS)},
         }  # fmt: skip
 
     def _feeder(self, number: int) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Job:
             "next_calls": int(self.batches), "nbytes": int(self.batches) * BATCH_NBYTES,
             "wait_ns": int(STALL * elapsed_ns), "step_ns": int((1 - STALL) * elapsed_ns),
             "reasks": 0, "hedges": 0, "late_copies": 0, "failures": 0, "feeders_lost": 0, "copies": 0,
-            "used_nbytes": RING_NBYTES * 3 // 5, "ring_nbytes": RING_NBYTES,
+            "used_nbytes": POOL_NBYTES * 3 // 5, "pool_nbytes": POOL_NBYTES,
         }  # fmt: skip
 
 

@@ -130,11 +130,11 @@ async def run(options: Options, setup: OperatorConfig) -> None:
     """Until it is told to stop. Raises CancelledError when that is before the first list is done."""
     cache, metrics = Cache(), Metrics()
     client = await Client.connect(metrics)
-    asker = SupervisorPoller(cache, setup.root_key, lambda key: work.add(key))
-    reconciler = Reconciler(client, cache, setup, asker)
+    poller = SupervisorPoller(cache, setup.root_key, lambda key: work.add(key))
+    reconciler = Reconciler(client, cache, setup, poller)
     work = Workers(reconciler.reconcile, workers=options.workers, metrics=metrics, resync_s=options.resync_s)
-    inquirer = reconciler.inquirer = EventLookup(client, work.add)
-    unwatched = reconciler.unwatched = SecretPoller(client, work.add, cache.ended)
+    lookup = reconciler.lookup = EventLookup(client, work.add)
+    secret_poller = reconciler.secret_poller = SecretPoller(client, work.add, cache.ended)
     health = serving.Health(watches=watch.alive, expected=watch.expected(options.namespaces))
     metrics.watches.set_function(watch.alive)
     metrics.describe(version=setup.version, kopf=importlib.metadata.version("kopf"), phases=cache.phases)
@@ -144,7 +144,7 @@ async def run(options: Options, setup: OperatorConfig) -> None:
 
     def changed(key: JobKey, itself: bool) -> None:
         work.add(key, 0.0 if itself else CHILD_S)
-        asker.wake(key)
+        poller.wake(key)
 
     def gone(key: JobKey) -> None:
         work.forget(key)
@@ -162,9 +162,9 @@ async def run(options: Options, setup: OperatorConfig) -> None:
             )  # fmt: skip
             health.tasks += [
                 asyncio.create_task(work.run(), name="work"),
-                asyncio.create_task(asker.run(), name="supervisors"),
-                asyncio.create_task(inquirer.run(), name="inquiries"),
-                asyncio.create_task(unwatched.run(), name="unwatched"),
+                asyncio.create_task(poller.run(), name="supervisors"),
+                asyncio.create_task(lookup.run(), name="inquiries"),
+                asyncio.create_task(secret_poller.run(), name="unwatched"),
                 asyncio.create_task(serving.pulse(metrics), name="pulse"),
                 asyncio.create_task(
                     watch.keep_sweeping(client, cache, work.add, options.namespaces), name="sweeps"

@@ -84,9 +84,9 @@ class Reconciler:
     """Texts for which it refused a status."""
     vain: dict[JobKey, dict[Key, tuple[str, str]]] = field(default_factory=dict)
     """Version of a child, and hash of what was sent to it and changed nothing."""
-    inquirer: EventLookup | None = None
+    lookup: EventLookup | None = None
     """None: causes that only events tell are not told."""
-    unwatched: SecretPoller | None = None
+    secret_poller: SecretPoller | None = None
     """None: each look asks for what no watch tells of."""
     reporter: Reporter = field(init=False)
 
@@ -103,10 +103,10 @@ class Reconciler:
         self.vain.pop(key, None)
         self.supervisors.want(key, None)
         self.reporter.forget(key)
-        if self.inquirer is not None:
-            self.inquirer.forget(key)
-        if self.unwatched is not None:
-            self.unwatched.forget(key)
+        if self.lookup is not None:
+            self.lookup.forget(key)
+        if self.secret_poller is not None:
+            self.secret_poller.forget(key)
 
     async def reconcile(self, key: JobKey) -> float | None:
         """Returns after how many seconds the job wants to be looked at again, None for the next event, NEVER if it is
@@ -115,38 +115,38 @@ class Reconciler:
         Raises ApiError, after which the call is to be repeated.
         """
         try:
-            seen = self.cache.seen(key)
+            observed = self.cache.observed(key)
         except ManifestError as exc:  # the CRD of another version lets it pass
             log.error("cannot read the job: %s", exc)
             await self._cannot(key, "InvalidSpec", str(exc))
             return None
-        if seen is None:
+        if observed is None:
             self.forget(key)
             return NEVER
-        uid = seen.job.metadata.uid or ""
+        uid = observed.job.metadata.uid or ""
         if self.uids.setdefault(key, uid) != uid:  # what is kept is of an earlier job of this name
             self.forget(key)
             self.uids[key] = uid
-        logs.more(uid=uid, generation=seen.generation)
-        seen = replace(
-            seen, refused=self.refused.get(key, ""), unsaid=self.unsaid.get(key, frozenset()),
+        logs.more(uid=uid, generation=observed.generation)
+        observed = replace(
+            observed, refused=self.refused.get(key, ""), unsaid=self.unsaid.get(key, frozenset()),
             answer=self.supervisors.answer(key),
             written_at=self.written_at.get(key), figures_at=self.figures_at.get(key),
             figures_every_s=max(FIGURES_EVERY_S, len(self.supervisors) / FIGURES_PER_S),
-            heard={} if self.inquirer is None else self.inquirer.heard(key),
+            heard={} if self.lookup is None else self.lookup.heard(key),
         )  # fmt: skip
         try:
-            decision = decide(seen, self.setup, self.now())
+            decision = decide(observed, self.setup, self.now())
         except Exception as exc:
             await self._cannot(key, "NotUnderstood", f"{NOT_UNDERSTOOD}: {type(exc).__name__}: {exc}")
             raise
         if decision is None:
             return None
         self.supervisors.want(key, decision.feeders)
-        if self.inquirer is not None:
-            self.inquirer.ask(key, decision.questions)
+        if self.lookup is not None:
+            self.lookup.ask(key, decision.questions)
         try:
-            wrote = await self._carry_out(key, seen, decision)
+            wrote = await self._carry_out(key, observed, decision)
         except Changed:
             raise  # decided anew once the watch has told
         except ApiError as exc:
@@ -156,17 +156,19 @@ class Reconciler:
         if self.refused.pop(key, None):
             return 0.0  # it is told no longer
         soon = [AFTER_WRITE_S] if wrote else []
-        return min([*soon, *([] if decision.look_again_s is None else [decision.look_again_s])], default=None)
+        return min(
+            [*soon, *([] if decision.requeue_after_s is None else [decision.requeue_after_s])], default=None
+        )
 
-    async def _carry_out(self, key: JobKey, seen: Observed, decision: Decision) -> bool:
+    async def _carry_out(self, key: JobKey, observed: Observed, decision: Decision) -> bool:
         """Whether anything was written."""
         if decision.delete_job:
             await self._delete((KIND, key[1]), self.cache.job(key))
             return True
-        wrote = await self._write_status(key, seen, decision)
+        wrote = await self._write_status(key, observed, decision)
         for child in decision.delete:
             wrote = True
-            await self._delete(child, seen.children[child])
+            await self._delete(child, observed.children[child])
         for manifest in decision.apply:
             wrote = await self._bring_about(key, manifest) or wrote
         return wrote
@@ -182,7 +184,7 @@ class Reconciler:
         else:
             self.cache.remove(thing)
 
-    async def _write_status(self, key: JobKey, seen: Observed, decision: Decision) -> bool:
+    async def _write_status(self, key: JobKey, observed: Observed, decision: Decision) -> bool:
         status = _plain(decision.status)
         live = self.cache.live_status(key)
         cleared = any(live.get(field) and field not in status for field in ("startTime", "completionTime"))
@@ -191,7 +193,7 @@ class Reconciler:
         written = await self._write(key, decision.status)
         if live.get("loader") != status["loader"]:
             self.figures_at[key] = self.written_at[key]
-        await self.reporter.tell(key, seen.job, seen.status, written)
+        await self.reporter.tell(key, observed.job, observed.status, written)
         return True
 
     async def _write(self, key: JobKey, status: DataLoaderJobStatus) -> DataLoaderJobStatus:
@@ -228,7 +230,7 @@ class Reconciler:
 
     async def _bring_about(self, key: JobKey, manifest: Manifest) -> bool:
         child = manifest["kind"], manifest["metadata"]["name"]
-        if self.unwatched is not None and (key, child) in self.unwatched:
+        if self.secret_poller is not None and (key, child) in self.secret_poller:
             return False
         found = self.cache.child(key, child) or await self._unlabelled(key[0], child, manifest)
         if found is not None and found["metadata"].get("deletionTimestamp"):
@@ -247,8 +249,8 @@ class Reconciler:
         return False
 
     def _saw(self, key: JobKey, child: Manifest | None) -> None:
-        if self.unwatched is not None and child is not None:
-            self.unwatched.saw(key, child)
+        if self.secret_poller is not None and child is not None:
+            self.secret_poller.saw(key, child)
 
     def _in_vain(self, key: JobKey, child: Key, wanted: Manifest, live: Manifest | None) -> bool:
         """Whether just this, sent to just this object, changed nothing: the API server writes it in another way."""

@@ -58,7 +58,7 @@ def job(server: ApiServer, request: pytest.FixtureRequest) -> Iterator[dict[str,
     """One that is there, and is gone after the test."""
     name = f"j{abs(hash(request.node.name))}"[:20]
     changes = {
-        "metadata.name": name, "spec.feeders.maxReplicas": 4, "spec.sidecar.ringSize": "1Gi",
+        "metadata.name": name, "spec.feeders.maxReplicas": 4, "spec.sidecar.poolSize": "1Gi",
         "spec.managedBy": "kueue.x-k8s.io/multikueue",
     }  # fmt: skip
     yield server.request("POST", JOBS, manifest(changes))
@@ -70,8 +70,8 @@ def job(server: ApiServer, request: pytest.FixtureRequest) -> Iterator[dict[str,
     [
         ("trainer", "replicas", 2, "use a new job"),
         ("trainer", "processesPerReplica", 2, "use a new job"),
-        ("sidecar", "ringSize", "512Mi", "use a new job"),
-        ("sidecar", "ringSize", None, "use a new job"),
+        ("sidecar", "poolSize", "512Mi", "use a new job"),
+        ("sidecar", "poolSize", None, "use a new job"),
         ("", "managedBy", "example.com/other", "use a new job"),
         ("", "managedBy", None, "use a new job"),
     ],

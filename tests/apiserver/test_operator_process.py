@@ -86,7 +86,7 @@ def test_a_job_runs_once_its_supervisor_says_so_and_the_status_has_its_figures(
         counted = itertools.count(1)
 
         def figures() -> bool:
-            says(sidecar, next_calls=10 * next(counted), nbytes=1, used_nbytes=1, ring_nbytes=2)
+            says(sidecar, next_calls=10 * next(counted), nbytes=1, used_nbytes=1, pool_nbytes=2)
             return job.get(KIND, "mnist")["status"]["loader"]["batchesPerSecond"] != "0"
 
         until(figures, 60, f"figures; it said {operator.log}")

@@ -46,11 +46,11 @@ def rig() -> Iterator[Rig]:
 
 @pytest.fixture(autouse=True)
 def fresh(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loaders of the test before are gone, and with them its ring, unless it failed."""
+    """The loaders of the test before are gone, and with them its pool, unless it failed."""
     monkeypatch.setenv("DATALOADERJOB_SOCKET", rig.socket)
     gc.collect()
     with contextlib.suppress(AssertionError):
-        until(lambda: not rig.status()["rings"], 1.0)
+        until(lambda: not rig.status()["receivers"], 1.0)
 
 
 def bad(deed: Callable[[], Any], at: int = 7, n: int = 20) -> Numbers:
@@ -516,13 +516,13 @@ def test_batch_above_the_memory_limit_is_told_and_smaller_ones_still_come(
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "ring above the limit": (
-        {"shared_memory_nbytes": 64 << 20, "ring_nbytes": 65 << 20},
-        f"a ring of {65 << 20} bytes was asked for, the limit of one ring is {64 << 20} ({64 << 20} for 1 processes)",
+    "pool above the limit": (
+        {"shared_memory_nbytes": 64 << 20, "pool_nbytes": 65 << 20},
+        f"a pool of {65 << 20} bytes was asked for, the limit of one pool is {64 << 20} ({64 << 20} for 1 processes)",
     ),
-    "ring above a process's part": (
-        {"shared_memory_nbytes": 64 << 20, "ring_nbytes": 33 << 20, "processes": 2},
-        f"{32 << 20} ({64 << 20} for 2 processes): raise spec.sidecar.sharedMemory or lower spec.sidecar.ringSize",
+    "pool above a process's part": (
+        {"shared_memory_nbytes": 64 << 20, "pool_nbytes": 33 << 20, "processes": 2},
+        f"{32 << 20} ({64 << 20} for 2 processes): raise spec.sidecar.sharedMemory or lower spec.sidecar.poolSize",
     ),
     "limit beyond the machine": (
         {"shared_memory_nbytes": 1 << 50},

@@ -74,8 +74,8 @@ class Service:
                 status = self.status()
             except Exception:
                 return False
-            rings = self.run.sidecar().get("rings", [])
-            connected = all(r["feeders_up"] == feeders and not r["feeders_suspect"] for r in rings)
+            receivers = self.run.sidecar().get("receivers", [])
+            connected = all(r["feeders_up"] == feeders and not r["feeders_suspect"] for r in receivers)
             return status["ready"] == status["desired"] == feeders and connected
 
         until(ready, 90, f"{feeders} ready feeders")

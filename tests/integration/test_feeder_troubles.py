@@ -61,11 +61,11 @@ class Fleet(Rig):
         """While the block runs, feeders that die are started again."""
         stop = threading.Event()
 
-        def care() -> None:
+        def policy() -> None:
             while not stop.wait(0.05):
                 self.revive()
 
-        thread = threading.Thread(target=care)
+        thread = threading.Thread(target=policy)
         thread.start()
         try:
             yield
@@ -90,7 +90,7 @@ def fresh(fleet: Fleet) -> None:
     fleet.revive()
     gc.collect()
     with contextlib.suppress(AssertionError):
-        until(lambda: not fleet.status()["rings"], 1.0)
+        until(lambda: not fleet.status()["receivers"], 1.0)
 
 
 def flaw(dataset: Any, **options: Any) -> Any:
@@ -167,7 +167,7 @@ def test_supervisor_that_goes_away_and_comes_back_changes_nothing(fleet: Fleet) 
     fleet.lister.close()
     until(lambda: not fleet.status()["supervisor"])
     assert found + ids(iterator) == list(range(40))
-    assert ids(DataLoader(Numbers(40), batch_size=5)) == list(range(40)), "new rings know the feeders, too"
+    assert ids(DataLoader(Numbers(40), batch_size=5)) == list(range(40)), "new pools know the feeders, too"
     fleet.lister = Lister((fleet.home / "key").read_bytes(), JOB, port=fleet.lister.port)
     fleet.relist()
     until(lambda: fleet.status()["supervisor"])
@@ -195,7 +195,7 @@ def test_feeder_of_other_versions_is_left_out_and_named_when_it_is_the_only_one(
             told.value
         )
         fleet.relist()
-        until(lambda: fleet.status()["rings"][0]["feeders_up"] == 3)
+        until(lambda: fleet.status()["receivers"][0]["feeders_up"] == 3)
         assert ids(loader) == list(range(40)), "feeders that fit do the work beside one that does not"
     finally:
         other.kill()

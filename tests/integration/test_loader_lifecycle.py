@@ -33,7 +33,7 @@ from dataloaderjob.codec.decoding import Decoder, Plan
 from dataloaderjob.core import control
 from dataloaderjob.core.errors import ServiceError, ServiceUnavailable, UnsupportedBatch
 from dataloaderjob.trainer import attach, taking
-from dataloaderjob.trainer.pool import Ring
+from dataloaderjob.trainer.pool import Pool
 from processes import alive, go_on, in_child, line, open_files, rollup, script, usage
 
 
@@ -45,15 +45,15 @@ def rig() -> Iterator[Rig]:
 
 @pytest.fixture(autouse=True)
 def fresh(rig: Rig) -> None:
-    """The loaders of the test before are gone, and with them its ring, unless it failed."""
+    """The loaders of the test before are gone, and with them its pool, unless it failed."""
     gc.collect()
     with contextlib.suppress(AssertionError):
-        until(lambda: not rig.status()["rings"], 1.0)
+        until(lambda: not rig.status()["receivers"], 1.0)
 
 
-def ring(rig: Rig, pid: int | None = None) -> dict[str, Any]:
-    """The figures of the ring of this process, or another."""
-    (found,) = [r for r in rig.status()["rings"] if r["trainer"] == (pid or os.getpid())]
+def pool(rig: Rig, pid: int | None = None) -> dict[str, Any]:
+    """The figures of the pool of this process, or another."""
+    (found,) = [r for r in rig.status()["receivers"] if r["trainer"] == (pid or os.getpid())]
     return found
 
 
@@ -111,16 +111,16 @@ def test_two_hundred_short_epochs_leave_everything_flat(rig: Rig) -> None:
             process.stdin.write(f"{epochs}\n")
             process.stdin.flush()
             assert line(process) == "done"
-            until(lambda: ring(rig, process.pid)["lent"] <= 16, what="the return of leases")
-            found = ring(rig, process.pid)
+            until(lambda: pool(rig, process.pid)["lent"] <= 16, what="the return of leases")
+            found = pool(rig, process.pid)
             pids = [process.pid, rig.sidecar.pid, found["receiver"], *(p.pid for p, _ in rig.feeders)]
             assert found["streams"] <= 2
-            return {pid: usage(pid) for pid in pids} | {0: (found["total_nbytes"], found["ring_nbytes"])}
+            return {pid: usage(pid) for pid in pids} | {0: (found["total_nbytes"], found["pool_nbytes"])}
 
         before = run(40)
         after = run(160)
     assert before.keys() == after.keys()
-    assert before.pop(0) == after.pop(0), "the ring grew"
+    assert before.pop(0) == after.pop(0), "the pool grew"
     for pid, was in before.items():
         now = after[pid]
         assert now.private_kb < was.private_kb + 2500, (pid, process.pid, was, now)
@@ -195,7 +195,7 @@ def test_nested_iteration_and_zip_of_one_loader(rig: Rig) -> None:
     assert [(a[0].tolist(), b[0].tolist()) for a, b in zip(loader, loader, strict=True)] == [
         (p, p) for p in parts
     ]
-    assert len(rig.status()["rings"]) == 1
+    assert len(rig.status()["receivers"]) == 1
 
 
 def test_two_loaders_at_once_with_batches_of_very_different_size(rig: Rig) -> None:
@@ -229,20 +229,20 @@ def test_client_that_ends_in_one_thread_is_not_met_by_another(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ending, go = threading.Event(), threading.Event()
-    drop_spares = Ring.drop_spares
+    drop_spares = Pool.drop_spares
 
-    def slowly(ring: Ring) -> None:
+    def slowly(pool: Pool) -> None:
         ending.set()
         assert go.wait(20)
-        drop_spares(ring)
+        drop_spares(pool)
 
     iterators = [iter(DataLoader(Numbers(6), batch_size=2))]
-    monkeypatch.setattr(Ring, "drop_spares", slowly)
+    monkeypatch.setattr(Pool, "drop_spares", slowly)
     thread = threading.Thread(target=iterators.clear)
     thread.start()
     try:
         assert ending.wait(20)
-        monkeypatch.setattr(Ring, "drop_spares", drop_spares)
+        monkeypatch.setattr(Pool, "drop_spares", drop_spares)
         loader = DataLoader(Numbers(6), batch_size=2)
         found, second = ids(loader), iter(loader)
     finally:
@@ -318,13 +318,13 @@ def test_batches_kept_beyond_the_limit_become_copies_with_one_warning(rig: Rig) 
     assert warning.filename == __file__, "it points to the line that took a batch"
     assert "raise spec.sidecar.sharedMemory" in str(warning.message)
     assert [b[:, 0].tolist() for b in hoard] == [[4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3] for i in range(50)]
-    assert ring(rig)["copies"] >= 25
+    assert pool(rig)["copies"] >= 25
     del hoard
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        copies = ring(rig)["copies"]
+        copies = pool(rig)["copies"]
         assert sum(1 for _ in loader) == 50
-    assert ring(rig)["copies"] == copies, "with the batches gone, copies end"
+    assert pool(rig)["copies"] == copies, "with the batches gone, copies end"
 
 
 def test_warning_itself_holds_nothing(rig: Rig) -> None:
@@ -338,16 +338,16 @@ def test_warning_itself_holds_nothing(rig: Rig) -> None:
                 hoard.append(batch)
         del hoard, batch
         iter(loader)
-        until(lambda: ring(rig)["lent"] <= 16, what="the end of leases without the garbage collector")
+        until(lambda: pool(rig)["lent"] <= 16, what="the end of leases without the garbage collector")
     finally:
         gc.enable()
 
 
-def test_shared_memory_for_less_than_a_ring_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_for_less_than_a_pool_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     taking._warned = False
     monkeypatch.setenv("DATALOADERJOB_SOCKET", rig.another_sidecar("small", shared_memory_nbytes=3 << 20))
     with pytest.warns(
-        UserWarning, match=r"has no room for a ring of batches of 2\.1 MB; further batches are copied"
+        UserWarning, match=r"has no room for a pool of batches of 2\.1 MB; further batches are copied"
     ):
         found = [batch[:, 0].tolist() for batch in DataLoader(Sized(1 << 20, 40), batch_size=2)]
     assert found == [[2 * i, 2 * i + 1] for i in range(20)]
@@ -360,7 +360,7 @@ def test_views_outlive_loader_iterator_and_sidecar(rig: Rig) -> None:
     expected = [k.clone() for k in kept]
     del loader
     gc.collect()
-    until(lambda: not rig.status()["rings"])
+    until(lambda: not rig.status()["receivers"])
     rig.kill_sidecar()
     for k, e, a in zip(kept, expected, arrays, strict=True):
         assert torch.equal(k, e)
@@ -411,12 +411,12 @@ def test_batches_go_to_other_processes(rig: Rig) -> None:
 def test_extents_come_back_when_the_last_view_goes_in_any_thread(rig: Rig) -> None:
     loader = DataLoader(Sized(1 << 16, 48), batch_size=4)
     batches = list(zip(range(8), loader, strict=False))
-    until(lambda: ring(rig)["lent"] >= 8)
+    until(lambda: pool(rig)["lent"] >= 8)
     thread = threading.Thread(target=batches.clear)
     thread.start()
     thread.join()
     iter(loader)  # tells the sidecar of the iterator that is gone
-    until(lambda: ring(rig)["lent"] <= 16, what="the end of leases")
+    until(lambda: pool(rig)["lent"] <= 16, what="the end of leases")
 
 
 # Garbage, copies, pickles
@@ -430,13 +430,13 @@ def test_garbage_collection_of_loaders_closes_the_connection(rig: Rig) -> None:
     iterator = iter(loader)
     next(iterator)
     next(iter(other))
-    assert len(rig.status()["rings"]) == 1
-    receiver = ring(rig)["receiver"]
+    assert len(rig.status()["receivers"]) == 1
+    receiver = pool(rig)["receiver"]
     del loader, other
-    assert len(rig.status()["rings"]) == 1, "the iterator goes on without its loader"
+    assert len(rig.status()["receivers"]) == 1, "the iterator goes on without its loader"
     assert len(list(iterator)) == 9
     del iterator
-    until(lambda: not rig.status()["rings"])
+    until(lambda: not rig.status()["receivers"])
     assert not alive(receiver)
     assert sorted(os.listdir("/proc/self/fd")) == before
 
@@ -611,7 +611,7 @@ def test_an_interrupt_in_one_epoch_of_persistent_workers_does_not_reach_the_next
         assert sorted(number for batch in batches for number in batch[0].tolist()) == list(range(60))
         assert all(torch.equal(batch[1][:, 0], batch[0].float()) for batch in batches)
         del batches
-    books = iterator._client.ring
+    books = iterator._client.pool
     assert books.leases == {}
     assert books.leased_nbytes == 0
 
@@ -669,7 +669,7 @@ def test_batches_that_cannot_be_rebuilt_here_give_their_places_back(
                 next(iterator)
     assert [number for batch in iterator for number in batch[0].tolist()] == list(range(155, 200))
     # `batches` says that these figures are not those of the beginning, when nothing was lent either
-    until(lambda: (found := ring(rig))["batches"] == 40 and found["lent"] == 0, what="the end of all leases")
+    until(lambda: (found := pool(rig))["batches"] == 40 and found["lent"] == 0, what="the end of all leases")
 
 
 def test_tensors_made_for_later_batches_know_no_inference_mode(rig: Rig) -> None:
@@ -723,7 +723,7 @@ def test_forked_child_is_refused_and_the_parent_unharmed(rig: Rig) -> None:
         "ServiceUnavailable: this iterator belongs to the parent process: call iter(loader) again in the forked child"
     )
     assert ids([kept]) + ids(iterator) == list(range(200))
-    until(lambda: ring(rig)["lent"] <= 2)
+    until(lambda: pool(rig)["lent"] <= 2)
 
 
 def test_batches_of_the_parent_do_not_end_with_the_child(rig: Rig) -> None:
@@ -739,7 +739,7 @@ def test_batches_of_the_parent_do_not_end_with_the_child(rig: Rig) -> None:
         gc.collect()
         return str([target for target in open_files() if "dlj" in target or "eventfd" in target])
 
-    assert in_child(drop) == "[]", "the child keeps no descriptor of the ring"
+    assert in_child(drop) == "[]", "the child keeps no descriptor of the pool"
     for _ in range(150):
         next(iterator)
     assert all(torch.equal(k, e) for k, e in zip(kept, expected, strict=True)), "a lent batch was overwritten"
@@ -847,4 +847,4 @@ def test_ring_is_the_only_memory_of_batches_in_the_trainer(rig: Rig) -> None:
         assert found["Shared_Dirty"] < 64 * 1024
         go_on(process)
         assert process.wait(20) == 0
-        assert json.loads(json.dumps(rig.status()))["rings"] is not None
+        assert json.loads(json.dumps(rig.status()))["receivers"] is not None

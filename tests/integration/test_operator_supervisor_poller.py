@@ -42,7 +42,7 @@ class Job:
         self.cache, self.told = Cache(), 0
         changes = {"metadata.uid": self.uid, "metadata.namespace": KEY[0]}
         self.cache.put({**manifest(changes), "kind": KIND})
-        self.asker = SupervisorPoller(self.cache, ROOT, self._changed, port=self.port)
+        self.poller = SupervisorPoller(self.cache, ROOT, self._changed, port=self.port)
 
     def _changed(self, key: JobKey) -> None:
         assert key == KEY
@@ -70,7 +70,7 @@ class Job:
         """The asker meanwhile asks."""
 
         async def both() -> None:
-            asking = asyncio.create_task(self.asker.run())
+            asking = asyncio.create_task(self.poller.run())
             try:
                 await scenario()
             finally:
@@ -82,14 +82,14 @@ class Job:
         """The first answer that fulfils it."""
         async with asyncio.timeout(20):
             while True:
-                answer = self.asker.answer(KEY)
+                answer = self.poller.answer(KEY)
                 if answer is not None and condition(answer):
                     return answer
                 await asyncio.sleep(0.01)
 
     async def gone(self) -> None:
         async with asyncio.timeout(20):
-            while self.asker.answer(KEY) is not None:
+            while self.poller.answer(KEY) is not None:
                 await asyncio.sleep(0.01)
 
 
@@ -105,7 +105,7 @@ def test_what_a_supervisor_says_is_kept_and_told_once(job: Job):
     supervisor.has_ray(RayTuning(worker_register_timeout_s=7))
 
     async def scenario() -> None:
-        job.asker.want(KEY, 2)
+        job.poller.want(KEY, 2)
         answer = await job.until(lambda a: a.desired == 2)
         assert (answer.ready, answer.ray.version, answer.ray.worker_register_timeout_seconds) == (
             0,
@@ -114,9 +114,9 @@ def test_what_a_supervisor_says_is_kept_and_told_once(job: Job):
         )
         supervisor.ready(0, 1)
         await job.until(lambda a: a.ready == 2)
-        told, asked = job.told, job.asker._jobs[KEY].asked_at
+        told, asked = job.told, job.poller._jobs[KEY].asked_at
         async with asyncio.timeout(20):
-            while job.asker._jobs[KEY].asked_at == asked:
+            while job.poller._jobs[KEY].asked_at == asked:
                 await asyncio.sleep(0.01)
         assert (told, job.told) == (2, 2), "once for each news, and not for the same again"
 
@@ -128,7 +128,7 @@ def test_a_number_of_feeders_is_asked_for_until_it_is_kept_and_then_no_more(job:
 
     async def scenario() -> None:
         for wanted, scaled in ((1, 0), (3, 1), (2, 2)):
-            job.asker.want(KEY, wanted)
+            job.poller.want(KEY, wanted)
             await job.until(lambda a, wanted=wanted: a.desired == wanted)
             assert (supervisor.desired, supervisor.scaled) == (wanted, scaled)
 
@@ -139,7 +139,7 @@ def test_one_that_was_started_again_with_another_number_is_put_right(job: Job):
     supervisor = job.supervisor(feeders=4)
 
     async def scenario() -> None:
-        job.asker.want(KEY, 2)
+        job.poller.want(KEY, 2)
         await job.until(lambda a: a.desired == 2)
 
     job.run(scenario)
@@ -150,14 +150,14 @@ def test_rates_are_of_the_time_between_two_asks(job: Job):
     sidecar = job.supervisor().sidecar()
 
     async def scenario() -> None:
-        says(sidecar, next_calls=10, used_nbytes=1, ring_nbytes=4)
-        job.asker.want(KEY, 1)
+        says(sidecar, next_calls=10, used_nbytes=1, pool_nbytes=4)
+        job.poller.want(KEY, 1)
         idle = await job.until(lambda a: a.rates is not None)
         assert (idle.rates.batches_per_s, idle.rates.occupancy) == (0.0, 0.25), (
             "what was before is not of this time"
         )
         told = job.told
-        says(sidecar, next_calls=110, nbytes=10**9, wait_ns=1, step_ns=3, used_nbytes=1, ring_nbytes=4)
+        says(sidecar, next_calls=110, nbytes=10**9, wait_ns=1, step_ns=3, used_nbytes=1, pool_nbytes=4)
         busy = await job.until(lambda a: a.rates.batches_per_s > 0)
         assert busy.rates.batches_per_s * 1e7 == pytest.approx(busy.rates.nbytes_per_s), (
             "over the same seconds"
@@ -173,7 +173,7 @@ def test_a_failure_of_a_trainer_is_told_after_its_end_too(job: Job):
     supervisor.ready(0, host="10.0.0.9")
 
     async def scenario() -> None:
-        job.asker.want(KEY, 1)
+        job.poller.want(KEY, 1)
         failure = {"rank": "3", "feeder": "feeder-0", "reason": "ModuleMissing", "text": "no module x"}
         with supervisor.sidecar() as sidecar:
             says(sidecar, failure)
@@ -211,10 +211,10 @@ def test_a_supervisor_that_does_not_answer_is_silent_after_some_asks(
     kept = peer(job)
 
     async def scenario() -> None:
-        job.asker.want(KEY, 1)
+        job.poller.want(KEY, 1)
         answer = await job.until(lambda a: a.silent)
         assert why in answer.silent
-        assert job.asker._jobs[KEY].misses >= supervisor_poller.MISSES
+        assert job.poller._jobs[KEY].misses >= supervisor_poller.MISSES
         assert job.told == 1
         assert (answer.ready, answer.ray.version) == (0, "")
 
@@ -224,7 +224,7 @@ def test_a_supervisor_that_does_not_answer_is_silent_after_some_asks(
 
 def test_one_that_answers_again_is_heard_again(job: Job):
     async def scenario() -> None:
-        job.asker.want(KEY, 1)
+        job.poller.want(KEY, 1)
         await job.until(lambda a: a.silent)
         job.supervisor()
         await job.until(lambda a: not a.silent and a.desired == 1)
@@ -238,10 +238,10 @@ def test_only_a_ready_head_is_asked_and_another_one_begins_anew(tmp_path: Path):
     first.ready(0)
 
     async def scenario() -> None:
-        job.asker.want(KEY, 1)
+        job.poller.want(KEY, 1)
         job.cache.put(job.pod("127.0.0.2", ready=False))
         await asyncio.sleep(5 * supervisor_poller.TICK_S)
-        assert job.asker.answer(KEY) is None
+        assert job.poller.answer(KEY) is None
         job.cache.put(job.pod("127.0.0.2"))
         await job.until(lambda a: a.ready == 1)
         job.cache.remove(job.pod("127.0.0.2"))
@@ -250,7 +250,7 @@ def test_only_a_ready_head_is_asked_and_another_one_begins_anew(tmp_path: Path):
         await job.until(lambda a: a.ready == 0)
         second.ready(0)
         await job.until(lambda a: a.ready == 1)
-        job.asker.want(KEY, None)
-        assert job.asker.answer(KEY) is None, "a job that ended is not asked"
+        job.poller.want(KEY, None)
+        assert job.poller.answer(KEY) is None, "a job that ended is not asked"
 
     job.run(scenario)

@@ -65,7 +65,7 @@ def test_simulated_batches_are_pinned_in_a_thread_ahead_of_the_trainer(rig: Rig,
     assert ids(batches) == list(range(40))
     assert all(tensor.was_pinned for batch in batches for tensor in batch)
     assert set(pinned) == {"dlj-pin"}
-    assert len(iterator._client.ring.leases) == 0, "the places of the ring came back when they were copied"
+    assert len(iterator._client.pool.leases) == 0, "the places of the pool came back when they were copied"
     no_thread()
 
 
@@ -80,7 +80,7 @@ def test_simulated_pinning_keeps_order_over_epochs_and_after_breaks(rig: Rig, pi
         assert ids(loader) == list(range(60))
     del loader, batch
     no_thread()
-    until(lambda: not rig.status()["rings"], what="the end of the connection")
+    until(lambda: not rig.status()["receivers"], what="the end of the connection")
 
 
 class Own:

@@ -179,7 +179,7 @@ def test_a_failure_is_told_with_its_feeder_until_a_batch_is_taken_after_it(job: 
     assert (failure["reason"], failure["feeder"][:7]) == ("UserCodeFailed", "feeder-")
     assert failure["sidecar"].startswith("sidecar-")
     assert pods.status()["failures"] == [failure], "nothing was taken since"
-    del broken  # with it goes the ring: the next trainer has another, and for less than a second
+    del broken  # with it goes the pool: the next trainer has another, and for less than a second
     gc.collect()
     assert digest_of(loader(Slow(64, 0.0))) == digest_of(loader(Slow(64, 0.0), num_workers=0))
     until(lambda: pods.status()["failures"] == [], 10, "it has passed")

@@ -44,11 +44,11 @@ def rig() -> Iterator[Rig]:
 def fresh(rig: Rig) -> None:
     gc.collect()
     with contextlib.suppress(AssertionError):
-        until(lambda: not rig.status()["rings"], 1.0)
+        until(lambda: not rig.status()["receivers"], 1.0)
 
 
-def ring(rig: Rig, pid: int | None = None) -> dict[str, Any]:
-    (found,) = [r for r in rig.status()["rings"] if r["rank"] == f"pid-{pid or os.getpid()}"]
+def pool(rig: Rig, pid: int | None = None) -> dict[str, Any]:
+    (found,) = [r for r in rig.status()["receivers"] if r["rank"] == f"pid-{pid or os.getpid()}"]
     return found
 
 
@@ -60,7 +60,7 @@ def get(rig: Rig, path: str, timeout: float = 5) -> str:
 # It dies
 
 
-def test_sidecar_killed_again_and_again_loses_no_batch_and_its_ring_is_adopted(rig: Rig) -> None:
+def test_sidecar_killed_again_and_again_loses_no_batch_and_its_pool_is_adopted(rig: Rig) -> None:
     sizes: list[int] = []
 
     def run(**options: Any) -> tuple[list[Any], list[tuple[Any, Any]], list[int]]:
@@ -74,12 +74,12 @@ def test_sidecar_killed_again_and_again_loses_no_batch_and_its_ring_is_adopted(r
             if step % 30 == 20 and not options:
                 rig.kill_sidecar()
                 rig.start_sidecar()
-            if step % 30 == 29 and not options:  # by now the new one has the ring
-                totals.append(ring_memory())
-                sizes.append(until(lambda: ring(rig)["ring_nbytes"]))
+            if step % 30 == 29 and not options:  # by now the new one has the pool
+                totals.append(pool_memory())
+                sizes.append(until(lambda: pool(rig)["pool_nbytes"]))
         return found, kept, totals
 
-    def ring_memory() -> int:
+    def pool_memory() -> int:
         gc.collect()
         receivers = list(children(rig.sidecar.pid))
         return shared_memory_kb(os.getpid(), *receivers)
@@ -90,7 +90,7 @@ def test_sidecar_killed_again_and_again_loses_no_batch_and_its_ring_is_adopted(r
         "a lent batch was overwritten"
     )
     assert max(totals) < control.NBYTES // 1024 + 1.2 * sizes[-1] // 1024, (
-        "the ring is adopted, not made anew"
+        "the pool is adopted, not made anew"
     )
     assert sizes == sizes[:1] * len(sizes)
 
@@ -149,22 +149,22 @@ def test_threads_lose_no_batch_while_sidecars_come_and_go(rig: Rig) -> None:
 def test_receiver_killed_alone_loses_no_batch(rig: Rig) -> None:
     iterator = iter(DataLoader(Sized(1 << 16, 200), batch_size=2))
     found = [next(iterator)[:, 0].clone() for _ in range(3)]
-    first = ring(rig)["receiver"]
+    first = pool(rig)["receiver"]
     os.kill(first, signal.SIGKILL)
     found += [batch[:, 0].clone() for batch in iterator]
     assert torch.equal(torch.cat(found), torch.arange(200).to(torch.uint8))
-    assert ring(rig)["receiver"] != first
+    assert pool(rig)["receiver"] != first
     assert rig.sidecar.poll() is None
 
 
 def test_more_leases_than_one_packet_can_name_are_adopted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = rig.another_sidecar("many", ring_nbytes=96 << 20, shared_memory_nbytes=128 << 20)
+    path = rig.another_sidecar("many", pool_nbytes=96 << 20, shared_memory_nbytes=128 << 20)
     monkeypatch.setenv("DATALOADERJOB_SOCKET", path)
     iterator = iter(DataLoader(Numbers(12_000, width=3), batch_size=1))
     kept = [next(iterator) for _ in range(8000)]
     rig.others[-1].kill()
     rig.others.pop().wait()
-    rig.another_sidecar("many", ring_nbytes=96 << 20, shared_memory_nbytes=128 << 20)
+    rig.another_sidecar("many", pool_nbytes=96 << 20, shared_memory_nbytes=128 << 20)
     kept += iterator
     assert ids(kept) == list(range(12_000))
     assert [float(batch[1][0, 0]) for batch in kept] == list(range(12_000))
@@ -180,14 +180,14 @@ def test_iterators_dropped_before_the_sidecar_died_are_not_opened_anew(rig: Rig)
     rig.start_sidecar()
     assert len(list(iterator)) == 199
     again = iter(loader)
-    until(lambda: ring(rig)["streams"] == 1)
-    until(lambda: ring(rig)["ready"] in range(16, 18), what="only the window of the one that lives")
+    until(lambda: pool(rig)["streams"] == 1)
+    until(lambda: pool(rig)["ready"] in range(16, 18), what="only the window of the one that lives")
     del again
 
 
 def test_receivers_end_with_their_sidecar(rig: Rig) -> None:
     iterator = iter(DataLoader(Numbers(40)))
-    receiver = ring(rig)["receiver"]
+    receiver = pool(rig)["receiver"]
     rig.kill_sidecar()
     until(lambda: not alive(receiver))
     rig.start_sidecar()
@@ -196,7 +196,7 @@ def test_receivers_end_with_their_sidecar(rig: Rig) -> None:
 
 def test_sigterm_ends_it_with_code_0_and_removes_the_socket(rig: Rig) -> None:
     iterator = iter(DataLoader(Numbers(40)))
-    receiver = ring(rig)["receiver"]
+    receiver = pool(rig)["receiver"]
     rig.sidecar.terminate()
     assert rig.sidecar.wait(10) == 0
     assert not os.path.exists(rig.socket)
@@ -221,7 +221,7 @@ def test_sidecar_that_ends_late_leaves_its_successors_socket(rig: Rig) -> None:
 def test_killed_trainer_frees_its_receiver_and_disturbs_nobody(rig: Rig) -> None:
     mine = iter(DataLoader(Numbers(400), batch_size=2))
     found = ids([next(mine)])
-    receiver = ring(rig)["receiver"]
+    receiver = pool(rig)["receiver"]
     with script("""
         from batches import Sized
         from dataloaderjob import DataLoader
@@ -231,12 +231,12 @@ def test_killed_trainer_frees_its_receiver_and_disturbs_nobody(rig: Rig) -> None
         input()
     """) as process:
         assert line(process) == "holding"
-        other = ring(rig, process.pid)["receiver"]
+        other = pool(rig, process.pid)["receiver"]
         process.kill()
         until(lambda: not alive(other), what="the end of the dead trainer's receiver")
-    until(lambda: len(rig.status()["rings"]) == 1)
+    until(lambda: len(rig.status()["receivers"]) == 1)
     assert found + ids(mine) == list(range(400))
-    assert ring(rig)["receiver"] == receiver
+    assert pool(rig)["receiver"] == receiver
 
 
 def test_two_live_processes_cannot_claim_one_rank(rig: Rig) -> None:
@@ -263,8 +263,8 @@ def test_two_live_processes_cannot_claim_one_rank(rig: Rig) -> None:
 # What it costs
 
 
-def test_memory_of_the_sidecar_beside_its_rings(rig: Rig) -> None:
-    """40 MB for one ring, 15 MB for each further one."""
+def test_memory_of_the_sidecar_beside_its_pools(rig: Rig) -> None:
+    """40 MB for one pool, 15 MB for each further one."""
     path = rig.another_sidecar("memory")
     sidecar = rig.others[-1].pid
     text = """
@@ -290,7 +290,7 @@ def test_memory_of_the_sidecar_beside_its_rings(rig: Rig) -> None:
 
 def test_sidecar_imports_neither_torch_nor_numpy_nor_ray(rig: Rig) -> None:
     iterator = iter(DataLoader(Numbers(40)))
-    for pid in (rig.sidecar.pid, ring(rig)["receiver"]):
+    for pid in (rig.sidecar.pid, pool(rig)["receiver"]):
         mapped = Path(f"/proc/{pid}/maps").read_text()
         assert not [name for name in ("torch", "numpy", "ray/", "pydantic") if f"/{name}" in mapped]
     del iterator
@@ -306,7 +306,7 @@ def test_metrics_health_and_status(rig: Rig) -> None:
     until(
         lambda: (
             'rank="pid-' in get(rig, "/metrics")
-            and json.loads(get(rig, "/status"))["rings"][0]["batches"] == 10
+            and json.loads(get(rig, "/status"))["receivers"][0]["batches"] == 10
         )
     )
     found = {
@@ -320,18 +320,18 @@ def test_metrics_health_and_status(rig: Rig) -> None:
     assert found["dataloaderjob_sidecar_feeders"] == 2
     assert 0 < found["dataloaderjob_sidecar_wait_seconds_total"] < 60
     status = json.loads(get(rig, "/status"))
-    assert status["rings"][0]["trainer"] == os.getpid()
+    assert status["receivers"][0]["trainer"] == os.getpid()
     assert status["job"] == "test-job"
     with pytest.raises(urllib.error.HTTPError, match="404"):
         get(rig, "/")
     assert len(kept) == 10
 
 
-def test_totals_keep_what_ended_rings_did(rig: Rig) -> None:
+def test_totals_keep_what_ended_pools_did(rig: Rig) -> None:
     before = rig.status()["totals"]["next_calls"]
     assert len(list(DataLoader(Numbers(50)))) == 50
     gc.collect()
-    until(lambda: not rig.status()["rings"])
+    until(lambda: not rig.status()["receivers"])
     assert rig.status()["totals"]["next_calls"] == before + 50
 
 
@@ -352,9 +352,9 @@ def test_slow_and_greedy_http_clients_disturb_nobody(rig: Rig) -> None:
     try:
         began = time.monotonic()
         assert get(rig, "/healthz") == "ok\n"
-        loader = DataLoader(Numbers(100), batch_size=5)  # its ring ends with it: held beyond the look at it
+        loader = DataLoader(Numbers(100), batch_size=5)  # its pool ends with it: held beyond the look at it
         assert ids(loader) == list(range(100))
-        assert rig.status()["rings"]
+        assert rig.status()["receivers"]
         assert time.monotonic() - began < 4, "attaching and scraping wait for no slow client"
     finally:
         stop.set()
@@ -471,10 +471,10 @@ def refused(rig: Rig, **options: Any) -> str:
     return found.stderr
 
 
-def test_memory_too_small_for_the_ring_is_found_first(rig: Rig) -> None:
-    said = refused(rig, shared_memory_nbytes=100 << 20, processes=2, ring_nbytes=60 << 20)
-    assert f"a ring of {60 << 20} bytes was asked for, the limit of one ring is {50 << 20}" in said
-    assert "raise spec.sidecar.sharedMemory or lower spec.sidecar.ringSize" in said
+def test_memory_too_small_for_the_pool_is_found_first(rig: Rig) -> None:
+    said = refused(rig, shared_memory_nbytes=100 << 20, processes=2, pool_nbytes=60 << 20)
+    assert f"a pool of {60 << 20} bytes was asked for, the limit of one pool is {50 << 20}" in said
+    assert "raise spec.sidecar.sharedMemory or lower spec.sidecar.poolSize" in said
     assert not (rig.home / "new-blobs").exists(), "nothing was touched"
 
 
@@ -537,7 +537,7 @@ def hello(**fields: Any) -> list[bytes]:
 def test_nonsense_instead_of_a_greeting_ends_only_itself(rig: Rig) -> None:
     iterator = iter(DataLoader(Numbers(200), batch_size=2))
     found = ids([next(iterator)])
-    before = ring(rig)["receiver"], rig.sidecar.pid, len(os.listdir(f"/proc/{rig.sidecar.pid}/fd"))
+    before = pool(rig)["receiver"], rig.sidecar.pid, len(os.listdir(f"/proc/{rig.sidecar.pid}/fd"))
     head = ipc.HEAD.pack(ipc.Type.HELLO, 0, frames.PROTOCOL, 0, 0, 0)
     deep = b"[" * 100_000
     greetings: list[tuple[list[bytes], int]] = [
@@ -555,7 +555,7 @@ def test_nonsense_instead_of_a_greeting_ends_only_itself(rig: Rig) -> None:
     assert found + ids(iterator) == list(range(200))
     until(
         lambda: (
-            (ring(rig)["receiver"], rig.sidecar.pid, len(os.listdir(f"/proc/{rig.sidecar.pid}/fd"))) == before
+            (pool(rig)["receiver"], rig.sidecar.pid, len(os.listdir(f"/proc/{rig.sidecar.pid}/fd"))) == before
         ),
         what="the end of all descriptors that came",
     )
@@ -586,7 +586,7 @@ def test_forged_control_memory_is_refused(rig: Rig, what: str) -> None:
     assert rig.sidecar.poll() is None
 
 
-def test_forged_rings_end_only_their_own_receiver(rig: Rig) -> None:
+def test_forged_pools_end_only_their_own_receiver(rig: Rig) -> None:
     iterator = iter(DataLoader(Numbers(100), batch_size=2))
     found = ids([next(iterator)])
     page = {"region": 1, "nbytes": 8192, "single": False}
@@ -604,7 +604,7 @@ def test_forged_rings_end_only_their_own_receiver(rig: Rig) -> None:
         ):  # WELCOME: the parent does not look at it, the receiver does
             say(rig, hello(adopt={"regions": regions, "leases": leases}), fds)
     until(
-        lambda: [r["rank"] for r in rig.status()["rings"]] == [f"pid-{os.getpid()}"],
+        lambda: [r["rank"] for r in rig.status()["receivers"]] == [f"pid-{os.getpid()}"],
         what="the end of the others",
     )
     assert found + ids(iterator) == list(range(100))
@@ -705,17 +705,17 @@ def wake_up_that_overflows(i: Intruder) -> None:
 def test_hostile_trainer_ends_at_most_its_own_receiver(rig: Rig, deed: Callable[[Intruder], None]) -> None:
     iterator = iter(DataLoader(Numbers(100), batch_size=2))
     found = ids([next(iterator)])
-    mine = ring(rig)["receiver"]
+    mine = pool(rig)["receiver"]
     intruder = Intruder(rig)
     try:
-        (other,) = [r["receiver"] for r in rig.status()["rings"] if r["rank"] == "hostile"]
+        (other,) = [r["receiver"] for r in rig.status()["receivers"] if r["rank"] == "hostile"]
         deed(intruder)
         get(rig, "/metrics")
         assert found + ids(iterator) == list(range(100))
     finally:
         intruder.leave()
     until(lambda: not alive(other), what="the end of its receiver with the connection")
-    assert ring(rig)["receiver"] == mine
+    assert pool(rig)["receiver"] == mine
     assert rig.sidecar.poll() is None
     assert get(rig, "/healthz") == "ok\n"
 

@@ -62,14 +62,14 @@ def serving(**more: Any) -> Observed:
     return Observed(job=job(), children=children, **found)
 
 
-def decided(seen: Observed, seconds: float = 0) -> Decision:
-    found = decide(seen, SETUP, T0 + timedelta(seconds=seconds))
+def decided(observed: Observed, seconds: float = 0) -> Decision:
+    found = decide(observed, SETUP, T0 + timedelta(seconds=seconds))
     assert found is not None
     return found
 
 
-def after(seen: Observed, decision: Decision, **changes: Any) -> Observed:
-    return replace(seen, status=decision.status, **changes)
+def after(observed: Observed, decision: Decision, **changes: Any) -> Observed:
+    return replace(observed, status=decision.status, **changes)
 
 
 def condition(decision: Decision, kind: ConditionType):
@@ -80,13 +80,13 @@ def keys(decision: Decision) -> set[tuple[str, str]]:
     return {(child["kind"], child["metadata"]["name"]) for child in decision.apply}
 
 
-def failed_trainers(seen: Observed, attempt: int = 0) -> Observed:
+def failed_trainers(observed: Observed, attempt: int = 0) -> Observed:
     ended = [{"name": "trainer", "state": {"terminated": {"exitCode": 7, "message": "CUDA error"}}}]
     name = ("Job", f"mnist-trainers-{attempt}")
     return replace(
-        seen,
+        observed,
         children={
-            **{k: v for k, v in seen.children.items() if k[0] != "Job"},
+            **{k: v for k, v in observed.children.items() if k[0] != "Job"},
             **live(name, conditions=[{"type": "Failed", "status": "True"}]),
         },
         pods=(pod("trainer", attempt=attempt, containerStatuses=ended),),

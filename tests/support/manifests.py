@@ -246,21 +246,21 @@ REFUSED_BY_RULES = [
         {"spec.sidecar.sharedMemory": "1Ki"}, "1Ki; use at least 1Mi, such as 2Gi", id="tiny-memory"
     ),
     pytest.param({"spec.sidecar.sharedMemory": "17Ti"}, "17Ti; use at most 16Ti", id="huge-memory"),
-    pytest.param({"spec.sidecar.ringSize": 512}, "512; use at least 1Mi, or leave it out", id="tiny-ring"),
+    pytest.param({"spec.sidecar.poolSize": 512}, "512; use at least 1Mi, or leave it out", id="tiny-pool"),
     pytest.param(
-        {"spec.sidecar.ringSize": "3Gi"},
+        {"spec.sidecar.poolSize": "3Gi"},
         "3Gi, above sharedMemory 2Gi; use a size up to",
-        id="ring-over-limit",
+        id="pool-over-limit",
     ),
     pytest.param(
-        {"spec.sidecar.ringSize": "1Gi", "spec.trainer.processesPerReplica": 3},
-        "1Gi for each of 3 processes, above sharedMemory 2Gi; use rings that fit",
-        id="rings-over-limit",
+        {"spec.sidecar.poolSize": "1Gi", "spec.trainer.processesPerReplica": 3},
+        "1Gi for each of 3 processes, above sharedMemory 2Gi; use pools that fit",
+        id="pools-over-limit",
     ),
     pytest.param(
         {"spec.sidecar.sharedMemory": "3Mi", "spec.trainer.processesPerReplica": 4},
         "3Mi for 4 processes; use at least 1Mi for each process",
-        id="no-room-for-rings",
+        id="no-room-for-pools",
     ),
     pytest.param(
         {"spec.sidecar.resources": {"limits": {"memory": "2Gi"}}},
@@ -303,7 +303,7 @@ REFUSED_BY_RULES = [
         id="reserved-container",
     ),
     pytest.param(
-        {"spec.trainer.template.spec.volumes": [{"name": "dataloaderjob-ring", "emptyDir": {}}]},
+        {"spec.trainer.template.spec.volumes": [{"name": "dataloaderjob-pool", "emptyDir": {}}]},
         "use a name that does not begin with",
         id="reserved-volume",
     ),
@@ -332,11 +332,11 @@ REFUSED_BY_RULES = [
 ACCEPTED = [
     pytest.param({}, id="minimal"),
     pytest.param({"spec.feeders.replicas": 0, "spec.feeders.minReplicas": 0}, id="no-feeders-on-purpose"),
-    pytest.param({"spec.feeders": None, "spec.sidecar.ringSize": None}, id="null-is-left-out"),
+    pytest.param({"spec.feeders": None, "spec.sidecar.poolSize": None}, id="null-is-left-out"),
     pytest.param({"spec.trainer.replicas": 4, "spec.trainer.processesPerReplica": 8}, id="torchrun"),
     pytest.param({f"{CONTAINER}.command": ["sh"], "spec.trainer.processesPerReplica": 2}, id="any-launcher"),
     pytest.param(
-        {"spec.sidecar.ringSize": "1Gi", "spec.trainer.processesPerReplica": 2}, id="rings-fit-exactly"
+        {"spec.sidecar.poolSize": "1Gi", "spec.trainer.processesPerReplica": 2}, id="pools-fit-exactly"
     ),
     pytest.param(
         {"spec.sidecar.resources": {"limits": {"memory": "2112Mi"}}}, id="sidecar-limit-fits-exactly"

@@ -35,7 +35,7 @@ def usage(pid: int) -> Usage:
 
 
 def beside_shared_memory_kb(pid: int) -> int:
-    """Proportional share of all that a process has in memory but shared memory, such as rings."""
+    """Proportional share of all that a process has in memory but shared memory, such as pools."""
     found = rollup(pid)
     return found["Pss"] - found["Pss_Shmem"]
 

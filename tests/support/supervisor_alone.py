@@ -38,7 +38,7 @@ class SupervisorAlone:
 
     @property
     def desired(self) -> int:
-        return self._supervisor._roster.desired
+        return self._supervisor._feeders.desired
 
     def has_ray(self, tuning: RayTuning | None = None) -> None:
         """Ray has answered."""
@@ -61,5 +61,5 @@ class SupervisorAlone:
 
 def says(sidecar: socket.socket, *failures: dict[str, str], **figures: int) -> None:
     """Its figures, all others 0."""
-    message = {"type": "figures", "figures": figures, "rings": 1, "failures": list(failures)}
+    message = {"type": "figures", "figures": figures, "receivers": 1, "failures": list(failures)}
     sockets.send_message(sidecar, message)

@@ -64,13 +64,13 @@ def same(a: Any, b: Any) -> bool:
 
 
 def body(batch: Any, *, allow_pickle: bool = False) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes that would lie in the ring; 64-byte aligned as there."""
+    """The bytes that would lie in the pool; 64-byte aligned as there."""
     encoded = encode(batch, allow_pickle=allow_pickle)
     assert sum(map(len, encoded.buffers)) == encoded.nbytes
     assert all(len(b) > 0 for b in encoded.buffers)
-    ring = np.zeros(encoded.nbytes + 64, np.uint8)
-    start = -ring.ctypes.data % 64
-    found = ring[start : start + encoded.nbytes]
+    pool = np.zeros(encoded.nbytes + 64, np.uint8)
+    start = -pool.ctypes.data % 64
+    found = pool[start : start + encoded.nbytes]
     found[:] = np.frombuffer(b"".join(encoded.buffers), np.uint8)
     return found
 

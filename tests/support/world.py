@@ -58,12 +58,12 @@ class World:
     """`run` until every stream is consumed or the time is up."""
 
     def __init__(
-        self, seed: int = 0, *, limit: int = 1 << 24, ring: int | None = None, deadline_s: float = 300.0
+        self, seed: int = 0, *, limit: int = 1 << 24, pool: int | None = None, deadline_s: float = 300.0
     ):
         self.random = random.Random(seed)
         self.now = 0.0
         self.machine = Dispatcher(
-            DispatchSettings(limit_nbytes=limit, ring_nbytes=ring, batch_deadline_s=deadline_s),
+            DispatchSettings(limit_nbytes=limit, pool_nbytes=pool, batch_deadline_s=deadline_s),
             generation=GENERATION,
         )
         self.feeders: dict[str, SimFeeder] = {}

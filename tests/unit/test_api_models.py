@@ -142,10 +142,10 @@ def test_quantities_keep_their_spelling_and_compare_by_value() -> None:
 
 
 def test_a_change_of_a_fixed_field_is_named() -> None:
-    old = parse_object(manifest({"spec.sidecar.ringSize": "1Gi"}))
+    old = parse_object(manifest({"spec.sidecar.poolSize": "1Gi"}))
     changes = {"spec.trainer.replicas": 2, "spec.feeders.replicas": 4}
-    ring, replicas = refused_changes(old, parse_object(manifest(changes)))
-    assert str(ring).startswith('spec.sidecar.ringSize: found nothing instead of "1Gi"; use a new job')
+    pool, replicas = refused_changes(old, parse_object(manifest(changes)))
+    assert str(pool).startswith('spec.sidecar.poolSize: found nothing instead of "1Gi"; use a new job')
     assert str(replicas).startswith("spec.trainer.replicas: found 2 instead of 1; use a new job")
 
 

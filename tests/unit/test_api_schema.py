@@ -128,7 +128,7 @@ def test_no_message_has_the_text_of_a_number_whose_length_the_api_server_cannot_
         if "string(" in rule.get("messageExpression", "")
     ]
     assert dear
-    assert all("sharedMemory" in text or "ringSize" in text for text in dear)
+    assert all("sharedMemory" in text or "poolSize" in text for text in dear)
 
 
 def test_free_parts_keep_what_they_are_given() -> None:
@@ -183,7 +183,7 @@ def test_every_rule_has_a_row_that_breaks_it() -> None:
     ("old", "new"),
     [
         pytest.param({}, {"spec.trainer.replicas": 2}, id="replicas"),
-        pytest.param({}, {"spec.sidecar.ringSize": "1Gi"}, id="ring-size-added"),
+        pytest.param({}, {"spec.sidecar.poolSize": "1Gi"}, id="pool-size-added"),
         pytest.param({"spec.managedBy": "a.b/c"}, {}, id="manager-removed"),
     ],
 )

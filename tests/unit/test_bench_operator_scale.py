@@ -144,11 +144,11 @@ def test_an_operator_with_another_root_key_is_refused() -> None:
 def figures(mode: Mode, seconds: float) -> list[rates.Rates]:
     """Of ten spans of so many seconds."""
     job = Job("team/mnist/u", 2, mode)
-    seen = []
+    observed = []
     for number in range(11):
         job.go_on(number * seconds)
-        seen.append(answers.readings(job.status()))
-    return [rates.between(before, after, seconds) for before, after in itertools.pairwise(seen)]
+        observed.append(answers.readings(job.status()))
+    return [rates.between(before, after, seconds) for before, after in itertools.pairwise(observed)]
 
 
 def test_steady_figures_are_worth_one_write_and_moving_ones_more() -> None:

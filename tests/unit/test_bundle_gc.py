@@ -28,57 +28,57 @@ def here(store: BlobStore) -> int:
 
 
 def test_a_dataset_that_changes_at_each_epoch_leaves_nothing_behind(store: BlobStore):
-    shelf = BundleGc(store)
+    bundle_gc = BundleGc(store)
     for epoch in range(30):
         told = bundle(store, b"epoch %d" % epoch, epoch=epoch)
-        shelf.use(1, told)
-        shelf.released(1, told.id)
+        bundle_gc.use(1, told)
+        bundle_gc.released(1, told.id)
         age(store)
-    shelf.use(1, bundle(store, b"the last", epoch=30))
+    bundle_gc.use(1, bundle(store, b"the last", epoch=30))
     assert here(store) <= 2
 
 
 def test_what_a_live_stream_uses_stays_although_its_loader_has_gone_on(store: BlobStore):
-    shelf = BundleGc(store)
+    bundle_gc = BundleGc(store)
     first, second = bundle(store, b"first"), bundle(store, b"second", epoch=1)
-    shelf.use(1, first)
+    bundle_gc.use(1, first)
     age(store)
-    shelf.use(1, second)
+    bundle_gc.use(1, second)
     assert store.missing(first) == []
-    shelf.released(1, first.id)
+    bundle_gc.released(1, first.id)
     age(store)
-    shelf.use(1, bundle(store, b"third", epoch=2))
+    bundle_gc.use(1, bundle(store, b"third", epoch=2))
     assert store.missing(first) != []
 
 
 def test_what_a_loader_used_last_stays_for_its_next_epoch(store: BlobStore):
-    shelf = BundleGc(store)
+    bundle_gc = BundleGc(store)
     train, other = bundle(store, b"train", loader=0), bundle(store, b"validation", loader=1)
-    shelf.use(1, train)
-    shelf.released(1, train.id)
+    bundle_gc.use(1, train)
+    bundle_gc.released(1, train.id)
     age(store)
-    shelf.use(1, other)
+    bundle_gc.use(1, other)
     assert store.missing(train) == []
 
 
 def test_what_one_trainer_lets_go_stays_for_another_that_uses_it(store: BlobStore):
-    shelf = BundleGc(store)
+    bundle_gc = BundleGc(store)
     shared = bundle(store, b"shared")
-    shelf.use(1, shared)
-    shelf.use(2, shared)
-    shelf.gone(1)
+    bundle_gc.use(1, shared)
+    bundle_gc.use(2, shared)
+    bundle_gc.gone(1)
     age(store)
-    shelf.use(3, bundle(store, b"another"))
+    bundle_gc.use(3, bundle(store, b"another"))
     assert store.missing(shared) == []
 
 
 def test_a_trainer_whose_receiver_ended_has_time_to_attach_again(store: BlobStore):
-    shelf = BundleGc(store)
+    bundle_gc = BundleGc(store)
     mine = bundle(store, b"mine")
-    shelf.use(1, mine)
+    bundle_gc.use(1, mine)
     age(store)
-    shelf.gone(1)
-    shelf.use(2, bundle(store, b"another"))
+    bundle_gc.gone(1)
+    bundle_gc.use(2, bundle(store, b"another"))
     assert store.missing(mine) == []
 
 

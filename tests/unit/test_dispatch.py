@@ -110,8 +110,8 @@ def test_a_paused_trainer_blames_nobody():
 
 
 def test_an_awaited_ticket_asked_again_passes_later_ones_that_wait_for_space():
-    """Ring full of later batches, feeders full of later announcements, then the awaited one is lost."""
-    world = World(9, limit=1 << 20, ring=6 * 4096 * 64)
+    """Pool full of later batches, feeders full of later announcements, then the awaited one is lost."""
+    world = World(9, limit=1 << 20, pool=6 * 4096 * 64)
     slow = world.add_feeder(5.0)
     world.add_feeder(0.001)
     trainer = world.open(1, 60, window=32, size=lambda r: 4096 * 64)
@@ -120,8 +120,8 @@ def test_an_awaited_ticket_asked_again_passes_later_ones_that_wait_for_space():
     assert world.taken[1] == list(range(60))
 
 
-def test_two_iterators_share_the_ring_and_neither_blocks_the_other():
-    world = World(10, ring=12 * 4096)
+def test_two_iterators_share_the_pool_and_neither_blocks_the_other():
+    world = World(10, pool=12 * 4096)
     world.add_feeder(0.005)
     one = world.open(1, 60, window=16, size=lambda r: 4096)
     two = world.open(2, 60, window=16, size=lambda r: 4096)
@@ -132,7 +132,7 @@ def test_two_iterators_share_the_ring_and_neither_blocks_the_other():
 
 
 def test_an_iterator_that_sleeps_is_served_past_feeders_full_of_a_paused_ones_announcements():
-    world = World(21, limit=1 << 20, ring=4 * 4096)
+    world = World(21, limit=1 << 20, pool=4 * 4096)
     world.add_feeder(0.01)
     paused = world.open(1, 60, window=16, size=lambda r: 4096)
     paused.paused = True
@@ -161,7 +161,7 @@ def test_a_body_larger_than_its_room_is_a_late_copy_and_is_asked_again_with_more
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_trainer_that_lets_go_of_a_batch_only_with_the_next_never_waits_for_space(seed):
-    world = World(seed, ring=6 * 4096, limit=64 * 4096)
+    world = World(seed, pool=6 * 4096, limit=64 * 4096)
     for _ in range(1 + seed % 3):
         world.add_feeder(0.003)
     trainer = world.open(1, 80, window=16, size=lambda r: r.randint(1, 3 * 4096), hold=-1)
@@ -383,7 +383,7 @@ def test_when_all_are_slow_nobody_is_asked_twice():
     streams=st.integers(1, 3),
     window=st.integers(1, 20),
     largest=st.integers(1, 40),
-    ring=st.one_of(st.none(), st.integers(2, 60)),
+    pool=st.one_of(st.none(), st.integers(2, 60)),
     hold=st.integers(-1, 4),
     faults=st.lists(
         st.tuples(st.sampled_from(["kill", "freeze", "add", "drain", "break"]), st.floats(0.01, 3.0)),
@@ -391,9 +391,9 @@ def test_when_all_are_slow_nobody_is_asked_twice():
     ),
 )
 def test_every_ticket_is_served_once_in_order_and_no_byte_is_lost(
-    seed, feeders, streams, window, largest, ring, hold, faults
+    seed, feeders, streams, window, largest, pool, hold, faults
 ):
-    world = World(seed, limit=4096 * 4000, ring=None if ring is None else ring * 4096)
+    world = World(seed, limit=4096 * 4000, pool=None if pool is None else pool * 4096)
     for _ in range(feeders):
         world.add_feeder(world.random.choice([0.001, 0.01, 0.05]))
 

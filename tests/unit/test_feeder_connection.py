@@ -32,7 +32,7 @@ class Sink:
 
     def __init__(self, *, takes: bool = True) -> None:
         self.came: list[tuple[int, bytes]] = []
-        self.takes, self.ring = takes, bytearray(len(BODY))
+        self.takes, self.pool = takes, bytearray(len(BODY))
 
     def connection_up(self, connection: FeederConnection, facts: dict[str, Any]) -> None: ...
     def connection_moved(self, connection: FeederConnection) -> None: ...
@@ -43,10 +43,10 @@ class Sink:
     def connection_body(
         self, connection: FeederConnection, header: Header
     ) -> tuple[Extent, memoryview] | None:
-        return (Extent(0, 0, header.nbytes), memoryview(self.ring)[: header.nbytes]) if self.takes else None
+        return (Extent(0, 0, header.nbytes), memoryview(self.pool)[: header.nbytes]) if self.takes else None
 
     def connection_body_done(self, connection: FeederConnection, header: Header) -> None:
-        self.came.append((header.ticket, bytes(self.ring[: header.nbytes])))
+        self.came.append((header.ticket, bytes(self.pool[: header.nbytes])))
 
 
 class Feeder:

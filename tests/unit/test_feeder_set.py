@@ -10,7 +10,7 @@ from dataloaderjob.core.supervision import Cause, index_of, name_of
 from dataloaderjob.supervisor.feeder_set import BACKOFF, Drain, Endpoint, FeederSet, Kill, Phase, Place
 
 
-def roster(desired: int) -> FeederSet:
+def feeders(desired: int) -> FeederSet:
     return FeederSet(desired, ready_timeout_s=100, drain_timeout_s=10)
 
 
@@ -23,7 +23,7 @@ def names(made: FeederSet) -> list[str]:
 
 
 def ready(desired: int) -> FeederSet:
-    made = roster(desired)
+    made = feeders(desired)
     assert made.step(0) == [Place(i) for i in range(desired)]
     for i in range(desired):
         assert made.report(feeder(i), 1)
@@ -31,7 +31,7 @@ def ready(desired: int) -> FeederSet:
 
 
 def test_a_feeder_is_listed_from_its_report_to_the_end_of_its_connection():
-    made = roster(2)
+    made = feeders(2)
     made.step(0)
     assert names(made) == []
     made.report(feeder(1), 1)
@@ -50,7 +50,7 @@ def test_the_end_of_an_old_process_does_not_unlist_the_new_one():
 
 
 def test_one_that_does_not_report_is_killed_and_placed_again_with_growing_delays():
-    made = roster(1)
+    made = feeders(1)
     made.step(0)
     now, delays = 0.0, []
     for _ in range(7):
@@ -66,7 +66,7 @@ def test_one_that_does_not_report_is_killed_and_placed_again_with_growing_delays
 
 
 def test_why_it_does_not_report_is_told():
-    made = roster(1)
+    made = feeders(1)
     made.step(0)
     made.explain(0, "no node has room")
     assert made.notes() == ["feeder-0: no node has room"]
@@ -77,7 +77,7 @@ def test_why_it_does_not_report_is_told():
 
 
 def test_a_cause_that_starting_again_does_not_take_away_stays_told_until_the_feeder_reports():
-    made = roster(1)
+    made = feeders(1)
     made.step(0)
     made.failed(0, "no torch", 5, Cause.FAILS)
     assert made.step(7) == [Place(0)]
@@ -103,7 +103,7 @@ def test_a_lost_one_that_ray_gave_up_is_placed_again_at_once_and_not_only_when_i
 
 
 def test_one_that_ray_refuses_is_placed_again_later():
-    made = roster(1)
+    made = feeders(1)
     made.step(0)
     made.failed(0, "the name is taken", 1)
     assert made.step(1.5) == []
@@ -151,7 +151,7 @@ def test_one_that_is_draining_when_it_is_wanted_again_is_kept():
 def test_one_that_is_not_ready_and_no_longer_wanted_is_killed_at_once(phase: Phase):
     made = ready(1)
     if phase is not Phase.LOST:
-        made = roster(1)
+        made = feeders(1)
         made.step(0)
     if phase is Phase.BACKOFF:
         made.failed(0, "no", 1)
@@ -174,7 +174,7 @@ def test_a_hanging_one_is_killed_and_placed_again():
 
 
 def test_those_of_an_earlier_supervisor_are_adopted_and_stray_ones_killed():
-    made = roster(2)
+    made = feeders(2)
     made.adopt(0, 0)
     assert made.report(feeder(0), 1)
     assert made.report(feeder(1), 1), "it reported before it was looked for"
@@ -202,7 +202,7 @@ EVENTS = st.one_of(
 
 @given(st.lists(EVENTS, max_size=60))
 def test_whatever_happens_the_wanted_feeders_come_and_the_others_go(events: list[tuple]):
-    made, now = roster(2), 0.0
+    made, now = feeders(2), 0.0
     placed: set[int] = set()
 
     def step() -> None:
@@ -243,7 +243,7 @@ def guest(index: int, session: str, instance: str = "g") -> Endpoint:
 
 
 def test_feeders_of_a_lost_cluster_serve_until_their_successors_report():
-    made = roster(2)
+    made = feeders(2)
     made.opened("new", 0)
     assert made.report(guest(0, "old"), 1)
     assert made.report(guest(1, "old"), 1)
@@ -257,7 +257,7 @@ def test_feeders_of_a_lost_cluster_serve_until_their_successors_report():
 
 
 def test_a_feeder_that_reports_before_ray_answers_is_adopted_when_it_is_of_this_cluster():
-    made = roster(1)
+    made = feeders(1)
     made.report(guest(0, "same"), 1)
     assert names(made) == ["feeder-0"]
     made.opened("same", 2)
@@ -268,7 +268,7 @@ def test_a_feeder_that_reports_before_ray_answers_is_adopted_when_it_is_of_this_
 
 
 def test_guests_are_listed_only_up_to_the_number_that_is_wanted_and_while_they_answer():
-    made = roster(1)
+    made = feeders(1)
     made.opened("new", 0)
     made.report(guest(0, "old"), 1)
     made.report(guest(1, "old"), 1)

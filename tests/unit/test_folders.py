@@ -212,7 +212,7 @@ def test_a_private_sidecar_hears_no_other_user(shared: Path, is_private: bool):
     path = shared / "s"
     select = selectors.DefaultSelector()
     came: list[ipc.Packet] = []
-    reception = TrainerListener(str(path), select, lambda _, packet: came.append(packet), private=is_private)
+    listener = TrainerListener(str(path), select, lambda _, packet: came.append(packet), private=is_private)
     path.chmod(0o777)
 
     def ask() -> None:
@@ -235,7 +235,7 @@ def test_a_private_sidecar_hears_no_other_user(shared: Path, is_private: bool):
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        reception.close()
+        listener.close()
     assert bool(came) is not is_private
     if is_private:
         told = ipc.parse_json(ipc.unpack((shared / "answer").read_bytes()).payload)

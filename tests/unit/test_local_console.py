@@ -29,9 +29,9 @@ def test_a_meter_adds_up_over_sidecars_that_start_again():
 
 def test_the_line_of_progress():
     shown = Figures(batches_per_s=12.34, nbytes_per_s=4.7e8, stall=0.031, occupancy=0.45, ready=2, desired=3)
-    assert console.line(shown) == "12.3 batches/s, 0.470 GB/s, stall 3.1 %, rings 45 % full, feeders 2/3"
+    assert console.line(shown) == "12.3 batches/s, 0.470 GB/s, stall 3.1 %, pools 45 % full, feeders 2/3"
     idle = Figures(batches_per_s=0, nbytes_per_s=0, stall=None, occupancy=None, ready=0, desired=1)
-    assert console.line(idle) == "0.0 batches/s, 0.000 GB/s, stall -, rings -, feeders 0/1"
+    assert console.line(idle) == "0.0 batches/s, 0.000 GB/s, stall -, pools -, feeders 0/1"
 
 
 def test_the_summary_names_only_what_happened():
@@ -68,30 +68,32 @@ def test_elsewhere_progress_is_a_line_like_others():
     assert err.getvalue() == "dataloaderjob: 1 batch/s\n[trainer-1] oh\n"
 
 
-def see(tenancy: IdleShutdown, now: float, rings: int | None, starter: bool = True) -> bool:
-    return tenancy.see(rings=rings, starter_alive=starter, now=now)
+def see(shutdown: IdleShutdown, now: float, receivers: int | None, starter: bool = True) -> bool:
+    return shutdown.see(receivers=receivers, starter_alive=starter, now=now)
 
 
 def test_a_service_ends_a_while_after_its_last_client():
-    tenancy = IdleShutdown(0.0)
-    assert not see(tenancy, 10.0, 2)
-    assert not see(tenancy, 11.0, 0)
-    assert not see(tenancy, 12.0, 1), "another came"
-    assert not see(tenancy, 12.0 + LINGER_S - 0.1, 0)
-    assert not see(tenancy, 12.0 + LINGER_S + 0.1, None), "a sidecar that is being started again says nothing"
-    assert see(tenancy, 12.0 + LINGER_S + 0.2, 0)
+    shutdown = IdleShutdown(0.0)
+    assert not see(shutdown, 10.0, 2)
+    assert not see(shutdown, 11.0, 0)
+    assert not see(shutdown, 12.0, 1), "another came"
+    assert not see(shutdown, 12.0 + LINGER_S - 0.1, 0)
+    assert not see(shutdown, 12.0 + LINGER_S + 0.1, None), (
+        "a sidecar that is being started again says nothing"
+    )
+    assert see(shutdown, 12.0 + LINGER_S + 0.2, 0)
 
 
 def test_a_service_that_nobody_uses_ends():
-    tenancy = IdleShutdown(0.0)
-    assert not see(tenancy, UNUSED_S - 1, 0)
-    assert see(tenancy, UNUSED_S, 0)
+    shutdown = IdleShutdown(0.0)
+    assert not see(shutdown, UNUSED_S - 1, 0)
+    assert see(shutdown, UNUSED_S, 0)
 
 
 def test_a_service_whose_starter_died_first_waits_for_the_other_ranks_only_a_while():
-    tenancy = IdleShutdown(0.0)
-    assert not see(tenancy, 5.0, 0, starter=False)
-    assert see(tenancy, 5.0 + LINGER_S, 0, starter=False)
+    shutdown = IdleShutdown(0.0)
+    assert not see(shutdown, 5.0, 0, starter=False)
+    assert see(shutdown, 5.0 + LINGER_S, 0, starter=False)
     used = IdleShutdown(0.0)
     assert not see(used, 5.0, 1, starter=False)
     assert not see(used, 50.0, 1, starter=False), "its clients count, not its starter"

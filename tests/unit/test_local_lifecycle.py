@@ -22,16 +22,16 @@ from dataloaderjob.local.lifecycle import (
 
 
 def training(num_trainers: int = 1) -> Lifecycle:
-    course = Lifecycle(num_trainers)
-    assert course.on(Event.SERVED) is Action.START
-    return course
+    lifecycle = Lifecycle(num_trainers)
+    assert lifecycle.on(Event.SERVED) is Action.START
+    return lifecycle
 
 
 def test_trainers_start_once_when_the_sidecar_listens():
-    course = Lifecycle(1)
-    assert course.phase is Phase.PREPARING
-    assert course.on(Event.SERVED) is Action.START
-    assert course.on(Event.SERVED) is Action.NOTHING
+    lifecycle = Lifecycle(1)
+    assert lifecycle.phase is Phase.PREPARING
+    assert lifecycle.on(Event.SERVED) is Action.START
+    assert lifecycle.on(Event.SERVED) is Action.NOTHING
 
 
 @pytest.mark.parametrize(
@@ -39,83 +39,83 @@ def test_trainers_start_once_when_the_sidecar_listens():
     [((0, 0), 0), ((0, 3), 3), ((3, 0), 3), ((7, 3), 7), ((137, 1), 137)],
 )
 def test_the_exit_code_is_the_first_that_is_not_zero(codes: tuple[int, ...], code: int):
-    course = training(len(codes))
+    lifecycle = training(len(codes))
     for number, each in enumerate(codes):
-        course.ended(number, each)
-    assert course.phase is Phase.OVER
-    assert course.code == code
+        lifecycle.ended(number, each)
+    assert lifecycle.phase is Phase.OVER
+    assert lifecycle.code == code
 
 
 def test_when_one_replica_fails_the_others_have_time_to_fail_by_themselves():
-    course = training(2)
-    assert course.ended(1, 3) is Action.NOTHING
-    assert course.phase is Phase.FAILING
-    assert course.grace_s == 5.0
-    assert course.on(Event.GRACE) is Action.ASK
-    assert course.on(Event.GRACE) is Action.KILL
-    course.ended(0, 137)
-    assert course.phase is Phase.OVER
-    assert course.code == 3
-    assert course.first_failure == (1, 3)
+    lifecycle = training(2)
+    assert lifecycle.ended(1, 3) is Action.NOTHING
+    assert lifecycle.phase is Phase.FAILING
+    assert lifecycle.grace_s == 5.0
+    assert lifecycle.on(Event.GRACE) is Action.ASK
+    assert lifecycle.on(Event.GRACE) is Action.KILL
+    lifecycle.ended(0, 137)
+    assert lifecycle.phase is Phase.OVER
+    assert lifecycle.code == 3
+    assert lifecycle.first_failure == (1, 3)
 
 
 def test_one_replica_that_ends_well_leaves_the_others_alone():
-    course = training(2)
-    assert course.ended(0, 0) is Action.NOTHING
-    assert course.phase is Phase.TRAINING
+    lifecycle = training(2)
+    assert lifecycle.ended(0, 0) is Action.NOTHING
+    assert lifecycle.phase is Phase.TRAINING
 
 
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 def test_a_signal_ends_trainers_with_it_and_the_run_with_its_code(number: int, code: int):
-    course = training()
-    assert course.halt(stopped_by(number)) is Action.ASK
-    assert course.stop is not None
-    assert course.stop.number == number
-    course.ended(0, 0)
-    assert course.code == code
+    lifecycle = training()
+    assert lifecycle.halt(stopped_by(number)) is Action.ASK
+    assert lifecycle.stop is not None
+    assert lifecycle.stop.number == number
+    lifecycle.ended(0, 0)
+    assert lifecycle.code == code
 
 
 def test_a_second_signal_kills():
-    course = training()
-    course.halt(stopped_by(signal.SIGINT))
-    assert course.halt(stopped_by(signal.SIGTERM)) is Action.KILL
-    course.ended(0, 137)
-    assert course.code == 130, "the first reason counts"
+    lifecycle = training()
+    lifecycle.halt(stopped_by(signal.SIGINT))
+    assert lifecycle.halt(stopped_by(signal.SIGTERM)) is Action.KILL
+    lifecycle.ended(0, 137)
+    assert lifecycle.code == 130, "the first reason counts"
 
 
 def test_a_signal_before_there_is_a_trainer_ends_the_run():
-    course = Lifecycle(2)
-    assert course.halt(stopped_by(signal.SIGTERM)) is Action.NOTHING
-    assert course.phase is Phase.OVER
-    assert course.code == 143
+    lifecycle = Lifecycle(2)
+    assert lifecycle.halt(stopped_by(signal.SIGTERM)) is Action.NOTHING
+    assert lifecycle.phase is Phase.OVER
+    assert lifecycle.code == 143
 
 
 def test_a_signal_after_a_failure_keeps_the_failure_s_code():
-    course = training(2)
-    course.ended(0, 3)
-    assert course.halt(stopped_by(signal.SIGINT)) is Action.ASK
-    course.ended(1, 130)
-    assert course.code == 3
+    lifecycle = training(2)
+    lifecycle.ended(0, 3)
+    assert lifecycle.halt(stopped_by(signal.SIGINT)) is Action.ASK
+    lifecycle.ended(1, 130)
+    assert lifecycle.code == 3
 
 
 @pytest.mark.parametrize("stop", [Stop(EXIT_LATE, "late"), Stop(EXIT_BROKEN, "broken")])
 def test_deadlines_and_a_broken_service_have_codes_of_their_own(stop: Stop):
-    course = training()
-    assert course.halt(stop) is Action.ASK
-    course.ended(0, 143)
-    assert course.code == stop.code
+    lifecycle = training()
+    assert lifecycle.halt(stop) is Action.ASK
+    lifecycle.ended(0, 143)
+    assert lifecycle.code == stop.code
 
 
 @given(st.lists(st.sampled_from(list(Event))))
 def test_whatever_happens_a_run_that_is_over_stays_over(events: list[Event]):
-    course = Lifecycle(1)
+    lifecycle = Lifecycle(1)
     over = False
     for event in events:
-        action = course.on(event)
-        assert not over or (course.phase is Phase.OVER and action is Action.NOTHING)
-        over = course.phase is Phase.OVER
+        action = lifecycle.on(event)
+        assert not over or (lifecycle.phase is Phase.OVER and action is Action.NOTHING)
+        over = lifecycle.phase is Phase.OVER
 
 
 def test_every_phase_but_the_last_has_a_way_out():

@@ -100,13 +100,13 @@ def test_expansion(text: str, expanded: str):
 def test_the_service_is_as_large_as_all_replicas_together():
     made = planned(
         trainer={"replicas": 2, "processesPerReplica": 2},
-        sidecar={"sharedMemory": "1Gi", "ringSize": "100Mi", "checksum": True},
+        sidecar={"sharedMemory": "1Gi", "poolSize": "100Mi", "checksum": True},
         feeders={"replicas": 3},
         ray={"tuning": {"workerRegisterTimeoutSeconds": 77, "healthCheck": {"periodMs": 2500}}},
         deadlines={"batchSeconds": 9},
         allowPickle=True,
     ).service
-    assert (made.processes, made.shared_memory_nbytes, made.ring_nbytes) == (4, 2 << 30, 100 << 20)
+    assert (made.processes, made.shared_memory_nbytes, made.pool_nbytes) == (4, 2 << 30, 100 << 20)
     assert (made.num_feeders, made.checksum, made.batch_deadline_s) == (3, True, 9.0)
     assert made.tuning.worker_register_timeout_s == 77
     assert made.tuning.health_check_period_s == 2.5

@@ -68,7 +68,11 @@ def test_what_ray_has_in_force_is_as_the_supervisor_says():
 
 
 def test_counters_of_each_sidecar_are_read():
-    told = {"a": {"figures": {"next_calls": 3, "used_nbytes": 1}, "rings": 1}, "b": {"rings": 0}, "c": 7}
+    told = {
+        "a": {"figures": {"next_calls": 3, "used_nbytes": 1}, "receivers": 1},
+        "b": {"receivers": 0},
+        "c": 7,
+    }
     found = readings({**STATUS, "sidecars": told})
     assert list(found) == ["a"]
     assert (found["a"]["next_calls"], found["a"]["used_nbytes"], found["a"]["wait_ns"]) == (3, 1, 0)
@@ -124,8 +128,8 @@ def test_figures_are_shown_in_the_units_of_the_status():
         pytest.param("stall_percent", "0", "0.9", False, id="also from zero"),
         pytest.param("stall_percent", "3", "5", True, id="it stalls"),
         pytest.param("stall_percent", "80", "83", False, id="it stalls as before"),
-        pytest.param("occupancy_percent", "40", "49", False, id="a ring breathes"),
-        pytest.param("occupancy_percent", "40", "60", True, id="a ring fills"),
+        pytest.param("occupancy_percent", "40", "49", False, id="a pool breathes"),
+        pytest.param("occupancy_percent", "40", "60", True, id="a pool fills"),
         pytest.param("gb_per_second", "nonsense", "1", True, id="somebody else's words"),
     ],
 )

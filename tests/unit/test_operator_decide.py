@@ -43,7 +43,7 @@ def test_a_job_seen_for_the_first_time_has_all_conditions_and_gets_all_children(
     assert made.status.observed_generation == 1
     assert keys(made) == BASE | {HEAD, FEEDERS, TRAINERS}
     assert made.delete == ()
-    assert made.look_again_s == 900, "the startup deadline"
+    assert made.requeue_after_s == 900, "the startup deadline"
 
 
 def test_a_job_of_another_controller_is_left_alone():
@@ -51,18 +51,18 @@ def test_a_job_of_another_controller_is_left_alone():
 
 
 def test_nothing_changes_while_nothing_happens():
-    seen = serving()
-    first = decided(seen)
+    observed = serving()
+    first = decided(observed)
     assert first.status.phase == Phase.RUNNING
     assert condition(first, ConditionType.READY).status == "True"
-    again = decided(after(seen, first), 500)
+    again = decided(after(observed, first), 500)
     assert again.status == first.status, "not even a time"
     assert again.apply == first.apply
 
 
 def test_a_part_that_stops_serving_degrades_a_running_job_and_says_why():
-    seen = serving()
-    running = after(seen, decided(seen))
+    observed = serving()
+    running = after(observed, decided(observed))
     sick = pod(
         "feeder",
         containerStatuses=[
@@ -94,15 +94,17 @@ def test_a_trainer_whose_image_is_not_there_keeps_the_job_from_being_ready():
         "name": "trainer",
         "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
     }
-    seen = replace(serving(), pods=(pod("head"), pod("trainer", phase="Pending", containerStatuses=[image])))
-    made = decided(seen)
+    observed = replace(
+        serving(), pods=(pod("head"), pod("trainer", phase="Pending", containerStatuses=[image]))
+    )
+    made = decided(observed)
     assert made.status.phase == Phase.STARTING
     assert condition(made, ConditionType.SIDECARS_READY).status == "True"
     for kind in (ConditionType.TRAINERS_READY, ConditionType.READY):
         found = condition(made, kind)
         assert (found.status, found.reason) == ("False", "ImageNotPulled")
         assert "pod mnist-trainer-0, container trainer" in found.message
-    late = decided(after(seen, made), 901)
+    late = decided(after(observed, made), 901)
     assert late.status.phase == Phase.FAILED
     assert "no such image" in condition(late, ConditionType.FAILED).message
 
@@ -122,8 +124,10 @@ def test_ready_tells_what_is_wrong_before_what_merely_takes_its_time():
 
 def test_a_trainer_that_ended_well_before_the_others_is_ready_all_the_same():
     ended = [{"name": "trainer", "state": {"terminated": {"exitCode": 0}}}]
-    seen = replace(serving(), pods=(pod("head"), pod("trainer", phase="Succeeded", containerStatuses=ended)))
-    assert condition(decided(seen), ConditionType.READY).status == "True"
+    observed = replace(
+        serving(), pods=(pod("head"), pod("trainer", phase="Succeeded", containerStatuses=ended))
+    )
+    assert condition(decided(observed), ConditionType.READY).status == "True"
 
 
 def test_a_sidecar_that_ends_with_its_trainer_is_missed_by_nobody():
@@ -131,13 +135,15 @@ def test_a_sidecar_that_ends_with_its_trainer_is_missed_by_nobody():
     status = {
         "containerStatuses": [{"name": "trainer", **ended}], "initContainerStatuses": [{"name": SIDECAR, **ended}]
     }  # fmt: skip
-    seen = serving()
-    over = replace(after(seen, decided(seen)), pods=(pod("head"), pod("feeder"), pod("trainer", **status)))
+    observed = serving()
+    over = replace(
+        after(observed, decided(observed)), pods=(pod("head"), pod("feeder"), pod("trainer", **status))
+    )
     assert decided(over).status.phase == Phase.RUNNING
 
 
 def test_pods_that_a_quota_refuses_are_told_by_their_deployment():
-    seen = serving()
+    observed = serving()
     refused = {
         "conditions": [
             {
@@ -148,26 +154,28 @@ def test_pods_that_a_quota_refuses_are_told_by_their_deployment():
             }
         ]
     }
-    children = {**seen.children, **live(FEEDERS, **refused)}
-    made = decided(replace(seen, children=children, pods=(), answer=None))
+    children = {**observed.children, **live(FEEDERS, **refused)}
+    made = decided(replace(observed, children=children, pods=(), answer=None))
     assert condition(made, ConditionType.FEEDERS_READY).message == "exceeded quota"
 
 
 def test_a_child_that_the_server_refuses_is_told_in_the_servers_words():
-    seen = serving()
-    made = decided(replace(after(seen, decided(seen)), refused="pods is forbidden: exceeded quota"), 5)
+    observed = serving()
+    made = decided(
+        replace(after(observed, decided(observed)), refused="pods is forbidden: exceeded quota"), 5
+    )
     ready = condition(made, ConditionType.READY)
     assert (ready.status, ready.reason, ready.message) == (
         "False",
         "ChildRefused",
         "pods is forbidden: exceeded quota",
     )
-    assert condition(decided(after(seen, made)), ConditionType.READY).status == "True"
+    assert condition(decided(after(observed, made)), ConditionType.READY).status == "True"
 
 
 def test_when_the_trainers_end_well_head_and_feeders_go_at_once_and_their_logs_stay():
-    seen = serving()
-    running = after(seen, decided(seen))
+    observed = serving()
+    running = after(observed, decided(observed))
     done = replace(
         running,
         children={
@@ -182,7 +190,7 @@ def test_when_the_trainers_end_well_head_and_feeders_go_at_once_and_their_logs_s
     assert keys(made) == BASE
     assert condition(made, ConditionType.COMPLETE).status == "True"
     assert condition(made, ConditionType.READY).status == "False"
-    assert made.look_again_s is None
+    assert made.requeue_after_s is None
     gone = decided(after(done, made, children={}, pods=()), 99)
     assert (gone.status.phase, gone.status.completion_time) == (Phase.COMPLETE, made.status.completion_time)
 
@@ -191,14 +199,14 @@ def test_a_finished_job_is_deleted_when_its_time_after_the_end_is_over():
     status = decided(
         replace(serving(), children=live(TRAINERS, conditions=[{"type": "Complete", "status": "True"}]))
     ).status
-    seen = Observed(job=job(ttlSecondsAfterFinished=60), status=status)
-    assert (decided(seen, 59).delete_job, decided(seen, 59).look_again_s) == (False, 1)
-    assert decided(seen, 60).delete_job
+    observed = Observed(job=job(ttlSecondsAfterFinished=60), status=status)
+    assert (decided(observed, 59).delete_job, decided(observed, 59).requeue_after_s) == (False, 1)
+    assert decided(observed, 60).delete_job
 
 
 def test_a_trainer_that_fails_restarts_the_whole_group_once_and_only_when_the_old_one_is_gone():
-    seen = serving()
-    running = after(seen, decided(seen))
+    observed = serving()
+    running = after(observed, decided(observed))
     failed = failed_trainers(running)
     made = decided(failed, 10)
     assert made.status.trainers.restarts == 1
@@ -214,8 +222,8 @@ def test_a_trainer_that_fails_restarts_the_whole_group_once_and_only_when_the_ol
 
 
 def test_trainers_that_fail_more_often_than_allowed_fail_the_job_with_the_cause():
-    seen = replace(serving(), job=job(backoffLimit=0))
-    made = decided(failed_trainers(after(seen, decided(seen))), 10)
+    observed = replace(serving(), job=job(backoffLimit=0))
+    made = decided(failed_trainers(after(observed, decided(observed))), 10)
     assert made.status.phase == Phase.FAILED
     told = condition(made, ConditionType.FAILED)
     assert told.reason == "BackoffLimitExceeded"
@@ -225,34 +233,34 @@ def test_trainers_that_fail_more_often_than_allowed_fail_the_job_with_the_cause(
 
 def test_a_job_that_does_not_come_up_fails_in_time_and_says_what_it_lacked():
     waiting = {"name": "feeder", "state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}
-    seen = Observed(
+    observed = Observed(
         job=job(deadlines={"startupSeconds": 200}), pods=(pod("feeder", containerStatuses=[waiting]),)
     )
-    first = decided(seen)
-    assert decided(after(seen, first), 199).status.phase == Phase.STARTING
-    late = decided(after(seen, first), 200)
+    first = decided(observed)
+    assert decided(after(observed, first), 199).status.phase == Phase.STARTING
+    late = decided(after(observed, first), 200)
     told = condition(late, ConditionType.FAILED)
     assert (late.status.phase, told.reason) == (Phase.FAILED, "StartupDeadlineExceeded")
     assert "ErrImagePull: not found" in told.message
 
 
 def test_the_startup_deadline_is_met_once_all_served():
-    seen = serving()
-    running = after(seen, decided(seen))
+    observed = serving()
+    running = after(observed, decided(observed))
     lost = replace(running, children={**running.children, **live(HEAD)})
     assert decided(lost, 5000).status.phase == Phase.DEGRADED
 
 
 def test_a_job_ends_at_its_active_deadline():
-    seen = replace(serving(), job=job(deadlines={"activeDeadlineSeconds": 100}))
-    first = decided(seen)
-    assert first.look_again_s == 100
-    assert condition(decided(after(seen, first), 100), ConditionType.FAILED).reason == "DeadlineExceeded"
+    observed = replace(serving(), job=job(deadlines={"activeDeadlineSeconds": 100}))
+    first = decided(observed)
+    assert first.requeue_after_s == 100
+    assert condition(decided(after(observed, first), 100), ConditionType.FAILED).reason == "DeadlineExceeded"
 
 
 def test_suspend_releases_every_pod_and_resume_starts_the_deadlines_anew():
-    seen = serving()
-    running = after(seen, decided(seen))
+    observed = serving()
+    running = after(observed, decided(observed))
     held = replace(running, job=job(suspend=True))
     leaving = decided(held, 10)
     assert leaving.status.phase == Phase.SUSPENDING
@@ -260,7 +268,7 @@ def test_suspend_releases_every_pod_and_resume_starts_the_deadlines_anew():
     idle = decided(after(held, leaving, children=live(*BASE), pods=()), 20)
     assert idle.status.phase == Phase.SUSPENDED
     assert condition(idle, ConditionType.SUSPENDED).status == "True"
-    assert (idle.status.start_time, idle.look_again_s) == (None, None)
+    assert (idle.status.start_time, idle.requeue_after_s) == (None, None)
     back = decided(after(replace(held, job=job()), idle, children=live(*BASE), pods=()), 5000)
     assert back.status.phase == Phase.STARTING
     assert back.status.start_time == "2026-01-01T01:23:20Z"
@@ -268,8 +276,8 @@ def test_suspend_releases_every_pod_and_resume_starts_the_deadlines_anew():
 
 
 def test_a_resumed_job_has_a_startup_deadline_also_when_trainers_were_made_anew_before():
-    seen = serving()
-    failed = failed_trainers(after(seen, decided(seen)))
+    observed = serving()
+    failed = failed_trainers(after(observed, decided(observed)))
     again = decided(failed, 10)
     assert (again.status.trainers.restarts, again.status.phase) == (1, Phase.DEGRADED)
     held = replace(after(failed, again, children=live(*BASE), pods=()), job=job(suspend=True))
@@ -278,25 +286,25 @@ def test_a_resumed_job_has_a_startup_deadline_also_when_trainers_were_made_anew_
     limits = {"startupSeconds": 200}
     resumed = replace(after(held, idle), job=job(deadlines=limits), answer=None)
     back = decided(resumed, 5000)
-    assert (back.status.phase, back.look_again_s) == (Phase.STARTING, 200)
+    assert (back.status.phase, back.requeue_after_s) == (Phase.STARTING, 200)
     late = decided(after(resumed, back), 5200)
     assert condition(late, ConditionType.FAILED).reason == "StartupDeadlineExceeded"
 
 
 def test_pods_that_become_ready_one_after_the_other_are_written_once_a_second():
-    seen = replace(serving(), job=job(**{"feeders.replicas": 8}), answer=replace(ANSWER, ready=2))
-    written = replace(after(seen, decided(seen)), written_at=T0)
+    observed = replace(serving(), job=job(**{"feeders.replicas": 8}), answer=replace(ANSWER, ready=2))
+    written = replace(after(observed, decided(observed)), written_at=T0)
     more = replace(written, answer=replace(ANSWER, ready=5))
     soon = decided(more, 0.4)
-    assert (soon.status, soon.look_again_s) == (written.status, 0.6)
+    assert (soon.status, soon.requeue_after_s) == (written.status, 0.6)
     assert decided(more, 1).status.feeders.ready == 5
     assert decided(replace(more, written_at=None), 0.4).status.feeders.ready == 5, "it has just started"
 
 
 @pytest.mark.parametrize("change", [{"suspend": True}, {"feeders.replicas": 2}, {"backoffLimit": 9}])
 def test_what_is_more_than_a_count_is_written_at_once(change):
-    seen = serving()
-    written = replace(after(seen, decided(seen)), written_at=T0)
+    observed = serving()
+    written = replace(after(observed, decided(observed)), written_at=T0)
     edited = job(**change)
     edited = edited.model_copy(update={"metadata": edited.metadata.model_copy(update={"generation": 2})})
     made = decided(replace(written, job=edited), 0.1)
@@ -310,10 +318,10 @@ def at_start(decision: Decision) -> int:
 
 
 def test_a_supervisor_that_runs_is_told_the_number_of_feeders_and_its_file_is_left_alone():
-    seen = serving()
-    made = next(child for child in decided(seen).apply if child["kind"] == "ConfigMap")
-    children = {**seen.children, ("ConfigMap", "mnist-settings"): made}
-    wider = replace(seen, job=job(**{"feeders.replicas": 8}), children=children)
+    observed = serving()
+    made = next(child for child in decided(observed).apply if child["kind"] == "ConfigMap")
+    children = {**observed.children, ("ConfigMap", "mnist-settings"): made}
+    wider = replace(observed, job=job(**{"feeders.replicas": 8}), children=children)
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     runs = decided(replace(wider, pods=(pod("head", **ready), pod("feeder"), pod("trainer"))))
     assert (runs.feeders, at_start(runs)) == (8, 1)
@@ -323,13 +331,13 @@ def test_a_supervisor_that_runs_is_told_the_number_of_feeders_and_its_file_is_le
 
 
 def test_policies_go_when_they_are_no_longer_asked_for_and_stay_as_long_as_any_pod_may():
-    seen = serving()
+    observed = serving()
     policies = {key for key in BASE if key[0] == "NetworkPolicy"}
-    without = decided(replace(seen, job=job(networkPolicy={"mode": "None"})))
+    without = decided(replace(observed, job=job(networkPolicy={"mode": "None"})))
     assert set(without.delete) == policies
     assert not keys(without) & policies
     for changes in ({"suspend": True}, {"networkPolicy": {"mode": "Strict"}}):
-        made = decided(replace(seen, job=job(**changes)))
+        made = decided(replace(observed, job=job(**changes)))
         assert keys(made) >= policies, "before and while pods are there"
 
 
@@ -340,13 +348,13 @@ def test_every_stage_says_which_children_it_has():
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
 def test_restarts_never_exceed_the_limit(limit: int):
-    seen = replace(serving(), job=job(backoffLimit=limit))
-    seen = after(seen, decided(seen))
+    observed = replace(serving(), job=job(backoffLimit=limit))
+    observed = after(observed, decided(observed))
     for attempt in range(limit + 2):
-        made = decided(failed_trainers(seen, attempt=min(attempt, limit)), attempt)
-        seen = after(seen, made, children=live(*BASE))
-    assert seen.status.trainers.restarts == limit
-    assert seen.status.phase == Phase.FAILED
+        made = decided(failed_trainers(observed, attempt=min(attempt, limit)), attempt)
+        observed = after(observed, made, children=live(*BASE))
+    assert observed.status.trainers.restarts == limit
+    assert observed.status.phase == Phase.FAILED
 
 
 class Cluster(RuleBasedStateMachine):
@@ -360,7 +368,7 @@ class Cluster(RuleBasedStateMachine):
         self.seconds = 0
         self.attempts: set[str] = set()
 
-    def seen(self) -> Observed:
+    def observed(self) -> Observed:
         pods = tuple(
             pod({"mnist-head": "head", "mnist-feeders": "feeder"}.get(name, "trainer"))
             for kind, name in self.children
@@ -375,7 +383,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(writes=st.integers(min_value=0, max_value=15))
     def reconcile(self, writes: int) -> None:
         """The operator looks and acts, and dies after so many writes."""
-        made = decided(self.seen(), self.seconds)
+        made = decided(self.observed(), self.seconds)
         acts: list[Any] = [("status", made.status)]
         acts += [("delete", key) for key in made.delete] + [("apply", child) for child in made.apply]
         for act, what in acts[:writes]:
@@ -424,7 +432,7 @@ class Cluster(RuleBasedStateMachine):
         ended = {c.type for c in self.status.conditions if c.status == "True"} & {"Complete", "Failed"}
         assert len(ended) <= 1
         if ended:
-            assert decided(self.seen(), self.seconds + 10_000).status.phase.value in ended
+            assert decided(self.observed(), self.seconds + 10_000).status.phase.value in ended
 
     def teardown(self) -> None:
         """Left in peace, every job ends up where its spec asks it to be."""
@@ -432,7 +440,7 @@ class Cluster(RuleBasedStateMachine):
             self.reconcile(100)
             self.garbage()
             self.everything_starts()
-        made = decided(self.seen(), self.seconds)
+        made = decided(self.observed(), self.seconds)
         assert made.delete == ()
         finished = made.status.phase in (Phase.COMPLETE, Phase.FAILED)
         expected = BASE if finished or self.spec.get("suspend") else BASE | {HEAD, FEEDERS}

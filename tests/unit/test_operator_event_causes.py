@@ -43,7 +43,7 @@ def trainers(**status: Any) -> dict[tuple[str, str], dict[str, Any]]:
     return {TRAINERS: {"metadata": metadata, "spec": {"completions": 2}, "status": status}}
 
 
-def seen(*pods: dict[str, Any], children: Any = None, **more: Any) -> Observed:
+def observed(*pods: dict[str, Any], children: Any = None, **more: Any) -> Observed:
     job = parse_object(
         manifest({"metadata.uid": "u", "metadata.namespace": "team", "spec.trainer.replicas": 2})
     )
@@ -65,13 +65,13 @@ def condition(decision: Decision, kind: ConditionType) -> tuple[str, str]:
 
 
 def test_a_pod_that_its_node_does_not_start_is_asked_about_after_a_while():
-    look = seen(pod("head"))
+    look = observed(pod("head"))
     young = decided(look, 2)
     assert young.questions == ()
-    assert young.look_again_s == SETTLE_S - 2
+    assert young.requeue_after_s == SETTLE_S - 2
     old = decided(look)
     assert old.questions == (Question("Pod", "mnist-head-a", "u-head-a"),)
-    assert old.look_again_s == AGAIN_S
+    assert old.requeue_after_s == AGAIN_S
 
 
 RUNS = {"containerStatuses": [{"name": "head", "state": {"running": {}}}]}
@@ -102,12 +102,12 @@ RUNS = {"containerStatuses": [{"name": "head", "state": {"running": {}}}]}
     ],
 )
 def test_nothing_is_asked_about_a_pod_that_runs_or_tells_by_itself(there):
-    assert asked(seen(there), 100) == []
+    assert asked(observed(there), 100) == []
 
 
 def test_a_few_of_many_are_asked_about():
     many = [pod("feeder", f"{number:02}") for number in range(50)]
-    assert asked(seen(*many, pod("head"))) == ["mnist-head-a", "mnist-feeder-00", "mnist-feeder-01"]
+    assert asked(observed(*many, pod("head"))) == ["mnist-head-a", "mnist-feeder-00", "mnist-feeder-01"]
 
 
 @pytest.mark.parametrize(
@@ -121,16 +121,16 @@ def test_a_few_of_many_are_asked_about():
     ],
 )
 def test_a_job_with_fewer_pods_than_it_asks_for_is_asked_about(status, names):
-    assert asked(seen(children=trainers(**status))) == names
+    assert asked(observed(children=trainers(**status))) == names
 
 
 def test_nothing_is_asked_about_a_job_that_is_held_or_over():
-    held = seen(children=trainers())
+    held = observed(children=trainers())
     held = replace(
         held, job=held.job.model_copy(update={"spec": held.job.spec.model_copy(update={"suspend": True})})
     )
     assert asked(held) == []
-    over = decided(seen(children=trainers(conditions=[{"type": "Complete", "status": "True"}])))
+    over = decided(observed(children=trainers(conditions=[{"type": "Complete", "status": "True"}])))
     assert over.questions == ()
 
 
@@ -228,17 +228,17 @@ def heard(uid: str, reason: str, message: str, kind: str = "pod", name: str = "p
 def test_what_was_heard_is_in_the_condition_of_its_part(there, children, uid, kind):
     names = {"head": "mnist-head", "feeder": "mnist-feeders"}
     deployments = {("Deployment", name): {"metadata": {"name": name}} for name in names.values()}
-    look = seen(there, children={**deployments, **children}, **heard(uid, "VolumeNotMounted", MISSING))
+    look = observed(there, children={**deployments, **children}, **heard(uid, "VolumeNotMounted", MISSING))
     assert condition(decided(look), kind) == ("VolumeNotMounted", f"pod p: {MISSING}")
 
 
 def test_what_was_heard_of_something_that_is_held_up_no_longer_is_not_told():
-    look = seen(pod("trainer", phase="Running"), **heard("u-trainer-a", "VolumeNotMounted", MISSING))
+    look = observed(pod("trainer", phase="Running"), **heard("u-trainer-a", "VolumeNotMounted", MISSING))
     assert condition(decided(look), ConditionType.SIDECARS_READY)[0] == "PodsStart"
 
 
 def test_a_job_that_was_refused_its_pods_fails_with_that_cause_in_the_end():
-    look = seen(
+    look = observed(
         children=trainers(), **heard("u-job", "PodsRefused", "exceeded quota", "Job", "mnist-trainers-0")
     )
     look = replace(look, status=decided(look).status)

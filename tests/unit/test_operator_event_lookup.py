@@ -33,15 +33,15 @@ class Told:
 
 
 class Asked:
-    """An inquirer in virtual time, and the jobs that it put onto the schedule."""
+    """An event lookup in virtual time, and the jobs that it put onto the workqueue."""
 
     def __init__(self, events: dict[str, list[dict[str, Any]]]) -> None:
         self.now, self.api, self.changed = 0.0, Told(events), list[tuple[str, str]]()
-        self.inquirer = EventLookup(self.api, self.changed.append, lambda: self.now)
+        self.lookup = EventLookup(self.api, self.changed.append, lambda: self.now)
 
     def turns(self) -> None:
         async def all_of_them() -> None:
-            while await self.inquirer.turn():
+            while await self.lookup.turn():
                 pass
 
         asyncio.run(all_of_them())
@@ -49,78 +49,78 @@ class Asked:
 
 def test_what_is_heard_is_there_at_the_next_look_which_comes_at_once():
     asked = Asked({"u-p": [MOUNT]})
-    asked.inquirer.ask(A, (POD,))
-    assert asked.inquirer.heard(A) == {}
+    asked.lookup.ask(A, (POD,))
+    assert asked.lookup.heard(A) == {}
     asked.turns()
     assert asked.changed == [A]
-    assert asked.inquirer.heard(A)["u-p"].reason == "VolumeNotMounted"
-    assert asked.inquirer.heard(B) == {}
+    assert asked.lookup.heard(A)["u-p"].reason == "VolumeNotMounted"
+    assert asked.lookup.heard(B) == {}
 
 
 def test_it_asks_again_only_after_a_while_and_says_nothing_of_the_same():
     asked = Asked({"u-p": [MOUNT]})
     for moment, requests in ((0, 1), (1, 1), (AGAIN_S / 2, 1), (AGAIN_S, 2), (AGAIN_S + 1, 2)):
         asked.now = moment
-        asked.inquirer.ask(A, (POD,))
+        asked.lookup.ask(A, (POD,))
         asked.turns()
         assert len(asked.api.asked) == requests
     assert asked.changed == [A], "nothing new the second time"
     asked.api.events_["u-p"] = []
     asked.now = 3 * AGAIN_S
-    asked.inquirer.ask(A, (POD,))
+    asked.lookup.ask(A, (POD,))
     asked.turns()
     assert asked.changed == [A, A]
-    assert asked.inquirer.heard(A) == {}
+    assert asked.lookup.heard(A) == {}
 
 
 def test_jobs_take_turns_and_one_that_asks_twice_has_one():
     asked = Asked({"u-p": [], "u-q": []})
-    asked.inquirer.ask(A, (POD,))
-    asked.inquirer.ask(B, (Question("Pod", "q", "u-q"),))
-    asked.inquirer.ask(A, (POD,))
+    asked.lookup.ask(A, (POD,))
+    asked.lookup.ask(B, (Question("Pod", "q", "u-q"),))
+    asked.lookup.ask(A, (POD,))
     asked.turns()
     assert asked.api.asked == [("team", "u-p"), ("team", "u-q")]
 
 
 def test_a_job_that_asks_no_longer_is_forgotten():
     asked = Asked({"u-p": [MOUNT]})
-    asked.inquirer.ask(A, (POD,))
+    asked.lookup.ask(A, (POD,))
     asked.turns()
-    asked.inquirer.ask(A, ())
-    assert asked.inquirer.heard(A) == {}
-    asked.inquirer.ask(A, (POD,))
-    asked.inquirer.forget(A)
+    asked.lookup.ask(A, ())
+    assert asked.lookup.heard(A) == {}
+    asked.lookup.ask(A, (POD,))
+    asked.lookup.forget(A)
     asked.turns()
     assert len(asked.api.asked) == 1
 
 
 def test_what_was_heard_of_an_object_that_is_asked_about_no_longer_is_forgotten():
     asked = Asked({"u-p": [MOUNT]})
-    asked.inquirer.ask(A, (POD,))
+    asked.lookup.ask(A, (POD,))
     asked.turns()
-    asked.inquirer.ask(A, (Question("Pod", "q", "u-q"),))
-    assert asked.inquirer.heard(A) == {}
+    asked.lookup.ask(A, (Question("Pod", "q", "u-q"),))
+    assert asked.lookup.heard(A) == {}
 
 
 def test_a_server_that_does_not_answer_changes_nothing_of_what_was_heard():
     asked = Asked({"u-p": [MOUNT]})
-    asked.inquirer.ask(A, (POD,))
+    asked.lookup.ask(A, (POD,))
     asked.turns()
-    before = asked.inquirer.heard(A)
+    before = asked.lookup.heard(A)
     del asked.api.events_["u-p"]
     asked.now = AGAIN_S
-    asked.inquirer.ask(A, (POD,))
+    asked.lookup.ask(A, (POD,))
     asked.turns()
-    assert asked.inquirer.heard(A) == before
+    assert asked.lookup.heard(A) == before
 
 
 def test_it_runs_on_its_own():
     async def run() -> None:
         told, api = asyncio.Event(), Told({"u-p": [MOUNT]})
-        inquirer = EventLookup(api, lambda _: told.set())
-        task = asyncio.create_task(inquirer.run())
+        lookup = EventLookup(api, lambda _: told.set())
+        task = asyncio.create_task(lookup.run())
         await asyncio.sleep(0)
-        inquirer.ask(A, (POD,))
+        lookup.ask(A, (POD,))
         async with asyncio.timeout(10):
             await told.wait()
         task.cancel()

@@ -86,12 +86,12 @@ def test_a_job_that_is_on_no_cluster_has_no_children():
 
 
 def test_settings_files_are_what_the_processes_read():
-    data = children({"spec.sidecar.ringSize": "64Mi", "spec.trainer.processesPerReplica": 2})[
+    data = children({"spec.sidecar.poolSize": "64Mi", "spec.trainer.processesPerReplica": 2})[
         "ConfigMap/mnist-settings"
     ]["data"]
     sidecar = SidecarSettings(**json.loads(data["sidecar.json"]))
     assert sidecar.job == "team/mnist/u-1"
-    assert (sidecar.processes, sidecar.ring_nbytes, sidecar.shared_memory_nbytes) == (2, 64 << 20, 2 << 30)
+    assert (sidecar.processes, sidecar.pool_nbytes, sidecar.shared_memory_nbytes) == (2, 64 << 20, 2 << 30)
     assert (sidecar.supervisor_host, sidecar.supervisor_port) == ("mnist-head", settings.SUPERVISOR_PORT)
     for file in ("head.json", "feeder.json"):
         assert RayTuning(**json.loads(data[file])["tuning"]).worker_register_timeout_s == 120
@@ -128,7 +128,7 @@ def test_the_sidecar_is_a_native_sidecar_before_the_users_init_containers():
         ({"spec.sidecar.resources": {"requests": {"memory": "1Gi"}}}, "1Gi", 2112 << 20),
     ],
 )
-def test_the_sidecars_memory_is_what_its_rings_and_itself_need_unless_it_is_said(changes, request_, limit):
+def test_the_sidecars_memory_is_what_its_pools_and_itself_need_unless_it_is_said(changes, request_, limit):
     sidecar = pod(children(changes)["Job/mnist-trainers-0"])["initContainers"][0]
     assert sidecar["resources"]["requests"]["memory"] == str(request_)
     assert sidecar["resources"]["limits"]["memory"] == str(limit)

@@ -76,10 +76,10 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 def test_work_counts_what_it_does_and_why_it_failed():
-    metrics, seen = Metrics(), list[str]()
+    metrics, observed = Metrics(), list[str]()
 
     async def reconcile(key: tuple[str, str]) -> float | None:
-        seen.append(key[1])
+        observed.append(key[1])
         if key[1] == "refused":
             raise ApiError(422, "no")
         if key[1] == "bug":
@@ -93,7 +93,7 @@ def test_work_counts_what_it_does_and_why_it_failed():
         assert sample(metrics, "queue_depth") == 3
         task = asyncio.create_task(work.run())
         async with asyncio.timeout(10):
-            while len(seen) < 3 or sample(metrics, "reconcile_duration_seconds_count") != 3:
+            while len(observed) < 3 or sample(metrics, "reconcile_duration_seconds_count") != 3:
                 await asyncio.sleep(0)
         assert sample(metrics, "queue_depth") == 0, "a later look is not due"
         task.cancel()

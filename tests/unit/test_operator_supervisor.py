@@ -41,17 +41,17 @@ def with_ip(role: str) -> dict[str, Any]:
 
 def starting(**more: Any) -> Observed:
     """A job whose pods are ready, of which nobody has said more."""
-    seen = replace(serving(), answer=None, **more)
-    return after(seen, decided(replace(seen, children={}, pods=())))
+    observed = replace(serving(), answer=None, **more)
+    return after(observed, decided(replace(observed, children={}, pods=())))
 
 
-def feeders(seen: Observed) -> tuple[str, str, str]:
-    found = condition(decided(seen), ConditionType.FEEDERS_READY)
+def feeders(observed: Observed) -> tuple[str, str, str]:
+    found = condition(decided(observed), ConditionType.FEEDERS_READY)
     return found.status, found.reason, found.message
 
 
-def head(seen: Observed) -> tuple[str, str]:
-    found = condition(decided(seen), ConditionType.HEAD_READY)
+def head(observed: Observed) -> tuple[str, str]:
+    found = condition(decided(observed), ConditionType.HEAD_READY)
     return found.status, found.reason
 
 
@@ -69,8 +69,8 @@ def test_a_head_is_ready_when_its_supervisor_answers_and_has_ray(answer: Answer,
 
 
 def test_an_operator_that_has_just_started_takes_nothing_back_before_it_has_asked():
-    seen = serving()
-    running = after(seen, decided(seen), answer=None)
+    observed = serving()
+    running = after(observed, decided(observed), answer=None)
     assert decided(running, 99).status == running.status
     silent = replace(running, answer=Answer(silent="[Errno 111] refused"))
     made = decided(silent)
@@ -110,33 +110,33 @@ def test_an_operator_that_has_just_started_takes_nothing_back_before_it_has_aske
 def test_feeders_are_ready_when_the_supervisor_says_so_and_else_its_cause_is_told(
     answer: Answer | None, pods_ready: int, expected: tuple[str, str, str]
 ):
-    seen = starting(pods=(pod("head"), with_ip("feeder"), pod("trainer")))
-    children = {**seen.children, **live(FEEDERS, readyReplicas=pods_ready, replicas=1)}
-    assert feeders(replace(seen, answer=answer, children=children)) == expected
+    observed = starting(pods=(pod("head"), with_ip("feeder"), pod("trainer")))
+    children = {**observed.children, **live(FEEDERS, readyReplicas=pods_ready, replicas=1)}
+    assert feeders(replace(observed, answer=answer, children=children)) == expected
 
 
 def test_a_pods_own_trouble_is_told_before_its_consequence_at_the_supervisor():
     waiting = {"name": "feeder", "state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}
-    seen = starting(pods=(pod("feeder", containerStatuses=[waiting]),))
+    observed = starting(pods=(pod("feeder", containerStatuses=[waiting]),))
     lacking = replace(
-        seen, children={**seen.children, **live(FEEDERS)}, answer=Answer(ray=RAY, cause=NO_ROOM)
+        observed, children={**observed.children, **live(FEEDERS)}, answer=Answer(ray=RAY, cause=NO_ROOM)
     )
     assert feeders(lacking)[1] == "ImageNotPulled"
 
 
 def test_feeders_count_by_pods_of_as_many_processes():
     spec = {"replicas": 3, "processesPerPod": 4, "minReplicas": 2}
-    seen = replace(starting(), job=job(feeders=spec))
+    observed = replace(starting(), job=job(feeders=spec))
     for ready, pods, status in ((12, 3, "True"), (11, 2, "True"), (7, 1, "False")):
-        made = decided(replace(seen, answer=Answer(desired=12, ready=ready, ray=RAY)))
+        made = decided(replace(observed, answer=Answer(desired=12, ready=ready, ray=RAY)))
         assert (made.status.feeders.ready, made.status.feeders.summary) == (pods, f"{pods}/3")
         assert condition(made, ConditionType.FEEDERS_READY).status == status
         assert made.feeders == 12
 
 
 def test_a_held_or_finished_job_has_no_supervisor_to_ask():
-    seen = serving()
-    running = after(seen, decided(seen))
+    observed = serving()
+    running = after(observed, decided(observed))
     assert decided(running).feeders == 1
     assert decided(replace(running, job=job(suspend=True))).feeders is None
     done = {
@@ -147,40 +147,42 @@ def test_a_held_or_finished_job_has_no_supervisor_to_ask():
 
 
 def test_what_ray_has_in_force_is_in_the_status_and_stays_there():
-    seen = serving()
-    made = decided(seen)
+    observed = serving()
+    made = decided(observed)
     assert made.status.ray == RAY
-    assert decided(after(seen, made, answer=Answer(silent="gone"))).status.ray == RAY
+    assert decided(after(observed, made, answer=Answer(silent="gone"))).status.ray == RAY
 
 
 def test_a_trainer_that_failed_is_told_with_what_its_feeder_said():
-    seen = replace(serving(), job=job(backoffLimit=0))
-    failed = failed_trainers(after(seen, decided(seen)))
+    observed = replace(serving(), job=job(backoffLimit=0))
+    failed = failed_trainers(after(observed, decided(observed)))
     made = decided(replace(failed, answer=replace(ANSWER, failure=MISSING)), 10)
     told = condition(made, ConditionType.FAILED).message
     assert "exit code 7: CUDA error; sidecar-t, rank 0, got from feeder-0: no module x" in told
 
 
 def test_a_startup_deadline_tells_what_the_supervisor_said():
-    seen = replace(
+    observed = replace(
         starting(), job=job(deadlines={"startupSeconds": 200}), answer=Answer(ray=RAY, cause=TIMEOUT)
     )
-    assert "feeder-0: raise spec.ray.tuning" in condition(decided(seen, 300), ConditionType.FAILED).message
+    assert (
+        "feeder-0: raise spec.ray.tuning" in condition(decided(observed, 300), ConditionType.FAILED).message
+    )
 
 
 def running(**figures: float) -> Observed:
     """One whose status is as it should be, but for the figures."""
-    seen = serving()
-    status = decided(seen).status
+    observed = serving()
+    status = decided(observed).status
     loader = LoaderStatus(**{name: f"{value:g}" for name, value in figures.items()})
-    return replace(seen, status=status.model_copy(update={"loader": loader}))
+    return replace(observed, status=status.model_copy(update={"loader": loader}))
 
 
 def test_figures_are_written_when_they_changed_by_more_than_noise():
     same = {"batches_per_second": 10.2, "gb_per_second": 1.02, "stall_percent": 5.5, "occupancy_percent": 52}
     quiet = decided(replace(running(**same), answer=replace(ANSWER, rates=RATES)))
     assert quiet.status.loader == running(**same).status.loader
-    assert quiet.look_again_s == decided(running(**same)).look_again_s
+    assert quiet.requeue_after_s == decided(running(**same)).requeue_after_s
     moved = decided(replace(running(batches_per_second=5), answer=replace(ANSWER, rates=RATES)))
     assert moved.status.loader == LoaderStatus(
         batches_per_second="10", gb_per_second="1", stall_percent="5", occupancy_percent="50"
@@ -188,10 +190,10 @@ def test_figures_are_written_when_they_changed_by_more_than_noise():
 
 
 def test_figures_alone_are_written_every_15_seconds_at_most():
-    seen = replace(running(), answer=replace(ANSWER, rates=RATES), figures_at=T0)
-    early = decided(seen, 4)
-    assert (early.status.loader, early.look_again_s) == (LoaderStatus(), 11.0)
-    assert decided(seen, 15).status.loader.batches_per_second == "10"
+    observed = replace(running(), answer=replace(ANSWER, rates=RATES), figures_at=T0)
+    early = decided(observed, 4)
+    assert (early.status.loader, early.requeue_after_s) == (LoaderStatus(), 11.0)
+    assert decided(observed, 15).status.loader.batches_per_second == "10"
 
 
 def test_figures_go_along_with_any_other_change():
@@ -203,23 +205,23 @@ def test_figures_go_along_with_any_other_change():
 
 
 def test_the_last_figures_stay_after_the_end_and_a_held_job_has_none():
-    seen = running(batches_per_second=10, gb_per_second=1)
+    observed = running(batches_per_second=10, gb_per_second=1)
     done = {
-        **seen.children,
+        **observed.children,
         **live(("Job", "mnist-trainers-0"), conditions=[{"type": "Complete", "status": "True"}]),
     }
-    ended = decided(replace(seen, children=done, answer=replace(ANSWER, rates=Rates())))
-    assert ended.status.loader == seen.status.loader
-    gone = decided(after(replace(seen, answer=None), ended, children={}, pods=()))
-    assert gone.status.loader == seen.status.loader
-    assert decided(replace(seen, job=job(suspend=True))).status.loader == LoaderStatus()
+    ended = decided(replace(observed, children=done, answer=replace(ANSWER, rates=Rates())))
+    assert ended.status.loader == observed.status.loader
+    gone = decided(after(replace(observed, answer=None), ended, children={}, pods=()))
+    assert gone.status.loader == observed.status.loader
+    assert decided(replace(observed, job=job(suspend=True))).status.loader == LoaderStatus()
 
 
 def test_a_silent_supervisor_leaves_the_figures_as_they_are():
-    seen = running(batches_per_second=10, gb_per_second=1)
-    assert decided(replace(seen, answer=Answer(silent="gone"))).status.loader == seen.status.loader
+    observed = running(batches_per_second=10, gb_per_second=1)
+    assert decided(replace(observed, answer=Answer(silent="gone"))).status.loader == observed.status.loader
 
 
 def test_a_head_that_is_not_ready_is_told_by_its_pod_whatever_was_said_before():
-    seen = serving()
-    assert head(replace(seen, children={**seen.children, **live(HEAD)}))[1] == "PodsStart"
+    observed = serving()
+    assert head(replace(observed, children={**observed.children, **live(HEAD)}))[1] == "PodsStart"

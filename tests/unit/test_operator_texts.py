@@ -62,12 +62,12 @@ def test_a_reason_is_one_word(text: str, word: str) -> None:
 @given(ANY)
 def test_a_status_and_its_events_are_made_of_any_last_words(words: str) -> None:
     ended = [{"name": "trainer", "state": {"terminated": {"exitCode": 7, "message": words}}}]
-    seen = replace(failed_trainers(serving()), pods=(pod("trainer", containerStatuses=ended),))
-    made = decided(seen).status
+    observed = replace(failed_trainers(serving()), pods=(pod("trainer", containerStatuses=ended),))
+    made = decided(observed).status
     assert made.trainers.restarts == 1
-    for event in events.events_of(seen.status, made):
+    for event in events.events_of(observed.status, made):
         assert len(event.message.encode()) <= events.MAX_MESSAGE_NBYTES
-        assert events.manifest(event, seen.job, T0, "h")["message"] == event.message
+        assert events.manifest(event, observed.job, T0, "h")["message"] == event.message
 
 
 @given(ANY)
@@ -75,8 +75,8 @@ def test_a_status_is_made_of_whatever_a_pod_has_for_a_reason(text: str) -> None:
     evicted = pod("feeder", started=False) | {
         "status": {"phase": "Failed", "reason": text or "x", "message": text}
     }
-    seen = replace(serving(), pods=(evicted,), children=live(HEAD, FEEDERS), refused=text, answer=None)
-    made = decided(seen)
+    observed = replace(serving(), pods=(evicted,), children=live(HEAD, FEEDERS), refused=text, answer=None)
+    made = decided(observed)
     assert condition(made, ConditionType.READY).status == "False"
     assert condition(made, ConditionType.FEEDERS_READY).reason == texts.reason(text or "x")
 
@@ -94,10 +94,10 @@ def test_a_version_of_rays_that_is_no_text_is_no_reason_to_hear_nothing() -> Non
 
 
 def test_what_was_refused_is_not_said_again_and_the_rest_is() -> None:
-    seen = failed_trainers(serving())
-    loud = condition(decided(seen), ConditionType.PROGRESSING).message
+    observed = failed_trainers(serving())
+    loud = condition(decided(observed), ConditionType.PROGRESSING).message
     assert "CUDA error" in loud
-    quiet = decided(replace(seen, unsaid=frozenset({loud})))
+    quiet = decided(replace(observed, unsaid=frozenset({loud})))
     assert condition(quiet, ConditionType.PROGRESSING).message == texts.UNSAID
     assert condition(quiet, ConditionType.HEAD_READY).message != texts.UNSAID
     assert quiet.status.trainers.restarts == 1

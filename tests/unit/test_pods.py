@@ -164,17 +164,17 @@ def test_a_feeder_of_a_pod_has_its_blobs_in_its_own_node_s_folder():
 
 def test_a_probe_of_a_port_is_no_refusal_that_is_told(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.DEBUG, "dataloaderjob.core.acceptor")
-    door = Acceptor("127.0.0.1", 0, key=bytes(32), job="j", facts={}, welcomed=lambda *_: None)
-    socket.create_connection(("127.0.0.1", door.port)).close()
+    acceptor = Acceptor("127.0.0.1", 0, key=bytes(32), job="j", facts={}, welcomed=lambda *_: None)
+    socket.create_connection(("127.0.0.1", acceptor.port)).close()
 
     def told() -> list[int]:
-        door.accept_all()
+        acceptor.accept_all()
         return [record.levelno for record in caplog.records]
 
     try:
         assert until(told) == [logging.DEBUG]
     finally:
-        door.close()
+        acceptor.close()
 
 
 POD = """

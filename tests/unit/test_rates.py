@@ -17,17 +17,17 @@ def test_rates_and_stall_are_of_the_seconds_between():
     assert rates.over(after, after, 2.0) == (0.0, 0.0, None)
 
 
-def test_occupancy_is_that_of_all_rings():
+def test_occupancy_is_that_of_all_pools():
     assert rates.occupancy([]) is None
-    found = [{"used_nbytes": 1, "ring_nbytes": 4}, {"used_nbytes": 0, "ring_nbytes": 4}]
+    found = [{"used_nbytes": 1, "pool_nbytes": 4}, {"used_nbytes": 0, "pool_nbytes": 4}]
     assert rates.occupancy(found) == 0.125
 
 
 def test_rates_of_a_job_are_those_of_all_its_sidecars_together():
     before = {"a": reading(), "b": reading(next_calls=100, nbytes=10**9)}
     after = {
-        "a": reading(next_calls=10, nbytes=10**9, wait_ns=3, step_ns=1, used_nbytes=1, ring_nbytes=2),
-        "b": reading(next_calls=120, nbytes=3 * 10**9, step_ns=4, used_nbytes=0, ring_nbytes=2),
+        "a": reading(next_calls=10, nbytes=10**9, wait_ns=3, step_ns=1, used_nbytes=1, pool_nbytes=2),
+        "b": reading(next_calls=120, nbytes=3 * 10**9, step_ns=4, used_nbytes=0, pool_nbytes=2),
     }
     assert rates.between(before, after, 10.0) == Rates(
         batches_per_s=3.0, nbytes_per_s=3e8, stall=3 / 8, occupancy=0.25

@@ -292,7 +292,7 @@ def test_every_leaf_is_aligned_to_64_bytes() -> None:
 
 
 class Lease:
-    """Lends memory as the ring does: the array interface on an object of our own."""
+    """Lends memory as the pool does: the array interface on an object of our own."""
 
     def __init__(self, data: np.ndarray[Any, Any]) -> None:
         self.data = data

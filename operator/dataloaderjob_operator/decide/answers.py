@@ -17,7 +17,7 @@ from dataloaderjob_operator import texts
 LARGEST = 1 << 63
 MAX_TEXT = 1000
 MAX_SIDECARS = 1024
-_READ = (*COUNTERS, "used_nbytes", "ring_nbytes")
+_READ = (*COUNTERS, "used_nbytes", "pool_nbytes")
 _REASON = re.compile(r"[A-Z][A-Za-z0-9]{1,62}\Z")
 _NOTABLE: Mapping[str, float] = {
     "batches_per_second": 0.0,
@@ -26,7 +26,7 @@ _NOTABLE: Mapping[str, float] = {
     "occupancy_percent": 10.0,
 }
 """A change of a figure that is worth a write: 5 % of what is written, and more than this; a share of the time or of
-the rings that is small to begin with moves by its half and tells nothing."""
+the pools that is small to begin with moves by its half and tells nothing."""
 NOTABLE_SHARE = 0.05
 
 

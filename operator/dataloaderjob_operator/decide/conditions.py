@@ -44,14 +44,14 @@ Parts = Mapping[ConditionType, ConditionState]
 """HeadReady, FeedersReady, SidecarsReady and TrainersReady."""
 
 
-def parts(seen: Observed) -> Parts:
+def parts(observed: Observed) -> Parts:
     """Whether head, feeders and sidecars serve and trainers run, each with the pod that does not and why."""
-    spec = seen.job.spec
+    spec = observed.job.spec
     return {
-        ConditionType.HEAD_READY: _head(seen),
-        ConditionType.FEEDERS_READY: _feeders(seen, spec.feeders.min_replicas),
-        ConditionType.SIDECARS_READY: _trainer_pods(seen, _sidecar_listens, "sidecars listen"),
-        ConditionType.TRAINERS_READY: _trainer_pods(seen, _trains, "trainer pods run"),
+        ConditionType.HEAD_READY: _head(observed),
+        ConditionType.FEEDERS_READY: _feeders(observed, spec.feeders.min_replicas),
+        ConditionType.SIDECARS_READY: _trainer_pods(observed, _sidecar_listens, "sidecars listen"),
+        ConditionType.TRAINERS_READY: _trainer_pods(observed, _trains, "trainer pods run"),
     }
 
 
@@ -59,24 +59,24 @@ def serves(found: Parts) -> bool:
     return all(fact.holds for fact in found.values())
 
 
-def up(seen: Observed, found: Parts) -> bool:
+def up(observed: Observed, found: Parts) -> bool:
     """Whether the job has come up, as far as pods show it: an operator that does not hear a supervisor ends no job that
     may well train."""
-    spec = seen.job.spec
-    heard = seen.answer is not None and not seen.answer.silent
+    spec = observed.job.spec
+    heard = observed.answer is not None and not observed.answer.silent
     return (
-        bool(_deployment(seen, names.head(seen.job.name), names.Role.HEAD, 1).holds)
-        and bool(_feeder_pods(seen, spec.feeders.min_replicas).holds)
-        and (not heard or seen.serving() >= spec.feeders.min_replicas)
+        bool(_deployment(observed, names.head(observed.job.name), names.Role.HEAD, 1).holds)
+        and bool(_feeder_pods(observed, spec.feeders.min_replicas).holds)
+        and (not heard or observed.serving() >= spec.feeders.min_replicas)
         and bool(found[ConditionType.SIDECARS_READY].holds and found[ConditionType.TRAINERS_READY].holds)
     )
 
 
-def conditions(seen: Observed, where: StageResult, found: Parts, now: datetime) -> tuple[Condition, ...]:
+def conditions(observed: Observed, where: StageResult, found: Parts, now: datetime) -> tuple[Condition, ...]:
     """All of them, in the order of `ConditionType`."""
     return tuple(
-        _condition(seen.status, kind, fact, seen.generation, now, unsaid=seen.unsaid)
-        for kind, fact in _all(where, found, seen.refused)
+        _condition(observed.status, kind, fact, observed.generation, now, unsaid=observed.unsaid)
+        for kind, fact in _all(where, found, observed.refused)
     )
 
 
@@ -156,13 +156,13 @@ def _moves(stage: Stage, found: Parts) -> ConditionState:
     return ConditionState(False, "AsAskedFor")
 
 
-def _head(seen: Observed) -> ConditionState:
+def _head(observed: Observed) -> ConditionState:
     """Its pod is ready, and the supervisor in it answers and has Ray."""
-    fact, answer = _deployment(seen, names.head(seen.job.name), names.Role.HEAD, 1), seen.answer
+    fact, answer = _deployment(observed, names.head(observed.job.name), names.Role.HEAD, 1), observed.answer
     if not fact.holds:
         return fact
     if answer is None:  # this operator has just started, or the head has
-        before = seen.status.condition(ConditionType.HEAD_READY)
+        before = observed.status.condition(ConditionType.HEAD_READY)
         if before is not None and before.status == "True":
             return ConditionState(True, before.reason, before.message)
         return ConditionState(
@@ -177,14 +177,14 @@ def _head(seen: Observed) -> ConditionState:
     return ConditionState(True, "Serving", "Ray and the supervisor answer")
 
 
-def _feeders(seen: Observed, needed: int) -> ConditionState:
+def _feeders(observed: Observed, needed: int) -> ConditionState:
     """The supervisor has as many feeders as that many pods have, and no trainer is stuck at a failure of theirs."""
-    answer = seen.answer
-    pods, serving = _feeder_pods(seen, needed), seen.serving()
+    answer = observed.answer
+    pods, serving = _feeder_pods(observed, needed), observed.serving()
     if pods.holds is None:
         return pods
     if answer is not None and answer.failure is not None:
-        return ConditionState(False, answer.failure.reason, seen.told(answer.failure))
+        return ConditionState(False, answer.failure.reason, observed.told(answer.failure))
     count = f"feeder pods that serve: {serving}, needed: {needed}"
     if serving >= needed:
         return ConditionState(True, "Serving", f"feeder pods that serve: {needed} or more")
@@ -192,23 +192,23 @@ def _feeders(seen: Observed, needed: int) -> ConditionState:
         return pods
     cause = None if answer is None else answer.cause
     if cause is not None and (pods.holds or cause.reason in LASTING):
-        return ConditionState(False, cause.reason, f"{count}; {seen.told(cause)}")
+        return ConditionState(False, cause.reason, f"{count}; {observed.told(cause)}")
     return ConditionState(False, "FeedersStart", count) if pods.holds else pods
 
 
-def _feeder_pods(seen: Observed, needed: int) -> ConditionState:
-    return _deployment(seen, names.feeders(seen.job.name), names.Role.FEEDER, needed)
+def _feeder_pods(observed: Observed, needed: int) -> ConditionState:
+    return _deployment(observed, names.feeders(observed.job.name), names.Role.FEEDER, needed)
 
 
-def _deployment(seen: Observed, name: str, role: names.Role, needed: int) -> ConditionState:
-    live = seen.children.get(("Deployment", name))
+def _deployment(observed: Observed, name: str, role: names.Role, needed: int) -> ConditionState:
+    live = observed.children.get(("Deployment", name))
     if live is None:
         return ConditionState(None, "NotMade", f"Deployment {name} is not there yet")
     ready = int(live.get("status", {}).get("readyReplicas") or 0)
     count = f"{role.value} pods ready: {ready}, needed: {needed}"
     if ready >= needed:
         return ConditionState(True, "Serving", f"{role.value} pods ready: {needed} or more")
-    if (trouble := troubles.first(seen.of_role(role)) or event_causes.told(seen, role)) is not None:
+    if (trouble := troubles.first(observed.of_role(role)) or event_causes.told(observed, role)) is not None:
         return ConditionState(False, trouble.reason, str(trouble))
     refused = condition_of(live, "ReplicaFailure")
     if refused is not None and refused["status"] == "True":
@@ -216,20 +216,22 @@ def _deployment(seen: Observed, name: str, role: names.Role, needed: int) -> Con
     return ConditionState(False, "PodsStart", count)
 
 
-def _trainer_pods(seen: Observed, does: Callable[[Mapping[str, Any]], bool], what: str) -> ConditionState:
+def _trainer_pods(observed: Observed, does: Callable[[Mapping[str, Any]], bool], what: str) -> ConditionState:
     """Whether as many trainer pods do it as there shall be."""
-    pods, needed = seen.of_role(names.Role.TRAINER), seen.job.spec.trainer.replicas
-    found = sum(does(pod.get("status") or {}) for pod in pods) + _succeeded_and_gone(seen, pods)
+    pods, needed = observed.of_role(names.Role.TRAINER), observed.job.spec.trainer.replicas
+    found = sum(does(pod.get("status") or {}) for pod in pods) + _succeeded_and_gone(observed, pods)
     if found >= needed:
         return ConditionState(True, "Serving", f"{found} of {needed} {what}")
-    if (trouble := troubles.first(pods) or event_causes.told(seen, names.Role.TRAINER)) is not None:
+    if (trouble := troubles.first(pods) or event_causes.told(observed, names.Role.TRAINER)) is not None:
         return ConditionState(False, trouble.reason, str(trouble))
     return ConditionState(False, "PodsStart", f"{found} of {needed} {what}")
 
 
-def _succeeded_and_gone(seen: Observed, pods: Sequence[Mapping[str, Any]]) -> int:
+def _succeeded_and_gone(observed: Observed, pods: Sequence[Mapping[str, Any]]) -> int:
     """Trainers that ended well and whose pods somebody has removed since."""
-    live: Mapping[str, Any] = seen.children.get(("Job", names.trainers(seen.job.name, seen.attempt)), {})
+    live: Mapping[str, Any] = observed.children.get(
+        ("Job", names.trainers(observed.job.name, observed.attempt)), {}
+    )
     ended = int(live.get("status", {}).get("succeeded") or 0)
     there: int = sum((pod.get("status") or {}).get("phase") == "Succeeded" for pod in pods)
     return max(0, ended - there)

@@ -58,37 +58,37 @@ class Decision:
     """Its time after the end is over."""
     feeders: int | None = None
     """Processes that the supervisor is to keep in place; None: there is no supervisor."""
-    look_again_s: float | None = None
+    requeue_after_s: float | None = None
     """When a deadline is due that no event tells."""
     questions: tuple[event_causes.Question, ...] = ()
     """What to ask events about: a part of the job does not serve, and no status tells why."""
 
 
-def decide(seen: Observed, setup: OperatorConfig, now: datetime) -> Decision | None:
+def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision | None:
     """None: the job is another controller's."""
-    if seen.job.spec.managed_by is not None:
+    if observed.job.spec.managed_by is not None:
         return None
-    found = parts(seen)
-    where = find(seen, now, serves=serves(found), up=up(seen, found))
-    started = _started_at(seen, where, now)
-    ended = seen.status.completion_time or show_time(now) if where.stage in ENDED else None
+    found = parts(observed)
+    where = find(observed, now, serves=serves(found), up=up(observed, found))
+    started = _started_at(observed, where, now)
+    ended = observed.status.completion_time or show_time(now) if where.stage in ENDED else None
     status = DataLoaderJobStatus(
-        observed_generation=seen.generation,
+        observed_generation=observed.generation,
         phase=_phase(where.stage, serves=serves(found)),
-        conditions=conditions(seen, where, found, now),
-        feeders=_feeders(seen, where),
-        trainers=_trainers(seen, where),
-        loader=LoaderStatus() if where.stage in HELD else seen.status.loader,
-        ray=seen.answer.ray if seen.answer and seen.answer.ray.version else seen.status.ray,
-        selector=names.selector(seen.job.name, names.Role.FEEDER),
+        conditions=conditions(observed, where, found, now),
+        feeders=_feeders(observed, where),
+        trainers=_trainers(observed, where),
+        loader=LoaderStatus() if where.stage in HELD else observed.status.loader,
+        ray=observed.answer.ray if observed.answer and observed.answer.ray.version else observed.status.ray,
+        selector=names.selector(observed.job.name, names.Role.FEEDER),
         start_time=started,
         completion_time=ended,
     )
-    status, counts_s = _counted(seen, status, now)
-    loader, figures_s = _loader(seen, where, now, changes=status != seen.status)
-    wanted = _children(seen, setup, where)
-    due = _due(seen, where, started, ended, now)
-    asking = _asking(seen, where, found, now)
+    status, counts_s = _counted(observed, status, now)
+    loader, figures_s = _loader(observed, where, now, changes=status != observed.status)
+    wanted = _children(observed, setup, where)
+    due = _due(observed, where, started, ended, now)
+    asking = _asking(observed, where, found, now)
     waits = [
         asking.again_s,
         counts_s,
@@ -98,22 +98,26 @@ def decide(seen: Observed, setup: OperatorConfig, now: datetime) -> Decision | N
     return Decision(
         status=status.model_copy(update={"loader": loader}),
         apply=tuple(wanted.values()),
-        delete=tuple(_unwanted(seen, where, set(wanted))),
+        delete=tuple(_unwanted(observed, where, set(wanted))),
         delete_job=where.stage in ENDED and due is not None and due <= now,
-        feeders=seen.job.spec.feeders.count if Part.FEEDING in WANTED[where.stage] else None,
-        look_again_s=min((wait for wait in waits if wait is not None), default=None),
+        feeders=observed.job.spec.feeders.count if Part.FEEDING in WANTED[where.stage] else None,
+        requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
         questions=asking.questions,
     )
 
 
 def _counted(
-    seen: Observed, status: DataLoaderJobStatus, now: datetime
+    observed: Observed, status: DataLoaderJobStatus, now: datetime
 ) -> tuple[DataLoaderJobStatus, float | None]:
     """The status to write, and after how many seconds one with later counts may be."""
-    if seen.written_at is None or status == seen.status or _uncounted(status) != _uncounted(seen.status):
+    if (
+        observed.written_at is None
+        or status == observed.status
+        or _uncounted(status) != _uncounted(observed.status)
+    ):
         return status, None
-    wait_s = _wait_s(COUNTS_EVERY_S, seen.written_at, now)
-    return (status, None) if wait_s <= 0.0 else (seen.status, wait_s)
+    wait_s = _wait_s(COUNTS_EVERY_S, observed.written_at, now)
+    return (status, None) if wait_s <= 0.0 else (observed.status, wait_s)
 
 
 def _wait_s(every_s: float, last: datetime, now: datetime) -> float:
@@ -131,13 +135,13 @@ def _uncounted(status: DataLoaderJobStatus) -> DataLoaderJobStatus:
 
 
 def _loader(
-    seen: Observed, where: StageResult, now: datetime, *, changes: bool
+    observed: Observed, where: StageResult, now: datetime, *, changes: bool
 ) -> tuple[LoaderStatus, float | None]:
     """The figures to write, and after how many seconds others may be. `changes`: the status is written anyway.
 
     Those of a job's last seconds of work stay after its end; a job that is held has none.
     """
-    written, rates = seen.status.loader, seen.answer.rates if seen.answer else None
+    written, rates = observed.status.loader, observed.answer.rates if observed.answer else None
     if where.stage in HELD:
         return LoaderStatus(), None
     if rates is None or where.stage in ENDED:
@@ -147,74 +151,80 @@ def _loader(
         return fresh, None
     if not answers.notable(written, fresh):
         return written, None
-    wait_s = 0.0 if seen.figures_at is None else _wait_s(seen.figures_every_s, seen.figures_at, now)
+    wait_s = (
+        0.0 if observed.figures_at is None else _wait_s(observed.figures_every_s, observed.figures_at, now)
+    )
     return (fresh, None) if wait_s <= 0.0 else (written, wait_s)
 
 
-def _children(seen: Observed, setup: OperatorConfig, where: StageResult) -> dict[Key, Manifest]:
+def _children(observed: Observed, setup: OperatorConfig, where: StageResult) -> dict[Key, Manifest]:
     parts_, made = WANTED[where.stage], []
     if Part.BASE in parts_:
-        made += objects.base(seen.job, setup, feeders_at_start=_feeders_at_start(seen))
+        made += objects.base(observed.job, setup, feeders_at_start=_feeders_at_start(observed))
     if Part.FEEDING in parts_:
-        made += objects.feeding(seen.job, setup)
+        made += objects.feeding(observed.job, setup)
     # Not beside an attempt that is still there: its pods hold what the next ones need. Deleted in the foreground, a
     # Job is there as long as its pods are.
-    job = ("Job", names.trainers(seen.job.name, where.attempt))
-    others = any(key[0] == "Job" and key != job for key in seen.children)
-    if Part.TRAINERS in parts_ and not others and seen.trainers() is not Trainers.LEAVING:
-        made.append(objects.trainers(seen.job, setup, where.attempt))
+    job = ("Job", names.trainers(observed.job.name, where.attempt))
+    others = any(key[0] == "Job" and key != job for key in observed.children)
+    if Part.TRAINERS in parts_ and not others and observed.trainers() is not Trainers.LEAVING:
+        made.append(objects.trainers(observed.job, setup, where.attempt))
     return {(child["kind"], child["metadata"]["name"]): child for child in made}
 
 
-def _feeders_at_start(seen: Observed) -> int | None:
+def _feeders_at_start(observed: Observed) -> int | None:
     """A supervisor reads it only as it starts, and is told later numbers: while its pod is ready, none is written."""
-    if not any(has_condition(pod, "Ready") for pod in seen.of_role(names.Role.HEAD)):
+    if not any(has_condition(pod, "Ready") for pod in observed.of_role(names.Role.HEAD)):
         return None
-    return settings.feeders_at_start(seen.children.get(("ConfigMap", names.settings_map(seen.job.name))))
+    return settings.feeders_at_start(
+        observed.children.get(("ConfigMap", names.settings_map(observed.job.name)))
+    )
 
 
-def _unwanted(seen: Observed, where: StageResult, wanted: set[Key]) -> list[Key]:
+def _unwanted(observed: Observed, where: StageResult, wanted: set[Key]) -> list[Key]:
     kept = set()
-    ended = seen.trainers() in {Trainers.COMPLETE, Trainers.FAILED}
+    ended = observed.trainers() in {Trainers.COMPLETE, Trainers.FAILED}
     if ended and Part.TRAINERS in KEPT.get(where.stage, frozenset()):
-        kept.add(("Job", names.trainers(seen.job.name, where.attempt)))
+        kept.add(("Job", names.trainers(observed.job.name, where.attempt)))
     return sorted(
         key
-        for key, child in seen.children.items()
+        for key, child in observed.children.items()
         if key not in wanted and key not in kept and not child["metadata"].get("deletionTimestamp")
     )
 
 
-def _asking(seen: Observed, where: StageResult, found: Parts, now: datetime) -> event_causes.Asking:
+def _asking(observed: Observed, where: StageResult, found: Parts, now: datetime) -> event_causes.Asking:
     if where.stage not in {Stage.STARTING, Stage.RUNNING}:
         return event_causes.Asking()
-    return event_causes.asking(seen, (role for kind, role in ROLES.items() if not found[kind].holds), now)
+    return event_causes.asking(observed, (role for kind, role in ROLES.items() if not found[kind].holds), now)
 
 
 def _phase(stage: Stage, *, serves: bool) -> Phase:
     return Phase.DEGRADED if stage is Stage.RUNNING and not serves else PHASES[stage]
 
 
-def _started_at(seen: Observed, where: StageResult, now: datetime) -> str | None:
+def _started_at(observed: Observed, where: StageResult, now: datetime) -> str | None:
     """Since when the job may run: its deadlines count from here. A suspended one has no such time."""
     if where.stage in HELD:
         return None
-    return seen.status.start_time or show_time(now)
+    return observed.status.start_time or show_time(now)
 
 
-def _feeders(seen: Observed, where: StageResult) -> FeedersStatus:
-    live = seen.children.get(("Deployment", names.feeders(seen.job.name)), {}).get("status", {})
-    desired = seen.job.spec.feeders.replicas if Part.FEEDING in WANTED[where.stage] else 0
-    ready = seen.serving() if desired else 0
+def _feeders(observed: Observed, where: StageResult) -> FeedersStatus:
+    live = observed.children.get(("Deployment", names.feeders(observed.job.name)), {}).get("status", {})
+    desired = observed.job.spec.feeders.replicas if Part.FEEDING in WANTED[where.stage] else 0
+    ready = observed.serving() if desired else 0
     return FeedersStatus(
         desired=desired, replicas=int(live.get("replicas") or 0), ready=ready, summary=f"{ready}/{desired}"
     )
 
 
-def _trainers(seen: Observed, where: StageResult) -> TrainersStatus:
-    live = seen.children.get(("Job", names.trainers(seen.job.name, where.attempt)), {}).get("status", {})
+def _trainers(observed: Observed, where: StageResult) -> TrainersStatus:
+    live = observed.children.get(("Job", names.trainers(observed.job.name, where.attempt)), {}).get(
+        "status", {}
+    )
     return TrainersStatus(
-        desired=seen.job.spec.trainer.replicas,
+        desired=observed.job.spec.trainer.replicas,
         active=int(live.get("active") or 0),
         succeeded=int(live.get("succeeded") or 0),
         restarts=where.attempt,
@@ -222,15 +232,15 @@ def _trainers(seen: Observed, where: StageResult) -> TrainersStatus:
 
 
 def _due(
-    seen: Observed, where: StageResult, started: str | None, ended: str | None, now: datetime
+    observed: Observed, where: StageResult, started: str | None, ended: str | None, now: datetime
 ) -> datetime | None:
     """The next moment at which time alone changes something."""
     if where.stage in ENDED:
-        ttl = seen.job.spec.ttl_seconds_after_finished
+        ttl = observed.job.spec.ttl_seconds_after_finished
         return None if ttl is None or ended is None else parse_time(ended) + timedelta(seconds=ttl)
     if started is None:
         return None
-    limits, since = seen.job.spec.deadlines, parse_time(started)
+    limits, since = observed.job.spec.deadlines, parse_time(started)
     moments = []  # one that is over is judged already, and may well have changed nothing
     if where.stage is Stage.STARTING:
         moments.append(since + timedelta(seconds=limits.startup_seconds))

@@ -62,14 +62,14 @@ class Asking:
     """None: nothing is held up."""
 
 
-def asking(seen: Observed, roles: Iterable[names.Role], now: datetime) -> Asking:
+def asking(observed: Observed, roles: Iterable[names.Role], now: datetime) -> Asking:
     """About the parts of a job that do not serve."""
     questions, waits = [], []
     for role in roles:
-        if troubles.first(seen.of_role(role)) is not None:
+        if troubles.first(observed.of_role(role)) is not None:
             continue
         chosen = 0
-        for thing, since in _held_up(seen, role):
+        for thing, since in _held_up(observed, role):
             age = (now - since).total_seconds()
             if age < SETTLE_S:
                 waits.append(SETTLE_S - age)
@@ -80,11 +80,11 @@ def asking(seen: Observed, roles: Iterable[names.Role], now: datetime) -> Asking
     return Asking(tuple(questions), min(waits, default=None))
 
 
-def told(seen: Observed, *roles: names.Role) -> Trouble | None:
+def told(observed: Observed, *roles: names.Role) -> Trouble | None:
     """What events said of the first of these roles' objects that is still held up."""
     for role in roles:
-        for thing, _ in _held_up(seen, role):
-            if (trouble := seen.heard.get(thing.uid)) is not None:
+        for thing, _ in _held_up(observed, role):
+            if (trouble := observed.heard.get(thing.uid)) is not None:
                 return trouble
     return None
 
@@ -106,13 +106,13 @@ def meaning(question: Question, events: Iterable[Mapping[str, Any]]) -> Trouble 
     return Trouble(question.name, "", known, troubles.short(text), kind=question.kind.replace("Pod", "pod"))
 
 
-def _held_up(seen: Observed, role: names.Role) -> Iterator[tuple[Question, datetime]]:
+def _held_up(observed: Observed, role: names.Role) -> Iterator[tuple[Question, datetime]]:
     """Objects that wait for something that their own status does not tell, by name, and since when."""
-    for pod in sorted(seen.of_role(role), key=lambda pod: str(pod["metadata"]["name"])):
+    for pod in sorted(observed.of_role(role), key=lambda pod: str(pod["metadata"]["name"])):
         if (since := _waits_on_node(pod)) is not None and troubles.of(pod) is None:
             yield Question("Pod", pod["metadata"]["name"], pod["metadata"].get("uid", "")), since
     if role is names.Role.TRAINER:
-        job = seen.children.get(("Job", names.trainers(seen.job.name, seen.attempt)))
+        job = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)))
         if job is not None and _short_of_pods(job):
             yield Question("Job", job["metadata"]["name"], job["metadata"].get("uid", "")), _made(job)
 

@@ -68,67 +68,72 @@ class StageResult:
     """Of the trainers that shall be there."""
 
 
-def find(seen: Observed, now: datetime, *, serves: bool, up: bool) -> StageResult:
+def find(observed: Observed, now: datetime, *, serves: bool, up: bool) -> StageResult:
     """`serves`: whether head, sidecars and feeders do; `up`: whether pods look like it, for all
     that is known. The first rule that applies decides."""
-    before = seen.status
-    attempt = seen.attempt
+    before = observed.status
+    attempt = observed.attempt
     for kind, stage in ((ConditionType.COMPLETE, Stage.COMPLETE), (ConditionType.FAILED, Stage.FAILED)):
         ended = before.condition(kind)
         if ended is not None and ended.status == "True":
             return StageResult(stage, ended.reason, ended.message, attempt)
-    trainers = seen.trainers()
+    trainers = observed.trainers()
     if trainers is Trainers.COMPLETE:
         return StageResult(
             Stage.COMPLETE, "TrainersSucceeded", "all trainers ended with exit code 0", attempt
         )
-    if seen.job.spec.suspend:
-        if seen.pods:
-            return StageResult(Stage.SUSPENDING, "PodsLeave", f"{len(seen.pods)} pods are leaving", attempt)
+    if observed.job.spec.suspend:
+        if observed.pods:
+            return StageResult(
+                Stage.SUSPENDING, "PodsLeave", f"{len(observed.pods)} pods are leaving", attempt
+            )
         return StageResult(Stage.SUSPENDED, "AskedFor", "spec.suspend is true", attempt)
-    if (late := _late(seen, now, up=up)) is not None:
+    if (late := _late(observed, now, up=up)) is not None:
         return late
     if trainers is Trainers.FAILED:
-        return _failed(seen, attempt)
-    if _served(seen) or serves:
+        return _failed(observed, attempt)
+    if _served(observed) or serves:
         return StageResult(Stage.RUNNING, "Serving", "", attempt)
     return StageResult(Stage.STARTING, "ChildrenStart", "", attempt)
 
 
-def _late(seen: Observed, now: datetime, *, up: bool) -> StageResult | None:
+def _late(observed: Observed, now: datetime, *, up: bool) -> StageResult | None:
     """The deadline that is over, if one is."""
-    if seen.status.start_time is None:
+    if observed.status.start_time is None:
         return None
-    elapsed = now - parse_time(seen.status.start_time)
-    limits = seen.job.spec.deadlines
+    elapsed = now - parse_time(observed.status.start_time)
+    limits = observed.job.spec.deadlines
     active = limits.active_deadline_seconds
     if active is not None and elapsed >= timedelta(seconds=active):
         return StageResult(
-            Stage.FAILED, "DeadlineExceeded", f"longer than deadlines.activeDeadlineSeconds {active}", seen.attempt
+            Stage.FAILED, "DeadlineExceeded", f"longer than deadlines.activeDeadlineSeconds {active}", observed.attempt
         )  # fmt: skip
-    if not up and not _served(seen) and elapsed >= timedelta(seconds=limits.startup_seconds):
-        trouble, answer = troubles.first(seen.pods) or event_causes.told(seen, *names.Role), seen.answer
+    if not up and not _served(observed) and elapsed >= timedelta(seconds=limits.startup_seconds):
+        trouble, answer = (
+            troubles.first(observed.pods) or event_causes.told(observed, *names.Role),
+            observed.answer,
+        )
         cause = ""
         if answer is not None:
-            cause = seen.told(answer.cause) if answer.cause is not None else answer.silent
-        cause = seen.refused or cause
+            cause = observed.told(answer.cause) if answer.cause is not None else answer.silent
+        cause = observed.refused or cause
         why = f": {trouble or cause}" if trouble or cause else ""
         return StageResult(
             Stage.FAILED, "StartupDeadlineExceeded",
-            f"not up within deadlines.startupSeconds {limits.startup_seconds}{why}", seen.attempt,
+            f"not up within deadlines.startupSeconds {limits.startup_seconds}{why}", observed.attempt,
         )  # fmt: skip
     return None
 
 
-def _failed(seen: Observed, attempt: int) -> StageResult:
+def _failed(observed: Observed, attempt: int) -> StageResult:
     """One trainer failed: again from the start with all, as often as allowed."""
-    trouble = troubles.first(seen.of_role(names.Role.TRAINER))
-    job = seen.children[("Job", names.trainers(seen.job.name, attempt))]
+    trouble = troubles.first(observed.of_role(names.Role.TRAINER))
+    job = observed.children[("Job", names.trainers(observed.job.name, attempt))]
     said = (condition_of(job, "Failed") or condition_of(job, "FailureTarget") or {}).get("message", "")
     cause = str(trouble) if trouble else said or "a trainer failed"
-    if seen.answer is not None and seen.answer.failure is not None:
-        cause += f"; {seen.told(seen.answer.failure)}"
-    limit = seen.job.spec.backoff_limit
+    if observed.answer is not None and observed.answer.failure is not None:
+        cause += f"; {observed.told(observed.answer.failure)}"
+    limit = observed.job.spec.backoff_limit
     if attempt >= limit:
         return StageResult(Stage.FAILED, "BackoffLimitExceeded", f"{cause} (backoffLimit {limit})", attempt)
     return StageResult(
@@ -136,7 +141,7 @@ def _failed(seen: Observed, attempt: int) -> StageResult:
     )
 
 
-def _served(seen: Observed) -> bool:
+def _served(observed: Observed) -> bool:
     """Whether the startup deadline is met, since the job began or was resumed: all served once, or a trainer has been
     made anew since."""
-    return seen.status.phase in {Phase.RUNNING, Phase.DEGRADED}
+    return observed.status.phase in {Phase.RUNNING, Phase.DEGRADED}

@@ -84,7 +84,7 @@ def sidecar(job: DataLoaderJob) -> dict[str, Any]:
         "supervisor_port": SUPERVISOR_PORT,
         "processes": spec.trainer.processes_per_replica,
         "shared_memory_nbytes": spec.sidecar.shared_memory.nbytes,
-        "ring_nbytes": None if spec.sidecar.ring_size is None else spec.sidecar.ring_size.nbytes,
+        "pool_nbytes": None if spec.sidecar.pool_size is None else spec.sidecar.pool_size.nbytes,
         "prefetch": spec.sidecar.prefetch,
         "batch_deadline_s": float(spec.deadlines.batch_seconds),
         "progress_after_s": float(spec.deadlines.progress_after_seconds),

@@ -105,7 +105,7 @@ def sidecar(job: DataLoaderJob, setup: meta.OperatorConfig) -> meta.Manifest:
 
 
 def _resources(job: DataLoaderJob) -> dict[str, Any]:
-    """As asked for; memory left out is what the rings and the sidecar itself need: memfds count as its own."""
+    """As asked for; memory left out is what the pools and the sidecar itself need: memfds count as its own."""
     spec = job.spec.sidecar
     made = pods.resources(spec.resources)
     overhead = spec.overhead_nbytes(job.spec.trainer.processes_per_replica)

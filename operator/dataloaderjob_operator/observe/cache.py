@@ -238,7 +238,7 @@ class Cache:
         """The job's, as far as it is known."""
         return int(self._jobs.get(owner, {}).get("metadata", {}).get("generation") or 0)
 
-    def seen(self, owner: JobKey) -> Observed | None:
+    def observed(self, owner: JobKey) -> Observed | None:
         """None if the job is gone or going. Raises ManifestError for one that the models refuse."""
         thing = self._jobs.get(owner)
         if thing is None or thing["metadata"].get("deletionTimestamp"):

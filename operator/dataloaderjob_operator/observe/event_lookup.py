@@ -1,7 +1,7 @@
 """Asks the API server for the events of objects that hold a job up: one request at a time, however many jobs ask.
 
-`ask` comes from reconciles and waits for nothing; the answers are there at a later look, for which a job that has
-heard something new is put onto the schedule.
+`ask` comes from reconciles and waits for nothing; the answers are there at a later reconcile, for which a job that has
+new events is put onto the workqueue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Workers that take jobs off the schedule and reconcile them, a few at a time. The clock is the event loop's."""
+"""Workers that take jobs off the workqueue and reconcile them, a few at a time. The clock is the event loop's."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ class Workers:
         resync_s: float = RESYNC_S,
     ) -> None:
         self._reconcile, self._workers, self._resync_s = reconcile, workers, resync_s
-        self._schedule: WorkQueue[JobKey] = WorkQueue()
+        self._queue: WorkQueue[JobKey] = WorkQueue()
         self._changed = asyncio.Event()
         self._metrics = metrics or Metrics()
-        self._metrics.queue_depth.set_function(lambda: self._schedule.backlog(time.monotonic()))
+        self._metrics.queue_depth.set_function(lambda: self._queue.backlog(time.monotonic()))
 
     def __len__(self) -> int:
-        return len(self._schedule)
+        return len(self._queue)
 
     def add(self, key: JobKey, after_s: float = 0.0) -> None:
-        self._schedule.add(key, time.monotonic(), after_s)
+        self._queue.add(key, time.monotonic(), after_s)
         self._changed.set()
 
     def forget(self, key: JobKey) -> None:
-        self._schedule.forget(key)
+        self._queue.forget(key)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -58,21 +58,21 @@ class Workers:
 
     async def _worker(self) -> None:
         while True:
-            key = self._schedule.take(time.monotonic())
+            key = self._queue.take(time.monotonic())
             if key is None:
                 await self._wait()
             else:
                 await asyncio.sleep(
                     0
                 )  # a look that neither asks nor writes anything gives nobody else a turn
-                self._metrics.queue_latency.observe(self._schedule.late_s)
+                self._metrics.queue_latency.observe(self._queue.late_s)
                 with logs.about(*key), self._metrics.reconcile_duration.time():
                     await self._one(key)
 
     async def _wait(self) -> None:
         self._changed.clear()
         try:
-            async with asyncio.timeout(self._schedule.wait_s(time.monotonic())):
+            async with asyncio.timeout(self._queue.wait_s(time.monotonic())):
                 await self._changed.wait()
         except TimeoutError:
             pass
@@ -83,14 +83,14 @@ class Workers:
             again_s = await self._reconcile(key)
         except ApiError as exc:
             self._failed(exc)
-            wait_s = self._schedule.failed(key, time.monotonic(), exc.retry_after_s)
+            wait_s = self._queue.failed(key, time.monotonic(), exc.retry_after_s)
             log.warning("reconcile failed, reconcile again in %.1f s: %s", wait_s, exc)
         except Exception as exc:
             self._failed(exc)
-            wait_s = self._schedule.failed(key, time.monotonic())
+            wait_s = self._queue.failed(key, time.monotonic())
             log.exception("reconcile failed, reconcile again in %.1f s", wait_s)
         else:
-            self._schedule.done(key, time.monotonic(), self._again(again_s))
+            self._queue.done(key, time.monotonic(), self._again(again_s))
         self._changed.set()
 
     def _failed(self, error: Exception) -> None:

@@ -26,7 +26,7 @@ from dataloaderjob.api.status import DataLoaderJobStatus
 Schema = dict[str, Any]
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 VALIDATIONS = "x-kubernetes-validations"
-_NUMBER_AS_TEXT = re.compile(r"string\((?!self(\.\w+)*\.(sharedMemory|ringSize)\)|self\.sidecar\.resources)")
+_NUMBER_AS_TEXT = re.compile(r"string\((?!self(\.\w+)*\.(sharedMemory|poolSize)\)|self\.sidecar\.resources)")
 """Of a number's text the API server knows no bound, and refuses the message as too dear."""
 
 

@@ -11,9 +11,9 @@ from pydantic import Field
 from dataloaderjob.api.base import Flag, Free, Immutable, Model, Path, Rule, Use, Whole, in_units, nested
 from dataloaderjob.api.feeders import FeedersSpec, RaySpec
 from dataloaderjob.api.trainer import (
-    FIRST_RING_OVERHEAD_NBYTES,
-    FURTHER_RING_OVERHEAD_NBYTES,
-    MIN_RING_NBYTES,
+    FIRST_POOL_OVERHEAD_NBYTES,
+    FURTHER_POOL_OVERHEAD_NBYTES,
+    MIN_POOL_NBYTES,
     SidecarSpec,
     TrainerSpec,
 )
@@ -69,25 +69,25 @@ def _slow_start(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
         )
 
 
-def _crowded_rings(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
-    rings, ring = spec.trainer.processes_per_replica, spec.sidecar.ring_size
-    if ring is not None and rings * ring.nbytes > spec.sidecar.shared_memory.nbytes:
+def _crowded_pools(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
+    pools, pool = spec.trainer.processes_per_replica, spec.sidecar.pool_size
+    if pool is not None and pools * pool.nbytes > spec.sidecar.shared_memory.nbytes:
         yield (
-            ("sidecar", "ringSize"),
-            f"{ring} for each of {rings} processes, above sharedMemory {spec.sidecar.shared_memory}",
+            ("sidecar", "poolSize"),
+            f"{pool} for each of {pools} processes, above sharedMemory {spec.sidecar.shared_memory}",
         )
 
 
-def _thin_rings(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
-    rings, shared = spec.trainer.processes_per_replica, spec.sidecar.shared_memory
-    if shared.nbytes < rings * MIN_RING_NBYTES:
-        yield ("sidecar", "sharedMemory"), f"{shared} for {rings} processes"
+def _thin_pools(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
+    pools, shared = spec.trainer.processes_per_replica, spec.sidecar.shared_memory
+    if shared.nbytes < pools * MIN_POOL_NBYTES:
+        yield ("sidecar", "sharedMemory"), f"{shared} for {pools} processes"
 
 
 def _tight_sidecar(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
     limit = spec.sidecar.resources.limits.get("memory")
-    rings, shared = spec.trainer.processes_per_replica, spec.sidecar.shared_memory
-    needed = shared.nbytes + spec.sidecar.overhead_nbytes(rings)
+    pools, shared = spec.trainer.processes_per_replica, spec.sidecar.shared_memory
+    needed = shared.nbytes + spec.sidecar.overhead_nbytes(pools)
     if limit is not None and limit.value < needed:
         yield (
             ("sidecar", "resources", "limits", "memory"),
@@ -107,7 +107,7 @@ _HOST_NETWORK = "(has(self.{0}.template.spec.hostNetwork) && self.{0}.template.s
 _TRAINERS_OUTSIDE, _FEEDERS_OUTSIDE = _HOST_NETWORK.format("trainer"), _HOST_NETWORK.format("feeders")
 _MEMORY_LIMIT = "self.sidecar.resources.limits['memory']"
 _SHARED = "quantity(string(self.sidecar.sharedMemory)).asInteger()"
-_RING = "quantity(string(self.sidecar.ringSize)).asInteger()"
+_POOL = "quantity(string(self.sidecar.poolSize)).asInteger()"
 
 
 class DataLoaderJobSpec(Model):
@@ -150,20 +150,20 @@ class DataLoaderJobSpec(Model):
             check=_slow_start,
         ),
         Rule(
-            field="sidecar.ringSize",
-            use="rings that fit into spec.sidecar.sharedMemory together, or raise that",
-            cel=f"!has(self.sidecar.ringSize) || {_RING} * self.trainer.processesPerReplica <= {_SHARED}",
-            found="string(self.sidecar.ringSize) + ' for each of ' + string(self.trainer.processesPerReplica)"
+            field="sidecar.poolSize",
+            use="pools that fit into spec.sidecar.sharedMemory together, or raise that",
+            cel=f"!has(self.sidecar.poolSize) || {_POOL} * self.trainer.processesPerReplica <= {_SHARED}",
+            found="string(self.sidecar.poolSize) + ' for each of ' + string(self.trainer.processesPerReplica)"
             " + ' processes, above sharedMemory ' + string(self.sidecar.sharedMemory)",
-            check=_crowded_rings,
+            check=_crowded_pools,
         ),
         Rule(
             field="sidecar.sharedMemory",
             use="at least 1Mi for each process of a replica",
-            cel=f"{_SHARED} >= self.trainer.processesPerReplica * {MIN_RING_NBYTES}",
+            cel=f"{_SHARED} >= self.trainer.processesPerReplica * {MIN_POOL_NBYTES}",
             found="string(self.sidecar.sharedMemory) + ' for ' +"
             " string(self.trainer.processesPerReplica) + ' processes'",
-            check=_thin_rings,
+            check=_thin_pools,
         ),
         Rule(
             field="sidecar.resources.limits",
@@ -172,8 +172,8 @@ class DataLoaderJobSpec(Model):
             cel="!has(self.sidecar.resources) || !has(self.sidecar.resources.limits) ||"
             " !('memory' in self.sidecar.resources.limits) ||"
             f" quantity(string({_MEMORY_LIMIT})).asInteger() >="
-            f" {_SHARED} + {FIRST_RING_OVERHEAD_NBYTES} +"
-            f" {FURTHER_RING_OVERHEAD_NBYTES} * (self.trainer.processesPerReplica - 1)",
+            f" {_SHARED} + {FIRST_POOL_OVERHEAD_NBYTES} +"
+            f" {FURTHER_POOL_OVERHEAD_NBYTES} * (self.trainer.processesPerReplica - 1)",
             found=f"string({_MEMORY_LIMIT}) + ' of memory for sharedMemory ' +"
             " string(self.sidecar.sharedMemory)",
             check=_tight_sidecar,

@@ -113,7 +113,7 @@ class LoaderStatus(Model):
     stall_percent: Figure = "0"
     """Share of the time that trainers wait for a batch."""
     occupancy_percent: Figure = "0"
-    """Share of the rings that ready and lent batches take."""
+    """Share of the pools that ready and lent batches take."""
 
 
 class RayStatus(Model):

@@ -74,7 +74,7 @@ class TrainerSpec(Model):
     replicas: Whole = Field(default=1, ge=1, le=1_024)
     """Trainer pods. On one machine: how often the command is started."""
     processes_per_replica: Whole = Field(default=1, ge=1, le=64)
-    """Trainer processes (ranks) that one command starts, as torchrun does. Each gets a ring."""
+    """Trainer processes (ranks) that one command starts, as torchrun does. Each gets a pool."""
     template: TrainerPodTemplate
     """Template of the trainer pods. Its first container is the trainer."""
 
@@ -138,16 +138,16 @@ class TrainerSpec(Model):
         return env
 
 
-MIN_RING_NBYTES = MIB
+MIN_POOL_NBYTES = MIB
 MAX_SHARED_NBYTES = 16 * TIB
-FIRST_RING_OVERHEAD_NBYTES = 64 * MIB
-"""Memory of a sidecar with one ring, beside the ring (40 MB measured bound, and head-room)."""
-FURTHER_RING_OVERHEAD_NBYTES = 16 * MIB
-"""Memory of a sidecar for each further ring, beside the ring."""
+FIRST_POOL_OVERHEAD_NBYTES = 64 * MIB
+"""Memory of a sidecar with one pool, beside the pool (40 MB measured bound, and head-room)."""
+FURTHER_POOL_OVERHEAD_NBYTES = 16 * MIB
+"""Memory of a sidecar for each further pool, beside the pool."""
 
 
 def _no_room(sidecar: SidecarSpec) -> Iterator[tuple[Path, str]]:
-    if sidecar.shared_memory.nbytes < MIN_RING_NBYTES:
+    if sidecar.shared_memory.nbytes < MIN_POOL_NBYTES:
         yield ("sharedMemory",), f"{sidecar.shared_memory}"
 
 
@@ -156,25 +156,25 @@ def _too_large(sidecar: SidecarSpec) -> Iterator[tuple[Path, str]]:
         yield ("sharedMemory",), f"{sidecar.shared_memory}"
 
 
-def _small_ring(sidecar: SidecarSpec) -> Iterator[tuple[Path, str]]:
-    if sidecar.ring_size is not None and sidecar.ring_size.nbytes < MIN_RING_NBYTES:
-        yield ("ringSize",), f"{sidecar.ring_size}"
+def _small_pool(sidecar: SidecarSpec) -> Iterator[tuple[Path, str]]:
+    if sidecar.pool_size is not None and sidecar.pool_size.nbytes < MIN_POOL_NBYTES:
+        yield ("poolSize",), f"{sidecar.pool_size}"
 
 
-def _ring_over_limit(sidecar: SidecarSpec) -> Iterator[tuple[Path, str]]:
-    if sidecar.ring_size is not None and sidecar.ring_size > sidecar.shared_memory:
-        yield ("ringSize",), f"{sidecar.ring_size}, above sharedMemory {sidecar.shared_memory}"
+def _pool_over_limit(sidecar: SidecarSpec) -> Iterator[tuple[Path, str]]:
+    if sidecar.pool_size is not None and sidecar.pool_size > sidecar.shared_memory:
+        yield ("poolSize",), f"{sidecar.pool_size}, above sharedMemory {sidecar.shared_memory}"
 
 
 class SidecarSpec(Model):
-    """The sidecar: one for each trainer pod, one ring for each trainer process."""
+    """The sidecar: one for each trainer pod, one pool for each trainer process."""
 
     shared_memory: Bytes = Field(
         default_factory=lambda: ByteSize("2Gi"), json_schema_extra={"default": "2Gi"}
     )
-    """Most memory that all rings of one trainer pod may take together."""
-    ring_size: Bytes | None = None
-    """Size of each ring. Left out: what the first batch's size and `prefetch` need, within sharedMemory."""
+    """Most memory that all pools of one trainer pod may take together."""
+    pool_size: Bytes | None = None
+    """Size of each pool. Left out: what the first batch's size and `prefetch` need, within sharedMemory."""
     prefetch: Whole = Field(default=16, ge=2, le=512)
     """Batches that are asked for ahead of the trainer, for each iterator."""
     checksum: Flag = False
@@ -200,25 +200,25 @@ class SidecarSpec(Model):
             check=_too_large,
         ),
         Rule(
-            field="ringSize",
+            field="poolSize",
             use="at least 1Mi, or leave it out: the first batch then decides",
-            cel="!has(self.ringSize) || !quantity(string(self.ringSize)).isLessThan(quantity('1Mi'))",
-            found="string(self.ringSize)",
-            check=_small_ring,
+            cel="!has(self.poolSize) || !quantity(string(self.poolSize)).isLessThan(quantity('1Mi'))",
+            found="string(self.poolSize)",
+            check=_small_pool,
         ),
         Rule(
-            field="ringSize",
+            field="poolSize",
             use="a size up to sharedMemory, or raise sharedMemory",
-            cel="!has(self.ringSize) ||"
-            " !quantity(string(self.ringSize)).isGreaterThan(quantity(string(self.sharedMemory)))",
-            found="string(self.ringSize) + ', above sharedMemory ' + string(self.sharedMemory)",
-            check=_ring_over_limit,
+            cel="!has(self.poolSize) ||"
+            " !quantity(string(self.poolSize)).isGreaterThan(quantity(string(self.sharedMemory)))",
+            found="string(self.poolSize) + ', above sharedMemory ' + string(self.sharedMemory)",
+            check=_pool_over_limit,
         ),
     )
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
-        Immutable(field="ringSize", use="a new job: the layout of rings is fixed when trainers start"),
+        Immutable(field="poolSize", use="a new job: the layout of pools is fixed when trainers start"),
     )
 
-    def overhead_nbytes(self, num_rings: int) -> int:
-        """Memory that the sidecar needs beside its rings."""
-        return FIRST_RING_OVERHEAD_NBYTES + (num_rings - 1) * FURTHER_RING_OVERHEAD_NBYTES
+    def overhead_nbytes(self, num_pools: int) -> int:
+        """Memory that the sidecar needs beside its pools."""
+        return FIRST_POOL_OVERHEAD_NBYTES + (num_pools - 1) * FURTHER_POOL_OVERHEAD_NBYTES

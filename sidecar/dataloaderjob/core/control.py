@@ -72,7 +72,7 @@ def fence_anywhere() -> None:
 
 
 PAGE = 4096
-"""Extents of the ring are whole pages."""
+"""Extents of the pool are whole pages."""
 MAGIC = 0x444C4A_0001
 WORDS = 512
 ROWS = 64

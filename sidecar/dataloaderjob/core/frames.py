@@ -9,7 +9,7 @@ A frame is a header of 64 bytes, then `nbytes` bytes of payload. Integers are li
 | kind       | u8   | `Kind` |
 | flags      | u16  | `Flag` |
 | load       | u16  | feeder: tickets queued or being built, of all its sidecars |
-| generation | u32  | of the sender's view of the ring: a frame of another generation is stale |
+| generation | u32  | of the sender's view of the pool: a frame of another generation is stale |
 | stream     | u32  | one live iterator of a trainer process |
 | ticket     | u64  | position of the batch in its stream, from 0 |
 | bundle     | 16 B | `Bundle.id`: the user's code and data that make the batch, and the session that it is made in |

@@ -23,7 +23,7 @@ class Rates:
     stall: float | None = None
     """Share of the trainers' time that was spent waiting in next(); None while nobody iterates."""
     occupancy: float | None = None
-    """Share of the rings in use; None without rings."""
+    """Share of the pools in use; None without pools."""
 
 
 def over(
@@ -39,9 +39,9 @@ def over(
     )
 
 
-def occupancy(rings: Iterable[Mapping[str, Any]]) -> float | None:
-    """Of all these rings, or sums of rings."""
-    known = [(int(ring.get("used_nbytes", 0)), int(ring.get("ring_nbytes", 0))) for ring in rings]
+def occupancy(pools: Iterable[Mapping[str, Any]]) -> float | None:
+    """Of all these pools, or sums of pools."""
+    known = [(int(pool.get("used_nbytes", 0)), int(pool.get("pool_nbytes", 0))) for pool in pools]
     size = sum(size for _, size in known)
     return sum(used for used, _ in known) / size if size else None
 

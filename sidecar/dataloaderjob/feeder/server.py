@@ -59,7 +59,7 @@ class FeederServer:
             settings, key, self._machine, soon=self.soon, here=self._bundle_here, lost=self._bundle_lost
         )
         self._builders = Builders(settings, requests, self, relayed=relayed)
-        self._outbox = Sender(self._machine, lambda: self._builders.templates.loads)
+        self._sender = Sender(self._machine, lambda: self._builders.templates.loads)
         self._calls: deque[Callable[[], None]] = deque()
         self._owed: dict[bytes, list[tuple[int, Header]]] = {}
         """CANCEL frames (link, header) by bundle, which are confirmed once its builder is through with its job."""
@@ -72,13 +72,13 @@ class FeederServer:
         self._poll = select.epoll()
         self._callbacks: dict[int, Callable[[int], None]] = {}
         told = {**facts, "feeder": settings.name, "instance": self.instance, "pid": os.getpid()}
-        self._door = Acceptor(
+        self._acceptor = Acceptor(
             settings.bind_host, settings.port, key=key, job=settings.job, facts=told, welcomed=self._welcomed
         )
 
     @property
     def port(self) -> int:
-        return self._door.port
+        return self._acceptor.port
 
     @property
     def idle(self) -> bool:
@@ -90,7 +90,7 @@ class FeederServer:
     def run_forever(self) -> None:
         """Serves until `stop`. Raises what broke the server."""
         self._register(self._wake, select.EPOLLIN, lambda _: self._woken())
-        self._register(self._door.sock.fileno(), select.EPOLLIN, lambda _: self._door.accept_all())
+        self._register(self._acceptor.sock.fileno(), select.EPOLLIN, lambda _: self._acceptor.accept_all())
         next_tick = 0.0
         while not self._stopping:
             for fd, events in self._poll.poll(TICK_S):
@@ -135,17 +135,17 @@ class FeederServer:
             self._calls.popleft()()
 
     def _tick(self, now: float) -> None:
-        self._door.expire()
+        self._acceptor.expire()
         self._builders.tick(now, self._machine.used)
         self._bundles.keep(now)
         touched: set[Link] = set()
         for bundle, text in (*self._bundles.notes(now), *self._builders.notes(now)):
             for job in self._machine.waiting(bundle):
-                touched |= self._outbox.control(Kind.NOTE, job, payload=text.encode())
+                touched |= self._sender.control(Kind.NOTE, job, payload=text.encode())
         if now - self._alive_at >= ALIVE_S:
             self._alive_at = now
             for job in self._builders.busy():
-                touched |= self._outbox.control(Kind.ALIVE, job)
+                touched |= self._sender.control(Kind.ALIVE, job)
         self._flush(touched)
 
     # Links
@@ -164,7 +164,7 @@ class FeederServer:
             self._builders.end_unused(self._machine.used)
         self._numbers += 1
         link = Link(self._numbers, sock, on_start=self._machine.started, on_sent=self._machine.sent)
-        self._outbox.links[link.number] = link
+        self._sender.links[link.number] = link
         self._machine.opened(link.number)
         fd = sock.fileno()
         self._register(fd, _INPUT, lambda events: self._serve(link, events))
@@ -187,7 +187,7 @@ class FeederServer:
             self._drop(link)
 
     def _drop(self, link: Link) -> None:
-        if self._outbox.links.pop(link.number, None) is None:
+        if self._sender.links.pop(link.number, None) is None:
             return
         self._unregister(link.sock.fileno())
         link.close()
@@ -220,7 +220,7 @@ class FeederServer:
     def _take(self, link: Link) -> None:
         touched: set[Link] = {link}
         for header, payload in link.frames():
-            touched |= self._outbox.perform(self._frame(link, header, payload))
+            touched |= self._sender.perform(self._frame(link, header, payload))
         self._flush(touched)
 
     def _frame(self, link: Link, header: Header, payload: bytes) -> list[Instruction]:
@@ -255,7 +255,7 @@ class FeederServer:
         if job is not None and self._builders.discards(job.bundle):
             self._owed.setdefault(job.bundle, []).append((link.number, header))
         else:
-            self._outbox.confirm_cancelled(link, header)
+            self._sender.confirm_cancelled(link, header)
         return made
 
     # Bundles
@@ -274,7 +274,7 @@ class FeederServer:
                 self._builders.open(self._bundles[bundle], base_seed(waiting[0].payload))
 
     def _bundle_lost(self, instructions: list[Instruction], failure: bytes) -> None:
-        self._flush(self._outbox.perform(instructions, failure))
+        self._flush(self._sender.perform(instructions, failure))
 
     # What builders tell
 
@@ -286,7 +286,7 @@ class FeederServer:
 
     def bundle_failed(self, bundle: bytes, payload: bytes) -> None:
         made = self._machine.bundle_failed(bundle)
-        self._flush(self._outbox.perform(made, payload, flags=_ELSEWHERE))
+        self._flush(self._sender.perform(made, payload, flags=_ELSEWHERE))
 
     def built(self, job: Job, body: Body) -> None:
         job.body = body
@@ -299,20 +299,20 @@ class FeederServer:
         self._through(job, self._machine.lost(job), text.encode(), position)
 
     def progress(self, job: Job, position: int) -> None:
-        link = self._outbox.links.get(job.link)
+        link = self._sender.links.get(job.link)
         if link is None:
             self._builders.acknowledge(job)
             return
-        self._outbox.control(Kind.PROGRESS, job, room=position)
+        self._sender.control(Kind.PROGRESS, job, room=position)
         link.when_told(lambda: self._builders.acknowledge(job))
         self._flush({link})
 
     def _through(self, job: Job, made: list[Instruction], payload: bytes = b"", position: int = -1) -> None:
         """A builder is through with a job."""
-        touched = self._outbox.perform(made, payload, position=position)
+        touched = self._sender.perform(made, payload, position=position)
         for number, header in self._owed.pop(job.bundle, ()):
-            if (link := self._outbox.links.get(number)) is not None:
-                self._outbox.confirm_cancelled(link, header)
+            if (link := self._sender.links.get(number)) is not None:
+                self._sender.confirm_cancelled(link, header)
                 touched.add(link)
         self._flush(touched)
 

@@ -77,7 +77,7 @@ class ServicePlan:
     tuning: RayTuning = field(default_factory=RayTuning)
     processes: int = 1
     shared_memory_nbytes: int = 2 * 1024**3
-    ring_nbytes: int | None = None
+    pool_nbytes: int | None = None
     prefetch: int = 16
     checksum: bool = False
     batch_deadline_s: float = 300.0
@@ -119,7 +119,7 @@ class LocalCluster:
         self._children: dict[Part, Child] = {}
         self._written: dict[str, Any] = {}
         self._words: dict[str, deque[str]] = {}
-        self._guard: Any = None
+        self._reaper: Any = None
         self._closed = False
         self._sidecar_over = False
         self._heads: Heads | None = None
@@ -160,7 +160,7 @@ class LocalCluster:
 
         Raises InputError, OSError.
         """
-        self._guard = reaper.start(self.run_id, self.home, self.tag(self.plan.env), self._folder)
+        self._reaper = reaper.start(self.run_id, self.home, self.tag(self.plan.env), self._folder)
         found = {
             "pid": os.getpid(),
             "run": self.run_id,
@@ -214,7 +214,7 @@ class LocalCluster:
         return SidecarSettings(
             job=plan.job, socket=self.socket, key_path=str(self.home / "key"), blobs=str(self.home / "blobs"),
             supervisor_host="127.0.0.1", supervisor_port=self._port, processes=plan.processes,
-            shared_memory_nbytes=plan.shared_memory_nbytes, ring_nbytes=plan.ring_nbytes,
+            shared_memory_nbytes=plan.shared_memory_nbytes, pool_nbytes=plan.pool_nbytes,
             prefetch=plan.prefetch, batch_deadline_s=plan.batch_deadline_s,
             progress_after_s=plan.progress_after_s, checksum=plan.checksum,
             metrics_port=plan.metrics_port, private=True,
@@ -379,12 +379,12 @@ class LocalCluster:
             self._heads.close(GRACE_S)
         self._stop(Part.HOST)
         self.end_sidecar()
-        but = () if self._guard is None else (self._guard.pid,)
+        but = () if self._reaper is None else (self._reaper.pid,)
         tags.sweep(self.run_id, grace_s=1.0, but=but)
         folders.remove_tree(self.home)
-        if self._guard is not None:
-            self._guard.kill()
-            self._guard.wait()
+        if self._reaper is not None:
+            self._reaper.kill()
+            self._reaper.wait()
 
 
 def _make_home(*, ray: bool) -> Path:

@@ -90,12 +90,12 @@ class Figures(Rates):
 
 
 def line(figures: Figures) -> str:
-    """`12.3 batches/s, 0.47 GB/s, stall 3.1 %, rings 45 % full, feeders 2/2`"""
+    """`12.3 batches/s, 0.47 GB/s, stall 3.1 %, pools 45 % full, feeders 2/2`"""
     stall = "-" if figures.stall is None else f"{100 * figures.stall:.1f} %"
     full = "-" if figures.occupancy is None else f"{100 * figures.occupancy:.0f} % full"
     return (
         f"{figures.batches_per_s:.1f} batches/s, {figures.nbytes_per_s / 1e9:.3f} GB/s, stall {stall}, "
-        f"rings {full}, feeders {figures.ready}/{figures.desired}"
+        f"pools {full}, feeders {figures.ready}/{figures.desired}"
     )
 
 
@@ -122,7 +122,7 @@ def summary(total: Mapping[str, int], seconds: float, restarts: int) -> str:
 
 
 def lines(run: LiveRun) -> Iterator[str]:
-    """One for the run, one for each feeder and each ring."""
+    """One for the run, one for each feeder and each pool."""
     sidecar = run.sidecar()
     try:
         supervisor = run.ask({"type": "status"})
@@ -137,11 +137,11 @@ def lines(run: LiveRun) -> Iterator[str]:
     for feeder in supervisor.get("feeders", ()):
         why = f": {feeder['why']}" if feeder.get("why") else ""
         yield f"  {feeder['name']} {feeder['state']} for {feeder['seconds']:.0f} s{why}"
-    for ring in sidecar.get("rings", ()):
-        full = rates.occupancy([ring])
+    for receiver in sidecar.get("receivers", ()):
+        full = rates.occupancy([receiver])
         yield (
-            f"  rank {ring['rank']} (pid {ring['trainer']}): {ring['next_calls']} batches, ring "
-            f"{'-' if full is None else f'{100 * full:.0f} % full'}, {ring['ready']} ready"
+            f"  rank {receiver['rank']} (pid {receiver['trainer']}): {receiver['next_calls']} batches, pool "
+            f"{'-' if full is None else f'{100 * full:.0f} % full'}, {receiver['ready']} ready"
         )
     for note in supervisor.get("notes", ()):
         yield f"  {note}"

@@ -140,7 +140,7 @@ def _service(job: DataLoaderJob, cwd: Path, inherited: Mapping[str, str], provid
         tuning=spec.ray.tuning.settings(),
         processes=spec.trainer.replicas * spec.trainer.processes_per_replica,
         shared_memory_nbytes=spec.sidecar.shared_memory.nbytes * spec.trainer.replicas,
-        ring_nbytes=None if spec.sidecar.ring_size is None else spec.sidecar.ring_size.nbytes,
+        pool_nbytes=None if spec.sidecar.pool_size is None else spec.sidecar.pool_size.nbytes,
         prefetch=spec.sidecar.prefetch, checksum=spec.sidecar.checksum,
         batch_deadline_s=float(spec.deadlines.batch_seconds),
         progress_after_s=float(spec.deadlines.progress_after_seconds),

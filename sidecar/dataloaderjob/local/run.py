@@ -107,7 +107,7 @@ class Run:
         self._plan, self._manifest, self._console = planned, manifest, console
         self._ray = planned.service.provider == RAY
         self._loop = Loop()
-        self._course = Lifecycle(len(planned.trainers))
+        self._lifecycle = Lifecycle(len(planned.trainers))
         self._cluster = LocalCluster(planned.service, self._loop, show=self._show, broken=self._broken)
         self._trainers: list[Child] = []
         self._phase = Phase.PREPARING
@@ -132,7 +132,7 @@ class Run:
                 self._loop.later(self._plan.active_s, self._active_over)
             self._loop.every(0.2, self._look)
             self._loop.every(PROGRESS_TTY_S if self._console.live else PROGRESS_LINE_S, self._progress)
-            self._loop.run(until=lambda: self._course.phase is Phase.OVER)
+            self._loop.run(until=lambda: self._lifecycle.phase is Phase.OVER)
             self._flush()
             self._meter.read(sidecar_status(self._cluster.socket) or {})
         finally:
@@ -141,13 +141,13 @@ class Run:
                 child.end(0.0)
             self._cluster.close()
         self._conclude()
-        return self._course.code
+        return self._lifecycle.code
 
     # Events
 
     def _look(self) -> None:
         if self._cluster.sidecar_listens:
-            self._act(self._course.on(Event.SERVED))
+            self._act(self._lifecycle.on(Event.SERVED))
         snapshot = self._cluster.snapshot
         self._meter.read(snapshot.sidecar)
         if not self._served and snapshot.desired is not None and snapshot.ready >= self._plan.min_feeders:
@@ -189,15 +189,15 @@ class Run:
         self._halt(Stop(EXIT_LATE, f"{why}; still running: {live}"))
 
     def _halt(self, stop: Stop) -> None:
-        if self._course.phase is not Phase.OVER:
+        if self._lifecycle.phase is not Phase.OVER:
             self._console.say(stop.why)
-        self._act(self._course.halt(stop))
+        self._act(self._lifecycle.halt(stop))
 
     def _trainer_ended(self, child: Child) -> None:
         number, code = self._trainers.index(child), exit_code(child.code or 0)
         if code:
             self._console.say(f"{child.name} ended with exit code {code}")
-        self._act(self._course.ended(number, code))
+        self._act(self._lifecycle.ended(number, code))
 
     # Actions
 
@@ -205,20 +205,20 @@ class Run:
         if action is Action.START:
             self._start_trainers()
         elif action is Action.ASK:
-            number = signal.SIGTERM if self._course.stop is None else self._course.stop.number
+            number = signal.SIGTERM if self._lifecycle.stop is None else self._lifecycle.stop.number
             for child in self._trainers:
                 child.signal(number)
         elif action is Action.KILL:
             for child in self._trainers:
                 child.signal(signal.SIGKILL)
-        if self._course.phase is not self._phase:
-            self._phase = self._course.phase
-            if (grace := self._course.grace_s) is not None:
+        if self._lifecycle.phase is not self._phase:
+            self._phase = self._lifecycle.phase
+            if (grace := self._lifecycle.grace_s) is not None:
                 self._loop.later(grace, lambda phase=self._phase: self._grace_over(phase))  # type: ignore[misc]
 
     def _grace_over(self, phase: Phase) -> None:
-        if self._course.phase is phase:
-            self._act(self._course.on(Event.GRACE))
+        if self._lifecycle.phase is phase:
+            self._act(self._lifecycle.on(Event.GRACE))
 
     def _start_trainers(self) -> None:
         for number, trainer in enumerate(self._plan.trainers):
@@ -250,7 +250,7 @@ class Run:
         text = console.line(
             console.Figures(
                 batches_per_s=batches, nbytes_per_s=nbytes, stall=stall,
-                occupancy=rates.occupancy(snapshot.sidecar.get("rings", ())),
+                occupancy=rates.occupancy(snapshot.sidecar.get("receivers", ())),
                 ready=snapshot.ready, desired=self._cluster.num_desired,
             )
         )  # fmt: skip
@@ -271,11 +271,11 @@ class Run:
         self._loop.run(until=quiet)
 
     def _conclude(self) -> None:
-        failure = self._course.first_failure
-        if self._course.stop is None and failure is not None:
+        failure = self._lifecycle.first_failure
+        if self._lifecycle.stop is None and failure is not None:
             how = f"trainer-{failure[0]} failed with exit code {failure[1]}"
         else:
-            how = "ended" if self._course.stop is None else "was stopped"
+            how = "ended" if self._lifecycle.stop is None else "was stopped"
         seconds = time.monotonic() - self._started
         total = console.summary(self._meter.total, seconds, self._cluster.policy.restarts)
         self._console.say(f"{self._plan.name}: {how}; {total}")

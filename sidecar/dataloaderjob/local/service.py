@@ -31,7 +31,7 @@ from dataloaderjob.providers.provider import LOCAL
 from dataloaderjob.sidecar.settings import memory_limit
 
 LINGER_S = 3.0
-"""After the last ring is gone: the next rank, or the next loader of a script, may come."""
+"""After the last pool is gone: the next rank, or the next loader of a script, may come."""
 UNUSED_S = 120.0
 """Without any client so far; the one that started it may have much to do before its first iter()."""
 
@@ -41,25 +41,25 @@ class IdleShutdown:
     """Fed with what is seen, from time to time."""
 
     started: float
-    _last_ring: float | None = None
-    """When a ring was seen last."""
+    _last_pool: float | None = None
+    """When a pool was seen last."""
     _starter_gone: float | None = None
 
-    def see(self, *, rings: int | None, starter_alive: bool, now: float) -> bool:
-        """Whether the service should end. `rings`: None while the sidecar does not say.
+    def see(self, *, receivers: int | None, starter_alive: bool, now: float) -> bool:
+        """Whether the service should end. `receivers`: None while the sidecar does not say.
 
         Without a client it ends LINGER_S after its starter, or after UNUSED_S; with clients, LINGER_S
         after the last one.
         """
         if not starter_alive and self._starter_gone is None:
             self._starter_gone = now
-        if rings is None:
+        if receivers is None:
             return False
-        if rings:
-            self._last_ring = now
+        if receivers:
+            self._last_pool = now
             return False
-        if self._last_ring is not None:
-            return now - self._last_ring >= LINGER_S
+        if self._last_pool is not None:
+            return now - self._last_pool >= LINGER_S
         if self._starter_gone is not None:
             return now - self._starter_gone >= LINGER_S
         return now - self.started >= UNUSED_S
@@ -107,7 +107,7 @@ class Service:
         self._logged = 0
         self._over = False
         self._starter = _open_starter()
-        self._tenancy = IdleShutdown(time.monotonic())
+        self._idle = IdleShutdown(time.monotonic())
         self._control = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._cluster = LocalCluster(
             plan, self._loop, show=self._show, broken=self._broken, socket_path=str(folder / places.SOCKET_NAME),
@@ -164,9 +164,9 @@ class Service:
 
     def _look(self) -> None:
         starter_alive = self._starter is not None and not _readable(self._starter)
-        rings = self._cluster.snapshot.sidecar.get("rings")
-        count = None if rings is None else len(rings)
-        if self._tenancy.see(rings=count, starter_alive=starter_alive, now=time.monotonic()):
+        receivers = self._cluster.snapshot.sidecar.get("receivers")
+        count = None if receivers is None else len(receivers)
+        if self._idle.see(receivers=count, starter_alive=starter_alive, now=time.monotonic()):
             self._leave(unless_used=True)
 
     def _leave(self, *, unless_used: bool = False) -> None:
@@ -177,7 +177,7 @@ class Service:
         with locked(self._folder):
             if unless_used:
                 status = sidecar_status(self._cluster.socket)
-                if status is None or status["rings"]:
+                if status is None or status["receivers"]:
                     return
             self._cluster.end_sidecar()
             folders.remove(self._folder, places.FILES)

@@ -1,4 +1,4 @@
-"""One link to a feeder: connect, handshake, frames out, frames and bodies in. Bodies go straight to the ring.
+"""One link to a feeder: connect, handshake, frames out, frames and bodies in. Bodies go straight to the pool.
 
 The socket blocks, and every call but one says MSG_DONTWAIT. The one is the body: MSG_WAITALL with a
 receive timeout of 20 ms, the cheapest way to receive that was measured (0.20 CPU-s/GB; non-blocking
@@ -61,7 +61,6 @@ class FeederConnection:
         self.sock: socket.socket | None = None
         self.retry_at = 0.0
         self.started_at = 0.0
-        self.last_error = ""
         self._failures = 0
         self._sink = sink
         self._key, self._job, self._name, self._trainer = key, job, name, trainer
@@ -92,10 +91,9 @@ class FeederConnection:
         with contextlib.suppress(BlockingIOError):
             sock.connect((self.endpoint.host, self.endpoint.port))
 
-    def give_up(self, now: float, error: object) -> None:
+    def give_up(self, now: float) -> None:
         """Closes what there is and sets the time of the next try."""
         self.close()
-        self.last_error = str(error)
         self._failures += 1
         self.retry_at = now + BACKOFF.wait_s(self._failures)
 

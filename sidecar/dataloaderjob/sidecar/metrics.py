@@ -1,4 +1,4 @@
-"""Metrics of one ring: one row for each, with its name in Prometheus and how it is read.
+"""Metrics of one receiver: one row for each, with its name in Prometheus and how it is read.
 
 The receiver stores its own in words of the control memfd ten times a second; the parent reads them, and the
 trainer's, from its own mapping. So a scrape never touches the data path.
@@ -83,7 +83,7 @@ METRICS = (
         lambda m: m.placer.space.used_nbytes,
     ),
     Metric(
-        "ring_nbytes", "pool_bytes", _G, "Shared memory of the pool.", lambda m: m.placer.space.ring_nbytes
+        "pool_nbytes", "pool_bytes", _G, "Shared memory of the pool.", lambda m: m.placer.space.pool_nbytes
     ),
     Metric(
         "total_nbytes", "shared_memory_bytes", _G, "Shared memory of the pool, and of batches too large for it.",
@@ -119,8 +119,8 @@ _WORDS = {key: at for at, (key, _) in enumerate(_READERS, control.W_METRICS)} | 
 
 
 @dataclass(frozen=True, slots=True)
-class RingMetrics:
-    """The values of one ring at one moment, by key."""
+class ReceiverMetrics:
+    """The values of one receiver at one moment, by key."""
 
     rank: str
     values: dict[str, int]
@@ -133,23 +133,23 @@ def store(words: Control, machine: Dispatcher) -> None:
     words.words[control.W_FEEDERS] = words.words[_WORDS["feeders_up"]]
 
 
-def read(words: Control, rank: str) -> RingMetrics:
-    return RingMetrics(rank, {key: words.words[_WORDS[key]] for key in KEYS})
+def read(words: Control, rank: str) -> ReceiverMetrics:
+    return ReceiverMetrics(rank, {key: words.words[_WORDS[key]] for key in KEYS})
 
 
-def total(rings: list[RingMetrics]) -> dict[str, int]:
-    """Sums over rings."""
-    return {key: sum(ring.values[key] for ring in rings) for key in KEYS}
+def total(receivers: list[ReceiverMetrics]) -> dict[str, int]:
+    """Sums over receivers."""
+    return {key: sum(receiver.values[key] for receiver in receivers) for key in KEYS}
 
 
-def prometheus(rings: list[RingMetrics], job: str) -> str:
+def prometheus(receivers: list[ReceiverMetrics], job: str) -> str:
     """The text format; times in seconds, sizes in bytes."""
     lines = []
     for metric in METRICS:
         name = PREFIX + metric.name
         lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind.value}"]
-        for ring in rings:
-            value = ring.values[metric.key]
+        for receiver in receivers:
+            value = receiver.values[metric.key]
             text = f"{value * 1e-9:.9f}" if metric.key.endswith("_ns") else str(value)
-            lines.append(f'{name}{{dataloaderjob="{job}",rank="{ring.rank}"}} {text}')
+            lines.append(f'{name}{{dataloaderjob="{job}",rank="{receiver.rank}"}} {text}')
     return "\n".join(lines) + "\n"

@@ -40,7 +40,7 @@ _RANK = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 
 @dataclass(slots=True, eq=False)
-class Ring:
+class ReceiverProcess:
     """A receiver that runs, as the parent sees it."""
 
     rank: str
@@ -62,17 +62,17 @@ class Sidecar:
         self.settings = settings
         self.key = read_key(settings.key_path)
         self.store = BlobStore(Path(settings.blobs))
-        self._shelf = BundleGc(self.store)
-        self.rings: dict[int, Ring] = {}
+        self._bundle_gc = BundleGc(self.store)
+        self.receivers: dict[int, ReceiverProcess] = {}
         """By the pid of the receiver."""
         self._gone = dict.fromkeys(metrics.KEYS, 0)
         self._failures = Failures()
         self._stop = False
         self._select = selectors.DefaultSelector()
-        self._upstream: SupervisorClient | None = None
-        self._upstream_fd: int | None = None
+        self._supervisor: SupervisorClient | None = None
+        self._supervisor_fd: int | None = None
         if settings.supervisor_host is not None:
-            self._upstream = SupervisorClient(
+            self._supervisor = SupervisorClient(
                 (settings.supervisor_host, settings.supervisor_port),
                 key=self.key,
                 job=settings.job,
@@ -86,7 +86,7 @@ class Sidecar:
         self._select.register(self._wake_r, selectors.EVENT_READ, self._on_signal)
         self._figures_at = 0.0
         # Last: a socket that can be seen has a sidecar behind it.
-        self._reception = TrainerListener(
+        self._listener = TrainerListener(
             settings.socket, self._select, self._on_guest, private=settings.private
         )
 
@@ -109,9 +109,9 @@ class Sidecar:
 
     def _pause_s(self, now: float) -> float:
         """Until the next tick; sooner where the supervisor is to be tried."""
-        if self._upstream is None or self._upstream.fileno is not None:
+        if self._supervisor is None or self._supervisor.fileno is not None:
             return TICK_S
-        return min(TICK_S, max(0.0, self._upstream.retry_at - now))
+        return min(TICK_S, max(0.0, self._supervisor.retry_at - now))
 
     def _on_signal(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -120,50 +120,50 @@ class Sidecar:
 
     def close(self) -> None:
         """Ends the receivers and removes the socket."""
-        self._reception.close()
-        for ring in self.rings.values():
+        self._listener.close()
+        for receiver in self.receivers.values():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(ring.pid, signal.SIGKILL)
-        for ring in list(self.rings.values()):
+                os.kill(receiver.pid, signal.SIGKILL)
+        for receiver in list(self.receivers.values()):
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(ring.pid, 0)
+                os.waitpid(receiver.pid, 0)
 
     def _tick(self, now: float) -> None:
-        self._reception.expire(now)
+        self._listener.expire(now)
         if self.http is not None:
             self.http.expire(now)
-        if self._upstream is not None:
-            self._upstream.try_connect(now)
+        if self._supervisor is not None:
+            self._supervisor.try_connect(now)
             self._watch_upstream()
         if now >= self._figures_at:
             self._figures_at = now + FIGURES_EVERY_S
             self._send_figures()
 
     def _send_figures(self) -> None:
-        if self._upstream is not None:
-            for ring in self.rings.values():
-                self._failures.seen(ring.rank, ring.pid, ring.control.words[W_NEXT_CALLS])
-            told = {"rings": len(self.rings), "failures": self._failures.current()}
-            self._upstream.send({"type": "figures", "figures": self._totals(), **told})
+        if self._supervisor is not None:
+            for receiver in self.receivers.values():
+                self._failures.seen(receiver.rank, receiver.pid, receiver.control.words[W_NEXT_CALLS])
+            told = {"receivers": len(self.receivers), "failures": self._failures.current()}
+            self._supervisor.send({"type": "figures", "figures": self._totals(), **told})
 
     def _watch_upstream(self) -> None:
-        assert self._upstream is not None  # noqa: S101
-        fd = self._upstream.fileno
-        if fd != self._upstream_fd:
-            if self._upstream_fd is not None:
+        assert self._supervisor is not None  # noqa: S101
+        fd = self._supervisor.fileno
+        if fd != self._supervisor_fd:
+            if self._supervisor_fd is not None:
                 with contextlib.suppress(KeyError, ValueError):
-                    self._select.unregister(self._upstream_fd)
+                    self._select.unregister(self._supervisor_fd)
             if fd is not None:
                 self._select.register(fd, selectors.EVENT_READ, self._on_upstream)
-            self._upstream_fd = fd
+            self._supervisor_fd = fd
 
     def _on_upstream(self) -> None:
-        if self._upstream is None or self._upstream.fileno is None:
+        if self._supervisor is None or self._supervisor.fileno is None:
             return
-        if self._upstream.on_readable(time.monotonic()):
-            for ring in self.rings.values():
-                self._tell_feeders(ring.channel)
-        self._upstream.flush()
+        if self._supervisor.on_readable(time.monotonic()):
+            for receiver in self.receivers.values():
+                self._tell_feeders(receiver.channel)
+        self._supervisor.flush()
         self._watch_upstream()
 
     def _reap(self) -> None:
@@ -174,23 +174,25 @@ class Sidecar:
                 return
             if pid == 0:
                 return
-            ring = self.rings.pop(pid, None)
-            if ring is None:
+            receiver = self.receivers.pop(pid, None)
+            if receiver is None:
                 continue  # an upload
             if status:
-                log(f"the receiver of rank {ring.rank} ended with status {os.waitstatus_to_exitcode(status)}")
-            while self._on_receiver(ring):
+                log(
+                    f"the receiver of rank {receiver.rank} ended with status {os.waitstatus_to_exitcode(status)}"
+                )
+            while self._on_receiver(receiver):
                 pass  # its last words
-            self._shelf.gone(ring.pid)
-            self._failures.seen(ring.rank, ring.pid, ring.control.words[W_NEXT_CALLS])
-            for name, value in metrics.read(ring.control, ring.rank).values.items():
+            self._bundle_gc.gone(receiver.pid)
+            self._failures.seen(receiver.rank, receiver.pid, receiver.control.words[W_NEXT_CALLS])
+            for name, value in metrics.read(receiver.control, receiver.rank).values.items():
                 if name in metrics.COUNTERS:
                     self._gone[name] += value
             with contextlib.suppress(KeyError):
-                self._select.unregister(ring.channel)
-            ring.channel.close()
-            ring.control.close()
-            os.close(ring.pidfd)
+                self._select.unregister(receiver.channel)
+            receiver.channel.close()
+            receiver.control.close()
+            os.close(receiver.pidfd)
 
     # Attaching
 
@@ -212,7 +214,7 @@ class Sidecar:
         hello = ipc.parse_json(packet.payload)
         adoption, fds = hello.get("adopt"), guest.fds
         if not fds or (adoption and len(fds) != 4 + len(adoption["regions"])):
-            raise RemoteProtocolError("the trainer did not send its pidfd and the descriptors of its rings")
+            raise RemoteProtocolError("the trainer did not send its pidfd and the descriptors of its pools")
         rank, pid, process = str(hello["rank"]), int(hello["pid"]), str(hello["process"])
         if not _RANK.match(rank):
             raise RemoteProtocolError(
@@ -236,26 +238,26 @@ class Sidecar:
             self._child(guest, theirs, rank, process, adoption, parent)
         theirs.close()
         ours.setblocking(False)
-        ring = Ring(rank, pid, process, fds.pop(0), child, ours, control)
-        self.rings[child] = ring
-        self._select.register(ours, selectors.EVENT_READ, lambda: self._on_receiver(ring))
+        receiver = ReceiverProcess(rank, pid, process, fds.pop(0), child, ours, control)
+        self.receivers[child] = receiver
+        self._select.register(ours, selectors.EVENT_READ, lambda: self._on_receiver(receiver))
         guest.answer(ipc.pack_json(ipc.Type.WELCOME, self._welcome()), None if adoption else fds)
         guest.close()
 
     def _claim(self, rank: str, pid: int, process: str) -> None:
         """Raises RemoteProtocolError if another live process holds this rank."""
         self._reap()
-        for ring in list(self.rings.values()):
-            if ring.rank != rank:
+        for receiver in list(self.receivers.values()):
+            if receiver.rank != rank:
                 continue
-            if alive(ring.pidfd) and ring.process != process:
+            if alive(receiver.pidfd) and receiver.process != process:
                 raise RemoteProtocolError(
-                    f"rank {rank} is held by the live process {ring.trainer_pid}; process {pid} cannot have it too: "
-                    "give each process its own RANK, or end the other one"
+                    f"rank {rank} is held by the live process {receiver.trainer_pid}; process {pid} cannot have it "
+                    "too: give each process its own RANK, or end the other one"
                 )
             with contextlib.suppress(ProcessLookupError):
-                os.kill(ring.pid, signal.SIGKILL)
-            while ring.pid in self.rings:
+                os.kill(receiver.pid, signal.SIGKILL)
+            while receiver.pid in self.receivers:
                 time.sleep(0.001)
                 self._reap()
 
@@ -278,7 +280,7 @@ class Sidecar:
             self._close_in_child()
             gc.freeze()
             settings = DispatchSettings(
-                limit_nbytes=self.settings.limit_nbytes, ring_nbytes=self.settings.ring_nbytes,
+                limit_nbytes=self.settings.limit_nbytes, pool_nbytes=self.settings.pool_nbytes,
                 batch_deadline_s=self.settings.batch_deadline_s, progress_after_s=self.settings.progress_after_s,
                 checksum=self.settings.checksum,
             )  # fmt: skip
@@ -302,18 +304,18 @@ class Sidecar:
     def _close_in_child(self) -> None:
         """What the parent has open is nothing to a receiver: ports would stay taken, peers would see no end."""
         self._select.close()
-        self._reception.close_in_child()
+        self._listener.close_in_child()
         if self.http is not None:
             self.http.close_in_child()
-        if self._upstream is not None:
-            self._upstream.close(0.0)
+        if self._supervisor is not None:
+            self._supervisor.close(0.0)
         os.close(self._wake_r)
         os.close(self._wake_w)
-        for ring in self.rings.values():
-            ring.channel.close()
-            ring.control.close()
-            os.close(ring.pidfd)
-        self.rings.clear()
+        for receiver in self.receivers.values():
+            receiver.channel.close()
+            receiver.control.close()
+            os.close(receiver.pidfd)
+        self.receivers.clear()
 
     def _welcome(self) -> dict[str, Any]:
         return {
@@ -326,77 +328,79 @@ class Sidecar:
     # Receivers
 
     def _desired(self) -> int:
-        if self._upstream is not None and self._upstream.desired is not None:
-            return self._upstream.desired
+        if self._supervisor is not None and self._supervisor.desired is not None:
+            return self._supervisor.desired
         return len(self.settings.feeders)
 
     def _tell_feeders(self, channel: socket.socket) -> None:
-        if self._upstream is None:
+        if self._supervisor is None:
             message: dict[str, Any] = {
                 "feeders": self.settings.feeders,
                 "desired": len(self.settings.feeders),
             }
-        elif self._upstream.known:
+        elif self._supervisor.known:
             message = {
-                "feeders": self._upstream.feeders,
-                "desired": self._upstream.desired,
-                "notes": self._upstream.notes,
+                "feeders": self._supervisor.feeders,
+                "desired": self._supervisor.desired,
+                "notes": self._supervisor.notes,
             }
         else:
             return
         with contextlib.suppress(OSError):
             channel.send(json.dumps(message).encode())
 
-    def _on_receiver(self, ring: Ring) -> bool:
+    def _on_receiver(self, receiver: ReceiverProcess) -> bool:
         """Returns whether there was a message."""
         try:
-            data = ring.channel.recv(1 << 20)
+            data = receiver.channel.recv(1 << 20)
         except OSError:
             return False
         if not data:
             with contextlib.suppress(KeyError):
-                self._select.unregister(ring.channel)
+                self._select.unregister(receiver.channel)
             return False
         try:
-            self._receiver_says(ring, json.loads(data))
+            self._receiver_says(receiver, json.loads(data))
         except Exception as exc:  # it says what its trainer told it
-            log(f"the receiver of rank {ring.rank} is ended: {first_line(exc)}")
-            if ring.pid in self.rings:
-                os.kill(ring.pid, signal.SIGKILL)
+            log(f"the receiver of rank {receiver.rank} is ended: {first_line(exc)}")
+            if receiver.pid in self.receivers:
+                os.kill(receiver.pid, signal.SIGKILL)
         return True
 
-    def _receiver_says(self, ring: Ring, message: dict[str, Any]) -> None:
+    def _receiver_says(self, receiver: ReceiverProcess, message: dict[str, Any]) -> None:
         if message["type"] == "bundle":
             bundle = Bundle.parse(message["bundle"].encode())
-            self._shelf.use(ring.pid, bundle)
-            if self._upstream is not None:
+            self._bundle_gc.use(receiver.pid, bundle)
+            if self._supervisor is not None:
                 for digest, nbytes in bundle.blobs:
-                    self._upstream.have(digest, nbytes)
+                    self._supervisor.have(digest, nbytes)
         elif message["type"] == "released":
-            self._shelf.released(ring.pid, bytes.fromhex(message["bundle"]))
+            self._bundle_gc.released(receiver.pid, bytes.fromhex(message["bundle"]))
         elif message["type"] == "failure":
-            self._failures.told(ring.rank, ring.pid, message)
+            self._failures.told(receiver.rank, receiver.pid, message)
             self._send_figures()  # at once: its trainer may end, and this sidecar with it
-        elif self._upstream is None:
+        elif self._supervisor is None:
             return
         elif message["type"] == "replace":
-            self._upstream.send(message)
+            self._supervisor.send(message)
 
     # Figures
 
     def _totals(self) -> dict[str, int]:
-        live = metrics.total([metrics.read(ring.control, ring.rank) for ring in self.rings.values()])
+        live = metrics.total(
+            [metrics.read(receiver.control, receiver.rank) for receiver in self.receivers.values()]
+        )
         return {name: value + self._gone[name] for name, value in live.items()}
 
     def status(self) -> dict[str, Any]:
         """What `dataloaderjob run` shows and /status returns."""
         return {
             "job": self.settings.job, "pid": os.getpid(), "protocol": PROTOCOL, "desired": self._desired(),
-            "supervisor": self._upstream is not None and self._upstream.fileno is not None,
-            "notes": [] if self._upstream is None else self._upstream.notes,
-            "rings": [
+            "supervisor": self._supervisor is not None and self._supervisor.fileno is not None,
+            "notes": [] if self._supervisor is None else self._supervisor.notes,
+            "receivers": [
                 {"rank": r.rank, "trainer": r.trainer_pid, "receiver": r.pid, **metrics.read(r.control, r.rank).values}
-                for r in self.rings.values()
+                for r in self.receivers.values()
             ],
             "totals": self._totals(),
             "metrics_port": None if self.http is None else self.http.port,
@@ -404,8 +408,8 @@ class Sidecar:
 
     def _http(self, path: str) -> tuple[int, str, str]:
         if path == "/metrics":
-            rings = [metrics.read(r.control, r.rank) for r in self.rings.values()]
-            return 200, "text/plain; version=0.0.4", metrics.prometheus(rings, self.settings.job)
+            receivers = [metrics.read(r.control, r.rank) for r in self.receivers.values()]
+            return 200, "text/plain; version=0.0.4", metrics.prometheus(receivers, self.settings.job)
         if path == "/healthz":
             return 200, "text/plain", "ok\n"
         if path == "/status":

@@ -1,4 +1,4 @@
-"""The receiver: one process for each ring, forked by the parent when a trainer process attaches.
+"""The receiver: one process for each pool, forked by the parent when a trainer process attaches.
 
 One loop: the trainer's socket, the links to feeders, the parent's channel, the trainer's pidfd. It feeds
 the dispatcher with events and carries out its instructions. Nothing of a batch passes through Python.
@@ -51,7 +51,7 @@ class TrainerGone(Exception):
 
 
 class Receiver:
-    """Shell of one ring."""
+    """Shell of one pool."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Receiver:
             self._poll.register(fd, select.EPOLLIN)
 
     def adopt(self, adoption: dict[str, Any], fds: list[int]) -> None:
-        """Takes over rings that outlived an earlier sidecar. What the trainer says is checked first."""
+        """Takes over pools that outlived an earlier sidecar. What the trainer says is checked first."""
         placer = self.machine.placer
         for told, fd in zip(adoption["regions"], fds, strict=True):
             number, nbytes, single = int(told["region"]), int(told["nbytes"]), bool(told["single"])
@@ -302,8 +302,8 @@ class Receiver:
     def _open(self, connection: FeederConnection, now: float) -> None:
         try:
             connection.connect(now)
-        except OSError as exc:
-            connection.give_up(now, exc)
+        except OSError:
+            connection.give_up(now)
             return
         assert connection.sock is not None  # noqa: S101
         fd = connection.sock.fileno()
@@ -313,7 +313,7 @@ class Receiver:
 
     def _end_connection(self, now: float, connection: FeederConnection, reason: str) -> None:
         self._forget_fd(connection)
-        connection.give_up(now, reason)
+        connection.give_up(now)
         self.machine.link_down(now, connection.endpoint.instance, reason)
 
     def _forget_fd(self, connection: FeederConnection) -> None:
@@ -371,8 +371,8 @@ class Receiver:
                 )
                 self._connections[endpoint.instance] = connection
                 self._open(connection, now)
-            case Close(instance, reason, again):
-                self._close_flow(now, instance, reason, again)
+            case Close(instance, _, again):
+                self._close_connection(now, instance, again)
             case Discard(instance):
                 self._connections[instance].discard()
             case Released(bundle):
@@ -389,11 +389,11 @@ class Receiver:
                     }
                 )
 
-    def _close_flow(self, now: float, instance: str, reason: str, again: bool) -> None:
+    def _close_connection(self, now: float, instance: str, again: bool) -> None:
         connection = self._connections[instance]
         self._forget_fd(connection)
         if again:
-            connection.give_up(now, reason)
+            connection.give_up(now)
         else:
             connection.close()
             del self._connections[instance]

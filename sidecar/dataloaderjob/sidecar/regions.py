@@ -1,4 +1,4 @@
-"""Memory of the ring: memfds, their mappings, and touching their pages before a trainer does.
+"""Memory of the pool: memfds, their mappings, and touching their pages before a trainer does.
 
 Pages of a memfd are charged to whoever touches them first, and a cold page costs three to five times a
 warm one to receive into (0.65 to 1.08 CPU-s/GB against 0.2), so the sidecar populates them in the background.

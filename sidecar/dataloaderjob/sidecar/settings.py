@@ -30,9 +30,9 @@ class SidecarSettings:
     processes: int = 1
     """Trainer processes that share the memory limit."""
     shared_memory_nbytes: int = 2 * 1024**3
-    """Shared memory for all rings of this sidecar, in bytes."""
-    ring_nbytes: int | None = None
-    """Size of each ring; None: from the first batch."""
+    """Shared memory for all pools of this sidecar, in bytes."""
+    pool_nbytes: int | None = None
+    """Size of each pool; None: from the first batch."""
     prefetch: int = 16
     """Batches ahead of the trainer, for loaders that do not say."""
     batch_deadline_s: float = 300.0
@@ -47,7 +47,7 @@ class SidecarSettings:
 
     @property
     def limit_nbytes(self) -> int:
-        """What one ring may take."""
+        """What one pool may take."""
         return self.shared_memory_nbytes // self.processes
 
     def check(self) -> None:
@@ -59,11 +59,11 @@ class SidecarSettings:
             )
         if not Path(self.socket).parent.is_dir():
             raise InputError(f"the folder of the socket {self.socket!r} does not exist: create it first")
-        if self.ring_nbytes is not None and self.ring_nbytes > self.limit_nbytes:
+        if self.pool_nbytes is not None and self.pool_nbytes > self.limit_nbytes:
             raise InputError(
-                f"a ring of {self.ring_nbytes} bytes was asked for, the limit of one ring is {self.limit_nbytes} "
+                f"a pool of {self.pool_nbytes} bytes was asked for, the limit of one pool is {self.limit_nbytes} "
                 f"({self.shared_memory_nbytes} for {self.processes} processes): raise spec.sidecar.sharedMemory "
-                "or lower spec.sidecar.ringSize"
+                "or lower spec.sidecar.poolSize"
             )
         available = memory_limit()
         if self.shared_memory_nbytes > available:

@@ -144,7 +144,7 @@ class FeederSet:
 
     def listed(self) -> list[Endpoint]:
         """The feeders that receivers should know, by number."""
-        seated = {
+        placed = {
             index: member.endpoint
             for index, member in self.members.items()
             if member.phase is Phase.READY and member.endpoint is not None
@@ -152,8 +152,8 @@ class FeederSet:
         for guest in self._guests.values():
             index = index_of(guest.name)
             if index is not None and index < self.desired:
-                seated.setdefault(index, guest)
-        return [seated[index] for index in sorted(seated)]
+                placed.setdefault(index, guest)
+        return [placed[index] for index in sorted(placed)]
 
     def notes(self) -> list[str]:
         """What keeps feeders from being ready, a line each."""

@@ -43,23 +43,23 @@ class Supervisor:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._state_path = Path(settings.state_path)
-        self._roster = FeederSet(
+        self._feeders = FeederSet(
             _read_desired(self._state_path, settings.num_feeders),
             ready_timeout_s=settings.ready_timeout_s,
             drain_timeout_s=settings.drain_timeout_s,
         )
         self._urgent: list[Action] = []
-        self._ledger = Reports()
+        self._reports = Reports()
         self._stopping = False
         self._started = time.monotonic()
         self._provider = provider_of(settings)
-        self._hub = SupervisorServer(
+        self._server = SupervisorServer(
             settings.bind_host,
             settings.port,
             key=read_key(settings.key_path),
             job=settings.job,
             blob_folder=Path(settings.blob_folder),
-            desk=self,
+            state=self,
         )
 
     # The loop, in the main thread
@@ -70,21 +70,21 @@ class Supervisor:
         _leave_on_signals()  # again, for ray.init sets handlers of its own
         found = self._provider.found()
         with self._lock:
-            self._roster.opened(self._provider.session, time.monotonic())
+            self._feeders.opened(self._provider.session, time.monotonic())
             for index in found:
-                self._roster.adopt(index, time.monotonic())
+                self._feeders.adopt(index, time.monotonic())
         published = -1
         while True:
             with self._changed:
-                actions = self._urgent + self._roster.step(time.monotonic())
+                actions = self._urgent + self._feeders.step(time.monotonic())
                 self._urgent = []
-                desired, version = self._roster.desired, self._roster.version
+                desired, version = self._feeders.desired, self._feeders.version
                 if not actions and not self._stopping and version == published:
                     self._changed.wait(self._pause_s(time.monotonic()))
                 stopping = self._stopping
             if version != published:
                 published = version
-                self._hub.publish()
+                self._server.publish()
             if stopping:
                 self._end()
                 return 0
@@ -95,11 +95,11 @@ class Supervisor:
     def _pause_s(self, now: float) -> float:
         """Until the next thing that no event tells of."""
         due = [member.since + self._provider.explain_after_s for member in self._awaited()]
-        soon = min([d for d in due if d > now] + [self._roster.next_deadline])
+        soon = min([d for d in due if d > now] + [self._feeders.next_deadline])
         return min(TICK_S, max(0.01, soon - now))
 
     def _awaited(self) -> list[Member]:
-        return [s for s in self._roster.members.values() if s.phase in (Phase.PLACING, Phase.LOST)]
+        return [s for s in self._feeders.members.values() if s.phase in (Phase.PLACING, Phase.LOST)]
 
     def _act(self, action: Action, desired: int) -> None:
         if isinstance(action, Place):
@@ -107,11 +107,11 @@ class Supervisor:
                 self._provider.place(action.index, desired)
             except ServiceError as exc:
                 with self._changed:
-                    self._roster.failed(action.index, str(exc), time.monotonic())
+                    self._feeders.failed(action.index, str(exc), time.monotonic())
         elif isinstance(action, Kill):
             self._provider.kill(action.index)
         else:
-            self._hub.drain(action.endpoint.instance)
+            self._server.drain(action.endpoint.instance)
 
     def _explain(self) -> None:
         """Says why feeders that are long in coming do not come; those that ended for good are placed anew."""
@@ -119,7 +119,7 @@ class Supervisor:
         with self._lock:
             explain_after_s = self._provider.explain_after_s
             late = [member.index for member in self._awaited() if now - member.since > explain_after_s]
-            taken = sum(s.phase in (Phase.READY, Phase.DRAINING) for s in self._roster.members.values())
+            taken = sum(s.phase in (Phase.READY, Phase.DRAINING) for s in self._feeders.members.values())
         if not late:
             return
         try:
@@ -129,16 +129,16 @@ class Supervisor:
             return
         with self._lock:
             for why in found:
-                if (member := self._roster.members.get(why.feeder)) is not None:
+                if (member := self._feeders.members.get(why.feeder)) is not None:
                     member.host = why.host or member.host
                 if why.dead:
-                    self._roster.failed(why.feeder, why.text, time.monotonic(), why.cause)
+                    self._feeders.failed(why.feeder, why.text, time.monotonic(), why.cause)
                 else:
-                    self._roster.explain(why.feeder, why.text, why.cause)
+                    self._feeders.explain(why.feeder, why.text, why.cause)
 
     def _end(self) -> None:
         with self._lock:
-            left = list(self._roster.members)
+            left = list(self._feeders.members)
         for index in left:
             self._provider.kill(index)
 
@@ -146,45 +146,45 @@ class Supervisor:
 
     def feeder_ready(self, endpoint: Endpoint) -> bool:
         with self._changed:
-            seated = self._roster.report(endpoint, time.monotonic())
+            placed = self._feeders.report(endpoint, time.monotonic())
             self._changed.notify()
         log.info(
             "%s (%s) reported from %s:%d", endpoint.name, endpoint.instance, endpoint.host, endpoint.port
         )
-        if seated:
-            self._hub.publish()
-        return seated
+        if placed:
+            self._server.publish()
+        return placed
 
     def feeder_left(self, name: str, instance: str) -> None:
         with self._changed:
-            before = self._roster.version
-            self._roster.leave(name, instance, time.monotonic())
-            changed = self._roster.version != before
+            before = self._feeders.version
+            self._feeders.leave(name, instance, time.monotonic())
+            changed = self._feeders.version != before
             self._changed.notify()
         if changed:
             log.warning("%s (%s) is gone", name, instance)
-            self._hub.publish()
+            self._server.publish()
 
     def feeder_drained(self, name: str, instance: str) -> None:
         with self._changed:
-            self._roster.drained(name, instance, time.monotonic())
+            self._feeders.drained(name, instance, time.monotonic())
             self._changed.notify()
 
     def replace(self, name: str, instance: str, reason: str) -> None:
         with self._changed:
-            actions = self._roster.replace(name, instance, reason, time.monotonic())
+            actions = self._feeders.replace(name, instance, reason, time.monotonic())
             self._urgent += actions
             self._changed.notify()
         if actions:
             log.warning("%s (%s) is replaced: %s", name, instance, reason)
-            self._hub.publish()
+            self._server.publish()
 
     def figures(self, sidecar: str, figures: dict[str, Any] | None) -> None:
         with self._lock:
             if figures is None:
-                self._ledger.gone(sidecar)
+                self._reports.gone(sidecar)
             else:
-                self._ledger.heard(sidecar, figures)
+                self._reports.heard(sidecar, figures)
 
     def listing(self) -> dict[str, Any]:
         with self._lock:
@@ -192,10 +192,10 @@ class Supervisor:
                 "type": "feeders",
                 "feeders": [
                     {"name": e.name, "instance": e.instance, "host": e.host, "port": e.port}
-                    for e in self._roster.listed()
+                    for e in self._feeders.listed()
                 ],
-                "desired": self._roster.desired,
-                "notes": self._roster.notes(),
+                "desired": self._feeders.desired,
+                "notes": self._feeders.notes(),
             }
 
     def control(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -207,7 +207,7 @@ class Supervisor:
                 if kind == "scale":
                     desired = supervision.number(message, "feeders", supervision.MAX_FEEDERS)
                     _write_desired(self._state_path, desired)
-                    self._roster.scale(desired)
+                    self._feeders.scale(desired)
                 elif kind == "stop":
                     self._stopping = True
                 else:
@@ -230,18 +230,18 @@ class Supervisor:
                     "host": member.host,
                     **({} if member.endpoint is None else member.endpoint._asdict()),
                 }
-                for _, member in sorted(self._roster.members.items())
+                for _, member in sorted(self._feeders.members.items())
             ]
             return {
                 "type": "status",
                 "pid": os.getpid(),
                 "up_seconds": round(now - self._started, 1),
-                "desired": self._roster.desired,
+                "desired": self._feeders.desired,
                 "ready": sum(f["state"] == "ready" for f in feeders),
                 "feeders": feeders,
-                "notes": self._roster.notes(),
-                "sidecars": dict(self._ledger.sidecars),
-                "failures": self._ledger.failures(),
+                "notes": self._feeders.notes(),
+                "sidecars": dict(self._reports.sidecars),
+                "failures": self._reports.failures(),
                 "ray": {name: told[name] for name in ("version", *RayTuning().config()) if name in told},
             }
 

@@ -64,11 +64,11 @@ class SupervisorServer:
     """All connections of the supervisor."""
 
     def __init__(
-        self, host: str, port: int, *, key: bytes, job: str, blob_folder: Path, desk: SupervisorState
+        self, host: str, port: int, *, key: bytes, job: str, blob_folder: Path, state: SupervisorState
     ) -> None:
         """Binds the port. Raises OSError when it is taken."""
-        self._desk = desk
-        self._exchange = BlobRelay(blob_folder)
+        self._state = state
+        self._relay = BlobRelay(blob_folder)
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._sidecars: dict[int, _Peer] = {}
@@ -79,12 +79,12 @@ class SupervisorServer:
             "blob": self._blob,
             "control": self._control,
         }
-        self._door = Acceptor(host, port, key=key, job=job, facts={}, welcomed=self._welcomed)
-        threading.Thread(target=self._accept_forever, name="dlj-hub", daemon=True).start()
+        self._acceptor = Acceptor(host, port, key=key, job=job, facts={}, welcomed=self._welcomed)
+        threading.Thread(target=self._accept_forever, name="dlj-supervisor", daemon=True).start()
 
     @property
     def port(self) -> int:
-        return self._door.port
+        return self._acceptor.port
 
     def publish(self) -> None:
         """Tells every sidecar the list of feeders as it is now."""
@@ -92,7 +92,7 @@ class SupervisorServer:
             peers = list(self._sidecars.values())
         for peer in peers:
             try:
-                peer.send(self._desk.listing)
+                peer.send(self._state.listing)
             except OSError:
                 _shutdown(peer.sock)
 
@@ -106,9 +106,9 @@ class SupervisorServer:
 
     def _accept_forever(self) -> None:
         while True:
-            select.select([self._door.sock], [], [], 1.0)
-            self._door.accept_all()
-            self._door.expire()
+            select.select([self._acceptor.sock], [], [], 1.0)
+            self._acceptor.accept_all()
+            self._acceptor.expire()
 
     def _welcomed(self, sock: socket.socket, answer: dict[str, Any]) -> None:
         """In the handshake's thread, which is the connection's from here on."""
@@ -129,29 +129,27 @@ class SupervisorServer:
         with self._lock:
             self._sidecars[peer.number] = peer
         try:
-            peer.send(self._desk.listing)
+            peer.send(self._state.listing)
             while True:
                 self._heard_sidecar(peer, peer.receive())
         finally:
             with self._lock:
                 del self._sidecars[peer.number]
                 over = all(other.name != peer.name for other in self._sidecars.values())
-            self._exchange.gone(peer.number)
+            self._relay.gone(peer.number)
             if over:
-                self._desk.figures(peer.name, None)
+                self._state.figures(peer.name, None)
 
     def _heard_sidecar(self, peer: _Peer, message: dict[str, Any]) -> None:
         kind = message.get("type")
         if kind == "figures":
-            self._desk.figures(peer.name, message)
+            self._state.figures(peer.name, message)
         elif kind == "have":
             digest = supervision.text(message, "digest")
-            self._exchange.has(
-                peer.number, digest, lambda d: peer.send(lambda: {"type": "want", "digest": d})
-            )
+            self._relay.has(peer.number, digest, lambda d: peer.send(lambda: {"type": "want", "digest": d}))
         elif kind == "replace":
             name, instance = supervision.text(message, "name"), supervision.text(message, "instance")
-            self._desk.replace(name, instance, supervision.text(message, "reason"))
+            self._state.replace(name, instance, supervision.text(message, "reason"))
         else:
             raise RemoteProtocolError(f"a sidecar may not send {kind!r}")
 
@@ -169,18 +167,18 @@ class SupervisorServer:
         with self._lock:
             self._feeders[endpoint.instance] = peer
         try:
-            if not self._desk.feeder_ready(endpoint):
+            if not self._state.feeder_ready(endpoint):
                 return
             while True:
                 if peer.receive().get("type") == "drained":
-                    self._desk.feeder_drained(endpoint.name, endpoint.instance)
+                    self._state.feeder_drained(endpoint.name, endpoint.instance)
         finally:
             with self._lock:
                 newest = self._feeders.get(endpoint.instance) is peer
                 if newest:
                     del self._feeders[endpoint.instance]
             if newest:
-                self._desk.feeder_left(endpoint.name, endpoint.instance)
+                self._state.feeder_left(endpoint.name, endpoint.instance)
 
     def _blob(self, peer: _Peer) -> None:
         peer.sock.settimeout(IDLE_TIMEOUT_S)
@@ -188,16 +186,16 @@ class SupervisorServer:
         digest = supervision.text(message, "digest")
         nbytes = supervision.number(message, "nbytes", MAX_BODY_NBYTES)
         if message.get("type") == "get":
-            self._exchange.serve(peer.sock, digest, nbytes)
+            self._relay.serve(peer.sock, digest, nbytes)
             return
         started = time.monotonic()
-        self._exchange.receive(peer.sock, digest, nbytes)
+        self._relay.receive(peer.sock, digest, nbytes)
         log.info("%s uploaded %.1f MB in %.1f s", peer.name, nbytes / 1e6, time.monotonic() - started)
         sockets.send_message(peer.sock, {"type": "stored"})
 
     def _control(self, peer: _Peer) -> None:
         while True:
-            answer = self._desk.control(peer.receive())
+            answer = self._state.control(peer.receive())
             sockets.send_message(peer.sock, answer)
 
 

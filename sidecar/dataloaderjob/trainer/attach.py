@@ -14,7 +14,7 @@ from typing import Any
 
 from dataloaderjob.core import ipc, sockets
 from dataloaderjob.core.errors import ServiceUnavailable
-from dataloaderjob.trainer.pool import Ring
+from dataloaderjob.trainer.pool import Pool
 
 SOCKET_VARIABLE = "DATALOADERJOB_SOCKET"
 DIAL_TIMEOUT_S = 10.0
@@ -52,7 +52,7 @@ class Opened:
 
     sock: socket.socket | None = None
     fds: list[int] = field(default_factory=list)
-    ring: Ring | None = None
+    pool: Pool | None = None
 
     def disconnect(self) -> None:
         sock, self.sock = self.sock, None
@@ -61,19 +61,19 @@ class Opened:
 
     def close(self) -> None:
         """Closes all descriptors; what was lent stays valid, and ends without a word to anybody."""
-        if (ring := self.ring) is not None:
-            ring.tail.cut()
-            ring.drop_spares()
-            for number in list(ring.regions):
-                ring.drop(number)
+        if (pool := self.pool) is not None:
+            pool.tail.cut()
+            pool.drop_spares()
+            for number in list(pool.regions):
+                pool.drop(number)
         self.disconnect()
         fds, self.fds = self.fds, []
-        for fd in fds[:2] if ring is not None else fds:  # the third is the ring's
+        for fd in fds[:2] if pool is not None else fds:  # the third is the pool's
             os.close(fd)
 
 
 def attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) -> Attachment:
-    """Says hello at `path`. `adopt` and `fds`: rings of an earlier sidecar that the new one shall take over.
+    """Says hello at `path`. `adopt` and `fds`: pools of an earlier sidecar that the new one shall take over.
 
     Raises ServiceUnavailable with the reason; OSError, ProtocolError while nobody fit answers.
     """

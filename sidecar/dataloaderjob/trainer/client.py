@@ -20,7 +20,7 @@ from dataloaderjob.core import ipc
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable
 from dataloaderjob.trainer.attach import Absence, Opened, attach, say
-from dataloaderjob.trainer.pool import Ring, map_region
+from dataloaderjob.trainer.pool import Pool, map_region
 from dataloaderjob.trainer.stream import Stream, StreamLeftError
 
 POLL_MS = 100
@@ -45,11 +45,27 @@ def connect(path: str, rank: str) -> Client:
 
 
 class Client:
-    """A ring and its socket."""
+    """A pool and its socket."""
 
     __slots__ = (
-        "__weakref__", "_incoming", "_last_stream", "_opened", "_polls", "_sleepers", "attachment", "closed_streams",
-        "control", "dead", "lock", "path", "rank", "ring", "settings", "streams", "wake_receiver", "wake_trainer",
+        "__weakref__",
+        "_incoming",
+        "_last_stream",
+        "_opened",
+        "_polls",
+        "_sleepers",
+        "attachment",
+        "closed_streams",
+        "control",
+        "dead",
+        "lock",
+        "path",
+        "pool",
+        "rank",
+        "settings",
+        "streams",
+        "wake_receiver",
+        "wake_trainer",
     )  # fmt: skip
 
     def __init__(self, path: str, rank: str) -> None:
@@ -62,7 +78,7 @@ class Client:
         self.attachment = 0
         """Counts the sidecars, or receivers, that this client had before."""
         self.lock = threading.RLock()
-        """Guards the socket, the streams and the ring's books; never held while waiting for a batch."""
+        """Guards the socket, the streams and the pool's books; never held while waiting for a batch."""
         self._last_stream = 0
         self._sleepers = 0
         self._polls: dict[int, tuple[socket.socket | None, select.epoll]] = {}
@@ -79,7 +95,7 @@ class Client:
         self.control = Control(control_fd)
         if not self.control.valid:
             raise ServiceUnavailable(f"the sidecar at {path} sent control memory of another version")
-        self.ring = self._opened.ring = Ring(self.control, self.wake_receiver)
+        self.pool = self._opened.pool = Pool(self.control, self.wake_receiver)
 
     # Attaching
 
@@ -94,7 +110,7 @@ class Client:
         self._opened.sock = sock
 
     def _reattach(self) -> None:
-        """After the sidecar died: gives the rings to the new one and asks again for what was not taken.
+        """After the sidecar died: gives the pools to the new one and asks again for what was not taken.
 
         May be called again when an exception, such as KeyboardInterrupt, ended it.
         """
@@ -123,11 +139,11 @@ class Client:
         # First of all: what the dead receiver published must not be taken for the new one's.
         self.control.forget()
         self.attachment += 1
-        self.ring.drop_empty_singles()
-        regions = list(self.ring.regions.values())
+        self.pool.drop_empty_singles()
+        regions = list(self.pool.regions.values())
         adopt = {
             "regions": [{"region": r.number, "nbytes": r.nbytes, "single": r.single} for r in regions],
-            "leases": [[n, *place] for n, (*place, _) in self.ring.leases.copy().items()],
+            "leases": [[n, *place] for n, (*place, _) in self.pool.leases.copy().items()],
         }
         self._connected(self._attach(adopt, [*self._opened.fds, *(r.fd for r in regions)])[0])
         self._forget_collected()
@@ -205,7 +221,7 @@ class Client:
             if self.streams.pop(number, None) is not None:
                 forgotten.append((number, awaited))
         self.control.words[ctl.W_STREAMS] = len(self.streams)
-        self.control.words[ctl.W_LEASED_NBYTES] = self.ring.leased_nbytes
+        self.control.words[ctl.W_LEASED_NBYTES] = self.pool.leased_nbytes
         return forgotten
 
     def _guarded(self, send: Any, what: Any) -> None:
@@ -278,7 +294,7 @@ class Client:
             return None
         if lease == ctl.FAILED:
             return lease if number in stream.failures else None
-        return lease if control.entry(lease)[2] in self.ring.regions else None
+        return lease if control.entry(lease)[2] in self.pool.regions else None
 
     def sleep(self, stream: Stream, number: int, control: Control, wait_ms: int, after: int = 1) -> bool:
         """Sleeps until something happens, `wait_ms` at most. Returns whether anything did.
@@ -366,10 +382,10 @@ class Client:
         elif packet.type == ipc.Type.REGION:
             number = int(message["region"])
             region = map_region(number, int(message["nbytes"]), bool(message["single"]), fds[0])
-            self.ring.regions[number] = region
-            self.ring.limit(int(message["lease_limit"]))
+            self.pool.regions[number] = region
+            self.pool.limit(int(message["lease_limit"]))
         elif packet.type == ipc.Type.DROP:
-            self.ring.drop(int(message["region"]))
+            self.pool.drop(int(message["region"]))
         elif packet.type == ipc.Type.NOTE:
             say(str(message["text"]))
 
@@ -386,8 +402,8 @@ class Client:
         self.dead = "this iterator belongs to the parent process: call iter(loader) again in the forked child"
         self._opened.close()
         self._polls = {}
-        if self._opened.ring is not None:
-            self._opened.ring.tail.close()  # no other thread is in this process
+        if self._opened.pool is not None:
+            self._opened.pool.tail.close()  # no other thread is in this process
 
 
 def _after_fork_in_child() -> None:

@@ -115,7 +115,7 @@ class InProcessIterator(_Seeded):
 
 
 class ServiceIterator(_Seeded):
-    """Batches from the sidecar, in order, as views of the ring.
+    """Batches from the sidecar, in order, as views of the pool.
 
     A batch, an error and a key of the sampler survive an interrupt, which may come anywhere within next().
     """

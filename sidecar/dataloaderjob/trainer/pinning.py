@@ -1,7 +1,7 @@
 """`pin_memory=True`: a thread takes the next batches and copies them into pinned memory, ahead of the trainer.
 
 The thread takes all batches of its stream; the trainer gets them from it. The sampler stays with the trainer's
-thread. A batch's place in the ring comes back once it is copied.
+thread. A batch's place in the pool comes back once it is copied.
 """
 
 from __future__ import annotations

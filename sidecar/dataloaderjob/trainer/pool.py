@@ -1,4 +1,4 @@
-"""The trainer's side of the ring: mapped regions and leases.
+"""The trainer's side of the pool: mapped regions and leases.
 
 A batch is lent to the trainer as one numpy array of bytes, of which every tensor of the batch is a view. A weak
 reference to it, the `Lease`, sees when the last of them is collected, wherever that happens, and stores one byte
@@ -97,7 +97,7 @@ def _end(lease: Lease, fence: Callable[[], None] = fence_anywhere) -> None:
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """One mapped memfd of the ring."""
+    """One mapped memfd of the pool."""
 
     number: int
     nbytes: int
@@ -123,7 +123,7 @@ def map_region(number: int, nbytes: int, single: bool, fd: int) -> Region:
     return Region(number, nbytes, single, fd, mapped, address)
 
 
-class Ring:
+class Pool:
     """Regions and leases of one trainer process."""
 
     __slots__ = ("_spares", "_widest", "copies", "lease_limit", "leases", "regions", "surely", "tail")

@@ -1,4 +1,4 @@
-"""Takes the batches of one stream out of the ring, in order. Warns once when leases reach their limit, from when on
+"""Takes the batches of one stream out of the pool, in order. Warns once when leases reach their limit, from when on
 batches are copied.
 """
 
@@ -27,7 +27,7 @@ from dataloaderjob.core.control import (
     Entry,
 )
 from dataloaderjob.trainer.client import Client
-from dataloaderjob.trainer.pool import Ring, Views
+from dataloaderjob.trainer.pool import Pool, Views
 from dataloaderjob.trainer.stream import Stream
 
 MIN_NBYTES = 16 * 1024
@@ -36,24 +36,24 @@ _US = "dataloaderjob"
 _warned = False
 
 
-def warn_once(ring: Ring) -> None:
+def warn_once(pool: Pool) -> None:
     """Says how much is held, at the line that took a batch."""
     global _warned
-    held = len(ring.leases)
-    if _warned or (held > 1 and ring.leased_nbytes < held * MIN_NBYTES):
+    held = len(pool.leases)
+    if _warned or (held > 1 and pool.leased_nbytes < held * MIN_NBYTES):
         return
     _warned = True
-    mb = ring.leased_nbytes / 1e6
+    mb = pool.leased_nbytes / 1e6
     if held > 1:
-        why = f"this process still holds {held} batches ({mb:.1f} MB of the ring)"
+        why = f"this process still holds {held} batches ({mb:.1f} MB of the pool)"
         remedy = (
             "Let go of batches that are not needed (in lists, histories, autograd graphs), clone what is kept, "
             "or, in a job, raise spec.sidecar.sharedMemory"
         )
     else:
-        why = f"the shared memory of this sidecar has no room for a ring of batches of {mb:.1f} MB"
+        why = f"the shared memory of this sidecar has no room for a pool of batches of {mb:.1f} MB"
         remedy = "Raise spec.sidecar.sharedMemory"
-    warnings.warn(f"{why}; further batches are copied out of the ring. {remedy}", stacklevel=_users_level())
+    warnings.warn(f"{why}; further batches are copied out of the pool. {remedy}", stacklevel=_users_level())
 
 
 def _users_level() -> int:
@@ -119,7 +119,7 @@ class Taker(Timed):
         "_control",
         "_decoder",
         "_held",
-        "_ring",
+        "_pool",
         "_timeout_s",
         "_wake_after",
         "_window",
@@ -133,7 +133,7 @@ class Taker(Timed):
         super().__init__(client.control.words)
         self._client = client
         self._control = client.control.twin()
-        self._ring = client.ring
+        self._pool = client.pool
         self._decoder = decoder
         self._window = window
         self._timeout_s = timeout_s
@@ -158,7 +158,7 @@ class Taker(Timed):
         began = now_ns()
         if self._wake_after > 1 and control.ready(stream.id, number + 1) is None:
             after = max(1, min(self._wake_after, stream.told - number))
-        if self._words[W_WANT]:  # the ring is full: the receiver must know whose place comes first
+        if self._words[W_WANT]:  # the pool is full: the receiver must know whose place comes first
             client.flush(stream, waiting=True)
         # Most batches come soon: what is held back, and who waits, need not be told for that.
         woken = client.sleep(stream, number, control, PATIENCE_MS if after == 1 else MODERATION_MS, after)
@@ -193,7 +193,7 @@ class Taker(Timed):
             if found is None:
                 return False
             lease, entry = found
-            if number not in stream.failures if entry is None else entry[2] not in self._ring.regions:
+            if number not in stream.failures if entry is None else entry[2] not in self._pool.regions:
                 return False  # what it needs comes over the socket
             try:
                 batch = _failed(stream, number) if entry is None else self._decode(number, lease, entry)
@@ -204,25 +204,25 @@ class Taker(Timed):
         return True
 
     def _decode(self, number: int, lease: int, entry: Entry) -> Any:
-        ring, attachment = self._ring, self._client.attachment
+        pool, attachment = self._pool, self._client.attachment
         held = self._held
         if held is not None and (held[0] != number or held[1] != attachment):
-            held[2][1].tail = ring.tail  # of what an interrupt left: it ends here
+            held[2][1].tail = pool.tail  # of what an interrupt left: it ends here
             held = self._held = None
-        region = ring.regions[entry[2]]
+        region = pool.regions[entry[2]]
         try:
             plan = self._decoder.plan(region.map, entry[3], entry[4])
             if held is None:
-                self._held = held = number, attachment, ring.lend(lease, region, entry, plan)
+                self._held = held = number, attachment, pool.lend(lease, region, entry, plan)
         except Exception:
             if held is None:  # it counts as taken: its place must come back
-                self._held = number, attachment, ring.lend_unseen(lease, entry)
+                self._held = number, attachment, pool.lend_unseen(lease, entry)
             raise
         lent, _, made, _ = held[2]
-        if len(ring.leases) > ring.surely and ring.over_limit:
-            ring.copies += 1
-            self._words[W_COPIES], self._words[W_LEASED_NBYTES] = ring.copies, ring.leased_nbytes
-            warn_once(ring)
+        if len(pool.leases) > pool.surely and pool.over_limit:
+            pool.copies += 1
+            self._words[W_COPIES], self._words[W_LEASED_NBYTES] = pool.copies, pool.leased_nbytes
+            warn_once(pool)
             return self._decoder.decode(np.array(lent))
         return plan.batch(lent, made)
 
@@ -233,23 +233,23 @@ class Taker(Timed):
         self.taken = stream.awaited = number + 1
         held = self._held
         if held is not None:
-            held[2][1].tail = self._ring.tail
+            held[2][1].tail = self._pool.tail
             self._held = None
         stream.pending.pop(number, None)
         if stream.failures:
             stream.failures.pop(number, None)
         words[W_NEXT_CALLS] += 1
         if number % FIGURES_EVERY == 0:
-            words[W_LEASED_NBYTES] = self._ring.leased_nbytes
+            words[W_LEASED_NBYTES] = self._pool.leased_nbytes
 
     def leave(self) -> None:
         """What the next call of the client's tells the receiver. May be called again after an interrupt."""
         held = self._held
         if held is not None:
             if held[0] < self.stream.awaited or held[1] != self._client.attachment:
-                held[2][1].tail = self._ring.tail
+                held[2][1].tail = self._pool.tail
             else:
-                self._ring.forget(held[2][1].number)  # the receiver ends it with its ticket
+                self._pool.forget(held[2][1].number)  # the receiver ends it with its ticket
             self._held = None
         self._client.closed_streams.append((self.stream.id, self.stream.awaited))
 

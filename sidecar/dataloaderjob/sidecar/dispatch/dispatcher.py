@@ -36,7 +36,7 @@ from dataloaderjob.sidecar.dispatch.versions import Versions
 
 
 class Dispatcher:
-    """The state of one ring: its streams, its links to feeders, its space."""
+    """The state of one pool: its streams, its links to feeders, its space."""
 
     def __init__(self, settings: DispatchSettings, *, generation: int) -> None:
         self.settings = settings
@@ -51,7 +51,7 @@ class Dispatcher:
         """An announced body waits for space: the shell should hear of ended leases at once."""
         self._versions = Versions()
         self._out: list[Instruction] = []
-        self.placer = Placer(settings.limit_nbytes, settings.ring_nbytes, self._out)
+        self.placer = Placer(settings.limit_nbytes, settings.pool_nbytes, self._out)
 
     def take(self) -> list[Instruction]:
         """What is to be done, in order. Call after every event."""
@@ -306,7 +306,7 @@ class Dispatcher:
         return True
 
     def ask(self, now: float, ticket: Ticket, link: Link) -> None:
-        """Asks one feeder for a copy of `ticket`, with room for it where the ring has some."""
+        """Asks one feeder for a copy of `ticket`, with room for it where the pool has some."""
         stream = ticket.stream
         ask = Attempt(ticket, link, now)
         if stream.size_hint:

@@ -1,4 +1,4 @@
-"""Who gets a place in the ring: announced bodies in ticket order, and always what the trainer waits for. Pure."""
+"""Who gets a place in the pool: announced bodies in ticket order, and always what the trainer waits for. Pure."""
 
 from __future__ import annotations
 

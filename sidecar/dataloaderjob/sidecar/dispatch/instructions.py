@@ -126,12 +126,12 @@ Instruction = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchSettings:
-    """What the manifest fixes for one ring."""
+    """What the manifest fixes for one pool."""
 
     limit_nbytes: int
-    """Shared memory that this ring may take, everything counted."""
-    ring_nbytes: int | None = None
-    """Size of the ring; None: (window + reserve) times the first batch."""
+    """Shared memory that this pool may take, everything counted."""
+    pool_nbytes: int | None = None
+    """Size of the pool; None: (window + reserve) times the first batch."""
     batch_deadline_s: float = 300.0
     progress_after_s: float = 30.0
     checksum: bool = False

@@ -28,11 +28,11 @@ def mb(nbytes: int) -> str:
 
 
 class Placer:
-    """Space and leases of one ring."""
+    """Space and leases of one pool."""
 
-    def __init__(self, limit_nbytes: int, ring_nbytes: int | None, out: list[Instruction]) -> None:
+    def __init__(self, limit_nbytes: int, pool_nbytes: int | None, out: list[Instruction]) -> None:
         self.space = Space(limit_nbytes)
-        self.ring_nbytes = ring_nbytes
+        self.pool_nbytes = pool_nbytes
         self.drops = 0
         self.largest = 0
         self.lent: dict[int, tuple[Stream | None, int, Extent]] = {}
@@ -44,23 +44,23 @@ class Placer:
     # Regions
 
     def fit(self, streams: Iterable[Stream], nbytes: int) -> None:
-        """Grows the ring to what the live streams need, within the limit: (window + reserve) batches each."""
+        """Grows the pool to what the live streams need, within the limit: (window + reserve) batches each."""
         self.largest = max(self.largest, nbytes)
         space = self.space
-        if self.ring_nbytes is not None:
-            need = self.ring_nbytes - space.ring_nbytes
+        if self.pool_nbytes is not None:
+            need = self.pool_nbytes - space.pool_nbytes
         else:
             wanted = sum(
                 (max(s.window, LEAST_WINDOW) + RESERVE) * round_up(s.size_hint)
                 for s in streams
                 if s.size_hint
             )
-            need = wanted - space.ring_nbytes
-            if space.ring_nbytes and need < wanted / 3:
+            need = wanted - space.pool_nbytes
+            if space.pool_nbytes and need < wanted / 3:
                 return
         left = space.limit_nbytes - space.total_nbytes
         room = left - round_up(self.largest)  # an awaited batch may need a memfd of its own
-        if not space.ring_nbytes:
+        if not space.pool_nbytes:
             room = max(room, min(round_up(nbytes), left))
         need = min(need, room) // round_up(nbytes) * round_up(nbytes)
         if need >= round_up(nbytes):
@@ -70,13 +70,13 @@ class Placer:
     @property
     def lease_limit(self) -> int:
         """Bytes that the trainer may hold: what remains must place two of the largest batches."""
-        ring = self.space.ring_nbytes
-        return max(ring - 2 * round_up(self.largest), ring // 2)
+        pool = self.space.pool_nbytes
+        return max(pool - 2 * round_up(self.largest), pool // 2)
 
     # Extents
 
     def make_room(self, nbytes: int, streams: Iterable[Stream]) -> Extent | None:
-        """A place in the ring for an awaited ticket, at the cost of ready batches that nobody waits for."""
+        """A place in the pool for an awaited ticket, at the cost of ready batches that nobody waits for."""
         if (extent := self.space.alloc(nbytes)) is not None:
             return extent
         for victim in self._droppable(streams):

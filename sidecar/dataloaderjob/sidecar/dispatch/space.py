@@ -1,6 +1,6 @@
-"""Extents of the ring: who owns which bytes. Pure: no mapping, no descriptors.
+"""Extents of the pool: who owns which bytes. Pure: no mapping, no descriptors.
 
-A region is one memfd. A *ring* region is cut into extents of any size; a *single* region holds one batch
+A region is one memfd. A *pool* region is cut into extents of any size; a *single* region holds one batch
 that had no place otherwise and goes with it. The receiver creates and maps regions; this module only
 counts.
 """
@@ -103,7 +103,7 @@ class Arena:
 
 @dataclass
 class Space:
-    """All regions of one ring, under one limit in bytes."""
+    """All regions of one pool, under one limit in bytes."""
 
     limit_nbytes: int
     arenas: dict[int, Arena] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Space:
         return sum(a.nbytes for a in self.arenas.values())
 
     @property
-    def ring_nbytes(self) -> int:
+    def pool_nbytes(self) -> int:
         return sum(a.nbytes for r, a in self.arenas.items() if r not in self.singles)
 
     @property
@@ -138,7 +138,7 @@ class Space:
             self.singles.add(region)
 
     def alloc(self, nbytes: int) -> Extent | None:
-        """An extent in any ring region, or None."""
+        """An extent in any pool region, or None."""
         for region, arena in self.arenas.items():
             if region not in self.singles and (offset := arena.alloc(nbytes)) is not None:
                 return Extent(region, offset, arena.used[offset])
