@@ -1,4 +1,4 @@
-"""The chart on a cluster: its own test, the job of its notes, its operator's figures, and that all of it can go."""
+"""The chart on a cluster: its own test, the job of its notes, its operator's metrics, and that all of it can go."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_the_job_of_the_notes_runs_as_it_is_printed(operator: Cluster):
     first.await_nothing()
 
 
-def test_the_operator_serves_its_figures_and_logs_json_about_each_job(operator: Cluster, start):
+def test_the_operator_serves_its_metrics_and_logs_json_about_each_job(operator: Cluster, start):
     made: Job = start(job("seen"))
     made.await_phase("Running", timeout_s=90)
     pod = operator.list("pods", SYSTEM, "app.kubernetes.io/name=dataloaderjob-operator")[0]["metadata"][
         "name"
     ]
-    figures = operator.kubectl("get", "--raw", f"/api/v1/namespaces/{SYSTEM}/pods/{pod}:9440/proxy/metrics")
-    assert re.search(r'^dataloaderjob_operator_jobs\{phase="Running"\} 1\.0$', figures, re.MULTILINE), figures
+    metrics = operator.kubectl("get", "--raw", f"/api/v1/namespaces/{SYSTEM}/pods/{pod}:9440/proxy/metrics")
+    assert re.search(r'^dataloaderjob_operator_jobs\{phase="Running"\} 1\.0$', metrics, re.MULTILINE), metrics
     lines = operator.logs(pod, SYSTEM).splitlines()
     assert lines
     assert all(line.startswith("{") for line in lines), lines

@@ -72,7 +72,7 @@ class Job:
             "type": "status", "pid": 1, "up_seconds": self.at - self.born, "desired": self.desired,
             "ready": self.desired, "notes": [], "failures": [], "ray": RAY,
             "feeders": [self._feeder(number) for number in range(self.desired)],
-            "sidecars": {f"sidecar-{n}": {"figures": self._figures(), "receivers": 1} for n in range(SIDECARS)},
+            "sidecars": {f"sidecar-{n}": {"metrics": self._figures(), "receivers": 1} for n in range(SIDECARS)},
         }  # fmt: skip
 
     def _feeder(self, number: int) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Options:
     resync_s: float
     """Interval between reconciles of a job to which nothing happens."""
     metrics_port: int
-    """0: neither figures nor probes are served."""
+    """0: neither metrics nor probes are served."""
     log_format: logs.Format
 
 

@@ -173,7 +173,7 @@ class Client:
         kind: str = "application/json",
         **query: str,
     ) -> Manifest:
-        """`what`: kind and verb, for the figures."""
+        """`what`: kind and verb, for the metrics."""
         self.writes += 1
         self.metrics.api_writes.labels(*what).inc()
         return await self._request(method, path, body, kind, query)

@@ -18,7 +18,7 @@ from dataloaderjob_operator import logs
 from dataloaderjob_operator.client import Api, ApiError, Changed
 from dataloaderjob_operator.decide import conditions
 from dataloaderjob_operator.decide.decision import Decision, decide
-from dataloaderjob_operator.decide.observed import FIGURES_EVERY_S, Key, Observed
+from dataloaderjob_operator.decide.observed import METRICS_EVERY_S, Key, Observed
 from dataloaderjob_operator.diff import covers, hash_of, needed
 from dataloaderjob_operator.objects import Manifest, OperatorConfig
 from dataloaderjob_operator.observe.cache import Cache, JobKey
@@ -30,8 +30,8 @@ from dataloaderjob_operator.report import Reporter
 
 log = logging.getLogger(__name__)
 
-FIGURES_PER_S = 10
-"""Writes for the sake of figures alone, of all jobs together: with more than 150 of them each has fewer."""
+METRICS_PER_S = 10
+"""Writes for the sake of metrics alone, of all jobs together: with more than 150 of them each has fewer."""
 FOR_GOOD = frozenset({400, 403, 409, 422})
 """Answers that repeating alone does not change: the user has to know."""
 FOR_TEXT = frozenset({400, 413, 422})
@@ -78,8 +78,8 @@ class Reconciler:
     """What the API server will not take as it is, for the next look to tell."""
     written_at: dict[JobKey, datetime] = field(default_factory=dict)
     """When a job's status was written last."""
-    figures_at: dict[JobKey, datetime] = field(default_factory=dict)
-    """When a job's figures were."""
+    metrics_at: dict[JobKey, datetime] = field(default_factory=dict)
+    """When a job's metrics were."""
     unsaid: dict[JobKey, frozenset[str]] = field(default_factory=dict)
     """Texts for which it refused a status."""
     vain: dict[JobKey, dict[Key, tuple[str, str]]] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Reconciler:
         self.refused.pop(key, None)
         self.unsaid.pop(key, None)
         self.written_at.pop(key, None)
-        self.figures_at.pop(key, None)
+        self.metrics_at.pop(key, None)
         self.vain.pop(key, None)
         self.supervisors.want(key, None)
         self.reporter.forget(key)
@@ -131,8 +131,8 @@ class Reconciler:
         observed = replace(
             observed, refused=self.refused.get(key, ""), unsaid=self.unsaid.get(key, frozenset()),
             answer=self.supervisors.answer(key),
-            written_at=self.written_at.get(key), figures_at=self.figures_at.get(key),
-            figures_every_s=max(FIGURES_EVERY_S, len(self.supervisors) / FIGURES_PER_S),
+            written_at=self.written_at.get(key), metrics_at=self.metrics_at.get(key),
+            metrics_every_s=max(METRICS_EVERY_S, len(self.supervisors) / METRICS_PER_S),
             heard={} if self.lookup is None else self.lookup.heard(key),
         )  # fmt: skip
         try:
@@ -192,7 +192,7 @@ class Reconciler:
             return False
         written = await self._write(key, decision.status)
         if live.get("loader") != status["loader"]:
-            self.figures_at[key] = self.written_at[key]
+            self.metrics_at[key] = self.written_at[key]
         await self.reporter.tell(key, observed.job, observed.status, written)
         return True
 

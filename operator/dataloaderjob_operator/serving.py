@@ -72,7 +72,7 @@ async def serve(port: int, metrics: Metrics, health: Health) -> AsyncIterator[No
         try:
             await web.TCPSite(runner, port=port).start()
         except OSError as exc:
-            raise PortTaken(f"port {port} is needed for figures and probes: {exc.strerror or exc}") from exc
+            raise PortTaken(f"port {port} is needed for metrics and probes: {exc.strerror or exc}") from exc
         yield
     finally:
         await runner.cleanup()
@@ -88,11 +88,13 @@ def _app(metrics: Metrics, health: Health) -> web.Application:
     async def readyz(_: web.Request) -> web.Response:
         return answer(health.not_ready())
 
-    async def figures(_: web.Request) -> web.Response:
+    async def exposition(_: web.Request) -> web.Response:
         return _last(web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE}))
 
     app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", figures)])
+    app.add_routes(
+        [web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", exposition)]
+    )
     return app
 
 

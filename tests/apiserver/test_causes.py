@@ -113,7 +113,7 @@ def test_a_pod_whose_volume_cannot_be_mounted_says_so_until_it_is(
     because(job, "FeedersReady", "PodsStart")
 
 
-def test_it_serves_probes_and_figures_and_logs_lines_of_json_about_jobs(
+def test_it_serves_probes_and_metrics_and_logs_lines_of_json_about_jobs(
     server: ApiServer, operator: Operator
 ) -> None:
     job = Operated(server, manifest())

@@ -59,7 +59,7 @@ def test_a_job_gets_its_children_a_phase_and_back_what_is_deleted(
     assert "Traceback" not in operator.log
 
 
-def test_a_job_runs_once_its_supervisor_says_so_and_the_status_has_its_figures(
+def test_a_job_runs_once_its_supervisor_says_so_and_the_status_has_its_metrics(
     server: ApiServer, operator: Operator, tmp_path: Path
 ) -> None:
     job = Operated(server, manifest())
@@ -85,11 +85,11 @@ def test_a_job_runs_once_its_supervisor_says_so_and_the_status_has_its_figures(
     with supervisor.sidecar() as sidecar:
         counted = itertools.count(1)
 
-        def figures() -> bool:
+        def metrics() -> bool:
             says(sidecar, next_calls=10 * next(counted), nbytes=1, used_nbytes=1, pool_nbytes=2)
             return job.get(KIND, "mnist")["status"]["loader"]["batchesPerSecond"] != "0"
 
-        until(figures, 60, f"figures; it said {operator.log}")
+        until(metrics, 60, f"metrics; it said {operator.log}")
         failure = {"rank": "0", "feeder": "feeder-0", "reason": "ModuleMissing", "text": "no module x"}
         says(sidecar, failure, next_calls=10 * next(counted))
         until(lambda: job.conditions()["FeedersReady"]["reason"] == "ModuleMissing", 30, "the cause")
@@ -151,7 +151,7 @@ def test_where_its_port_is_taken_it_says_so_and_ends(
     second.start()
     assert second.process is not None
     assert second.process.wait(30) == 2
-    assert f"port {operator.port} is needed for figures and probes" in second.log
+    assert f"port {operator.port} is needed for metrics and probes" in second.log
 
 
 def test_one_that_waits_for_its_api_server_serves_probes_and_ends_when_it_is_told(

@@ -1,4 +1,4 @@
-"""PodMonitors find the pods that have figures, at the port that serves them."""
+"""PodMonitors find the pods that have metrics, at the port that serves them."""
 
 from __future__ import annotations
 

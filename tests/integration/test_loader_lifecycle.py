@@ -52,7 +52,7 @@ def fresh(rig: Rig) -> None:
 
 
 def pool(rig: Rig, pid: int | None = None) -> dict[str, Any]:
-    """The figures of the pool of this process, or another."""
+    """The metrics of the pool of this process, or another."""
     (found,) = [r for r in rig.status()["receivers"] if r["trainer"] == (pid or os.getpid())]
     return found
 
@@ -668,7 +668,7 @@ def test_batches_that_cannot_be_rebuilt_here_give_their_places_back(
             with pytest.raises(UnsupportedBatch):
                 next(iterator)
     assert [number for batch in iterator for number in batch[0].tolist()] == list(range(155, 200))
-    # `batches` says that these figures are not those of the beginning, when nothing was lent either
+    # `batches` says that these metrics are not those of the beginning, when nothing was lent either
     until(lambda: (found := pool(rig))["batches"] == 40 and found["lent"] == 0, what="the end of all leases")
 
 

@@ -683,7 +683,7 @@ def one_stream_twice(i: Intruder) -> None:
     i.open()
 
 
-def made_up_leases_and_figures(i: Intruder) -> None:
+def made_up_leases_and_metrics(i: Intruder) -> None:
     i.control.ended[:] = b"\1" * len(i.control.ended)
     for word in range(1, control.WORDS):
         i.control.words[word] = 2**64 - 1
@@ -698,7 +698,7 @@ def wake_up_that_overflows(i: Intruder) -> None:
     "deed",
     [
         nothing_of_the_kind, tickets_of_no_stream, tickets_that_make_no_sense, far_ahead_of_itself, closes_far_ahead,
-        spec_that_is_none, window_without_end, one_stream_twice, made_up_leases_and_figures, wake_up_that_overflows,
+        spec_that_is_none, window_without_end, one_stream_twice, made_up_leases_and_metrics, wake_up_that_overflows,
     ],
     ids=lambda deed: deed.__name__,
 )  # fmt: skip

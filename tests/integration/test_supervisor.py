@@ -216,11 +216,11 @@ def test_blobs_reach_a_node_without_them_through_the_supervisor(start: Start, tm
     assert wanted == {digest for digest, _ in bundle.blobs}
 
 
-def test_figures_and_bad_requests(start: Start):
+def test_metrics_and_bad_requests(start: Start):
     supervised = start(num_feeders=0)
     supervised.ready(0)
     with Sidecar(supervised) as sidecar:
-        sidecar.say(type="figures", batches=7)
+        sidecar.say(type="metrics", batches=7)
         supervised.wait(lambda s: s["sidecars"] == {"pod-0": {"batches": 7}})
     supervised.wait(lambda s: s["sidecars"] == {})
     for message, text in [

@@ -12,7 +12,7 @@ from dataloaderjob.core.errors import ProtocolError
 
 
 class Lister:
-    """Listens on a port of its own. `told` holds what sidecars said, figures left out."""
+    """Listens on a port of its own. `told` holds what sidecars said, metrics left out."""
 
     def __init__(self, key: bytes, job: str, port: int = 0) -> None:
         self.told: list[dict[str, Any]] = []
@@ -57,5 +57,5 @@ class Lister:
                 self._links.append(link)
             while True:
                 message = sockets.recv_message(link)
-                if message["type"] != "figures":
+                if message["type"] != "metrics":
                     self.told.append(message)

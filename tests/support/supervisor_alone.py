@@ -59,7 +59,7 @@ class SupervisorAlone:
         return sock
 
 
-def says(sidecar: socket.socket, *failures: dict[str, str], **figures: int) -> None:
-    """Its figures, all others 0."""
-    message = {"type": "figures", "figures": figures, "receivers": 1, "failures": list(failures)}
+def says(sidecar: socket.socket, *failures: dict[str, str], **metrics: int) -> None:
+    """Its metrics, all others 0."""
+    message = {"type": "metrics", "metrics": metrics, "receivers": 1, "failures": list(failures)}
     sockets.send_message(sidecar, message)

@@ -6,7 +6,7 @@ import io
 
 from dataloaderjob.core.rates import COUNTERS
 from dataloaderjob.local import console
-from dataloaderjob.local.console import Console, Figures, Meter
+from dataloaderjob.local.console import Console, Meter, Metrics
 from dataloaderjob.local.service import LINGER_S, UNUSED_S, IdleShutdown
 
 
@@ -28,9 +28,9 @@ def test_a_meter_adds_up_over_sidecars_that_start_again():
 
 
 def test_the_line_of_progress():
-    shown = Figures(batches_per_s=12.34, nbytes_per_s=4.7e8, stall=0.031, occupancy=0.45, ready=2, desired=3)
+    shown = Metrics(batches_per_s=12.34, nbytes_per_s=4.7e8, stall=0.031, occupancy=0.45, ready=2, desired=3)
     assert console.line(shown) == "12.3 batches/s, 0.470 GB/s, stall 3.1 %, pools 45 % full, feeders 2/3"
-    idle = Figures(batches_per_s=0, nbytes_per_s=0, stall=None, occupancy=None, ready=0, desired=1)
+    idle = Metrics(batches_per_s=0, nbytes_per_s=0, stall=None, occupancy=None, ready=0, desired=1)
     assert console.line(idle) == "0.0 batches/s, 0.000 GB/s, stall -, pools -, feeders 0/1"
 
 

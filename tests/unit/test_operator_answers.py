@@ -1,4 +1,4 @@
-"""What a supervisor's status means to the operator, and which figures are worth a write."""
+"""What a supervisor's status means to the operator, and which metrics are worth a write."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_ray_has_in_force_is_as_the_supervisor_says():
 
 def test_counters_of_each_sidecar_are_read():
     told = {
-        "a": {"figures": {"next_calls": 3, "used_nbytes": 1}, "receivers": 1},
+        "a": {"metrics": {"next_calls": 3, "used_nbytes": 1}, "receivers": 1},
         "b": {"receivers": 0},
         "c": 7,
     }
@@ -104,11 +104,11 @@ def test_a_reason_that_is_no_word_is_not_put_into_a_condition():
     [(0, "0"), (0.5, "0.5"), (12.345, "12.3"), (1234.5, "1230"), (3_456_789, "3460000"), (0.00012345, "0.000123"),
      (1e-9, "0"), (99.96, "100")],
 )  # fmt: skip
-def test_figures_have_three_digits(value: float, text: str):
+def test_metrics_have_three_digits(value: float, text: str):
     assert digits(value) == text
 
 
-def test_figures_are_shown_in_the_units_of_the_status():
+def test_metrics_are_shown_in_the_units_of_the_status():
     rates = Rates(batches_per_s=10, nbytes_per_s=2.5e9, stall=0.125, occupancy=1.0)
     assert shown(rates) == LoaderStatus(
         batches_per_second="10", gb_per_second="2.5", stall_percent="12.5", occupancy_percent="100"

@@ -81,7 +81,7 @@ def world(mode: str, setup: objects.OperatorConfig = SETUP) -> tuple[Cluster, di
 
 WORLDS = {mode: world(mode) for mode in ("Ingress", "Strict", "None")}
 NEEDED = [
-    ("trainer", "head", SUPERVISOR, "TCP"),  # the sidecar: who the feeders are, figures, blobs
+    ("trainer", "head", SUPERVISOR, "TCP"),  # the sidecar: who the feeders are, metrics, blobs
     ("trainer2", "head", SUPERVISOR, "TCP"),
     ("feeder", "head", SUPERVISOR, "TCP"),  # its registration, blobs
     ("feeder", "head", GCS, "TCP"),
@@ -97,7 +97,7 @@ NEEDED = [
     ("storage", "trainer", METRICS, "TCP"),  # a Prometheus outside
     ("node", "head", SUPERVISOR, "TCP"),  # probes
     ("node", "trainer", METRICS, "TCP"),
-    ("operator", "head", SUPERVISOR, "TCP"),  # the job's figures
+    ("operator", "head", SUPERVISOR, "TCP"),  # the job's metrics
     *((role, "dns", 53, protocol) for role in ("head", "feeder", "trainer") for protocol in ("UDP", "TCP")),
     *((role, "node-dns", 53, "UDP") for role in ("head", "feeder", "trainer")),
 ]

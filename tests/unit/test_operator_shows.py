@@ -1,4 +1,4 @@
-"""Health, figures and logs of the operator's process."""
+"""Health, metrics and logs of the operator's process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator decides from what a supervisor says: conditions, figures, and for how many feeders it asks."""
+"""What the operator decides from what a supervisor says: conditions, metrics, and for how many feeders it asks."""
 
 from __future__ import annotations
 
@@ -170,15 +170,15 @@ def test_a_startup_deadline_tells_what_the_supervisor_said():
     )
 
 
-def running(**figures: float) -> Observed:
-    """One whose status is as it should be, but for the figures."""
+def running(**metrics: float) -> Observed:
+    """One whose status is as it should be, but for the metrics."""
     observed = serving()
     status = decided(observed).status
-    loader = LoaderStatus(**{name: f"{value:g}" for name, value in figures.items()})
+    loader = LoaderStatus(**{name: f"{value:g}" for name, value in metrics.items()})
     return replace(observed, status=status.model_copy(update={"loader": loader}))
 
 
-def test_figures_are_written_when_they_changed_by_more_than_noise():
+def test_metrics_are_written_when_they_changed_by_more_than_noise():
     same = {"batches_per_second": 10.2, "gb_per_second": 1.02, "stall_percent": 5.5, "occupancy_percent": 52}
     quiet = decided(replace(running(**same), answer=replace(ANSWER, rates=RATES)))
     assert quiet.status.loader == running(**same).status.loader
@@ -189,22 +189,22 @@ def test_figures_are_written_when_they_changed_by_more_than_noise():
     )
 
 
-def test_figures_alone_are_written_every_15_seconds_at_most():
-    observed = replace(running(), answer=replace(ANSWER, rates=RATES), figures_at=T0)
+def test_metrics_alone_are_written_every_15_seconds_at_most():
+    observed = replace(running(), answer=replace(ANSWER, rates=RATES), metrics_at=T0)
     early = decided(observed, 4)
     assert (early.status.loader, early.requeue_after_s) == (LoaderStatus(), 11.0)
     assert decided(observed, 15).status.loader.batches_per_second == "10"
 
 
-def test_figures_go_along_with_any_other_change():
-    slightly = replace(running(batches_per_second=10.1, gb_per_second=1, stall_percent=5), figures_at=T0)
+def test_metrics_go_along_with_any_other_change():
+    slightly = replace(running(batches_per_second=10.1, gb_per_second=1, stall_percent=5), metrics_at=T0)
     lost = replace(slightly, answer=replace(ANSWER, ready=0, rates=RATES))
     made = decided(lost, 1)
     assert made.status.phase == Phase.DEGRADED
     assert made.status.loader.batches_per_second == "10"
 
 
-def test_the_last_figures_stay_after_the_end_and_a_held_job_has_none():
+def test_the_last_metrics_stay_after_the_end_and_a_held_job_has_none():
     observed = running(batches_per_second=10, gb_per_second=1)
     done = {
         **observed.children,
@@ -217,7 +217,7 @@ def test_the_last_figures_stay_after_the_end_and_a_held_job_has_none():
     assert decided(replace(observed, job=job(suspend=True))).status.loader == LoaderStatus()
 
 
-def test_a_silent_supervisor_leaves_the_figures_as_they_are():
+def test_a_silent_supervisor_leaves_the_metrics_as_they_are():
     observed = running(batches_per_second=10, gb_per_second=1)
     assert decided(replace(observed, answer=Answer(silent="gone"))).status.loader == observed.status.loader
 

@@ -1,4 +1,4 @@
-"""What a job's supervisor reports, and its figures as the status shows them. Pure; `observe.supervisor_poller` asks."""
+"""What a job's supervisor reports, and its metrics as the status shows them. Pure; `observe.supervisor_poller` asks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOTABLE: Mapping[str, float] = {
     "stall_percent": 1.0,
     "occupancy_percent": 10.0,
 }
-"""A change of a figure that is worth a write: 5 % of what is written, and more than this; a share of the time or of
+"""A change of a metric that is worth a write: 5 % of what is written, and more than this; a share of the time or of
 the pools that is small to begin with moves by its half and tells nothing."""
 NOTABLE_SHARE = 0.05
 
@@ -81,9 +81,9 @@ def readings(message: Mapping[str, Any]) -> Readings:
     sidecars = message.get("sidecars")
     found = {}
     for name, said in islice(sidecars.items(), MAX_SIDECARS) if isinstance(sidecars, Mapping) else ():
-        figures = said.get("figures") if isinstance(said, Mapping) else None
-        if isinstance(figures, Mapping):
-            found[str(name)] = {counter: _whole(figures.get(counter)) for counter in _READ}
+        metrics = said.get("metrics") if isinstance(said, Mapping) else None
+        if isinstance(metrics, Mapping):
+            found[str(name)] = {counter: _whole(metrics.get(counter)) for counter in _READ}
     return found
 
 
@@ -104,9 +104,9 @@ def digits(value: float) -> str:
 
 
 def notable(written: LoaderStatus, fresh: LoaderStatus) -> bool:
-    """Whether fresh figures differ from those written by more than noise."""
+    """Whether fresh metrics differ from those written by more than noise."""
     return any(
-        _differs(_figure(getattr(written, name)), _figure(getattr(fresh, name)), floor)
+        _differs(_metric(getattr(written, name)), _metric(getattr(fresh, name)), floor)
         for name, floor in _NOTABLE.items()
     )
 
@@ -117,9 +117,9 @@ def _differs(old: float, new: float, floor: float) -> bool:
     return abs(new - old) > max(floor, NOTABLE_SHARE * old)
 
 
-def _figure(figure: str) -> float:
+def _metric(metric: str) -> float:
     try:
-        return float(figure)
+        return float(metric)
     except ValueError:
         return 0.0
 

@@ -85,14 +85,14 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         completion_time=ended,
     )
     status, counts_s = _counted(observed, status, now)
-    loader, figures_s = _loader(observed, where, now, changes=status != observed.status)
+    loader, metrics_s = _loader(observed, where, now, changes=status != observed.status)
     wanted = _children(observed, setup, where)
     due = _due(observed, where, started, ended, now)
     asking = _asking(observed, where, found, now)
     waits = [
         asking.again_s,
         counts_s,
-        figures_s,
+        metrics_s,
         None if due is None else max(0.0, (due - now).total_seconds()),
     ]
     return Decision(
@@ -137,7 +137,7 @@ def _uncounted(status: DataLoaderJobStatus) -> DataLoaderJobStatus:
 def _loader(
     observed: Observed, where: StageResult, now: datetime, *, changes: bool
 ) -> tuple[LoaderStatus, float | None]:
-    """The figures to write, and after how many seconds others may be. `changes`: the status is written anyway.
+    """The metrics to write, and after how many seconds others may be. `changes`: the status is written anyway.
 
     Those of a job's last seconds of work stay after its end; a job that is held has none.
     """
@@ -152,7 +152,7 @@ def _loader(
     if not answers.notable(written, fresh):
         return written, None
     wait_s = (
-        0.0 if observed.figures_at is None else _wait_s(observed.figures_every_s, observed.figures_at, now)
+        0.0 if observed.metrics_at is None else _wait_s(observed.metrics_every_s, observed.metrics_at, now)
     )
     return (fresh, None) if wait_s <= 0.0 else (written, wait_s)
 

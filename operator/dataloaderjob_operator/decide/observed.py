@@ -15,7 +15,7 @@ from dataloaderjob_operator.decide.answers import Answer, Cause
 from dataloaderjob_operator.decide.troubles import Trouble
 from dataloaderjob_operator.objects import Manifest
 
-FIGURES_EVERY_S = 15.0
+METRICS_EVERY_S = 15.0
 Key = tuple[str, str]
 """(kind, name) of a child."""
 
@@ -49,9 +49,9 @@ class Observed:
     """What the supervisor said last, or that it is silent; None while it has not been asked."""
     written_at: datetime | None = None
     """When this operator wrote the status last."""
-    figures_at: datetime | None = None
-    """When it wrote the loader's figures last."""
-    figures_every_s: float = FIGURES_EVERY_S
+    metrics_at: datetime | None = None
+    """When it wrote the loader's metrics last."""
+    metrics_every_s: float = METRICS_EVERY_S
     """The least between two writes for their sake alone."""
     heard: Mapping[str, Trouble] = field(default_factory=dict)
     """What events told of objects that hold the job up, by uid."""

@@ -42,7 +42,7 @@ AT_ONCE = 64
 SPAN_S = 8.0
 """The least over which rates are taken: less shows single batches."""
 MAX_ANSWER_NBYTES = 1024 * 1024
-"""1000 feeders and as many sidecars, with all their figures. A supervisor is of the user's image: what it may take of
+"""1000 feeders and as many sidecars, with all their metrics. A supervisor is of the user's image: what it may take of
 the operator's time and memory is bounded here."""
 
 _jitter = random.Random()  # noqa: S311  spreads asks, no secret

@@ -1,6 +1,6 @@
 """status of a DataLoaderJob: what the operator reports. Pure.
 
-Truth is in the conditions; `phase` is derived from them, for people. Figures are strings of few digits, so
+Truth is in the conditions; `phase` is derived from them, for people. Metrics are strings of few digits, so
 that a status is not written anew for noise.
 """
 
@@ -52,7 +52,7 @@ class Phase(StrEnum):
 
 
 BY_TYPE: Any = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
-Figure = Annotated[str, Field(max_length=32)]
+Metric = Annotated[str, Field(max_length=32)]
 """A number with its digits already cut, such as 1.24."""
 
 
@@ -82,7 +82,7 @@ class FeedersStatus(Model):
     """Pods that there are."""
     ready: Whole = Field(default=0, ge=0)
     """Pods whose feeders serve: as many as the supervisor has feeders for, whole pods only."""
-    summary: Figure = "0/0"
+    summary: Metric = "0/0"
     """ready/desired, for `kubectl get`."""
 
 
@@ -103,16 +103,16 @@ class LoaderStatus(Model):
     """What the loader does, from the supervisor, over some 10 s.
 
     Written when it changes by more than 5 %, every 15 s at most, with n jobs in the cluster every n/10 s. After the end
-    these are the last figures that were written, not those of the whole job; a suspended job has none.
+    these are the last metrics that were written, not those of the whole job; a suspended job has none.
     """
 
-    batches_per_second: Figure = "0"
+    batches_per_second: Metric = "0"
     """Batches that trainers take, of all ranks together."""
-    gb_per_second: Figure = "0"
+    gb_per_second: Metric = "0"
     """10^9 bytes of batches, of all ranks together."""
-    stall_percent: Figure = "0"
+    stall_percent: Metric = "0"
     """Share of the time that trainers wait for a batch."""
-    occupancy_percent: Figure = "0"
+    occupancy_percent: Metric = "0"
     """Share of the pools that ready and lent batches take."""
 
 

@@ -1,6 +1,6 @@
 """The control memfd that a trainer process and its receiver share. The only module that touches it.
 
-    words    64 u64   wake flags and figures, see the constants
+    words    64 u64   wake flags and metrics, see the constants
     index    ROWS x WINDOW u64   one word for each ticket in flight: what is ready
     entries  LEASES x 40 B   where a ready batch lies
     ended    LEASES bytes   1 = the trainer's lease has ended
@@ -9,7 +9,7 @@ Publishing ticket k of stream s: its entry, a fence, then the one word index[s %
 (k + 1) << 32 | (s & 0xFFFF) << 16 | lease. The word names stream and ticket, so what an earlier stream
 left in the row is not mistaken, nor what one of 65,536 before left: a row is cleared when a stream opens.
 Words are stored and loaded whole (memoryview cast to "Q": one 8-byte copy); `struct` would go byte by byte.
-What the receiver reads here, a stranger may have written: it takes only flags and figures from it while
+What the receiver reads here, a stranger may have written: it takes only flags and metrics from it while
 running, and checks every entry when it adopts.
 
 Fences. Two processes share counters and flags. A flag stored and a counter loaded afterwards may be seen the

@@ -11,7 +11,7 @@ COUNTERS = (
     "feeders_lost", "copies",
 )  # fmt: skip
 Readings = Mapping[str, Mapping[str, int]]
-"""Figures by sidecar."""
+"""Metrics by sidecar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

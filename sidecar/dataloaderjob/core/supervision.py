@@ -4,7 +4,7 @@ The role in the handshake says what a connection is for:
 
 sidecar   s -> c  {"type": "feeders", "feeders": [{"name", "instance", "host", "port"}], "desired": n,
                    "notes": [...]}  at once after the handshake and at every change
-          c -> s  {"type": "figures", "figures": {counter: n}, "receivers": n, "failures": [failure]}   every second and
+          c -> s  {"type": "metrics", "metrics": {counter: n}, "receivers": n, "failures": [failure]}   every second and
                    at a failure; kept, the last one for each sidecar. A failure, {"rank", "feeder", "reason", "text"},
                    is there until its trainer has taken a batch after it
           c -> s  {"type": "have", "digest", "nbytes"}  this sidecar can upload that blob
@@ -21,7 +21,7 @@ control   c -> s  {"type": "scale", "feeders": n} | {"type": "status"} | {"type"
           s -> c  {"type": "status", "pid", "up_seconds", "desired", "ready", "notes": [...],
                    "feeders": [{"name", "state", "seconds", "cause", "why", "host", and of its process, once it has
                                 reported, "instance", "port", "pid", "node", "session"}],
-                   "sidecars": {name: {"figures", "receivers"}}, "failures": [failure with its "sidecar"],
+                   "sidecars": {name: {"metrics", "receivers"}}, "failures": [failure with its "sidecar"],
                    "ray": {"version", and by Ray's names what its GCS says is in force}}   "ray" is empty, and no
                    feeder placed, until Ray has answered. A failure outlives its sidecar, until any trainer takes
                    a batch: the next attempt of a job starts with the cause of the last one's end

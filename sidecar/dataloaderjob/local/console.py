@@ -1,5 +1,5 @@
 """What people see of a run: lines of several processes, each with its prefix, one line of progress below them with
-the figures of the last seconds, and the answer of `dataloaderjob status`.
+the metrics of the last seconds, and the answer of `dataloaderjob status`.
 """
 
 from __future__ import annotations
@@ -82,20 +82,20 @@ class Meter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures(Rates):
+class Metrics(Rates):
     """The loader over some seconds, and its feeders."""
 
     ready: int
     desired: int
 
 
-def line(figures: Figures) -> str:
+def line(metrics: Metrics) -> str:
     """`12.3 batches/s, 0.47 GB/s, stall 3.1 %, pools 45 % full, feeders 2/2`"""
-    stall = "-" if figures.stall is None else f"{100 * figures.stall:.1f} %"
-    full = "-" if figures.occupancy is None else f"{100 * figures.occupancy:.0f} % full"
+    stall = "-" if metrics.stall is None else f"{100 * metrics.stall:.1f} %"
+    full = "-" if metrics.occupancy is None else f"{100 * metrics.occupancy:.0f} % full"
     return (
-        f"{figures.batches_per_s:.1f} batches/s, {figures.nbytes_per_s / 1e9:.3f} GB/s, stall {stall}, "
-        f"pools {full}, feeders {figures.ready}/{figures.desired}"
+        f"{metrics.batches_per_s:.1f} batches/s, {metrics.nbytes_per_s / 1e9:.3f} GB/s, stall {stall}, "
+        f"pools {full}, feeders {metrics.ready}/{metrics.desired}"
     )
 
 

@@ -248,7 +248,7 @@ class Run:
         self._shown = (now, dict(self._meter.total))
         batches, nbytes, stall = rates.over(before, self._meter.total, now - since)
         text = console.line(
-            console.Figures(
+            console.Metrics(
                 batches_per_s=batches, nbytes_per_s=nbytes, stall=stall,
                 occupancy=rates.occupancy(snapshot.sidecar.get("receivers", ())),
                 ready=snapshot.ready, desired=self._cluster.num_desired,

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from dataloaderjob.sidecar.supervisor_client import Failures, SupervisorClient
 from dataloaderjob.sidecar.trainer_listener import Guest, TrainerListener
 
 TICK_S = 0.5
-FIGURES_EVERY_S = 1.0
+METRICS_EVERY_S = 1.0
 _RANK = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 
@@ -51,7 +51,6 @@ class ReceiverProcess:
     pid: int
     channel: socket.socket
     control: Control
-    figures: dict[str, int] = field(default_factory=dict)
 
 
 class Sidecar:
@@ -84,7 +83,7 @@ class Sidecar:
             self.http = HttpServer(settings.metrics_host, settings.metrics_port, self._http, self._select)
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._select.register(self._wake_r, selectors.EVENT_READ, self._on_signal)
-        self._figures_at = 0.0
+        self._metrics_at = 0.0
         # Last: a socket that can be seen has a sidecar behind it.
         self._listener = TrainerListener(
             settings.socket, self._select, self._on_guest, private=settings.private
@@ -135,16 +134,16 @@ class Sidecar:
         if self._supervisor is not None:
             self._supervisor.try_connect(now)
             self._watch_upstream()
-        if now >= self._figures_at:
-            self._figures_at = now + FIGURES_EVERY_S
-            self._send_figures()
+        if now >= self._metrics_at:
+            self._metrics_at = now + METRICS_EVERY_S
+            self._send_metrics()
 
-    def _send_figures(self) -> None:
+    def _send_metrics(self) -> None:
         if self._supervisor is not None:
             for receiver in self.receivers.values():
                 self._failures.seen(receiver.rank, receiver.pid, receiver.control.words[W_NEXT_CALLS])
             told = {"receivers": len(self.receivers), "failures": self._failures.current()}
-            self._supervisor.send({"type": "figures", "figures": self._totals(), **told})
+            self._supervisor.send({"type": "metrics", "metrics": self._totals(), **told})
 
     def _watch_upstream(self) -> None:
         assert self._supervisor is not None  # noqa: S101
@@ -378,13 +377,13 @@ class Sidecar:
             self._bundle_gc.released(receiver.pid, bytes.fromhex(message["bundle"]))
         elif message["type"] == "failure":
             self._failures.told(receiver.rank, receiver.pid, message)
-            self._send_figures()  # at once: its trainer may end, and this sidecar with it
+            self._send_metrics()  # at once: its trainer may end, and this sidecar with it
         elif self._supervisor is None:
             return
         elif message["type"] == "replace":
             self._supervisor.send(message)
 
-    # Figures
+    # Metrics
 
     def _totals(self) -> dict[str, int]:
         live = metrics.total(

@@ -1,4 +1,4 @@
-"""The sidecar's connection to the supervisor: who the feeders are, figures, failures, blobs on demand. Never blocks.
+"""The sidecar's connection to the supervisor: who the feeders are, metrics, failures, blobs on demand. Never blocks.
 
 If the supervisor is gone, the sidecar goes on with the feeders that it knows and tries again with back-off. A
 trainer's failure is reported until a batch has been taken after it.
@@ -93,7 +93,7 @@ class SupervisorClient:
         self._sock, self.retry_at = None, now + BACKOFF.wait_s(max(1, self._failures))
 
     def send(self, message: dict[str, Any]) -> None:
-        """Queues a message; figures that nobody reads are dropped rather than piled up."""
+        """Queues a message; metrics that nobody reads are dropped rather than piled up."""
         if len(self._out) < 1 << 20:
             self._queue(message)
 

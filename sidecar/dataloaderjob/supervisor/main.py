@@ -179,12 +179,12 @@ class Supervisor:
             log.warning("%s (%s) is replaced: %s", name, instance, reason)
             self._server.publish()
 
-    def figures(self, sidecar: str, figures: dict[str, Any] | None) -> None:
+    def metrics(self, sidecar: str, metrics: dict[str, Any] | None) -> None:
         with self._lock:
-            if figures is None:
+            if metrics is None:
                 self._reports.gone(sidecar)
             else:
-                self._reports.heard(sidecar, figures)
+                self._reports.heard(sidecar, metrics)
 
     def listing(self) -> dict[str, Any]:
         with self._lock:

@@ -1,4 +1,4 @@
-"""What sidecars said last: their figures, and failures that no batch has followed yet. Pure.
+"""What sidecars said last: their metrics, and failures that no batch has followed yet. Pure.
 
 A trainer that fails takes its sidecar along, and the next attempt knows nothing of it: so a failure stays here
 when its sidecar goes, until some trainer takes a batch.
@@ -32,7 +32,7 @@ class Reports:
         return [*self._left, *live][-MAX_FAILURES:]
 
     def heard(self, sidecar: str, message: Mapping[str, Any]) -> None:
-        """A message of figures. What is in it that is no figure and no failure is kept as it is."""
+        """A message of metrics. What is in it that is no metric and no failure is kept as it is."""
         self._left = [failure for failure in self._left if failure["sidecar"] != sidecar]  # it is back
         self.sidecars[sidecar] = {k: v for k, v in message.items() if k not in ("type", "failures")}
         found = message.get("failures")
@@ -61,6 +61,6 @@ def _failure(sidecar: str, found: Any) -> dict[str, str]:
 
 def _taken(message: Mapping[str, Any]) -> int:
     """Batches that the trainers of this sidecar have taken."""
-    figures = message.get("figures")
-    taken = figures.get("next_calls") if isinstance(figures, Mapping) else 0
+    metrics = message.get("metrics")
+    taken = metrics.get("next_calls") if isinstance(metrics, Mapping) else 0
     return taken if type(taken) is int else 0

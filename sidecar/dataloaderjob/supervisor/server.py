@@ -38,7 +38,7 @@ class SupervisorState(Protocol):
     def feeder_left(self, name: str, instance: str) -> None: ...
     def feeder_drained(self, name: str, instance: str) -> None: ...
     def replace(self, name: str, instance: str, reason: str) -> None: ...
-    def figures(self, sidecar: str, figures: dict[str, Any] | None) -> None: ...
+    def metrics(self, sidecar: str, metrics: dict[str, Any] | None) -> None: ...
     def listing(self) -> dict[str, Any]: ...
     def control(self, message: dict[str, Any]) -> dict[str, Any]: ...
 
@@ -138,12 +138,12 @@ class SupervisorServer:
                 over = all(other.name != peer.name for other in self._sidecars.values())
             self._relay.gone(peer.number)
             if over:
-                self._state.figures(peer.name, None)
+                self._state.metrics(peer.name, None)
 
     def _heard_sidecar(self, peer: _Peer, message: dict[str, Any]) -> None:
         kind = message.get("type")
-        if kind == "figures":
-            self._state.figures(peer.name, message)
+        if kind == "metrics":
+            self._state.metrics(peer.name, message)
         elif kind == "have":
             digest = supervision.text(message, "digest")
             self._relay.has(peer.number, digest, lambda d: peer.send(lambda: {"type": "want", "digest": d}))

@@ -67,7 +67,7 @@ def _users_level() -> int:
 
 NOTHING: Any = object()
 now_ns = time.perf_counter_ns
-FIGURES_EVERY = 16
+METRICS_EVERY = 16
 PATIENCE_MS = 50
 MODERATION_MS = 2
 WAKE_AFTER = 8
@@ -239,7 +239,7 @@ class Taker(Timed):
         if stream.failures:
             stream.failures.pop(number, None)
         words[W_NEXT_CALLS] += 1
-        if number % FIGURES_EVERY == 0:
+        if number % METRICS_EVERY == 0:
             words[W_LEASED_NBYTES] = self._pool.leased_nbytes
 
     def leave(self) -> None:
