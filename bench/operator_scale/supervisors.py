@@ -87,7 +87,7 @@ class Job:
         return {
             "next_calls": int(self.batches), "nbytes": int(self.batches) * BATCH_NBYTES,
             "wait_ns": int(STALL * elapsed_ns), "step_ns": int((1 - STALL) * elapsed_ns),
-            "reasks": 0, "hedges": 0, "late_copies": 0, "failures": 0, "feeders_lost": 0, "copies": 0,
+            "retries": 0, "hedges": 0, "late_copies": 0, "failures": 0, "feeders_lost": 0, "copies": 0,
             "used_nbytes": POOL_NBYTES * 3 // 5, "pool_nbytes": POOL_NBYTES,
         }  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataloaderjob.feeder.feeding import Feeding
-from dataloaderjob.feeder.feeding_states import Instruction, Job
+from dataloaderjob.feeder.feeding_states import Instruction, Task
 
 A, B = b"a" * 16, b"b" * 16
 
@@ -13,10 +13,10 @@ def all_free(bundle: bytes) -> bool:
     return True
 
 
-def machine(*links: int, limit: int = 2, known: bytes | None = A) -> Feeding:
+def machine(*receivers: int, limit: int = 2, known: bytes | None = A) -> Feeding:
     made = Feeding(limit)
-    for link in links or (1,):
-        made.opened(link)
+    for receiver in receivers or (1,):
+        made.opened(receiver)
     if known is not None:
         made.bundle_ready(known)
     return made
@@ -26,14 +26,14 @@ def ask(
     m: Feeding,
     ticket: int,
     *,
-    link: int = 1,
+    receiver: int = 1,
     stream: int = 1,
     room: int = 100,
     bundle: bytes = A,
     generation: int = 1,
 ):
     return m.ticket(
-        link,
+        receiver,
         generation=generation,
         stream=stream,
         ticket=ticket,
@@ -44,16 +44,16 @@ def ask(
     )
 
 
-def build(m: Feeding, nbytes: int = 10) -> tuple[Job, list[Instruction]]:
-    job = m.next_build(all_free)
-    assert job is not None
-    return job, m.built(job, nbytes)
+def build(m: Feeding, nbytes: int = 10) -> tuple[Task, list[Instruction]]:
+    task = m.next_build(all_free)
+    assert task is not None
+    return task, m.built(task, nbytes)
 
 
-def send(m: Feeding, job: Job) -> None:
-    m.started(job)
-    m.sent(job)
+def send(m: Feeding, task: Task) -> None:
+    m.started(task)
+    m.sent(task)
 
 
-def which(ticket: int, *, link: int = 1, stream: int = 1, generation: int = 1) -> dict[str, int]:
-    return {"link": link, "generation": generation, "stream": stream, "ticket": ticket}
+def which(ticket: int, *, receiver: int = 1, stream: int = 1, generation: int = 1) -> dict[str, int]:
+    return {"receiver": receiver, "generation": generation, "stream": stream, "ticket": ticket}

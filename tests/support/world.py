@@ -120,11 +120,11 @@ class World:
             for n in sorted(stream.tickets):
                 t = stream.tickets[n]
                 rows.append(
-                    f"{stream.id}/{n} {t.state.value} {[(a.link.endpoint.name, a.state.value) for a in t.asks]}"
+                    f"{stream.id}/{n} {t.state.value} {[(a.feeder.endpoint.name, a.state.value) for a in t.attempts]}"
                 )
         return (
             "; ".join(rows[:40])
-            + f" links {[(k, x.up, x.suspect_since, len(x.asks)) for k, x in self.machine.links.items()]}"
+            + f" feeders {[(k, x.up, x.suspect_since, len(x.attempts)) for k, x in self.machine.feeders.items()]}"
         )
 
     # Feeders
@@ -135,24 +135,24 @@ class World:
         feeder = SimFeeder(endpoint, pace_s)
         self.feeders[endpoint.instance] = feeder
         self.listed.append(endpoint)
-        self.machine.feeders(self.now, list(self.listed))
+        self.machine.set_feeders(self.now, list(self.listed))
         return feeder
 
     def unlist(self, feeder: SimFeeder) -> None:
         self.listed.remove(feeder.endpoint)
-        self.machine.feeders(self.now, list(self.listed))
+        self.machine.set_feeders(self.now, list(self.listed))
 
     def kill(self, feeder: SimFeeder) -> None:
         feeder.dead = True
         self.receiving.pop(feeder.endpoint.instance, None)
-        self.machine.link_down(self.now, feeder.endpoint.instance, "killed")
+        self.machine.feeder_down(self.now, feeder.endpoint.instance, "killed")
         if feeder.endpoint in self.listed:
             self.unlist(feeder)
 
     def _up(self, feeder: SimFeeder) -> None:
-        if not feeder.dead and not feeder.frozen and feeder.endpoint.instance in self.machine.links:
+        if not feeder.dead and not feeder.frozen and feeder.endpoint.instance in self.machine.feeders:
             feeder.queue, feeder.built, feeder.building = [], {}, None
-            self.machine.link_up(self.now, feeder.endpoint.instance, {})
+            self.machine.feeder_up(self.now, feeder.endpoint.instance, {})
 
     def _to_feeder(self, feeder: SimFeeder, header) -> None:
         if feeder.dead:
@@ -242,19 +242,19 @@ class World:
         return frames.unpack(data, frames.FROM_FEEDER)
 
     def _frame(self, feeder: SimFeeder, kind, key, *, room=0, flags=0) -> None:
-        link = self.machine.links.get(feeder.endpoint.instance)
-        if not feeder.dead and link is not None and link.up:
+        state = self.machine.feeders.get(feeder.endpoint.instance)
+        if not feeder.dead and state is not None and state.up:
             header = self._header(kind, key, room=room, flags=flags)
             self.machine.frame(self.now, feeder.endpoint.instance, header, b"why")
 
     def _body(self, feeder: SimFeeder, key) -> None:
-        """Bodies of one link come one after the other."""
+        """Bodies of one feeder come one after the other."""
         instance = feeder.endpoint.instance
         if instance in self.receiving:
             self.at(0.001, lambda: None if feeder.dead else self._body(feeder, key))
             return
-        link = self.machine.links.get(instance)
-        if feeder.dead or link is None or not link.up:
+        state = self.machine.feeders.get(instance)
+        if feeder.dead or state is None or not state.up:
             return
         header = self._header(Kind.BODY, key, nbytes=self.sizes[key])
         extent = self.machine.begin_body(self.now, instance, header)
@@ -336,7 +336,7 @@ class World:
             self.add_feeder(old.pace_s, old.endpoint.name).hung |= old.hung
 
     def _retry(self, feeder: SimFeeder) -> None:
-        if feeder.dead or feeder.endpoint.instance not in self.machine.links:
+        if feeder.dead or feeder.endpoint.instance not in self.machine.feeders:
             return
         if feeder.frozen:
             self.at(0.5, lambda: self._retry(feeder))

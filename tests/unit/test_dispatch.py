@@ -69,9 +69,9 @@ def test_a_thawed_feeder_works_again_and_its_late_copies_are_dropped():
     world.at(0.2, lambda: setattr(frozen, "frozen", True))
     world.at(5.0, lambda: setattr(frozen, "frozen", False))
     finish(world, trainer)
-    link = world.machine.links[frozen.endpoint.instance]
-    assert link.up
-    assert link.suspect_since is None
+    state = world.machine.feeders[frozen.endpoint.instance]
+    assert state.up
+    assert state.suspect_since is None
 
 
 def test_a_frozen_feeder_is_reported_for_replacement():
@@ -106,7 +106,7 @@ def test_a_paused_trainer_blames_nobody():
     finish(world, trainer)
     assert not world.failed
     assert not world.replaced
-    assert world.machine.counters.reasks == 0
+    assert world.machine.counters.retries == 0
 
 
 def test_an_awaited_ticket_asked_again_passes_later_ones_that_wait_for_space():
@@ -136,7 +136,9 @@ def test_an_iterator_that_sleeps_is_served_past_feeders_full_of_a_paused_ones_an
     world.add_feeder(0.01)
     paused = world.open(1, 60, window=16, size=lambda r: 4096)
     paused.paused = True
-    world.run(lambda: sum(len(link.asks) for link in world.machine.links.values()) == 2 and world.now > 5.0)
+    world.run(
+        lambda: sum(len(state.attempts) for state in world.machine.feeders.values()) == 2 and world.now > 5.0
+    )
     awake = world.open(2, 60, window=16, size=lambda r: 4096)
     world.run(lambda: awake.done, 60.0)
     assert max(world.waits) < 1.0
@@ -148,13 +150,13 @@ def test_a_body_larger_than_its_room_is_a_late_copy_and_is_asked_again_with_more
     feeder = world.add_feeder(0.05)
     trainer = world.open(1, 20, size=lambda r: 4096)
     world.run(lambda: len(world.taken[1]) == 5)
-    link = world.machine.links[feeder.endpoint.instance]
-    key, ask = next((k, a) for k, a in link.asks.items() if a.extent is not None)
-    late = world._header(Kind.BODY, key, nbytes=ask.extent.nbytes + 1)
+    state = world.machine.feeders[feeder.endpoint.instance]
+    key, attempt = next((k, a) for k, a in state.attempts.items() if a.extent is not None)
+    late = world._header(Kind.BODY, key, nbytes=attempt.extent.nbytes + 1)
     assert world.machine.begin_body(world.now, feeder.endpoint.instance, late) is None
     assert world.machine.counters.late_copies == 1
     world.carry_out()
-    assert link.asks[key].extent.nbytes >= late.nbytes
+    assert state.attempts[key].extent.nbytes >= late.nbytes
     finish(world, trainer)
     assert world.taken[1] == list(range(20))
 
@@ -197,7 +199,7 @@ def test_a_draining_feeder_that_dies_with_work_is_gone_once():
     world.unlist(first)
     world.kill(first)
     finish(world, trainer)
-    assert first.endpoint.instance not in world.machine.links
+    assert first.endpoint.instance not in world.machine.feeders
 
 
 def test_slow_bodies_that_move_are_waited_for():
@@ -269,7 +271,7 @@ def test_links_that_break_within_a_batchs_body_are_not_blamed_on_the_batch():
         header, _ = world.receiving.get(instance, (None, None))
         if key == (1, 5) and header is not None and header.ticket == 5 and len(cuts) < 8:
             cuts.append(world.receiving.pop(instance))
-            world.machine.link_down(world.now, instance, "it closed the link within a frame")
+            world.machine.feeder_down(world.now, instance, "it closed the link within a frame")
             world.at(0.1, lambda: world._retry(feeder))
 
     world._body = cut
@@ -306,7 +308,7 @@ def test_a_batch_whose_builders_end_is_named_after_three_and_no_feeder_is_lost()
     assert "3 feeder processes died, each while making" in message["message"]
     assert "why" in message["message"]
     assert list(world.failed) == [(1, 5)]
-    assert all(link.up for link in world.machine.links.values())
+    assert all(state.up for state in world.machine.feeders.values())
 
 
 def test_a_bundle_that_some_feeders_cannot_load_is_made_by_the_others():
@@ -372,7 +374,7 @@ def test_when_all_are_slow_nobody_is_asked_twice():
 
     world.at(0.3, slow_down)
     world.run(lambda: len(world.taken[1]) > 200, 2000.0)
-    assert world.machine.counters.reasks <= 8
+    assert world.machine.counters.retries <= 8
     trainer.stop()
 
 
@@ -425,7 +427,7 @@ def test_every_ticket_is_served_once_in_order_and_no_byte_is_lost(
         assert world.taken[trainer.stream] == list(range(len(world.taken[trainer.stream])))
     assert not world.failed
     world.run(lambda: not world.machine.placer.lent)
-    reserved = [a for link in world.machine.links.values() for a in link.asks.values()]
+    reserved = [a for state in world.machine.feeders.values() for a in state.attempts.values()]
     assert not reserved
     assert world.machine.placer.space.used_nbytes == 0
     assert not world.machine.placer.space.singles

@@ -104,7 +104,7 @@ def breaks(connection: FeederConnection) -> None:
     with pytest.raises(ConnectionError):
         while True:
             step(connection)
-    connection.give_up(time.monotonic(), "it broke")
+    connection.give_up(time.monotonic())
 
 
 def cut_and_come_back(feeder: Feeder, sink: Sink, start: bytes, *, reset: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The feeder's machine: what it does with tickets, grants, cancels, bundles and lost links."""
+"""The feeder's machine: what it does with tickets, grants, cancels, bundles and lost receivers."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from dataloaderjob.feeder.feeding_states import (
 def test_a_batch_that_fits_its_room_is_sent_unasked():
     m = machine()
     assert ask(m, 0, room=10) == []
-    job, made = build(m, 10)
-    assert made == [Send(job)]
-    send(m, job)
+    task, made = build(m, 10)
+    assert made == [Send(task)]
+    send(m, task)
     assert m.idle
 
 
 def test_a_batch_larger_than_its_room_is_announced_and_sent_when_granted():
     m = machine()
     ask(m, 0, room=9)
-    job, made = build(m, 10)
-    assert made == [Announce(job)]
+    task, made = build(m, 10)
+    assert made == [Announce(task)]
     assert not m.idle
-    assert m.grant(**which(0), room=10) == [Send(job)]
+    assert m.grant(**which(0), room=10) == [Send(task)]
     assert m.grant(**which(0), room=10) == [], "a second grant means nothing"
 
 
 def test_an_unknown_bundle_is_asked_for_once_for_each_link():
     m = machine(1, 2, known=None)
-    asked = [ask(m, 0), ask(m, 1), ask(m, 0, link=2)]
+    asked = [ask(m, 0), ask(m, 1), ask(m, 0, receiver=2)]
     assert [[type(i) for i in made] for made in asked] == [[NeedBundle], [], [NeedBundle]]
     assert m.next_build(all_free) is None
     assert m.bundle_coming(A)
@@ -56,20 +56,20 @@ def test_builders_of_different_bundles_work_at_the_same_time():
     ask(m, 1)
     ask(m, 0, stream=2, bundle=B)
     busy: set[bytes] = set()
-    jobs = []
-    while (job := m.next_build(lambda bundle: bundle not in busy)) is not None:
-        busy.add(job.bundle)
-        jobs.append((job.stream, job.ticket))
-    assert sorted(jobs) == [(1, 0), (2, 0)]
+    tasks = []
+    while (task := m.next_build(lambda bundle: bundle not in busy)) is not None:
+        busy.add(task.bundle)
+        tasks.append((task.stream, task.ticket))
+    assert sorted(tasks) == [(1, 0), (2, 0)]
     assert m.load == 3
 
 
 def test_a_ticket_whose_builder_ends_is_told_lost_and_may_be_asked_again():
     m = machine()
     ask(m, 0)
-    job = m.next_build(all_free)
-    assert job is not None
-    assert m.lost(job) == [Lost(job)]
+    task = m.next_build(all_free)
+    assert task is not None
+    assert m.lost(task) == [Lost(task)]
     assert m.idle
     ask(m, 0)
     assert build(m)[1]
@@ -78,10 +78,10 @@ def test_a_ticket_whose_builder_ends_is_told_lost_and_may_be_asked_again():
 def test_a_cancelled_ticket_whose_builder_ends_is_told_to_nobody():
     m = machine()
     ask(m, 0)
-    job = m.next_build(all_free)
-    assert job is not None
+    task = m.next_build(all_free)
+    assert task is not None
     m.cancel(**which(0))
-    assert m.lost(job) == []
+    assert m.lost(task) == []
     assert m.idle
 
 
@@ -89,9 +89,9 @@ def test_a_bundle_that_cannot_be_loaded_fails_the_tickets_that_wait_for_it():
     m = machine(1, 2)
     ask(m, 0)
     ask(m, 1)
-    ask(m, 0, link=2)
+    ask(m, 0, receiver=2)
     failed = m.bundle_failed(A)
-    assert sorted((f.job.link, f.job.ticket) for f in failed) == [(1, 0), (1, 1), (2, 0)]
+    assert sorted((f.task.receiver, f.task.ticket) for f in failed) == [(1, 0), (1, 1), (2, 0)]
     assert m.idle
     ask(m, 2)
     assert m.next_build(all_free) is not None, "its blobs are still here"
@@ -100,7 +100,7 @@ def test_a_bundle_that_cannot_be_loaded_fails_the_tickets_that_wait_for_it():
 def test_a_bundle_is_used_until_every_link_has_released_it_or_is_gone():
     m = machine(1, 2)
     ask(m, 0)
-    ask(m, 0, link=2)
+    ask(m, 0, receiver=2)
     m.release(1, A)
     assert m.used(A)
     m.closed(2)
@@ -112,12 +112,12 @@ def test_bodies_come_back_when_they_are_sent_or_given_up():
     ask(m, 0)
     ask(m, 1)
     for name in ("sent", "cancelled"):
-        job = m.next_build(all_free)
-        assert job is not None
-        job.body = name
-        m.built(job, 10)
+        task = m.next_build(all_free)
+        assert task is not None
+        task.body = name
+        m.built(task, 10)
         if name == "sent":
-            send(m, job)
+            send(m, task)
         else:
             m.cancel(**which(1))
     assert m.freed == ["sent", "cancelled"]
@@ -129,7 +129,7 @@ def test_a_bundle_that_cannot_be_had_fails_its_tickets_and_is_asked_for_again():
     m.bundle_coming(A)
     (failed,) = m.bundle_lost(A)
     assert isinstance(failed, Fail)
-    assert failed.job.ticket == 0
+    assert failed.task.ticket == 0
     assert isinstance(ask(m, 1)[0], NeedBundle)
 
 
@@ -145,38 +145,38 @@ def test_a_bundle_that_came_after_its_tickets_were_cancelled_is_not_loaded():
 def test_a_cancelled_ticket_is_forgotten_before_its_body_has_begun(stage: str):
     m = machine(known=None if stage == "parked" else A)
     ask(m, 0, room=100 if stage == "ready" else 0)
-    job = None
+    task = None
     if stage in ("held", "ready"):
-        job, _ = build(m)
-        job.body = object()
+        task, _ = build(m)
+        task.body = object()
     made = m.cancel(**which(0))
-    assert made == ([Withdraw(job)] if stage == "ready" else [])
+    assert made == ([Withdraw(task)] if stage == "ready" else [])
     assert m.idle
     assert m.next_build(all_free) is None
-    assert job is None or job.body is None
+    assert task is None or task.body is None
 
 
 def test_a_body_that_has_begun_is_finished_although_cancelled():
     m = machine()
     ask(m, 0)
-    job, _ = build(m)
-    m.started(job)
+    task, _ = build(m)
+    m.started(task)
     assert m.cancel(**which(0)) == []
     assert not m.idle
-    m.sent(job)
+    m.sent(task)
     assert m.idle
 
 
 def test_a_ticket_cancelled_while_it_is_built_is_dropped_and_may_be_asked_again():
     m = machine()
     ask(m, 0)
-    job = m.next_build(all_free)
-    assert job is not None
+    task = m.next_build(all_free)
+    assert task is not None
     m.cancel(**which(0))
     ask(m, 0)
-    assert m.built(job, 10) == []
+    assert m.built(task, 10) == []
     again, made = build(m)
-    assert again is not job
+    assert again is not task
     assert made == [Send(again)]
 
 
@@ -187,15 +187,15 @@ def test_a_grant_for_a_ticket_asked_again_is_room_for_it():
     m.cancel(**which(0))
     ask(m, 0, room=0)
     assert m.grant(**which(0), room=10) == []
-    job, made = build(m, 10)
-    assert made == [Send(job)]
+    task, made = build(m, 10)
+    assert made == [Send(task)]
 
 
 def test_the_same_ticket_again_only_raises_its_room():
     m = machine()
     ask(m, 0, room=0)
-    job, _ = build(m)
-    assert ask(m, 0, room=10) == [Send(job)]
+    task, _ = build(m)
+    assert ask(m, 0, room=10) == [Send(task)]
     assert m.next_build(all_free) is None
 
 
@@ -203,16 +203,16 @@ def test_a_link_with_two_ungranted_batches_gets_nothing_built_and_others_do():
     m = machine(1, 2)
     for ticket in range(4):
         ask(m, ticket, room=0)
-    ask(m, 0, link=2, room=0)
-    links = []
-    while (job := m.next_build(all_free)) is not None:
-        links.append(job.link)
-        m.built(job, 10)
-    assert sorted(links) == [1, 1, 2]
+    ask(m, 0, receiver=2, room=0)
+    receivers = []
+    while (task := m.next_build(all_free)) is not None:
+        receivers.append(task.receiver)
+        m.built(task, 10)
+    assert sorted(receivers) == [1, 1, 2]
     m.grant(**which(0), room=10)
-    job = m.next_build(all_free)
-    assert job is not None
-    assert job.ticket == 2
+    task = m.next_build(all_free)
+    assert task is not None
+    assert task.ticket == 2
 
 
 def test_a_link_with_two_unsent_bodies_gets_nothing_built():
@@ -234,9 +234,9 @@ def test_the_ticket_before_all_held_ones_is_built_although_the_link_is_full():
     build(m)
     assert m.next_build(all_free) is None
     ask(m, 4, room=0)
-    job = m.next_build(all_free)
-    assert job is not None
-    assert job.ticket == 4
+    task = m.next_build(all_free)
+    assert task is not None
+    assert task.ticket == 4
 
 
 def test_a_stream_without_held_batches_is_not_stopped_by_another_stream():
@@ -246,29 +246,29 @@ def test_a_stream_without_held_batches_is_not_stopped_by_another_stream():
     build(m)
     build(m)
     ask(m, 0, room=0, stream=2)
-    job = m.next_build(all_free)
-    assert job is not None
-    assert job.stream == 2
+    task = m.next_build(all_free)
+    assert task is not None
+    assert task.stream == 2
 
 
 def test_turns_go_round_robin_over_links_and_by_ticket_within_a_stream():
     m = machine(1, 2, limit=100)
     for ticket in (2, 0, 1):
-        ask(m, ticket, link=1)
-        ask(m, ticket, link=2)
+        ask(m, ticket, receiver=1)
+        ask(m, ticket, receiver=2)
     order = []
-    while (job := m.next_build(all_free)) is not None:
-        m.built(job, 10)
-        order.append((job.link, job.ticket))
+    while (task := m.next_build(all_free)) is not None:
+        m.built(task, 10)
+        order.append((task.receiver, task.ticket))
     assert order == [(1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (2, 2)]
 
 
 def test_a_new_generation_cancels_what_the_old_one_asked_and_old_frames_mean_nothing():
     m = machine()
     ask(m, 0, generation=1, room=0)
-    job, _ = build(m)
+    task, _ = build(m)
     ask(m, 0, generation=2)
-    assert job.state is State.GONE
+    assert task.state is State.GONE
     assert ask(m, 1, generation=1) == []
     assert m.grant(**which(0), room=10) == []
     assert m.load == 1
@@ -278,12 +278,12 @@ def test_a_lost_link_takes_its_tickets_along_and_what_is_being_built_is_dropped(
     m = machine(1, 2)
     ask(m, 0)
     ask(m, 1)
-    job = m.next_build(all_free)
-    assert job is not None
+    task = m.next_build(all_free)
+    assert task is not None
     m.closed(1)
     m.closed(1)
     assert m.load == 1, "the build goes on to its end"
-    assert m.built(job, 10) == []
+    assert m.built(task, 10) == []
     assert m.idle
     assert m.next_build(all_free) is None
 
@@ -305,10 +305,10 @@ def test_a_failure_is_told_unless_the_ticket_was_cancelled():
 def test_a_step_that_the_table_lacks_is_refused_with_its_history():
     m = machine()
     ask(m, 0)
-    job, _ = build(m)
-    send(m, job)
+    task, _ = build(m)
+    send(m, task)
     with pytest.raises(IllegalTransition, match=r"cannot take START.*BUILD.*FITS.*START.*SENT"):
-        m.started(job)
+        m.started(task)
 
 
 def test_every_state_that_a_frame_can_meet_knows_cancel_and_grant():

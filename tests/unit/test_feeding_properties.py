@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dataloaderjob.feeder.feeding import Feeding
-from dataloaderjob.feeder.feeding_states import Announce, Fail, Job, Lost, Send, State, Withdraw
+from dataloaderjob.feeder.feeding_states import Announce, Fail, Lost, Send, State, Task, Withdraw
 
 
 class Feeder(RuleBasedStateMachine):
@@ -17,72 +17,72 @@ class Feeder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.m = Feeding(2)
-        self.links: set[int] = set()
-        self.building: Job | None = None
-        self.output: dict[int, list[Job]] = {}
-        self.sending: dict[int, Job] = {}
+        self.receivers: set[int] = set()
+        self.building: Task | None = None
+        self.output: dict[int, list[Task]] = {}
+        self.sending: dict[int, Task] = {}
         self.asked: dict[tuple[int, int, int], int] = {}
         self.answers: dict[tuple[int, int, int], int] = {}
         self.fetching: set[bytes] = set()
 
     def follow(self, made) -> None:
         for instruction in made:
-            job = instruction.job
-            assert job.link in self.links
+            task = instruction.task
+            assert task.receiver in self.receivers
             if isinstance(instruction, Send):
-                assert job.body == "body"
-                assert job not in self.output[job.link]
-                self.output[job.link].append(job)
+                assert task.body == "body"
+                assert task not in self.output[task.receiver]
+                self.output[task.receiver].append(task)
             elif isinstance(instruction, Withdraw):
-                self.output[job.link].remove(job)
+                self.output[task.receiver].remove(task)
             elif isinstance(instruction, Announce):
-                assert job.nbytes > job.room
+                assert task.nbytes > task.room
             if isinstance(instruction, (Send, Fail, Lost)):
-                key = (job.link, job.stream, job.ticket)
+                key = (task.receiver, task.stream, task.ticket)
                 self.answers[key] = self.answers.get(key, 0) + 1
                 assert self.answers[key] <= self.asked[key], "nothing is sent that was not asked for"
 
-    @rule(link=st.integers(1, 3))
-    def open(self, link: int) -> None:
-        if link not in self.links:
-            self.links.add(link)
-            self.output[link] = []
-            self.asked = {k: n for k, n in self.asked.items() if k[0] != link}
-            self.answers = {k: n for k, n in self.answers.items() if k[0] != link}
-            self.m.opened(link)
+    @rule(receiver=st.integers(1, 3))
+    def open(self, receiver: int) -> None:
+        if receiver not in self.receivers:
+            self.receivers.add(receiver)
+            self.output[receiver] = []
+            self.asked = {k: n for k, n in self.asked.items() if k[0] != receiver}
+            self.answers = {k: n for k, n in self.answers.items() if k[0] != receiver}
+            self.m.opened(receiver)
 
-    @rule(link=st.integers(1, 3))
-    def close(self, link: int) -> None:
-        self.m.closed(link)
-        self.links.discard(link)
-        self.output.pop(link, None)
-        self.sending.pop(link, None)
+    @rule(receiver=st.integers(1, 3))
+    def close(self, receiver: int) -> None:
+        self.m.closed(receiver)
+        self.receivers.discard(receiver)
+        self.output.pop(receiver, None)
+        self.sending.pop(receiver, None)
 
     @rule(
-        link=st.integers(1, 3),
+        receiver=st.integers(1, 3),
         stream=st.integers(1, 2),
         ticket=st.integers(0, 6),
         bundle=st.sampled_from([A, B]),
         room=st.sampled_from([0, 50, 100]),
     )
-    def ticket(self, link: int, stream: int, ticket: int, bundle: bytes, room: int) -> None:
-        if link in self.links:
-            key = (link, stream, ticket)
+    def ticket(self, receiver: int, stream: int, ticket: int, bundle: bytes, room: int) -> None:
+        if receiver in self.receivers:
+            key = (receiver, stream, ticket)
             self.asked[key] = self.asked.get(key, 0) + 1
-            self.follow(ask(self.m, ticket, link=link, stream=stream, room=room, bundle=bundle))
+            self.follow(ask(self.m, ticket, receiver=receiver, stream=stream, room=room, bundle=bundle))
 
     @rule(
-        link=st.integers(1, 3),
+        receiver=st.integers(1, 3),
         stream=st.integers(1, 2),
         ticket=st.integers(0, 6),
         room=st.sampled_from([0, 100]),
     )
-    def grant(self, link: int, stream: int, ticket: int, room: int) -> None:
-        self.follow(self.m.grant(**which(ticket, link=link, stream=stream), room=room))
+    def grant(self, receiver: int, stream: int, ticket: int, room: int) -> None:
+        self.follow(self.m.grant(**which(ticket, receiver=receiver, stream=stream), room=room))
 
-    @rule(link=st.integers(1, 3), stream=st.integers(1, 2), ticket=st.integers(0, 6))
-    def cancel(self, link: int, stream: int, ticket: int) -> None:
-        self.follow(self.m.cancel(**which(ticket, link=link, stream=stream)))
+    @rule(receiver=st.integers(1, 3), stream=st.integers(1, 2), ticket=st.integers(0, 6))
+    def cancel(self, receiver: int, stream: int, ticket: int) -> None:
+        self.follow(self.m.cancel(**which(ticket, receiver=receiver, stream=stream)))
 
     @rule(bundle=st.sampled_from([A, B]))
     def bundle_frame(self, bundle: bytes) -> None:
@@ -112,46 +112,46 @@ class Feeder(RuleBasedStateMachine):
     @precondition(lambda self: self.building is not None)
     @rule(nbytes=st.sampled_from([10, 60, 200]), how=st.sampled_from(["built", "failed", "lost"]))
     def built(self, nbytes: int, how: str) -> None:
-        job, self.building = self.building, None
-        assert job is not None
+        task, self.building = self.building, None
+        assert task is not None
         if how == "failed":
-            self.follow(self.m.failed(job))
+            self.follow(self.m.failed(task))
         elif how == "lost":
-            self.follow(self.m.lost(job))
+            self.follow(self.m.lost(task))
         else:
-            job.body = "body"
-            self.follow(self.m.built(job, nbytes))
+            task.body = "body"
+            self.follow(self.m.built(task, nbytes))
 
     @rule(bundle=st.sampled_from([A, B]))
     def bundle_failed(self, bundle: bytes) -> None:
         self.follow(self.m.bundle_failed(bundle))
 
-    @rule(link=st.integers(1, 3), bundle=st.sampled_from([A, B]))
-    def release(self, link: int, bundle: bytes) -> None:
-        self.m.release(link, bundle)
+    @rule(receiver=st.integers(1, 3), bundle=st.sampled_from([A, B]))
+    def release(self, receiver: int, bundle: bytes) -> None:
+        self.m.release(receiver, bundle)
 
-    @rule(link=st.integers(1, 3))
-    def start_or_end_of_a_body(self, link: int) -> None:
-        if link in self.sending:
-            self.m.sent(self.sending.pop(link))
-        elif self.output.get(link):
-            job = self.output[link].pop(0)
-            self.m.started(job)
-            self.sending[link] = job
+    @rule(receiver=st.integers(1, 3))
+    def start_or_end_of_a_body(self, receiver: int) -> None:
+        if receiver in self.sending:
+            self.m.sent(self.sending.pop(receiver))
+        elif self.output.get(receiver):
+            task = self.output[receiver].pop(0)
+            self.m.started(task)
+            self.sending[receiver] = task
 
     @invariant()
     def load_counts_what_is_not_built(self) -> None:
         unbuilt = sum(
-            job.state in (State.PARKED, State.QUEUED, State.BUILDING)
-            for owner in self.m._links.values()
-            for job in owner.jobs.values()
+            task.state in (State.PARKED, State.QUEUED, State.BUILDING)
+            for owner in self.m._receivers.values()
+            for task in owner.tasks.values()
         )
         discarded = self.building is not None and self.building.state is State.DISCARDED
         assert self.m.load == unbuilt + discarded
 
     @invariant()
     def bodies_are_bounded(self) -> None:
-        for owner in self.m._links.values():
+        for owner in self.m._receivers.values():
             assert len(owner.unsent) <= 2 + 2 * 7, "granted ones, too"
             for stream in (1, 2):
                 held = [j.ticket for j in owner.held if j.stream == stream]
@@ -159,8 +159,8 @@ class Feeder(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Everything ends when the receivers go and the build is over."""
-        for link in list(self.links):
-            self.close(link)
+        for receiver in list(self.receivers):
+            self.close(receiver)
         if self.building is not None:
             assert self.m.built(self.building, 1) == []
         assert self.m.idle

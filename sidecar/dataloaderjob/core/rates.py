@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 COUNTERS = (
-    "next_calls", "nbytes", "wait_ns", "step_ns", "reasks", "hedges", "late_copies", "failures",
+    "next_calls", "nbytes", "wait_ns", "step_ns", "retries", "hedges", "late_copies", "failures",
     "feeders_lost", "copies",
 )  # fmt: skip
 Readings = Mapping[str, Mapping[str, int]]

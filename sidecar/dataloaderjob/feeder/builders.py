@@ -19,7 +19,7 @@ from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
 from dataloaderjob.feeder.channel import Channel, Kind, Message, Watching
-from dataloaderjob.feeder.feeding_states import Job, State
+from dataloaderjob.feeder.feeding_states import State, Task
 from dataloaderjob.feeder.sessions import Body, Introduction, Phase, Session, Template
 from dataloaderjob.feeder.templates import Templates
 
@@ -30,7 +30,7 @@ END_GRACE_S = 2.0
 HUNG_S = 5.0
 """A builder that still makes what was cancelled so long ago is ended."""
 ORPHAN_S = 10.0
-"""A session whose receivers are gone is kept so long: a link may come back."""
+"""A session whose receivers are gone is kept so long: a receiver may come back."""
 MAX_FIRST_DEATHS = 2
 """A builder that ends so often before worker_init_fn is through fails its session."""
 NOTE_AFTER_S = 2.0
@@ -41,10 +41,10 @@ class Owner(Watching, Protocol):
     """What the feeder's loop is told. Called within its turns."""
 
     def session_free(self) -> None: ...
-    def built(self, job: Job, body: Body) -> None: ...
-    def failed(self, job: Job, payload: bytes) -> None: ...
-    def lost(self, job: Job, position: int, text: str) -> None: ...
-    def progress(self, job: Job, position: int) -> None: ...
+    def built(self, task: Task, body: Body) -> None: ...
+    def failed(self, task: Task, payload: bytes) -> None: ...
+    def lost(self, task: Task, position: int, text: str) -> None: ...
+    def progress(self, task: Task, position: int) -> None: ...
     def bundle_failed(self, bundle: bytes, payload: bytes) -> None: ...
     def session_gone(self, bundle: bytes) -> None: ...
 
@@ -73,11 +73,11 @@ class Builders:
     def discards(self, bundle: bytes) -> bool:
         """Whether its builder makes what was cancelled meanwhile."""
         session = self._sessions.get(bundle)
-        return session is not None and session.job is not None and session.job.state is State.DISCARDED
+        return session is not None and session.task is not None and session.task.state is State.DISCARDED
 
-    def busy(self) -> Iterator[Job]:
-        """Jobs that builders make."""
-        yield from (session.job for session in self._sessions.values() if session.job is not None)
+    def busy(self) -> Iterator[Task]:
+        """Tasks that builders make."""
+        yield from (session.task for session in self._sessions.values() if session.task is not None)
 
     def open(self, bundle: Bundle, base_seed: int) -> None:
         """Begins a session whose blobs are here; `Owner.session_free` tells when it can be used."""
@@ -87,12 +87,14 @@ class Builders:
         if template.loaded:
             self._start(session)
 
-    def build(self, job: Job) -> None:
+    def build(self, task: Task) -> None:
         """Has the builder of a session that is FREE make a batch."""
-        session = self._sessions[job.bundle]
-        session.phase, session.job = Phase.BUSY, job
+        session = self._sessions[task.bundle]
+        session.phase, session.task = Phase.BUSY, task
         if session.channel is not None:
-            session.channel.post(Kind.BUILD, a=job.serial, b=job.ticket, flags=job.flags, payload=job.payload)
+            session.channel.post(
+                Kind.BUILD, a=task.serial, b=task.ticket, flags=task.flags, payload=task.payload
+            )
 
     def release(self, body: Body) -> None:
         """The body is sent, or given up."""
@@ -100,10 +102,10 @@ class Builders:
         if body.session.channel is not None:
             body.session.channel.post(Kind.FREE, a=body.buffer)
 
-    def acknowledge(self, job: Job) -> None:
+    def acknowledge(self, task: Task) -> None:
         """What `Owner.progress` told has left."""
-        session = self._sessions.get(job.bundle)
-        if session is not None and session.job is job and session.channel is not None:
+        session = self._sessions.get(task.bundle)
+        if session is not None and session.task is task and session.channel is not None:
             session.channel.post(Kind.ACK)
 
     def end(self, bundle: bytes) -> None:
@@ -112,7 +114,7 @@ class Builders:
         if session is None or session.phase is Phase.ENDING:
             return
         if session.channel is None:
-            if session.job is None:
+            if session.task is None:
                 self._forget(session)
             else:
                 self._died(session, "was ended", ch.NOWHERE)
@@ -174,7 +176,7 @@ class Builders:
         session = next((s for s in template.sessions if s.number == message.a), None)
         if session is None:
             return
-        if session.job is None or session.job.serial != serial:
+        if session.task is None or session.task.serial != serial:
             position = ch.NOWHERE
         self._died(session, _how(code), position)
 
@@ -204,7 +206,7 @@ class Builders:
             self._close(session)
 
     def _message(self, session: Session, message: Message) -> None:
-        job = session.job
+        task = session.task
         if message.kind == Kind.UP:
             self._first_deaths.pop(session.bundle.id, None)
             session.phase = Phase.FREE
@@ -216,30 +218,30 @@ class Builders:
             session.buffers[message.a] = _mapped(message.fd, message.b)
         elif message.kind == Kind.DROP:
             session.buffers.pop(message.a, None)
-        elif job is None or message.a != job.serial:
+        elif task is None or message.a != task.serial:
             return
         elif message.kind == Kind.PROGRESS:
-            self._owner.progress(job, message.b)
+            self._owner.progress(task, message.b)
         elif message.kind == Kind.BUILT:
             number, nbytes, crc = ch.BUILT.unpack(message.payload)
             body = Body(session, number, memoryview(session.buffers[number])[:nbytes], crc)
             self._finished(session)
             self.templates.fork_ahead(session.template, nbytes)
-            self._owner.built(job, body)
+            self._owner.built(task, body)
         elif message.kind == Kind.FAILED:
             self._finished(session)
-            self._owner.failed(job, message.payload)
+            self._owner.failed(task, message.payload)
 
     def _finished(self, session: Session) -> None:
-        session.job, session.deadline = None, float("inf")
+        session.task, session.deadline = None, float("inf")
         if session.phase is Phase.BUSY:
             session.phase = Phase.FREE
 
     def _died(self, session: Session, how: str, position: int) -> None:
-        was, job = session.phase, session.job
+        was, task = session.phase, session.task
         self._forget(session)
-        if job is not None:
-            self._owner.lost(job, position, how)
+        if task is not None:
+            self._owner.lost(task, position, how)
         if was is Phase.STARTING and self._hopeless(session):
             text = (
                 f"{self._settings.name}: the process that runs worker_init_fn {how}, {MAX_FIRST_DEATHS} times"

@@ -1,12 +1,12 @@
-"""What a feeder does with its tickets: the protocol machine of one feeder and all its links. Pure.
+"""What a feeder does with its tickets: the protocol machine of one feeder and all its receivers. Pure.
 
 Events go in (a frame came, a batch is built, a body is sent), instructions come out; payloads are never
 looked at. Each bundle has a builder of its own, which makes one batch at a time: the shell says which are
-free. The shell is `feeder.server`. Every ticket is a `Job` whose state changes by the table in
+free. The shell is `feeder.server`. Every ticket is a `Task` whose state changes by the table in
 `feeding_states` only.
 
-Turns go round robin over links, within a link round robin over streams, within a stream by ticket.
-A link with `limit` batches HELD, or as many built and unsent, gets nothing built. One exception keeps a
+Turns go round robin over receivers, within a receiver round robin over streams, within a stream by ticket.
+A receiver with `limit` batches HELD, or as many built and unsent, gets nothing built. One exception keeps a
 receiver from waiting for ever: the ticket before all HELD ones of its stream is built nevertheless,
 because the receiver may give no room to the later ones until it has this one.
 """
@@ -25,16 +25,16 @@ from dataloaderjob.feeder.feeding_states import (
     Fail,
     IllegalTransition,
     Instruction,
-    Job,
     Lost,
     NeedBundle,
     Send,
     State,
+    Task,
     Withdraw,
 )
 
 DEFAULT_LIMIT = 2
-"""Built batches that a link may hold: one being sent, one ready behind it."""
+"""Built batches that a receiver may hold: one being sent, one ready behind it."""
 _HISTORY = 64
 Free = Callable[[bytes], bool]
 """Whether the builder of a bundle has nothing to do."""
@@ -46,40 +46,40 @@ class _Link:
     def __init__(self, number: int) -> None:
         self.number = number
         self.generation = 0
-        self.jobs: dict[tuple[int, int], Job] = {}
-        """(stream, ticket) -> the job that a frame means: any state up to READY, not DISCARDED."""
-        self.queues: dict[int, list[Job]] = {}
-        """stream -> QUEUED jobs by ticket; the dict's order is the order of turns."""
-        self.held: list[Job] = []
-        self.unsent: set[Job] = set()
+        self.tasks: dict[tuple[int, int], Task] = {}
+        """(stream, ticket) -> the task that a frame means: any state up to READY, not DISCARDED."""
+        self.queues: dict[int, list[Task]] = {}
+        """stream -> QUEUED tasks by ticket; the dict's order is the order of turns."""
+        self.held: list[Task] = []
+        self.unsent: set[Task] = set()
         """READY and SENDING."""
         self.asked: set[bytes] = set()
         self.uses: set[bytes] = set()
         """Bundles of which tickets came, until they are released."""
 
-    def candidate(self, limit: int, free: Free) -> Job | None:
-        """The job to build next, or None."""
+    def candidate(self, limit: int, free: Free) -> Task | None:
+        """The task to build next, or None."""
         if len(self.unsent) >= limit:
             return None
         for stream, queue in self.queues.items():
-            job = queue[0]
-            if not free(job.bundle):
+            task = queue[0]
+            if not free(task.bundle):
                 continue
-            if len(self.held) < limit or all(h.ticket > job.ticket for h in self.held if h.stream == stream):
-                return job
+            if len(self.held) < limit or all(h.ticket > task.ticket for h in self.held if h.stream == stream):
+                return task
         return None
 
-    def enqueue(self, job: Job) -> None:
-        insort(self.queues.setdefault(job.stream, []), job, key=lambda j: j.ticket)
+    def enqueue(self, task: Task) -> None:
+        insort(self.queues.setdefault(task.stream, []), task, key=lambda j: j.ticket)
 
-    def dequeue(self, job: Job, *, turn: bool = False) -> None:
+    def dequeue(self, task: Task, *, turn: bool = False) -> None:
         """With `turn`, the stream goes to the end of the line."""
-        queue = self.queues[job.stream]
-        queue.remove(job)
+        queue = self.queues[task.stream]
+        queue.remove(task)
         if not queue:
-            del self.queues[job.stream]
+            del self.queues[task.stream]
         elif turn and len(self.queues) > 1:
-            self.queues[job.stream] = self.queues.pop(job.stream)
+            self.queues[task.stream] = self.queues.pop(task.stream)
 
 
 class Feeding:
@@ -87,11 +87,11 @@ class Feeding:
 
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
         self._limit = limit
-        self._links: dict[int, _Link] = {}
+        self._receivers: dict[int, _Link] = {}
         self._turns: deque[_Link] = deque()
         self._known: set[bytes] = set()
         self._coming: set[bytes] = set()
-        self._parked: dict[bytes, list[Job]] = {}
+        self._parked: dict[bytes, list[Task]] = {}
         self._building = 0
         self._queued = 0
         self.freed: list[Any] = []
@@ -101,36 +101,36 @@ class Feeding:
 
     @property
     def load(self) -> int:
-        """Tickets queued or being built, of all links: what a receiver compares feeders by."""
+        """Tickets queued or being built, of all receivers: what a receiver compares feeders by."""
         return self._queued + sum(map(len, self._parked.values())) + self._building
 
     @property
     def idle(self) -> bool:
         """Whether nothing is owed to anybody."""
-        return not self.load and not any(k.held or k.unsent for k in self._links.values())
+        return not self.load and not any(k.held or k.unsent for k in self._receivers.values())
 
     # Links
 
-    def opened(self, link: int) -> None:
-        self._links[link] = made = _Link(link)
+    def opened(self, receiver: int) -> None:
+        self._receivers[receiver] = made = _Link(receiver)
         self._turns.append(made)
 
-    def closed(self, link: int) -> None:
+    def closed(self, receiver: int) -> None:
         """The connection ended; safe to report twice."""
-        gone = self._links.get(link)
+        gone = self._receivers.get(receiver)
         if gone is None:
             return
         self._cancel_all(gone)
-        for job in list(gone.unsent):
-            self._move(job, Event.CANCEL)
-        del self._links[link]
+        for task in list(gone.unsent):
+            self._move(task, Event.CANCEL)
+        del self._receivers[receiver]
         self._turns.remove(gone)
 
     # Frames
 
     def ticket(
         self,
-        link: int,
+        receiver: int,
         *,
         generation: int,
         stream: int,
@@ -141,7 +141,7 @@ class Feeding:
         payload: bytes,
     ) -> list[Instruction]:
         """A TICKET frame. The same ticket again only raises its room."""
-        owner = self._links[link]
+        owner = self._receivers[receiver]
         owner.uses.add(bundle)
         if generation < owner.generation:
             return []
@@ -149,38 +149,40 @@ class Feeding:
         if generation > owner.generation:
             made = self._cancel_all(owner)
             owner.generation = generation
-        known = owner.jobs.get((stream, ticket))
+        known = owner.tasks.get((stream, ticket))
         if known is not None:
             known.flags |= flags
             return made + self._widen(known, room)
         self._serial += 1
         state = State.QUEUED if bundle in self._known else State.PARKED
-        job = Job(self._serial, link, generation, stream, ticket, bundle, flags, room, payload, state)
-        owner.jobs[stream, ticket] = job
+        task = Task(self._serial, receiver, generation, stream, ticket, bundle, flags, room, payload, state)
+        owner.tasks[stream, ticket] = task
         if state is State.QUEUED:
-            owner.enqueue(job)
+            owner.enqueue(task)
             self._queued += 1
             return made
-        self._parked.setdefault(bundle, []).append(job)
+        self._parked.setdefault(bundle, []).append(task)
         if bundle not in self._coming and bundle not in owner.asked:
             owner.asked.add(bundle)
-            made.append(NeedBundle(link, job))
+            made.append(NeedBundle(receiver, task))
         return made
 
-    def grant(self, link: int, *, generation: int, stream: int, ticket: int, room: int) -> list[Instruction]:
+    def grant(
+        self, receiver: int, *, generation: int, stream: int, ticket: int, room: int
+    ) -> list[Instruction]:
         """A GRANT frame. For a batch not yet built (asked again after its announcement) it is room."""
-        job = self.find(link, generation, stream, ticket)
-        if job is None:
+        task = self.find(receiver, generation, stream, ticket)
+        if task is None:
             return []
-        job.room = max(job.room, room)
-        was = job.state
-        self._move(job, Event.GRANT)
-        return [Send(job)] if was is State.HELD else []
+        task.room = max(task.room, room)
+        was = task.state
+        self._move(task, Event.GRANT)
+        return [Send(task)] if was is State.HELD else []
 
-    def cancel(self, link: int, *, generation: int, stream: int, ticket: int) -> list[Instruction]:
+    def cancel(self, receiver: int, *, generation: int, stream: int, ticket: int) -> list[Instruction]:
         """A CANCEL frame: the ticket is forgotten, unless a part of its body is out."""
-        job = self.find(link, generation, stream, ticket)
-        return [] if job is None else self._cancel(job)
+        task = self.find(receiver, generation, stream, ticket)
+        return [] if task is None else self._cancel(task)
 
     # Bundles
 
@@ -195,18 +197,18 @@ class Feeding:
         """Its blobs are on this node: parked tickets take their turns."""
         self._coming.discard(bundle)
         self._known.add(bundle)
-        for job in self._parked.pop(bundle, ()):
-            self._move(job, Event.BUNDLE)
+        for task in self._parked.pop(bundle, ()):
+            self._move(task, Event.BUNDLE)
 
     def bundle_lost(self, bundle: bytes) -> list[Instruction]:
         """The bundle cannot be had: its tickets fail. Also ends the coming of a bundle that nobody wants."""
         self._coming.discard(bundle)
-        for owner in self._links.values():
+        for owner in self._receivers.values():
             owner.asked.discard(bundle)
         lost = self._parked.pop(bundle, [])
-        for job in lost:
-            self._move(job, Event.BUNDLE_LOST)
-        return [Fail(job) for job in lost]
+        for task in lost:
+            self._move(task, Event.BUNDLE_LOST)
+        return [Fail(task) for task in lost]
 
     def known(self, bundle: bytes) -> bool:
         """Whether its blobs are here."""
@@ -216,13 +218,13 @@ class Feeding:
         """Whether tickets wait for its blobs."""
         return bundle in self._parked
 
-    def waiting(self, bundle: bytes) -> list[Job]:
-        """The earliest unbuilt ticket of this bundle on each link: whom a note about it concerns."""
-        first: dict[int, Job] = {}
-        for owner in self._links.values():
-            for job in owner.jobs.values():
-                if job.bundle == bundle and job.state in (State.PARKED, State.QUEUED, State.BUILDING):
-                    first.setdefault(owner.number, job)
+    def waiting(self, bundle: bytes) -> list[Task]:
+        """The earliest unbuilt ticket of this bundle on each receiver: whom a note about it concerns."""
+        first: dict[int, Task] = {}
+        for owner in self._receivers.values():
+            for task in owner.tasks.values():
+                if task.bundle == bundle and task.state in (State.PARKED, State.QUEUED, State.BUILDING):
+                    first.setdefault(owner.number, task)
         return list(first.values())
 
     def forget_bundle(self, bundle: bytes) -> bool:
@@ -230,138 +232,138 @@ class Feeding:
         if self.waiting(bundle):
             return False
         self._known.discard(bundle)
-        for owner in self._links.values():
+        for owner in self._receivers.values():
             owner.asked.discard(bundle)
         return True
 
-    def release(self, link: int, bundle: bytes) -> None:
+    def release(self, receiver: int, bundle: bytes) -> None:
         """A RELEASE frame: that receiver sends no further ticket of this bundle."""
-        owner = self._links.get(link)
+        owner = self._receivers.get(receiver)
         if owner is not None:
             owner.uses.discard(bundle)
 
     def used(self, bundle: bytes) -> bool:
         """Whether any receiver may still send tickets of this bundle."""
-        return any(bundle in owner.uses for owner in self._links.values())
+        return any(bundle in owner.uses for owner in self._receivers.values())
 
     def bundle_failed(self, bundle: bytes) -> list[Instruction]:
         """The bundle cannot be loaded, or its worker_init_fn failed: tickets that wait for it fail."""
         queued = [
-            job for owner in self._links.values() for queue in owner.queues.values() for job in queue
-            if job.bundle == bundle
+            task for owner in self._receivers.values() for queue in owner.queues.values() for task in queue
+            if task.bundle == bundle
         ]  # fmt: skip
-        for job in queued:
-            self._move(job, Event.FAILED)
-        return [Fail(job) for job in queued]
+        for task in queued:
+            self._move(task, Event.FAILED)
+        return [Fail(task) for task in queued]
 
     # Building and sending
 
-    def next_build(self, free: Free) -> Job | None:
-        """The job to build now, or None until something changes."""
+    def next_build(self, free: Free) -> Task | None:
+        """The task to build now, or None until something changes."""
         for _ in range(len(self._turns)):
             owner = self._turns[0]
             self._turns.rotate(-1)
-            job = owner.candidate(self._limit, free)
-            if job is not None:
-                self._move(job, Event.BUILD)
-                return job
+            task = owner.candidate(self._limit, free)
+            if task is not None:
+                self._move(task, Event.BUILD)
+                return task
         return None
 
-    def built(self, job: Job, nbytes: int) -> list[Instruction]:
+    def built(self, task: Task, nbytes: int) -> list[Instruction]:
         """The builder has made a body of `nbytes`."""
-        job.nbytes = nbytes
-        self._move(job, Event.FITS if nbytes <= job.room else Event.EXCEEDS)
-        if job.state is State.GONE:
+        task.nbytes = nbytes
+        self._move(task, Event.FITS if nbytes <= task.room else Event.EXCEEDS)
+        if task.state is State.GONE:
             return []
-        return [Send(job)] if job.state is State.READY else [Announce(job)]
+        return [Send(task)] if task.state is State.READY else [Announce(task)]
 
-    def failed(self, job: Job) -> list[Instruction]:
-        """User code failed while the builder made this job."""
-        told = job.state is State.BUILDING
-        self._move(job, Event.FAILED)
-        return [Fail(job)] if told else []
+    def failed(self, task: Task) -> list[Instruction]:
+        """User code failed while the builder made this task."""
+        told = task.state is State.BUILDING
+        self._move(task, Event.FAILED)
+        return [Fail(task)] if told else []
 
-    def lost(self, job: Job) -> list[Instruction]:
-        """The builder ended while it made this job."""
-        told = job.state is State.BUILDING
-        self._move(job, Event.LOST)
-        return [Lost(job)] if told else []
+    def lost(self, task: Task) -> list[Instruction]:
+        """The builder ended while it made this task."""
+        told = task.state is State.BUILDING
+        self._move(task, Event.LOST)
+        return [Lost(task)] if told else []
 
-    def started(self, job: Job) -> None:
-        self._move(job, Event.START)
+    def started(self, task: Task) -> None:
+        self._move(task, Event.START)
 
-    def sent(self, job: Job) -> None:
-        """The last byte of the body is out. Ignored if the link has ended."""
-        if job.state is not State.GONE:
-            self._move(job, Event.SENT)
+    def sent(self, task: Task) -> None:
+        """The last byte of the body is out. Ignored if the receiver has ended."""
+        if task.state is not State.GONE:
+            self._move(task, Event.SENT)
 
     # Within
 
-    def find(self, link: int, generation: int, stream: int, ticket: int) -> Job | None:
-        """The job that a frame means; None if there is none (any more)."""
-        owner = self._links.get(link)
+    def find(self, receiver: int, generation: int, stream: int, ticket: int) -> Task | None:
+        """The task that a frame means; None if there is none (any more)."""
+        owner = self._receivers.get(receiver)
         if owner is None or generation != owner.generation:
             return None
-        return owner.jobs.get((stream, ticket))
+        return owner.tasks.get((stream, ticket))
 
-    def _widen(self, job: Job, room: int) -> list[Instruction]:
-        job.room = max(job.room, room)
-        if job.state is State.HELD and job.nbytes <= job.room:
-            self._move(job, Event.GRANT)
-            return [Send(job)]
+    def _widen(self, task: Task, room: int) -> list[Instruction]:
+        task.room = max(task.room, room)
+        if task.state is State.HELD and task.nbytes <= task.room:
+            self._move(task, Event.GRANT)
+            return [Send(task)]
         return []
 
-    def _cancel(self, job: Job) -> list[Instruction]:
-        was = job.state
-        self._move(job, Event.CANCEL)
-        return [Withdraw(job)] if was is State.READY else []
+    def _cancel(self, task: Task) -> list[Instruction]:
+        was = task.state
+        self._move(task, Event.CANCEL)
+        return [Withdraw(task)] if was is State.READY else []
 
     def _cancel_all(self, owner: _Link) -> list[Instruction]:
-        return [made for job in list(owner.jobs.values()) for made in self._cancel(job)]
+        return [made for task in list(owner.tasks.values()) for made in self._cancel(task)]
 
-    def _move(self, job: Job, event: Event) -> None:
-        """Changes the state, and the places where the job is counted."""
-        self._history.append((job.serial, event))
-        state = TRANSITIONS.get((job.state, event))
+    def _move(self, task: Task, event: Event) -> None:
+        """Changes the state, and the places where the task is counted."""
+        self._history.append((task.serial, event))
+        state = TRANSITIONS.get((task.state, event))
         if state is None:
-            raise IllegalTransition(job, event, self._history)
-        if state is job.state:
+            raise IllegalTransition(task, event, self._history)
+        if state is task.state:
             return
-        owner = self._links.get(job.link)
-        was, job.state = job.state, state
+        owner = self._receivers.get(task.receiver)
+        was, task.state = task.state, state
         if was in (State.BUILDING, State.DISCARDED) and state is not State.DISCARDED:
             self._building -= 1
         if owner is not None:
-            self._leave(owner, job, was)
-            self._enter(owner, job)
-        if state is State.GONE and job.body is not None:
-            self.freed.append(job.body)
-            job.body = None
+            self._leave(owner, task, was)
+            self._enter(owner, task)
+        if state is State.GONE and task.body is not None:
+            self.freed.append(task.body)
+            task.body = None
 
-    def _leave(self, owner: _Link, job: Job, was: State) -> None:
+    def _leave(self, owner: _Link, task: Task, was: State) -> None:
         if was is State.QUEUED:
-            owner.dequeue(job, turn=job.state is State.BUILDING)
+            owner.dequeue(task, turn=task.state is State.BUILDING)
             self._queued -= 1
-        elif was is State.PARKED and job.bundle in self._parked:
-            self._parked[job.bundle].remove(job)
-            if not any(j.link == owner.number for j in self._parked[job.bundle]):
-                owner.asked.discard(job.bundle)  # nobody may have answered: the next ticket asks again
-            if not self._parked[job.bundle]:
-                del self._parked[job.bundle]
+        elif was is State.PARKED and task.bundle in self._parked:
+            self._parked[task.bundle].remove(task)
+            if not any(j.receiver == owner.number for j in self._parked[task.bundle]):
+                owner.asked.discard(task.bundle)  # nobody may have answered: the next ticket asks again
+            if not self._parked[task.bundle]:
+                del self._parked[task.bundle]
         elif was is State.HELD:
-            owner.held.remove(job)
-        elif was in (State.READY, State.SENDING) and job.state is State.GONE:
-            owner.unsent.discard(job)
+            owner.held.remove(task)
+        elif was in (State.READY, State.SENDING) and task.state is State.GONE:
+            owner.unsent.discard(task)
 
-    def _enter(self, owner: _Link, job: Job) -> None:
-        if job.state is State.QUEUED:
-            owner.enqueue(job)
+    def _enter(self, owner: _Link, task: Task) -> None:
+        if task.state is State.QUEUED:
+            owner.enqueue(task)
             self._queued += 1
-        elif job.state is State.BUILDING:
+        elif task.state is State.BUILDING:
             self._building += 1
-        elif job.state is State.HELD:
-            owner.held.append(job)
-        elif job.state is State.READY:
-            owner.unsent.add(job)
-        elif owner.jobs.get((job.stream, job.ticket)) is job:
-            del owner.jobs[job.stream, job.ticket]  # frames no longer mean it
+        elif task.state is State.HELD:
+            owner.held.append(task)
+        elif task.state is State.READY:
+            owner.unsent.add(task)
+        elif owner.tasks.get((task.stream, task.ticket)) is task:
+            del owner.tasks[task.stream, task.ticket]  # frames no longer mean it

@@ -3,9 +3,9 @@
 PARKED     its bundle (the user's code and data) is not here yet
 QUEUED     waits for its turn
 BUILDING   a builder makes it
-DISCARDED  cancelled, or its link ended, while it was being built
+DISCARDED  cancelled, or its receiver went, while it was being built
 HELD       built, larger than the room that the receiver gave: announced, waits for GRANT
-READY      built, its body waits in the link's output
+READY      built, its body waits in the connection's output
 SENDING    a part of its body is out: it is finished whatever comes
 GONE       forgotten
 """
@@ -77,23 +77,23 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.SENDING, Event.CANCEL): State.GONE,
     (State.SENDING, Event.SENT): State.GONE,
 }
-"""(SENDING, CANCEL) is the end of the link: a CANCEL frame no longer finds a job that is SENDING."""
+"""(SENDING, CANCEL) is the end of the receiver: a CANCEL frame no longer finds a task that is SENDING."""
 
 
 class IllegalTransition(Exception):
     """The shell reported what cannot have happened; carries the last events."""
 
-    def __init__(self, job: Job, event: Event, history: Iterable[tuple[int, Event]]) -> None:
+    def __init__(self, task: Task, event: Event, history: Iterable[tuple[int, Event]]) -> None:
         events = [(serial, past.name) for serial, past in history]
-        super().__init__(f"{job} cannot take {event.name}; last events (job, event): {events}")
+        super().__init__(f"{task} cannot take {event.name}; last events (job, event): {events}")
 
 
 @dataclass(slots=True, eq=False)
-class Job:
-    """One ticket of one link."""
+class Task:
+    """One ticket of one receiver."""
 
     serial: int
-    link: int
+    receiver: int
     generation: int
     stream: int
     ticket: int
@@ -107,48 +107,48 @@ class Job:
     nbytes: int = 0
     """Of the built body."""
     body: Any = field(default=None, repr=False)
-    """The shell's: what it keeps until the body is sent. Dropped when the job is GONE."""
+    """The shell's: what it keeps until the body is sent. Dropped when the task is GONE."""
 
 
 @dataclass(frozen=True, slots=True)
 class NeedBundle:
-    """Ask the receiver on this link for a bundle's manifest."""
+    """Ask the receiver on this connection for a bundle's manifest."""
 
-    link: int
-    job: Job
+    receiver: int
+    task: Task
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    job: Job
+    task: Task
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Put the body into the link's output; report START and SENT."""
+    """Put the body into the connection's output; report START and SENT."""
 
-    job: Job
+    task: Task
 
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Take the body, of which no byte has gone, out of the link's output."""
+    """Take the body, of which no byte has gone, out of the connection's output."""
 
-    job: Job
+    task: Task
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
     """Tell the receiver that this ticket failed."""
 
-    job: Job
+    task: Task
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
     """Tell the receiver that the process that made this ticket ended."""
 
-    job: Job
+    task: Task
 
 
 Instruction = NeedBundle | Announce | Send | Withdraw | Fail | Lost

@@ -17,10 +17,10 @@ from dataloaderjob.feeder.feeding_states import (
     Announce,
     Fail,
     Instruction,
-    Job,
     Lost,
     NeedBundle,
     Send,
+    Task,
     Withdraw,
 )
 from dataloaderjob.feeder.sessions import Body
@@ -33,11 +33,11 @@ Buffer = bytes | memoryview
 class Outgoing:
     """One frame on its way: the buffers that are not out yet."""
 
-    __slots__ = ("buffers", "done", "job")
+    __slots__ = ("buffers", "done", "task")
 
-    def __init__(self, buffers: Sequence[Buffer], job: Job | None) -> None:
+    def __init__(self, buffers: Sequence[Buffer], task: Task | None) -> None:
         self.buffers: list[Buffer] = list(buffers)
-        self.job = job
+        self.task = task
         self.done: Callable[[], None] | None = None
 
     def push(self, sock: socket.socket) -> None:
@@ -51,7 +51,7 @@ class Outgoing:
                 buffers[0] = memoryview(buffers[0])[sent:]
 
 
-class Link:
+class ReceiverConnection:
     """A connection after its handshake."""
 
     def __init__(
@@ -59,8 +59,8 @@ class Link:
         number: int,
         sock: socket.socket,
         *,
-        on_start: Callable[[Job], None],
-        on_sent: Callable[[Job], None],
+        on_start: Callable[[Task], None],
+        on_sent: Callable[[Task], None],
     ) -> None:
         """`on_start` and `on_sent` are called for bodies."""
         self.number = number
@@ -82,14 +82,14 @@ class Link:
         """Control frames overtake bodies that have not begun."""
         self._control.append(Outgoing(buffers, None))
 
-    def queue_body(self, job: Job, buffers: Sequence[Buffer]) -> None:
-        self._bodies.append(Outgoing(buffers, job))
+    def queue_body(self, task: Task, buffers: Sequence[Buffer]) -> None:
+        self._bodies.append(Outgoing(buffers, task))
 
-    def withdraw(self, job: Job) -> None:
-        self._bodies = deque(out for out in self._bodies if out.job is not job)
+    def withdraw(self, task: Task) -> None:
+        self._bodies = deque(out for out in self._bodies if out.task is not task)
 
     def when_told(self, call: Callable[[], None]) -> None:
-        """Calls it once the control frame that was queued last is out; never if the link ends before."""
+        """Calls it once the control frame that was queued last is out; never if the connection ends before."""
         if self._control:
             self._control[-1].done = call
 
@@ -99,13 +99,13 @@ class Link:
         return self._current is not None
 
     def flush(self) -> bool:
-        """Sends until there is nothing or no room. Returns False when the link is broken."""
+        """Sends until there is nothing or no room. Returns False when the connection is broken."""
         try:
             while (current := self._current or self._next()) is not None:
                 current.push(self.sock)
                 self._current = None
-                if current.job is not None:
-                    self._on_sent(current.job)
+                if current.task is not None:
+                    self._on_sent(current.task)
                 elif current.done is not None:
                     current.done()
         except BlockingIOError:
@@ -123,8 +123,8 @@ class Link:
             self._current = self._control.popleft()
         elif self._bodies:
             self._current = self._bodies.popleft()
-            if self._current.job is not None:
-                self._on_start(self._current.job)
+            if self._current.task is not None:
+                self._on_start(self._current.task)
         return self._current
 
     # Input
@@ -162,65 +162,65 @@ CHECKSUM = int(Flag.CHECKSUM)
 
 
 class Sender:
-    """The links of a feeder, by number."""
+    """The connections of a feeder, by number."""
 
     def __init__(self, machine: Feeding, loads: Callable[[], int]) -> None:
         """`loads`: how often this feeder has loaded a bundle."""
-        self.links: dict[int, Link] = {}
+        self.connections: dict[int, ReceiverConnection] = {}
         self._loads = loads
         self._machine = machine
 
     def perform(
         self, instructions: Iterable[Instruction], payload: bytes = b"", *, flags: int = 0, position: int = -1
-    ) -> set[Link]:
+    ) -> set[ReceiverConnection]:
         """`payload`: the packed failure of tickets that failed, or why they are lost, making sample `position`."""
-        touched: set[Link] = set()
+        touched: set[ReceiverConnection] = set()
         for made in instructions:
-            job = made.job
-            link = self.links.get(job.link)
-            if link is None:
+            task = made.task
+            connection = self.connections.get(task.receiver)
+            if connection is None:
                 continue
             if isinstance(made, Send):
-                link.queue_body(job, self._body_frame(job))
+                connection.queue_body(task, self._body_frame(task))
             elif isinstance(made, Withdraw):
-                link.withdraw(job)
+                connection.withdraw(task)
             elif isinstance(made, Announce):
-                self.control(Kind.ANNOUNCE, job, room=job.nbytes)
+                self.control(Kind.ANNOUNCE, task, room=task.nbytes)
             elif isinstance(made, Fail):
-                self.control(Kind.FAILED, job, payload=payload, flags=flags)
+                self.control(Kind.FAILED, task, payload=payload, flags=flags)
             elif isinstance(made, Lost):
-                self.control(Kind.LOST, job, payload=payload, room=position + 1)
+                self.control(Kind.LOST, task, payload=payload, room=position + 1)
             elif isinstance(made, NeedBundle):
-                self.control(Kind.NEED_BUNDLE, job)
-            touched.add(link)
+                self.control(Kind.NEED_BUNDLE, task)
+            touched.add(connection)
         return touched
 
     def control(
-        self, kind: Kind, job: Job, *, room: int = 0, payload: bytes = b"", flags: int = 0
-    ) -> set[Link]:
-        """Queues any frame but BODY about `job`."""
-        link = self.links.get(job.link)
-        if link is None:
+        self, kind: Kind, task: Task, *, room: int = 0, payload: bytes = b"", flags: int = 0
+    ) -> set[ReceiverConnection]:
+        """Queues any frame but BODY about `task`."""
+        connection = self.connections.get(task.receiver)
+        if connection is None:
             return set()
         header = frames.pack(
-            kind, generation=job.generation, stream=job.stream, ticket=job.ticket, bundle=job.bundle,
+            kind, generation=task.generation, stream=task.stream, ticket=task.ticket, bundle=task.bundle,
             nbytes=len(payload), room=room, load=self._machine.load, flags=flags,
         )  # fmt: skip
-        link.queue_control(header + payload)
-        return {link}
+        connection.queue_control(header + payload)
+        return {connection}
 
-    def confirm_cancelled(self, link: Link, cancel: Header) -> None:
+    def confirm_cancelled(self, connection: ReceiverConnection, cancel: Header) -> None:
         """Queues the answer to a CANCEL frame."""
         header = frames.pack(
             Kind.CANCELLED, generation=cancel.generation, stream=cancel.stream, ticket=cancel.ticket,
             load=self._machine.load,
         )  # fmt: skip
-        link.queue_control(header)
+        connection.queue_control(header)
 
-    def _body_frame(self, job: Job) -> list[Buffer]:
-        body: Body = job.body
+    def _body_frame(self, task: Task) -> list[Buffer]:
+        body: Body = task.body
         header = frames.pack(
-            Kind.BODY, generation=job.generation, stream=job.stream, ticket=job.ticket, bundle=job.bundle,
-            nbytes=job.nbytes, room=self._loads(), flags=job.flags & CHECKSUM, load=self._machine.load, crc=body.crc,
+            Kind.BODY, generation=task.generation, stream=task.stream, ticket=task.ticket, bundle=task.bundle,
+            nbytes=task.nbytes, room=self._loads(), flags=task.flags & CHECKSUM, load=self._machine.load, crc=body.crc,
         )  # fmt: skip
         return [header, body.view]

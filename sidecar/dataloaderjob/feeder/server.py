@@ -1,8 +1,8 @@
 """A feeder: receivers connect, tickets come in, batches go out. The shell of `feeder.feeding`.
 
-One loop, in the main thread, owns the machine, the links and the channels to builders. Handshakes, blobs on their way
-and the connection to the supervisor have threads of their own, which hand what they have to the loop. No user code
-runs in this process (`builders`), so nothing that it does can hold up a frame.
+One loop, in the main thread, owns the machine, the connections and the channels to builders. Handshakes, blobs on
+their way and the connection to the supervisor have threads of their own, which hand what they have to the loop. No
+user code runs in this process (`builders`), so nothing that it does can hold up a frame.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore
 from dataloaderjob.feeder.channel import Channel
 from dataloaderjob.feeder.feeding import Feeding
-from dataloaderjob.feeder.feeding_states import Instruction, Job
+from dataloaderjob.feeder.feeding_states import Instruction, Task
 from dataloaderjob.feeder.registration import Registration
-from dataloaderjob.feeder.sender import Link, Sender
+from dataloaderjob.feeder.sender import ReceiverConnection, Sender
 from dataloaderjob.feeder.sessions import Body
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class FeederServer:
         self._sender = Sender(self._machine, lambda: self._builders.templates.loads)
         self._calls: deque[Callable[[], None]] = deque()
         self._owed: dict[bytes, list[tuple[int, Header]]] = {}
-        """CANCEL frames (link, header) by bundle, which are confirmed once its builder is through with its job."""
+        """CANCEL frames (connection, header) by bundle, confirmed once its builder is through with its task."""
         self._numbers = 0
         self._trainers: set[str] = set()
         """Processes whose receivers were linked."""
@@ -138,14 +138,14 @@ class FeederServer:
         self._acceptor.expire()
         self._builders.tick(now, self._machine.used)
         self._bundles.keep(now)
-        touched: set[Link] = set()
+        touched: set[ReceiverConnection] = set()
         for bundle, text in (*self._bundles.notes(now), *self._builders.notes(now)):
-            for job in self._machine.waiting(bundle):
-                touched |= self._sender.control(Kind.NOTE, job, payload=text.encode())
+            for task in self._machine.waiting(bundle):
+                touched |= self._sender.control(Kind.NOTE, task, payload=text.encode())
         if now - self._alive_at >= ALIVE_S:
             self._alive_at = now
-            for job in self._builders.busy():
-                touched |= self._sender.control(Kind.ALIVE, job)
+            for task in self._builders.busy():
+                touched |= self._sender.control(Kind.ALIVE, task)
         self._flush(touched)
 
     # Links
@@ -163,50 +163,52 @@ class FeederServer:
             self._trainers.add(trainer)
             self._builders.end_unused(self._machine.used)
         self._numbers += 1
-        link = Link(self._numbers, sock, on_start=self._machine.started, on_sent=self._machine.sent)
-        self._sender.links[link.number] = link
-        self._machine.opened(link.number)
+        connection = ReceiverConnection(
+            self._numbers, sock, on_start=self._machine.started, on_sent=self._machine.sent
+        )
+        self._sender.connections[connection.number] = connection
+        self._machine.opened(connection.number)
         fd = sock.fileno()
-        self._register(fd, _INPUT, lambda events: self._serve(link, events))
+        self._register(fd, _INPUT, lambda events: self._serve(connection, events))
 
-    def _serve(self, link: Link, events: int) -> None:
+    def _serve(self, connection: ReceiverConnection, events: int) -> None:
         alive = True
         if events & ~select.EPOLLOUT:
-            alive = link.read()
+            alive = connection.read()
             try:
-                self._take(link)
+                self._take(connection)
             except ProtocolError as exc:
-                log.warning("%s: a receiver's link is closed: %s", self.settings.name, exc)
+                log.warning("%s: a receiver's connection is closed: %s", self.settings.name, exc)
                 alive = False
             except Exception:
-                log.exception("%s: a receiver's link is closed", self.settings.name)
+                log.exception("%s: a receiver's connection is closed", self.settings.name)
                 alive = False
         if alive:
-            self._flush({link})
+            self._flush({connection})
         else:
-            self._drop(link)
+            self._drop(connection)
 
-    def _drop(self, link: Link) -> None:
-        if self._sender.links.pop(link.number, None) is None:
+    def _drop(self, connection: ReceiverConnection) -> None:
+        if self._sender.connections.pop(connection.number, None) is None:
             return
-        self._unregister(link.sock.fileno())
-        link.close()
-        self._machine.closed(link.number)
-        self._builders.templates.closed(link.number)
+        self._unregister(connection.sock.fileno())
+        connection.close()
+        self._machine.closed(connection.number)
+        self._builders.templates.closed(connection.number)
         self._settle()
 
-    def _flush(self, links: set[Link]) -> None:
+    def _flush(self, connections: set[ReceiverConnection]) -> None:
         """Sends what the sockets take; goes on when they take more."""
-        for link in links:
-            if link.closed:
+        for connection in connections:
+            if connection.closed:
                 continue
-            if not link.flush():
-                self._drop(link)
+            if not connection.flush():
+                self._drop(connection)
                 continue
-            if link.armed != link.pending:
-                link.armed = link.pending
-                waiting = select.EPOLLOUT if link.pending else 0
-                self._poll.modify(link.sock.fileno(), _INPUT | waiting)
+            if connection.armed != connection.pending:
+                connection.armed = connection.pending
+                waiting = select.EPOLLOUT if connection.pending else 0
+                self._poll.modify(connection.sock.fileno(), _INPUT | waiting)
         self._settle()
 
     def _settle(self) -> None:
@@ -214,33 +216,38 @@ class FeederServer:
         freed, self._machine.freed = self._machine.freed, []
         for body in freed:
             self._builders.release(body)
-        while (job := self._machine.next_build(self._builders.free)) is not None:
-            self._builders.build(job)
+        while (task := self._machine.next_build(self._builders.free)) is not None:
+            self._builders.build(task)
 
-    def _take(self, link: Link) -> None:
-        touched: set[Link] = {link}
-        for header, payload in link.frames():
-            touched |= self._sender.perform(self._frame(link, header, payload))
+    def _take(self, connection: ReceiverConnection) -> None:
+        touched: set[ReceiverConnection] = {connection}
+        for header, payload in connection.frames():
+            touched |= self._sender.perform(self._frame(connection, header, payload))
         self._flush(touched)
 
-    def _frame(self, link: Link, header: Header, payload: bytes) -> list[Instruction]:
+    def _frame(self, connection: ReceiverConnection, header: Header, payload: bytes) -> list[Instruction]:
         """One frame of a receiver."""
         which = {"generation": header.generation, "stream": header.stream, "ticket": header.ticket}
         bundle = header.bundle
         if header.kind == Kind.TICKET:
             made = self._machine.ticket(
-                link.number, **which, bundle=bundle, flags=header.flags, room=header.room, payload=payload
+                connection.number,
+                **which,
+                bundle=bundle,
+                flags=header.flags,
+                room=header.room,
+                payload=payload,
             )
             if self._machine.known(bundle):
-                self._builders.templates.use(link.number, self._bundles[bundle])
+                self._builders.templates.use(connection.number, self._bundles[bundle])
                 self._begin(bundle)
             return made
         if header.kind == Kind.GRANT:
-            return self._machine.grant(link.number, **which, room=header.room)
+            return self._machine.grant(connection.number, **which, room=header.room)
         if header.kind == Kind.CANCEL:
-            return self._cancel(link, header, which)
+            return self._cancel(connection, header, which)
         if header.kind == Kind.RELEASE:
-            self._machine.release(link.number, bundle)
+            self._machine.release(connection.number, bundle)
             if not self._machine.used(bundle):
                 self._builders.end(bundle)
                 self._bundles.forget(bundle)
@@ -248,21 +255,23 @@ class FeederServer:
         self._bundles.learn(bundle, payload)
         return []
 
-    def _cancel(self, link: Link, header: Header, which: dict[str, int]) -> list[Instruction]:
+    def _cancel(
+        self, connection: ReceiverConnection, header: Header, which: dict[str, int]
+    ) -> list[Instruction]:
         """Confirmed at once, but while the builder makes what is cancelled: it may hang."""
-        job = self._machine.find(link.number, **which)
-        made = self._machine.cancel(link.number, **which)
-        if job is not None and self._builders.discards(job.bundle):
-            self._owed.setdefault(job.bundle, []).append((link.number, header))
+        task = self._machine.find(connection.number, **which)
+        made = self._machine.cancel(connection.number, **which)
+        if task is not None and self._builders.discards(task.bundle):
+            self._owed.setdefault(task.bundle, []).append((connection.number, header))
         else:
-            self._sender.confirm_cancelled(link, header)
+            self._sender.confirm_cancelled(connection, header)
         return made
 
     # Bundles
 
     def _bundle_here(self, bundle: bytes) -> None:
-        for job in self._machine.waiting(bundle):
-            self._builders.templates.use(job.link, self._bundles[bundle])
+        for task in self._machine.waiting(bundle):
+            self._builders.templates.use(task.receiver, self._bundles[bundle])
         self._machine.bundle_ready(bundle)
         self._begin(bundle)
 
@@ -288,32 +297,32 @@ class FeederServer:
         made = self._machine.bundle_failed(bundle)
         self._flush(self._sender.perform(made, payload, flags=_ELSEWHERE))
 
-    def built(self, job: Job, body: Body) -> None:
-        job.body = body
-        self._through(job, self._machine.built(job, len(body.view)))
+    def built(self, task: Task, body: Body) -> None:
+        task.body = body
+        self._through(task, self._machine.built(task, len(body.view)))
 
-    def failed(self, job: Job, payload: bytes) -> None:
-        self._through(job, self._machine.failed(job), payload)
+    def failed(self, task: Task, payload: bytes) -> None:
+        self._through(task, self._machine.failed(task), payload)
 
-    def lost(self, job: Job, position: int, text: str) -> None:
-        self._through(job, self._machine.lost(job), text.encode(), position)
+    def lost(self, task: Task, position: int, text: str) -> None:
+        self._through(task, self._machine.lost(task), text.encode(), position)
 
-    def progress(self, job: Job, position: int) -> None:
-        link = self._sender.links.get(job.link)
-        if link is None:
-            self._builders.acknowledge(job)
+    def progress(self, task: Task, position: int) -> None:
+        connection = self._sender.connections.get(task.receiver)
+        if connection is None:
+            self._builders.acknowledge(task)
             return
-        self._sender.control(Kind.PROGRESS, job, room=position)
-        link.when_told(lambda: self._builders.acknowledge(job))
-        self._flush({link})
+        self._sender.control(Kind.PROGRESS, task, room=position)
+        connection.when_told(lambda: self._builders.acknowledge(task))
+        self._flush({connection})
 
-    def _through(self, job: Job, made: list[Instruction], payload: bytes = b"", position: int = -1) -> None:
-        """A builder is through with a job."""
+    def _through(self, task: Task, made: list[Instruction], payload: bytes = b"", position: int = -1) -> None:
+        """A builder is through with a task."""
         touched = self._sender.perform(made, payload, position=position)
-        for number, header in self._owed.pop(job.bundle, ()):
-            if (link := self._sender.links.get(number)) is not None:
-                self._sender.confirm_cancelled(link, header)
-                touched.add(link)
+        for number, header in self._owed.pop(task.bundle, ()):
+            if (connection := self._sender.connections.get(number)) is not None:
+                self._sender.confirm_cancelled(connection, header)
+                touched.add(connection)
         self._flush(touched)
 
 

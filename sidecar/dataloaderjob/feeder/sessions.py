@@ -5,7 +5,7 @@ outlives it for the next epoch.
 
     LOADING   its template is not ready
     STARTING  its builder runs worker_init_fn
-    FREE      its builder waits for a job
+    FREE      its builder waits for a task
     BUSY      its builder makes a batch
     ENDING    nobody needs it any more; its builder is about to end
     (none)    forgotten
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.feeder.channel import Channel
-from dataloaderjob.feeder.feeding_states import Job
+from dataloaderjob.feeder.feeding_states import Task
 
 
 class Phase(Enum):
@@ -53,7 +53,7 @@ class Session:
     number: int = 0
     """Of its builder, at its template."""
     channel: Channel | None = None
-    job: Job | None = None
+    task: Task | None = None
     buffers: dict[int, mmap.mmap] = field(default_factory=dict)
     deadline: float = float("inf")
     """When its builder is ended."""

@@ -13,11 +13,11 @@ from dataloaderjob.core.settings import FeederSettings
 
 CONNECT_TIMEOUT_S = 5.0
 STALL_TIMEOUT_S = 30.0
-"""No byte of a blob for so long: the link is given up and the blob asked for again."""
+"""No byte of a blob for so long: the connection is given up and the blob asked for again."""
 
 
 def connect(settings: FeederSettings, key: bytes, role: str) -> socket.socket:
-    """A link to the supervisor after the handshake. Raises OSError, ProtocolError."""
+    """A connection to the supervisor after the handshake. Raises OSError, ProtocolError."""
     if settings.supervisor_host is None:
         raise ServiceError(f"{settings.name} has no supervisor to ask")
     address = (settings.supervisor_host, settings.supervisor_port)

@@ -48,7 +48,7 @@ class Templates:
         self._output = [1] if relayed else []
         self._templates: dict[bytes, Template] = {}
         self._latest: dict[tuple[int, int], bytes] = {}
-        """The bundle that each loader of each receiver's trainer used last: (link, loader) -> `Bundle.code`."""
+        """The bundle that each loader of each receiver's trainer used last: (receiver, loader) -> `Bundle.code`."""
 
     def get(self, bundle: Bundle) -> Template:
         """The template of a bundle whose blobs are here; `Owner.loaded` tells when a new one can be used."""
@@ -58,17 +58,17 @@ class Templates:
         """Whether it is still in use."""
         return self._templates.get(template.bundle.code) is template
 
-    def use(self, link: int, bundle: Bundle) -> None:
+    def use(self, receiver: int, bundle: Bundle) -> None:
         """A receiver's trainer works with this bundle now: what the same loader had before is of no further use."""
-        before = self._latest.get((link, bundle.loader))
+        before = self._latest.get((receiver, bundle.loader))
         if before != bundle.code:
-            self._latest[link, bundle.loader] = bundle.code
+            self._latest[receiver, bundle.loader] = bundle.code
             if before is not None:
                 self.trim()
 
-    def closed(self, link: int) -> None:
+    def closed(self, receiver: int) -> None:
         """A receiver is gone; its trainer, too, or it comes back."""
-        self._latest = {key: code for key, code in self._latest.items() if key[0] != link}
+        self._latest = {key: code for key, code in self._latest.items() if key[0] != receiver}
         self.trim()
 
     def trim(self) -> None:

@@ -107,7 +107,7 @@ def summary(total: Mapping[str, int], seconds: float, restarts: int) -> str:
         f"stall {'-' if stall is None else f'{100 * stall:.1f} %'}",
     ]  # fmt: skip
     for name, text in (
-        ("reasks", "asked again"),
+        ("retries", "asked again"),
         ("hedges", "hedged"),
         ("late_copies", "late copies"),
         ("failures", "failed"),

@@ -1,4 +1,4 @@
-"""One link to a feeder: connect, handshake, frames out, frames and bodies in. Bodies go straight to the pool.
+"""One connection to a feeder: connect, handshake, frames out, frames and bodies in. Bodies go straight to the pool.
 
 The socket blocks, and every call but one says MSG_DONTWAIT. The one is the body: MSG_WAITALL with a
 receive timeout of 20 ms, the cheapest way to receive that was measured (0.20 CPU-s/GB; non-blocking
@@ -50,7 +50,7 @@ class Sink(Protocol):
 
 
 class FeederConnection:
-    """The link to one feeder process, with its reconnects."""
+    """The connection to one feeder process, with its reconnects."""
 
     def __init__(
         self, endpoint: Endpoint, sink: Sink, *, key: bytes, job: str, name: str, trainer: str = ""
@@ -103,7 +103,7 @@ class FeederConnection:
         self.sock, self.phase = None, Phase.DOWN
         self._out.clear()
         self._have, self._header, self._target, self._control = 0, None, None, None
-        self._left, self._filled, self._slow = 0, 0, False  # the next link begins with a frame
+        self._left, self._filled, self._slow = 0, 0, False  # the next connection begins with a frame
 
     def handshake_late(self, now: float) -> bool:
         return self.phase not in (Phase.UP, Phase.DOWN) and now - self.started_at > auth.HANDSHAKE_TIMEOUT_S
@@ -117,7 +117,7 @@ class FeederConnection:
     # Events
 
     def on_ready(self, mask: int) -> None:
-        """Raises OSError or ProtocolError when the link is to be given up."""
+        """Raises OSError or ProtocolError when the connection is to be given up."""
         assert self.sock is not None  # noqa: S101  only open connections are polled
         if self.phase is Phase.CONNECTING:
             if error := self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -134,7 +134,7 @@ class FeederConnection:
     def send(self, header: bytes, payload: bytes) -> None:
         """Queues a frame; `flush` sends what was queued in one call."""
         if self.phase is not Phase.UP:
-            return  # the link broke since; all that was asked here is asked again
+            return  # the connection broke since; all that was asked here is asked again
         self._out += header
         self._out += payload
 
@@ -158,7 +158,7 @@ class FeederConnection:
         except BlockingIOError:
             return
         if not data:
-            raise ConnectionError("it closed the link during the handshake")
+            raise ConnectionError("it closed the connection during the handshake")
         self._out += self._handshake.receive(data)
         self.flush()
         if (facts := self._handshake.facts) is None:
@@ -195,7 +195,7 @@ class FeederConnection:
             except BlockingIOError:
                 return
             if not n:
-                raise ConnectionError("it closed the link")
+                raise ConnectionError("it closed the connection")
             self._have += n
         self._parse()
 
@@ -243,7 +243,7 @@ class FeederConnection:
         except BlockingIOError:
             return False
         if not n:
-            raise ConnectionError("it closed the link within a frame")
+            raise ConnectionError("it closed the connection within a frame")
         self._filled += n
         self._left -= n
         if self._left:
@@ -272,4 +272,4 @@ class FeederConnection:
 
 
 LinkError = (OSError, ProtocolError)
-"""What ends a link and nothing else."""
+"""What ends a connection and nothing else."""

@@ -44,10 +44,10 @@ _C, _G = Kind.COUNTER, Kind.GAUGE
 METRICS = (
     Metric("batches", "batches_total", _C, "Batches received.", lambda m: m.counters.batches),
     Metric("nbytes", "bytes_total", _C, "Bytes of the batches received.", lambda m: m.counters.nbytes),
-    Metric("asks", "attempts_total", _C, "Tickets sent to feeders, repeated ones included.", lambda m: m.counters.asks),
+    Metric("attempts", "attempts_total", _C, "Tickets sent to feeders, with retries.", lambda m: m.counters.attempts),
     Metric(
-        "reasks", "retries_total", _C, "Tickets sent to another feeder because the first one died or fell silent.",
-        lambda m: m.counters.reasks,
+        "retries", "retries_total", _C, "Tickets sent to another feeder because the first one died or fell silent.",
+        lambda m: m.counters.retries,
     ),
     Metric(
         "hedges", "hedges_total", _C, "Tickets sent to a second feeder because the first one is slow.",
@@ -69,10 +69,10 @@ METRICS = (
         "drops", "drops_total", _C, "Ready batches dropped to make room for one that the trainer waits for.",
         lambda m: m.placer.drops,
     ),
-    Metric("feeders_up", "feeders", _G, "Feeders connected.", lambda m: sum(x.up for x in m.links.values())),
+    Metric("feeders_up", "feeders", _G, "Feeders connected.", lambda m: sum(x.up for x in m.feeders.values())),
     Metric(
         "feeders_suspect", "feeders_suspect", _G, "Feeders connected that have work to do and are silent.",
-        lambda m: sum(x.up and x.suspect_since is not None for x in m.links.values()),
+        lambda m: sum(x.up and x.suspect_since is not None for x in m.feeders.values()),
     ),
     Metric("ready", "ready_batches", _G, "Batches that are ready and not yet taken.", _ready),
     Metric(
@@ -91,7 +91,7 @@ METRICS = (
     ),
     Metric(
         "bundle_loads", "bundle_loads", _G, "Times that the connected feeders loaded user code, for all ranks.",
-        lambda m: sum(x.bundle_loads for x in m.links.values() if x.up),
+        lambda m: sum(x.bundle_loads for x in m.feeders.values() if x.up),
     ),
     Metric("next_calls", "next_calls_total", _C, "Batches taken by the trainer.", control.W_NEXT_CALLS),
     Metric(

@@ -1,6 +1,6 @@
 """The receiver: one process for each pool, forked by the parent when a trainer process attaches.
 
-One loop: the trainer's socket, the links to feeders, the parent's channel, the trainer's pidfd. It feeds
+One loop: the trainer's socket, the connections to feeders, the parent's channel, the trainer's pidfd. It feeds
 the dispatcher with events and carries out its instructions. Nothing of a batch passes through Python.
 """
 
@@ -251,7 +251,7 @@ class Receiver:
             message = json.loads(data)
             self.machine.desired_feeders = message.get("desired")
             self.machine.supervisor_notes = [str(n) for n in message.get("notes", [])]
-            self.machine.feeders(now, [Endpoint(*e) for e in message["feeders"]])
+            self.machine.set_feeders(now, [Endpoint(*e) for e in message["feeders"]])
 
     def _tell_parent(self, message: dict[str, Any]) -> None:
         self._to_parent.append(json.dumps(message).encode())
@@ -279,7 +279,7 @@ class Receiver:
         self._dirty.add(connection)
 
     def connection_up(self, connection: FeederConnection, facts: dict[str, Any]) -> None:
-        self.machine.link_up(time.monotonic(), connection.endpoint.instance, facts)
+        self.machine.feeder_up(time.monotonic(), connection.endpoint.instance, facts)
 
     def connection_frame(self, connection: FeederConnection, header: Header, payload: bytes) -> None:
         self.machine.frame(time.monotonic(), connection.endpoint.instance, header, payload)
@@ -314,7 +314,7 @@ class Receiver:
     def _end_connection(self, now: float, connection: FeederConnection, reason: str) -> None:
         self._forget_fd(connection)
         connection.give_up(now)
-        self.machine.link_down(now, connection.endpoint.instance, reason)
+        self.machine.feeder_down(now, connection.endpoint.instance, reason)
 
     def _forget_fd(self, connection: FeederConnection) -> None:
         self._dirty.discard(connection)
@@ -331,7 +331,7 @@ class Receiver:
     # Instructions
 
     def _settle(self, now: float) -> None:
-        """Carries out all instructions and sends all frames; a link that breaks meanwhile makes new ones."""
+        """Carries out all instructions and sends all frames; a connection that breaks meanwhile makes new ones."""
         while True:
             for item in self.machine.take():
                 self._do(now, item)
@@ -399,7 +399,7 @@ class Receiver:
             del self._connections[instance]
 
     def _flush(self) -> None:
-        """Sends what this round has queued: one call for each link."""
+        """Sends what this round has queued: one call for each connection."""
         for connection in list(self._dirty):
             if connection.sock is None:
                 continue

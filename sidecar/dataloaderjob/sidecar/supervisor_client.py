@@ -27,7 +27,7 @@ UPLOAD_TIMEOUT_S = 60.0
 
 
 class SupervisorClient:
-    """Connects, greets and exchanges messages. `fileno` is None while there is no link."""
+    """Connects, greets and exchanges messages. `fileno` is None while there is no connection."""
 
     def __init__(
         self, address: tuple[str, int], *, key: bytes, job: str, name: str, store: BlobStore
@@ -105,7 +105,7 @@ class SupervisorClient:
     def flush(self) -> None:
         if self._sock is None or not self._out:
             return
-        with contextlib.suppress(OSError):  # a broken link is seen when it is read
+        with contextlib.suppress(OSError):  # a broken connection is seen when it is read
             sent = self._sock.send(self._out)
             del self._out[:sent]
 
@@ -117,7 +117,7 @@ class SupervisorClient:
 
     def on_readable(self, now: float) -> bool:
         """Reads what came. True when the list of feeders changed."""
-        assert self._sock is not None  # noqa: S101  polled only while there is a link
+        assert self._sock is not None  # noqa: S101  polled only while there is a connection
         try:
             data = self._sock.recv(1 << 16)
         except BlockingIOError:
@@ -151,7 +151,7 @@ class SupervisorClient:
         return False
 
     def _upload(self, digest: str) -> None:
-        """Sends a blob over a link of its own from a child process, so that this one goes on."""
+        """Sends a blob over a connection of its own from a child process, so that this one goes on."""
         nbytes = self._have.get(digest)
         if nbytes is None or not self._store.has(digest, nbytes):
             return

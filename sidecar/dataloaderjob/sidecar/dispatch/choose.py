@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dataloaderjob.core.tickets import DEPTH
-from dataloaderjob.sidecar.dispatch.streams import Link, Stream
+from dataloaderjob.sidecar.dispatch.streams import FeederState, Stream
 
 DEPTH_QUICK = 6
 QUICK_S = 0.005
@@ -20,37 +20,41 @@ def depth(stream: Stream) -> int:
     return DEPTH_QUICK if typical is not None and typical < QUICK_S else DEPTH
 
 
-def eligible(link: Link, stream: Stream) -> bool:
-    fit = stream.bundle not in link.refused and stream.bundle not in link.not_loaded
-    return link.up and not link.draining and link.suspect_since is None and fit
+def eligible(feeder: FeederState, stream: Stream) -> bool:
+    fit = stream.bundle not in feeder.refused and stream.bundle not in feeder.not_loaded
+    return feeder.up and not feeder.draining and feeder.suspect_since is None and fit
 
 
-def choose(links: Iterable[Link], stream: Stream, *, without: Iterable[Link] = ()) -> Link | None:
+def choose(
+    feeders: Iterable[FeederState], stream: Stream, *, without: Iterable[FeederState] = ()
+) -> FeederState | None:
     """The least busy feeder that may take one more ticket of `stream`, None if all are full.
 
     Busy is what we have out there first, then what the feeder last said that all its sidecars have. A
     feeder is filled up when it is down to half, so that several tickets go in one system call.
     """
-    best: Link | None = None
+    best: FeederState | None = None
     limit = depth(stream)
     skip = list(without)
-    for link in links:
-        out = len(link.asks)
+    for feeder in feeders:
+        out = len(feeder.attempts)
         if out >= limit:
-            link.filling = False
+            feeder.filling = False
         elif out <= limit // 2:
-            link.filling = True
-        if not link.filling or not eligible(link, stream) or link in skip:
+            feeder.filling = True
+        if not feeder.filling or not eligible(feeder, stream) or feeder in skip:
             continue
-        if best is None or (len(link.asks), link.load) < (len(best.asks), best.load):
-            best = link
+        if best is None or (len(feeder.attempts), feeder.load) < (len(best.attempts), best.load):
+            best = feeder
     return best
 
 
-def idle(links: Iterable[Link], stream: Stream, *, without: Iterable[Link]) -> Link | None:
+def idle(
+    feeders: Iterable[FeederState], stream: Stream, *, without: Iterable[FeederState]
+) -> FeederState | None:
     """A feeder with nothing to do for us, for a hedge."""
     skip = list(without)
-    for link in links:
-        if not link.asks and eligible(link, stream) and link not in skip:
-            return link
+    for feeder in feeders:
+        if not feeder.attempts and eligible(feeder, stream) and feeder not in skip:
+            return feeder
     return None

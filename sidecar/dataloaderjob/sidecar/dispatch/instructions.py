@@ -20,13 +20,13 @@ class Endpoint(NamedTuple):
 
 
 class Connect(NamedTuple):
-    """Open a link to this feeder, and again with back-off when that fails, until Close."""
+    """Open a connection to this feeder, and again with back-off when that fails, until Close."""
 
     endpoint: Endpoint
 
 
 class Close(NamedTuple):
-    """Shut the link to this instance. The shell answers with `link_down` only for links that were up."""
+    """Shut the connection to this instance. The shell answers with `feeder_down` only for those that were up."""
 
     instance: str
     reason: str
@@ -35,7 +35,7 @@ class Close(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Queue a frame on a link."""
+    """Queue a frame on a connection."""
 
     instance: str
     header: bytes
@@ -43,7 +43,7 @@ class Send(NamedTuple):
 
 
 class Discard(NamedTuple):
-    """The body being received on this link has lost its place: read the rest and throw it away."""
+    """The body being received on this connection has lost its place: read the rest and throw it away."""
 
     instance: str
 
@@ -143,8 +143,8 @@ class Counters:
 
     batches: int = 0
     nbytes: int = 0
-    asks: int = 0
-    reasks: int = 0
+    attempts: int = 0
+    retries: int = 0
     hedges: int = 0
     late_copies: int = 0
     failures: int = 0

@@ -86,6 +86,6 @@ def healthy(waiting_s: float, limit_s: float) -> bool:
     return waiting_s < limit_s / 2
 
 
-def all_slow(late: int, links: int) -> bool:
+def all_slow(late: int, feeders: int) -> bool:
     """More than half of the feeders late at once: the work is slow, not the feeders."""
-    return links > 1 and late * 2 > links
+    return feeders > 1 and late * 2 > feeders

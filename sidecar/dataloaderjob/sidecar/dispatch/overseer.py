@@ -6,15 +6,15 @@ from dataloaderjob.core import tickets
 from dataloaderjob.sidecar.dispatch import choose, lateness
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 from dataloaderjob.sidecar.dispatch.instructions import Close, Note, Replace
-from dataloaderjob.sidecar.dispatch.streams import Attempt, AttemptState, Link, State, Stream, Ticket
+from dataloaderjob.sidecar.dispatch.streams import Attempt, AttemptState, FeederState, State, Stream, Ticket
 
 TICK_S = 0.1
 NOTE_EVERY_S = 30.0
 
 
 def tick(machine: Dispatcher, now: float) -> None:
-    """Looks at every link and every awaited ticket once."""
-    _check_links(machine, now)
+    """Looks at every connection and every awaited ticket once."""
+    _check_feeders(machine, now)
     for stream in list(machine.streams.values()):
         ticket = stream.wanted()
         if ticket is not None and ticket.state in (State.QUEUED, State.ASKED):
@@ -24,84 +24,84 @@ def tick(machine: Dispatcher, now: float) -> None:
     machine.dispatch(now)
 
 
-def _check_links(machine: Dispatcher, now: float) -> None:
-    up = [link for link in machine.links.values() if link.up]
-    for link in list(machine.links.values()):
-        if not link.up:
-            _maybe_replace(machine, link, now - link.down_since)
+def _check_feeders(machine: Dispatcher, now: float) -> None:
+    up = [feeder for feeder in machine.feeders.values() if feeder.up]
+    for feeder in list(machine.feeders.values()):
+        if not feeder.up:
+            _maybe_replace(machine, feeder, now - feeder.down_since)
             continue
-        stuck = next((a for a in link.asks.values() if _transfer_late(now, a)), None)
+        stuck = next((a for a in feeder.attempts.values() if _transfer_late(now, a)), None)
         if stuck is not None:
             reason = (
-                f"{link.endpoint.name} has sent nothing of a batch of {stuck.nbytes} bytes for "
+                f"{feeder.endpoint.name} has sent nothing of a batch of {stuck.nbytes} bytes for "
                 f"{lateness.TRANSFER_FLOOR_S} s since its grant"
             )
-            machine.report(Close(link.endpoint.instance, reason, True))
-            machine.link_down(now, link.endpoint.instance, reason)
-        elif link.suspect_since is not None:
-            _maybe_replace(machine, link, now - max(link.heard_at, link.suspect_since))
-        elif _overdue(now, link):
-            _maybe_suspect(machine, now, link, up)
+            machine.report(Close(feeder.endpoint.instance, reason, True))
+            machine.feeder_down(now, feeder.endpoint.instance, reason)
+        elif feeder.suspect_since is not None:
+            _maybe_replace(machine, feeder, now - max(feeder.heard_at, feeder.suspect_since))
+        elif _overdue(now, feeder):
+            _maybe_suspect(machine, now, feeder, up)
 
 
-def _head(link: Link) -> Attempt | None:
+def _head(feeder: FeederState) -> Attempt | None:
     """The ask that this feeder should be making: within a stream it takes the lowest ticket first."""
-    asked = [a for a in link.asks.values() if a.state is AttemptState.ASKED]
+    asked = [a for a in feeder.attempts.values() if a.state is AttemptState.ASKED]
     return min(asked, key=lambda a: a.ticket.number - a.ticket.stream.awaited, default=None)
 
 
-def _waiting(now: float, link: Link, ask: Attempt) -> float:
-    return now - max(ask.asked_at, link.answered_at)
+def _waiting(now: float, feeder: FeederState, attempt: Attempt) -> float:
+    return now - max(attempt.asked_at, feeder.answered_at)
 
 
-def _overdue(now: float, link: Link) -> bool:
-    head = _head(link)
+def _overdue(now: float, feeder: FeederState) -> bool:
+    head = _head(feeder)
     if head is None or (limit := lateness.overdue_after(head.ticket.stream.pace)) is None:
         return False
-    return _waiting(now, link, head) > limit
+    return _waiting(now, feeder, head) > limit
 
 
-def _healthy(now: float, link: Link) -> bool:
-    if not link.up or link.draining or link.suspect_since is not None:
+def _healthy(now: float, feeder: FeederState) -> bool:
+    if not feeder.up or feeder.draining or feeder.suspect_since is not None:
         return False
-    head = _head(link)
+    head = _head(feeder)
     if head is None or (limit := lateness.overdue_after(head.ticket.stream.pace)) is None:
         return True
-    return lateness.healthy(_waiting(now, link, head), limit)
+    return lateness.healthy(_waiting(now, feeder, head), limit)
 
 
-def _transfer_late(now: float, ask: Attempt) -> bool:
-    sending = ask.state in (AttemptState.GRANTED, AttemptState.RECEIVING)
-    return sending and now - max(ask.granted_at, ask.link.moved_at) > lateness.TRANSFER_FLOOR_S
+def _transfer_late(now: float, attempt: Attempt) -> bool:
+    sending = attempt.state in (AttemptState.GRANTED, AttemptState.RECEIVING)
+    return sending and now - max(attempt.granted_at, attempt.feeder.moved_at) > lateness.TRANSFER_FLOOR_S
 
 
-def _maybe_suspect(machine: Dispatcher, now: float, link: Link, up: list[Link]) -> None:
+def _maybe_suspect(machine: Dispatcher, now: float, feeder: FeederState, up: list[FeederState]) -> None:
     """Gives nothing more to a silent feeder, and what it has to others, while another one is well."""
-    if not any(_healthy(now, other) for other in up if other is not link):
+    if not any(_healthy(now, other) for other in up if other is not feeder):
         return
-    head = _head(link)
-    link.suspect_since = now
-    for ask in list(link.asks.values()):
-        ticket = ask.ticket
-        if ask.state is not AttemptState.ASKED:
+    head = _head(feeder)
+    feeder.suspect_since = now
+    for attempt in list(feeder.attempts.values()):
+        ticket = attempt.ticket
+        if attempt.state is not AttemptState.ASKED:
             continue
-        if ask is head:
-            if ticket.reasks >= lateness.MAX_REASKS:
+        if attempt is head:
+            if ticket.retries >= lateness.MAX_REASKS:
                 continue  # slow or hanging by itself: it waits for its deadline here
-            ticket.reasks += 1
+            ticket.retries += 1
             ticket.probe = True
-        machine.counters.reasks += 1
-        machine.drop_ask(ask, cancel=True)
+        machine.counters.retries += 1
+        machine.drop_attempt(attempt, cancel=True)
     machine.dispatch(now)
 
 
-def _maybe_replace(machine: Dispatcher, link: Link, silent_s: float) -> None:
+def _maybe_replace(machine: Dispatcher, feeder: FeederState, silent_s: float) -> None:
     paces = [s.pace for s in machine.streams.values()]
     limit = max(map(lateness.replace_after, paces), default=lateness.REPLACE_AFTER_S)
-    if silent_s > limit and not link.replace_asked and not link.draining:
-        link.replace_asked = True
-        what = "silent with work to do" if link.up else "not reachable"
-        machine.report(Replace(link.endpoint, f"{what} for {silent_s:.0f} s"))
+    if silent_s > limit and not feeder.replace_asked and not feeder.draining:
+        feeder.replace_asked = True
+        what = "silent with work to do" if feeder.up else "not reachable"
+        machine.report(Replace(feeder.endpoint, f"{what} for {silent_s:.0f} s"))
 
 
 def _check_awaited(machine: Dispatcher, now: float, stream: Stream, ticket: Ticket) -> None:
@@ -121,10 +121,12 @@ def _check_awaited(machine: Dispatcher, now: float, stream: Stream, ticket: Tick
 
 def _waiting_since(machine: Dispatcher, ticket: Ticket) -> float:
     """Since the trainer sleeps for it; and since it was asked or, with no feeder, since the last one went."""
-    if ticket.asks:
-        since = min(a.asked_at for a in ticket.asks) if ticket.reasks == 0 else ticket.first_asked_at or 0.0
+    if ticket.attempts:
+        since = (
+            min(a.asked_at for a in ticket.attempts) if ticket.retries == 0 else ticket.first_asked_at or 0.0
+        )
     else:
-        since = max(ticket.queued_at, machine.links_lost_at or 0.0)
+        since = max(ticket.queued_at, machine.feeders_lost_at or 0.0)
     return max(since, ticket.stream.waiting_since or 0.0)
 
 
@@ -142,25 +144,25 @@ def _maybe_hedge(machine: Dispatcher, now: float, stream: Stream, ticket: Ticket
     after = lateness.hedge_after(stream.pace)
     if (
         after is None
-        or ticket.reasks
-        or len(ticket.asks) != 1
-        or ticket.asks[0].state is not AttemptState.ASKED
+        or ticket.retries
+        or len(ticket.attempts) != 1
+        or ticket.attempts[0].state is not AttemptState.ASKED
     ):
         return
-    if now - max(ticket.asks[0].asked_at, ticket.asks[0].link.answered_at) < after:
+    if now - max(ticket.attempts[0].asked_at, ticket.attempts[0].feeder.answered_at) < after:
         return
     counters = machine.counters
     if not lateness.hedge_allowed(counters.hedges, counters.batches):
         return
-    up = [link for link in machine.links.values() if link.up]
-    slow = [link for link in up if link.asks and now - link.answered_at > after]
+    up = [feeder for feeder in machine.feeders.values() if feeder.up]
+    slow = [feeder for feeder in up if feeder.attempts and now - feeder.answered_at > after]
     if lateness.all_slow(len(slow), len(up)):
         return
-    link = choose.idle(up, stream, without=[a.link for a in ticket.asks])
-    if link is not None:
+    feeder = choose.idle(up, stream, without=[a.feeder for a in ticket.attempts])
+    if feeder is not None:
         counters.hedges += 1
-        ticket.reasks += 1
-        machine.ask(now, ticket, link)
+        ticket.retries += 1
+        machine.ask(now, ticket, feeder)
 
 
 def _unblock(machine: Dispatcher, ticket: Ticket) -> None:
@@ -169,19 +171,19 @@ def _unblock(machine: Dispatcher, ticket: Ticket) -> None:
     A feeder builds nothing more for us while it holds two batches without a place, so an awaited ticket
     that was asked again would wait for their space, and they for the trainer, which waits for it.
     """
-    links = {id(a.link): a.link for a in ticket.asks} if ticket.asks else None
-    if ticket.asks and any(a.state is not AttemptState.ASKED for a in ticket.asks):
+    feeders = {id(a.feeder): a.feeder for a in ticket.attempts} if ticket.attempts else None
+    if ticket.attempts and any(a.state is not AttemptState.ASKED for a in ticket.attempts):
         return
     held = [
         a
-        for link in machine.links.values()
-        if link.up and (links is None or id(link) in links)
-        for a in link.asks.values()
+        for feeder in machine.feeders.values()
+        if feeder.up and (feeders is None or id(feeder) in feeders)
+        for a in feeder.attempts.values()
         if a.state is AttemptState.ANNOUNCED and a.ticket is not ticket
     ]
-    if len(held) >= (1 if links is None else 2):
+    if len(held) >= (1 if feeders is None else 2):
         held.sort(key=lambda a: a.ticket.number - a.ticket.stream.awaited)
-        machine.drop_ask(held[-1], cancel=True)
+        machine.drop_attempt(held[-1], cancel=True)
 
 
 def who_is_late(machine: Dispatcher, stream: int, number: int) -> str:
@@ -193,16 +195,16 @@ def who_is_late(machine: Dispatcher, stream: int, number: int) -> str:
 
 def _who(machine: Dispatcher, ticket: Ticket) -> str:
     """Names feeder, phase and index of a late ticket."""
-    if ticket.asks:
+    if ticket.attempts:
         parts = [
-            f"{a.link.endpoint.name} is {'making' if a.state is AttemptState.ASKED else a.state.value}"
+            f"{a.feeder.endpoint.name} is {'making' if a.state is AttemptState.ASKED else a.state.value}"
             f" {tickets.describe(ticket.payload, a.position)}"
-            for a in ticket.asks
+            for a in ticket.attempts
         ]
         return "; ".join(parts)
-    up = sum(link.up for link in machine.links.values())
+    up = sum(feeder.up for feeder in machine.feeders.values())
     if up:
         return f"{up} feeders are connected and busy with other batches or silent"
     notes = f" ({'; '.join(machine.supervisor_notes[:3])})" if machine.supervisor_notes else ""
     wanted = "" if machine.desired_feeders is None else f" of {machine.desired_feeders}"
-    return f"no feeder is connected, {len(machine.links)}{wanted} known{notes}"
+    return f"no feeder is connected, {len(machine.feeders)}{wanted} known{notes}"

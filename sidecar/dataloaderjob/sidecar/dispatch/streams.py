@@ -1,7 +1,7 @@
-"""Records of the dispatcher: streams, tickets, attempts, links, and which step may follow which.
+"""Records of the dispatcher: streams, tickets, attempts, connections, and which step may follow which.
 
 A *ticket* is one batch of one stream. An *attempt* is one feeder's copy of it in the making; a hedged ticket
-has two. A *link* is the connection to one feeder process.
+has two. A feeder's state lasts as long as the connection to it is wanted.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Ticket:
     payload: bytes
     queued_at: float
     state: State = State.QUEUED
-    asks: list[Attempt] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
     first_asked_at: float | None = None
-    reasks: int = 0
+    retries: int = 0
     strikes: int = 0
     probe: bool = False
     position: int | None = None
@@ -98,7 +98,7 @@ class Attempt:
     """One feeder's copy of a ticket in the making."""
 
     ticket: Ticket
-    link: Link
+    feeder: FeederState
     asked_at: float
     extent: Extent | None = None
     state: AttemptState = AttemptState.ASKED
@@ -109,7 +109,7 @@ class Attempt:
 
 
 @dataclass(slots=True, eq=False)
-class Link:
+class FeederState:
     """The connection to one feeder process."""
 
     endpoint: Endpoint
@@ -118,7 +118,7 @@ class Link:
     filling: bool = True
     """Takes tickets until it has `choose.depth` of them, then again when it is down to half."""
     draining: bool = False
-    asks: dict[tuple[int, int], Attempt] = field(default_factory=dict)
+    attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
     load: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     heard_at: float = 0.0

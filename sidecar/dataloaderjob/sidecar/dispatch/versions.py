@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dataloaderjob.sidecar.dispatch.streams import Link, Stream
+from dataloaderjob.sidecar.dispatch.streams import FeederState, Stream
 
 LABELS = {"python": "Python", "torch": "torch", "numpy": "numpy"}
 """Facts that must agree, with their names in messages. Any others are not compared."""
@@ -48,22 +48,22 @@ class Versions:
         self._any_refused = False
         self._cautions: set[str] = set()
 
-    def compare(self, stream: Stream, link: Link) -> str | None:
-        """Marks what does not fit in `link.refused`. Returns what people should hear, once for each difference."""
-        if reason := mismatch(stream.facts, link.facts):
-            link.refused[stream.bundle] = f"{link.endpoint.name}: {reason}"
+    def compare(self, stream: Stream, feeder: FeederState) -> str | None:
+        """Marks what does not fit in `feeder.refused`. Returns what people should hear, once for each difference."""
+        if reason := mismatch(stream.facts, feeder.facts):
+            feeder.refused[stream.bundle] = f"{feeder.endpoint.name}: {reason}"
             self._any_refused = True
-        elif (reason := caution(stream.facts, link.facts)) and reason not in self._cautions:
+        elif (reason := caution(stream.facts, feeder.facts)) and reason not in self._cautions:
             self._cautions.add(reason)
-            return f"{link.endpoint.name}: {reason}"
+            return f"{feeder.endpoint.name}: {reason}"
         return None
 
-    def refusal(self, stream: Stream, links: Iterable[Link]) -> str | None:
+    def refusal(self, stream: Stream, feeders: Iterable[FeederState]) -> str | None:
         """Why no feeder can serve this stream; None while one can, or none is connected."""
         if not self._any_refused:
             return None
-        up = [link for link in links if link.up and not link.draining]
-        if not up or not all(stream.bundle in link.refused for link in up):
+        up = [feeder for feeder in feeders if feeder.up and not feeder.draining]
+        if not up or not all(stream.bundle in feeder.refused for feeder in up):
             return None
-        reasons = "; ".join(sorted({link.refused[stream.bundle] for link in up})[:3])
+        reasons = "; ".join(sorted({feeder.refused[stream.bundle] for feeder in up})[:3])
         return f"no feeder can run this trainer's code: {reasons}"
