@@ -15,7 +15,7 @@ from operated import MERGE, SETUP, Killed, Operated, dies_at, refuses
 from apiserver import ApiServer
 from dataloaderjob.api import KIND
 from dataloaderjob.api.status import ConditionType, RayStatus
-from dataloaderjob.core.rates import Rates
+from dataloaderjob.core.supervision import Rates
 from dataloaderjob_operator import objects
 from dataloaderjob_operator.client import ApiError, Changed
 from dataloaderjob_operator.decide.answers import Answer

@@ -10,8 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
+from dataloaderjob.local.children import Loop
 from dataloaderjob.local.cluster import LocalCluster, ServicePlan
-from dataloaderjob.local.loop import Loop
 
 
 def say(text: str) -> None:

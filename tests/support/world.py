@@ -31,7 +31,7 @@ from dataloaderjob.sidecar.dispatch.instructions import (
     Send,
     Unpublish,
 )
-from dataloaderjob.sidecar.dispatch.space import Extent
+from dataloaderjob.sidecar.dispatch.placing import Extent
 
 GENERATION = 7
 UNGRANTED = 2

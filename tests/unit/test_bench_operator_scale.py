@@ -18,7 +18,7 @@ from bench.operator_scale.figures import between, parse_metrics, reading, spread
 from bench.operator_scale.supervisors import Job, Mode, Supervisors
 from bench.operator_scale.watching import Jobs
 
-from dataloaderjob.core import rates
+from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import AuthError
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide import answers
@@ -141,14 +141,14 @@ def test_an_operator_with_another_root_key_is_refused() -> None:
         converse(b"x" * 32, 2)
 
 
-def figures(mode: Mode, seconds: float) -> list[rates.Rates]:
+def figures(mode: Mode, seconds: float) -> list[supervision.Rates]:
     """Of ten spans of so many seconds."""
     job = Job("team/mnist/u", 2, mode)
     observed = []
     for number in range(11):
         job.go_on(number * seconds)
         observed.append(answers.readings(job.status()))
-    return [rates.between(before, after, seconds) for before, after in itertools.pairwise(observed)]
+    return [supervision.between(before, after, seconds) for before, after in itertools.pairwise(observed)]
 
 
 def test_steady_figures_are_worth_one_write_and_moving_ones_more() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.local import cluster as stacks
+from dataloaderjob.local.children import Loop
 from dataloaderjob.local.cluster import LocalCluster, ServicePlan
-from dataloaderjob.local.loop import Loop
 from dataloaderjob.local.restarts import Part
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from dataloaderjob.core.rates import COUNTERS
+from dataloaderjob.core.supervision import COUNTERS
 from dataloaderjob.local import console
 from dataloaderjob.local.console import Console, Meter, Metrics
 from dataloaderjob.local.service import LINGER_S, UNUSED_S, IdleShutdown

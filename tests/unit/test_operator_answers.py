@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dataloaderjob.api.status import LoaderStatus
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.rates import Rates
+from dataloaderjob.core.supervision import Rates
 from dataloaderjob_operator.decide.answers import Answer, Cause, digits, notable, parse, readings, shown
 
 STATUS: dict[str, Any] = {"type": "status", "desired": 2, "ready": 2}

@@ -24,7 +24,7 @@ from looks import (
 )
 
 from dataloaderjob.api.status import ConditionType, LoaderStatus, Phase
-from dataloaderjob.core.rates import Rates
+from dataloaderjob.core.supervision import Rates
 from dataloaderjob_operator.decide.answers import Answer, Cause
 from dataloaderjob_operator.decide.observed import Observed
 

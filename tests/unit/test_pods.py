@@ -19,10 +19,7 @@ from dataloaderjob.core.acceptor import Acceptor
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.settings import FeederSettings, RayTuning, SupervisorSettings, load
 from dataloaderjob.pod import feeder
-from dataloaderjob.pod.head import supervisor_settings
-from dataloaderjob.pod.output import Backlog
-from dataloaderjob.pod.settings import FeederPodSettings, HeadSettings, read_token, split_address
-from dataloaderjob.pod.watch import (
+from dataloaderjob.pod.entry import (
     CRASH_WINDOW_S,
     MAX_CRASHES,
     MAX_RAY_EXITS,
@@ -31,6 +28,9 @@ from dataloaderjob.pod.watch import (
     Restarts,
     fresh_folder,
 )
+from dataloaderjob.pod.head import supervisor_settings
+from dataloaderjob.pod.output import Backlog
+from dataloaderjob.pod.settings import FeederPodSettings, HeadSettings, read_token, split_address
 from dataloaderjob.providers.ray import actor
 from dataloaderjob_operator.objects import settings as built
 from processes import alive, go_on, line, script

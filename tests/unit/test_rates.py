@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataloaderjob.core import rates
-from dataloaderjob.core.rates import COUNTERS, Rates
+from dataloaderjob.core import supervision
+from dataloaderjob.core.supervision import COUNTERS, Rates
 
 
 def reading(**counters: int) -> dict[str, int]:
@@ -13,14 +13,14 @@ def reading(**counters: int) -> dict[str, int]:
 def test_rates_and_stall_are_of_the_seconds_between():
     before = dict.fromkeys(COUNTERS, 0)
     after = before | {"next_calls": 50, "nbytes": 10**9, "wait_ns": 10**9, "step_ns": 3 * 10**9}
-    assert rates.over(before, after, 2.0) == (25.0, 5e8, 0.25)
-    assert rates.over(after, after, 2.0) == (0.0, 0.0, None)
+    assert supervision.over(before, after, 2.0) == (25.0, 5e8, 0.25)
+    assert supervision.over(after, after, 2.0) == (0.0, 0.0, None)
 
 
 def test_occupancy_is_that_of_all_pools():
-    assert rates.occupancy([]) is None
+    assert supervision.occupancy([]) is None
     found = [{"used_nbytes": 1, "pool_nbytes": 4}, {"used_nbytes": 0, "pool_nbytes": 4}]
-    assert rates.occupancy(found) == 0.125
+    assert supervision.occupancy(found) == 0.125
 
 
 def test_rates_of_a_job_are_those_of_all_its_sidecars_together():
@@ -29,7 +29,7 @@ def test_rates_of_a_job_are_those_of_all_its_sidecars_together():
         "a": reading(next_calls=10, nbytes=10**9, wait_ns=3, step_ns=1, used_nbytes=1, pool_nbytes=2),
         "b": reading(next_calls=120, nbytes=3 * 10**9, step_ns=4, used_nbytes=0, pool_nbytes=2),
     }
-    assert rates.between(before, after, 10.0) == Rates(
+    assert supervision.between(before, after, 10.0) == Rates(
         batches_per_s=3.0, nbytes_per_s=3e8, stall=3 / 8, occupancy=0.25
     )
 
@@ -37,10 +37,10 @@ def test_rates_of_a_job_are_those_of_all_its_sidecars_together():
 def test_a_sidecar_that_came_or_went_counts_from_its_next_reading_on():
     """Its counters may be of hours: the supervisor was gone, and it was not."""
     old, new = {"a": reading(next_calls=50)}, {"b": reading(next_calls=10**6)}
-    assert rates.between(old, new, 10.0).batches_per_s == 0
+    assert supervision.between(old, new, 10.0).batches_per_s == 0
     later = {"b": reading(next_calls=10**6 + 40)}
-    assert rates.between(new, later, 10.0).batches_per_s == 4
+    assert supervision.between(new, later, 10.0).batches_per_s == 4
 
 
 def test_counters_that_fell_are_no_rate():
-    assert rates.between({"a": reading(next_calls=9)}, {"a": reading(next_calls=2)}, 1.0) == Rates()
+    assert supervision.between({"a": reading(next_calls=9)}, {"a": reading(next_calls=2)}, 1.0) == Rates()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dataloaderjob.codec import seeds
 from dataloaderjob.codec.facts import facts
-from dataloaderjob.sidecar.dispatch.versions import caution, mismatch
+from dataloaderjob.sidecar.dispatch.choose import caution, mismatch
 
 
 def test_seeds_never_change_between_versions() -> None:

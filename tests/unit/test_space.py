@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from dataloaderjob.core.control import PAGE
-from dataloaderjob.sidecar.dispatch.space import Arena, Extent, Space, round_up
+from dataloaderjob.sidecar.dispatch.placing import Arena, Extent, Space, round_up
 
 PAGES = 64
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from dataloaderjob.api.status import LoaderStatus, RayStatus
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.rates import COUNTERS, Rates, Readings
-from dataloaderjob.core.supervision import LASTING, number, text
+from dataloaderjob.core.supervision import COUNTERS, LASTING, Rates, Readings, number, text
 from dataloaderjob_operator import texts
 
 LARGEST = 1 << 63

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from dataloaderjob.api.status import LoaderStatus
-from dataloaderjob.core import auth, rates
+from dataloaderjob.core import auth, supervision
 from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide import answers
@@ -81,9 +81,9 @@ class _Job:
     head: Head | None = None
     misses: int = 0
     answer: Answer | None = None
-    base: tuple[float, rates.Readings] | None = None
+    base: tuple[float, supervision.Readings] | None = None
     """Where the present span of rates begins."""
-    rates: rates.Rates | None = None
+    rates: supervision.Rates | None = None
 
 
 class SupervisorPoller:
@@ -176,12 +176,12 @@ class SupervisorPoller:
         if job.woken:
             job.woken, job.due = False, min(job.due, job.asked_at + SOON_S)
 
-    def _heard(self, key: JobKey, job: _Job, answer: Answer, readings: rates.Readings) -> None:
+    def _heard(self, key: JobKey, job: _Job, answer: Answer, readings: supervision.Readings) -> None:
         now, before = time.monotonic(), job.answer
         if job.base is None:
             job.base = now, readings
         elif (span_s := now - job.base[0]) >= SPAN_S:
-            job.rates = rates.between(job.base[1], readings, span_s)
+            job.rates = supervision.between(job.base[1], readings, span_s)
             job.base = now, readings
         if before is not None and before.silent:
             log.info("%s/%s: the supervisor answers again", *key)
@@ -202,7 +202,7 @@ class SupervisorPoller:
         job.answer, job.base, job.rates = Answer(silent=why), None, None
         self._changed(key)
 
-    def _notable(self, key: JobKey, found: rates.Rates) -> bool:
+    def _notable(self, key: JobKey, found: supervision.Rates) -> bool:
         try:
             written = LoaderStatus.model_validate(self._cache.live_status(key).get("loader") or {})
         except ValidationError:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from dataloaderjob.codec import classes, objects, special
-from dataloaderjob.codec.carriers import StaysError, attributes_beside
+from dataloaderjob.codec.reducers import StaysError, attributes_beside
 from dataloaderjob.core import layout, values
 from dataloaderjob.core.errors import UnsupportedBatch
 from dataloaderjob.core.layout import ClassName, Kind
@@ -32,6 +32,9 @@ _MAX_STEPS = 20
 """Shown of the path to a leaf."""
 _SMALL_NBYTES = 4096
 """Neighbouring parts below this size are joined: a copy of 4 KiB costs less than an iovec of its own."""
+_KEYS = "numbers, strings, bytes and tuples of these"
+_SAME = int(Kind.SAME)
+_SEQUENCES: dict[type, Kind] = {list: Kind.LIST, tuple: Kind.TUPLE, set: Kind.SET, frozenset: Kind.FROZENSET}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,9 +386,6 @@ class _LeafPickler(pickle.Pickler):
         return NotImplemented
 
 
-_KEYS = "numbers, strings, bytes and tuples of these"
-_SAME = int(Kind.SAME)
-_SEQUENCES: dict[type, Kind] = {list: Kind.LIST, tuple: Kind.TUPLE, set: Kind.SET, frozenset: Kind.FROZENSET}
 _HANDLERS: dict[type, Callable[[_Encoder, Any, int], Schema | None]] = {
     torch.Tensor: _Encoder._tensor,  # noqa: SLF001  this module's own
     torch.nn.Parameter: lambda e, t, depth: e._tensor(t, depth, layout.PARAMETER),  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""What this process states about itself in handshakes and bundles; compared by `sidecar.dispatch.versions`."""
+"""What this process states about itself in handshakes and bundles; compared by `sidecar.dispatch.choose`."""
 
 from __future__ import annotations
 

@@ -1,17 +1,23 @@
-"""Functions and classes by value: which globals their code uses, and how a function is made again."""
+"""Functions and classes by value: which globals their code uses, and how a function is made again.
+
+What a module's own functions keep: default arguments, attributes, and the one object in a settings' cache.
+"""
 
 from __future__ import annotations
 
+import enum
+import functools
 import importlib
+import inspect
 import re
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import cloudpickle
 
-from dataloaderjob.codec.modules import MAINS
+from dataloaderjob.codec.modules import MAINS, is_users
 
 _cloudpickle: Any = cloudpickle.cloudpickle
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
@@ -25,6 +31,12 @@ _STATE = (
     "__doc__",
 )
 _codes: dict[int, tuple[types.CodeType, tuple[str, ...]]] = {}
+CACHED = "<cached>"
+"""Stands for the only result of a function without arguments under functools.lru_cache."""
+REGISTRY = "<registry>"
+"""Stands for what was registered with a function under functools.singledispatch."""
+DEFAULTS = "__defaults__"
+_LRU: Any = type(functools.lru_cache(len))
 
 
 class Globals:
@@ -93,3 +105,104 @@ def set_state(function: types.FunctionType, given: tuple[Any, ...]) -> None:
             continue  # empty in the trainer, too
     for name in submodules:
         importlib.import_module(name)
+
+
+class Kept(enum.Enum):
+    """Stands for what stays as the import made it."""
+
+    KEPT = "kept"
+
+
+KEPT = Kept.KEPT
+
+
+def items_of(path: str, function: Any, can_copy: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    """Yields (path, object) of what `function`, a module's own, keeps."""
+    if type(function) is _LRU:
+        yield from _cached(path, function)
+        return
+    if isinstance(function, functools.singledispatchmethod):
+        function = function.dispatcher
+    if type(function) is not types.FunctionType:
+        return
+    if "registry" in vars(function) and "_clear_cache" in vars(function):
+        registered = [pair for pair in vars(function)["registry"].items() if pair[0] is not object]
+        if registered:
+            yield f"{path}.{REGISTRY}", tuple(registered)
+        return
+    for name, value in list(vars(function).items()):
+        if name != "__wrapped__":
+            yield f"{path}.{name}", value
+    if not is_users(function.__globals__):
+        return
+    if function.__defaults__:
+        yield f"{path}.{DEFAULTS}", _copied(function.__defaults__, can_copy)
+    if function.__kwdefaults__ and all(
+        _travels(value, can_copy) for value in function.__kwdefaults__.values()
+    ):
+        yield f"{path}.__kwdefaults__", function.__kwdefaults__
+
+
+def _copied(defaults: tuple[Any, ...], can_copy: Callable[[Any], bool]) -> tuple[Any, ...]:
+    copied = tuple(value if _travels(value, can_copy) else KEPT for value in defaults)
+    return copied if KEPT in map(_mark, copied) else defaults  # the same object each time
+
+
+def _mark(value: Any) -> Any:
+    return value if value is KEPT else None  # arrays do not compare
+
+
+def _travels(value: Any, can_copy: Callable[[Any], bool]) -> bool:
+    """Whether a default argument travels: a library's object may be a mark, known by its identity."""
+    return can_copy(value) or is_users(getattr(sys.modules.get(type(value).__module__), "__dict__", {}))
+
+
+def _cached(path: str, cached: Any) -> Iterator[tuple[str, Any]]:
+    function = cached.__wrapped__
+    if type(function) is not types.FunctionType or not is_users(function.__globals__):
+        return
+    if cached.cache_info().currsize == 1 and _takes_nothing(function.__code__):
+        yield f"{path}.{CACHED}", cached()
+
+
+def _takes_nothing(code: types.CodeType) -> bool:
+    takes_any = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    return not (code.co_argcount or code.co_kwonlyargcount or takes_any)
+
+
+# In a feeder
+
+
+def assign(function: Any, name: str, value: Any) -> bool:
+    """Gives a function of a fresh import one thing that the trainer's keeps. Returns whether it was one of these."""
+    if name == DEFAULTS:
+        fresh = function.__defaults__ or ()
+        if KEPT not in map(_mark, value) or len(fresh) == len(value):
+            both = zip(value, (*fresh, *value[len(fresh) :]), strict=False)
+            function.__defaults__ = tuple(own if given is KEPT else given for given, own in both)
+    elif name == CACHED:
+        _prime(function, value)
+    elif name == REGISTRY:
+        for cls, made in value:
+            function.register(cls, made)
+    else:
+        return False
+    return True
+
+
+def _given(result: Any = None) -> Any:
+    return result
+
+
+def _prime(cached: Any, result: Any) -> None:
+    """Makes `result` what an lru_cache holds: nothing but a call of its function fills it."""
+    function = getattr(cached, "__wrapped__", None)
+    if type(cached) is not _LRU or type(function) is not types.FunctionType or function.__closure__:
+        return
+    code, defaults = function.__code__, function.__defaults__
+    cached.cache_clear()
+    function.__code__, function.__defaults__ = _given.__code__, (result,)
+    try:
+        cached()
+    finally:
+        function.__code__, function.__defaults__ = code, defaults

@@ -3,22 +3,48 @@
 A user module is one outside the standard library, installed distributions and this package that has
 Python source, or is a namespace package. An editable install lies outside and counts as the user's.
 functools.wraps gives a wrapper the name of what it wraps, so a function's code tells where it is from.
+
+User modules that a script imports for what their import does: registers a codec, patches a library.
+
+Nothing of the dataset refers to such a module, so nothing that is pickled tells of it, and yet samples rely on it.
+A feeder imports it if the script would import it again in a worker of the start method "spawn", that is,
+at its top level, outside `if __name__ == "__main__":`, by itself or through other user modules; and if its top level
+does more than define names: calls a function, changes what it imported, or decorates with what registers.
+So a model's file, which only defines classes and imports what is large, is left alone.
+
+Left out are modules whose import is not over in the trainer: one of them may be where the loader is iterated; and
+those that delete files or start programs, tracked runs or process groups, or import one that does.
+What prints, warns, logs or changes sys does not count: it travels otherwise, or nobody misses it in a feeder.
+An import that fails there is told and left: what needs the module later imports it again, and gets the error.
 """
 
 from __future__ import annotations
 
+import ast
+import builtins
 import importlib.machinery
 import os
+import re
 import sys
 import sysconfig
 import types
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 _INSTALLED = ("site-packages", "dist-packages")
 _OURS = frozenset({"dataloaderjob", "dataloaderjob_operator"})
 MAINS = frozenset({"__main__", "__mp_main__"})
+_NO_EFFECT = frozenset({"sys", "logging", "warnings", *vars(builtins)} - {"setattr", "exec"})
+_REGISTERS = re.compile(r"regist", re.IGNORECASE)
+_ONCE = re.compile(
+    r"(?:shutil|subprocess|os\.(?:remove|unlink|rmdir|removedirs|rename|replace|system|kill\w*)|"
+    r"torch\.distributed\.init\w*|(?:torch\.)?multiprocessing\.(?:Process|Pool|Manager|spawn)|deepspeed|horovod|ray|dask|"
+    r"wandb|mlflow|neptune|comet_ml|clearml|aim|swanlab)\."
+)
+_known: dict[str, tuple[bytes, _Look]] = {}
+"""The source that was looked at, and what was seen, by module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,3 +186,141 @@ def is_users(own: dict[str, Any]) -> bool:
         return True
     file = own.get("__file__")
     return isinstance(file, str) and not is_ours(name) and not is_installed(file)
+
+
+class _Look(NamedTuple):
+    """What the top level of a module does."""
+
+    has_effect: bool
+    is_once: bool
+    """It starts or deletes something, which is not to be done again."""
+    imported: tuple[str, ...]
+
+
+def modules_with_effects(main: Mapping[str, Any], sources: Sequence[Source]) -> set[str]:
+    """Returns the names of such modules among the user modules of this process, which have these sources."""
+    shipped = {source.name: source for source in sources}
+    package = main["package"] or ""
+    pending = [*_look("__main__", main["text"], package).imported, package]
+    if not main["text"]:  # a notebook
+        own = vars(sys.modules["__main__"])
+        pending += [value.__name__ for value in list(own.values()) if isinstance(value, ModuleType)]
+    looks = _all_looks(pending, shipped)
+    found = {name for name, look in looks.items() if look.has_effect}
+    return {name for name in found if not any(look.is_once for look in _all_looks([name], shipped).values())}
+
+
+def _all_looks(names: Sequence[str], shipped: Mapping[str, Source]) -> dict[str, _Look]:
+    """Looks at modules and at all that they import."""
+    pending, found = list(names), dict[str, _Look]()
+    while pending:
+        name = pending.pop()
+        source = shipped.get(name)
+        if source is not None and name not in found:
+            package = name if source.search is not None else name.rpartition(".")[0]
+            found[name] = _look(name, source.text, package)
+            pending += [*found[name].imported, *_with_packages(name)]
+    return found
+
+
+def is_over(module: ModuleType) -> bool:
+    """Whether the import of a module is."""
+    return not getattr(getattr(module, "__spec__", None), "_initializing", False)
+
+
+def _look(name: str, text: bytes, package: str) -> _Look:
+    known = _known.get(name)
+    if known is None or known[0] != text:
+        known = _known[name] = text, _looked(text, package)
+    return known[1]
+
+
+def _looked(text: bytes, package: str) -> _Look:
+    try:
+        statements = list(_top_level(ast.parse(text).body))
+    except (SyntaxError, ValueError, RecursionError):
+        return _Look(False, False, ())
+    imported = dict.fromkeys(name for statement in statements for name in _imports(statement, package))
+    foreign = {name: full for statement in statements for name, full in _binds(statement)}
+    has_effect = any(_has_effect(statement, foreign.keys() - _NO_EFFECT) for statement in statements)
+    is_once = any(_is_once(statement, foreign) for statement in statements)
+    return _Look(has_effect, is_once, tuple(imported))
+
+
+def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that an import of the module may run."""
+    for statement in body:
+        if isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test):
+            yield from _top_level(statement.orelse)
+            continue
+        yield statement
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        for part in ("body", "orelse", "finalbody"):
+            yield from _top_level(getattr(statement, part, ()))
+        for handler in getattr(statement, "handlers", ()):
+            yield from _top_level(handler.body)
+
+
+def _imports(statement: ast.stmt, package: str) -> Iterator[str]:
+    if isinstance(statement, ast.Import):
+        for alias in statement.names:
+            yield from _with_packages(alias.name)
+    elif isinstance(statement, ast.ImportFrom):
+        base = statement.module or ""
+        if statement.level:
+            above = package.split(".")[: len(package.split(".")) - statement.level + 1]
+            base = ".".join(filter(None, (*above, base)))
+        yield from _with_packages(base)
+        for alias in statement.names:
+            yield f"{base}.{alias.name}"
+
+
+def _with_packages(name: str) -> Iterator[str]:
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def _binds(statement: ast.stmt) -> Iterator[tuple[str, str]]:
+    """Yields (name, full name) of what an import statement defines."""
+    if isinstance(statement, ast.Import):
+        for alias in statement.names:
+            top = alias.name.partition(".")[0]
+            yield (alias.asname, alias.name) if alias.asname else (top, top)
+    elif isinstance(statement, ast.ImportFrom):
+        for alias in statement.names:
+            yield alias.asname or alias.name, f"{statement.module}.{alias.name}"
+
+
+def _is_once(statement: ast.stmt, foreign: Mapping[str, str]) -> bool:
+    """Whether a simple statement calls what is in `_ONCE`."""
+    if not isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign):
+        return False
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call):
+            name, _, rest = ast.unparse(node.func).partition(".")
+            if _ONCE.match(f"{foreign.get(name, '')}.{rest}."):
+                return True
+    return False
+
+
+def _has_effect(statement: ast.stmt, foreign: set[str]) -> bool:
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        function = statement.value.func
+        if isinstance(function, ast.Name):
+            return function.id not in _NO_EFFECT
+        return _root(function) in foreign
+    if isinstance(statement, ast.Assign | ast.AugAssign):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        return any(not isinstance(target, ast.Name) and _root(target) in foreign for target in targets)
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return any(_REGISTERS.search(ast.unparse(decorator)) for decorator in statement.decorator_list)
+    return False
+
+
+def _root(node: ast.expr) -> str:
+    """The name at the start of `name.attribute[item](...)`."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""

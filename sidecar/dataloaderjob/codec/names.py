@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaderjob.codec import function_state, left_out
-from dataloaderjob.codec.function_state import CACHED, KEPT
+from dataloaderjob.codec import functions, left_out
+from dataloaderjob.codec.functions import CACHED, KEPT
 from dataloaderjob.codec.modules import MAINS, is_defined_at
 from dataloaderjob.core.errors import InputError
 
@@ -70,7 +70,7 @@ def split(module: ModuleType) -> tuple[list[Item], list[Item]]:
             elif isinstance(value, type):
                 _split_class(name, value, module.__name__, code, data, 1)
             else:
-                data.extend(function_state.items_of(name, value, _is_plain))
+                data.extend(functions.items_of(name, value, _is_plain))
         else:
             data.append((name, value))
     return code, data
@@ -92,7 +92,7 @@ def _split_class(path: str, cls: type, module: str, code: list[Item], data: list
                 code.append((where, value))
             else:
                 bound = f"{where}.__func__" if isinstance(value, classmethod) else where
-                data.extend(function_state.items_of(bound, value.__func__, _is_plain))
+                data.extend(functions.items_of(bound, value.__func__, _is_plain))
         elif isinstance(value, property):
             accessors = [made for made in (value.fget, value.fset, value.fdel) if made is not None]
             if not all(_is_own_method(made, module, where) for made in accessors):
@@ -101,7 +101,7 @@ def _split_class(path: str, cls: type, module: str, code: list[Item], data: list
             if not _is_own_method(value, module, where):
                 code.append((where, value))
             else:
-                data.extend(function_state.items_of(where, value, _is_plain))
+                data.extend(functions.items_of(where, value, _is_plain))
         elif isinstance(value, type):
             if is_own(value, module, where):
                 _split_class(where, value, module, code, data, depth + 1)
@@ -295,7 +295,7 @@ def assign(module: str, path: str, value: Any) -> None:
     if owner is None or vars(owner).get(last) is value:
         return
     try:
-        if function_state.assign(owner, last, value):
+        if functions.assign(owner, last, value):
             return
         setattr(owner, last, value)
     except (AttributeError, TypeError):  # a metaclass that allows no change; the import's value stays

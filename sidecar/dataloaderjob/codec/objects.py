@@ -25,13 +25,31 @@ import numpy as np
 import torch
 
 from dataloaderjob.codec import classes, special
-from dataloaderjob.codec.carriers import Carrier, StaysError, attributes_beside, is_rebuilt_from, no_content
+from dataloaderjob.codec.reducers import Carrier, StaysError, attributes_beside, is_rebuilt_from, no_content
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.layout import ClassName
 
 BASES = (str, bytes, bytearray, int, float, complex, list, tuple, set, frozenset, dict)
 """Built-in types whose subclasses travel as their content and `__dict__`."""
 LOCAL = ", a class made inside a function: define it at the top level of a module"
+_CHANGES: dict[Any, Callable[[Any, Any], None]] = {
+    list: list.extend, set: set.update, dict: dict.update, bytearray: bytearray.extend,
+}  # fmt: skip
+_WHOLE = slice(None)
+_CONTENTS: dict[Any, Callable[[Any], Any]] = {
+    str: lambda item: str.__getitem__(item, _WHOLE),
+    bytes: lambda item: bytes.__getitem__(item, _WHOLE),
+    bytearray: lambda item: bytearray.__getitem__(item, _WHOLE),
+    list: lambda item: list.__getitem__(item, _WHOLE),
+    tuple: lambda item: tuple.__getitem__(item, _WHOLE),
+    int: lambda item: int.__add__(item, 0),
+    float: float.__float__,
+    complex: lambda item: complex(complex.real.__get__(item), complex.imag.__get__(item)),
+    set: lambda item: set(set.__iter__(item)),
+    frozenset: lambda item: frozenset(frozenset.__iter__(item)),
+    dict: lambda item: dict(dict.items(item)),
+}
+"""The content of a subclass's object, of exactly the built-in type, whatever the subclass overrides."""
 
 
 class Apart(NamedTuple):
@@ -219,26 +237,6 @@ def _subclass_of(base: Any) -> Carrier:
         return is_rebuilt_from(cls, base)
 
     return Carrier(take=_CONTENTS[base], make=make, fits=fits, attributes=True, shared=True)
-
-
-_CHANGES: dict[Any, Callable[[Any, Any], None]] = {
-    list: list.extend, set: set.update, dict: dict.update, bytearray: bytearray.extend,
-}  # fmt: skip
-_WHOLE = slice(None)
-_CONTENTS: dict[Any, Callable[[Any], Any]] = {
-    str: lambda item: str.__getitem__(item, _WHOLE),
-    bytes: lambda item: bytes.__getitem__(item, _WHOLE),
-    bytearray: lambda item: bytearray.__getitem__(item, _WHOLE),
-    list: lambda item: list.__getitem__(item, _WHOLE),
-    tuple: lambda item: tuple.__getitem__(item, _WHOLE),
-    int: lambda item: int.__add__(item, 0),
-    float: float.__float__,
-    complex: lambda item: complex(complex.real.__get__(item), complex.imag.__get__(item)),
-    set: lambda item: set(set.__iter__(item)),
-    frozenset: lambda item: frozenset(frozenset.__iter__(item)),
-    dict: lambda item: dict(dict.items(item)),
-}
-"""The content of a subclass's object, of exactly the built-in type, whatever the subclass overrides."""
 
 
 def _is_plain_class(cls: type) -> bool:

@@ -13,11 +13,11 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from dataloaderjob.codec import culprit, effects, module_state, unchanged
+from dataloaderjob.codec import left_out, module_state, unchanged
 from dataloaderjob.codec.definitions import Definitions
 from dataloaderjob.codec.left_out import Excluded
 from dataloaderjob.codec.module_state import MAIN, State
-from dataloaderjob.codec.modules import UserModules, main_source
+from dataloaderjob.codec.modules import UserModules, is_over, main_source, modules_with_effects
 from dataloaderjob.codec.names import Names
 from dataloaderjob.codec.pickling import Reached
 from dataloaderjob.codec.process_state import ProcessState
@@ -184,8 +184,8 @@ class Snapshots:
     def _imports(self, modules: dict[str, ModuleType], reached: Reached) -> list[tuple[str, bool]]:
         packed = self._packed_sources()
         if self._effects is None or self._effects[0] is not packed:
-            self._effects = packed, effects.modules(main_source(), self._modules.sources())
-        wanted = {name for name in self._effects[1] if name in modules and effects.is_over(modules[name])}
+            self._effects = packed, modules_with_effects(main_source(), self._modules.sources())
+        wanted = {name for name in self._effects[1] if name in modules and is_over(modules[name])}
         return [
             (name, name in reached.modules) for name in modules if name in reached.modules or name in wanted
         ]
@@ -205,7 +205,7 @@ def _names(root: Any) -> tuple[Any, ...]:
 
 
 def _warn_of_shared(roots: Roots, addresses: list[int], modules: Mapping[str, ModuleType]) -> None:
-    what, where = culprit.find_storage(roots, set(addresses), modules)
+    what, where = left_out.find_storage(roots, set(addresses), modules)
     warnings.warn(
         f"{where} is {what} in shared memory. Feeders get a copy of it as it is when the iterator is made: "
         "what is written to it later is not seen there, and what is written there is not seen here. Set "

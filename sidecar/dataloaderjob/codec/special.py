@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaderjob.codec.carriers import Carrier, StaysError, is_rebuilt_from
+from dataloaderjob.codec.reducers import Carrier, StaysError, is_rebuilt_from
 from dataloaderjob.core.errors import RemoteProtocolError
 
 _COMPRESSED: dict[torch.layout, tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -25,6 +25,22 @@ _COMPRESSED: dict[torch.layout, tuple[Callable[..., Any], Callable[..., Any]]] =
     torch.sparse_bsc: (torch.Tensor.ccol_indices, torch.Tensor.row_indices),
 }
 _LAYOUTS = {str(layout): layout for layout in (*_COMPRESSED, torch.strided, torch.jagged)}
+_IN_NUMPY = (
+    "float64", "float32", "float16", "complex128", "complex64",
+    "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool",
+)  # fmt: skip
+_CARRIED = {
+    "bfloat16": torch.int16,
+    "complex32": torch.int32,
+    "float8_e4m3fn": torch.uint8,
+    "float8_e4m3fnuz": torch.uint8,
+    "float8_e5m2": torch.uint8,
+    "float8_e5m2fnuz": torch.uint8,
+    "float8_e8m0fnu": torch.uint8,
+    "float4_e2m1fn_x2": torch.uint8,
+}
+"""dtypes that numpy lacks, and the one of their size that carries the bytes."""
+BYTE = np.dtype(np.uint8)
 
 
 def way_of_tensor(t: torch.Tensor) -> str:
@@ -197,24 +213,6 @@ CARRIERS = {
     "masked": Carrier(take=_take_masked, make=_make_masked, shared=True),
     "objects": Carrier(take=_take_objects, make=_make_objects, shared=True),
 }
-
-
-_IN_NUMPY = (
-    "float64", "float32", "float16", "complex128", "complex64",
-    "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool",
-)  # fmt: skip
-_CARRIED = {
-    "bfloat16": torch.int16,
-    "complex32": torch.int32,
-    "float8_e4m3fn": torch.uint8,
-    "float8_e4m3fnuz": torch.uint8,
-    "float8_e5m2": torch.uint8,
-    "float8_e5m2fnuz": torch.uint8,
-    "float8_e8m0fnu": torch.uint8,
-    "float4_e2m1fn_x2": torch.uint8,
-}
-"""dtypes that numpy lacks, and the one of their size that carries the bytes."""
-BYTE = np.dtype(np.uint8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

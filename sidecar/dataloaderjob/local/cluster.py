@@ -27,10 +27,9 @@ from dataloaderjob.core.errors import InputError, ServiceUnavailable
 from dataloaderjob.core.ipc import MAX_PATH_NBYTES
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings, dump
 from dataloaderjob.core.supervision import MAX_FEEDERS
-from dataloaderjob.local import reaper, tags
-from dataloaderjob.local.children import Child, Command, Started
+from dataloaderjob.local import reaper, registry
+from dataloaderjob.local.children import Child, Command, Loop, Started
 from dataloaderjob.local.launch import host_command
-from dataloaderjob.local.loop import Loop
 from dataloaderjob.local.poller import Poller, Snapshot
 from dataloaderjob.local.restarts import (
     GiveUp,
@@ -380,7 +379,7 @@ class LocalCluster:
         self._stop(Part.HOST)
         self.end_sidecar()
         but = () if self._reaper is None else (self._reaper.pid,)
-        tags.sweep(self.run_id, grace_s=1.0, but=but)
+        registry.sweep(self.run_id, grace_s=1.0, but=but)
         folders.remove_tree(self.home)
         if self._reaper is not None:
             self._reaper.kill()

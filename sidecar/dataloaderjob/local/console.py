@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from dataloaderjob.core import rates
+from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import DataLoaderJobError
-from dataloaderjob.core.rates import COUNTERS, Rates, over
+from dataloaderjob.core.supervision import COUNTERS, Rates, over
 from dataloaderjob.local.registry import LiveRun
 
 CLEAR = "\r\x1b[K"
@@ -138,7 +138,7 @@ def lines(run: LiveRun) -> Iterator[str]:
         why = f": {feeder['why']}" if feeder.get("why") else ""
         yield f"  {feeder['name']} {feeder['state']} for {feeder['seconds']:.0f} s{why}"
     for receiver in sidecar.get("receivers", ()):
-        full = rates.occupancy([receiver])
+        full = supervision.occupancy([receiver])
         yield (
             f"  rank {receiver['rank']} (pid {receiver['trainer']}): {receiver['next_calls']} batches, pool "
             f"{'-' if full is None else f'{100 * full:.0f} % full'}, {receiver['ready']} ready"

@@ -19,13 +19,15 @@ from dataloaderjob.core import folders
 from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.settings import RayTuning
 from dataloaderjob.core.supervision import MAX_FEEDERS
-from dataloaderjob.local.loop import Loop
+from dataloaderjob.local.children import Loop
 from dataloaderjob.providers.ray.node import MAX_FOLDER_NBYTES, RayNode, without_ray
 
 __all__ = ["MAX_FOLDER_NBYTES", "VITAL", "RayHead"]
 
 VITAL = ("gcs_server", "raylet")
 """Processes without which a head is dead."""
+UP_S = 120.0
+POLL_S = 0.05
 
 
 class RayHead(RayNode):
@@ -114,10 +116,6 @@ class RayHead(RayNode):
         with contextlib.suppress(OSError):
             return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-count:])
         return "(it printed nothing)"
-
-
-UP_S = 120.0
-POLL_S = 0.05
 
 
 class Lost(Protocol):

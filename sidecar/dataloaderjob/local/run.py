@@ -16,10 +16,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob.core import rates
+from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.local import console
-from dataloaderjob.local.children import Child, Command, check_words, exit_code
+from dataloaderjob.local.children import Child, Command, Loop, check_words, exit_code
 from dataloaderjob.local.cluster import LocalCluster
 from dataloaderjob.local.console import Console, Meter
 from dataloaderjob.local.lifecycle import (
@@ -32,7 +32,6 @@ from dataloaderjob.local.lifecycle import (
     Stop,
     stopped_by,
 )
-from dataloaderjob.local.loop import Loop
 from dataloaderjob.local.plan import SOCKET_VARIABLE, RunPlan, plan
 from dataloaderjob.local.poller import sidecar_status
 from dataloaderjob.providers.provider import RAY
@@ -246,11 +245,11 @@ class Run:
         snapshot, now = self._cluster.snapshot, time.monotonic()
         since, before = self._shown
         self._shown = (now, dict(self._meter.total))
-        batches, nbytes, stall = rates.over(before, self._meter.total, now - since)
+        batches, nbytes, stall = supervision.over(before, self._meter.total, now - since)
         text = console.line(
             console.Metrics(
                 batches_per_s=batches, nbytes_per_s=nbytes, stall=stall,
-                occupancy=rates.occupancy(snapshot.sidecar.get("receivers", ())),
+                occupancy=supervision.occupancy(snapshot.sidecar.get("receivers", ())),
                 ready=snapshot.ready, desired=self._cluster.num_desired,
             )
         )  # fmt: skip

@@ -21,10 +21,9 @@ from pathlib import Path
 
 from dataloaderjob.core import folders, places
 from dataloaderjob.core.errors import DataLoaderJobError
-from dataloaderjob.local.children import Started
+from dataloaderjob.local.children import Loop, Started
 from dataloaderjob.local.cluster import LocalCluster, ServicePlan
 from dataloaderjob.local.launch import environments
-from dataloaderjob.local.loop import Loop
 from dataloaderjob.local.poller import sidecar_status
 from dataloaderjob.local.reaper import give_up, locked
 from dataloaderjob.providers.provider import LOCAL
@@ -34,6 +33,11 @@ LINGER_S = 3.0
 """After the last pool is gone: the next rank, or the next loader of a script, may come."""
 UNUSED_S = 120.0
 """Without any client so far; the one that started it may have much to do before its first iter()."""
+SHARED_NBYTES_PER_RANK = 2 * 1024**3
+LOOK_S = 0.5
+MAX_LOG_NBYTES = 16 * 1024 * 1024
+"""User code prints as much as it likes."""
+EXIT_FAILED = 1
 
 
 @dataclass(slots=True)
@@ -63,13 +67,6 @@ class IdleShutdown:
         if self._starter_gone is not None:
             return now - self._starter_gone >= LINGER_S
         return now - self.started >= UNUSED_S
-
-
-SHARED_NBYTES_PER_RANK = 2 * 1024**3
-LOOK_S = 0.5
-MAX_LOG_NBYTES = 16 * 1024 * 1024
-"""User code prints as much as it likes."""
-EXIT_FAILED = 1
 
 
 class Echo:

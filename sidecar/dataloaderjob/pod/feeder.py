@@ -18,6 +18,7 @@ from pathlib import Path
 from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.settings import NODE_FOLDER_VARIABLE, NODE_OUTPUT
 from dataloaderjob.pod import entry
+from dataloaderjob.pod.entry import Watch, await_started, fresh_folder
 from dataloaderjob.pod.output import Output
 from dataloaderjob.pod.settings import (
     ADDRESS_VARIABLE,
@@ -28,7 +29,6 @@ from dataloaderjob.pod.settings import (
     read_token,
     split_address,
 )
-from dataloaderjob.pod.watch import Watch, await_started, fresh_folder
 from dataloaderjob.providers.ray.node import RayNode, without_ray
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from dataloaderjob.core.backoff import Backoff
 from dataloaderjob.core.errors import AuthError, ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, Header, Kind
 from dataloaderjob.sidecar.dispatch.instructions import Endpoint
-from dataloaderjob.sidecar.dispatch.space import Extent
+from dataloaderjob.sidecar.dispatch.placing import Extent
 
 SCRATCH_NBYTES = 16 * 1024
 DISCARD_NBYTES = 256 * 1024
@@ -28,6 +28,8 @@ WAITALL_ABOVE_NBYTES = 8 * 1024
 BODY_WAIT_S = 0.02
 LOW_WATER_NBYTES = 256 * 1024
 BACKOFF = Backoff(0.1, 5.0)
+LinkError = (OSError, ProtocolError)
+"""What ends a connection and nothing else."""
 
 
 class Phase(Enum):
@@ -269,7 +271,3 @@ class FeederConnection:
                     f"batch {header.ticket} came damaged from {self.endpoint.name} (crc32)"
                 )
             self._sink.connection_body_done(self, header)
-
-
-LinkError = (OSError, ProtocolError)
-"""What ends a connection and nothing else."""

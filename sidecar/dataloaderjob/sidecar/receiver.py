@@ -38,7 +38,7 @@ from dataloaderjob.sidecar.dispatch.instructions import (
     Send,
     Unpublish,
 )
-from dataloaderjob.sidecar.dispatch.space import Extent
+from dataloaderjob.sidecar.dispatch.placing import Extent
 from dataloaderjob.sidecar.feeder_connection import FeederConnection, LinkError
 from dataloaderjob.sidecar.regions import Region
 

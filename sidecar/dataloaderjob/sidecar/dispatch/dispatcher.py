@@ -14,6 +14,7 @@ from dataloaderjob.core import failing, frames, tickets
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import Flag, Header, Kind
 from dataloaderjob.sidecar.dispatch import choose, granting
+from dataloaderjob.sidecar.dispatch.choose import Versions
 from dataloaderjob.sidecar.dispatch.instructions import (
     Close,
     Connect,
@@ -28,10 +29,10 @@ from dataloaderjob.sidecar.dispatch.instructions import (
     Released,
     Send,
 )
-from dataloaderjob.sidecar.dispatch.lateness import MAX_LOADS, MAX_STRIKES
-from dataloaderjob.sidecar.dispatch.placing import Placer, mb
-from dataloaderjob.sidecar.dispatch.space import Extent
+from dataloaderjob.sidecar.dispatch.placing import Extent, Placer, mb
 from dataloaderjob.sidecar.dispatch.streams import (
+    MAX_LOADS,
+    MAX_STRIKES,
     Attempt,
     AttemptState,
     Event,
@@ -40,7 +41,6 @@ from dataloaderjob.sidecar.dispatch.streams import (
     Stream,
     Ticket,
 )
-from dataloaderjob.sidecar.dispatch.versions import Versions
 
 
 class Dispatcher:

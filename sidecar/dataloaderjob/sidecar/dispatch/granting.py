@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dataloaderjob.core import frames
 from dataloaderjob.core.frames import Kind
 from dataloaderjob.sidecar.dispatch.instructions import Send
-from dataloaderjob.sidecar.dispatch.space import Extent
+from dataloaderjob.sidecar.dispatch.placing import Extent
 from dataloaderjob.sidecar.dispatch.streams import Attempt, AttemptState
 
 if TYPE_CHECKING:

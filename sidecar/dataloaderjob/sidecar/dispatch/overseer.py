@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataloaderjob.core import tickets
-from dataloaderjob.sidecar.dispatch import choose, lateness
+from dataloaderjob.sidecar.dispatch import choose, streams
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 from dataloaderjob.sidecar.dispatch.instructions import Close, Note, Replace
 from dataloaderjob.sidecar.dispatch.streams import Attempt, AttemptState, FeederState, State, Stream, Ticket
@@ -34,7 +34,7 @@ def _check_feeders(machine: Dispatcher, now: float) -> None:
         if stuck is not None:
             reason = (
                 f"{feeder.endpoint.name} has sent nothing of a batch of {stuck.nbytes} bytes for "
-                f"{lateness.TRANSFER_FLOOR_S} s since its grant"
+                f"{streams.TRANSFER_FLOOR_S} s since its grant"
             )
             machine.report(Close(feeder.endpoint.instance, reason, True))
             machine.feeder_down(now, feeder.endpoint.instance, reason)
@@ -56,7 +56,7 @@ def _waiting(now: float, feeder: FeederState, attempt: Attempt) -> float:
 
 def _overdue(now: float, feeder: FeederState) -> bool:
     head = _head(feeder)
-    if head is None or (limit := lateness.overdue_after(head.ticket.stream.pace)) is None:
+    if head is None or (limit := streams.overdue_after(head.ticket.stream.pace)) is None:
         return False
     return _waiting(now, feeder, head) > limit
 
@@ -65,14 +65,14 @@ def _healthy(now: float, feeder: FeederState) -> bool:
     if not feeder.up or feeder.draining or feeder.suspect_since is not None:
         return False
     head = _head(feeder)
-    if head is None or (limit := lateness.overdue_after(head.ticket.stream.pace)) is None:
+    if head is None or (limit := streams.overdue_after(head.ticket.stream.pace)) is None:
         return True
-    return lateness.healthy(_waiting(now, feeder, head), limit)
+    return streams.healthy(_waiting(now, feeder, head), limit)
 
 
 def _transfer_late(now: float, attempt: Attempt) -> bool:
     sending = attempt.state in (AttemptState.GRANTED, AttemptState.RECEIVING)
-    return sending and now - max(attempt.granted_at, attempt.feeder.moved_at) > lateness.TRANSFER_FLOOR_S
+    return sending and now - max(attempt.granted_at, attempt.feeder.moved_at) > streams.TRANSFER_FLOOR_S
 
 
 def _maybe_suspect(machine: Dispatcher, now: float, feeder: FeederState, up: list[FeederState]) -> None:
@@ -86,7 +86,7 @@ def _maybe_suspect(machine: Dispatcher, now: float, feeder: FeederState, up: lis
         if attempt.state is not AttemptState.ASKED:
             continue
         if attempt is head:
-            if ticket.retries >= lateness.MAX_REASKS:
+            if ticket.retries >= streams.MAX_REASKS:
                 continue  # slow or hanging by itself: it waits for its deadline here
             ticket.retries += 1
             ticket.probe = True
@@ -97,7 +97,7 @@ def _maybe_suspect(machine: Dispatcher, now: float, feeder: FeederState, up: lis
 
 def _maybe_replace(machine: Dispatcher, feeder: FeederState, silent_s: float) -> None:
     paces = [s.pace for s in machine.streams.values()]
-    limit = max(map(lateness.replace_after, paces), default=lateness.REPLACE_AFTER_S)
+    limit = max(map(streams.replace_after, paces), default=streams.REPLACE_AFTER_S)
     if silent_s > limit and not feeder.replace_asked and not feeder.draining:
         feeder.replace_asked = True
         what = "silent with work to do" if feeder.up else "not reachable"
@@ -141,7 +141,7 @@ def _give_up(machine: Dispatcher, ticket: Ticket, waited: float) -> None:
 
 
 def _maybe_hedge(machine: Dispatcher, now: float, stream: Stream, ticket: Ticket) -> None:
-    after = lateness.hedge_after(stream.pace)
+    after = streams.hedge_after(stream.pace)
     if (
         after is None
         or ticket.retries
@@ -152,11 +152,11 @@ def _maybe_hedge(machine: Dispatcher, now: float, stream: Stream, ticket: Ticket
     if now - max(ticket.attempts[0].asked_at, ticket.attempts[0].feeder.answered_at) < after:
         return
     counters = machine.counters
-    if not lateness.hedge_allowed(counters.hedges, counters.batches):
+    if not streams.hedge_allowed(counters.hedges, counters.batches):
         return
     up = [feeder for feeder in machine.feeders.values() if feeder.up]
     slow = [feeder for feeder in up if feeder.attempts and now - feeder.answered_at > after]
-    if lateness.all_slow(len(slow), len(up)):
+    if streams.all_slow(len(slow), len(up)):
         return
     feeder = choose.idle(up, stream, without=[a.feeder for a in ticket.attempts])
     if feeder is not None:
