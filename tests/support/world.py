@@ -23,6 +23,7 @@ from dataloaderjob.sidecar.dispatch.instructions import (
     DispatchSettings,
     DropRegion,
     Endpoint,
+    Extent,
     Fail,
     Note,
     Publish,
@@ -31,7 +32,6 @@ from dataloaderjob.sidecar.dispatch.instructions import (
     Send,
     Unpublish,
 )
-from dataloaderjob.sidecar.dispatch.placing import Extent
 
 GENERATION = 7
 UNGRANTED = 2

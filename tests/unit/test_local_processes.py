@@ -150,7 +150,7 @@ def test_the_guard_of_a_process_that_is_killed_ends_its_run(tmp_path: Path):
     folders.make(home, "")
     folders.mark(home)
     code = (
-        "import os, subprocess, sys, time; from pathlib import Path; from dataloaderjob.local import reaper, tags\n"
+        "import os, subprocess, sys, time; from pathlib import Path; from dataloaderjob.local import reaper, registry\n"
         "env = {**os.environ, registry.RUN_VARIABLE: 'test-guard'}\n"
         "reaper.start('test-guard', Path(sys.argv[1]), env); subprocess.Popen(['sleep', '60'], env=env)\n"
         "print('up', flush=True); time.sleep(60)"

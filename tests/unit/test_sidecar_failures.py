@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dataloaderjob.codec.failures import pack_failure
-from dataloaderjob.core.failing import MAX_TEXT, describe, passed
+from dataloaderjob.core.supervision import MAX_TEXT, describe, passed
 from dataloaderjob.sidecar.supervisor_client import Failures
 
 TOLD = {"type": "failure", "feeder": "feeder-1", "reason": "UserCodeFailed", "text": "ValueError: no"}

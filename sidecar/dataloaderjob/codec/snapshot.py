@@ -13,7 +13,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from dataloaderjob.codec import left_out, module_state, unchanged
+from dataloaderjob.codec import culprit, module_state, unchanged
 from dataloaderjob.codec.definitions import Definitions
 from dataloaderjob.codec.left_out import Excluded
 from dataloaderjob.codec.module_state import MAIN, State
@@ -205,7 +205,7 @@ def _names(root: Any) -> tuple[Any, ...]:
 
 
 def _warn_of_shared(roots: Roots, addresses: list[int], modules: Mapping[str, ModuleType]) -> None:
-    what, where = left_out.find_storage(roots, set(addresses), modules)
+    what, where = culprit.find_storage(roots, set(addresses), modules)
     warnings.warn(
         f"{where} is {what} in shared memory. Feeders get a copy of it as it is when the iterator is made: "
         "what is written to it later is not seen there, and what is written there is not seen here. Set "

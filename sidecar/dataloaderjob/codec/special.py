@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaderjob.codec.reducers import Carrier, StaysError, is_rebuilt_from
+from dataloaderjob.codec.carriers import Carrier, StaysError, is_rebuilt_from
 from dataloaderjob.core.errors import RemoteProtocolError
 
 _COMPRESSED: dict[torch.layout, tuple[Callable[..., Any], Callable[..., Any]]] = {

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from dataloaderjob.codec import left_out, module_state
+from dataloaderjob.codec import culprit, left_out, module_state
 from dataloaderjob.codec.left_out import ENTRY, Excluded
 from dataloaderjob.codec.module_state import CODE, MAIN, ROOTS, State
 from dataloaderjob.codec.pickling import (
@@ -150,7 +150,7 @@ class Writer:
                 return False
             raise InputError(
                 f"feeders need a copy of the dataset and its functions, and this cannot be copied: "
-                f"{left_out.name_culprit(roots, self.known, self.modules)}. Make it in worker_init_fn or when "
+                f"{culprit.find(roots, self.known, self.modules)}. Make it in worker_init_fn or when "
                 "__getitem__ first needs it, or leave it out in __getstate__"
             ) from exc
         return True

@@ -27,10 +27,16 @@ control   c -> s  {"type": "scale", "feeders": n} | {"type": "status"} | {"type"
                    a batch: the next attempt of a job starts with the cause of the last one's end
 
 What two readings of sidecars' counters say: batches and bytes by the second, waiting, fullness. Pure.
+
+A failed ticket in one line, for those who look at a job from outside. Pure.
+
+The trainer raises the whole of it (`codec.failures`, or one of our own errors); here are its feeder, a reason in one
+word, and what it says.
 """
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 from collections.abc import Iterable, Mapping
@@ -54,6 +60,11 @@ COUNTERS = (
 )  # fmt: skip
 Readings = Mapping[str, Mapping[str, int]]
 """Metrics by sidecar."""
+FIELDS = ("feeder", "reason", "text")
+MAX_TEXT = 400
+MODULE_MISSING = "ModuleMissing"
+USER_CODE = "UserCodeFailed"
+UNKNOWN = "BatchFailed"
 
 
 class Cause(StrEnum):
@@ -175,3 +186,40 @@ def between(before: Readings, after: Readings, seconds: float) -> Rates:
     }
     batches, nbytes, stall = over(dict.fromkeys(COUNTERS, 0), rise, seconds)
     return Rates(batches_per_s=batches, nbytes_per_s=nbytes, stall=stall, occupancy=occupancy(after.values()))
+
+
+def pack(error: str, message: str) -> bytes:
+    """The FAILED payload of one of our own errors, by the name of its class in `core.errors`."""
+    return json.dumps({"service": error, "message": message}).encode()
+
+
+def describe(payload: bytes) -> dict[str, str]:
+    """`feeder` (empty where it is no single one's), `reason` (CamelCase) and `text` of a FAILED payload."""
+    try:
+        told = json.loads(payload)
+        if "service" in told:
+            return _line("", str(told["service"]), str(told["message"]))
+        name = str(told["type"][1])
+        feeder, text = str(told.get("feeder") or ""), f"{name}: {told['text']}"
+        if told.get("key") is not None:
+            text += f" (for index {told['key']})"
+        elif told.get("phase"):
+            text += f" (in {told['phase']})"
+    except (ValueError, KeyError, TypeError, IndexError):
+        return _line("", UNKNOWN, "a batch failed, and what its feeder says of it cannot be read")
+    return _line(feeder, MODULE_MISSING if name == "ModuleNotFoundError" else USER_CODE, text)
+
+
+def passed(failed: tuple[int, int], stream: int, awaited: int) -> bool:
+    """Whether a trainer that awaits `awaited` of `stream` has taken a batch after the (stream, ticket) that failed, of
+    the same iterator or a later one. To raise the failure counts as taking that ticket."""
+    return (stream > failed[0] and awaited > 0) or (stream == failed[0] and awaited > failed[1] + 1)
+
+
+def _line(feeder: str, reason: str, text: str) -> dict[str, str]:
+    text = " ".join(text.split())
+    return {
+        "feeder": feeder,
+        "reason": reason,
+        "text": text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…",
+    }

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from dataloaderjob.core import failing
+from dataloaderjob.core import supervision
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
@@ -246,7 +246,7 @@ class Builders:
             text = (
                 f"{self._settings.name}: the process that runs worker_init_fn {how}, {MAX_FIRST_DEATHS} times"
             )
-            self._owner.bundle_failed(session.bundle.id, failing.pack("ServiceError", text))
+            self._owner.bundle_failed(session.bundle.id, supervision.pack("ServiceError", text))
         else:
             self._owner.session_gone(session.bundle.id)
 

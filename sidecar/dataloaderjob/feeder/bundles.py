@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dataloaderjob.core import failing
+from dataloaderjob.core import supervision
 from dataloaderjob.core.backoff import Backoff
 from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, Bundle
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError, ServiceError
@@ -153,4 +153,4 @@ class BundleStore:
         return True, b""
 
     def _failure(self, exc: Exception) -> bytes:
-        return failing.pack("ServiceError", f"{self._settings.name}: {exc}")
+        return supervision.pack("ServiceError", f"{self._settings.name}: {exc}")

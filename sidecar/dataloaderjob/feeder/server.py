@@ -29,9 +29,9 @@ from dataloaderjob.feeder.bundles import BundleStore
 from dataloaderjob.feeder.channel import Channel
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import Instruction, Task
-from dataloaderjob.feeder.registration import Registration
 from dataloaderjob.feeder.sender import ReceiverConnection, Sender
 from dataloaderjob.feeder.sessions import Body
+from dataloaderjob.feeder.supervisor_client import Registration
 
 log = logging.getLogger(__name__)
 
@@ -344,7 +344,9 @@ def main(
         server = FeederServer(settings, requests, _facts(requests), relayed=relayed)
         host = settings.advertise_host or settings.bind_host
         if settings.supervisor_host is not None:
-            Registration(settings, server, host=host).start()
+            Registration(
+                settings, host=host, port=server.port, instance=server.instance, idle=lambda: server.idle
+            ).start()
         if ready_fd is not None:
             ready = {"host": host, "port": server.port, "instance": server.instance, "pid": os.getpid()}
             os.write(ready_fd, json.dumps(ready).encode() + b"\n")

@@ -7,7 +7,7 @@ import json
 import socket
 from typing import Protocol
 
-from dataloaderjob.core import failing
+from dataloaderjob.core import supervision
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
@@ -163,7 +163,7 @@ class Templates:
                 f"{self._settings.name}: the process that loads the dataset ended while it did so: look for a crash "
                 "in native code or too little memory there; see what this feeder printed last"
             )
-            self._failed(template, failing.pack("ServiceError", text))
+            self._failed(template, supervision.pack("ServiceError", text))
 
     def _failed(self, template: Template, payload: bytes) -> None:
         self.drop(template)

@@ -29,7 +29,7 @@ from dataloaderjob.core.settings import RayTuning, SupervisorSettings, dump
 from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.local import reaper, registry
 from dataloaderjob.local.children import Child, Command, Loop, Started
-from dataloaderjob.local.launch import host_command
+from dataloaderjob.local.feeder_host import host_command
 from dataloaderjob.local.poller import Poller, Snapshot
 from dataloaderjob.local.restarts import (
     GiveUp,
@@ -46,8 +46,6 @@ from dataloaderjob.sidecar.settings import SidecarSettings
 if TYPE_CHECKING:
     from dataloaderjob.local.head import Heads
 
-RUN_FILE = "run.json"
-HOME_PREFIX = "dlj-run-"
 HOST_UP_S = 120.0
 """It imports torch, from a cold disk perhaps."""
 LOOK_S = 0.2
@@ -169,7 +167,7 @@ class LocalCluster:
         }
         with self._room():
             _write(self.home / "key", self._key)
-            _write(self.home / RUN_FILE, json.dumps({**found, **about}).encode())
+            _write(self.home / registry.RUN_FILE, json.dumps({**found, **about}).encode())
         self._do(self.policy.start())
         self._poller.start()
         self._loop.every(LOOK_S, self._look)
@@ -394,17 +392,17 @@ def _make_home(*, ray: bool) -> Path:
 
         limit = MAX_FOLDER_NBYTES - len("/r99")
     for base in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108  a folder of its own is made in it
-        if len(os.fsencode(base)) + len(f"/{HOME_PREFIX}xxxxxxxx") <= limit:
+        if len(os.fsencode(base)) + len(f"/{registry.HOME_PREFIX}xxxxxxxx") <= limit:
             with contextlib.suppress(OSError, ServiceUnavailable):
                 folders.check_above(Path(base), places.REMEDY)
-                home = Path(tempfile.mkdtemp(prefix=HOME_PREFIX, dir=base))
+                home = Path(tempfile.mkdtemp(prefix=registry.HOME_PREFIX, dir=base))
                 folders.mark(home)
                 return home
     raise InputError(
         f"a folder is needed that can be written, in which others cannot rename what is ours, and whose path is short "
         "enough for sockets, neither "
         f"{tempfile.gettempdir()} nor /tmp is one: set TMPDIR to a path of at most "
-        f"{limit - len(f'/{HOME_PREFIX}xxxxxxxx')} bytes"
+        f"{limit - len(f'/{registry.HOME_PREFIX}xxxxxxxx')} bytes"
     )
 
 

@@ -1,6 +1,5 @@
-"""Runs of this user that live on this machine, found by the file that each keeps in its folder.
-
-The tag of a run: an environment variable that every process of it inherits, and the end of all of them.
+"""Runs of this user that live on this machine, found by the file that each keeps in its folder; and the processes of
+a run, found by its tag, an environment variable that all of them inherit.
 
 Processes outlive their parents and leave their sessions (torchrun's workers, Ray's agents), the
 environment they were started with stays readable in /proc. Only processes of this user are looked at.
@@ -24,10 +23,10 @@ from dataloaderjob.core import folders, supervision
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.places import RUN_VARIABLE
 from dataloaderjob.core.settings import read_key
-from dataloaderjob.local.cluster import HOME_PREFIX, RUN_FILE
 from dataloaderjob.local.poller import sidecar_status
 
-__all__ = ["RUN_VARIABLE", "sweep", "tagged"]
+RUN_FILE = "run.json"
+HOME_PREFIX = "dlj-run-"
 EXEC_S = 0.03
 """Within execve a process has no environment for a moment: what a look found empty is looked at again."""
 

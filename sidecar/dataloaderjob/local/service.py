@@ -1,4 +1,4 @@
-"""The private service of one launch: what `local.launch` runs once the feeder host is on its way.
+"""The private service of one launch: what `local.__main__` runs once the feeder host is on its way.
 
 Started by the first rank (`trainer.private`), detached, for all local ranks. The sidecar's socket is DIR/s;
 DIR/failed says why it could not serve. It ends after its last client and removes DIR. A trainer's installation is
@@ -23,7 +23,7 @@ from dataloaderjob.core import folders, places
 from dataloaderjob.core.errors import DataLoaderJobError
 from dataloaderjob.local.children import Loop, Started
 from dataloaderjob.local.cluster import LocalCluster, ServicePlan
-from dataloaderjob.local.launch import environments
+from dataloaderjob.local.feeder_host import environments
 from dataloaderjob.local.poller import sidecar_status
 from dataloaderjob.local.reaper import give_up, locked
 from dataloaderjob.providers.provider import LOCAL

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import Any
 
-from dataloaderjob.core import failing, ipc, tickets
+from dataloaderjob.core import ipc, supervision, tickets
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.control import FAILED, Control
 from dataloaderjob.core.errors import ProtocolError
@@ -30,6 +30,7 @@ from dataloaderjob.sidecar.dispatch.instructions import (
     DispatchSettings,
     DropRegion,
     Endpoint,
+    Extent,
     Fail,
     Note,
     Publish,
@@ -38,7 +39,6 @@ from dataloaderjob.sidecar.dispatch.instructions import (
     Send,
     Unpublish,
 )
-from dataloaderjob.sidecar.dispatch.placing import Extent
 from dataloaderjob.sidecar.feeder_connection import FeederConnection, LinkError
 from dataloaderjob.sidecar.regions import Region
 
@@ -202,7 +202,7 @@ class Receiver:
                 self.machine.close_stream(now, packet.stream, packet.awaiting)
 
     def _maybe_passed(self, failure: tuple[int, int], packet: ipc.Packet) -> None:
-        if failing.passed(failure, packet.stream, packet.awaiting):
+        if supervision.passed(failure, packet.stream, packet.awaiting):
             self._failure = None
             self._tell_parent({"type": "failure"})
 
@@ -356,7 +356,7 @@ class Receiver:
                 os.eventfd_write(self._wake_trainer, 1)
                 if self._failure is None:  # the trainer, too, raises the first of several
                     self._failure = stream, ticket
-                    self._tell_parent({"type": "failure", **failing.describe(payload)})
+                    self._tell_parent({"type": "failure", **supervision.describe(payload)})
             case CreateRegion(number, nbytes, single, lease_limit):
                 region = regions.create(number, nbytes, single=single)
                 self.regions[number] = region

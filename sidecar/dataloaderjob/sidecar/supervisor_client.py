@@ -16,8 +16,8 @@ from dataloaderjob.core import auth, sockets
 from dataloaderjob.core.backoff import Backoff
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import ProtocolError
-from dataloaderjob.core.failing import FIELDS
 from dataloaderjob.core.processes import close_all_but, default_signals, die_with_parent
+from dataloaderjob.core.supervision import FIELDS
 from dataloaderjob.sidecar.dispatch.instructions import Endpoint
 
 BACKOFF = Backoff(0.05, 3.0)

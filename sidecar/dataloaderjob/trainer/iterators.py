@@ -30,7 +30,7 @@ from dataloaderjob.trainer.stream import Stream
 from dataloaderjob.trainer.taking import NOTHING, Taker
 
 if TYPE_CHECKING:
-    from dataloaderjob.trainer.loader import DataLoader
+    from torch.utils.data import DataLoader
 
 _U64 = (1 << 64) - 1
 _is_profiling: Any = vars(torch.autograd)["_profiler_enabled"]
@@ -127,23 +127,29 @@ class ServiceIterator(_Seeded):
     _workers: tuple[()] = ()
     """For those who look at torch's: this process has none."""
 
-    def __init__(self, loader: DataLoader[Any], client: Client, window: int) -> None:
+    def __init__(self, loader: DataLoader[Any], client: Client, window: int, *, pickle_allowed: bool) -> None:
         self._client = client
         self._window = window
         self._bundle: Bundle | None = None
         self._stream: Stream | None = None
         self._taker: Taker | PinningTaker | None = None
         super().__init__(loader)
-        self._pickle_allowed = loader.pickle_allowed
+        self._pickle_allowed = pickle_allowed
 
     @property
     def dead(self) -> bool:
         """Whether this iterator can give no further batch, in this process or at all."""
         return self._client.dead is not None
 
-    def ship(self, loader: DataLoader[Any], slow: Callable[[float], None]) -> None:
+    def ship(
+        self,
+        loader: DataLoader[Any],
+        begin_session: Callable[[], tuple[int, int]],
+        slow: Callable[[float], None],
+    ) -> None:
         """Packs the user's code and data for feeders. Raises InputError where that cannot be.
 
+        `begin_session` gives the numbers of the loader and of this epoch; it is called once all is packed.
         `slow` is called with the seconds that it took, if they are many and another iterator will take as many.
         """
         store = BlobStore(_path(self._client.settings["blobs"]))
@@ -155,7 +161,7 @@ class ServiceIterator(_Seeded):
             allow_pickle=self._pickle_allowed,
             slow=slow,
         )
-        number, epoch = loader.begin_session()
+        number, epoch = begin_session()
         self._bundle = replace(made, loader=number, epoch=epoch, workers=int(loader.num_workers))
 
     def start(self, *, again: bool = False) -> None:

@@ -200,9 +200,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return InProcessIterator(self)
         client, window = self._connect(), self._window()
         _compare_with_feeders(window)
-        iterator = ServiceIterator(self, client, window)
+        iterator = ServiceIterator(self, client, window, pickle_allowed=self.pickle_allowed)
         try:
-            iterator.ship(self, self._say_slow)
+            iterator.ship(self, self.begin_session, self._say_slow)
         except InputError as exc:
             if not left_out:
                 raise

@@ -164,7 +164,7 @@ def _last_words(home: Path) -> str:
 
 def _launch(home: Path, feeders: int) -> None:
     command = [
-        sys.executable, "-P", "-m", "dataloaderjob.local.launch", "--dir", str(home), "--feeders", str(feeders),
+        sys.executable, "-P", "-m", "dataloaderjob.local", "--dir", str(home), "--feeders", str(feeders),
     ]  # fmt: skip
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     log = os.open(home / LOG_NAME, flags, 0o600)

@@ -3,7 +3,7 @@
 Decides which feeder's versions fit which trainer's code, once for each pair. Pure.
 
 Batches are equal bytes only where Python, torch, numpy and the CPU's vector units agree; the trainer's
-facts travel in the bundle, a feeder states its own in the handshake (`dataloaderjob.codec.facts`).
+facts travel in the bundle, a feeder states its own in the handshake (`dataloaderjob.codec.bundles`).
 """
 
 from __future__ import annotations

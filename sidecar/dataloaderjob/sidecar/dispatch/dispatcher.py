@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dataloaderjob.core import failing, frames, tickets
+from dataloaderjob.core import frames, supervision, tickets
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import Flag, Header, Kind
-from dataloaderjob.sidecar.dispatch import choose, granting
+from dataloaderjob.sidecar.dispatch import choose
 from dataloaderjob.sidecar.dispatch.choose import Versions
 from dataloaderjob.sidecar.dispatch.instructions import (
     Close,
@@ -22,6 +22,7 @@ from dataloaderjob.sidecar.dispatch.instructions import (
     Discard,
     DispatchSettings,
     Endpoint,
+    Extent,
     Fail,
     Instruction,
     Note,
@@ -29,7 +30,7 @@ from dataloaderjob.sidecar.dispatch.instructions import (
     Released,
     Send,
 )
-from dataloaderjob.sidecar.dispatch.placing import Extent, Placer, mb
+from dataloaderjob.sidecar.dispatch.placing import Placer, mb, turn
 from dataloaderjob.sidecar.dispatch.streams import (
     MAX_LOADS,
     MAX_STRIKES,
@@ -365,8 +366,36 @@ class Dispatcher:
         self._out.append(Send(feeder.endpoint.instance, header, b""))
 
     def grant(self, now: float) -> None:
-        """Gives places to announced bodies (`granting`)."""
-        self.starved = granting.grant(self, now)
+        """Gives places to announced bodies in ticket order, and always to what the trainer waits for."""
+        waiting = [
+            a for feeder in self.feeders.values() if feeder.up
+            for a in feeder.attempts.values() if a.state is AttemptState.ANNOUNCED
+        ]  # fmt: skip
+        waiting.sort(key=turn)
+        self.starved = False
+        for attempt in waiting:
+            extent = self.placer.space.alloc(attempt.nbytes)
+            if extent is None and attempt.ticket.number == attempt.ticket.stream.awaited:
+                extent = self.placer.room_for_awaited(
+                    attempt.nbytes, self.streams.values(), self._placed, self._drop_for_room
+                )
+            if extent is None:
+                self.starved = True
+                continue
+            attempt.extent, attempt.state, attempt.granted_at = extent, AttemptState.GRANTED, now
+            header = frames.pack(
+                Kind.GRANT, generation=self.generation, stream=attempt.ticket.stream.id,
+                ticket=attempt.ticket.number, room=extent.nbytes,
+            )  # fmt: skip
+            self.report(Send(attempt.feeder.endpoint.instance, header, b""))
+
+    def _placed(self) -> list[Attempt]:
+        return [
+            a for feeder in self.feeders.values() for a in feeder.attempts.values() if a.extent is not None
+        ]
+
+    def _drop_for_room(self, attempt: Attempt) -> None:
+        self.drop_attempt(attempt, cancel=True)
 
     def fail(self, ticket: Ticket, payload: bytes) -> None:
         """The ticket failed for good; the trainer raises when its turn comes."""
@@ -378,7 +407,7 @@ class Dispatcher:
 
     def fail_service(self, ticket: Ticket, error: str, message: str) -> None:
         """As `fail`, with one of our own errors by its class name."""
-        self.fail(ticket, failing.pack(error, message))
+        self.fail(ticket, supervision.pack(error, message))
 
     def report(self, instruction: Instruction) -> None:
         self._out.append(instruction)

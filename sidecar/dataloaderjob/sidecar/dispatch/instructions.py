@@ -7,7 +7,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dataloaderjob.sidecar.dispatch.placing import Extent
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """`nbytes` usable bytes (whole pages) at `offset` of a region."""
+
+    region: int
+    offset: int
+    nbytes: int
 
 
 class Endpoint(NamedTuple):

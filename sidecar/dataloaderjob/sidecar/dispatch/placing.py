@@ -13,13 +13,19 @@ counts.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from dataloaderjob.core.control import LEASES, PAGE
-from dataloaderjob.sidecar.dispatch.instructions import CreateRegion, DropRegion, Instruction, Unpublish
-from dataloaderjob.sidecar.dispatch.streams import Event, State, Stream, Ticket
+from dataloaderjob.sidecar.dispatch.instructions import (
+    CreateRegion,
+    DropRegion,
+    Extent,
+    Instruction,
+    Unpublish,
+)
+from dataloaderjob.sidecar.dispatch.streams import Attempt, Event, State, Stream, Ticket
 
 RESERVE = 4
 """Batches of room beyond the window: those that the trainer works on, or keeps for a step or two."""
@@ -28,18 +34,14 @@ LEAST_WINDOW = 16
 a few steps would get copies."""
 
 
+def turn(attempt: Attempt) -> int:
+    """Batches before this one in its trainer's order."""
+    return attempt.ticket.number - attempt.ticket.stream.awaited
+
+
 def round_up(nbytes: int) -> int:
     """Extents are whole pages, so that no page holds two batches."""
     return max(PAGE, -(-nbytes // PAGE) * PAGE)
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """`nbytes` usable bytes (whole pages) at `offset` of a region."""
-
-    region: int
-    offset: int
-    nbytes: int
 
 
 class Arena:
@@ -251,6 +253,26 @@ class Placer:
 
     def fits(self, nbytes: int) -> bool:
         return round_up(nbytes) <= self.space.limit_nbytes
+
+    def room_for_awaited(
+        self,
+        nbytes: int,
+        streams: Iterable[Stream],
+        placed: Callable[[], list[Attempt]],
+        drop: Callable[[Attempt], None],
+    ) -> Extent:
+        """The place of a ready batch that nobody can have reached, of one on its way, else a memfd of its own.
+
+        `placed`: attempts that have a place, of which `drop` takes one away.
+        """
+        extent = self.make_room(nbytes, streams)
+        while extent is None and not self.single_fits(nbytes):
+            attempts = placed()
+            if not attempts:
+                break
+            drop(max(attempts, key=turn))
+            extent = self.space.alloc(nbytes)
+        return self.single(nbytes) if extent is None else extent
 
     def _droppable(self, streams: Iterable[Stream]) -> list[Ticket]:
         """Ready tickets behind one that is not published, farthest from their turn first."""

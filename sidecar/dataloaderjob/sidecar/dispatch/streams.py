@@ -17,8 +17,7 @@ from enum import Enum
 from heapq import heappop, heappush
 from typing import Any
 
-from dataloaderjob.sidecar.dispatch.instructions import Endpoint
-from dataloaderjob.sidecar.dispatch.placing import Extent
+from dataloaderjob.sidecar.dispatch.instructions import Endpoint, Extent
 
 OVERDUE_FLOOR_S = 1.5
 """No feeder is suspected sooner: with the tick and one batch made anew this keeps a wait below 3 s."""

@@ -1,7 +1,6 @@
-"""`python -m dataloaderjob.local.launch --dir DIR --feeders N`: the private service, with its feeder host first.
+"""How the feeder host of one machine is started, and with which environment.
 
-The host imports torch, which takes longer than all the rest of a start: so it is started before this process
-imports anything that it can do without. DIR is the private folder that the first rank made (`trainer.private`).
+The private service starts it before anything else, so nothing is imported here that this can do without.
 """
 
 from __future__ import annotations
@@ -51,16 +50,3 @@ def start_host(folder: str) -> tuple[int, int, int]:
         os.close(out_writer)
         os.close(err_writer)
     return pid, out, err
-
-
-def main() -> int:
-    if "--echo" in sys.argv:  # the host would keep it open for longer than the rank that reads it lives
-        os.set_inheritable(int(sys.argv[sys.argv.index("--echo") + 1]), False)
-    host = start_host(sys.argv[sys.argv.index("--dir") + 1])
-    from dataloaderjob.local import service
-
-    return service.main(host)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
