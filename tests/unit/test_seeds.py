@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloaderjob.codec import seeds
-from dataloaderjob.codec.bundles import facts
+from dataloaderjob.codec.facts import facts
 from dataloaderjob.sidecar.dispatch.choose import caution, mismatch
 
 

@@ -3,30 +3,27 @@
 `blobs[0]` is u64 length, a table, then the pickle (`module_state` tells its parts); `blobs[1]` the source of
 the user's modules; the other blobs are the pickle's buffers, small ones several to a blob. A feeder maps
 those privately: a node holds them once in memory, and each feeder may write to its own view of them.
-
-What this process states about itself in handshakes and bundles; compared by `sidecar.dispatch.choose`.
 """
 
 from __future__ import annotations
 
 import io
 import os
-import platform
 import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 
 from dataloaderjob.codec import feeder_modules, process_state
+from dataloaderjob.codec.facts import facts
 from dataloaderjob.codec.feeder_modules import ModuleLoader
 from dataloaderjob.codec.modules import Source
 from dataloaderjob.codec.reducers import bytes_of
@@ -47,25 +44,6 @@ Place = tuple[int, int, int]
 _snapshots = Snapshots()
 _one_at_a_time = threading.RLock()
 """Threads that make iterators at the same time share what is known of earlier snapshots."""
-
-
-@cache
-def _facts() -> tuple[tuple[str, str], ...]:
-    return (
-        ("python", f"{sys.version_info.major}.{sys.version_info.minor}"),
-        ("torch", _minor(torch.__version__)),
-        ("numpy", _minor(np.__version__)),
-        ("cpu", f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"),
-    )
-
-
-def facts() -> dict[str, Any]:
-    """Versions as major.minor, and the machine with the vector units that torch uses: `x86_64 AVX2`."""
-    return dict(_facts())
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

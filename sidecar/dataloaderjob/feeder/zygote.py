@@ -207,7 +207,7 @@ def main(host: socket.socket, parent: int) -> NoReturn:
     try:
         import torch
 
-        from dataloaderjob.codec.bundles import facts
+        from dataloaderjob.codec.facts import facts
     except Exception:
         sys.excepthook(*sys.exc_info())
         sys.stderr.flush()
