@@ -214,7 +214,7 @@ KEYS = """
     from dataloaderjob.core import tickets
     from dataloaderjob.core.blobs import BlobStore
     from dataloaderjob.codec.bundles import make_bundle
-    from dataloaderjob.codec.keys import pickle_keys
+    from dataloaderjob.codec.fetcher import pickle_keys
 
     Known = namedtuple("Known", "index size")
     class Other:

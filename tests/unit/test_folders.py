@@ -21,7 +21,7 @@ from dataloaderjob.core import folders, ipc, places
 from dataloaderjob.core.errors import ProtocolError, ServiceUnavailable
 from dataloaderjob.local import reaper
 from dataloaderjob.providers.local import _dial
-from dataloaderjob.sidecar.trainer_listener import TrainerListener, listen
+from dataloaderjob.sidecar.listeners import TrainerListener, listen
 from dataloaderjob.trainer import attach, private
 
 

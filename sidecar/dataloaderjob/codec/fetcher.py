@@ -5,10 +5,18 @@ The same class runs in feeders and, for `num_workers=0`, in the trainer.
 Where `get_worker_info()` answers, torch's default_collate stacks tensors into a new shared-memory file per batch, for
 torch's own way to the trainer, and into the dtype of the first sample, where it otherwise promotes. A feeder has no
 use for the one, and the other would make its batches differ from those of `num_workers=0`: it is kept from both.
+
+A sampler's keys that are no integers are pickled for each batch, while the script's classes travel once, in the
+bundle. So a class of `__main__` goes by name and with its definition: where the bundle brought the class, that one is
+used, so that `isinstance` and `==` hold there; else the definition is loaded, once.
 """
 
 from __future__ import annotations
 
+import io
+import pickle
+import sys
+import types
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -18,8 +26,18 @@ from torch.utils.data import default_collate, default_convert, get_worker_info
 from torch.utils.data._utils import worker
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from dataloaderjob.codec import names
+from dataloaderjob.codec.modules import MAINS
+from dataloaderjob.codec.pickling import UserCodePickler, with_main
 from dataloaderjob.codec.seeding import seed_batch, seed_sample
 from dataloaderjob.core.tickets import Ticket
+
+SAMPLE = "__getitem__"
+SAMPLES = "__getitems__"
+COLLATE = "collate_fn"
+"""Phases of a fetch, by the user's function that runs."""
+OnSample = Callable[[int], None]
+_definitions: dict[int, tuple[Any, bytes]] = {}
 
 
 @cache
@@ -35,14 +53,6 @@ def stack_in_private_memory() -> None:
             worker._worker_info = info  # noqa: SLF001
 
     default_collate_fn_map[torch.Tensor] = stack
-
-
-SAMPLE = "__getitem__"
-SAMPLES = "__getitems__"
-COLLATE = "collate_fn"
-"""Phases of a fetch, by the user's function that runs."""
-
-OnSample = Callable[[int], None]
 
 
 class SampleError(Exception):
@@ -107,3 +117,48 @@ def _call(phase: str, function: Callable[[Any], Any], argument: Any) -> Any:
         return function(argument)
     except (Exception, SystemExit) as exc:
         raise SampleError(phase, exc) from exc
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, type | types.FunctionType) or obj.__module__ not in MAINS:
+            return NotImplemented
+        return _attribute_of_main, (obj.__qualname__, _definition(obj))
+
+
+def pickle_keys(keys: list[Any]) -> bytes:
+    """Raises what pickle raises for keys that cannot travel."""
+    out = io.BytesIO()
+    _Pickler(out, protocol=5).dump(keys)
+    return out.getvalue()
+
+
+def _definition(obj: Any) -> bytes:
+    known = _definitions.get(id(obj))
+    if known is None:
+        out = io.BytesIO()
+        pickler = UserCodePickler(out, None)
+        for part in with_main(obj, pickler.reached, with_names=True):
+            pickler.dump(part)
+        pickler.close()
+        known = _definitions[id(obj)] = obj, out.getvalue()
+    return known[1]
+
+
+def _attribute_of_main(path: str, definition: bytes) -> Any:
+    """Called where keys are unpickled."""
+    found = names.look_up("__main__", path)
+    if found is not None:
+        return found
+    unpickler = pickle.Unpickler(io.BytesIO(definition))  # noqa: S301  authenticated, trainer to feeder only
+    found = unpickler.load()
+    main = vars(sys.modules["__main__"])
+    while True:
+        try:
+            name, value = unpickler.load()
+        except EOFError:
+            break
+        main.setdefault(name, value)
+    if "." not in path:
+        main.setdefault(path, found)
+    return found

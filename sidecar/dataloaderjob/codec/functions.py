@@ -1,6 +1,6 @@
-"""Functions and classes by value: which globals their code uses, and how a function is made again.
+"""Functions by value: which globals their code uses, what they keep, and how one is made again.
 
-What a module's own functions keep: default arguments, attributes, and the one object in a settings' cache.
+A module's own functions keep default arguments, attributes, and the one object in a settings' cache.
 """
 
 from __future__ import annotations

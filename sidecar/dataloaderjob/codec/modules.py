@@ -4,9 +4,8 @@ A user module is one outside the standard library, installed distributions and t
 Python source, or is a namespace package. An editable install lies outside and counts as the user's.
 functools.wraps gives a wrapper the name of what it wraps, so a function's code tells where it is from.
 
-User modules that a script imports for what their import does: registers a codec, patches a library.
-
-Nothing of the dataset refers to such a module, so nothing that is pickled tells of it, and yet samples rely on it.
+A script imports some of them for what their import does: it registers a codec, or patches a library. Nothing of the
+dataset refers to such a module, so nothing that is pickled tells of it, and yet samples rely on it.
 A feeder imports it if the script would import it again in a worker of the start method "spawn", that is,
 at its top level, outside `if __name__ == "__main__":`, by itself or through other user modules; and if its top level
 does more than define names: calls a function, changes what it imported, or decorates with what registers.

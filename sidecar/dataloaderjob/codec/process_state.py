@@ -1,11 +1,8 @@
 """What user code finds in its process besides modules: working directory, environment, settings of libraries.
 
-Taken in the trainer, applied in a feeder before anything of the user's is loaded.
-
-Settings of libraries that scripts set at their top, and that no object of the dataset holds.
-
-A setting of a library that is not loaded anyhow travels only if it differs from the library's own, for a feeder
-would import the library to set it.
+It is taken in the trainer, and applied in a feeder before anything of the user's is loaded. Scripts set libraries at
+their top, and no object of the dataset holds that. A setting of a library that is not loaded anyhow travels only if it
+differs from the library's own, for a feeder would import the library to set it.
 """
 
 from __future__ import annotations

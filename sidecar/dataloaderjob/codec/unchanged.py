@@ -4,7 +4,7 @@ A fingerprint is compared with an earlier one of the same process only, so it ne
 adversary: buffers are summed with random odd weights for each 64-bit word, modulo 2**64, which any change
 of one word alters, and a change of several with a chance of about 2**-64 not.
 
-Memory that this process shares with others, or has changed, as the kernel tells (proc(5)).
+Which memory this process shares with others, or has changed, the kernel tells (proc(5)).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ LOCK_NAME = "lock"
 LOG_NAME = "service.log"
 FILES = (
     SOCKET_NAME,
-    "~",  # the same, for a moment (`sidecar.trainer_listener`)
+    "~",  # the same, for a moment (`sidecar.listeners`)
     CONTROL_NAME,
     HOST_NAME,
     FEEDERS_NAME,

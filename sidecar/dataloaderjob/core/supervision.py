@@ -26,12 +26,8 @@ control   c -> s  {"type": "scale", "feeders": n} | {"type": "status"} | {"type"
                    feeder placed, until Ray has answered. A failure outlives its sidecar, until any trainer takes
                    a batch: the next attempt of a job starts with the cause of the last one's end
 
-What two readings of sidecars' counters say: batches and bytes by the second, waiting, fullness. Pure.
-
-A failed ticket in one line, for those who look at a job from outside. Pure.
-
-The trainer raises the whole of it (`codec.failures`, or one of our own errors); here are its feeder, a reason in one
-word, and what it says.
+Here are also the rates that two readings of the counters give, and the line that stands for a failed ticket: the
+trainer raises the whole of it (`codec.failures`, or one of our own errors).
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ from dataloaderjob.codec.seeding import seed_batch, seed_worker
 from dataloaderjob.core import tickets
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag
-from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Kind, Message
-from dataloaderjob.feeder.sessions import Introduction
+from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Introduction, Kind, Message
 
 CHECKSUM, PROBE = int(Flag.CHECKSUM), int(Flag.PROBE)
 PROBE_WAIT_S = 0.5

@@ -18,9 +18,18 @@ from dataloaderjob.core import supervision
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
-from dataloaderjob.feeder.channel import Channel, Kind, Message, Watching
+from dataloaderjob.feeder.channel import (
+    Body,
+    Channel,
+    Introduction,
+    Kind,
+    Message,
+    Phase,
+    Session,
+    Template,
+    Watching,
+)
 from dataloaderjob.feeder.feeding_states import State, Task
-from dataloaderjob.feeder.sessions import Body, Introduction, Phase, Session, Template
 from dataloaderjob.feeder.templates import Templates
 
 LINGER_S = 0.2

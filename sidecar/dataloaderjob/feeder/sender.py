@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dataloaderjob.core import frames
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Header, Kind
+from dataloaderjob.feeder.channel import Body
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import (
     Announce,
@@ -23,7 +24,6 @@ from dataloaderjob.feeder.feeding_states import (
     Task,
     Withdraw,
 )
-from dataloaderjob.feeder.sessions import Body
 
 _READ_NBYTES = 256 * 1024
 

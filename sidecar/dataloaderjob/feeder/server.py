@@ -26,11 +26,10 @@ from dataloaderjob.core.settings import FeederSettings, read_key
 from dataloaderjob.core.tickets import base_seed
 from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore
-from dataloaderjob.feeder.channel import Channel
+from dataloaderjob.feeder.channel import Body, Channel
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import Instruction, Task
 from dataloaderjob.feeder.sender import ReceiverConnection, Sender
-from dataloaderjob.feeder.sessions import Body
 from dataloaderjob.feeder.supervisor_client import Registration
 
 log = logging.getLogger(__name__)

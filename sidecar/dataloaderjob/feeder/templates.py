@@ -11,8 +11,7 @@ from dataloaderjob.core import supervision
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
-from dataloaderjob.feeder.channel import Channel, Kind, Message, Watching
-from dataloaderjob.feeder.sessions import Template
+from dataloaderjob.feeder.channel import Channel, Kind, Message, Template, Watching
 
 MAX_IDLE = 8
 """Templates that no session uses: their loaders may have been collected, of which nobody tells."""

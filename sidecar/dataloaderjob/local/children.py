@@ -1,6 +1,5 @@
-"""A child process with a name: its end, told by a pidfd, and its output, line by line, in the loop.
-
-One thread's loop over descriptors, timers and signals. Nothing in it knows what it serves.
+"""A child process with a name: its end, told by a pidfd, and its output, line by line, in one thread's loop over
+descriptors, timers and signals.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ PID 1 of the container hands signals on and reaps what is left to it; the real m
 processes lose their parents all the time, and reaping them in the process that has children of its own would take
 the exit codes of those away.
 
-What the main process of a pod waits for: signals, the ends of processes, time. It decides when to start the
-supervisor again, and when that is of no use (pure), and reads its folder's state.
+The main process waits for signals, the ends of processes, and time; when to start the supervisor again, and when that
+is of no use, is decided here (pure).
 """
 
 from __future__ import annotations

@@ -28,11 +28,10 @@ from dataloaderjob.core.settings import read_key
 from dataloaderjob.sidecar import metrics
 from dataloaderjob.sidecar.bundle_gc import BundleGc
 from dataloaderjob.sidecar.dispatch.instructions import DispatchSettings
-from dataloaderjob.sidecar.http import HttpServer
+from dataloaderjob.sidecar.listeners import Guest, HttpServer, TrainerListener
 from dataloaderjob.sidecar.receiver import Receiver
 from dataloaderjob.sidecar.settings import SidecarSettings
 from dataloaderjob.sidecar.supervisor_client import Failures, SupervisorClient
-from dataloaderjob.sidecar.trainer_listener import Guest, TrainerListener
 
 TICK_S = 0.5
 METRICS_EVERY_S = 1.0

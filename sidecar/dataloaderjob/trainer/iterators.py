@@ -19,8 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from dataloaderjob.codec import failures, seeds
 from dataloaderjob.codec.bundles import make_bundle
 from dataloaderjob.codec.decoding import Decoder
-from dataloaderjob.codec.fetcher import Fetcher, SampleError
-from dataloaderjob.codec.keys import pickle_keys
+from dataloaderjob.codec.fetcher import Fetcher, SampleError, pickle_keys
 from dataloaderjob.codec.seeding import preserved_generators
 from dataloaderjob.core import errors, tickets
 from dataloaderjob.core.blobs import BlobStore, Bundle

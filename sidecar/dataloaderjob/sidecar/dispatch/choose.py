@@ -1,9 +1,8 @@
 """Which feeder makes a batch. Another policy is another `choose`.
 
-Decides which feeder's versions fit which trainer's code, once for each pair. Pure.
-
-Batches are equal bytes only where Python, torch, numpy and the CPU's vector units agree; the trainer's
-facts travel in the bundle, a feeder states its own in the handshake (`dataloaderjob.codec.bundles`).
+Whether a feeder's versions fit a trainer's code is decided once for each pair: batches are equal bytes only where
+Python, torch, numpy and the CPU's vector units agree; the trainer's facts travel in the bundle, a feeder states its
+own in the handshake (`dataloaderjob.codec.facts`).
 """
 
 from __future__ import annotations

@@ -3,11 +3,8 @@
 The awaited ticket of every stream always gets a place: a free extent; else the place of a ready batch
 that its trainer cannot have reached; else a memfd of its own.
 
-Extents of the pool: who owns which bytes. Pure: no mapping, no descriptors.
-
-A region is one memfd. A *pool* region is cut into extents of any size; a *single* region holds one batch
-that had no place otherwise and goes with it. The receiver creates and maps regions; this module only
-counts.
+A region is one memfd, cut into extents. A *pool* region is cut into extents of any size; a *single* region holds one
+batch that had no place otherwise and goes with it. The receiver creates and maps regions; this module only counts.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
 A *ticket* is one batch of one stream. An *attempt* is one feeder's copy of it in the making; a hedged ticket
 has two. A feeder's state lasts as long as the connection to it is wanted.
 
-When is a feeder late? All judgements of lateness, as pure functions of what was seen.
-
-User code may take any time, so lateness is judged against what batches of the same stream took lately;
-liveness pings would be silent whenever user code holds the interpreter lock.
+When a feeder is late is judged here, too. User code may take any time, so lateness is judged against what batches of
+the same stream took lately; liveness pings would be silent whenever user code holds the interpreter lock.
 """
 
 from __future__ import annotations

@@ -1,0 +1,263 @@
+"""The sidecar's listening sockets, served by the parent's loop. No client of them can hold it up.
+
+/metrics, /healthz and /status go over HTTP/1.0, one short answer a connection. On the Unix socket are trainers that
+have not said yet what they want.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import stat
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from dataloaderjob.core import ipc, sockets
+from dataloaderjob.core.errors import DataLoaderJobError, InputError, RemoteProtocolError, first_line
+
+MAX_REQUEST_NBYTES = 8192
+MAX_CLIENTS = 64
+CLIENT_TIMEOUT_S = 2.0
+"""To ask, and again to read the answer."""
+Handler = Callable[[str], tuple[int, str, str]]
+"""Path to (status, content type, body)."""
+REASONS = {200: "OK", 404: "Not Found", 400: "Bad Request", 503: "Service Unavailable"}
+HELLO_TIMEOUT_S = 5.0
+MAX_HELLO_NBYTES = 8 * 1024 * 1024
+"""An adoption that names all leases that there can be takes 3 MB."""
+MAX_GUESTS = 256
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """A connection to the HTTP port: first its request comes in, then the answer goes out."""
+
+    sock: socket.socket
+    deadline: float
+    head: bytearray = field(default_factory=bytearray)
+    out: bytes = b""
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+@dataclass(slots=True, eq=False)
+class Guest:
+    """A trainer's connection until its first message is whole."""
+
+    sock: socket.socket
+    deadline: float
+    incoming: ipc.Assembler = field(default_factory=lambda: ipc.Assembler(MAX_HELLO_NBYTES))
+    fds: list[int] = field(default_factory=list)
+    stranger: int | None = None
+    """Another user, who is not heard."""
+
+    def close(self) -> None:
+        self.sock.close()
+        for fd in self.fds:
+            os.close(fd)
+
+    def answer(self, packets: list[bytes], fds: list[int] | None = None) -> None:
+        """Sends what the socket's buffer takes at once, which is far more than any answer."""
+        socket.send_fds(self.sock, [packets[0]], fds or [])
+        for packet in packets[1:]:
+            self.sock.send(packet)
+
+
+OnMessage = Callable[[Guest, ipc.Packet], None]
+"""Owns the guest from then on; raises to have it told the reason and closed."""
+Peer = TypeVar("Peer", Client, Guest)
+
+
+class Listener(ABC, Generic[Peer]):
+    """A listening socket and at most `most` peers, each with a deadline; the owner's loop calls `expire`."""
+
+    def __init__(self, sock: socket.socket, select: selectors.BaseSelector, most: int) -> None:
+        sock.setblocking(False)
+        self._sock, self._select, self._most = sock, select, most
+        self._peers: set[Peer] = set()
+        select.register(sock, selectors.EVENT_READ, self._accept)
+
+    @abstractmethod
+    def _welcome(self, sock: socket.socket) -> Peer: ...
+
+    @abstractmethod
+    def _on_ready(self, peer: Peer) -> None: ...
+
+    def expire(self, now: float) -> None:
+        """Closes the connections of peers that are too slow."""
+        for peer in [p for p in self._peers if p.deadline < now]:
+            self._forget(peer)
+            peer.close()
+
+    def close_in_child(self) -> None:
+        """After a fork: the child must not keep the socket, nor let peers wait for an answer."""
+        self._sock.close()
+        for peer in self._peers:
+            peer.close()
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._sock.accept()
+        except OSError:
+            return
+        if len(self._peers) >= self._most:
+            sock.close()
+            return
+        sock.setblocking(False)
+        peer = self._welcome(sock)
+        self._peers.add(peer)
+        self._select.register(sock, selectors.EVENT_READ, lambda: self._on_ready(peer))
+
+    def _forget(self, peer: Peer) -> None:
+        if peer in self._peers:
+            self._peers.discard(peer)
+            self._select.unregister(peer.sock)
+
+
+class HttpServer(Listener[Client]):
+    """GET of a path that the handler knows."""
+
+    def __init__(self, host: str, port: int, handler: Handler, select: selectors.BaseSelector) -> None:
+        """Raises InputError when it cannot listen there."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            sock = socket.create_server((host, port), family=family)
+        except OSError as exc:
+            raise InputError(
+                f"metrics are to be served at {host}:{port}, which cannot be had ({exc.strerror}): choose another port"
+            ) from exc
+        self.port: int = sock.getsockname()[1]
+        self._handler = handler
+        super().__init__(sock, select, MAX_CLIENTS)
+
+    def _welcome(self, sock: socket.socket) -> Client:
+        return Client(sock, time.monotonic() + CLIENT_TIMEOUT_S)
+
+    def _on_ready(self, peer: Client) -> None:
+        try:
+            if not peer.out:
+                data = peer.sock.recv(MAX_REQUEST_NBYTES)
+                peer.head += data
+                if data and b"\r\n\r\n" not in peer.head and len(peer.head) < MAX_REQUEST_NBYTES:
+                    return
+                peer.out = self._answer(bytes(peer.head))
+                peer.deadline = time.monotonic() + CLIENT_TIMEOUT_S
+                self._select.modify(peer.sock, selectors.EVENT_WRITE, lambda: self._on_ready(peer))
+            peer.out = peer.out[peer.sock.send(peer.out) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            peer.out = b""
+        if not peer.out:
+            self._forget(peer)
+            peer.close()
+
+    def _answer(self, head: bytes) -> bytes:
+        words = head.split(b"\r\n", 1)[0].split()
+        if len(words) != 3 or words[0] != b"GET":
+            status, kind, body = 400, "text/plain", "only GET is served here\n"
+        else:
+            status, kind, body = self._handler(words[1].decode("ascii", "replace"))
+        data = body.encode()
+        return (
+            f"HTTP/1.0 {status} {REASONS[status]}\r\nContent-Type: {kind}\r\n"
+            f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+        ).encode() + data
+
+
+class TrainerListener(Listener[Guest]):
+    """The Unix socket, and trainers until they have said what they want."""
+
+    def __init__(
+        self, path: str, select: selectors.BaseSelector, on_message: OnMessage, *, private: bool = False
+    ) -> None:
+        """`private`: processes of this user alone are heard. Raises InputError when nothing can listen at `path`."""
+        self._private, self._on_message, self._path = private, on_message, path
+        super().__init__(listen(path), select, MAX_GUESTS)
+        self._inode = os.stat(path).st_ino
+
+    def _welcome(self, sock: socket.socket) -> Guest:
+        guest = Guest(sock, time.monotonic() + HELLO_TIMEOUT_S)
+        if self._private and (uid := sockets.peer_uid(sock)) != os.getuid():
+            guest.stranger = uid
+        return guest
+
+    def _on_ready(self, peer: Guest) -> None:
+        try:
+            data, fds = ipc.recv_with_fds(peer.sock)
+            peer.fds += fds
+            if len(peer.fds) > ipc.MAX_FDS:
+                raise RemoteProtocolError(f"more than {ipc.MAX_FDS} descriptors came with one message")
+            if not data:
+                raise ConnectionError("the trainer closed the connection")
+            # A stranger is answered only now: a socket that is closed with words unread loses our answer.
+            if peer.stranger is not None:
+                raise RemoteProtocolError(
+                    f"this sidecar serves user {os.getuid()} alone, found user {peer.stranger}"
+                )
+            packet = peer.incoming.feed(data)
+            if packet is None:
+                return
+            self._forget(peer)
+            self._on_message(peer, packet)
+        except BlockingIOError:
+            return
+        except Exception as exc:  # a stranger's message must not end the sidecar, whatever it holds
+            self._forget(peer)
+            with contextlib.suppress(OSError):
+                peer.answer(ipc.pack_json(ipc.Type.REFUSED, {"error": _reason(exc)}))
+            peer.close()
+
+    def close(self) -> None:
+        """Removes the socket, unless another sidecar's lies there by now."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(self._path).st_ino == self._inode:
+                os.unlink(self._path)
+        self._sock.close()
+
+
+def _reason(exc: Exception) -> str:
+    if isinstance(exc, DataLoaderJobError):
+        return str(exc)
+    return f"the message makes no sense ({first_line(exc)}): install the same dataloaderjob version on both sides"
+
+
+def listen(path: str) -> socket.socket:
+    """A listening socket at `path`, in place of one that a dead sidecar left. Raises InputError.
+
+    It has that name only once it listens: whoever sees it can connect.
+    """
+    folder, name = os.path.split(path)
+    unseen = os.path.join(folder, ("_" if name.startswith("~") else "~") + name[1:])
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    old = os.umask(0o117)
+    try:
+        for place in (path, unseen):
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISSOCK(os.lstat(place).st_mode):
+                    raise InputError(
+                        f"a socket is to be made at {place}, where something else lies: choose another path"
+                    )
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(unseen)
+        sock.bind(unseen)
+        sock.listen(128)
+        os.rename(unseen, path)
+    except InputError:
+        sock.close()
+        raise
+    except OSError as exc:
+        sock.close()
+        raise InputError(
+            f"user {os.getuid()} cannot make a socket at {path} ({exc.strerror}): give it a folder that it may write to"
+        ) from exc
+    finally:
+        os.umask(old)
+    sock.setblocking(False)
+    return sock
