@@ -53,7 +53,7 @@ class Breach:
     """One broken rule in one place."""
 
     path: Path
-    """From the model that holds the rule."""
+    """The way from the model that holds the rule."""
     found: str
     use: str
 
@@ -170,7 +170,7 @@ def spell(path: Path) -> str:
 
 
 def unique_names(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """For lists that are maps by `name`. The schema says it by x-kubernetes-list-type."""
+    """A rule for lists that are maps by `name`. The schema says it by x-kubernetes-list-type."""
     seen: set[str] = set()
     breaches = []
     for index, value in enumerate(values):

@@ -27,7 +27,7 @@ Schema = dict[str, Any]
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 VALIDATIONS = "x-kubernetes-validations"
 _NUMBER_AS_TEXT = re.compile(r"string\((?!self(\.\w+)*\.(sharedMemory|poolSize)\)|self\.sidecar\.resources)")
-"""Of a number's text the API server knows no bound, and refuses the message as too dear."""
+"""The API server knows no bound of a number's text, and refuses the message as too dear."""
 
 
 def structural_schema(model: type[Model] = DataLoaderJob) -> Schema:

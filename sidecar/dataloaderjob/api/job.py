@@ -51,11 +51,11 @@ class Deadlines(Model):
     """How long things may take. Whoever is late is named when a deadline ends the job."""
 
     batch_seconds: Whole = Field(default=300, ge=1, le=604_800)
-    """For one batch, from the trainer's wait for it; what `timeout=0` of the DataLoader means."""
+    """Longest time for one batch, from the trainer's wait for it; what `timeout=0` of the DataLoader means."""
     startup_seconds: Whole = Field(default=900, ge=1, le=604_800)
-    """From the job's start until head, sidecars and `minReplicas` feeders serve."""
+    """Longest time from the job's start until head, sidecars and `minReplicas` feeders serve."""
     active_deadline_seconds: Whole | None = Field(default=None, ge=1, le=31_536_000)
-    """For the whole job. Left out: no bound."""
+    """Longest time for the whole job. Left out: no bound."""
     progress_after_seconds: Whole = Field(default=30, ge=1, le=604_800)
     """A trainer that waits longer than this for a batch says so once in its output, with who is late."""
 

@@ -56,7 +56,7 @@ def name_of(cls: type) -> ClassName | None:
 
 
 def full_name(cls: type) -> str:
-    """For messages: `PIL.Image.Image`, but `dict`."""
+    """The name as messages have it: `PIL.Image.Image`, but `dict`."""
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -122,7 +122,7 @@ _ENUM_OWN = frozenset({
 })  # fmt: skip
 """What making an enum makes."""
 _MEMBER_OWN = frozenset({"_value_", "_name_", "_sort_order_", "_inverted_", "__objclass__"})
-"""Of a member, likewise; `_inverted_` is made when it is first asked for."""
+"""The same of a member; `_inverted_` is made when it is first asked for."""
 _DATA: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,

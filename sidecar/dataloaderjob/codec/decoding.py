@@ -168,7 +168,7 @@ def _any_maker(buffers: Sequence[Buffer]) -> Maker:
 
 
 def _plain_maker(buffers: Sequence[Buffer]) -> Maker:
-    """Without a call of Python code for each leaf."""
+    """A maker that calls no Python code for each leaf."""
     shapes = [b.shape for b in buffers]
     types = [_known(b).numpy for b in buffers]
     offsets = [b.offset for b in buffers]

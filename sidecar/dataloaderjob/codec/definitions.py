@@ -26,7 +26,7 @@ from dataloaderjob.codec.pickling import DYNAMIC, Reached, UserCodePickler, User
 from dataloaderjob.core import values
 
 MAX_NBYTES = 1024 * 1024
-"""Of a definition with what it holds."""
+"""Most bytes of a definition with what it holds."""
 _MAIN = "main"
 _IMPORTS_MAIN = re.compile(rb"import\s+__main__|from\s+__main__|import_module\(\s*['\"]__main__")
 _ATOMS = frozenset({str, int, float, bool, bytes, type(None)})
@@ -145,7 +145,7 @@ def _is_constant(name: str, value: Any, constants: Mapping[str, Any]) -> bool:
 
 
 def _key(value: Any, modules: Collection[str]) -> tuple[Any, ...]:
-    """Of what its pickle is made from, if that is known by identity; else empty."""
+    """Identities of what its pickle is made from, if they tell it; else empty."""
     module = getattr(value, "__module__", None)
     if isinstance(value, types.ModuleType):
         return (value,)

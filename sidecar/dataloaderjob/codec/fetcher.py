@@ -64,7 +64,7 @@ class SampleError(Exception):
         """SAMPLE, SAMPLES or COLLATE."""
         self.cause = cause
         self.position = position
-        """Of the sample within its batch, for SAMPLE."""
+        """The sample's place in its batch, for SAMPLE."""
         self.key = key
         """The sampler's key of that sample."""
 

@@ -59,7 +59,7 @@ def names_in(code: types.CodeType) -> tuple[str, ...]:
 
 
 def names_in_annotations(cls: type) -> dict[str, None]:
-    """Of a class whose annotations are text, as `from __future__ import annotations` makes them."""
+    """Names used by a class whose annotations are text, as `from __future__ import annotations` makes them."""
     texts = [text for text in vars(cls).get("__annotations__", {}).values() if type(text) is str]
     return dict.fromkeys(name for text in texts for name in _IDENTIFIER.findall(text))
 

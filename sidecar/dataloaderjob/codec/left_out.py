@@ -14,7 +14,7 @@ ENTRY = "[]"
 Excluded = set[tuple[str, str, int]]
 """(module, path, id): what was found not to pickle."""
 _MOST = 64
-"""Of an object with more entries that cannot be copied, none is."""
+"""An object with more entries that cannot be copied is left out whole."""
 _MADE_ANEW = frozenset(
     {
         "_asyncio",

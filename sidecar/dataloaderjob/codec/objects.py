@@ -220,7 +220,7 @@ def _make_enum(cls: Any, content: Any) -> Any:
 
 
 def _subclass_of(base: Any) -> Carrier:
-    """As pickle does it, by the built-in type's own methods: neither `__init__` nor `__new__` of the user's runs."""
+    """Makes it as pickle does, by the built-in type's methods: neither `__init__` nor `__new__` of the user's runs."""
     change = _CHANGES.get(base)
     new: Any = base.__new__
 

@@ -26,9 +26,9 @@ from dataloaderjob.codec.modules import MAINS, is_defined_at
 MIN_BUFFER_NBYTES = 64 * 1024
 """Smaller buffers stay within the pickle."""
 SHALLOW = 64
-"""Of a container with so many members and more, a look at what code is needed takes the first one only."""
+"""A container with so many members or more is searched for needed code in its first member only."""
 TRIES = 20
-"""At a container that other threads add to."""
+"""Attempts at a container that other threads add to."""
 _cloudpickle: Any = cloudpickle.cloudpickle
 _PLAIN_TYPES = {type(None), type(Ellipsis), type(NotImplemented), *_cloudpickle._BUILTIN_TYPE_NAMES}  # noqa: SLF001
 _SETS = frozenset({set, frozenset})

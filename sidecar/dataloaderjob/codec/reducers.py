@@ -290,7 +290,7 @@ def _order(member: Any) -> tuple[str, str] | None:
 
 
 def reduce_text_file(file: io.TextIOWrapper) -> Any:
-    """Of a file there is none but standard output and error: cloudpickle's copy, a StringIO, has other offsets."""
+    """No file can be copied but standard output and error: cloudpickle's copy, a StringIO, has other offsets."""
     for name in ("stdout", "stderr"):
         if file is getattr(sys, name):
             return getattr, (sys, name)

@@ -33,19 +33,19 @@ def seed_generators(seed: int) -> None:
 
 
 def seed_worker(seed: int, number: int) -> None:
-    """Before worker_init_fn, as torch seeds worker `number`: with `seed + number`, its `get_worker_info().seed`."""
+    """Seeds as torch seeds worker `number` for worker_init_fn: by `seed + number`, its `get_worker_info().seed`."""
     _seed_random(seed + number)
     _seed_torch((seed + number) & _INT64)
     _seed_numpy(_generate_state(seed, number))  # type: ignore[no-untyped-call]
 
 
 def seed_sample(base_seed: int, position: int, key: Any) -> None:
-    """Before `dataset[key]`. `position` counts samples from the start of the iterator."""
+    """Seeds before `dataset[key]`. `position` counts samples from the start of the iterator."""
     seed_generators(seeds.of_sample(base_seed, position, key))
 
 
 def seed_batch(base_seed: int, ticket_no: int) -> None:
-    """Before `__getitems__`, and again before collate_fn."""
+    """Seeds before `__getitems__`, and again before collate_fn."""
     seed_generators(seeds.of_batch(base_seed, ticket_no))
 
 

@@ -76,7 +76,7 @@ class Snapshots:
         self._alone: dict[str, tuple[Any, bytes]] = {}
         """State of modules that the dataset did not reach, with what it was made from."""
         self._kinds: WeakKeyDictionary[type, dict[Any, _Kind]] = WeakKeyDictionary()
-        """By type of the dataset, then by names of all roots' types."""
+        """Kinds by the dataset's type, then by the names of all roots' types."""
         self._patches: list[Any] | None = None
         self._sources: tuple[Any, bytes] | None = None
         self._effects: tuple[bytes, set[str]] | None = None

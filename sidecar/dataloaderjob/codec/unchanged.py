@@ -55,7 +55,7 @@ def checksum(buffer: Any) -> bytes:
 
 
 def checksums(buffers: Sequence[Any]) -> bytes:
-    """Of all buffers together; large ones side by side (numpy works without the GIL)."""
+    """Sums up all buffers together; large ones side by side (numpy works without the GIL)."""
     if sum(buffer.nbytes for buffer in buffers) < 16 * CHUNK_NBYTES or _THREADS == 1:
         return b"".join(map(checksum, buffers))
     pieces = [

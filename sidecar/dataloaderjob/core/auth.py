@@ -76,7 +76,7 @@ def _mac(key: bytes, label: str, *fields: object) -> str:
 
 
 def _same(expected: str, told: object) -> bool:
-    """In constant time; a peer may tell anything, also what is no ASCII."""
+    """Compares in constant time; a peer may tell anything, also what is no ASCII."""
     return hmac.compare_digest(expected.encode(), str(told).encode("utf-8", "replace"))
 
 

@@ -14,7 +14,7 @@ class Backoff:
     last_s: float
 
     def wait_s(self, failures: int) -> float:
-        """After so many failures in a row, at least one."""
+        """The wait after so many failures in a row, at least one."""
         return min(self.last_s, self.first_s * 2.0 ** min(failures - 1, 30))
 
 

@@ -31,7 +31,7 @@ CHUNK_NBYTES = 4 * 1024 * 1024
 NODE_KEEP_S = 600.0
 """A blob that no process of a feeders' or head's node has used for so long is removed; it can be had again."""
 MAX_NBYTES = 1 << 48
-"""Of one blob: a stranger's manifest may say any number."""
+"""Most bytes of one blob: a stranger's manifest may say any number."""
 _MAX_THREADS = 4
 """Hash in parallel: each may hold a copy of a blob."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")

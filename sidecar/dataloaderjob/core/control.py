@@ -79,7 +79,7 @@ ROWS = 64
 WINDOW = 1024
 LEASES = 0xFFFF
 FAILED = 0xFFFF
-"""In place of a lease: the ticket failed; the error came, or comes, over the socket."""
+"""Stands in place of a lease: the ticket failed; the error came, or comes, over the socket."""
 
 _ENTRY = struct.Struct("<QQQQQ")
 _unpack_entry: Callable[[memoryview, int], Any] = _ENTRY.unpack_from
@@ -201,7 +201,7 @@ class Control:
     # Trainer's side
 
     def clear_row(self, stream: int) -> None:
-        """Before a stream is opened: a word names no more than 16 bits of its stream, and rows are used again."""
+        """Clears a row for a new stream: a word names no more than 16 bits of its stream, and rows are used again."""
         at = (stream % ROWS) * WINDOW
         self._index[at : at + WINDOW] = _EMPTY_ROW
 

@@ -110,7 +110,7 @@ def _wrong(found: os.stat_result) -> str | None:
 
 
 def check_above(path: Path, remedy: str) -> None:
-    """Of a folder that we did not make, and that may be reached by a link: nobody else may rename what is in it.
+    """Checks a folder that we did not make, and that may be reached by a link: nobody else may rename what is in it.
 
     Raises ServiceUnavailable, with `remedy`; OSError.
     """

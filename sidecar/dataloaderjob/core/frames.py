@@ -81,9 +81,9 @@ class Flag(IntFlag):
     CHECKSUM = 1
     """`crc` covers the payload. In a TICKET: the body must carry it."""
     PROBE = 2
-    """In a TICKET: report PROGRESS before each sample; this ticket was out when a feeder died or hung."""
+    """Asks in a TICKET: report PROGRESS before each sample; this ticket was out when a feeder died or hung."""
     ELSEWHERE = 4
-    """In FAILED: the bundle could not be loaded here; nothing is said of other feeders."""
+    """Says in FAILED: the bundle could not be loaded here; nothing is said of other feeders."""
 
 
 FROM_FEEDER = frozenset(

@@ -55,7 +55,7 @@ class Type(IntEnum):
     NOTE = 10
     """S: a line for the user, JSON {"text": ...}."""
     STATUS = 11
-    """Without a pool: JSON request and answer about the sidecar's state. T: who is late with `ticket`? S: JSON
+    """Needs no pool: JSON request and answer about the sidecar's state. T: who is late with `ticket`? S: JSON
     {"late": ...}."""
 
 

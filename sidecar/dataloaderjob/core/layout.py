@@ -98,7 +98,7 @@ class Buffer:
     itemsize: int
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
-    """In items. None: C order."""
+    """Steps in items. None: C order."""
     flags: int
     offset: int
     nbytes: int
@@ -110,12 +110,12 @@ class Node:
 
     kind: Kind
     index: int = -1
-    """Of the value, of the leaf buffer or of the object made."""
+    """Number of the value, of the leaf buffer or of the object made."""
     cls: ClassName | None = None
     way: str = ""
-    """Of MADE."""
+    """How a MADE node is made."""
     keys: tuple[Any, ...] = ()
-    """Of a dict; names of a dataclass's fields, or of attributes."""
+    """Keys of a dict; names of a dataclass's fields, or of attributes."""
     children: tuple[Node, ...] = ()
 
 

@@ -109,7 +109,7 @@ class SupervisorSettings:
     host_socket: str | None = None
     """Path of the feeder host's socket, for the provider "local"."""
     num_feeders: int = 1
-    """At the first start; a number that was set later is kept in `state_path`."""
+    """Number at the first start; one that was set later is kept in `state_path`."""
     state_path: str
     """File in which a supervisor that is started again finds the number of feeders."""
     bind_host: str = "127.0.0.1"

@@ -46,9 +46,9 @@ from dataloaderjob.core.errors import RemoteProtocolError, ServiceError
 MAX_FEEDERS = 4096
 """That a supervisor keeps of one job."""
 EXIT_RAY_LATE = 3
-"""Of the supervisor: ray.init did not return."""
+"""The supervisor's exit code where ray.init did not return."""
 EXIT_RAY_LOST = 4
-"""Of the supervisor: Ray, or the feeder host, was there and is gone, or refused it."""
+"""The supervisor's exit code where Ray, or the feeder host, was there and is gone, or refused it."""
 EXITS_RAY = frozenset({EXIT_RAY_LATE, EXIT_RAY_LOST})
 COUNTERS = (
     "next_calls", "nbytes", "wait_ns", "step_ns", "retries", "hedges", "late_copies", "failures",
@@ -166,14 +166,14 @@ def over(
 
 
 def occupancy(pools: Iterable[Mapping[str, Any]]) -> float | None:
-    """Of all these pools, or sums of pools."""
+    """Share of all these pools, or sums of pools, that is in use."""
     known = [(int(pool.get("used_nbytes", 0)), int(pool.get("pool_nbytes", 0))) for pool in pools]
     size = sum(size for _, size in known)
     return sum(used for used, _ in known) / size if size else None
 
 
 def between(before: Readings, after: Readings, seconds: float) -> Rates:
-    """Of all sidecars together. One that only one reading knows has come or gone meanwhile, and counts from its
+    """Rates of all sidecars together. One that only one reading knows has come or gone meanwhile, and counts from its
     next reading on: how much of its counters is of these seconds nobody knows."""
     both = [name for name in after if name in before]
     rise = {

@@ -40,7 +40,7 @@ SPARE_BUFFERS = 3
 _ROUND_NBYTES = 64 * 1024
 _MASK63 = (1 << 63) - 1
 PLACE = struct.Struct("<Qq")
-"""In the page that a builder shares with its template: serial of the job, position of the sample."""
+"""Words of the page that a builder shares with its template: serial of the job, position of the sample."""
 
 
 class Buffers:
@@ -130,7 +130,7 @@ class Builder:
     # worker_init_fn
 
     def _init(self, session: Introduction) -> bool:
-        """As torch's worker begins: seeds, then worker_init_fn. Returns False when that failed."""
+        """Begins as torch's worker does: seeds, then worker_init_fn. Returns False when that failed."""
         self._session = session
         try:
             self._introduce(session.base_seed)
@@ -260,7 +260,7 @@ def _unpack(payload: bytes) -> tickets.Ticket:
 
 
 def _write_to(fd: int) -> None:
-    """From now on what this process prints goes there."""
+    """Sends what this process prints from now on there."""
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)

@@ -272,7 +272,7 @@ class Session:
     since: float
     phase: Phase = Phase.LOADING
     number: int = 0
-    """Of its builder, at its template."""
+    """Number of its builder at its template."""
     channel: Channel | None = None
     task: Task | None = None
     buffers: dict[int, mmap.mmap] = field(default_factory=dict)

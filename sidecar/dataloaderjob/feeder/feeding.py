@@ -73,7 +73,7 @@ class _Link:
         insort(self.queues.setdefault(task.stream, []), task, key=lambda j: j.ticket)
 
     def dequeue(self, task: Task, *, turn: bool = False) -> None:
-        """With `turn`, the stream goes to the end of the line."""
+        """Takes the task out; with `turn`, the stream goes to the end of the line."""
         queue = self.queues[task.stream]
         queue.remove(task)
         if not queue:

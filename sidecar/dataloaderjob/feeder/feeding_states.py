@@ -105,7 +105,7 @@ class Task:
     """`tickets.pack`; opaque here."""
     state: State
     nbytes: int = 0
-    """Of the built body."""
+    """Size of the built body."""
     body: Any = field(default=None, repr=False)
     """The shell's: what it keeps until the body is sent. Dropped when the task is GONE."""
 

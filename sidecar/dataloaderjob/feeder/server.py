@@ -102,7 +102,7 @@ class FeederServer:
         self._bundles.stopping = True
 
     def stop(self) -> None:
-        """From any thread or signal handler: ends `run_forever`."""
+        """Ends `run_forever`; may be called from any thread or signal handler."""
         self._stopping = True
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake, 1)
@@ -211,7 +211,7 @@ class FeederServer:
         self._settle()
 
     def _settle(self) -> None:
-        """After whatever happened: buffers that are free again, and work for builders that have none."""
+        """Takes back buffers that are free again, and gives work to builders that have none."""
         freed, self._machine.freed = self._machine.freed, []
         for body in freed:
             self._builders.release(body)

@@ -118,7 +118,7 @@ class Registration:
             time.sleep(BACKOFF.wait_s(failures) * _jitter.uniform(0.5, 1.0))
 
     def _listen(self, sock: socket.socket) -> None:
-        """Until the connection ends, which raises ConnectionError."""
+        """Listens until the connection ends, which raises ConnectionError."""
         while True:
             if sockets.recv_message(sock).get("type") == "drain":
                 while not self._idle():

@@ -16,7 +16,7 @@ from dataloaderjob.feeder.channel import Channel, Kind, Message, Template, Watch
 MAX_IDLE = 8
 """Templates that no session uses: their loaders may have been collected, of which nobody tells."""
 MAX_SPARES = 2
-"""Of them with a builder forked ahead."""
+"""Most templates with a builder forked ahead."""
 
 
 class Owner(Protocol):
@@ -29,7 +29,7 @@ class Owner(Protocol):
 
 
 class Templates:
-    """By `Bundle.code`."""
+    """A feeder's templates by `Bundle.code`."""
 
     def __init__(
         self,

@@ -202,7 +202,7 @@ class Child:
                 pipe.close()
 
     def signal(self, number: int) -> None:
-        """To the process and its process group."""
+        """Signals the process and its process group."""
         if self.code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
@@ -244,5 +244,5 @@ def _start(command: Command) -> subprocess.Popen[bytes]:
 
 
 def exit_code(code: int) -> int:
-    """As a shell says it: 128 + n for signal n."""
+    """The exit code as a shell gives it: 128 + n for signal n."""
     return 128 - code if code < 0 else code

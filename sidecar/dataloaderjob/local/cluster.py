@@ -50,7 +50,7 @@ HOST_UP_S = 120.0
 """It imports torch, from a cold disk perhaps."""
 LOOK_S = 0.2
 GRACE_S = 0.5
-"""For Ray's processes, which have nothing to save."""
+"""Time for Ray's processes to end, which have nothing to save."""
 REGISTER_MARGIN_S = 30.0
 LAST_WORDS = 5
 
@@ -67,7 +67,7 @@ class ServicePlan:
     env: Mapping[str, str]
     """Base of the environment of sidecar and supervisor."""
     feeder_env: Mapping[str, str]
-    """Of Ray's processes or the feeder host, and so of user code in feeders."""
+    """Environment of Ray's processes or the feeder host, and so of user code in feeders."""
     feeder_cwd: Path
     provider: str = RAY
     """Who starts feeders (`providers.provider`)."""
@@ -140,7 +140,7 @@ class LocalCluster:
 
     @property
     def num_desired(self) -> int:
-        """As last scaled."""
+        """The number that was asked for last."""
         desired = self.snapshot.desired
         return self.plan.num_feeders if desired is None else desired
 

@@ -19,7 +19,7 @@ CLEAR = "\r\x1b[K"
 
 
 class Console:
-    """On a terminal the progress line stays at the bottom, else it is a line like others."""
+    """Lines of several processes. The progress line stays at the bottom of a terminal, else it is one like others."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._out, self._err = out or sys.stdout, err or sys.stderr

@@ -13,11 +13,11 @@ from dataloaderjob.core.places import HOST_NAME, PATH_VARIABLE, RUN_VARIABLE
 
 HOST_MODULE = "dataloaderjob.feeder.host"
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
-"""Of the rank that started the service: feeders serve all ranks."""
+"""Variables of the rank that started the service: feeders serve all ranks."""
 
 
 def environments(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """For sidecar and supervisor, and for feeders: the latter import what the trainer can import."""
+    """Environments for sidecar and supervisor, and for feeders, which import what the trainer can import."""
     own = {
         k: v
         for k, v in env.items()

@@ -125,7 +125,7 @@ class Lost(Protocol):
 
 
 class Heads:
-    """By number."""
+    """Heads by number."""
 
     def __init__(
         self,

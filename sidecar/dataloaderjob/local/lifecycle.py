@@ -20,7 +20,7 @@ ENDING_GRACE_S = 10.0
 EXIT_OK = 0
 EXIT_BROKEN = 1
 EXIT_LATE = 124
-"""As `timeout` ends."""
+"""The exit code of the command `timeout`."""
 
 
 class Phase(Enum):
@@ -92,7 +92,7 @@ class Lifecycle:
         self.phase = Phase.PREPARING
         self.stop: Stop | None = None
         self._codes: dict[int, int] = {}
-        """By the trainers' number, in the order of their ends; as a shell says them."""
+        """Exit codes by the trainers' number, in the order of their ends, as a shell gives them."""
         self._num_trainers = num_trainers
 
     @property

@@ -1,4 +1,4 @@
-"""From a manifest to what one machine does with it. Pure: nothing is started here."""
+"""Turns a manifest into what one machine does with it. Pure: nothing is started here."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def plan(
 
 
 def inherited_env(env: Mapping[str, str]) -> dict[str, str]:
-    """Without what another run, launcher or Ray has put there; this interpreter's programs come first."""
+    """The environment but for what another run, launcher or Ray put there; this interpreter's programs come first."""
     kept = {
         name: value
         for name, value in env.items()

@@ -14,7 +14,7 @@ from dataloaderjob.core.errors import ProtocolError
 
 TIMEOUT_S = 3.0
 QUICK_S = 0.2
-"""Between two questions while feeders are awaited."""
+"""Pause between two questions while feeders are awaited."""
 SLOW_S = 1.0
 
 

@@ -28,7 +28,7 @@ from dataloaderjob.local.poller import sidecar_status
 RUN_FILE = "run.json"
 HOME_PREFIX = "dlj-run-"
 EXEC_S = 0.03
-"""Within execve a process has no environment for a moment: what a look found empty is looked at again."""
+"""A process has no environment for a moment within execve: what was found empty is read again after this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ from dataloaderjob.core.backoff import CRASH_WINDOW_S, MAX_CRASHES, Crashes, res
 from dataloaderjob.core.supervision import EXITS_RAY
 
 MAX_FIRST_CRASHES = 2
-"""As MAX_CRASHES, for a part that has never served. The sidecar, which needs nobody, has one try."""
+"""MAX_CRASHES for a part that has never served. The sidecar, which needs nobody, has one try."""
 KEEP_OLD_S = 120.0
 """An old head is ended after so long, settled or not."""
 MAX_RAY_EXITS = 2
-"""In a row, with a head that seems to live: then the head is replaced."""
+"""Exits in a row with a head that seems to live: then the head is replaced."""
 
 
 class State(Enum):
@@ -109,7 +109,7 @@ class RestartPolicy:
         """`ray`: feeders are started by a Ray head."""
         self.ray = ray
         self.head_number = 0
-        """Of the head that is wanted now; 1 is the first."""
+        """Number of the head that is wanted now; 1 is the first."""
         self.old: dict[int, float] = {}
         """Heads that were replaced and still serve, and since when."""
         self.restarts = 0

@@ -30,9 +30,9 @@ from dataloaderjob.providers.provider import LOCAL
 from dataloaderjob.sidecar.settings import memory_limit
 
 LINGER_S = 3.0
-"""After the last pool is gone: the next rank, or the next loader of a script, may come."""
+"""The service stays so long after the last pool is gone: the next rank, or the next loader of a script, may come."""
 UNUSED_S = 120.0
-"""Without any client so far; the one that started it may have much to do before its first iter()."""
+"""The service stays so long without any client; the one that started it may have much to do before its first iter()."""
 SHARED_NBYTES_PER_RANK = 2 * 1024**3
 LOOK_S = 0.5
 MAX_LOG_NBYTES = 16 * 1024 * 1024
@@ -187,7 +187,7 @@ class Service:
         self._over = True
 
     def _keep_reason(self) -> None:
-        """Until its starter ends; unless another service has been started in the folder by then."""
+        """Keeps it until its starter ends, unless another service has been started in the folder by then."""
         self._echo.close()
         if self._starter is not None:
             select.select([self._starter], [], [])

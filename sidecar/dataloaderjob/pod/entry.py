@@ -36,7 +36,7 @@ NODE_FOLDER = "node"
 _RAYS = ("session_*", "ray_current_cluster")
 POLL_S = 0.05
 MAX_RAY_EXITS = 3
-"""In a row, with a Ray that seems to live."""
+"""Exits in a row with a Ray that seems to live."""
 _HANDED_ON = (signal.SIGTERM, signal.SIGINT)
 EXIT_BROKEN = 70
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class GiveUp:
 
 
 class Restarts:
-    """Of one process."""
+    """Restarts of one process."""
 
     def __init__(self) -> None:
         self._crashes = Crashes()

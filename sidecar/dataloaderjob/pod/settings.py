@@ -33,7 +33,7 @@ class HeadSettings:
     token_path: str
     """File with the token of the job's Ray."""
     host: str
-    """By which feeders find this pod: the name of a Service."""
+    """The name of a Service, by which feeders find this pod."""
     gcs_port: int
     supervisor_port: int
     num_feeders: int
@@ -44,7 +44,7 @@ class HeadSettings:
     there is removed."""
     up_timeout_s: float = 120.0
     grace_s: float = 2.0
-    """For Ray's processes at the end: the raylet says good-bye, no other has anything to save."""
+    """Time for Ray's processes at the end: the raylet says good-bye, no other has anything to save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class FeederPodSettings:
     processes: int
     tuning: RayTuning = field(default_factory=RayTuning)
     temp_dir: str = TEMP_DIR
-    """As the head's."""
+    """The same path as the head's."""
     head_timeout_s: float = 600.0
     """The head's image may still be on its way to its node."""
     progress_every_s: float = 10.0

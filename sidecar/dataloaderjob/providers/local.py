@@ -26,7 +26,7 @@ FIRST_LOOK_S = 0.005
 LAST_LOOK_S = 0.1
 ANSWER_TIMEOUT_S = 30.0
 GONE_TIMEOUT_S = 5.0
-"""To end a feeder, or to ask after one: a host that is gone took its feeders along."""
+"""Longest wait when a feeder is ended or asked after: a host that is gone took its feeders along."""
 
 
 class LocalProvider:

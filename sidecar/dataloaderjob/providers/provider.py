@@ -17,7 +17,7 @@ NAMES = (RAY, LOCAL)
 
 
 class Why(NamedTuple):
-    """Of one feeder that is awaited."""
+    """The reason why one feeder is still awaited."""
 
     feeder: int
     """Its number."""

@@ -12,7 +12,7 @@ KEEP_UNUSED_S = 120.0
 """A trainer writes its blobs before it tells their bundle, and may have to attach again meanwhile."""
 
 MAX_LOADERS = 16
-"""Of one trainer, whose last bundles are kept: who uses another again stores it again."""
+"""Loaders of one trainer whose last bundles are kept: who uses another again stores it again."""
 
 
 class BundleGc:

@@ -23,7 +23,7 @@ from dataloaderjob.core.errors import DataLoaderJobError, InputError, RemoteProt
 MAX_REQUEST_NBYTES = 8192
 MAX_CLIENTS = 64
 CLIENT_TIMEOUT_S = 2.0
-"""To ask, and again to read the answer."""
+"""Time to ask, and again to read the answer."""
 Handler = Callable[[str], tuple[int, str, str]]
 """Path to (status, content type, body)."""
 REASONS = {200: "OK", 404: "Not Found", 400: "Bad Request", 503: "Service Unavailable"}
@@ -96,7 +96,7 @@ class Listener(ABC, Generic[Peer]):
             peer.close()
 
     def close_in_child(self) -> None:
-        """After a fork: the child must not keep the socket, nor let peers wait for an answer."""
+        """Closes all after a fork: the child must not keep the socket, nor let peers wait for an answer."""
         self._sock.close()
         for peer in self._peers:
             peer.close()

@@ -33,7 +33,7 @@ class Metric:
     kind: Kind
     help: str
     read: Callable[[Dispatcher], int] | int
-    """From the receiver's machine; or the word that the trainer stores."""
+    """Reads it from the receiver's machine; or the word that the trainer stores."""
 
 
 def _ready(machine: Dispatcher) -> int:

@@ -62,7 +62,7 @@ class Sidecar:
         self.store = BlobStore(Path(settings.blobs))
         self._bundle_gc = BundleGc(self.store)
         self.receivers: dict[int, ReceiverProcess] = {}
-        """By the pid of the receiver."""
+        """Receivers by pid."""
         self._gone = dict.fromkeys(metrics.KEYS, 0)
         self._failures = Failures()
         self._stop = False
@@ -106,7 +106,7 @@ class Sidecar:
         self.close()
 
     def _pause_s(self, now: float) -> float:
-        """Until the next tick; sooner where the supervisor is to be tried."""
+        """Time until the next tick; sooner where the supervisor is to be tried."""
         if self._supervisor is None or self._supervisor.fileno is not None:
             return TICK_S
         return min(TICK_S, max(0.0, self._supervisor.retry_at - now))

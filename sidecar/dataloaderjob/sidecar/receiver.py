@@ -112,7 +112,7 @@ class Receiver:
     # The loop
 
     def run(self) -> None:
-        """Until the trainer is gone."""
+        """Runs until the trainer is gone."""
         next_tick = time.monotonic()
         try:
             while True:

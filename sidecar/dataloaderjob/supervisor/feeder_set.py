@@ -95,10 +95,10 @@ class Member:
     since: float
     deadline: float
     failures: int = 0
-    """In a row: of placements that gave no feeder."""
+    """Placements in a row that gave no feeder."""
     why: str = ""
     cause: Cause | None = None
-    """Of `why`, in one word."""
+    """The cause in one word, of which `why` is the text."""
     host: str = ""
     """Address of the node where it was to be, for messages."""
     endpoint: Endpoint | None = None
@@ -134,9 +134,9 @@ class FeederSet:
         self.members: dict[int, Member] = {}
         self.version = 0
         self.session: str | None = None
-        """Of the Ray cluster in use; None: not known yet, all that report a session are guests."""
+        """Session of the Ray cluster in use; None: not known yet, all that report a session are guests."""
         self._guests: dict[str, Endpoint] = {}
-        """By instance."""
+        """Guests by instance."""
         self._strays: set[int] = set()
         """Feeders that reported and are no members: left from before, they must go."""
         self._ready_timeout_s = ready_timeout_s

@@ -93,7 +93,7 @@ class Supervisor:
             self._explain()
 
     def _pause_s(self, now: float) -> float:
-        """Until the next thing that no event tells of."""
+        """Time until the next thing that no event tells of."""
         due = [member.since + self._provider.explain_after_s for member in self._awaited()]
         soon = min([d for d in due if d > now] + [self._feeders.next_deadline])
         return min(TICK_S, max(0.01, soon - now))
@@ -293,7 +293,7 @@ def main() -> int:
 
 
 def _exit(code: int) -> None:
-    """Without Ray's own farewell, which waits for a head that may be gone."""
+    """Ends without Ray's own farewell, which waits for a head that may be gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()

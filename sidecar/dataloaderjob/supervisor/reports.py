@@ -19,7 +19,7 @@ class Reports:
 
     def __init__(self) -> None:
         self.sidecars: dict[str, dict[str, Any]] = {}
-        """By name: the last message of each, without its failures."""
+        """Sidecars by name: the last message of each, without its failures."""
         self._failing: dict[str, list[dict[str, str]]] = {}
         self._taken: dict[str, int] = {}
         """Batches that a sidecar's trainers had taken when it last had no failure."""

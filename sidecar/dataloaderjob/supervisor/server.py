@@ -187,7 +187,7 @@ class SupervisorServer:
             self._acceptor.expire()
 
     def _welcomed(self, sock: socket.socket, answer: dict[str, Any]) -> None:
-        """In the handshake's thread, which is the connection's from here on."""
+        """Serves in the handshake's thread, which is the connection's from here on."""
         peer = _Peer(next(self._numbers), sock, str(answer.get("name")))
         serve = self._roles.get(str(answer.get("role")))
         try:

@@ -27,7 +27,7 @@ POLL_MS = 100
 ANSWER_S = 1.0
 SEND_TIMEOUT_S = 60.0
 GRACE_S = 60.0
-"""Beyond the job's deadline for a batch: then the sidecar itself is silent."""
+"""Time beyond the job's deadline for a batch, after which the sidecar itself counts as silent."""
 
 _thread = threading.get_ident
 _clients: weakref.WeakValueDictionary[str, Client] = weakref.WeakValueDictionary()
@@ -110,7 +110,7 @@ class Client:
         self._opened.sock = sock
 
     def _reattach(self) -> None:
-        """After the sidecar died: gives the pools to the new one and asks again for what was not taken.
+        """Comes back after the sidecar died: gives the pools to the new one and asks again for what was not taken.
 
         May be called again when an exception, such as KeyboardInterrupt, ended it.
         """
@@ -397,7 +397,7 @@ class Client:
     # The end
 
     def cut_off(self) -> None:
-        """In a forked child: this client belongs to the parent. Its descriptors are closed here."""
+        """Gives this client up in a forked child, since it belongs to the parent. Its descriptors are closed here."""
         self.lock = threading.RLock()  # another thread of the parent may have held it
         self.dead = "this iterator belongs to the parent process: call iter(loader) again in the forked child"
         self._opened.close()

@@ -124,7 +124,7 @@ class ServiceIterator(_Seeded):
         "_taken", "_taker", "_window",
     )  # fmt: skip
     _workers: tuple[()] = ()
-    """For those who look at torch's: this process has none."""
+    """Empty, for those who look at torch's: this process has none."""
 
     def __init__(self, loader: DataLoader[Any], client: Client, window: int, *, pickle_allowed: bool) -> None:
         self._client = client

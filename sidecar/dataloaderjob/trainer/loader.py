@@ -127,7 +127,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.allow_pickle = allow_pickle
         self._client: Client | None = None
         self._number: int | None = None
-        """Of this loader among those of the process that were iterated."""
+        """Number of this loader among those of the process that were iterated."""
         self._epochs = 0
         self._stays_here = False
         self.own_workers = False
@@ -276,7 +276,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
 
 def _attach_announced(path: str) -> Client:
-    """To a sidecar that somebody else starts, and may be starting again just now."""
+    """Attaches to a sidecar that somebody else starts, and may be starting again just now."""
     from dataloaderjob.trainer import client as clients
     from dataloaderjob.trainer.attach import Absence
 

@@ -24,7 +24,7 @@ from dataloaderjob.trainer.taking import NOTHING, Taker, Timed
 AHEAD = 2
 """Batches that lie pinned, or are being pinned, before the trainer asks for them."""
 LAST_S = 2.0
-"""For a thread to end in at the exit of the process."""
+"""Time for a thread to end at the exit of the process."""
 
 _threads: weakref.WeakSet[PinningTaker] = weakref.WeakSet()
 
@@ -140,7 +140,7 @@ def _end_all() -> None:
 
 
 def _forget_all() -> None:
-    """In a forked child, which has none of the threads."""
+    """Forgets all takers in a forked child, which has none of the threads."""
     _threads.clear()
 
 

@@ -76,7 +76,7 @@ class LeaseTail:
 Place = tuple[int, int, int, Lease]
 """(region, offset, bytes of its extent, lease)."""
 Leases = dict[int, Place]
-"""By the lease's number."""
+"""Leases by number."""
 Views = tuple[Bytes, Lease, Any, Place]
 """The bytes of one batch, a lease on them that has not begun, what was made of them, and where they are."""
 

@@ -124,7 +124,7 @@ def start(feeders: int) -> None:
 
 
 def ensure(feeders: int) -> None:
-    """As `start`, for a process that has a service: nothing but a comparison unless there are to be more feeders."""
+    """Does what `start` does where there is a service: nothing but a comparison unless there are to be more feeders."""
     if feeders > _asked:
         start(feeders)
 

@@ -31,7 +31,7 @@ from dataloaderjob.trainer.pool import Pool, Views
 from dataloaderjob.trainer.stream import Stream
 
 MIN_NBYTES = 16 * 1024
-"""To copy smaller batches costs less than to read about it."""
+"""Copying smaller batches costs less than reading about it."""
 _US = "dataloaderjob"
 _warned = False
 
@@ -112,7 +112,7 @@ class Timed:
 
 
 class Taker(Timed):
-    """Of one stream, for one thread at a time."""
+    """Takes the batches of one stream, for one thread at a time."""
 
     __slots__ = (
         "_client",

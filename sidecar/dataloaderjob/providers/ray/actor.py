@@ -54,7 +54,7 @@ def at_home(settings: FeederSettings, folder: Path) -> FeederSettings:
 
 
 def hand_over(name: str, folder: Path) -> None:
-    """From now on what this process prints is the pod's to show. Where nobody takes it, all stays as it was."""
+    """Leaves what this process prints from now on to the pod to show. Where nobody takes it, all stays as it was."""
     ends = [os.pipe() for _ in range(2)]
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
@@ -177,7 +177,7 @@ def _file(settings: FeederSettings) -> Iterator[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Without what Ray needs, its token among it: user code is not Ray's."""
+    """The environment without what Ray needs, its token among it: user code is not Ray's."""
     environment = without_ray(os.environ)
     environment.setdefault("PYTHONHASHSEED", "0")  # sets iterate alike in all feeders
     return environment

@@ -36,7 +36,7 @@ JOIN_S = 10.0
 """So long a node may take to join Ray: want of room is told as the cause only then."""
 DEAD = "DEAD"
 _STARTUP_FAILED = "worker startup"
-"""In the words of Ray's GCS for a process that never registered."""
+"""What Ray's GCS says of a process that never registered."""
 
 
 class Life(NamedTuple):
@@ -57,7 +57,7 @@ class Room(NamedTuple):
     """What the nodes have room for."""
 
     places: int
-    """For so many feeders, those that are there among them."""
+    """Number of feeders that there is room for, those that are there among them."""
     lacking: str
     """What one more would need; empty if nothing is lacking now."""
 
@@ -69,7 +69,7 @@ class Explainer:
         self._register_timeout_s = register_timeout_s
         self._starting: dict[int, float] = {}
         self._crowded: dict[int, float] = {}
-        """Since when there is no room for it."""
+        """The time since when there is no room for it."""
 
     def explain(
         self, late: Iterable[int], lives: Mapping[int, Life], room: Room, *, taken: int, now: float
@@ -232,7 +232,7 @@ class RayProvider:
         )
 
     def _room(self) -> Room:
-        """For how many feeders there is room, and what Ray lacks for one more. Raises ServiceError."""
+        """Asks for how many feeders there is room, and what Ray lacks for one more. Raises ServiceError."""
         needed = self._settings.feeder_resources
         try:
             total = ray.cluster_resources()  # type: ignore[no-untyped-call]
@@ -248,7 +248,7 @@ class RayProvider:
         return Room(places, "; ".join(lacking))
 
     def _lives(self, indices: Iterable[int]) -> dict[int, Life]:
-        """Of these feeders, as Ray's GCS has them. Raises ServiceError."""
+        """States of these feeders as Ray's GCS has them. Raises ServiceError."""
         try:
             return {index: life for index in indices if (life := self._life(index)) is not None}
         except Exception as exc:
@@ -273,7 +273,7 @@ class RayProvider:
 
 
 def _last_line(cause: Any) -> str:
-    """Of what the GCS knows of an actor's death, in the words of whichever part of Ray told it."""
+    """The last line of what the GCS knows of an actor's death, in the words of whichever part of Ray told it."""
     kind = cause.WhichOneof("context")
     told = getattr(cause, kind) if kind else None
     text = getattr(told, "formatted_exception_string", "") or getattr(told, "error_message", "")
@@ -309,7 +309,7 @@ def _raylet_pidfd() -> int | None:
 
 
 def _end(code: int, text: str) -> NoReturn:
-    """From any thread, whatever the main thread is stuck in."""
+    """Ends the process from any thread, whatever the main thread is stuck in."""
     log.error("%s", text)
     logging.shutdown()
     os._exit(code)

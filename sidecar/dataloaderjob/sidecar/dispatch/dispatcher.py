@@ -314,7 +314,7 @@ class Dispatcher:
                     return
 
     def _trust_suspects(self) -> bool:
-        """With nobody else left, silent feeders are asked again. Says whether that changed anything."""
+        """Asks silent feeders again where nobody else is left. Says whether that changed anything."""
         up = [feeder for feeder in self.feeders.values() if feeder.up and not feeder.draining]
         if not up or any(feeder.suspect_since is None for feeder in up):
             return False
@@ -406,7 +406,7 @@ class Dispatcher:
         self._out.append(Fail(ticket.stream.id, ticket.number, payload))
 
     def fail_service(self, ticket: Ticket, error: str, message: str) -> None:
-        """As `fail`, with one of our own errors by its class name."""
+        """Fails the ticket with one of our own errors, given by its class name."""
         self.fail(ticket, supervision.pack(error, message))
 
     def report(self, instruction: Instruction) -> None:

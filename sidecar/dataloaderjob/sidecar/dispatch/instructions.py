@@ -146,7 +146,7 @@ class DispatchSettings:
 
 @dataclass(slots=True)
 class Counters:
-    """Since the receiver started."""
+    """Counts since the receiver started."""
 
     batches: int = 0
     nbytes: int = 0

@@ -120,7 +120,7 @@ def _check_awaited(machine: Dispatcher, now: float, stream: Stream, ticket: Tick
 
 
 def _waiting_since(machine: Dispatcher, ticket: Ticket) -> float:
-    """Since the trainer sleeps for it; and since it was asked or, with no feeder, since the last one went."""
+    """The time since the trainer sleeps for it; and since it was asked or, with no feeder, since the last one went."""
     if ticket.attempts:
         since = (
             min(a.asked_at for a in ticket.attempts) if ticket.retries == 0 else ticket.first_asked_at or 0.0

@@ -23,7 +23,7 @@ OVERDUE_FACTOR = 4.0
 HEDGE_FLOOR_S = 0.25
 HEDGE_FACTOR = 3.0
 HEDGE_SHARE = 0.05
-"""At most this share of tickets is asked of a second feeder only because the first is slow."""
+"""No more than this share of tickets is asked of a second feeder only because the first is slow."""
 TRANSFER_FLOOR_S = 1.5
 """A granted body of which nothing came for so long is given up and asked again. Not a rate: many feeders
 share one network, and a slow one is not a dead one."""
@@ -101,7 +101,7 @@ def all_slow(late: int, feeders: int) -> bool:
 
 
 class State(Enum):
-    """Of a ticket."""
+    """State of a ticket."""
 
     QUEUED = "queued"
     ASKED = "asked"
@@ -129,7 +129,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 
 
 class AttemptState(Enum):
-    """Of one feeder's copy."""
+    """State of one feeder's copy."""
 
     ASKED = "building"
     ANNOUNCED = "waiting for space"
