@@ -30,7 +30,7 @@ def rig() -> Iterator[Rig]:
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loaders, "_said", set())
+    monkeypatch.setattr(loaders, "_logged", set())
 
 
 class Locked(Numbers):

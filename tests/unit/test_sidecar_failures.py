@@ -31,8 +31,8 @@ def test_a_failure_of_user_code_in_one_line(payload: bytes, reason: str, text: s
 
 
 def test_a_failure_of_the_service_has_its_own_name_and_what_cannot_be_read_is_a_failure_too():
-    told = describe(json.dumps({"service": "FeederLost", "message": "x" * 9999}).encode())
-    assert (told["feeder"], told["reason"], len(told["text"])) == ("", "FeederLost", MAX_TEXT + 1)
+    add = describe(json.dumps({"service": "FeederLost", "message": "x" * 9999}).encode())
+    assert (add["feeder"], add["reason"], len(add["text"])) == ("", "FeederLost", MAX_TEXT + 1)
     for payload in (b"", b"[]", b'{"type": 3}', b'{"service": 1}', b"\xff"):
         assert describe(payload)["reason"] == "BatchFailed"
 
@@ -54,18 +54,18 @@ def test_a_failure_has_passed_when_a_batch_after_it_is_taken(stream: int, awaite
 
 def test_a_failure_outlives_its_trainer_until_the_next_one_has_a_batch():
     failures = Failures()
-    failures.told("0", 10, TOLD)
+    failures.add("0", 10, TOLD)
     for rank, pid, taken in (("0", 10, 4), ("0", 11, 0), ("1", 12, 9)):
-        failures.seen(rank, pid, taken)
+        failures.update(rank, pid, taken)
         assert failures.current() == [
             {"rank": "0", "feeder": "feeder-1", "reason": "UserCodeFailed", "text": "ValueError: no"}
         ], "batches before it, none yet, another rank's"
-    failures.seen("0", 11, 1)
+    failures.update("0", 11, 1)
     assert failures.current() == []
 
 
 def test_a_receiver_takes_a_failure_back():
     failures = Failures()
-    failures.told("0", 10, TOLD)
-    failures.told("0", 10, {"type": "failure"})
+    failures.add("0", 10, TOLD)
+    failures.add("0", 10, {"type": "failure"})
     assert failures.current() == []

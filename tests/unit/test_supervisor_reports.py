@@ -15,8 +15,8 @@ def metrics(taken: int, *failures: Any) -> dict[str, Any]:
 
 def test_metrics_are_those_of_the_last_message_until_the_sidecar_goes():
     reports = Reports()
-    reports.heard("a", metrics(3))
-    reports.heard("a", metrics(4))
+    reports.add("a", metrics(3))
+    reports.add("a", metrics(4))
     assert reports.sidecars == {"a": {"metrics": {"next_calls": 4}, "receivers": 1}}
     reports.gone("a")
     assert reports.sidecars == {}
@@ -24,63 +24,63 @@ def test_metrics_are_those_of_the_last_message_until_the_sidecar_goes():
 
 def test_a_failure_stands_until_its_sidecar_takes_it_back():
     reports = Reports()
-    reports.heard("a", metrics(0, MISSING))
+    reports.add("a", metrics(0, MISSING))
     assert reports.failures() == [{"sidecar": "a", **MISSING}]
-    reports.heard("b", metrics(9))
+    reports.add("b", metrics(9))
     assert reports.failures(), "another trainer's batches are no cure for this one"
-    reports.heard("a", metrics(1))
+    reports.add("a", metrics(1))
     assert reports.failures() == []
 
 
 def test_a_failure_outlives_its_sidecar_until_a_trainer_takes_a_batch():
     reports = Reports()
-    reports.heard("a", metrics(0, MISSING))
+    reports.add("a", metrics(0, MISSING))
     reports.gone("a")
-    reports.heard("b", metrics(0))
+    reports.add("b", metrics(0))
     assert reports.failures() == [{"sidecar": "a", **MISSING}], "the next attempt starts"
-    reports.heard("b", metrics(1))
+    reports.add("b", metrics(1))
     assert reports.failures() == []
 
 
 def test_a_sidecar_that_comes_back_speaks_for_itself():
     reports = Reports()
-    reports.heard("a", metrics(5, MISSING))
+    reports.add("a", metrics(5, MISSING))
     reports.gone("a")
-    reports.heard("a", metrics(5, MISSING))
+    reports.add("a", metrics(5, MISSING))
     assert reports.failures() == [{"sidecar": "a", **MISSING}], "once"
-    reports.heard("a", metrics(5))
+    reports.add("a", metrics(5))
     assert reports.failures() == []
 
 
 def test_batches_that_were_taken_before_are_no_cure():
     reports = Reports()
-    reports.heard("b", metrics(9))
-    reports.heard("a", metrics(0, MISSING))
+    reports.add("b", metrics(9))
+    reports.add("a", metrics(0, MISSING))
     reports.gone("a")
-    reports.heard("b", metrics(9))
+    reports.add("b", metrics(9))
     assert reports.failures()
-    reports.heard("b", metrics(12, MISSING | {"feeder": "feeder-2"}))
+    reports.add("b", metrics(12, MISSING | {"feeder": "feeder-2"}))
     assert len(reports.failures()) == 2
-    reports.heard("b", metrics(12))
+    reports.add("b", metrics(12))
     assert reports.failures() == [], "it failed, and went on"
 
 
 def test_what_a_sidecar_says_is_bounded_and_need_not_make_sense():
     reports = Reports()
-    reports.heard("a", {"type": "metrics", "failures": [7, {"text": "x" * 10_000}] * 50, "metrics": 3})
+    reports.add("a", {"type": "metrics", "failures": [7, {"text": "x" * 10_000}] * 50, "metrics": 3})
     assert len(reports.failures()) == MAX_FAILURES
     assert max(len(f["text"]) for f in reports.failures()) == MAX_TEXT
     for n in range(100):
-        reports.heard(f"s{n}", metrics(0, MISSING))
+        reports.add(f"s{n}", metrics(0, MISSING))
         reports.gone(f"s{n}")
     assert len(reports.failures()) == MAX_FAILURES
 
 
 def test_a_sidecar_that_is_new_here_is_no_cure_for_what_was_before():
     reports = Reports()
-    reports.heard("a", metrics(0, MISSING))
+    reports.add("a", metrics(0, MISSING))
     reports.gone("a")
-    reports.heard("b", metrics(40))
+    reports.add("b", metrics(40))
     assert reports.failures(), "its batches may be older than the failure"
-    reports.heard("b", metrics(41))
+    reports.add("b", metrics(41))
     assert reports.failures() == []

@@ -196,9 +196,9 @@ def _build(document: Document, source: str) -> DataLoaderJob:
     try:
         job = DataLoaderJob.model_validate(document.data, by_alias=True, by_name=False)
     except ValidationError as exc:
-        told = {problem.path for problem in problems}
+        reported = {problem.path for problem in problems}
         more = translate(exc, DataLoaderJob, lines=document.lines)
-        problems += [problem for problem in more if problem.path not in told]
+        problems += [problem for problem in more if problem.path not in reported]
         raise ManifestError(source, problems) from exc
     if problems:
         raise ManifestError(source, problems)

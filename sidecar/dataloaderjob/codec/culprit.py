@@ -51,10 +51,10 @@ def _find(roots: Mapping[str, Any], known: Names | None, user_modules: Collectio
     if found is None:
         return " and ".join(roots)
     path, leaf, error = found
-    said = f"{type(error).__name__}: {error}"
+    reason = f"{type(error).__name__}: {error}"
     if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
-        said = "linked too deeply for pickle: keep such objects in a list, and link them by index"
-    return f"{_cut(path)}: {full_name(type(leaf))} ({said})"
+        reason = "linked too deeply for pickle: keep such objects in a list, and link them by index"
+    return f"{_cut(path)}: {full_name(type(leaf))} ({reason})"
 
 
 @contextlib.contextmanager

@@ -86,14 +86,14 @@ def unpack_failure(data: bytes | memoryview) -> BaseException:
     text is the original text, then where it was raised and the feeder's traceback. Raises
     RemoteProtocolError when `data` is no failure.
     """
-    told = _parse(data)
-    cls = _exception_class(*told.name)
-    made = _rebuild(cls, told) if cls else None
+    record = _parse(data)
+    cls = _exception_class(*record.name)
+    made = _rebuild(cls, record) if cls else None
     if made is not None:
         return made
-    module, qualname = told.name
+    module, qualname = record.name
     shown = qualname if module == "builtins" else f"{module}.{qualname}"
-    return UserCodeError(f"{shown}: {told.text}{told.details}")
+    return UserCodeError(f"{shown}: {record.text}{record.details}")
 
 
 def as_raised(error: SampleError) -> BaseException:
@@ -181,7 +181,7 @@ def _users_part(tb: TracebackType | None) -> TracebackType | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
+class _Record:
     """What a failure says."""
 
     name: ClassName
@@ -196,13 +196,13 @@ class _Told:
     """There are no others."""
 
 
-def _parse(data: bytes | memoryview) -> _Told:
+def _parse(data: bytes | memoryview) -> _Record:
     try:
         body = json.loads(bytes(data))
         module, qualname = map(str, body["type"])
         trace = str(body["traceback"])
         args, attributes = _unplain(body["args"]), _unplain(body["attributes"])
-        return _Told(
+        return _Record(
             name=(module, qualname),
             text=str(body["text"]),
             details=f"\n\nraised {_where(body)}{':' if trace else ''}\n{trace}".rstrip(),
@@ -235,33 +235,33 @@ def _exception_class(module: str, qualname: str) -> type[Exception] | None:
     return cls if issubclass(cls, Exception) else None
 
 
-def _rebuild(cls: type[Exception], told: _Told) -> Exception | None:
+def _rebuild(cls: type[Exception], record: _Record) -> Exception | None:
     """An exception of `cls` that shows the details, or None."""
-    args, whole = told.args, told.text + told.details
+    args, whole = record.args, record.text + record.details
     if issubclass(cls, KeyError):
         whole = _ReadableText(whole)
     made: Exception | None = None
     if issubclass(cls, OSError) and args and len(args) >= 2 and type(args[0]) is int:
         # errno stays, and strerror carries what str() shows; a file name would be appended to that.
-        made = _build(cls, args[0], told.text.removeprefix(f"[Errno {args[0]}] ") + told.details)
+        made = _build(cls, args[0], record.text.removeprefix(f"[Errno {args[0]}] ") + record.details)
     elif issubclass(cls, UnicodeError) and args and len(args) == 5 and type(args[4]) is str:
-        made = _build(cls, *args[:4], args[4] + told.details)
+        made = _build(cls, *args[:4], args[4] + record.details)
     elif _is_builtin(cls.__init__) and _is_builtin(cls.__str__):
         made = _build(cls, whole)
-    elif told.complete and args is not None:
+    elif record.complete and args is not None:
         # As unpickling does it: args and attributes are all there is, so __init__ need not run, whose
         # arguments may be quite others than args.
         made = _call(lambda: cls.__new__(cls, *args), cls)
     made = made or (_build(cls, *args) if args is not None else None) or _build(cls, whole)
     if made is None:
         return None
-    for name, value in told.attributes.items():
+    for name, value in record.attributes.items():
         _call(functools.partial(setattr, made, name, value), type(None))
-    if told.details not in _text(made):
+    if record.details not in _text(made):
         if _is_builtin(cls.__str__):
             made.args = (whole,)
         else:
-            made.add_note(told.details.strip())
+            made.add_note(record.details.strip())
     return made
 
 

@@ -104,12 +104,12 @@ def without(content: tuple[Any, ...], is_out: Callable[[Any], bool]) -> tuple[An
     raise TypeError(content)
 
 
-def warn(module: str, path: str, value: Any, told: set[str]) -> None:
+def warn(module: str, path: str, value: Any, warned: set[str]) -> None:
     """Says, once for each name, that feeders have not the trainer's."""
     name = f"{module}.{path.removesuffix(ENTRY)}"
-    if name in told or type(value).__module__.partition(".")[0] in _MADE_ANEW:
+    if name in warned or type(value).__module__.partition(".")[0] in _MADE_ANEW:
         return
-    told.add(name)
+    warned.add(name)
     what = (
         f"a {full_name(type(value))} in {name}"
         if path.endswith(ENTRY)

@@ -85,7 +85,7 @@ class Snapshots:
         self._current: Fingerprint | None = None
         """Taken for the snapshot that is being made."""
         self._warned = False
-        self._told: set[str] = set()
+        self._warned_of: set[str] = set()
         """What of modules was said to be left out."""
 
     def take(self, roots: Roots) -> Snapshot:
@@ -177,7 +177,7 @@ class Snapshots:
         patches = [*self._patches, *module_state.entries(modules)]
         state = State(Names(modules), self._excluded, self._references)
         known = self._kind(roots).reached.get(id(roots["dataset"]))
-        writer = Writer(modules, patches, self._excluded, state, known, self._alone, self._told)
+        writer = Writer(modules, patches, self._excluded, state, known, self._alone, self._warned_of)
         writer.forget_mended()
         return writer
 

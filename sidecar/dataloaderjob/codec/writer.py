@@ -66,7 +66,7 @@ class Writer:
         state: State,
         reached: Reached | None,
         alone: dict[str, tuple[Any, bytes]],
-        told: set[str],
+        warned: set[str],
     ) -> None:
         self.modules = modules
         self._excluded = excluded
@@ -77,7 +77,7 @@ class Writer:
         self.reached = Reached() if reached is None else reached
         self._discovered = reached is not None
         self._tries = TRIES
-        self._told = told
+        self._warned_of = warned
 
     def forget_mended(self) -> None:
         """Looks again at what did not pickle the last time."""
@@ -183,7 +183,7 @@ class Writer:
         for where, part in left_out.find(path, value, pickled, can_copy):
             self._excluded.add((module, where, id(part)))
             if module in self.reached.modules:
-                left_out.warn(module, where, part, self._told)
+                left_out.warn(module, where, part, self._warned_of)
 
     def _exclude_main(self, roots: Roots) -> None:
         """Leaves out globals of the script that only a module's state refers to; the dataset's own must pickle."""

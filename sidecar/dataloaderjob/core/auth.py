@@ -75,9 +75,9 @@ def _mac(key: bytes, label: str, *fields: object) -> str:
     return hmac.new(key, text.encode(), "sha256").hexdigest()
 
 
-def _same(expected: str, told: object) -> bool:
+def _same(expected: str, found: object) -> bool:
     """Compares in constant time; a peer may tell anything, also what is no ASCII."""
-    return hmac.compare_digest(expected.encode(), str(told).encode("utf-8", "replace"))
+    return hmac.compare_digest(expected.encode(), str(found).encode("utf-8", "replace"))
 
 
 def challenge() -> dict[str, Any]:

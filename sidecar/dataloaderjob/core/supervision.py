@@ -192,15 +192,15 @@ def pack(error: str, message: str) -> bytes:
 def describe(payload: bytes) -> dict[str, str]:
     """`feeder` (empty where it is no single one's), `reason` (CamelCase) and `text` of a FAILED payload."""
     try:
-        told = json.loads(payload)
-        if "service" in told:
-            return _line("", str(told["service"]), str(told["message"]))
-        name = str(told["type"][1])
-        feeder, text = str(told.get("feeder") or ""), f"{name}: {told['text']}"
-        if told.get("key") is not None:
-            text += f" (for index {told['key']})"
-        elif told.get("phase"):
-            text += f" (in {told['phase']})"
+        failure = json.loads(payload)
+        if "service" in failure:
+            return _line("", str(failure["service"]), str(failure["message"]))
+        name = str(failure["type"][1])
+        feeder, text = str(failure.get("feeder") or ""), f"{name}: {failure['text']}"
+        if failure.get("key") is not None:
+            text += f" (for index {failure['key']})"
+        elif failure.get("phase"):
+            text += f" (in {failure['phase']})"
     except (ValueError, KeyError, TypeError, IndexError):
         return _line("", UNKNOWN, "a batch failed, and what its feeder says of it cannot be read")
     return _line(feeder, MODULE_MISSING if name == "ModuleNotFoundError" else USER_CODE, text)

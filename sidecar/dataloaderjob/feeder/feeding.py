@@ -279,15 +279,15 @@ class Feeding:
 
     def failed(self, task: Task) -> list[Instruction]:
         """User code failed while the builder made this task."""
-        told = task.state is State.BUILDING
+        live = task.state is State.BUILDING
         self._move(task, Event.FAILED)
-        return [Fail(task)] if told else []
+        return [Fail(task)] if live else []
 
     def lost(self, task: Task) -> list[Instruction]:
         """The builder ended while it made this task."""
-        told = task.state is State.BUILDING
+        live = task.state is State.BUILDING
         self._move(task, Event.LOST)
-        return [Lost(task)] if told else []
+        return [Lost(task)] if live else []
 
     def started(self, task: Task) -> None:
         self._move(task, Event.START)

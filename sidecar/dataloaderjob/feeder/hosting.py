@@ -166,11 +166,11 @@ class Host:
                 self.kill(str(message.get("name")))
                 return {"type": "ok"}
             case "list":
-                told = [
+                listed = [
                     {"name": f.name, "pid": f.pid, "code": f.code, "words": f.words}
                     for f in self.feeders.values()
                 ]
-                return {"type": "feeders", "feeders": told}
+                return {"type": "feeders", "feeders": listed}
         return {"type": "error", "message": f"start, kill or list is needed, found {message.get('type')!r}"}
 
 

@@ -88,7 +88,7 @@ class ReceiverConnection:
     def withdraw(self, task: Task) -> None:
         self._bodies = deque(out for out in self._bodies if out.task is not task)
 
-    def when_told(self, call: Callable[[], None]) -> None:
+    def when_sent(self, call: Callable[[], None]) -> None:
         """Calls it once the control frame that was queued last is out; never if the connection ends before."""
         if self._control:
             self._control[-1].done = call

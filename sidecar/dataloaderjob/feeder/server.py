@@ -70,9 +70,14 @@ class FeederServer:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
         self._callbacks: dict[int, Callable[[int], None]] = {}
-        told = {**facts, "feeder": settings.name, "instance": self.instance, "pid": os.getpid()}
+        stated = {**facts, "feeder": settings.name, "instance": self.instance, "pid": os.getpid()}
         self._acceptor = Acceptor(
-            settings.bind_host, settings.port, key=key, job=settings.job, facts=told, welcomed=self._welcomed
+            settings.bind_host,
+            settings.port,
+            key=key,
+            job=settings.job,
+            facts=stated,
+            welcomed=self._welcomed,
         )
 
     @property
@@ -312,7 +317,7 @@ class FeederServer:
             self._builders.acknowledge(task)
             return
         self._sender.control(Kind.PROGRESS, task, room=position)
-        connection.when_told(lambda: self._builders.acknowledge(task))
+        connection.when_sent(lambda: self._builders.acknowledge(task))
         self._flush({connection})
 
     def _through(self, task: Task, made: list[Instruction], payload: bytes = b"", position: int = -1) -> None:

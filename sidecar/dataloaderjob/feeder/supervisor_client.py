@@ -99,19 +99,19 @@ class Registration:
 
     def _forever(self) -> None:
         failures = 0
-        told, lost = "", -math.inf
+        logged, lost = "", -math.inf
         while True:
             since = time.monotonic()
             try:
                 with connect(self._settings, self._key, "feeder") as sock:
                     sockets.send_message(sock, self._ready)
-                    told, lost = "", math.inf
+                    logged, lost = "", math.inf
                     self._listen(sock)
             except (OSError, ProtocolError) as exc:
                 lost = min(lost, time.monotonic())
                 # At the end of a run the supervisor goes first.
-                if str(exc) != told and time.monotonic() - lost >= TELL_AFTER_S:
-                    told = str(exc)
+                if str(exc) != logged and time.monotonic() - lost >= TELL_AFTER_S:
+                    logged = str(exc)
                     log.warning("%s has no supervisor, trying again: %s", self._settings.name, exc)
             was_up = time.monotonic() - since > BACKOFF.last_s  # it was a connection for a while
             failures = 1 if was_up else failures + 1

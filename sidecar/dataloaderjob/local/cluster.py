@@ -345,13 +345,13 @@ class LocalCluster:
         if self._closed:
             return
         self._do(self.policy.due(time.monotonic()))
-        said, supervisor = self.snapshot.supervisor, self._children.get(Part.SUPERVISOR)
-        if supervisor is None or said.get("pid") != supervisor.pid:
+        status, supervisor = self.snapshot.supervisor, self._children.get(Part.SUPERVISOR)
+        if supervisor is None or status.get("pid") != supervisor.pid:
             return
         self._do(self.policy.serves(Part.SUPERVISOR))
-        if not self._ray and said.get("ready"):  # it listens before it has torch, or fails to have it
+        if not self._ray and status.get("ready"):  # it listens before it has torch, or fails to have it
             self._do(self.policy.serves(Part.HOST))
-        if self.policy.old and said.get("ready") == said.get("desired"):
+        if self.policy.old and status.get("ready") == status.get("desired"):
             self._do(self.policy.settled())
 
     # The end

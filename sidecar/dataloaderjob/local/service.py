@@ -227,14 +227,14 @@ def main(host: tuple[int, int, int]) -> int:
         made = plan(args.dir, args.feeders, os.environ)
         return Service(args.dir, made, Echo(args.echo), started).run()
     except (DataLoaderJobError, OSError) as exc:
-        fail(args.dir, _told(exc, args.dir))
+        fail(args.dir, _reason(exc, args.dir))
         sys.stderr.write(f"service: {exc}\n")
         return EXIT_FAILED
     finally:
         started.kill()
 
 
-def _told(exc: Exception, folder: Path) -> str:
+def _reason(exc: Exception, folder: Path) -> str:
     return (folders.full(exc, folder) if isinstance(exc, OSError) else None) or str(exc)
 
 

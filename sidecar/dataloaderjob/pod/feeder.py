@@ -79,7 +79,7 @@ class FeederPod:
         """
         settings, (host, port) = self._settings, self._head
         began = time.monotonic()
-        said = 0.0
+        logged_s = 0.0
         while True:
             try:
                 with socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S) as sock:
@@ -92,9 +92,9 @@ class FeederPod:
                         f"the head's GCS was needed at {settings.head}, and did not accept within "
                         f"{settings.head_timeout_s:.0f} s ({exc}): see the pod of the head"
                     ) from exc
-                if waited_s >= said:
+                if waited_s >= logged_s:
                     log.info("waiting for the head's GCS at %s: %s", settings.head, exc)
-                    said += settings.progress_every_s
+                    logged_s += settings.progress_every_s
             self._watch.wait(RETRY_S)
 
     def close(self) -> None:

@@ -140,9 +140,9 @@ class Sidecar:
     def _send_metrics(self) -> None:
         if self._supervisor is not None:
             for receiver in self.receivers.values():
-                self._failures.seen(receiver.rank, receiver.pid, receiver.control.words[W_NEXT_CALLS])
-            told = {"receivers": len(self.receivers), "failures": self._failures.current()}
-            self._supervisor.send({"type": "metrics", "metrics": self._totals(), **told})
+                self._failures.update(receiver.rank, receiver.pid, receiver.control.words[W_NEXT_CALLS])
+            report = {"receivers": len(self.receivers), "failures": self._failures.current()}
+            self._supervisor.send({"type": "metrics", "metrics": self._totals(), **report})
 
     def _watch_upstream(self) -> None:
         assert self._supervisor is not None  # noqa: S101
@@ -160,7 +160,7 @@ class Sidecar:
             return
         if self._supervisor.on_readable(time.monotonic()):
             for receiver in self.receivers.values():
-                self._tell_feeders(receiver.channel)
+                self._send_feeders(receiver.channel)
         self._supervisor.flush()
         self._watch_upstream()
 
@@ -182,7 +182,7 @@ class Sidecar:
             while self._on_receiver(receiver):
                 pass  # its last words
             self._bundle_gc.gone(receiver.pid)
-            self._failures.seen(receiver.rank, receiver.pid, receiver.control.words[W_NEXT_CALLS])
+            self._failures.update(receiver.rank, receiver.pid, receiver.control.words[W_NEXT_CALLS])
             for name, value in metrics.read(receiver.control, receiver.rank).values.items():
                 if name in metrics.COUNTERS:
                     self._gone[name] += value
@@ -229,7 +229,7 @@ class Sidecar:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        self._tell_feeders(ours)
+        self._send_feeders(ours)
         parent, child = os.getpid(), os.fork()
         if child == 0:
             ours.close()
@@ -330,7 +330,7 @@ class Sidecar:
             return self._supervisor.desired
         return len(self.settings.feeders)
 
-    def _tell_feeders(self, channel: socket.socket) -> None:
+    def _send_feeders(self, channel: socket.socket) -> None:
         if self._supervisor is None:
             message: dict[str, Any] = {
                 "feeders": self.settings.feeders,
@@ -358,14 +358,14 @@ class Sidecar:
                 self._select.unregister(receiver.channel)
             return False
         try:
-            self._receiver_says(receiver, json.loads(data))
+            self._receive(receiver, json.loads(data))
         except Exception as exc:  # it says what its trainer told it
             log(f"the receiver of rank {receiver.rank} is ended: {first_line(exc)}")
             if receiver.pid in self.receivers:
                 os.kill(receiver.pid, signal.SIGKILL)
         return True
 
-    def _receiver_says(self, receiver: ReceiverProcess, message: dict[str, Any]) -> None:
+    def _receive(self, receiver: ReceiverProcess, message: dict[str, Any]) -> None:
         if message["type"] == "bundle":
             bundle = Bundle.parse(message["bundle"].encode())
             self._bundle_gc.use(receiver.pid, bundle)
@@ -375,7 +375,7 @@ class Sidecar:
         elif message["type"] == "released":
             self._bundle_gc.released(receiver.pid, bytes.fromhex(message["bundle"]))
         elif message["type"] == "failure":
-            self._failures.told(receiver.rank, receiver.pid, message)
+            self._failures.add(receiver.rank, receiver.pid, message)
             self._send_metrics()  # at once: its trainer may end, and this sidecar with it
         elif self._supervisor is None:
             return

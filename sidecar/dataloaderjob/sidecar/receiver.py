@@ -93,8 +93,8 @@ class Receiver:
     def adopt(self, adoption: dict[str, Any], fds: list[int]) -> None:
         """Takes over pools that outlived an earlier sidecar. What the trainer says is checked first."""
         placer = self.machine.placer
-        for told, fd in zip(adoption["regions"], fds, strict=True):
-            number, nbytes, single = int(told["region"]), int(told["nbytes"]), bool(told["single"])
+        for adopted, fd in zip(adoption["regions"], fds, strict=True):
+            number, nbytes, single = int(adopted["region"]), int(adopted["nbytes"]), bool(adopted["single"])
             self.regions[number] = regions.adopt(number, nbytes, single=single, fd=fd)
             placer.space.adopt(number, nbytes, single=single)
         leases = [tuple(map(int, entry)) for entry in adoption["leases"]]
@@ -197,14 +197,14 @@ class Receiver:
                 self._open_stream(packet)
             elif packet.type == ipc.Type.STATUS:
                 late = {"late": overseer.who_is_late(self.machine, packet.stream, packet.ticket)}
-                self._tell_trainer(ipc.pack_json(ipc.Type.STATUS, late, stream=packet.stream))
+                self._send_trainer(ipc.pack_json(ipc.Type.STATUS, late, stream=packet.stream))
             elif packet.type == ipc.Type.CLOSE:
                 self.machine.close_stream(now, packet.stream, packet.awaiting)
 
     def _maybe_passed(self, failure: tuple[int, int], packet: ipc.Packet) -> None:
         if supervision.passed(failure, packet.stream, packet.awaiting):
             self._failure = None
-            self._tell_parent({"type": "failure"})
+            self._send_parent({"type": "failure"})
 
     def _open_stream(self, packet: ipc.Packet) -> None:
         message = ipc.parse_json(packet.payload)
@@ -214,7 +214,7 @@ class Receiver:
             packet.stream, manifest=manifest, bundle=bundle.id, facts=bundle.facts,
             window=int(message["window"]), awaited=packet.awaiting,
         )  # fmt: skip
-        self._tell_parent({"type": "bundle", "bundle": message["bundle"]})
+        self._send_parent({"type": "bundle", "bundle": message["bundle"]})
 
     def _send_to_trainer(self) -> None:
         while self._to_trainer:
@@ -233,7 +233,7 @@ class Receiver:
             self._to_trainer.popleft()
         self._watch(self._trainer.fileno(), select.EPOLLIN)
 
-    def _tell_trainer(self, packets: list[bytes], fd: int | None = None) -> None:
+    def _send_trainer(self, packets: list[bytes], fd: int | None = None) -> None:
         # a descriptor of its own: the region may be dropped before the trainer reads
         self._to_trainer += [(p, None if fd is None else os.dup(fd)) for p in packets]
         self._send_to_trainer()
@@ -253,7 +253,7 @@ class Receiver:
             self.machine.supervisor_notes = [str(n) for n in message.get("notes", [])]
             self.machine.set_feeders(now, [Endpoint(*e) for e in message["feeders"]])
 
-    def _tell_parent(self, message: dict[str, Any]) -> None:
+    def _send_parent(self, message: dict[str, Any]) -> None:
         self._to_parent.append(json.dumps(message).encode())
         self._send_to_parent()
 
@@ -351,19 +351,19 @@ class Receiver:
             case Unpublish(stream, ticket):
                 self.control.unpublish(stream, ticket)
             case Fail(stream, ticket, payload):
-                self._tell_trainer(ipc.pack(ipc.Type.FAILED, payload, stream=stream, ticket=ticket))
+                self._send_trainer(ipc.pack(ipc.Type.FAILED, payload, stream=stream, ticket=ticket))
                 self.control.publish_word(FAILED, stream, ticket)
                 os.eventfd_write(self._wake_trainer, 1)
                 if self._failure is None:  # the trainer, too, raises the first of several
                     self._failure = stream, ticket
-                    self._tell_parent({"type": "failure", **supervision.describe(payload)})
+                    self._send_parent({"type": "failure", **supervision.describe(payload)})
             case CreateRegion(number, nbytes, single, lease_limit):
                 region = regions.create(number, nbytes, single=single)
                 self.regions[number] = region
                 about = {"region": number, "nbytes": nbytes, "single": single, "lease_limit": lease_limit}
-                self._tell_trainer(ipc.pack_json(ipc.Type.REGION, about), region.fd)
+                self._send_trainer(ipc.pack_json(ipc.Type.REGION, about), region.fd)
             case DropRegion(number):
-                self._tell_trainer(ipc.pack_json(ipc.Type.DROP, {"region": number}))
+                self._send_trainer(ipc.pack_json(ipc.Type.DROP, {"region": number}))
                 self.regions.pop(number).close()
             case Connect(endpoint):
                 connection = FeederConnection(
@@ -376,11 +376,11 @@ class Receiver:
             case Discard(instance):
                 self._connections[instance].discard()
             case Released(bundle):
-                self._tell_parent({"type": "released", "bundle": bundle.hex()})
+                self._send_parent({"type": "released", "bundle": bundle.hex()})
             case Note(text):
-                self._tell_trainer(ipc.pack_json(ipc.Type.NOTE, {"text": text}))
+                self._send_trainer(ipc.pack_json(ipc.Type.NOTE, {"text": text}))
             case Replace(endpoint, reason):
-                self._tell_parent(
+                self._send_parent(
                     {
                         "type": "replace",
                         "name": endpoint.name,

@@ -184,7 +184,7 @@ class Supervisor:
             if metrics is None:
                 self._reports.gone(sidecar)
             else:
-                self._reports.heard(sidecar, metrics)
+                self._reports.add(sidecar, metrics)
 
     def listing(self) -> dict[str, Any]:
         with self._lock:
@@ -218,7 +218,7 @@ class Supervisor:
         return {"type": "ok"}
 
     def _status(self) -> dict[str, Any]:
-        now, told = time.monotonic(), self._provider.in_force
+        now, in_force = time.monotonic(), self._provider.in_force
         with self._lock:
             feeders = [
                 {
@@ -242,7 +242,9 @@ class Supervisor:
                 "notes": self._feeders.notes(),
                 "sidecars": dict(self._reports.sidecars),
                 "failures": self._reports.failures(),
-                "ray": {name: told[name] for name in ("version", *RayTuning().config()) if name in told},
+                "ray": {
+                    name: in_force[name] for name in ("version", *RayTuning().config()) if name in in_force
+                },
             }
 
 

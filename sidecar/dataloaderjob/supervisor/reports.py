@@ -31,14 +31,14 @@ class Reports:
         live = [failure for name in sorted(self._failing) for failure in self._failing[name]]
         return [*self._left, *live][-MAX_FAILURES:]
 
-    def heard(self, sidecar: str, message: Mapping[str, Any]) -> None:
+    def add(self, sidecar: str, message: Mapping[str, Any]) -> None:
         """A message of metrics. What is in it that is no metric and no failure is kept as it is."""
         self._left = [failure for failure in self._left if failure["sidecar"] != sidecar]  # it is back
         self.sidecars[sidecar] = {k: v for k, v in message.items() if k not in ("type", "failures")}
         found = message.get("failures")
-        told = [_failure(sidecar, item) for item in found] if isinstance(found, list) else []
-        if told:
-            self._failing[sidecar] = told[-MAX_FAILURES:]
+        listed = [_failure(sidecar, item) for item in found] if isinstance(found, list) else []
+        if listed:
+            self._failing[sidecar] = listed[-MAX_FAILURES:]
             return
         self._failing.pop(sidecar, None)
         taken = _taken(message)
@@ -55,8 +55,8 @@ class Reports:
 
 
 def _failure(sidecar: str, found: Any) -> dict[str, str]:
-    told = found if isinstance(found, Mapping) else {}
-    return {"sidecar": sidecar, **{name: str(told.get(name) or "")[:MAX_TEXT] for name in _FIELDS}}
+    listed = found if isinstance(found, Mapping) else {}
+    return {"sidecar": sidecar, **{name: str(listed.get(name) or "")[:MAX_TEXT] for name in _FIELDS}}
 
 
 def _taken(message: Mapping[str, Any]) -> int:

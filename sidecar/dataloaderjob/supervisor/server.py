@@ -207,7 +207,7 @@ class SupervisorServer:
         try:
             peer.send(self._state.listing)
             while True:
-                self._heard_sidecar(peer, peer.receive())
+                self._receive_sidecar(peer, peer.receive())
         finally:
             with self._lock:
                 del self._sidecars[peer.number]
@@ -216,7 +216,7 @@ class SupervisorServer:
             if over:
                 self._state.metrics(peer.name, None)
 
-    def _heard_sidecar(self, peer: _Peer, message: dict[str, Any]) -> None:
+    def _receive_sidecar(self, peer: _Peer, message: dict[str, Any]) -> None:
         kind = message.get("type")
         if kind == "metrics":
             self._state.metrics(peer.name, message)

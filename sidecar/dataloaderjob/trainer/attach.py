@@ -123,7 +123,7 @@ class Absence:
     def __init__(self, path: str) -> None:
         self._path = path
         self._since = time.monotonic()
-        self._told = False
+        self._noted = False
 
     def wait(self, exc: Exception) -> None:
         """Raises ServiceUnavailable, with `exc` as its reason, where it is of no use to wait longer."""
@@ -134,8 +134,8 @@ class Absence:
             raise ServiceUnavailable(
                 f"no sidecar came to {self._path} in {waited:.0f} s (is its container running?): {exc}"
             ) from exc
-        if waited > ABSENCE_NOTE_S and not self._told:
-            self._told = True
+        if waited > ABSENCE_NOTE_S and not self._noted:
+            self._noted = True
             say(f"no sidecar answers at {self._path}; waiting for it ({exc})")
         time.sleep(ABSENCE_PAUSE_S)
 

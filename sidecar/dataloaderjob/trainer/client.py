@@ -130,12 +130,12 @@ class Client:
 
     def _give_back(self) -> None:
         try:
-            self._tell_all()
+            self._send_all()
         except BaseException:
             self._opened.disconnect()  # not before it has been told all is this client connected
             raise
 
-    def _tell_all(self) -> None:
+    def _send_all(self) -> None:
         # First of all: what the dead receiver published must not be taken for the new one's.
         self.control.forget()
         self.attachment += 1
@@ -151,8 +151,8 @@ class Client:
             stream.failures.clear()
             self._send_open(stream)
             asked = stream.asked  # another thread may be drawing
-            stream.told = asked
-            stream.told_waiting = None
+            stream.sent = asked
+            stream.sent_waiting = None
             self._send(stream.messages(range(stream.awaited, asked)))
 
     def check(self) -> None:
@@ -189,20 +189,20 @@ class Client:
         """Sends the tickets that are held back; `waiting`: and that the trainer sleeps for the next one."""
         with self.lock:
             self.check()
-            told, asked, words = stream.told, stream.asked, self.control.words
-            if told == asked and not (waiting and stream.told_waiting != stream.awaited):
+            sent, asked, words = stream.sent, stream.asked, self.control.words
+            if sent == asked and not (waiting and stream.sent_waiting != stream.awaited):
                 return
             attachment = self.attachment
             try:
-                self._guarded(self._send, stream.messages(range(told, asked), waiting=waiting))
-                stream.told = asked
+                self._guarded(self._send, stream.messages(range(sent, asked), waiting=waiting))
+                stream.sent = asked
             except BaseException:
                 self._opened.disconnect()  # not even an interrupt may leave it open what was sent
                 raise
             if stream.feeders != words[ctl.W_FEEDERS]:
                 stream.regroup(words[ctl.W_FEEDERS])
             # A receiver that came meanwhile was told all but who waits.
-            stream.told_waiting = stream.awaited if waiting and attachment == self.attachment else None
+            stream.sent_waiting = stream.awaited if waiting and attachment == self.attachment else None
 
     def close_collected(self) -> None:
         """Tells the receiver of the streams in `closed_streams`."""

@@ -249,7 +249,7 @@ class ServiceIterator(_Seeded):
         else:
             stream.pending[number] = self._pack(number, keys)
         stream.asked = number + 1
-        if stream.asked - stream.told >= stream.together:
+        if stream.asked - stream.sent >= stream.together:
             self._client.flush(stream)
 
     def _pack(self, number: int, keys: Sequence[Any]) -> bytes:

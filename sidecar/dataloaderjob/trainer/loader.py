@@ -41,7 +41,7 @@ _MAP_STYLE = "the service needs a map-style dataset (__getitem__ and __len__)"
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _TORCHS_CONTEXT: Any = torch.utils.data.DataLoader.multiprocessing_context
 _T_co = TypeVar("_T_co", covariant=True)
-_said: set[str] = set()
+_logged: set[str] = set()
 _numbers = itertools.count()
 _most_workers = 0
 """What any loader of this process asked of the private service so far."""
@@ -362,7 +362,7 @@ def _number(variable: str, default: int) -> int:
 
 
 def _say_once(text: str, about: str = "") -> None:
-    if (about or text) not in _said:
-        _said.add(about or text)
+    if (about or text) not in _logged:
+        _logged.add(about or text)
         sys.stderr.write(f"[dataloaderjob] {text}\n")
         sys.stderr.flush()

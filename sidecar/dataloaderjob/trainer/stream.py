@@ -30,9 +30,9 @@ class Stream:
     are at a time, while that code is in the caches."""
     failures: dict[int, bytes] = field(default_factory=dict)
     asked: int = 0
-    told: int = 0
+    sent: int = 0
     """Tickets from `told` to below `asked` are held back."""
-    told_waiting: int | None = None
+    sent_waiting: int | None = None
     """The ticket that the receiver knows us to sleep for."""
     feeders: int = 0
     """Connected when `together` was worked out."""

@@ -157,7 +157,7 @@ class Taker(Timed):
         client, control, stream, number, after = self._client, self._control, self.stream, self.taken, 1
         began = now_ns()
         if self._wake_after > 1 and control.ready(stream.id, number + 1) is None:
-            after = max(1, min(self._wake_after, stream.told - number))
+            after = max(1, min(self._wake_after, stream.sent - number))
         if self._words[W_WANT]:  # the pool is full: the receiver must know whose place comes first
             client.flush(stream, waiting=True)
         # Most batches come soon: what is held back, and who waits, need not be told for that.

@@ -261,12 +261,12 @@ class RayProvider:
             except ValueError:
                 return None
             self._actors[index] = found._actor_id.hex()  # noqa: SLF001  as above
-        told = ray_state.state.get_actor_info(ray.ActorID(bytes.fromhex(self._actors[index])))
-        if told is None:
+        info = ray_state.state.get_actor_info(ray.ActorID(bytes.fromhex(self._actors[index])))
+        if info is None:
             del self._actors[index]
             return None
         table: Any = gcs_pb2.ActorTableData  # type: ignore[attr-defined]
-        actor = table.FromString(told)
+        actor = table.FromString(info)
         state = table.ActorState.Name(actor.state)
         death = _last_line(actor.death_cause) if state == DEAD else ""
         return Life(state, bool(actor.address.worker_id), actor.num_restarts, death, actor.address.ip_address)
@@ -275,8 +275,8 @@ class RayProvider:
 def _last_line(cause: Any) -> str:
     """The last line of what the GCS knows of an actor's death, in the words of whichever part of Ray told it."""
     kind = cause.WhichOneof("context")
-    told = getattr(cause, kind) if kind else None
-    text = getattr(told, "formatted_exception_string", "") or getattr(told, "error_message", "")
+    info = getattr(cause, kind) if kind else None
+    text = getattr(info, "formatted_exception_string", "") or getattr(info, "error_message", "")
     lines = [line for line in str(text).splitlines() if line.strip()]
     if kind == "actor_unschedulable_context":
         return " ".join(lines)

@@ -180,7 +180,7 @@ class Dispatcher:
         feeder = self.feeders.get(instance)
         if feeder is None:
             return
-        feeder.up, feeder.facts, feeder.heard_at, feeder.answered_at = True, facts, now, now
+        feeder.up, feeder.facts, feeder.received_at, feeder.answered_at = True, facts, now, now
         feeder.suspect_since, feeder.load = None, 0
         feeder.refused.clear()
         feeder.not_loaded.clear()
@@ -209,7 +209,7 @@ class Dispatcher:
         feeder = self.feeders.get(instance)
         if feeder is None or header.generation != self.generation:
             return
-        self._heard(now, feeder, header)
+        self._received(now, feeder, header)
         if header.kind == Kind.NEED_BUNDLE:
             self._send_bundle(feeder, header.bundle)
             return
@@ -242,7 +242,7 @@ class Dispatcher:
         feeder = self.feeders.get(instance)
         if feeder is None or header.generation != self.generation:
             return None
-        self._heard(now, feeder, header)
+        self._received(now, feeder, header)
         attempt = feeder.attempts.get((header.stream, header.ticket))
         if attempt is None or attempt.extent is None:
             self.counters.late_copies += 1
@@ -468,8 +468,8 @@ class Dispatcher:
             "printed last",
         )
 
-    def _heard(self, now: float, feeder: FeederState, header: Header) -> None:
-        feeder.heard_at, feeder.load = now, header.load
+    def _received(self, now: float, feeder: FeederState, header: Header) -> None:
+        feeder.received_at, feeder.load = now, header.load
         feeder.replace_asked = False
         # While user code there takes long, the feeder says so: it is not lost, and gets nothing more to do.
         if header.kind != Kind.ALIVE and not (header.kind == Kind.CANCELLED and feeder.attempts):

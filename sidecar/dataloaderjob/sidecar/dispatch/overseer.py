@@ -39,7 +39,7 @@ def _check_feeders(machine: Dispatcher, now: float) -> None:
             machine.report(Close(feeder.endpoint.instance, reason, True))
             machine.feeder_down(now, feeder.endpoint.instance, reason)
         elif feeder.suspect_since is not None:
-            _maybe_replace(machine, feeder, now - max(feeder.heard_at, feeder.suspect_since))
+            _maybe_replace(machine, feeder, now - max(feeder.received_at, feeder.suspect_since))
         elif _overdue(now, feeder):
             _maybe_suspect(machine, now, feeder, up)
 

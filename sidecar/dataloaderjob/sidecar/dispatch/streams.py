@@ -202,7 +202,7 @@ class FeederState:
     attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
     load: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
-    heard_at: float = 0.0
+    received_at: float = 0.0
     answered_at: float = 0.0
     moved_at: float = 0.0
     """When a part of a body last came in."""
