@@ -15,22 +15,25 @@ from manifests import manifest
 from rig import until
 
 from dataloaderjob.api import parse_object
-from dataloaderjob.core.acceptor import Acceptor
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.settings import FeederSettings, RayTuning, SupervisorSettings, load
+from dataloaderjob.core.sockets import Acceptor
 from dataloaderjob.pod import feeder
 from dataloaderjob.pod.entry import (
     CRASH_WINDOW_S,
     MAX_CRASHES,
     MAX_RAY_EXITS,
     Again,
+    FeederPodSettings,
     GiveUp,
+    HeadSettings,
     Restarts,
     fresh_folder,
+    read_token,
+    split_address,
 )
 from dataloaderjob.pod.head import supervisor_settings
 from dataloaderjob.pod.output import Backlog
-from dataloaderjob.pod.settings import FeederPodSettings, HeadSettings, read_token, split_address
 from dataloaderjob.providers.ray import actor
 from dataloaderjob_operator.objects import settings as built
 from processes import alive, go_on, line, script
@@ -163,7 +166,7 @@ def test_a_feeder_of_a_pod_has_its_blobs_in_its_own_node_s_folder():
 
 
 def test_a_probe_of_a_port_is_no_refusal_that_is_told(caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.DEBUG, "dataloaderjob.core.acceptor")
+    caplog.set_level(logging.DEBUG, "dataloaderjob.core.sockets")
     acceptor = Acceptor("127.0.0.1", 0, key=bytes(32), job="j", facts={}, welcomed=lambda *_: None)
     socket.create_connection(("127.0.0.1", acceptor.port)).close()
 
@@ -190,7 +193,7 @@ FEEDER = """
 import os, subprocess, sys
 from pathlib import Path
 from dataloaderjob.providers.ray import actor
-from dataloaderjob.core.acceptor import Acceptor
+from dataloaderjob.core.sockets import Acceptor
 actor.hand_over("feeder-3", Path(sys.argv[1]))
 """
 SAYS = """

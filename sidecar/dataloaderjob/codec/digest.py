@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from dataloaderjob.codec import objects, special
-from dataloaderjob.codec.carriers import StaysError, attributes_beside
 from dataloaderjob.codec.encoding import is_class_of_items
+from dataloaderjob.codec.special import StaysError, attributes_beside
 from dataloaderjob.core import values
 
 

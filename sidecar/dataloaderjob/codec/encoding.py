@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from dataloaderjob.codec import classes, objects, special
-from dataloaderjob.codec.carriers import StaysError, attributes_beside
+from dataloaderjob.codec.special import StaysError, attributes_beside
 from dataloaderjob.core import layout, values
 from dataloaderjob.core.errors import UnsupportedBatch
 from dataloaderjob.core.layout import ClassName, Kind

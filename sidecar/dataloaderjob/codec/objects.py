@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from dataloaderjob.codec import classes, special
-from dataloaderjob.codec.carriers import Carrier, StaysError, attributes_beside, is_rebuilt_from, no_content
+from dataloaderjob.codec.special import Carrier, StaysError, attributes_beside, is_rebuilt_from, no_content
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.layout import ClassName
 

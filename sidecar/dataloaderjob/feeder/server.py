@@ -19,10 +19,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from dataloaderjob.core.acceptor import Acceptor
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
 from dataloaderjob.core.frames import Flag, Header, Kind
 from dataloaderjob.core.settings import FeederSettings, read_key
+from dataloaderjob.core.sockets import Acceptor
 from dataloaderjob.core.tickets import base_seed
 from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore

@@ -6,6 +6,9 @@ the exit codes of those away.
 
 The main process waits for signals, the ends of processes, and time; when to start the supervisor again, and when that
 is of no use, is decided here (pure).
+
+Their settings are what the operator writes into the job's ConfigMap. The fields without defaults are those of the
+operator's `objects/settings.py`; each process reads its file once, with `core.settings.load`.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from dataloaderjob.core.backoff import CRASH_WINDOW_S, MAX_CRASHES, Crashes, restart_wait_s
-from dataloaderjob.core.errors import DataLoaderJobError, ServiceError
-from dataloaderjob.core.settings import load
+from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceError
+from dataloaderjob.core.settings import RayTuning, load
 from dataloaderjob.core.supervision import EXITS_RAY
 from dataloaderjob.providers.ray.node import RayNode
 
@@ -42,6 +45,14 @@ EXIT_BROKEN = 70
 log = logging.getLogger(__name__)
 EXIT_FAILED = 1
 S = TypeVar("S")
+ADDRESS_VARIABLE = "POD_IP"
+"""The address of the pod; without it, one machine alone is meant."""
+TEMP_DIR = "/tmp/ray"  # noqa: S108  in a pod, /tmp is a volume of its own
+REMEDY = "give temp_dir a shorter path"
+PLAIN = "--log-color=false"
+ANY_PORTS = ("--min-worker-port=0", "--max-worker-port=0")
+"""Workers listen at any free port. Ray's own range, 10002 to 19999, may have the head's port in it, and where
+raylets share an address they meet there."""
 
 
 class Stopped(Exception):
@@ -215,3 +226,66 @@ def _serve(kind: type[S], make: Callable[[S, Watch], Part], path: Path) -> int:
     except (DataLoaderJobError, OSError) as exc:
         log.error("%s", exc)
     return EXIT_FAILED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSettings:
+    """The head's pod: GCS, a raylet without feeders, the supervisor."""
+
+    job: str
+    """Unique name of the job (namespace/name/uid)."""
+    key_path: str
+    """File with the job's key, at the same path in the feeders' pods unless `feeder_key_path` says where."""
+    token_path: str
+    """File with the token of the job's Ray."""
+    host: str
+    """The name of a Service, by which feeders find this pod."""
+    gcs_port: int
+    supervisor_port: int
+    num_feeders: int
+    tuning: RayTuning = field(default_factory=RayTuning)
+    feeder_key_path: str | None = None
+    temp_dir: str = TEMP_DIR
+    """Ray's state and ours; at most 40 bytes, for the sake of Unix sockets. What an earlier container left
+    there is removed."""
+    up_timeout_s: float = 120.0
+    grace_s: float = 2.0
+    """Time for Ray's processes at the end: the raylet says good-bye, no other has anything to save."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeederPodSettings:
+    """A pod of feeders: a raylet that has room for `processes` of them."""
+
+    job: str
+    token_path: str
+    head: str
+    """host:port of the head's GCS."""
+    processes: int
+    tuning: RayTuning = field(default_factory=RayTuning)
+    temp_dir: str = TEMP_DIR
+    """The same path as the head's."""
+    head_timeout_s: float = 600.0
+    """The head's image may still be on its way to its node."""
+    progress_every_s: float = 10.0
+    join_timeout_s: float = 120.0
+    grace_s: float = 2.0
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Raises InputError unless it is host:port."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InputError(f"the head's address is needed as host:port, found {address!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def read_token(path: str) -> str:
+    """Raises InputError when the token of the job's Ray is not there: Ray itself would say less."""
+    try:
+        token = Path(path).read_text().strip()
+    except (OSError, ValueError) as exc:
+        raise InputError(f"the token of the job's Ray is needed in {path}: {exc}") from exc
+    if not token:
+        raise InputError(f"the token of the job's Ray is needed in {path}, the file is empty")
+    return token

@@ -18,17 +18,19 @@ from pathlib import Path
 from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.settings import NODE_FOLDER_VARIABLE, NODE_OUTPUT
 from dataloaderjob.pod import entry
-from dataloaderjob.pod.entry import Watch, await_started, fresh_folder
-from dataloaderjob.pod.output import Output
-from dataloaderjob.pod.settings import (
+from dataloaderjob.pod.entry import (
     ADDRESS_VARIABLE,
     ANY_PORTS,
     PLAIN,
     REMEDY,
     FeederPodSettings,
+    Watch,
+    await_started,
+    fresh_folder,
     read_token,
     split_address,
 )
+from dataloaderjob.pod.output import Output
 from dataloaderjob.providers.ray.node import RayNode, without_ray
 
 log = logging.getLogger(__name__)

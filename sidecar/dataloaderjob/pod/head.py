@@ -19,8 +19,20 @@ from pathlib import Path
 from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.settings import NODE_BLOBS, SupervisorSettings, dump, read_key
 from dataloaderjob.pod import entry
-from dataloaderjob.pod.entry import NODE_FOLDER, GiveUp, Restarts, Watch, await_started, fresh_folder
-from dataloaderjob.pod.settings import ADDRESS_VARIABLE, ANY_PORTS, PLAIN, REMEDY, HeadSettings, read_token
+from dataloaderjob.pod.entry import (
+    ADDRESS_VARIABLE,
+    ANY_PORTS,
+    NODE_FOLDER,
+    PLAIN,
+    REMEDY,
+    GiveUp,
+    HeadSettings,
+    Restarts,
+    Watch,
+    await_started,
+    fresh_folder,
+    read_token,
+)
 from dataloaderjob.providers.ray.node import RayNode, without_ray
 
 log = logging.getLogger(__name__)

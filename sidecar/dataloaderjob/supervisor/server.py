@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dataloaderjob.core import sockets, supervision
-from dataloaderjob.core.acceptor import Acceptor
 from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, chunks
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import MAX_BODY_NBYTES
+from dataloaderjob.core.sockets import Acceptor
 from dataloaderjob.supervisor.feeder_set import Endpoint
 
 ASK_AGAIN_S = 10.0

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from dataloaderjob.codec import failures, seeds
+from dataloaderjob.codec import failures, seeding
 from dataloaderjob.codec.bundles import make_bundle
 from dataloaderjob.codec.decoding import Decoder
 from dataloaderjob.codec.fetcher import Fetcher, SampleError, pickle_keys
@@ -59,7 +59,7 @@ class _Seeded(_BaseDataLoaderIter):
         """`persistent_workers=True`: a new epoch of the same iterator; torch draws no seed here either."""
         super()._reset(loader, first_iter)
         self._resets += 1
-        self._epoch_seed = seeds.derive(self._first_seed, self._resets)
+        self._epoch_seed = seeding.derive(self._first_seed, self._resets)
         self._drawn = 0
         self._position = 0
 
