@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloaderjob.core.supervision import Cause, index_of, name_of
-from dataloaderjob.supervisor.feeder_set import BACKOFF, Drain, Endpoint, FeederSet, Kill, Phase, Place
+from dataloaderjob.supervisor.feeder_set import BACKOFF, Drain, Endpoint, FeederSet, Kill, Place, State
 
 
 def feeders(desired: int) -> FeederSet:
@@ -57,9 +57,9 @@ def test_one_that_does_not_report_is_killed_and_placed_again_with_growing_delays
         now += 100
         assert made.step(now) == [Kill(0)]
         killed = now
-        while not (actions := made.step(now)):
+        while not (instructions := made.step(now)):
             now += 0.5
-        assert actions == [Place(0)]
+        assert instructions == [Place(0)]
         delays.append(now - killed)
     assert delays == [1, 2, 4, 8, 16, 30, BACKOFF.last_s]
     assert "had not reported 100 s after it was placed" in made.notes()[0]
@@ -147,17 +147,17 @@ def test_one_that_is_draining_when_it_is_wanted_again_is_kept():
     assert made.step(1000) == []
 
 
-@pytest.mark.parametrize("phase", [Phase.PLACING, Phase.LOST, Phase.BACKOFF])
-def test_one_that_is_not_ready_and_no_longer_wanted_is_killed_at_once(phase: Phase):
+@pytest.mark.parametrize("state", [State.PLACING, State.LOST, State.BACKOFF])
+def test_one_that_is_not_ready_and_no_longer_wanted_is_killed_at_once(state: State):
     made = ready(1)
-    if phase is not Phase.LOST:
+    if state is not State.LOST:
         made = feeders(1)
         made.step(0)
-    if phase is Phase.BACKOFF:
+    if state is State.BACKOFF:
         made.failed(0, "no", 1)
-    if phase is Phase.LOST:
+    if state is State.LOST:
         made.leave("feeder-0", "0x", 1)
-    assert made.members[0].phase is phase
+    assert made.members[0].state is state
     made.scale(0)
     assert made.step(1) == [Kill(0)]
     assert made.members == {}
@@ -206,11 +206,11 @@ def test_whatever_happens_the_wanted_feeders_come_and_the_others_go(events: list
     placed: set[int] = set()
 
     def step() -> None:
-        for action in made.step(now):
-            if isinstance(action, Place):
-                placed.add(action.index)
-            elif isinstance(action, Kill):
-                placed.discard(action.index)
+        for instruction in made.step(now):
+            if isinstance(instruction, Place):
+                placed.add(instruction.index)
+            elif isinstance(instruction, Kill):
+                placed.discard(instruction.index)
 
     for kind, *rest in events:
         now += 0.1
@@ -253,7 +253,7 @@ def test_feeders_of_a_lost_cluster_serve_until_their_successors_report():
     assert [e.instance for e in made.listed()] == ["0n", "1g"]
     made.leave("feeder-1", "1g", 3)
     assert [e.instance for e in made.listed()] == ["0n"]
-    assert made.members[1].phase is Phase.PLACING, "the end of a guest is nothing to its successor"
+    assert made.members[1].state is State.PLACING, "the end of a guest is nothing to its successor"
 
 
 def test_a_feeder_that_reports_before_ray_answers_is_adopted_when_it_is_of_this_cluster():
@@ -262,7 +262,7 @@ def test_a_feeder_that_reports_before_ray_answers_is_adopted_when_it_is_of_this_
     assert names(made) == ["feeder-0"]
     made.opened("same", 2)
     assert made.step(2) == []
-    assert made.members[0].phase is Phase.READY
+    assert made.members[0].state is State.READY
     made.leave("feeder-0", "0g", 3)
     assert names(made) == []
 

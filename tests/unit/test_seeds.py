@@ -65,7 +65,9 @@ def test_keys_that_are_no_integers_count_by_their_value() -> None:
 
 
 def test_keys_of_strings_and_sets_give_the_same_seed_in_every_process() -> None:
-    code = "from dataloaderjob.codec import seeding; print(seeding.of_sample(1, 2, ('x', frozenset('abcdef'))))"
+    code = (
+        "from dataloaderjob.codec import seeding; print(seeding.of_sample(1, 2, ('x', frozenset('abcdef'))))"
+    )
     found = {
         subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": str(seed)},

@@ -28,7 +28,7 @@ DRAIN_GRACE_S = 0.5
 """A feeder with nothing to do may be asked by a receiver that has not read the new list yet."""
 
 
-class Phase(Enum):
+class State(Enum):
     PLACING = auto()
     READY = auto()
     LOST = auto()
@@ -46,30 +46,30 @@ class Event(Enum):
     REPLACE = auto()
     """A receiver says that it hangs."""
     LATE = auto()
-    """The phase's deadline is over."""
+    """The state's deadline is over."""
     UNWANT = auto()
     WANT = auto()
 
 
-TRANSITIONS: dict[tuple[Phase, Event], Phase] = {
-    (Phase.PLACING, Event.REPORT): Phase.READY,
-    (Phase.PLACING, Event.FAIL): Phase.BACKOFF,
-    (Phase.PLACING, Event.LATE): Phase.BACKOFF,
-    (Phase.PLACING, Event.UNWANT): Phase.NONE,
-    (Phase.READY, Event.REPORT): Phase.READY,
-    (Phase.READY, Event.LEAVE): Phase.LOST,
-    (Phase.READY, Event.REPLACE): Phase.BACKOFF,
-    (Phase.READY, Event.UNWANT): Phase.DRAINING,
-    (Phase.LOST, Event.REPORT): Phase.READY,
-    (Phase.LOST, Event.FAIL): Phase.BACKOFF,
-    (Phase.LOST, Event.REPLACE): Phase.BACKOFF,
-    (Phase.LOST, Event.LATE): Phase.BACKOFF,
-    (Phase.LOST, Event.UNWANT): Phase.NONE,
-    (Phase.DRAINING, Event.REPORT): Phase.DRAINING,
-    (Phase.DRAINING, Event.LATE): Phase.NONE,
-    (Phase.DRAINING, Event.WANT): Phase.READY,
-    (Phase.BACKOFF, Event.LATE): Phase.PLACING,
-    (Phase.BACKOFF, Event.UNWANT): Phase.NONE,
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (State.PLACING, Event.REPORT): State.READY,
+    (State.PLACING, Event.FAIL): State.BACKOFF,
+    (State.PLACING, Event.LATE): State.BACKOFF,
+    (State.PLACING, Event.UNWANT): State.NONE,
+    (State.READY, Event.REPORT): State.READY,
+    (State.READY, Event.LEAVE): State.LOST,
+    (State.READY, Event.REPLACE): State.BACKOFF,
+    (State.READY, Event.UNWANT): State.DRAINING,
+    (State.LOST, Event.REPORT): State.READY,
+    (State.LOST, Event.FAIL): State.BACKOFF,
+    (State.LOST, Event.REPLACE): State.BACKOFF,
+    (State.LOST, Event.LATE): State.BACKOFF,
+    (State.LOST, Event.UNWANT): State.NONE,
+    (State.DRAINING, Event.REPORT): State.DRAINING,
+    (State.DRAINING, Event.LATE): State.NONE,
+    (State.DRAINING, Event.WANT): State.READY,
+    (State.BACKOFF, Event.LATE): State.PLACING,
+    (State.BACKOFF, Event.UNWANT): State.NONE,
 }
 """A pair that is not here changes nothing: the event came late."""
 
@@ -91,7 +91,7 @@ class Member:
     """One feeder of the job."""
 
     index: int
-    phase: Phase
+    state: State
     since: float
     deadline: float
     failures: int = 0
@@ -123,7 +123,7 @@ class Drain:
     endpoint: Endpoint
 
 
-Action = Place | Kill | Drain
+Instruction = Place | Kill | Drain
 
 
 class FeederSet:
@@ -147,7 +147,7 @@ class FeederSet:
         placed = {
             index: member.endpoint
             for index, member in self.members.items()
-            if member.phase is Phase.READY and member.endpoint is not None
+            if member.state is State.READY and member.endpoint is not None
         }
         for guest in self._guests.values():
             index = index_of(guest.name)
@@ -160,7 +160,7 @@ class FeederSet:
         return [
             f"{s.name}: {s.why}"
             for _, s in sorted(self.members.items())
-            if s.why and s.phase not in (Phase.READY, Phase.DRAINING)
+            if s.why and s.state not in (State.READY, State.DRAINING)
         ]
 
     @property
@@ -186,7 +186,7 @@ class FeederSet:
     def adopt(self, index: int, now: float) -> None:
         """An actor of this name was found; it has the usual time to report."""
         if index not in self.members:
-            self.members[index] = Member(index, Phase.PLACING, now, now + self._ready_timeout_s)
+            self.members[index] = Member(index, State.PLACING, now, now + self._ready_timeout_s)
 
     def report(self, endpoint: Endpoint, now: float) -> bool:
         """A feeder reported. Returns whether it is a member; one that is not must go.
@@ -201,7 +201,7 @@ class FeederSet:
         if index is not None and index < self.desired:
             self.adopt(index, now)
         member = None if index is None else self.members.get(index)
-        if member is None or (member.phase, Event.REPORT) not in TRANSITIONS:
+        if member is None or (member.state, Event.REPORT) not in TRANSITIONS:
             if member is None and index is not None:
                 self._strays.add(index)
             return False
@@ -216,21 +216,21 @@ class FeederSet:
         member = self._member(name, instance)
         if member is None:
             return
-        if member.phase is Phase.DRAINING:
+        if member.state is State.DRAINING:
             member.deadline = now
         why = "its connection ended; it is being started again"
         self._move(member, Event.LEAVE, now, why=why, cause=Cause.LOST)
 
     def drained(self, name: str, instance: str, now: float) -> None:
         member = self._member(name, instance)
-        if member is not None and member.phase is Phase.DRAINING:
+        if member is not None and member.state is State.DRAINING:
             member.deadline = min(member.deadline, max(now, member.since + DRAIN_GRACE_S))
 
-    def replace(self, name: str, instance: str, why: str, now: float) -> list[Action]:
+    def replace(self, name: str, instance: str, why: str, now: float) -> list[Instruction]:
         """A receiver's word that this process hangs: it is killed and made anew."""
         self._dismiss(instance)
         member = self._member(name, instance)
-        if member is None or (member.phase, Event.REPLACE) not in TRANSITIONS:
+        if member is None or (member.state, Event.REPLACE) not in TRANSITIONS:
             return []
         self._move(member, Event.REPLACE, now, why=f"replaced: {why}", cause=Cause.HANGS)
         return [Kill(member.index)]
@@ -244,30 +244,30 @@ class FeederSet:
     def explain(self, index: int, why: str, cause: Cause = Cause.STARTS) -> None:
         """Says more about a member that is not ready yet; that it starts is no news of one that failed before."""
         member = self.members.get(index)
-        if member is None or member.why == why or member.phase not in (Phase.PLACING, Phase.LOST):
+        if member is None or member.why == why or member.state not in (State.PLACING, State.LOST):
             return
-        if cause is Cause.STARTS and (member.phase is Phase.LOST or member.cause in LASTING):
+        if cause is Cause.STARTS and (member.state is State.LOST or member.cause in LASTING):
             return
         member.why, member.cause = why, cause
         self.version += 1
 
-    def step(self, now: float) -> list[Action]:
+    def step(self, now: float) -> list[Instruction]:
         """What the number of feeders and the time ask for now."""
-        actions: list[Action] = [Kill(i) for i in self._strays if i not in self.members]
+        instructions: list[Instruction] = [Kill(i) for i in self._strays if i not in self.members]
         self._strays.clear()
         for index in range(self.desired):
             member = self.members.get(index)
             if member is None:
-                self.members[index] = Member(index, Phase.PLACING, now, now + self._ready_timeout_s)
-                actions.append(Place(index))
-            elif member.phase is Phase.DRAINING:
+                self.members[index] = Member(index, State.PLACING, now, now + self._ready_timeout_s)
+                instructions.append(Place(index))
+            elif member.state is State.DRAINING:
                 self._move(member, Event.WANT, now)
         for index in [i for i in self.members if i >= self.desired]:
-            actions += self._unwant(self.members[index], now)
+            instructions += self._unwant(self.members[index], now)
         for member in list(self.members.values()):
             if now >= member.deadline:
-                actions += self._late(member, now)
-        return actions
+                instructions += self._late(member, now)
+        return instructions
 
     # Within
 
@@ -275,24 +275,24 @@ class FeederSet:
         if self._guests.pop(instance, None) is not None:
             self.version += 1
 
-    def _unwant(self, member: Member, now: float) -> list[Action]:
-        was = member.phase
+    def _unwant(self, member: Member, now: float) -> list[Instruction]:
+        was = member.state
         self._move(member, Event.UNWANT, now)
-        if member.phase is Phase.DRAINING and was is not Phase.DRAINING and member.endpoint is not None:
+        if member.state is State.DRAINING and was is not State.DRAINING and member.endpoint is not None:
             return [Drain(member.endpoint)]
-        return [Kill(member.index)] if member.phase is Phase.NONE else []
+        return [Kill(member.index)] if member.state is State.NONE else []
 
-    def _late(self, member: Member, now: float) -> list[Action]:
-        if (member.phase, Event.LATE) not in TRANSITIONS:
+    def _late(self, member: Member, now: float) -> list[Instruction]:
+        if (member.state, Event.LATE) not in TRANSITIONS:
             return []
         why, cause = member.why, member.cause
-        if member.phase in (Phase.PLACING, Phase.LOST) and cause not in LASTING:
+        if member.state in (State.PLACING, State.LOST) and cause not in LASTING:
             cause = cause or Cause.STARTS
             why = f"had not reported {now - member.since:.0f} s after it was placed, is made anew" + (
                 f" ({why})" if why else ""
             )
         self._move(member, Event.LATE, now, why=why, cause=cause)
-        return [Place(member.index)] if member.phase is Phase.PLACING else [Kill(member.index)]
+        return [Place(member.index)] if member.state is State.PLACING else [Kill(member.index)]
 
     def _member(self, name: str, instance: str) -> Member | None:
         index = index_of(name)
@@ -304,23 +304,23 @@ class FeederSet:
     def _move(
         self, member: Member, event: Event, now: float, *, why: str = "", cause: Cause | None = None
     ) -> None:
-        phase = TRANSITIONS.get((member.phase, event))
-        if phase is None:
+        state = TRANSITIONS.get((member.state, event))
+        if state is None:
             return
-        if phase is member.phase and event is not Event.REPORT:
+        if state is member.state and event is not Event.REPORT:
             return
-        member.phase, member.why, member.cause = phase, why, cause
+        member.state, member.why, member.cause = state, why, cause
         self.version += 1
-        if phase is Phase.DRAINING and event is Event.REPORT:
+        if state is State.DRAINING and event is Event.REPORT:
             return
         member.since = now
-        if phase is Phase.NONE:
+        if state is State.NONE:
             del self.members[member.index]
-        elif phase is Phase.READY:
+        elif state is State.READY:
             member.deadline = float("inf")
-        elif phase is Phase.DRAINING:
+        elif state is State.DRAINING:
             member.deadline = now + self._drain_timeout_s
-        elif phase is Phase.BACKOFF:
+        elif state is State.BACKOFF:
             member.endpoint = None
             member.failures += 1
             member.deadline = now + BACKOFF.wait_s(member.failures)

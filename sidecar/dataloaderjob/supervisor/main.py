@@ -24,7 +24,7 @@ from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError, ServiceError
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, read_key
 from dataloaderjob.providers.provider import LOCAL, NAMES, RAY, Provider
-from dataloaderjob.supervisor.feeder_set import Action, Endpoint, FeederSet, Kill, Member, Phase, Place
+from dataloaderjob.supervisor.feeder_set import Endpoint, FeederSet, Instruction, Kill, Member, Place, State
 from dataloaderjob.supervisor.reports import Reports
 from dataloaderjob.supervisor.server import SupervisorServer
 
@@ -48,7 +48,7 @@ class Supervisor:
             ready_timeout_s=settings.ready_timeout_s,
             drain_timeout_s=settings.drain_timeout_s,
         )
-        self._urgent: list[Action] = []
+        self._urgent: list[Instruction] = []
         self._reports = Reports()
         self._stopping = False
         self._started = time.monotonic()
@@ -76,10 +76,10 @@ class Supervisor:
         published = -1
         while True:
             with self._changed:
-                actions = self._urgent + self._feeders.step(time.monotonic())
+                instructions = self._urgent + self._feeders.step(time.monotonic())
                 self._urgent = []
                 desired, version = self._feeders.desired, self._feeders.version
-                if not actions and not self._stopping and version == published:
+                if not instructions and not self._stopping and version == published:
                     self._changed.wait(self._pause_s(time.monotonic()))
                 stopping = self._stopping
             if version != published:
@@ -88,8 +88,8 @@ class Supervisor:
             if stopping:
                 self._end()
                 return 0
-            for action in actions:
-                self._act(action, desired)
+            for instruction in instructions:
+                self._act(instruction, desired)
             self._explain()
 
     def _pause_s(self, now: float) -> float:
@@ -99,19 +99,19 @@ class Supervisor:
         return min(TICK_S, max(0.01, soon - now))
 
     def _awaited(self) -> list[Member]:
-        return [s for s in self._feeders.members.values() if s.phase in (Phase.PLACING, Phase.LOST)]
+        return [s for s in self._feeders.members.values() if s.state in (State.PLACING, State.LOST)]
 
-    def _act(self, action: Action, desired: int) -> None:
-        if isinstance(action, Place):
+    def _act(self, instruction: Instruction, desired: int) -> None:
+        if isinstance(instruction, Place):
             try:
-                self._provider.place(action.index, desired)
+                self._provider.place(instruction.index, desired)
             except ServiceError as exc:
                 with self._changed:
-                    self._feeders.failed(action.index, str(exc), time.monotonic())
-        elif isinstance(action, Kill):
-            self._provider.kill(action.index)
+                    self._feeders.failed(instruction.index, str(exc), time.monotonic())
+        elif isinstance(instruction, Kill):
+            self._provider.kill(instruction.index)
         else:
-            self._server.drain(action.endpoint.instance)
+            self._server.drain(instruction.endpoint.instance)
 
     def _explain(self) -> None:
         """Says why feeders that are long in coming do not come; those that ended for good are placed anew."""
@@ -119,7 +119,7 @@ class Supervisor:
         with self._lock:
             explain_after_s = self._provider.explain_after_s
             late = [member.index for member in self._awaited() if now - member.since > explain_after_s]
-            taken = sum(s.phase in (Phase.READY, Phase.DRAINING) for s in self._feeders.members.values())
+            taken = sum(s.state in (State.READY, State.DRAINING) for s in self._feeders.members.values())
         if not late:
             return
         try:
@@ -172,10 +172,10 @@ class Supervisor:
 
     def replace(self, name: str, instance: str, reason: str) -> None:
         with self._changed:
-            actions = self._feeders.replace(name, instance, reason, time.monotonic())
-            self._urgent += actions
+            instructions = self._feeders.replace(name, instance, reason, time.monotonic())
+            self._urgent += instructions
             self._changed.notify()
-        if actions:
+        if instructions:
             log.warning("%s (%s) is replaced: %s", name, instance, reason)
             self._server.publish()
 
@@ -223,7 +223,7 @@ class Supervisor:
             feeders = [
                 {
                     "name": member.name,
-                    "state": member.phase.name.lower(),
+                    "state": member.state.name.lower(),
                     "seconds": round(now - member.since, 1),
                     "why": member.why,
                     "cause": member.cause,
