@@ -1,8 +1,8 @@
 """The receiver's protocol machine: tickets in, feeders asked, bodies placed, batches published. Pure.
 
 Events come in by method calls with the time; what is to be done goes out as instructions. No socket,
-no clock, no payload of a batch. The shell is `sidecar.receiver`; the policies are in `choose` (which
-feeder), `lateness` (when is one late) and `placing` (where a batch lies); `overseer` acts on lateness.
+no clock, no payload of a batch. The shell is `sidecar.receiver`. What an event comes to is done in
+`assignments`; `overseer` acts when a feeder is late.
 """
 
 from __future__ import annotations
@@ -10,27 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dataloaderjob.core import frames, supervision, tickets
+from dataloaderjob.core import tickets
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import Flag, Header, Kind
-from dataloaderjob.sidecar.dispatch import choose
-from dataloaderjob.sidecar.dispatch.choose import Versions
+from dataloaderjob.sidecar.dispatch.assignments import Assignments
 from dataloaderjob.sidecar.dispatch.instructions import (
-    Close,
     Connect,
-    Counters,
-    Discard,
-    DispatchSettings,
     Endpoint,
     Extent,
-    Fail,
-    Instruction,
     Note,
     Publish,
-    Released,
-    Send,
 )
-from dataloaderjob.sidecar.dispatch.placing import Placer, mb, turn
+from dataloaderjob.sidecar.dispatch.placing import mb
 from dataloaderjob.sidecar.dispatch.streams import (
     MAX_LOADS,
     MAX_STRIKES,
@@ -44,34 +35,8 @@ from dataloaderjob.sidecar.dispatch.streams import (
 )
 
 
-class Dispatcher:
-    """The state of one pool: its streams, its feeders, its space."""
-
-    def __init__(self, settings: DispatchSettings, *, generation: int) -> None:
-        self.settings = settings
-        self.generation = generation
-        self.streams: dict[int, Stream] = {}
-        self.feeders: dict[str, FeederState] = {}
-        self.counters = Counters()
-        self.feeders_lost_at: float | None = None
-        self.desired_feeders: int | None = None
-        self.supervisor_notes: list[str] = []
-        self.starved = False
-        """An announced body waits for space: the shell should hear of ended leases at once."""
-        self._versions = Versions()
-        self._out: list[Instruction] = []
-        self.placer = Placer(settings.limit_nbytes, settings.pool_nbytes, self._out)
-
-    def take(self) -> list[Instruction]:
-        """What is to be done, in order. Call after every event."""
-        out = self._out[:]
-        self._out.clear()
-        return out
-
-    @property
-    def busy(self) -> bool:
-        """Whether `take` would return anything."""
-        return bool(self._out)
+class Dispatcher(Assignments):
+    """The machine: an event in, then `take` its instructions."""
 
     # Events from the trainer
 
@@ -89,7 +54,7 @@ class Dispatcher:
         self.streams[stream] = made
         for feeder in self.feeders.values():
             if feeder.up:
-                self._compare(made, feeder)
+                self.compare(made, feeder)
 
     def tickets(
         self,
@@ -134,7 +99,7 @@ class Dispatcher:
                 self.drop_attempt(attempt, cancel=True)
             if ticket.lease is not None:
                 self.placer.end_lease(ticket.lease)
-        self._release(stream.bundle)
+        self.release(stream.bundle)
         self.grant(now)
         self.dispatch(now)
 
@@ -165,16 +130,8 @@ class Dispatcher:
         for instance, feeder in list(self.feeders.items()):
             if instance not in listed:
                 feeder.draining = True
-                self._retire(feeder)
+                self.retire(feeder)
         self.dispatch(now)
-
-    def _retire(self, feeder: FeederState) -> None:
-        if (
-            feeder.draining
-            and not feeder.attempts
-            and self.feeders.pop(feeder.endpoint.instance, None) is not None
-        ):
-            self._out.append(Close(feeder.endpoint.instance, "no longer listed", False))
 
     def feeder_up(self, now: float, instance: str, facts: dict[str, Any]) -> None:
         feeder = self.feeders.get(instance)
@@ -185,7 +142,7 @@ class Dispatcher:
         feeder.refused.clear()
         feeder.not_loaded.clear()
         for stream in self.streams.values():
-            self._compare(stream, feeder)
+            self.compare(stream, feeder)
         self.dispatch(now)
 
     def feeder_down(self, now: float, instance: str, reason: str) -> None:
@@ -198,7 +155,7 @@ class Dispatcher:
         feeder.bundles.clear()
         for attempt in list(feeder.attempts.values()):
             self._strike(attempt, reason)
-        self._retire(feeder)
+        self.retire(feeder)
         if not any(other.up for other in self.feeders.values()):
             self.feeders_lost_at = now
         self.grant(now)
@@ -211,7 +168,7 @@ class Dispatcher:
             return
         self._received(now, feeder, header)
         if header.kind == Kind.NEED_BUNDLE:
-            self._send_bundle(feeder, header.bundle)
+            self.send_bundle(feeder, header.bundle)
             return
         if header.kind == Kind.NOTE:
             self._out.append(Note(f"{feeder.endpoint.name}: {payload.decode(errors='replace')}"))
@@ -219,7 +176,7 @@ class Dispatcher:
         attempt = feeder.attempts.get((header.stream, header.ticket))
         if attempt is None:  # cancelled, or asked elsewhere since
             if header.kind == Kind.ANNOUNCE:
-                self._cancel(feeder, header.stream, header.ticket)
+                self.cancel(feeder, header.stream, header.ticket)
             return
         if header.kind == Kind.PROGRESS:
             attempt.position = header.room
@@ -255,7 +212,7 @@ class Dispatcher:
             # An earlier copy, cancelled too late, of what was asked again here with less room.
             self.counters.late_copies += 1
             if self.placer.fits(header.nbytes):
-                self._saw_size(attempt.ticket.stream, header.nbytes)
+                self.saw_size(attempt.ticket.stream, header.nbytes)
             self.drop_attempt(attempt, cancel=True)
             self.dispatch(now)
             return None
@@ -287,130 +244,10 @@ class Dispatcher:
         self.counters.batches += 1
         self.counters.nbytes += header.nbytes
         self._out.append(Publish(ticket.lease, stream.id, ticket.number, extent, header.nbytes))
-        self._saw_size(stream, header.nbytes)
+        self.saw_size(stream, header.nbytes)
         if self.starved:
             self.grant(now)
         self.dispatch(now)
-
-    # Decisions
-
-    def dispatch(self, now: float) -> None:
-        """Asks feeders for queued tickets, nearest to their turn first, while a feeder has room."""
-        feeders = self.feeders.values()
-        while True:
-            queued = [ticket for stream in self.streams.values() if (ticket := stream.peek()) is not None]
-            if len(queued) > 1:
-                queued.sort(key=lambda t: t.number - t.stream.awaited)
-            for ticket in queued:
-                if refusal := self._versions.refusal(ticket.stream, feeders):
-                    self.fail_service(ticket, "ServiceUnavailable", refusal)
-                    break
-                feeder = choose.choose(feeders, ticket.stream)
-                if feeder is not None:
-                    self.ask(now, ticket, feeder)
-                    break
-            else:
-                if not queued or not self._trust_suspects():
-                    return
-
-    def _trust_suspects(self) -> bool:
-        """Asks silent feeders again where nobody else is left. Says whether that changed anything."""
-        up = [feeder for feeder in self.feeders.values() if feeder.up and not feeder.draining]
-        if not up or any(feeder.suspect_since is None for feeder in up):
-            return False
-        for feeder in up:
-            feeder.suspect_since = None
-        return True
-
-    def ask(self, now: float, ticket: Ticket, feeder: FeederState) -> None:
-        """Asks one feeder for a copy of `ticket`, with room for it where the pool has some."""
-        stream = ticket.stream
-        attempt = Attempt(ticket, feeder, now)
-        if stream.size_hint:
-            attempt.extent = self.placer.space.alloc(stream.size_hint)
-        ticket.move(Event.ASK)
-        ticket.attempts.append(attempt)
-        if ticket.first_asked_at is None:
-            ticket.first_asked_at = now
-        feeder.attempts[stream.id, ticket.number] = attempt
-        self.counters.attempts += 1
-        flags = (Flag.CHECKSUM if self.settings.checksum else 0) | (Flag.PROBE if ticket.probe else 0)
-        header = frames.pack(
-            Kind.TICKET, generation=self.generation, stream=stream.id, ticket=ticket.number, bundle=stream.bundle,
-            nbytes=len(ticket.payload), room=attempt.extent.nbytes if attempt.extent else 0, flags=flags,
-        )  # fmt: skip
-        self._out.append(Send(feeder.endpoint.instance, header, ticket.payload))
-        if stream.bundle not in feeder.bundles:  # it would ask for it: a round trip
-            feeder.bundles.add(stream.bundle)
-            self._send_bundle(feeder, stream.bundle)
-
-    def drop_attempt(self, attempt: Attempt, *, cancel: bool, requeue: bool = True) -> None:
-        """Forgets one feeder's copy; with no other copy in the making the ticket is queued again."""
-        ticket, feeder = attempt.ticket, attempt.feeder
-        ticket.attempts.remove(attempt)
-        feeder.attempts.pop((ticket.stream.id, ticket.number), None)
-        if attempt.extent is not None:
-            if attempt.state is AttemptState.RECEIVING and feeder.up:
-                self._out.append(Discard(feeder.endpoint.instance))
-            self.placer.free(attempt.extent)
-            attempt.extent = None
-        if cancel and feeder.up:
-            self._cancel(feeder, ticket.stream.id, ticket.number)
-        if requeue and not ticket.attempts and ticket.state is State.ASKED:
-            ticket.move(Event.LOSE)
-            ticket.stream.enqueue(ticket)
-        self._retire(feeder)
-
-    def _cancel(self, feeder: FeederState, stream: int, ticket: int) -> None:
-        header = frames.pack(Kind.CANCEL, generation=self.generation, stream=stream, ticket=ticket)
-        self._out.append(Send(feeder.endpoint.instance, header, b""))
-
-    def grant(self, now: float) -> None:
-        """Gives places to announced bodies in ticket order, and always to what the trainer waits for."""
-        waiting = [
-            a for feeder in self.feeders.values() if feeder.up
-            for a in feeder.attempts.values() if a.state is AttemptState.ANNOUNCED
-        ]  # fmt: skip
-        waiting.sort(key=turn)
-        self.starved = False
-        for attempt in waiting:
-            extent = self.placer.space.alloc(attempt.nbytes)
-            if extent is None and attempt.ticket.number == attempt.ticket.stream.awaited:
-                extent = self.placer.room_for_awaited(
-                    attempt.nbytes, self.streams.values(), self._placed, self._drop_for_room
-                )
-            if extent is None:
-                self.starved = True
-                continue
-            attempt.extent, attempt.state, attempt.granted_at = extent, AttemptState.GRANTED, now
-            header = frames.pack(
-                Kind.GRANT, generation=self.generation, stream=attempt.ticket.stream.id,
-                ticket=attempt.ticket.number, room=extent.nbytes,
-            )  # fmt: skip
-            self.report(Send(attempt.feeder.endpoint.instance, header, b""))
-
-    def _placed(self) -> list[Attempt]:
-        return [
-            a for feeder in self.feeders.values() for a in feeder.attempts.values() if a.extent is not None
-        ]
-
-    def _drop_for_room(self, attempt: Attempt) -> None:
-        self.drop_attempt(attempt, cancel=True)
-
-    def fail(self, ticket: Ticket, payload: bytes) -> None:
-        """The ticket failed for good; the trainer raises when its turn comes."""
-        for attempt in ticket.attempts[:]:
-            self.drop_attempt(attempt, cancel=True, requeue=False)
-        ticket.move(Event.FAIL)
-        self.counters.failures += 1
-        self._out.append(Fail(ticket.stream.id, ticket.number, payload))
-
-    def fail_service(self, ticket: Ticket, error: str, message: str) -> None:
-        """Fails the ticket with one of our own errors, given by its class name."""
-        self.fail(ticket, supervision.pack(error, message))
-
-    def report(self, instruction: Instruction) -> None:
-        self._out.append(instruction)
 
     # Details
 
@@ -446,17 +283,6 @@ class Dispatcher:
             self.fail(ticket, payload)
         else:
             self.drop_attempt(attempt, cancel=False)
-
-    def _release(self, bundle: bytes) -> None:
-        """Tells feeders that no stream uses the bundle any more."""
-        if any(stream.bundle == bundle for stream in self.streams.values()):
-            return
-        self._out.append(Released(bundle))
-        header = frames.pack(Kind.RELEASE, generation=self.generation, bundle=bundle)
-        for feeder in self.feeders.values():
-            if bundle in feeder.bundles:
-                feeder.bundles.discard(bundle)
-                self._out.append(Send(feeder.endpoint.instance, header, b""))
 
     def _fail_deadly(self, ticket: Ticket, reason: str) -> None:
         self.fail_service(
@@ -496,24 +322,5 @@ class Dispatcher:
             self.placer.free(attempt.extent)
             attempt.extent = None
         attempt.state, attempt.nbytes, attempt.position = AttemptState.ANNOUNCED, nbytes, None
-        self._saw_size(attempt.ticket.stream, nbytes)
+        self.saw_size(attempt.ticket.stream, nbytes)
         self.grant(now)
-
-    def _saw_size(self, stream: Stream, nbytes: int) -> None:
-        before = stream.size_hint
-        stream.saw_size(nbytes)
-        if stream.size_hint > before:
-            self.placer.fit(self.streams.values(), nbytes)
-
-    def _send_bundle(self, feeder: FeederState, bundle: bytes) -> None:
-        for stream in self.streams.values():
-            if stream.bundle == bundle:
-                header = frames.pack(
-                    Kind.BUNDLE, generation=self.generation, bundle=bundle, nbytes=len(stream.manifest)
-                )
-                self._out.append(Send(feeder.endpoint.instance, header, stream.manifest))
-                return
-
-    def _compare(self, stream: Stream, feeder: FeederState) -> None:
-        if note := self._versions.compare(stream, feeder):
-            self._out.append(Note(note))

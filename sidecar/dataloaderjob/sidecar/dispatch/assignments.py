@@ -1,0 +1,219 @@
+"""Which feeder makes which ticket of a pool, and where its batch goes: the steps that all events share. Pure.
+
+The events are in `dispatcher`, the deadlines in `overseer`; the policies are in `choose` (which feeder) and `placing`
+(where a batch lies).
+"""
+
+from __future__ import annotations
+
+from dataloaderjob.core import frames, supervision
+from dataloaderjob.core.frames import Flag, Kind
+from dataloaderjob.sidecar.dispatch import choose
+from dataloaderjob.sidecar.dispatch.choose import Versions
+from dataloaderjob.sidecar.dispatch.instructions import (
+    Close,
+    Counters,
+    Discard,
+    DispatchSettings,
+    Fail,
+    Instruction,
+    Note,
+    Released,
+    Send,
+)
+from dataloaderjob.sidecar.dispatch.placing import Placer, turn
+from dataloaderjob.sidecar.dispatch.streams import (
+    Attempt,
+    AttemptState,
+    Event,
+    FeederState,
+    State,
+    Stream,
+    Ticket,
+)
+
+
+class Assignments:
+    """The state of one pool: its streams, its feeders, its space."""
+
+    def __init__(self, settings: DispatchSettings, *, generation: int) -> None:
+        self.settings = settings
+        self.generation = generation
+        self.streams: dict[int, Stream] = {}
+        self.feeders: dict[str, FeederState] = {}
+        self.counters = Counters()
+        self.feeders_lost_at: float | None = None
+        self.desired_feeders: int | None = None
+        self.supervisor_notes: list[str] = []
+        self.starved = False
+        """An announced body waits for space: the shell should hear of ended leases at once."""
+        self._versions = Versions()
+        self._out: list[Instruction] = []
+        self.placer = Placer(settings.limit_nbytes, settings.pool_nbytes, self._out)
+
+    def take(self) -> list[Instruction]:
+        """What is to be done, in order. Call after every event."""
+        out = self._out[:]
+        self._out.clear()
+        return out
+
+    @property
+    def busy(self) -> bool:
+        """Whether `take` would return anything."""
+        return bool(self._out)
+
+    def report(self, instruction: Instruction) -> None:
+        self._out.append(instruction)
+
+    def dispatch(self, now: float) -> None:
+        """Asks feeders for queued tickets, nearest to their turn first, while a feeder has room."""
+        feeders = self.feeders.values()
+        while True:
+            queued = [ticket for stream in self.streams.values() if (ticket := stream.peek()) is not None]
+            if len(queued) > 1:
+                queued.sort(key=lambda t: t.number - t.stream.awaited)
+            for ticket in queued:
+                if refusal := self._versions.refusal(ticket.stream, feeders):
+                    self.fail_service(ticket, "ServiceUnavailable", refusal)
+                    break
+                feeder = choose.choose(feeders, ticket.stream)
+                if feeder is not None:
+                    self.ask(now, ticket, feeder)
+                    break
+            else:
+                if not queued or not self._trust_suspects():
+                    return
+
+    def _trust_suspects(self) -> bool:
+        """Asks silent feeders again where nobody else is left. Says whether that changed anything."""
+        up = [feeder for feeder in self.feeders.values() if feeder.up and not feeder.draining]
+        if not up or any(feeder.suspect_since is None for feeder in up):
+            return False
+        for feeder in up:
+            feeder.suspect_since = None
+        return True
+
+    def ask(self, now: float, ticket: Ticket, feeder: FeederState) -> None:
+        """Asks one feeder for a copy of `ticket`, with room for it where the pool has some."""
+        stream = ticket.stream
+        attempt = Attempt(ticket, feeder, now)
+        if stream.size_hint:
+            attempt.extent = self.placer.space.alloc(stream.size_hint)
+        ticket.move(Event.ASK)
+        ticket.attempts.append(attempt)
+        if ticket.first_asked_at is None:
+            ticket.first_asked_at = now
+        feeder.attempts[stream.id, ticket.number] = attempt
+        self.counters.attempts += 1
+        flags = (Flag.CHECKSUM if self.settings.checksum else 0) | (Flag.PROBE if ticket.probe else 0)
+        header = frames.pack(
+            Kind.TICKET, generation=self.generation, stream=stream.id, ticket=ticket.number, bundle=stream.bundle,
+            nbytes=len(ticket.payload), room=attempt.extent.nbytes if attempt.extent else 0, flags=flags,
+        )  # fmt: skip
+        self._out.append(Send(feeder.endpoint.instance, header, ticket.payload))
+        if stream.bundle not in feeder.bundles:  # it would ask for it: a round trip
+            feeder.bundles.add(stream.bundle)
+            self.send_bundle(feeder, stream.bundle)
+
+    def drop_attempt(self, attempt: Attempt, *, cancel: bool, requeue: bool = True) -> None:
+        """Forgets one feeder's copy; with no other copy in the making the ticket is queued again."""
+        ticket, feeder = attempt.ticket, attempt.feeder
+        ticket.attempts.remove(attempt)
+        feeder.attempts.pop((ticket.stream.id, ticket.number), None)
+        if attempt.extent is not None:
+            if attempt.state is AttemptState.RECEIVING and feeder.up:
+                self._out.append(Discard(feeder.endpoint.instance))
+            self.placer.free(attempt.extent)
+            attempt.extent = None
+        if cancel and feeder.up:
+            self.cancel(feeder, ticket.stream.id, ticket.number)
+        if requeue and not ticket.attempts and ticket.state is State.ASKED:
+            ticket.move(Event.LOSE)
+            ticket.stream.enqueue(ticket)
+        self.retire(feeder)
+
+    def cancel(self, feeder: FeederState, stream: int, ticket: int) -> None:
+        header = frames.pack(Kind.CANCEL, generation=self.generation, stream=stream, ticket=ticket)
+        self._out.append(Send(feeder.endpoint.instance, header, b""))
+
+    def retire(self, feeder: FeederState) -> None:
+        if (
+            feeder.draining
+            and not feeder.attempts
+            and self.feeders.pop(feeder.endpoint.instance, None) is not None
+        ):
+            self._out.append(Close(feeder.endpoint.instance, "no longer listed", False))
+
+    def grant(self, now: float) -> None:
+        """Gives places to announced bodies in ticket order, and always to what the trainer waits for."""
+        waiting = [
+            a for feeder in self.feeders.values() if feeder.up
+            for a in feeder.attempts.values() if a.state is AttemptState.ANNOUNCED
+        ]  # fmt: skip
+        waiting.sort(key=turn)
+        self.starved = False
+        for attempt in waiting:
+            extent = self.placer.space.alloc(attempt.nbytes)
+            if extent is None and attempt.ticket.number == attempt.ticket.stream.awaited:
+                extent = self.placer.room_for_awaited(
+                    attempt.nbytes, self.streams.values(), self._placed, self._drop_for_room
+                )
+            if extent is None:
+                self.starved = True
+                continue
+            attempt.extent, attempt.state, attempt.granted_at = extent, AttemptState.GRANTED, now
+            header = frames.pack(
+                Kind.GRANT, generation=self.generation, stream=attempt.ticket.stream.id,
+                ticket=attempt.ticket.number, room=extent.nbytes,
+            )  # fmt: skip
+            self.report(Send(attempt.feeder.endpoint.instance, header, b""))
+
+    def _placed(self) -> list[Attempt]:
+        return [
+            a for feeder in self.feeders.values() for a in feeder.attempts.values() if a.extent is not None
+        ]
+
+    def _drop_for_room(self, attempt: Attempt) -> None:
+        self.drop_attempt(attempt, cancel=True)
+
+    def fail(self, ticket: Ticket, payload: bytes) -> None:
+        """The ticket failed for good; the trainer raises when its turn comes."""
+        for attempt in ticket.attempts[:]:
+            self.drop_attempt(attempt, cancel=True, requeue=False)
+        ticket.move(Event.FAIL)
+        self.counters.failures += 1
+        self._out.append(Fail(ticket.stream.id, ticket.number, payload))
+
+    def fail_service(self, ticket: Ticket, error: str, message: str) -> None:
+        """Fails the ticket with one of our own errors, given by its class name."""
+        self.fail(ticket, supervision.pack(error, message))
+
+    def release(self, bundle: bytes) -> None:
+        """Tells feeders that no stream uses the bundle any more."""
+        if any(stream.bundle == bundle for stream in self.streams.values()):
+            return
+        self._out.append(Released(bundle))
+        header = frames.pack(Kind.RELEASE, generation=self.generation, bundle=bundle)
+        for feeder in self.feeders.values():
+            if bundle in feeder.bundles:
+                feeder.bundles.discard(bundle)
+                self._out.append(Send(feeder.endpoint.instance, header, b""))
+
+    def send_bundle(self, feeder: FeederState, bundle: bytes) -> None:
+        for stream in self.streams.values():
+            if stream.bundle == bundle:
+                header = frames.pack(
+                    Kind.BUNDLE, generation=self.generation, bundle=bundle, nbytes=len(stream.manifest)
+                )
+                self._out.append(Send(feeder.endpoint.instance, header, stream.manifest))
+                return
+
+    def compare(self, stream: Stream, feeder: FeederState) -> None:
+        if note := self._versions.compare(stream, feeder):
+            self._out.append(Note(note))
+
+    def saw_size(self, stream: Stream, nbytes: int) -> None:
+        before = stream.size_hint
+        stream.saw_size(nbytes)
+        if stream.size_hint > before:
+            self.placer.fit(self.streams.values(), nbytes)
