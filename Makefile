@@ -35,7 +35,7 @@ export FASHION_MNIST
 export PATH := $(abspath $(VENV)/bin):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help env data apiserver images run test e2e check bench bench-full bench-operator clean
+.PHONY: help env data apiserver images run test e2e check generate bench bench-full bench-operator clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z0-9-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*  ## /\1\t/' | expand -t 16
@@ -133,6 +133,10 @@ check: env  ## format, lint, types, layers
 	ruff check .
 	mypy
 	lint-imports
+
+generate: env  ## what is made of the code: the schema of the manifest, pages of the documents
+	python docs/generate.py
+	python -m bench.report
 
 bench: $(VENV)/.bench-installed  ## benchmarks, under 30 minutes; writes bench/results and docs/benchmarks.md
 	python -m bench.run

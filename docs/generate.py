@@ -1,22 +1,34 @@
-"""`python docs/generate.py` makes docs/exceptions.md and the tables of docs/metrics.md from the code."""
+"""`make generate`: all that is made of the code, which is the schema of the manifest and pages of the documents.
+
+FILES has a row for each. A test fails when one of them is not what would be made.
+"""
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 import dataloaderjob
+import dataloaderjob_operator.__main__ as operator
+from dataloaderjob.api import crd, reference
+from dataloaderjob.api.trainer import TrainerSpec
+from dataloaderjob.core.places import VARIABLES
+from dataloaderjob.local import cli
+from dataloaderjob.local.lifecycle import EXIT_LATE
 from dataloaderjob.sidecar import metrics as sidecar
 from dataloaderjob_operator.metrics import ErrorKind, Metrics
 
-METRICS = Path(__file__).parent / "metrics.md"
-EXCEPTIONS = Path(__file__).parent / "exceptions.md"
-EXCEPTIONS_HEAD = """# Exceptions
+ROOT = Path(__file__).resolve().parent.parent
+METRICS = ROOT / "docs" / "metrics.md"
+MADE = "<!-- Made by `make generate`. Change {}, not this file. -->"
+EXCEPTIONS_HEAD = f"""# Exceptions
 
-<!-- Made by `python docs/generate.py`. Change the classes, not this file. -->
+{MADE.format("the classes")}
 
 All are names of the package, as in `except dataloaderjob.FeederLost`. An exception that your own code raises in a
 feeder reaches the training loop as what it is, with the feeder's traceback, as with torch's DataLoader. A message says
@@ -26,6 +38,57 @@ what was needed, what was found and what to do.
 |---|---|---|
 """
 HEAD = "| metric | type | labels | what |\n|---|---|---|---|\n"
+CLI_HEAD = f"""# Commands
+
+{MADE.format("the parsers")}
+
+"""
+CLI_EXITS = """## Exit codes
+
+The last line on standard error says why, and what to do.
+
+| code | of | meaning |
+|---|---|---|
+| 0 | all | Success; `run`: all trainers ended with 0. |
+| {refused} | all | An argument or the manifest cannot work, or there is no such run; nothing was started. |
+| {failed} | all | The service cannot go on, or the system refused something, such as a file. |
+| {late} | `run` | A deadline of the manifest passed. |
+| 128 and the signal's number | `run` | Ended by a signal, such as 130 after Ctrl-C. |
+| any other | `run` | That of the first trainer that failed. |
+
+"""
+ENVIRONMENT = f"""# Environment variables
+
+{MADE.format("the table in `core/places.py`")}
+
+What `dataloaderjob run` and the operator set cannot be set in a manifest. A script by itself needs none of these.
+
+| variable | set by | read by | without it | meaning |
+|---|---|---|---|---|
+{{ours}}
+## What a trainer's command gets
+
+`dataloaderjob run` and the operator set what `torchrun` sets or reads. Where a replica has several processes, its
+command is `torchrun`, which reads the variables `PET_*` and sets those of the ranks itself.
+
+| variable | where a replica is one process | where it has several |
+|---|---|---|
+{{launch}}
+On one machine `LOCAL_RANK` and `LOCAL_WORLD_SIZE` count all replicas, since they are all there.
+
+## Variables of others that count
+
+| variable | effect |
+|---|---|
+| `RANK`, `PMI_RANK` and other launchers' | Name of the process at the sidecar, and its label in metrics. |
+| `MASTER_PORT`, `TORCHELASTIC_RUN_ID` and other launchers' | Ranks of one launch share a private service. |
+| `PYTHONHASHSEED` | Order of sets of strings: feeders have 0 unless it is set, so that all of them agree. |
+| `XDG_RUNTIME_DIR`, `TMPDIR` | Where the folder of a private service is. |
+
+User code in the feeders sees the trainer's environment. What belongs to one rank, process or machine stays behind:
+variables of launchers, of Kubernetes, Ray, CUDA and Python, and of the session, such as `HOME` and `TERM`, unless the
+script changed these itself.
+"""
 
 
 def of_operator() -> str:
@@ -53,10 +116,10 @@ def table(text: str) -> str:
     return HEAD + "".join(rows)
 
 
-def metrics(text: str) -> str:
-    """`text` with its two tables made anew."""
+def metrics() -> str:
+    """The page of metrics with its two tables made anew."""
     tables = iter((table(of_operator()), table(of_sidecar())))
-    return re.sub(r"\| metric \|.*\n(?:\|.*\n)+", lambda _: next(tables), text)
+    return re.sub(r"\| metric \|.*\n(?:\|.*\n)+", lambda _: next(tables), METRICS.read_text())
 
 
 def errors() -> list[type[Exception]]:
@@ -79,6 +142,94 @@ def exceptions() -> str:
     return EXCEPTIONS_HEAD + "".join(rows)
 
 
+def commands() -> str:
+    """The page of commands."""
+    parser = cli.make_parser()
+    parts = [CLI_HEAD, f"{parser.description}\n\n"]
+    for action in _actions(parser):
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001  argparse has no other name for them
+            helps = {choice.dest: choice.help for choice in action._choices_actions}  # noqa: SLF001  as above
+            for name, command in action.choices.items():
+                parts.append(f"## dataloaderjob {name}\n\n{_sentence(helps[name] or '')}\n\n")
+                parts.append(_arguments(command))
+    parts.append(CLI_EXITS.format(refused=cli.EXIT_INPUT, failed=cli.EXIT_FAILED, late=EXIT_LATE))
+    parser = operator.make_parser()
+    parts.append(
+        f"## The operator\n\n`python -m dataloaderjob_operator`: {parser.description} The chart gives it its "
+    )
+    parts.append("arguments.\n\n" + _arguments(parser))
+    return "".join(parts).rstrip("\n") + "\n"
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """All but --help."""
+    for action in parser._actions:  # noqa: SLF001  argparse has no other name for them
+        if not isinstance(action, argparse._HelpAction):  # noqa: SLF001  as above
+            yield action
+
+
+def _arguments(parser: argparse.ArgumentParser) -> str:
+    rows = []
+    for action in _actions(parser):
+        name = action.option_strings[-1] if action.option_strings else action.metavar or action.dest
+        if action.option_strings and action.nargs != 0:
+            value = action.metavar or ("" if action.choices else action.dest.upper().split("_")[-1])
+            name = f"{name} {value}".rstrip()
+        choices = ", ".join(f"`{choice}`" for choice in action.choices or ())
+        default = "required" if action.required else _default(action.default)
+        help_ = _sentence(" ".join((action.help or "").split()))
+        rows.append(f"| `{name}` | {default} | {help_}{f' One of {choices}.' if choices else ''} |\n")
+    return f"| argument | default | meaning |\n|---|---|---|\n{''.join(rows)}\n" if rows else ""
+
+
+def _sentence(phrase: str) -> str:
+    """A phrase of --help with the capital and the full stop that a page has."""
+    return f"{phrase[:1].upper()}{phrase[1:].rstrip('.')}." if phrase else ""
+
+
+def _default(value: object) -> str:
+    if value in (None, [], False, argparse.SUPPRESS):
+        return ""
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def environment() -> str:
+    """The page of environment variables."""
+    ours = "".join(
+        f"| `{name}` | {set_by} | {read_by} | {default} | {meaning} |\n"
+        for name, set_by, read_by, default, meaning in VARIABLES
+    )
+    one, several = (_launch(processes) for processes in (1, 5))
+    launch = "".join(f"| `{name}` | {one[name]} | {several.get(name, '')} |\n" for name in one)
+    return ENVIRONMENT.format(ours=ours, launch=launch)
+
+
+def _launch(processes: int) -> dict[str, str]:
+    """What of its job each launch variable is."""
+    template = {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["train"]}]}}
+    spec = TrainerSpec.model_validate({"replicas": 7, "processesPerReplica": processes, "template": template})
+    words = {
+        "7": "replicas",
+        "5": "processes of a replica",
+        "3": "number of the replica",
+        "host": "host of replica 0",
+        "29500": "a port there",
+    }
+    made = spec.launch_environment(replica=3, master_addr="host", master_port=29500)
+    return {name: words.get(value, value) for name, value in made.items()}
+
+
+FILES: dict[str, Callable[[], str]] = {
+    "crds/dataloaderjobs.yaml": crd.text,
+    "charts/dataloaderjob/files/dataloaderjobs.yaml": crd.text,
+    "docs/manifest.md": reference.reference,
+    "docs/cli.md": commands,
+    "docs/environment.md": environment,
+    "docs/exceptions.md": exceptions,
+    "docs/metrics.md": metrics,
+}
+"""What is made, and of what."""
+
 if __name__ == "__main__":
-    METRICS.write_text(metrics(METRICS.read_text()))
-    EXCEPTIONS.write_text(exceptions())
+    for path, make in FILES.items():
+        (ROOT / path).write_text(make())

@@ -52,7 +52,8 @@ class Options:
     log_format: logs.Format
 
 
-def parse(arguments: Sequence[str] | None = None) -> Options:
+def make_parser() -> argparse.ArgumentParser:
+    """The command line; docs/cli.md is made of it."""
     parser = argparse.ArgumentParser(prog="dataloaderjob_operator", description="Reconciles DataLoaderJobs.")
     parser.add_argument(
         "--namespace", action="append", default=[], help="watch only this namespace; may be repeated"
@@ -90,7 +91,15 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         default=METRICS_PORT,
         help="port of /metrics, /healthz and /readyz; 0 serves none of them",
     )
-    parser.add_argument("--log-format", type=logs.Format, choices=list(logs.Format), default=logs.Format.TEXT)
+    parser.add_argument(
+        "--log-format", type=logs.Format, choices=list(logs.Format), default=logs.Format.TEXT,
+        help="form of log lines",
+    )  # fmt: skip
+    return parser
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    parser = make_parser()
     found = parser.parse_args(arguments)
     return Options(
         operator=_own_pod(parser, found.own_namespace, found.own_label),

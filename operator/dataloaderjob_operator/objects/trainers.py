@@ -7,6 +7,12 @@ from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import Quantity
+from dataloaderjob.core.places import (
+    ALLOW_PICKLE_VARIABLE,
+    FEEDERS_VARIABLE,
+    PREFETCH_VARIABLE,
+    SOCKET_VARIABLE,
+)
 from dataloaderjob_operator import names
 from dataloaderjob_operator.objects import meta, pods, settings
 
@@ -70,10 +76,10 @@ def _trainer(job: DataLoaderJob, theirs: dict[str, Any], name: str) -> meta.Mani
     ]
     ours += meta.environment(
         {
-            "DATALOADERJOB_SOCKET": settings.SOCKET,
-            "DATALOADERJOB_PREFETCH": str(job.spec.sidecar.prefetch),
-            "DATALOADERJOB_FEEDERS": str(max(1, job.spec.feeders.count)),
-            **({"DATALOADERJOB_ALLOW_PICKLE": "1"} if job.spec.allow_pickle else {}),
+            SOCKET_VARIABLE: settings.SOCKET,
+            PREFETCH_VARIABLE: str(job.spec.sidecar.prefetch),
+            FEEDERS_VARIABLE: str(max(1, job.spec.feeders.count)),
+            **({ALLOW_PICKLE_VARIABLE: "1"} if job.spec.allow_pickle else {}),
         }
     )
     return {

@@ -148,7 +148,7 @@ def _quoted(text: str) -> str:
 
 
 CATEGORY = "dataload"
-_COLUMNS = (
+COLUMNS = (
     ("Phase", "string", ".status.phase", 0),
     ("Feeders", "string", ".status.feeders.summary", 0),
     ("Trainers", "integer", ".status.trainers.active", 0),
@@ -158,6 +158,7 @@ _COLUMNS = (
     ("Batches/s", "string", ".status.loader.batchesPerSecond", 1),
     ("Restarts", "integer", ".status.trainers.restarts", 1),
 )
+"""Name, type, path and priority of each column of `kubectl get`: 1 is shown with `-o wide` only."""
 
 
 def custom_resource_definition() -> Schema:
@@ -179,7 +180,7 @@ def custom_resource_definition() -> Schema:
         },
         "additionalPrinterColumns": [
             {"name": name, "type": kind, "jsonPath": path, **({"priority": priority} if priority else {})}
-            for name, kind, path, priority in _COLUMNS
+            for name, kind, path, priority in COLUMNS
         ],
     }
     return {

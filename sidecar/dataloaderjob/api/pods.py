@@ -84,7 +84,7 @@ class Container(OpenModel):
     env: Annotated[
         tuple[EnvVar, ...], Field(max_length=256, json_schema_extra=BY_NAME), AfterValidator(unique_names)
     ] = ()
-    """Its environment. Feeders have their own: what the Dataset reads there goes to both, see `feeders.template`."""
+    """Its environment. User code in feeders sees it too, less what belongs to one process or machine."""
     resources: ContainerResources | None = None
     """What it asks of its node. Ignored on one machine."""
     working_dir: Annotated[str | None, Field(max_length=4096)] = None

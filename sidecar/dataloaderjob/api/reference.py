@@ -1,23 +1,28 @@
-"""The field reference of the manifest, made from the models: `python -m dataloaderjob.api.reference`.
+"""The reference of a DataLoaderJob's fields, spec and status, made from the models: `make generate`.
 
-It writes Markdown to its output; docs/manifest.md is that, and a test fails when it differs.
+`python -m dataloaderjob.api.reference` prints it; docs/manifest.md is that, and a test fails when it differs.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import sys
+import textwrap
 from collections.abc import Iterator
+from enum import StrEnum
+from itertools import pairwise
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from dataloaderjob.api.base import Model, OpenModel, Quantity
-from dataloaderjob.api.crd import defaults_within, structural_schema
+from dataloaderjob.api.crd import COLUMNS, defaults_within, structural_schema
 from dataloaderjob.api.job import DataLoaderJob, Metadata
 from dataloaderjob.api.problems import Shape, expectation, field_shape, fields_by_alias, shape_of
+from dataloaderjob.api.status import Condition, ConditionType, DataLoaderJobStatus, Phase
 
 EXAMPLE = """\
 apiVersion: dataloading.dev/v1alpha1
@@ -41,7 +46,7 @@ spec:
 _HEAD = f"""\
 # The manifest: DataLoaderJob v1alpha1
 
-<!-- Made by `python -m dataloaderjob.api.reference > docs/manifest.md`. Change the models, not this file. -->
+<!-- Made by `make generate`. Change the models, not this file. -->
 
 One manifest for one machine (`dataloaderjob run job.yaml`) and for a cluster (`kubectl apply -f job.yaml`):
 
@@ -54,13 +59,15 @@ One manifest for one machine (`dataloaderjob run job.yaml`) and for a cluster (`
 - A file holds one DataLoaderJob. An error names the file, the line, the field, what was found and what
   would do, for all problems at once.
 - Rules that cross fields ("Checked besides") are CEL expressions in the schema too, for the API server.
+- What the operator reports is below [status](#status).
 """
+STATUS = "status"
 
 
 def reference() -> str:
     """The whole reference as Markdown. A model that several fields share is told where it first occurs."""
     first: dict[type[BaseModel], str] = {}
-    for path, model in _sections(DataLoaderJob, ""):
+    for path, model in (*_sections(DataLoaderJob, ""), *_sections(DataLoaderJobStatus, STATUS)):
         first.setdefault(model, path)
     return "\n".join([_HEAD, *(_section(path, model, first) for model, path in first.items())])
 
@@ -77,19 +84,30 @@ def _sections(model: type[BaseModel], path: str) -> Iterator[tuple[str, type[Bas
 
 
 def _section(path: str, model: type[BaseModel], first: dict[type[BaseModel], str]) -> str:
+    reported = path.split(".")[0] == STATUS
     text = [f"## {path}", "", inspect.cleandoc(model.__doc__ or ""), ""]
-    text += ["| field | type | default | meaning |", "|---|---|---|---|"]
+    if reported:
+        text += ["| field | type | meaning |", "|---|---|---|"]
+    else:
+        text += ["| field | type | default | meaning |", "|---|---|---|---|"]
     properties = structural_schema(model)["properties"] if issubclass(model, Model) else {}
     for alias, info in fields_by_alias(model).items():
         meaning = " ".join((info.description or "").split())
         if model is Metadata and meaning.startswith("Set by the cluster"):
             continue
         if meaning:
-            default = _default(info, properties[alias])
-            text.append(f"| `{alias}` | {_type(field_shape(info), first)} | {default} | {meaning} |")
+            kind = _type(field_shape(info), first)
+            if model is DataLoaderJob and alias == STATUS:
+                kind = f"[{kind}](#{STATUS})"
+            default = "" if reported else f" {_default(info, properties[alias])} |"
+            text.append(f"| `{alias}` | {kind} |{default} {meaning} |")
     if issubclass(model, OpenModel):
         text.append("| ... | | | and all others of Kubernetes, handed on as they are |")
     text += _refusals(model)
+    if model is DataLoaderJobStatus:
+        text += _values("phase", Phase) + _columns()
+    if model is Condition:
+        text += _values("type", ConditionType)
     return "\n".join([*text, ""])
 
 
@@ -99,6 +117,23 @@ def _refusals(model: type[BaseModel]) -> list[str]:
     lines = [f"- `{rule.field}`: use {rule.use}" for rule in model.RULES]
     lines += [f"- `{rule.field}` cannot change: use {rule.use}" for rule in model.IMMUTABLE]
     return ["", "Checked besides:", "", *dict.fromkeys(lines)] if lines else []
+
+
+def _values(field: str, values: type[StrEnum]) -> list[str]:
+    """A table of what a field may be: the members of an enum, each with the string below it."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(values))).body
+    assert isinstance(body, ast.ClassDef)  # noqa: S101  narrowed for what follows
+    rows = [
+        f"| `{ast.literal_eval(member.value)}` | {' '.join(ast.literal_eval(meaning.value).split())} |"
+        for member, meaning in pairwise(body.body)
+        if isinstance(member, ast.Assign) and isinstance(meaning, ast.Expr)
+    ]
+    return ["", f"| `{field}` | meaning |", "|---|---|", *rows]
+
+
+def _columns() -> list[str]:
+    rows = [f"| {name} | `{path}` | {'yes' if wide else 'no'} |" for name, _, path, wide in COLUMNS]
+    return ["", "`kubectl get dlj` shows", "", "| column | field | `-o wide` only |", "|---|---|---|", *rows]
 
 
 def _default(info: FieldInfo, schema: dict[str, Any]) -> str:
@@ -124,6 +159,8 @@ def _type(shape: Shape, first: dict[type[BaseModel], str]) -> str:
         return f"mapping of {named}" if named else "mapping"
     if isinstance(kind, type) and issubclass(kind, Quantity):
         return "bytes" if "bytes" in kind.EXAMPLE else "quantity"
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return "string, see below"
     return {str: "string", bool: "true or false"}.get(kind) or expectation(shape)
 
 

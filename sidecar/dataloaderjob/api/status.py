@@ -42,13 +42,21 @@ class Phase(StrEnum):
     """One word for `kubectl get`."""
 
     PENDING = "Pending"
+    """The operator has not written a status yet."""
     STARTING = "Starting"
+    """Pods are made or start; not everything serves yet."""
     RUNNING = "Running"
+    """Head, sidecars and enough feeders serve, and the trainers run."""
     DEGRADED = "Degraded"
+    """Something that served does not, or the trainers are started anew; `Ready` says what is missing."""
     SUSPENDING = "Suspending"
+    """`spec.suspend` is true and pods are still there."""
     SUSPENDED = "Suspended"
+    """`spec.suspend` is true and every pod is gone."""
     COMPLETE = "Complete"
+    """All trainers ended with exit code 0."""
     FAILED = "Failed"
+    """The job ended otherwise."""
 
 
 BY_TYPE: Any = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}

@@ -28,10 +28,53 @@ FILES = (
 )
 """All that may be in a private service's folder."""
 
+SOCKET_VARIABLE = "DATALOADERJOB_SOCKET"
+PREFETCH_VARIABLE = "DATALOADERJOB_PREFETCH"
+FEEDERS_VARIABLE = "DATALOADERJOB_FEEDERS"
+ALLOW_PICKLE_VARIABLE = "DATALOADERJOB_ALLOW_PICKLE"
+FOLDER_VARIABLE = "DATALOADERJOB_DIR"
 PATH_VARIABLE = "DATALOADERJOB_PATH"
-"""The trainer's import path, as PYTHONPATH has it."""
 RUN_VARIABLE = "DATALOADERJOB_RUN_ID"
-"""The tag of a run, in the environment of all its processes."""
 IN_FEEDER_VARIABLE = "DATALOADERJOB_IN_FEEDER"
-"""Set in feeder processes: a loader within one is refused, it would wait for the feeder that waits for it."""
+NODE_FOLDER_VARIABLE = "DATALOADERJOB_NODE_FOLDER"
+_JOB = "`dataloaderjob run`, the operator"
+VARIABLES = (
+    (
+        SOCKET_VARIABLE, _JOB, "trainer", "the private service of the script",
+        "Path of the sidecar's Unix socket. A script by itself has none and starts feeders of its own.",
+    ),
+    (
+        FEEDERS_VARIABLE, _JOB + ", you", "trainer", "CPUs of the process less one, from 1 to 8",
+        "Number of the job's feeders; a script by itself starts as many where `num_workers` is left out.",
+    ),
+    (
+        PREFETCH_VARIABLE, _JOB + ", you", "trainer", "twice the number of feeders, 16 at least",
+        "Batches that the sampler is ahead where `prefetch_factor` is left out: `spec.sidecar.prefetch`.",
+    ),
+    (
+        ALLOW_PICKLE_VARIABLE, _JOB + ", you", "trainer", "not allowed",
+        "`1`: batches may hold objects that only pickle can carry, as with `allow_pickle=True`.",
+    ),
+    (
+        FOLDER_VARIABLE, "you", "trainer", "`dataloaderjob` in `XDG_RUNTIME_DIR`, else in the temporary folder",
+        "Folder for the socket and files of a script's own service; others may not write to it.",
+    ),
+    (
+        IN_FEEDER_VARIABLE, "feeder", "trainer", "not in a feeder",
+        "`1` in feeders: a loader that is iterated there is refused, since it would wait for itself.",
+    ),
+    (
+        PATH_VARIABLE, "trainer", "the private service", "Python's own",
+        "The trainer's import path; the feeders of a script by itself get it as `PYTHONPATH`.",
+    ),
+    (
+        RUN_VARIABLE, "`dataloaderjob run`, trainer", "`dataloaderjob run`, the private service", "none",
+        "Tag in the environment of all processes of one run, by which none of them is left behind.",
+    ),
+    (
+        NODE_FOLDER_VARIABLE, "main process of a feeders' pod", "Ray's actors in it", "a folder of the actor's own",
+        "Folder of the pod in which its feeders keep blobs and find the socket for their output.",
+    ),
+)  # fmt: skip
+"""A row for each variable: name, who sets it, who reads it, what holds without it, meaning (docs/environment.md)."""
 REMEDY = "set DATALOADERJOB_DIR to a folder of yours that others may not write to"

@@ -17,11 +17,11 @@ from dataloaderjob.core.errors import InputError
 
 T = TypeVar("T")
 
-NODE_FOLDER_VARIABLE = "DATALOADERJOB_NODE_FOLDER"
-"""Set where the main process of a feeders' pod has a folder for its feeders; they keep blobs in NODE_BLOBS
-there, whatever the supervisor says, and hand their output to the socket NODE_OUTPUT."""
 NODE_BLOBS = "blobs"
+"""Where a feeders' pod has a folder of its own (NODE_FOLDER_VARIABLE), its feeders keep blobs in this one there,
+whatever the supervisor says,"""
 NODE_OUTPUT = "output"
+"""and hand their output to this socket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ EXIT_FAILED = 1
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
-    args = _parser().parse_args(argv)
+    args = make_parser().parse_args(argv)
     try:
         return int(args.command(args))
     except InputError as exc:
@@ -28,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The command line; docs/cli.md is made of it."""
     parser = argparse.ArgumentParser(
         prog="dataloaderjob",
         description="Runs a DataLoaderJob on this machine: feeders, sidecar and trainers.",

@@ -13,13 +13,10 @@ from pydantic import BaseModel
 from dataloaderjob.api import DataLoaderJob, EnvVar, PodSpec
 from dataloaderjob.api.base import spell
 from dataloaderjob.api.feeders import CONTAINER as FEEDER_CONTAINER
+from dataloaderjob.core.places import ALLOW_PICKLE_VARIABLE, FEEDERS_VARIABLE, PREFETCH_VARIABLE
 from dataloaderjob.local.cluster import ServicePlan
 from dataloaderjob.providers.provider import RAY
 
-PREFETCH_VARIABLE = "DATALOADERJOB_PREFETCH"
-FEEDERS_VARIABLE = "DATALOADERJOB_FEEDERS"
-ALLOW_PICKLE_VARIABLE = "DATALOADERJOB_ALLOW_PICKLE"
-SOCKET_VARIABLE = "DATALOADERJOB_SOCKET"
 LAUNCH_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK",
     "MASTER_ADDR", "MASTER_PORT",

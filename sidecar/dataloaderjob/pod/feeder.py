@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 from dataloaderjob.core.errors import ServiceError
-from dataloaderjob.core.settings import NODE_FOLDER_VARIABLE, NODE_OUTPUT
+from dataloaderjob.core.places import NODE_FOLDER_VARIABLE
+from dataloaderjob.core.settings import NODE_OUTPUT
 from dataloaderjob.pod import entry
 from dataloaderjob.pod.entry import (
     ADDRESS_VARIABLE,

@@ -28,6 +28,7 @@ from dataloaderjob.core.places import (
     CONTROL_NAME,
     FAILED_NAME,
     FEEDERS_NAME,
+    FOLDER_VARIABLE,
     HOST_NAME,
     LOCK_NAME,
     LOG_NAME,
@@ -73,7 +74,7 @@ def folder() -> Path:
 
     Raises ServiceUnavailable unless it is this user's alone.
     """
-    chosen = os.environ.get("DATALOADERJOB_DIR")
+    chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen:
         base = Path(chosen).absolute()
     else:

@@ -38,8 +38,9 @@ from ray._private import services as ray_services
 from ray._private import worker as ray_worker
 
 from dataloaderjob.core.errors import ServiceError
+from dataloaderjob.core.places import NODE_FOLDER_VARIABLE
 from dataloaderjob.core.processes import Lines
-from dataloaderjob.core.settings import NODE_BLOBS, NODE_FOLDER_VARIABLE, NODE_OUTPUT, FeederSettings, dump
+from dataloaderjob.core.settings import NODE_BLOBS, NODE_OUTPUT, FeederSettings, dump
 from dataloaderjob.core.supervision import ended_text, index_of
 from dataloaderjob.providers.ray.node import without_ray
 

@@ -1,0 +1,28 @@
+"""What `make generate` makes is committed as it makes it."""
+
+from __future__ import annotations
+
+import argparse
+
+import generate
+import pytest
+from documents import ROOT
+
+import dataloaderjob_operator.__main__ as operator
+from dataloaderjob.local import cli
+
+
+@pytest.mark.parametrize("path", generate.FILES)
+def test_a_generated_file_is_what_the_code_says(path):
+    assert (ROOT / path).read_text() == generate.FILES[path](), f"make generate writes {path} anew"
+
+
+@pytest.mark.parametrize("make", [cli.make_parser, operator.make_parser], ids=["dataloaderjob", "operator"])
+def test_every_argument_is_explained(make):
+    parsers: list[argparse.ArgumentParser] = [make()]
+    for parser in parsers:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+            else:
+                assert action.help, f"{parser.prog}: {action.dest}"
