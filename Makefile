@@ -35,7 +35,7 @@ export FASHION_MNIST
 export PATH := $(abspath $(VENV)/bin):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help env data apiserver images run test e2e check generate bench bench-full bench-operator clean
+.PHONY: help env data apiserver images run test e2e check generate docs bench bench-full bench-operator clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z0-9-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*  ## /\1\t/' | expand -t 16
@@ -138,6 +138,10 @@ generate: env  ## what is made of the code: the schema of the manifest, pages of
 	python docs/generate.py
 	python -m bench.report
 
+docs: env  ## the documents as a site, in build/site; a link that leads nowhere is an error
+	python docs/pages.py
+	zensical build --clean --strict
+
 bench: $(VENV)/.bench-installed  ## benchmarks, under 30 minutes; writes bench/results and docs/benchmarks.md
 	python -m bench.run
 
@@ -148,5 +152,5 @@ bench-operator: env apiserver $(call wanted,kube-controller-manager) $(call want
 	PATH="$(PATH):$(abspath $(ENVTEST))" python -m bench.operator_scale
 
 clean:  ## removes what was made, but not .venv
-	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache $(EXAMPLE)/out
+	rm -rf build dist .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache $(EXAMPLE)/out
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

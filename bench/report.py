@@ -1,6 +1,7 @@
 """Makes docs/benchmarks.md from bench/results/*.json: `python -m bench.report [--check]`.
 
-Every row of every file stands in the table, the losses as plain as the wins.
+Every row of every file stands in a table, the losses as plain as the wins. The page opens with what came of the
+comparisons, worked out from the same rows: SUBJECTS only groups them and says for which work they matter.
 """
 
 from __future__ import annotations
@@ -16,17 +17,63 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 NOTES = ROOT / "bench" / "notes"
 """Markdown by benchmark (`b1-handoff.md` ...): profiles of missed targets and what was tried."""
 
+SUBJECTS = (
+    (
+        "B3",
+        "CPU on the trainer",
+        "CPU on the trainer's node, decoded images",
+        "GPU machines whose cores are few or busy",
+    ),
+    ("B1", "", "CPU of the training process to take a batch", "every step, the more the shorter steps are"),
+    ("B2", "38.5 MB", "taking in batches of 38.5 MB: CPU, GB/s", "images, audio, video"),
+    ("B2", "0.1 MB", "taking in batches of 0.1 MB: CPU, GB/s", "rows of tables, tokens: take larger batches"),
+    (
+        "B3",
+        "flat out",
+        "batches per second from as many producers",
+        "feeders with no more cores than torch's workers",
+    ),
+    (
+        "B3",
+        "utilisation",
+        "time left to compute at 0.9 of that rate",
+        "feeders that can keep up with the trainers",
+    ),
+    (
+        "B7",
+        "process start",
+        "process start to the first batch",
+        "scripts that run for seconds: tests, notebooks",
+    ),
+    (
+        "B7",
+        "",
+        "a second loader, or epoch, to its first batch",
+        "short epochs, validation, sweeps in one process",
+    ),
+)
+"""Benchmark, words in its case, what is compared, for which work that matters; in the page's order. The first that fits
+takes a comparison. One that fits none stands for itself, so that none is left out."""
+
 HEAD = """# Benchmarks
+
+Where we win, where we lose and for which work that matters: how many times better the better side is. Measured on one
+machine with two cores and no GPU, where feeders take the very cores that torch's workers would take; what feeders are
+for, more cores than the trainer's machine has, no figure here shows.
+"""
+READING = """## How to read the tables
 
 Made by `python -m bench.report` from `bench/results/*.json`; do not edit. `make bench` measures anew.
 
-How to read it. Ours and the peers run in the same job, interleaved, each cell in a process of its own, the
+Ours and the peers run in the same job, interleaved, each cell in a process of its own, the
 order reversed every other round; *ratio* is the median of the per-round ratios, how many times better ours
 is, with its bootstrap 95 % interval: **below 1 we lose**. *Promised*: a floor must hold and a target is the
 aim, for a ratio where a peer is named, else for our own figure. *Met* says which of the two the worse end
-of the interval still meets. Every cell verified the bytes that it received; the method is in bench/README.md.
+of the interval still meets. Every cell verified the bytes that it received; the method is in
+[bench/README.md](../bench/README.md).
 
-What cannot be shown on one machine without a GPU: network cards, copies to the GPU, more than two cores.
+`ray.get` within one store crosses no network. What cannot be shown on one machine without a GPU: network cards, copies
+to the GPU, more than two cores.
 """
 
 
@@ -52,9 +99,45 @@ def page(results: list[dict[str, Any]]) -> str:
     if not results:
         parts.append("No results are there yet.\n")
     else:
-        parts.append(_summary(results))
+        parts += [in_short([row for found in results for row in found["rows"]]), READING, _summary(results)]
     parts += [_section(found) for found in results]
     return "\n".join(parts)
+
+
+def in_short(rows: list[dict[str, Any]]) -> str:
+    """The first screen: each comparison is won, lost or undecided, by the interval of its ratio."""
+    found: dict[tuple[int, str, str], dict[str, dict[str, list[float]]]] = {}
+    for row in rows:
+        if row["ratio"] is None or row["peer_name"].startswith("best peer"):  # that peer has a row of its own
+            continue
+        verdict = "won" if row["ratio_low"] > 1.0 else "lost" if row["ratio_high"] < 1.0 else "undecided"
+        peers = found.setdefault(_subject(row), {}).setdefault(verdict, {})
+        times = peers.setdefault(row["peer_name"].split(", file_")[0], [])
+        times.append(1 / row["ratio"] if verdict == "lost" else row["ratio"])
+    lines = ["| what is compared | we win | we lose | matters for |", "|---|---|---|---|"]
+    undecided = []
+    for (_, what, work), verdicts in sorted(found.items()):
+        won, lost, neither = (_beside_whom(verdicts.get(key, {})) for key in ("won", "lost", "undecided"))
+        lines.append(f"| {what} | {won} | {lost} | {work} |")
+        undecided += [f"{what} ({neither})"] if neither else []
+    text = "\n".join(lines) + "\n"
+    return f"{text}\nUndecided, since the interval holds 1: {'; '.join(undecided)}.\n" if undecided else text
+
+
+def _beside_whom(peers: dict[str, list[float]]) -> str:
+    return "; ".join(f"{peer} {_span(times)}" for peer, times in peers.items())
+
+
+def _subject(row: dict[str, Any]) -> tuple[int, str, str]:
+    for place, (benchmark, words, what, work) in enumerate(SUBJECTS):
+        if row["benchmark"] == benchmark and words in row["case"]:
+            return place, what, work
+    return len(SUBJECTS), f"{row['benchmark']} {row['case']}", ""
+
+
+def _span(values: list[float]) -> str:
+    least, most = number(min(values)), number(max(values))
+    return least if least == most else f"{least} to {most}"
 
 
 def _summary(results: list[dict[str, Any]]) -> str:
@@ -70,10 +153,9 @@ def _summary(results: list[dict[str, Any]]) -> str:
         f"{counts['floor']} their floor only, {counts['no']} neither, {counts['missing']} were not measured. "
         f"In {len(lost)} of {compared} comparisons the peer is better.\n"
     )
-    lines = [intro]
+    lines = ["## Promises missed, comparisons lost\n", intro]
     missed = [r for r in promised if r["met"] in ("no", "floor")]
     if missed or lost:
-        lines.append("Missed or lost:\n")
         lines += [f"- {r['benchmark']} {r['case']}{_beside(r)}: {figure_text(r)}" for r in missed]
         lines += [
             f"- {r['benchmark']} {r['case']}{_beside(r)}: {figure_text(r)}" for r in lost if r not in missed

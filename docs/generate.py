@@ -61,7 +61,8 @@ ENVIRONMENT = f"""# Environment variables
 
 {MADE.format("the table in `core/places.py`")}
 
-What `dataloaderjob run` and the operator set cannot be set in a manifest. A script by itself needs none of these.
+*Job* is `dataloaderjob run` or the operator; a manifest cannot set these variables itself. A script by itself needs
+none of them; *private service* is what it starts on its machine.
 
 | variable | set by | read by | without it | meaning |
 |---|---|---|---|---|

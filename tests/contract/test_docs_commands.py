@@ -11,6 +11,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pages
 import pytest
 from documents import ROOT, Shown, commands, documents, links
 
@@ -95,7 +96,11 @@ def test_a_documented_script_exists_with_its_options(shown: Shown):
 def test_a_documented_launch_names_a_script_that_exists(shown: Shown):
     assert shutil.which("torchrun", path=str(Path(sys.executable).parent))
     (script,) = (word for word in shown.words if word.endswith(".py"))
-    assert (shown.document.parent / script).exists()
+    assert (ROOT / script).exists() or (shown.document.parent / script).exists()
+
+
+def test_every_document_is_a_page_of_the_site():
+    assert sorted(pages.paths()) == [str(path.relative_to(ROOT)) for path in documents()]
 
 
 @pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))

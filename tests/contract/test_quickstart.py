@@ -1,4 +1,4 @@
-"""README's quickstart runs as printed, and prints what README says."""
+"""The quickstart runs as printed, in README and in the documents, and prints what they say."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import re
 import subprocess
 import sys
 
+import pytest
 from documents import ROOT
 
 README = (ROOT / "README.md").read_text()
+QUICKSTART = (ROOT / "docs/quickstart.md").read_text()
 
 
-def test_the_quickstart_prints_what_is_printed_below_it():
+@pytest.mark.parametrize("text", [README, QUICKSTART], ids=["README", "docs"])
+def test_the_quickstart_prints_what_is_printed_below_it(text):
     pattern = r"```python\n# (examples/quickstart.py)\n(.*?)```.*?```text\n(.*?)```"
-    name, script, printed = re.findall(pattern, README, re.DOTALL)[0]
+    name, script, printed = re.findall(pattern, text, re.DOTALL)[0]
     assert (ROOT / name).read_text() == script
     done = subprocess.run([sys.executable, ROOT / name], capture_output=True, text=True, timeout=120)
     assert done.stdout == printed, done.stderr

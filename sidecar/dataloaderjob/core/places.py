@@ -37,22 +37,21 @@ PATH_VARIABLE = "DATALOADERJOB_PATH"
 RUN_VARIABLE = "DATALOADERJOB_RUN_ID"
 IN_FEEDER_VARIABLE = "DATALOADERJOB_IN_FEEDER"
 NODE_FOLDER_VARIABLE = "DATALOADERJOB_NODE_FOLDER"
-_JOB = "`dataloaderjob run`, the operator"
 VARIABLES = (
     (
-        SOCKET_VARIABLE, _JOB, "trainer", "the private service of the script",
+        SOCKET_VARIABLE, "job", "trainer", "the private service of the script",
         "Path of the sidecar's Unix socket. A script by itself has none and starts feeders of its own.",
     ),
     (
-        FEEDERS_VARIABLE, _JOB + ", you", "trainer", "CPUs of the process less one, from 1 to 8",
+        FEEDERS_VARIABLE, "job, you", "trainer", "CPUs of the process less one, from 1 to 8",
         "Number of the job's feeders; a script by itself starts as many where `num_workers` is left out.",
     ),
     (
-        PREFETCH_VARIABLE, _JOB + ", you", "trainer", "twice the number of feeders, 16 at least",
+        PREFETCH_VARIABLE, "job, you", "trainer", "twice the number of feeders, 16 at least",
         "Batches that the sampler is ahead where `prefetch_factor` is left out: `spec.sidecar.prefetch`.",
     ),
     (
-        ALLOW_PICKLE_VARIABLE, _JOB + ", you", "trainer", "not allowed",
+        ALLOW_PICKLE_VARIABLE, "job, you", "trainer", "not allowed",
         "`1`: batches may hold objects that only pickle can carry, as with `allow_pickle=True`.",
     ),
     (
@@ -64,15 +63,15 @@ VARIABLES = (
         "`1` in feeders: a loader that is iterated there is refused, since it would wait for itself.",
     ),
     (
-        PATH_VARIABLE, "trainer", "the private service", "Python's own",
+        PATH_VARIABLE, "trainer", "private service", "Python's own",
         "The trainer's import path; the feeders of a script by itself get it as `PYTHONPATH`.",
     ),
     (
-        RUN_VARIABLE, "`dataloaderjob run`, trainer", "`dataloaderjob run`, the private service", "none",
+        RUN_VARIABLE, "`dataloaderjob run`, trainer", "the same, private service", "none",
         "Tag in the environment of all processes of one run, by which none of them is left behind.",
     ),
     (
-        NODE_FOLDER_VARIABLE, "main process of a feeders' pod", "Ray's actors in it", "a folder of the actor's own",
+        NODE_FOLDER_VARIABLE, "feeders' pod", "feeders", "a folder of their own",
         "Folder of the pod in which its feeders keep blobs and find the socket for their output.",
     ),
 )  # fmt: skip
