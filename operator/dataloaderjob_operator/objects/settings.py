@@ -74,7 +74,6 @@ def unique(job: DataLoaderJob) -> str:
 
 def sidecar(job: DataLoaderJob) -> dict[str, Any]:
     """Fields of `dataloaderjob.sidecar.settings.SidecarSettings`."""
-    spec = job.spec
     return {
         "job": unique(job),
         "socket": SOCKET,
@@ -82,13 +81,7 @@ def sidecar(job: DataLoaderJob) -> dict[str, Any]:
         "blobs": f"{RUN_FOLDER}/blobs",
         "supervisor_host": names.head(job.name),
         "supervisor_port": SUPERVISOR_PORT,
-        "processes": spec.trainer.processes_per_replica,
-        "shared_memory_nbytes": spec.sidecar.shared_memory.nbytes,
-        "pool_nbytes": None if spec.sidecar.pool_size is None else spec.sidecar.pool_size.nbytes,
-        "prefetch": spec.sidecar.prefetch,
-        "batch_deadline_s": float(spec.deadlines.batch_seconds),
-        "progress_after_s": float(spec.deadlines.progress_after_seconds),
-        "checksum": spec.sidecar.checksum,
+        **dataclasses.asdict(job.spec.loader_settings()),
         "metrics_host": "0.0.0.0",  # noqa: S104  probes and Prometheus come from outside the pod
         "metrics_port": METRICS_PORT,
     }

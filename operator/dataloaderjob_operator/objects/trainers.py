@@ -7,6 +7,7 @@ from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import Quantity
+from dataloaderjob.core.settings import SOCKET_VARIABLE
 from dataloaderjob_operator import names
 from dataloaderjob_operator.objects import meta, pods, settings
 
@@ -68,14 +69,7 @@ def _trainer(job: DataLoaderJob, theirs: dict[str, Any], name: str) -> meta.Mani
         {"name": variable, "valueFrom": INDEX} if variable in BY_INDEX else {"name": variable, "value": value}
         for variable, value in launch.items()
     ]
-    ours += meta.environment(
-        {
-            "DATALOADERJOB_SOCKET": settings.SOCKET,
-            "DATALOADERJOB_PREFETCH": str(job.spec.sidecar.prefetch),
-            "DATALOADERJOB_FEEDERS": str(max(1, job.spec.feeders.count)),
-            **({"DATALOADERJOB_ALLOW_PICKLE": "1"} if job.spec.allow_pickle else {}),
-        }
-    )
+    ours += meta.environment({SOCKET_VARIABLE: settings.SOCKET, **job.spec.loader_environment()})
     return {
         **pods.LAST_WORDS,
         **theirs,

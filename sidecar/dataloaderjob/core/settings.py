@@ -17,6 +17,11 @@ from dataloaderjob.core.errors import InputError
 
 T = TypeVar("T")
 
+SOCKET_VARIABLE = "DATALOADERJOB_SOCKET"
+PREFETCH_VARIABLE = "DATALOADERJOB_PREFETCH"
+FEEDERS_VARIABLE = "DATALOADERJOB_FEEDERS"
+ALLOW_PICKLE_VARIABLE = "DATALOADERJOB_ALLOW_PICKLE"
+"""These four are set for a trainer process: the sidecar's socket, and what the manifest says of its loader."""
 NODE_FOLDER_VARIABLE = "DATALOADERJOB_NODE_FOLDER"
 """Set where the main process of a feeders' pod has a folder for its feeders; they keep blobs in NODE_BLOBS
 there, whatever the supervisor says, and hand their output to the socket NODE_OUTPUT."""
@@ -54,6 +59,32 @@ class RayTuning:
     def env(self) -> dict[str, str]:
         """The environment that puts this in force from a process's first moment, for head and nodes alike."""
         return {f"RAY_{name}": str(value) for name, value in self.config().items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSettings:
+    """What a manifest fixes for one sidecar's pools, the same on one machine and on a cluster.
+
+    `DataLoaderJobSpec.loader_settings` makes them from a manifest; the sidecar's settings are these and where it runs.
+    """
+
+    processes: int = 1
+    """Trainer processes that share the memory limit."""
+    shared_memory_nbytes: int = 2 * 1024**3
+    """Shared memory for all pools of this sidecar, in bytes."""
+    pool_nbytes: int | None = None
+    """Size of each pool; None: (window + reserve) times the first batch."""
+    prefetch: int = 16
+    """Batches ahead of the trainer, for loaders that do not say."""
+    batch_deadline_s: float = 300.0
+    progress_after_s: float = 30.0
+    checksum: bool = False
+    """crc32 over every body."""
+
+    @property
+    def limit_nbytes(self) -> int:
+        """Shared memory that one pool may take, everything counted."""
+        return self.shared_memory_nbytes // self.processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.core import rates
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.settings import SOCKET_VARIABLE
 from dataloaderjob.local import console
 from dataloaderjob.local.children import Child, Command, check_words, exit_code
 from dataloaderjob.local.cluster import LocalCluster
@@ -33,7 +34,7 @@ from dataloaderjob.local.lifecycle import (
     stopped_by,
 )
 from dataloaderjob.local.loop import Loop
-from dataloaderjob.local.plan import SOCKET_VARIABLE, RunPlan, plan
+from dataloaderjob.local.plan import RunPlan, plan
 from dataloaderjob.local.poller import sidecar_status
 from dataloaderjob.providers.provider import RAY
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from dataloaderjob.core import ipc, sockets
 from dataloaderjob.core.errors import ServiceUnavailable
+from dataloaderjob.core.settings import SOCKET_VARIABLE
 from dataloaderjob.trainer.pool import Pool
 
-SOCKET_VARIABLE = "DATALOADERJOB_SOCKET"
 DIAL_TIMEOUT_S = 10.0
 BUSY_S = 10.0
 """A sidecar that is overrun by connections turns away whoever comes; so long it is tried again."""

@@ -22,15 +22,17 @@ from torch.utils.data.dataloader import (
 from dataloaderjob.core.control import WINDOW
 from dataloaderjob.core.errors import InputError, ServiceUnavailable
 from dataloaderjob.core.places import IN_FEEDER_VARIABLE
+from dataloaderjob.core.settings import (
+    ALLOW_PICKLE_VARIABLE,
+    FEEDERS_VARIABLE,
+    PREFETCH_VARIABLE,
+    SOCKET_VARIABLE,
+)
 from dataloaderjob.trainer import private
 
 if TYPE_CHECKING:  # at run time they are imported while the private service starts
     from dataloaderjob.trainer.client import Client
 
-SOCKET_VARIABLE = "DATALOADERJOB_SOCKET"
-PREFETCH_VARIABLE = "DATALOADERJOB_PREFETCH"
-FEEDERS_VARIABLE = "DATALOADERJOB_FEEDERS"
-ALLOW_PICKLE_VARIABLE = "DATALOADERJOB_ALLOW_PICKLE"
 LEAST_PREFETCH = 16
 """Batches ahead where neither the loader nor the job says so, however few the feeders."""
 PER_WORKER = 2

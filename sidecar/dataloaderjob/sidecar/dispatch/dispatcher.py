@@ -13,13 +13,13 @@ from typing import Any
 from dataloaderjob.core import failing, frames, tickets
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import Flag, Header, Kind
+from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar.dispatch import choose, granting
 from dataloaderjob.sidecar.dispatch.instructions import (
     Close,
     Connect,
     Counters,
     Discard,
-    DispatchSettings,
     Endpoint,
     Fail,
     Instruction,
@@ -46,7 +46,7 @@ from dataloaderjob.sidecar.dispatch.versions import Versions
 class Dispatcher:
     """The state of one pool: its streams, its feeders, its space."""
 
-    def __init__(self, settings: DispatchSettings, *, generation: int) -> None:
+    def __init__(self, settings: LoaderSettings, *, generation: int) -> None:
         self.settings = settings
         self.generation = generation
         self.streams: dict[int, Stream] = {}
