@@ -24,8 +24,8 @@ from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.observe.event_lookup import EventLookup
 from dataloaderjob_operator.observe.secret_poller import SecretPoller
 from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
-from dataloaderjob_operator.queue.workers import RESYNC_S, Workers
 from dataloaderjob_operator.reconcile import Reconciler
+from dataloaderjob_operator.workqueue import RESYNC_S, Workers
 
 log = logging.getLogger("dataloaderjob_operator")
 

@@ -25,8 +25,8 @@ from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.observe.event_lookup import EventLookup
 from dataloaderjob_operator.observe.secret_poller import KINDS, SecretPoller
 from dataloaderjob_operator.observe.supervisor_poller import Supervisors
-from dataloaderjob_operator.queue.workers import NEVER
 from dataloaderjob_operator.report import Reporter
+from dataloaderjob_operator.workqueue import NEVER
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from dataloaderjob_operator import objects
 from dataloaderjob_operator.client import ApiError, Changed
 from dataloaderjob_operator.decide.answers import Answer
 from dataloaderjob_operator.diff import ANNOTATION_APPLIED
-from dataloaderjob_operator.queue.workers import NEVER
 from dataloaderjob_operator.reconcile import AFTER_WRITE_S
+from dataloaderjob_operator.workqueue import NEVER
 
 NAMES = {
     ("Secret", "mnist-key"), ("ConfigMap", "mnist-settings"), ("Service", "mnist-head"), ("Service", "mnist-trainers"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.observe.watch import prime, sweep
-from dataloaderjob_operator.queue.workers import NEVER, Workers
+from dataloaderjob_operator.workqueue import NEVER, Workers
 
 KEY = ("team", "mnist")
 

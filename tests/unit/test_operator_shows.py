@@ -11,8 +11,8 @@ import pytest
 from dataloaderjob_operator import logs
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.metrics import ErrorKind, Metrics, error_kind
-from dataloaderjob_operator.queue.workers import Workers
 from dataloaderjob_operator.serving import WITHOUT_WATCHES_S, Health
+from dataloaderjob_operator.workqueue import Workers
 
 
 def health(watches: int, *, listed: bool = True) -> Health:

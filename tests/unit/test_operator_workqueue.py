@@ -9,7 +9,7 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataloaderjob_operator.queue.workqueue import BACKOFF, EVENT_WAIT_S, WorkQueue
+from dataloaderjob_operator.workqueue import BACKOFF, EVENT_WAIT_S, WorkQueue
 
 
 def schedule() -> WorkQueue[str]:
