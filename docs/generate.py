@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import dataloaderjob
 from dataloaderjob.sidecar import metrics as sidecar
-from dataloaderjob_operator.metrics import ErrorKind, Metrics
+from dataloaderjob_operator.monitoring import ErrorKind, Metrics
 
 METRICS = Path(__file__).parent / "metrics.md"
 EXCEPTIONS = Path(__file__).parent / "exceptions.md"

@@ -15,9 +15,17 @@ from pathlib import Path
 
 import kopf
 
-from dataloaderjob_operator import logs, names, serving
+from dataloaderjob_operator import names
 from dataloaderjob_operator.client import Client
-from dataloaderjob_operator.metrics import Metrics
+from dataloaderjob_operator.monitoring import (
+    Health,
+    LogFormat,
+    Metrics,
+    PortTaken,
+    configure_logging,
+    pulse,
+    serve,
+)
 from dataloaderjob_operator.objects import OperatorConfig, OwnPod
 from dataloaderjob_operator.observe import watch
 from dataloaderjob_operator.observe.cache import Cache, JobKey
@@ -49,7 +57,7 @@ class Options:
     """Interval between reconciles of a job to which nothing happens."""
     metrics_port: int
     """0: neither metrics nor probes are served."""
-    log_format: logs.Format
+    log_format: LogFormat
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -90,7 +98,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         default=METRICS_PORT,
         help="port of /metrics, /healthz and /readyz; 0 serves none of them",
     )
-    parser.add_argument("--log-format", type=logs.Format, choices=list(logs.Format), default=logs.Format.TEXT)
+    parser.add_argument("--log-format", type=LogFormat, choices=list(LogFormat), default=LogFormat.TEXT)
     found = parser.parse_args(arguments)
     return Options(
         operator=_own_pod(parser, found.own_namespace, found.own_label),
@@ -135,7 +143,7 @@ async def run(options: Options, setup: OperatorConfig) -> None:
     work = Workers(reconciler.reconcile, workers=options.workers, metrics=metrics, resync_s=options.resync_s)
     lookup = reconciler.lookup = EventLookup(client, work.add)
     secret_poller = reconciler.secret_poller = SecretPoller(client, work.add, cache.ended)
-    health = serving.Health(watches=watch.alive, expected=watch.expected(options.namespaces))
+    health = Health(watches=watch.alive, expected=watch.expected(options.namespaces))
     metrics.watches.set_function(watch.alive)
     metrics.describe(version=setup.version, kopf=importlib.metadata.version("kopf"), phases=cache.phases)
     if (this := asyncio.current_task()) is not None:
@@ -151,7 +159,7 @@ async def run(options: Options, setup: OperatorConfig) -> None:
         reconciler.forget(key)
 
     try:
-        async with serving.serve(options.metrics_port, metrics, health):
+        async with serve(options.metrics_port, metrics, health):
             await watch.prime(client, cache, work.add, options.namespaces)
             health.listed = True
             settings = kopf.OperatorSettings()
@@ -165,7 +173,7 @@ async def run(options: Options, setup: OperatorConfig) -> None:
                 asyncio.create_task(poller.run(), name="supervisors"),
                 asyncio.create_task(lookup.run(), name="inquiries"),
                 asyncio.create_task(secret_poller.run(), name="unwatched"),
-                asyncio.create_task(serving.pulse(metrics), name="pulse"),
+                asyncio.create_task(pulse(metrics), name="pulse"),
                 asyncio.create_task(
                     watch.keep_sweeping(client, cache, work.add, options.namespaces), name="sweeps"
                 ),
@@ -189,7 +197,7 @@ async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 def main() -> int:
     options = parse()
-    logs.configure(options.log_format)
+    configure_logging(options.log_format)
     try:
         setup = make_setup(options)
     except (OSError, ValueError) as exc:
@@ -199,7 +207,7 @@ def main() -> int:
         asyncio.run(run(options, setup))
     except asyncio.CancelledError:
         log.info("stopped before the first list was complete")
-    except serving.PortTaken as exc:
+    except PortTaken as exc:
         log.error("%s; choose another port with --metrics-port", exc)
         return 2
     return 0

@@ -14,7 +14,7 @@ from kubernetes.aio import config
 from dataloaderjob.api.job import GROUP, KIND, PLURAL, VERSION
 from dataloaderjob_operator import texts
 from dataloaderjob_operator.decide.observed import Key
-from dataloaderjob_operator.metrics import Metrics
+from dataloaderjob_operator.monitoring import Metrics
 from dataloaderjob_operator.names import MANAGER
 from dataloaderjob_operator.objects import Manifest
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from dataloaderjob.api import KIND, ManifestError
 from dataloaderjob.api.status import DataLoaderJobStatus
-from dataloaderjob_operator import logs
 from dataloaderjob_operator.client import Api, ApiError, Changed
 from dataloaderjob_operator.decide import conditions
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.observed import METRICS_EVERY_S, Key, Observed
 from dataloaderjob_operator.diff import covers, hash_of, needed
+from dataloaderjob_operator.monitoring import add_log_fields
 from dataloaderjob_operator.objects import Manifest, OperatorConfig
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.observe.event_lookup import EventLookup
@@ -127,7 +127,7 @@ class Reconciler:
         if self.uids.setdefault(key, uid) != uid:  # what is kept is of an earlier job of this name
             self.forget(key)
             self.uids[key] = uid
-        logs.more(uid=uid, generation=observed.generation)
+        add_log_fields(uid=uid, generation=observed.generation)
         observed = replace(
             observed, refused=self.refused.get(key, ""), unsaid=self.unsaid.get(key, frozenset()),
             answer=self.supervisors.answer(key),

@@ -16,9 +16,8 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from dataloaderjob.core.backoff import Backoff
-from dataloaderjob_operator import logs
 from dataloaderjob_operator.client import ApiError
-from dataloaderjob_operator.metrics import Metrics, error_kind
+from dataloaderjob_operator.monitoring import Metrics, about_job, error_kind
 from dataloaderjob_operator.observe.cache import JobKey
 
 log = logging.getLogger(__name__)
@@ -159,7 +158,7 @@ class Workers:
                     0
                 )  # a look that neither asks nor writes anything gives nobody else a turn
                 self._metrics.queue_latency.observe(self._queue.late_s)
-                with logs.about(*key), self._metrics.reconcile_duration.time():
+                with about_job(*key), self._metrics.reconcile_duration.time():
                     await self._one(key)
 
     async def _wait(self) -> None:

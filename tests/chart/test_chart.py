@@ -11,7 +11,7 @@ import yaml
 
 from chart import CHART, helm, render
 from dataloaderjob_operator.__main__ import parse
-from dataloaderjob_operator.logs import Format
+from dataloaderjob_operator.monitoring import LogFormat
 
 CRD = CHART.parents[1] / "crds" / "dataloaderjobs.yaml"
 NAMED = "CustomResourceDefinition", "dataloaderjobs.dataloading.dev"
@@ -97,7 +97,7 @@ def test_the_operator_takes_its_options_and_its_probes_ask_where_it_answers() ->
     only = container(render())
     options = parse(only["args"])
     assert [(p["name"], p["containerPort"]) for p in only["ports"]] == [("metrics", options.metrics_port)]
-    assert options.log_format is Format.JSON
+    assert options.log_format is LogFormat.JSON
     for probe, path in (
         ("startupProbe", "/healthz"),
         ("livenessProbe", "/healthz"),

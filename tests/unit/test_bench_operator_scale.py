@@ -22,7 +22,7 @@ from dataloaderjob.core import rates
 from dataloaderjob.core.errors import AuthError
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide import answers
-from dataloaderjob_operator.metrics import Metrics
+from dataloaderjob_operator.monitoring import Metrics
 from dataloaderjob_operator.observe import supervisor_poller
 
 ROOT = b"r" * 32

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from dataloaderjob_operator import logs
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.decide.event_causes import AGAIN_S, Question, meaning
 from dataloaderjob_operator.decide.troubles import Trouble
+from dataloaderjob_operator.monitoring import about_job
 from dataloaderjob_operator.observe.cache import JobKey
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class EventLookup:
             return False
         questions = self._asked.pop(key)
         self._not_before[key] = self._clock() + 0.9 * AGAIN_S
-        with logs.about(*key):
+        with about_job(*key):
             try:
                 found = {
                     q.uid: trouble for q in questions if (trouble := await self._one(key[0], q)) is not None

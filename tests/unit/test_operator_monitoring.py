@@ -8,10 +8,19 @@ import logging
 
 import pytest
 
-from dataloaderjob_operator import logs
 from dataloaderjob_operator.client import ApiError
-from dataloaderjob_operator.metrics import ErrorKind, Metrics, error_kind
-from dataloaderjob_operator.serving import WITHOUT_WATCHES_S, Health
+from dataloaderjob_operator.monitoring import (
+    WITHOUT_WATCHES_S,
+    ErrorKind,
+    Health,
+    LogFormat,
+    Metrics,
+    about_job,
+    add_log_fields,
+    error_kind,
+    log_formatter,
+    mark_record,
+)
 from dataloaderjob_operator.workqueue import Workers
 
 
@@ -112,22 +121,22 @@ def test_jobs_are_counted_by_phase_and_every_phase_is_there():
     assert sample(metrics, "jobs", phase="Failed") == 0
 
 
-def lines(kind: logs.Format, caplog: pytest.LogCaptureFixture) -> list[str]:
+def lines(kind: LogFormat, caplog: pytest.LogCaptureFixture) -> list[str]:
     """What would be written of the records so far."""
     for record in caplog.records:
-        logs.mark(record)
-    return [logs.formatter(kind).format(record) for record in caplog.records]
+        mark_record(record)
+    return [log_formatter(kind).format(record) for record in caplog.records]
 
 
 def test_a_line_about_a_job_has_its_name_namespace_uid_and_generation(caplog):
     log = logging.getLogger("dataloaderjob_operator.test")
     caplog.set_level(logging.INFO)
-    caplog.handler.addFilter(logs.mark)
-    with logs.about("team", "mnist"):
-        logs.more(uid="u", generation=3)
+    caplog.handler.addFilter(mark_record)
+    with about_job("team", "mnist"):
+        add_log_fields(uid="u", generation=3)
         log.info("told %s", "so", extra={"pods": 2})
     log.info("of no job")
-    first, second = (json.loads(line) for line in lines(logs.Format.JSON, caplog))
+    first, second = (json.loads(line) for line in lines(LogFormat.JSON, caplog))
     time = first.pop("time")
     assert first == {
         "level": "INFO", "logger": "dataloaderjob_operator.test", "message": "told so", "job": "mnist",
@@ -135,7 +144,7 @@ def test_a_line_about_a_job_has_its_name_namespace_uid_and_generation(caplog):
     }  # fmt: skip
     assert time.endswith("+00:00"), "UTC"
     assert "job" not in second
-    assert "told so [team/mnist]" in lines(logs.Format.TEXT, caplog)[0]
+    assert "told so [team/mnist]" in lines(LogFormat.TEXT, caplog)[0]
 
 
 def test_what_kopf_hangs_on_its_records_names_the_object_and_nothing_else(caplog):
@@ -144,7 +153,7 @@ def test_what_kopf_hangs_on_its_records_names_the_object_and_nothing_else(caplog
     logging.getLogger("kopf.test").warning("a handler failed", extra=extra)
     pod = {**ref, "kind": "Pod", "name": "p"}
     logging.getLogger("kopf.test").warning("another", extra={**extra, "k8s_ref": pod})
-    first, second = (json.loads(line) for line in lines(logs.Format.JSON, caplog))
+    first, second = (json.loads(line) for line in lines(LogFormat.JSON, caplog))
     assert (first["job"], first["namespace"], first["uid"]) == ("mnist", "team", "u")
     assert second["object"] == "Pod team/p"
     assert not {"settings", "k8s_ref", "k8s_skip"} & {*first, *second}
@@ -153,10 +162,10 @@ def test_what_kopf_hangs_on_its_records_names_the_object_and_nothing_else(caplog
 def test_two_tasks_do_not_mix_up_their_jobs(caplog):
     log = logging.getLogger("dataloaderjob_operator.test")
     caplog.set_level(logging.INFO)
-    caplog.handler.addFilter(logs.mark)
+    caplog.handler.addFilter(mark_record)
 
     async def one(name: str) -> None:
-        with logs.about("team", name):
+        with about_job("team", name):
             await asyncio.sleep(0)
             log.info(name)
 
