@@ -1,31 +1,33 @@
 """One look at a job and what follows from it: status, then deletions, then what is to be there.
 
 Level-triggered and idempotent: whatever it is interrupted by, the next call decides from what is there then. The
-status goes first, so that an attempt is counted before its pods are deleted.
+status goes first, so that an attempt is counted before its pods are deleted. Events are sent after it: one that cannot
+be sent is lost, as is one whose operator dies between the status and it; the status has it all.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from dataloaderjob.api import KIND, ManifestError
+from dataloaderjob.api import KIND, DataLoaderJob, ManifestError
 from dataloaderjob.api.status import DataLoaderJobStatus
 from dataloaderjob_operator.client import Api, ApiError, Changed
-from dataloaderjob_operator.decide import conditions
+from dataloaderjob_operator.decide import conditions, events
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.observed import METRICS_EVERY_S, Key, Observed
 from dataloaderjob_operator.diff import covers, hash_of, needed
 from dataloaderjob_operator.monitoring import add_log_fields
 from dataloaderjob_operator.objects import Manifest, OperatorConfig
 from dataloaderjob_operator.observe.cache import Cache, JobKey
-from dataloaderjob_operator.observe.event_lookup import EventLookup
-from dataloaderjob_operator.observe.secret_poller import KINDS, SecretPoller
+from dataloaderjob_operator.observe.lookups import KINDS, EventLookup, SecretPoller
 from dataloaderjob_operator.observe.supervisor_poller import Supervisors
-from dataloaderjob_operator.report import Reporter
 from dataloaderjob_operator.workqueue import NEVER
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ UNSAID = 64
 """Texts of a job that are known to be refused: those of seven of its statuses at least."""
 AFTER_WRITE_S = 0.3
 """A job is looked at again so long after a write, which no watch tells as news."""
+EVENT_TIMEOUT_S = 5.0
 NOT_UNDERSTOOD = (
     "the operator fails at this job: look for a part of a template that has the wrong type or is null"
 )
@@ -49,6 +52,42 @@ NOT_TYPED = (
     "failed to convert new object",
 )
 """Of an apply of a template with a field that is not known or has the wrong type; the API server answers 500 to it."""
+
+
+@dataclass(slots=True)
+class Reporter:
+    """Sends events of jobs. It never fails, and waits for seconds at most."""
+
+    api: Api
+    now: Callable[[], datetime]
+    clock: Callable[[], float] = time.monotonic
+    host: str = field(default_factory=socket.gethostname)
+    budget: events.Budget = field(default_factory=events.Budget)
+    jobs: dict[JobKey, str] = field(default_factory=dict)
+    """Uids of those told of."""
+
+    async def tell(
+        self, key: JobKey, job: DataLoaderJob, before: DataLoaderJobStatus, after: DataLoaderJobStatus
+    ) -> None:
+        """`after` has been written in place of `before`."""
+        uid = self.jobs[key] = job.metadata.uid or ""
+        for event in events.events_of(before, after):
+            log.log(
+                logging.WARNING if event.type == "Warning" else logging.INFO, "%s: %s", event.reason, event.message
+            )  # fmt: skip
+            if self.budget.take(uid, event.reason, self.clock()):
+                await self._send(event, job)
+
+    async def _send(self, event: events.Event, job: DataLoaderJob) -> None:
+        try:
+            async with asyncio.timeout(EVENT_TIMEOUT_S):
+                await self.api.tell(events.manifest(event, job, self.now(), self.host))
+        except (ApiError, TimeoutError) as exc:
+            log.warning("could not send the event %s: %s", event.reason, exc or f"{EVENT_TIMEOUT_S:.0f} s")
+
+    def forget(self, key: JobKey) -> None:
+        """The job is gone."""
+        self.budget.forget(self.jobs.pop(key, ""))
 
 
 def _version(thing: Manifest) -> str:

@@ -14,7 +14,7 @@ from dataloaderjob_operator import objects
 from dataloaderjob_operator.decide.answers import Answer
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.observed import Observed
-from dataloaderjob_operator.objects.trainers import SIDECAR
+from dataloaderjob_operator.objects.workloads import SIDECAR
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 T0 = datetime(2026, 1, 1, tzinfo=UTC)

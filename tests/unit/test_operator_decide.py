@@ -33,7 +33,7 @@ from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.observed import Observed
 from dataloaderjob_operator.decide.stage import WANTED, Part, Stage
-from dataloaderjob_operator.objects.trainers import SIDECAR
+from dataloaderjob_operator.objects.workloads import SIDECAR
 
 
 def test_a_job_seen_for_the_first_time_has_all_conditions_and_gets_all_children():

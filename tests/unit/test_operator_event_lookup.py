@@ -7,7 +7,7 @@ from typing import Any
 
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.decide.event_causes import AGAIN_S, Question
-from dataloaderjob_operator.observe.event_lookup import EventLookup
+from dataloaderjob_operator.observe.lookups import EventLookup
 
 A, B = ("team", "a"), ("team", "b")
 POD = Question("Pod", "p", "u-p")

@@ -14,7 +14,7 @@ from dataloaderjob.core.settings import RayTuning
 from dataloaderjob.sidecar.settings import SidecarSettings
 from dataloaderjob_operator import names, objects
 from dataloaderjob_operator.diff import needed, sealed
-from dataloaderjob_operator.objects import pods, ray, settings
+from dataloaderjob_operator.objects import settings, workloads
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 FEEDER = "spec.feeders.template.spec"
@@ -252,8 +252,8 @@ def test_pods_are_replaced_when_the_user_asks_for_something_else_and_not_for_a_n
 
 def test_what_a_later_operator_makes_otherwise_replaces_no_pod(monkeypatch):
     before = {child["metadata"]["name"]: child for child in objects.feeding(job(), SETUP)}
-    monkeypatch.setattr(pods, "LAST_WORDS", {"terminationMessagePolicy": "File"})
-    monkeypatch.setattr(ray, "STARTS", 90)
+    monkeypatch.setattr(workloads, "LAST_WORDS", {"terminationMessagePolicy": "File"})
+    monkeypatch.setattr(workloads, "STARTS", 90)
     newer = objects.OperatorConfig(version="2.0", sidecar_image="example/sidecar:2", root_key=b"r" * 32)
     for child in objects.feeding(job(), newer):
         old = before[child["metadata"]["name"]]

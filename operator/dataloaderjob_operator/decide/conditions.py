@@ -13,7 +13,7 @@ from dataloaderjob_operator import names, texts
 from dataloaderjob_operator.decide import event_causes, troubles
 from dataloaderjob_operator.decide.observed import Observed, condition_of, show_time
 from dataloaderjob_operator.decide.stage import Stage, StageResult
-from dataloaderjob_operator.objects.trainers import SIDECAR
+from dataloaderjob_operator.objects.workloads import SIDECAR
 
 ENDED = frozenset({Stage.COMPLETE, Stage.FAILED})
 HELD = frozenset({Stage.SUSPENDING, Stage.SUSPENDED})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob_operator.objects import network, ray, settings
+from dataloaderjob_operator.objects import network, settings, workloads
 from dataloaderjob_operator.objects.meta import Manifest, OperatorConfig, OwnPod
-from dataloaderjob_operator.objects.trainers import trainers
+from dataloaderjob_operator.objects.workloads import trainers
 
 __all__ = ["Manifest", "OperatorConfig", "OwnPod", "base", "feeding", "trainers"]
 
@@ -26,4 +26,4 @@ def base(job: DataLoaderJob, setup: OperatorConfig, *, feeders_at_start: int | N
 
 def feeding(job: DataLoaderJob, setup: OperatorConfig) -> list[Manifest]:
     """Head and feeders: there from the start to the end of the trainers."""
-    return [ray.head(job, setup), ray.feeders(job, setup)]
+    return [workloads.head(job, setup), workloads.feeders(job, setup)]

@@ -29,7 +29,7 @@ CHILDREN: dict[str, tuple[str, str, str]] = {
     "ConfigMap": ("", "v1", "configmaps"),
     "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies"),
 }
-"""Kinds that are watched; for Secrets, which nobody should have to list, see `secret_poller`."""
+"""Kinds that are watched; for Secrets, which nobody should have to list, see `lookups`."""
 JOBS = (GROUP, VERSION, PLURAL)
 CHUNK = 100
 """Objects in a page of a list: with 500, pages of pods in the hands of kopf were 40 MB."""
