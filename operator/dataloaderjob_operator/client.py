@@ -11,9 +11,10 @@ import aiohttp
 from kubernetes.aio import client as kubernetes
 from kubernetes.aio import config
 
-from dataloaderjob.api.job import GROUP, KIND, PLURAL, VERSION
+from dataloaderjob.api.job import API_VERSION, KIND
 from dataloaderjob_operator import texts
 from dataloaderjob_operator.decide.observed import Key
+from dataloaderjob_operator.kinds import KINDS
 from dataloaderjob_operator.monitoring import Metrics
 from dataloaderjob_operator.names import MANAGER
 from dataloaderjob_operator.objects import Manifest
@@ -22,17 +23,6 @@ APPLY = "application/apply-patch+yaml; charset=utf-8"
 """With its charset the client library sends the body as it gets it; without, as JSON in ASCII, where the API server
 refuses each character beyond U+FFFF. It takes that in bodies that are declared JSON."""
 TIMEOUT_S = 30.0
-PATHS: dict[str, str] = {
-    "Secret": "/api/v1/namespaces/{namespace}/secrets",
-    "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
-    "Service": "/api/v1/namespaces/{namespace}/services",
-    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
-    "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
-    "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
-    KIND: f"/apis/{GROUP}/{VERSION}/namespaces/{{namespace}}/{PLURAL}",
-}
-"""Of the kinds that the operator writes."""
-EVENTS = "/api/v1/namespaces/{namespace}/events"
 MAX_EVENTS = 100
 """Of one object: those of a pod that begins are ten or so."""
 
@@ -113,7 +103,7 @@ class Client:
         self, namespace: str, name: str, version: str, status: Mapping[str, Any]
     ) -> Manifest:
         body = {
-            "apiVersion": f"{GROUP}/{VERSION}", "kind": KIND,
+            "apiVersion": API_VERSION, "kind": KIND,
             "metadata": {"name": name, "namespace": namespace, "resourceVersion": version}, "status": dict(status),
         }  # fmt: skip
         path = f"{_path(namespace, KIND)}/{name}/status"
@@ -140,7 +130,7 @@ class Client:
 
     async def tell(self, event: Manifest) -> None:
         try:
-            path = EVENTS.format(namespace=event["metadata"]["namespace"])
+            path = _path(event["metadata"]["namespace"], "Event")
             await self._write(("Event", "create"), "POST", path, event)
         except ApiError as exc:
             if exc.code != 409:
@@ -149,7 +139,7 @@ class Client:
     async def events(self, namespace: str, uid: str) -> Sequence[Manifest]:
         """Of one object, MAX_EVENTS at most. Raises ApiError."""
         query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(MAX_EVENTS)}
-        path = EVENTS.format(namespace=namespace)
+        path = _path(namespace, "Event")
         page = await self._request("GET", path, None, "application/json", query)
         self.metrics.event_lookups.inc()
         return list(page["items"])
@@ -198,7 +188,7 @@ class Client:
 
 
 def _path(namespace: str, kind: str) -> str:
-    return PATHS[kind].format(namespace=namespace)
+    return KINDS[kind].path(namespace)
 
 
 def _message(text: bytes) -> str:

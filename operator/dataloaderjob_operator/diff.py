@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dataloaderjob.api.base import Quantity
+from dataloaderjob_operator.kinds import KINDS, Comparison
 from dataloaderjob_operator.names import ANNOTATION_MADE_BY, ANNOTATION_TEMPLATE
 from dataloaderjob_operator.objects import Manifest
 from dataloaderjob_operator.objects.meta import digest
@@ -20,12 +21,6 @@ _KEYS = ("name", "mountPath", "containerPort", "type", "uid", "key")
 """Fields by which items of a list are told apart, in this order."""
 _QUANTITIES = frozenset({"requests", "limits", "capacity"})
 _SIZE = "sizeLimit"
-CREATED_ONLY = frozenset({"Job", "Secret"})
-"""Kinds whose spec cannot be changed: made when they are not there, and left alone."""
-
-EXACT = frozenset({"NetworkPolicy"})
-"""Kinds of whose fields each is ours as a whole: what somebody adds to a rule lets in what we shut out, and an empty
-selector means all where a missing one means nothing."""
 
 
 def sealed(desired: Manifest) -> Manifest:
@@ -44,10 +39,11 @@ def needed(desired: Manifest, live: Mapping[str, Any] | None) -> Manifest | None
     """What has to be sent to the API server, None if nothing."""
     if live is None:
         return sealed(desired)
-    if desired["kind"] in CREATED_ONLY:
+    compared = KINDS[desired["kind"]].compared
+    if compared is Comparison.CREATED_ONLY:
         return None
     wanted = sealed(_keep_template(desired, live))
-    if desired["kind"] in EXACT and any(live["spec"].get(k) != v for k, v in desired["spec"].items()):
+    if compared is Comparison.EXACT and any(live["spec"].get(k) != v for k, v in desired["spec"].items()):
         return wanted
     ours = {
         name: value for name, value in wanted.items() if name not in ("apiVersion", "kind")

@@ -178,7 +178,7 @@ class Metrics:
         )
         self.watches = Gauge(
             f"{PREFIX}_watches",
-            "Watches that are open: seven, for each namespace where some are named.",
+            "Watches that are open: one for each kind of objects, in each namespace if some are named.",
             registry=made,
         )
         self.build = Info(f"{PREFIX}_build", "Versions of the operator; always 1.", registry=made)

@@ -23,10 +23,11 @@ from dataloaderjob_operator.decide import conditions, events
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.observed import METRICS_EVERY_S, Key, Observed
 from dataloaderjob_operator.diff import covers, hash_of, needed
+from dataloaderjob_operator.kinds import KINDS, Source
 from dataloaderjob_operator.monitoring import add_log_fields
 from dataloaderjob_operator.objects import Manifest, OperatorConfig
 from dataloaderjob_operator.observe.cache import Cache, JobKey
-from dataloaderjob_operator.observe.lookups import KINDS, EventLookup, SecretPoller
+from dataloaderjob_operator.observe.lookups import EventLookup, SecretPoller
 from dataloaderjob_operator.observe.supervisor_poller import Supervisors
 from dataloaderjob_operator.workqueue import NEVER
 
@@ -280,7 +281,7 @@ class Reconciler:
             return False
         made = {**await self.api.apply(wanted), "kind": child[0]}
         self._saw(key, made)
-        if child[0] not in KINDS:
+        if KINDS[child[0]].source is Source.WATCH:
             self.cache.wrote(made)
         if found is None or _version(made) != _version(found):
             return True
@@ -303,7 +304,7 @@ class Reconciler:
             return None
         uid, found = wanted["metadata"]["ownerReferences"][0]["uid"], {**found, "kind": child[0]}
         if any(owner.get("uid") == uid for owner in found["metadata"].get("ownerReferences") or ()):
-            if child[0] not in KINDS:
+            if KINDS[child[0]].source is Source.WATCH:
                 self.cache.put(found)
             return found
         raise ApiError(

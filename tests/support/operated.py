@@ -14,15 +14,15 @@ from kubernetes.aio import client as kubernetes
 from apiserver import ApiServer
 from dataloaderjob.api import KIND
 from dataloaderjob_operator import names, objects
-from dataloaderjob_operator.client import PATHS, ApiError, Client
+from dataloaderjob_operator.client import ApiError, Client
 from dataloaderjob_operator.decide.answers import Answer
+from dataloaderjob_operator.kinds import CHILDREN, KINDS
 from dataloaderjob_operator.names import LABEL_JOB
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.reconcile import Reconciler
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 T = TypeVar("T")
-PODS = "/api/v1/namespaces/{namespace}/pods"
 MERGE = "application/merge-patch+json"
 _NUMBERS = itertools.count()
 
@@ -109,7 +109,7 @@ class Operated:
         server.request("POST", self.path(KIND), manifest)
 
     def path(self, kind: str, name: str = "") -> str:
-        folder = PATHS[kind].format(namespace=self.namespace)
+        folder = KINDS[kind].path(self.namespace)
         return f"{folder}/{name}" if name else folder
 
     def reconcile(
@@ -152,7 +152,7 @@ class Operated:
 
     def pods(self) -> list[dict[str, Any]]:
         """That have the job's label."""
-        path = f"{PODS.format(namespace=self.namespace)}?labelSelector={LABEL_JOB}={self.name}"
+        path = f"{self.path('Pod')}?labelSelector={LABEL_JOB}={self.name}"
         return [{**item, "kind": "Pod"} for item in self.server.request("GET", path)["items"]]
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
@@ -161,12 +161,10 @@ class Operated:
     def children(self) -> dict[tuple[str, str], dict[str, Any]]:
         """All that has the job's label, with their kinds."""
         found = {}
-        for kind in PATHS:
-            if kind != KIND:
-                for item in self.server.request(
-                    "GET", f"{self.path(kind)}?labelSelector={LABEL_JOB}={self.name}"
-                )["items"]:
-                    found[kind, item["metadata"]["name"]] = {**item, "kind": kind}
+        for kind in CHILDREN:
+            path = f"{self.path(kind.name)}?labelSelector={LABEL_JOB}={self.name}"
+            for item in self.server.request("GET", path)["items"]:
+                found[kind.name, item["metadata"]["name"]] = {**item, "kind": kind.name}
         return found
 
     def patch(
@@ -198,7 +196,7 @@ class Operated:
 
     def pod(self, role: names.Role, status: dict[str, Any]) -> None:
         """The pod of that role has this status; it is made if it is not there."""
-        folder, name = PODS.format(namespace=self.namespace), f"{self.name}-{role.value}-0"
+        folder, name = self.path("Pod"), f"{self.name}-{role.value}-0"
         if not any(pod["metadata"]["name"] == name for pod in self.pods()):
             metadata = {"name": name, "labels": names.labels(self.name, role)}
             spec = {"containers": [{"name": role.value, "image": "i"}], "restartPolicy": "Never"}

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloaderjob_operator.decide import troubles
-from dataloaderjob_operator.observe.cache import BELIEVED_S, GONE, Cache, slim
+from dataloaderjob_operator.kinds import transform
+from dataloaderjob_operator.observe.cache import BELIEVED_S, GONE, Cache
 
 KEY, MAP = ("team", "mnist"), ("ConfigMap", "mnist-settings")
 
@@ -109,7 +110,7 @@ def test_of_a_child_that_is_compared_nothing_is_left_out_but_who_set_which_field
         "metadata": {"name": "a", "managedFields": [{"manager": "m"}]},
         "spec": spec,
     }
-    assert slim(thing) == {"kind": "Deployment", "metadata": {"name": "a"}, "spec": spec}
+    assert transform(thing) == {"kind": "Deployment", "metadata": {"name": "a"}, "spec": spec}
 
 
 def test_of_a_pod_its_troubles_are_kept():
@@ -130,7 +131,7 @@ def test_of_a_pod_its_troubles_are_kept():
         },
         "status": {"initContainerStatuses": [container], "hostIP": "10.0.0.1"},
     }
-    small = slim(pod)
+    small = transform(pod)
     assert troubles.of(small) == troubles.of(pod) is not None
     assert "annotations" not in small["metadata"]
     assert "image" not in small["status"]["initContainerStatuses"][0]

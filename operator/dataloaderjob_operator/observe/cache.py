@@ -1,75 +1,22 @@
 """Keeps what the watches reported last of jobs and their children, and what we have written since. Pure but for the
 clock: events come in, `Observed` goes out.
 
-Of an object it keeps only what is read: a cluster may have ten thousand pods of jobs.
+It keeps only what is read of an object (`kinds.transform`): a cluster may have ten thousand pods of jobs.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dataloaderjob.api import KIND, parse_object
 from dataloaderjob.api.status import DataLoaderJobStatus, Phase
 from dataloaderjob_operator.decide.observed import Key, Observed
+from dataloaderjob_operator.kinds import transform
 from dataloaderjob_operator.names import LABEL_JOB, LABEL_ROLE, Role
 from dataloaderjob_operator.objects import Manifest
-
-METADATA = frozenset({"managedFields", "selfLink"})
-"""Left out of every object."""
-POD = ("containerStatuses", "initContainerStatuses", "conditions", "phase", "podIP", "reason", "message")
-CONTAINER = ("name", "ready", "started", "restartCount", "state", "lastState")
-SHARED = frozenset(
-    {"type", "status", "reason", "phase", "restartPolicy", "kind", "apiVersion", "image", "protocol"}
-)
-"""Fields of which a few texts make up the values of all objects: kept once, as names of fields are."""
-
-
-def slim(thing: Mapping[str, Any]) -> dict[str, Any]:
-    """What the operator reads of it, of a pod little, of another child all that may have to be compared."""
-    metadata = {name: value for name, value in thing["metadata"].items() if name not in METADATA}
-    found = {**thing, "metadata": metadata}
-    if thing["kind"] == "Pod":
-        metadata.pop("annotations", None)
-        found = {
-            "kind": "Pod", "metadata": metadata, "spec": _pod_spec(thing.get("spec") or {}),
-            "status": _pod_status(thing.get("status") or {}),
-        }  # fmt: skip
-    return dict(_shared(found))
-
-
-def _pod_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """How its containers are started again."""
-    init = [_only(container, ("name", "restartPolicy")) for container in spec.get("initContainers") or ()]
-    return {**_only(spec, ("restartPolicy",)), "initContainers": init}
-
-
-def _pod_status(status: Mapping[str, Any]) -> dict[str, Any]:
-    found = _only(status, POD)
-    for group in ("containerStatuses", "initContainerStatuses"):
-        if found.get(group):
-            found[group] = [_only(container, CONTAINER) for container in found[group]]
-    return found
-
-
-def _only(thing: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: thing[name] for name in names if name in thing}
-
-
-def _shared(value: Any, field: str = "") -> Any:
-    if isinstance(value, Mapping):
-        return {_once(name): _shared(inner, name) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_shared(inner) for inner in value]
-    return _once(value) if field in SHARED and isinstance(value, str) else value
-
-
-def _once(value: str) -> str:
-    return sys.intern(value) if type(value) is str else value
-
 
 BELIEVED_S = 120.0
 """For so long a write of ours counts more than an older version that a watch tells: kopf finds a dead connection after
@@ -107,9 +54,9 @@ class Cache:
         if live is not None and (old := live["metadata"].get("uid", "")) != uid:
             self._replaced.add(old)
         if thing["kind"] == KIND:
-            self._jobs[owner] = slim(thing)
+            self._jobs[owner] = transform(thing)
         else:
-            self._children[owner][thing["kind"], thing["metadata"]["name"]] = slim(thing)
+            self._children[owner][thing["kind"], thing["metadata"]["name"]] = transform(thing)
         return owner
 
     def wrote(self, thing: Manifest) -> None:

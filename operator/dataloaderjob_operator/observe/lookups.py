@@ -21,6 +21,7 @@ from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.decide.event_causes import AGAIN_S, Question, meaning
 from dataloaderjob_operator.decide.observed import Key
 from dataloaderjob_operator.decide.troubles import Trouble
+from dataloaderjob_operator.kinds import KINDS, Source
 from dataloaderjob_operator.monitoring import about_job
 from dataloaderjob_operator.objects import Manifest
 from dataloaderjob_operator.observe.cache import JobKey
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 8.0
 LEAST_S = 0.1
-KINDS = frozenset({"Secret"})
 Heard = Mapping[str, Trouble]
 """By uid of the object."""
 
@@ -130,7 +130,7 @@ class SecretPoller:
 
     def saw(self, key: JobKey, thing: Manifest) -> None:
         """It is there, or has just been made. One of a kind that is watched is not remembered."""
-        if thing["kind"] in KINDS:
+        if KINDS[thing["kind"]].source is Source.POLL:
             metadata = thing["metadata"]
             self._there.setdefault(key, {})[thing["kind"], metadata["name"]] = metadata.get("uid", "")
 

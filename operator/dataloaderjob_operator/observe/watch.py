@@ -13,24 +13,15 @@ from typing import Any, Protocol
 
 import kopf
 
-from dataloaderjob.api import GROUP, KIND, PLURAL, VERSION
+from dataloaderjob.api import KIND
 from dataloaderjob_operator.client import ApiError
+from dataloaderjob_operator.kinds import WATCHED
 from dataloaderjob_operator.names import LABEL_JOB
 from dataloaderjob_operator.objects import Manifest
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 
 log = logging.getLogger(__name__)
 
-CHILDREN: dict[str, tuple[str, str, str]] = {
-    "Deployment": ("apps", "v1", "deployments"),
-    "Job": ("batch", "v1", "jobs"),
-    "Pod": ("", "v1", "pods"),
-    "Service": ("", "v1", "services"),
-    "ConfigMap": ("", "v1", "configmaps"),
-    "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies"),
-}
-"""Kinds that are watched; for Secrets, which nobody should have to list, see `lookups`."""
-JOBS = (GROUP, VERSION, PLURAL)
 CHUNK = 100
 """Objects in a page of a list: with 500, pages of pods in the hands of kopf were 40 MB."""
 IDLE_S = 0.5
@@ -60,16 +51,12 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 def list_paths(namespaces: Sequence[str]) -> dict[str, list[str]]:
     """Where all objects of a kind are listed; in all namespaces if none is named."""
-    found = {}
-    for kind, (group, version, plural) in {KIND: JOBS, **CHILDREN}.items():
-        root = f"/apis/{group}/{version}" if group else f"/api/{version}"
-        found[kind] = [f"{root}/namespaces/{name}/{plural}" for name in namespaces] or [f"{root}/{plural}"]
-    return found
+    return {kind.name: [kind.path(name) for name in namespaces] or [kind.path(None)] for kind in WATCHED}
 
 
 def expected(namespaces: Sequence[str]) -> int:
     """How many watches there shall be."""
-    return (1 + len(CHILDREN)) * max(1, len(set(namespaces)))
+    return len(WATCHED) * max(1, len(set(namespaces)))
 
 
 def alive() -> int:
@@ -86,8 +73,9 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.chunk_size = CHUNK
     settings.queueing.idle_timeout = IDLE_S
     settings.persistence.diffbase_storage = _NoDiffs()
-    for resource in CHILDREN.values():
-        settings.watching.label_selectors[resource] = LABEL_JOB
+    for kind in WATCHED:
+        if kind.name != KIND:
+            settings.watching.label_selectors[kind.resource] = LABEL_JOB
 
 
 def registry(
@@ -115,9 +103,9 @@ def registry(
         return kopf.login_with_service_account(**known) or kopf.login_with_kubeconfig(**known)
 
     kopf.on.login(registry=made, id="login")(login)
-    kopf.on.event(*JOBS, registry=made, id="job")(note)
-    for kind, resource in CHILDREN.items():
-        kopf.on.event(*resource, registry=made, id=kind.lower(), labels={LABEL_JOB: kopf.PRESENT})(note)
+    for kind in WATCHED:
+        labels = None if kind.name == KIND else {LABEL_JOB: kopf.PRESENT}
+        kopf.on.event(*kind.resource, registry=made, id=kind.name.lower(), labels=labels)(note)
     return made
 
 
