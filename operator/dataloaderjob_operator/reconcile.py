@@ -21,6 +21,7 @@ from dataloaderjob.api.status import DataLoaderJobStatus
 from dataloaderjob_operator.client import Api, ApiError, Changed
 from dataloaderjob_operator.decide import conditions, events
 from dataloaderjob_operator.decide.decision import Decision, decide
+from dataloaderjob_operator.decide.health import ConditionState
 from dataloaderjob_operator.decide.observed import METRICS_EVERY_S, Key, Observed
 from dataloaderjob_operator.diff import covers, hash_of, needed
 from dataloaderjob_operator.kinds import KINDS, Source
@@ -173,7 +174,7 @@ class Reconciler:
             answer=self.supervisors.answer(key),
             written_at=self.written_at.get(key), metrics_at=self.metrics_at.get(key),
             metrics_every_s=max(METRICS_EVERY_S, len(self.supervisors) / METRICS_PER_S),
-            heard={} if self.lookup is None else self.lookup.heard(key),
+            event_troubles={} if self.lookup is None else self.lookup.found(key),
         )  # fmt: skip
         try:
             decision = decide(observed, self.setup, self.now())
@@ -184,7 +185,7 @@ class Reconciler:
             return None
         self.supervisors.want(key, decision.feeders)
         if self.lookup is not None:
-            self.lookup.ask(key, decision.questions)
+            self.lookup.request(key, decision.event_queries)
         try:
             wrote = await self._carry_out(key, observed, decision)
         except Changed:
@@ -261,7 +262,7 @@ class Reconciler:
 
     async def _cannot(self, key: JobKey, reason: str, message: str) -> None:
         """Says why nothing is done about a job; what was written of it before stays."""
-        before, why = self.cache.status(key), conditions.ConditionState(False, reason, message)
+        before, why = self.cache.status(key), ConditionState(False, reason, message)
         after = conditions.not_ready(
             before, why, self.cache.generation(key), self.now(), unsaid=self.unsaid.get(key, frozenset())
         )

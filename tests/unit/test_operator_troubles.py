@@ -155,8 +155,8 @@ def test_the_cause_is_told_before_its_consequence():
 def test_of_several_pods_always_the_same_one_is_told():
     sick = [pod(f"p-{i}", containerStatuses=[ended(1)]) for i in (3, 1, 2)]
     for order in (sick, sick[::-1], [pod("p-0"), *sick]):
-        assert str(troubles.first(order)).startswith("pod p-1,")
-    assert troubles.first([pod()]) is None
+        assert str(troubles.first(map(troubles.of, order))).startswith("pod p-1,")
+    assert troubles.first([troubles.of(pod())]) is None
 
 
 def test_a_long_message_is_cut():

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any, Literal
 
 from dataloaderjob.api.status import Condition, ConditionType, DataLoaderJobStatus
 from dataloaderjob.core.supervision import LASTING
-from dataloaderjob_operator import names, texts
-from dataloaderjob_operator.decide import event_causes, troubles
-from dataloaderjob_operator.decide.observed import Observed, condition_of, show_time
+from dataloaderjob_operator import texts
+from dataloaderjob_operator.decide.health import ConditionState, Health
+from dataloaderjob_operator.decide.observed import Observed, show_time
 from dataloaderjob_operator.decide.stage import Stage, StageResult
-from dataloaderjob_operator.objects.workloads import SIDECAR
 
 ENDED = frozenset({Stage.COMPLETE, Stage.FAILED})
 HELD = frozenset({Stage.SUSPENDING, Stage.SUSPENDED})
@@ -24,34 +21,17 @@ MAX_MESSAGE = 4096
 MOVING = frozenset({Stage.STARTING, Stage.RESTARTING, Stage.SUSPENDING})
 
 
-@dataclass(frozen=True, slots=True)
-class ConditionState:
-    """A condition without its times."""
-
-    holds: bool | None
-    """None: not known."""
-    reason: str
-    message: str = ""
-
-    @property
-    def status(self) -> Literal["True", "False", "Unknown"]:
-        if self.holds is None:
-            return "Unknown"
-        return "True" if self.holds else "False"
-
-
 Parts = Mapping[ConditionType, ConditionState]
 """HeadReady, FeedersReady, SidecarsReady and TrainersReady."""
 
 
-def parts(observed: Observed) -> Parts:
+def parts(observed: Observed, health: Health) -> Parts:
     """Whether head, feeders and sidecars serve and trainers run, each with the pod that does not and why."""
-    spec = observed.job.spec
     return {
-        ConditionType.HEAD_READY: _head(observed),
-        ConditionType.FEEDERS_READY: _feeders(observed, spec.feeders.min_replicas),
-        ConditionType.SIDECARS_READY: _trainer_pods(observed, _sidecar_listens, "sidecars listen"),
-        ConditionType.TRAINERS_READY: _trainer_pods(observed, _trains, "trainer pods run"),
+        ConditionType.HEAD_READY: _head(observed, health.head_pods),
+        ConditionType.FEEDERS_READY: _feeders(observed, health.feeder_pods),
+        ConditionType.SIDECARS_READY: health.sidecars,
+        ConditionType.TRAINERS_READY: health.trainer_pods,
     }
 
 
@@ -59,17 +39,13 @@ def serves(found: Parts) -> bool:
     return all(fact.holds for fact in found.values())
 
 
-def up(observed: Observed, found: Parts) -> bool:
-    """Whether the job has come up, as far as pods show it: an operator that does not hear a supervisor ends no job that
-    may well train."""
-    spec = observed.job.spec
-    heard = observed.answer is not None and not observed.answer.silent
-    return (
-        bool(_deployment(observed, names.head(observed.job.name), names.Role.HEAD, 1).holds)
-        and bool(_feeder_pods(observed, spec.feeders.min_replicas).holds)
-        and (not heard or observed.serving() >= spec.feeders.min_replicas)
-        and bool(found[ConditionType.SIDECARS_READY].holds and found[ConditionType.TRAINERS_READY].holds)
-    )
+def up(observed: Observed, health: Health) -> bool:
+    """Whether the job has come up, as far as pods show it: an operator that no supervisor answers ends no job that may
+    well train."""
+    answered = observed.answer is not None and not observed.answer.silent
+    return all(
+        pods.holds for pods in (health.head_pods, health.feeder_pods, health.sidecars, health.trainer_pods)
+    ) and (not answered or observed.serving() >= observed.job.spec.feeders.min_replicas)
 
 
 def conditions(observed: Observed, where: StageResult, found: Parts, now: datetime) -> tuple[Condition, ...]:
@@ -156,11 +132,11 @@ def _moves(stage: Stage, found: Parts) -> ConditionState:
     return ConditionState(False, "AsAskedFor")
 
 
-def _head(observed: Observed) -> ConditionState:
+def _head(observed: Observed, pods: ConditionState) -> ConditionState:
     """Its pod is ready, and the supervisor in it answers and has Ray."""
-    fact, answer = _deployment(observed, names.head(observed.job.name), names.Role.HEAD, 1), observed.answer
-    if not fact.holds:
-        return fact
+    answer = observed.answer
+    if not pods.holds:
+        return pods
     if answer is None:  # this operator has just started, or the head has
         before = observed.status.condition(ConditionType.HEAD_READY)
         if before is not None and before.status == "True":
@@ -177,10 +153,10 @@ def _head(observed: Observed) -> ConditionState:
     return ConditionState(True, "Serving", "Ray and the supervisor answer")
 
 
-def _feeders(observed: Observed, needed: int) -> ConditionState:
-    """The supervisor has as many feeders as that many pods have, and no trainer is stuck at a failure of theirs."""
-    answer = observed.answer
-    pods, serving = _feeder_pods(observed, needed), observed.serving()
+def _feeders(observed: Observed, pods: ConditionState) -> ConditionState:
+    """The supervisor has as many feeders as the pods that are needed have, and no trainer is stuck at a failure of
+    theirs."""
+    answer, serving, needed = observed.answer, observed.serving(), observed.job.spec.feeders.min_replicas
     if pods.holds is None:
         return pods
     if answer is not None and answer.failure is not None:
@@ -194,68 +170,3 @@ def _feeders(observed: Observed, needed: int) -> ConditionState:
     if cause is not None and (pods.holds or cause.reason in LASTING):
         return ConditionState(False, cause.reason, f"{count}; {observed.told(cause)}")
     return ConditionState(False, "FeedersStart", count) if pods.holds else pods
-
-
-def _feeder_pods(observed: Observed, needed: int) -> ConditionState:
-    return _deployment(observed, names.feeders(observed.job.name), names.Role.FEEDER, needed)
-
-
-def _deployment(observed: Observed, name: str, role: names.Role, needed: int) -> ConditionState:
-    live = observed.children.get(("Deployment", name))
-    if live is None:
-        return ConditionState(None, "NotMade", f"Deployment {name} is not there yet")
-    ready = int(live.get("status", {}).get("readyReplicas") or 0)
-    count = f"{role.value} pods ready: {ready}, needed: {needed}"
-    if ready >= needed:
-        return ConditionState(True, "Serving", f"{role.value} pods ready: {needed} or more")
-    if (trouble := troubles.first(observed.of_role(role)) or event_causes.told(observed, role)) is not None:
-        return ConditionState(False, trouble.reason, str(trouble))
-    refused = condition_of(live, "ReplicaFailure")
-    if refused is not None and refused["status"] == "True":
-        return ConditionState(False, refused.get("reason") or "PodsRefused", refused.get("message", ""))
-    return ConditionState(False, "PodsStart", count)
-
-
-def _trainer_pods(observed: Observed, does: Callable[[Mapping[str, Any]], bool], what: str) -> ConditionState:
-    """Whether as many trainer pods do it as there shall be."""
-    pods, needed = observed.of_role(names.Role.TRAINER), observed.job.spec.trainer.replicas
-    found = sum(does(pod.get("status") or {}) for pod in pods) + _succeeded_and_gone(observed, pods)
-    if found >= needed:
-        return ConditionState(True, "Serving", f"{found} of {needed} {what}")
-    if (trouble := troubles.first(pods) or event_causes.told(observed, names.Role.TRAINER)) is not None:
-        return ConditionState(False, trouble.reason, str(trouble))
-    return ConditionState(False, "PodsStart", f"{found} of {needed} {what}")
-
-
-def _succeeded_and_gone(observed: Observed, pods: Sequence[Mapping[str, Any]]) -> int:
-    """Trainers that ended well and whose pods somebody has removed since."""
-    live: Mapping[str, Any] = observed.children.get(
-        ("Job", names.trainers(observed.job.name, observed.attempt)), {}
-    )
-    ended = int(live.get("status", {}).get("succeeded") or 0)
-    there: int = sum((pod.get("status") or {}).get("phase") == "Succeeded" for pod in pods)
-    return max(0, ended - there)
-
-
-def _sidecar_listens(status: Mapping[str, Any]) -> bool:
-    """Its container has started, then its socket listens; or nobody needs it any more."""
-    containers = status.get("initContainerStatuses") or ()
-    return _ended_well(status) or any(
-        container.get("name") == SIDECAR and container.get("started") for container in containers
-    )
-
-
-def _ended_well(status: Mapping[str, Any]) -> bool:
-    """All its containers have; the pod's phase says so a little later."""
-    codes = [
-        c.get("state", {}).get("terminated", {}).get("exitCode")
-        for c in status.get("containerStatuses") or ()
-    ]
-    return status.get("phase") == "Succeeded" or (bool(codes) and all(code == 0 for code in codes))
-
-
-def _trains(status: Mapping[str, Any]) -> bool:
-    states = [container.get("state", {}) for container in status.get("containerStatuses") or ()]
-    return status.get("phase") in {"Running", "Succeeded"} and all(
-        "running" in state or state.get("terminated", {}).get("exitCode") == 0 for state in states
-    )

@@ -14,8 +14,9 @@ from dataloaderjob.api.status import (
     TrainersStatus,
 )
 from dataloaderjob_operator import names, objects
-from dataloaderjob_operator.decide import answers, event_causes
+from dataloaderjob_operator.decide import answers
 from dataloaderjob_operator.decide.conditions import ENDED, HELD, Parts, conditions, parts, serves, up
+from dataloaderjob_operator.decide.health import EventQuery, Health, Queries, diagnose, queries
 from dataloaderjob_operator.decide.observed import (
     Key,
     Observed,
@@ -60,16 +61,17 @@ class Decision:
     """Processes that the supervisor is to keep in place; None: there is no supervisor."""
     requeue_after_s: float | None = None
     """When a deadline is due that no event tells."""
-    questions: tuple[event_causes.Question, ...] = ()
-    """What to ask events about: a part of the job does not serve, and no status tells why."""
+    event_queries: tuple[EventQuery, ...] = ()
+    """Objects whose events to list: a part of the job does not serve, and no status has the cause."""
 
 
 def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision | None:
     """None: the job is another controller's."""
     if observed.job.spec.managed_by is not None:
         return None
-    found = parts(observed)
-    where = find(observed, now, serves=serves(found), up=up(observed, found))
+    health = diagnose(observed)
+    found = parts(observed, health)
+    where = find(observed, health, now, serves=serves(found), up=up(observed, health))
     started = _started_at(observed, where, now)
     ended = observed.status.completion_time or show_time(now) if where.stage in ENDED else None
     status = DataLoaderJobStatus(
@@ -88,9 +90,9 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     loader, metrics_s = _loader(observed, where, now, changes=status != observed.status)
     wanted = _children(observed, setup, where)
     due = _due(observed, where, started, ended, now)
-    asking = _asking(observed, where, found, now)
+    looked_up = _queries(health, where, found, now)
     waits = [
-        asking.again_s,
+        looked_up.again_s,
         counts_s,
         metrics_s,
         None if due is None else max(0.0, (due - now).total_seconds()),
@@ -102,7 +104,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         delete_job=where.stage in ENDED and due is not None and due <= now,
         feeders=observed.job.spec.feeders.count if Part.FEEDING in WANTED[where.stage] else None,
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
-        questions=asking.questions,
+        event_queries=looked_up.queries,
     )
 
 
@@ -193,10 +195,10 @@ def _unwanted(observed: Observed, where: StageResult, wanted: set[Key]) -> list[
     )
 
 
-def _asking(observed: Observed, where: StageResult, found: Parts, now: datetime) -> event_causes.Asking:
+def _queries(health: Health, where: StageResult, found: Parts, now: datetime) -> Queries:
     if where.stage not in {Stage.STARTING, Stage.RUNNING}:
-        return event_causes.Asking()
-    return event_causes.asking(observed, (role for kind, role in ROLES.items() if not found[kind].holds), now)
+        return Queries()
+    return queries((health.roles[role] for kind, role in ROLES.items() if not found[kind].holds), now)
 
 
 def _phase(stage: Stage, *, serves: bool) -> Phase:

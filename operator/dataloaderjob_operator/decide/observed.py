@@ -53,8 +53,8 @@ class Observed:
     """When it wrote the loader's metrics last."""
     metrics_every_s: float = METRICS_EVERY_S
     """The least between two writes for their sake alone."""
-    heard: Mapping[str, Trouble] = field(default_factory=dict)
-    """What events told of objects that hold the job up, by uid."""
+    event_troubles: Mapping[str, Trouble] = field(default_factory=dict)
+    """What events reported of objects that hold the job up, by uid."""
 
     @property
     def attempt(self) -> int:

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from dataloaderjob.api.status import ConditionType, Phase
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide import event_causes, troubles
+from dataloaderjob_operator.decide.health import Health
 from dataloaderjob_operator.decide.observed import Observed, Trainers, condition_of, parse_time
 
 
@@ -68,7 +68,7 @@ class StageResult:
     """Of the trainers that shall be there."""
 
 
-def find(observed: Observed, now: datetime, *, serves: bool, up: bool) -> StageResult:
+def find(observed: Observed, health: Health, now: datetime, *, serves: bool, up: bool) -> StageResult:
     """`serves`: whether head, sidecars and feeders do; `up`: whether pods look like it, for all
     that is known. The first rule that applies decides."""
     before = observed.status
@@ -88,16 +88,16 @@ def find(observed: Observed, now: datetime, *, serves: bool, up: bool) -> StageR
                 Stage.SUSPENDING, "PodsLeave", f"{len(observed.pods)} pods are leaving", attempt
             )
         return StageResult(Stage.SUSPENDED, "AskedFor", "spec.suspend is true", attempt)
-    if (late := _late(observed, now, up=up)) is not None:
+    if (late := _late(observed, health, now, up=up)) is not None:
         return late
     if trainers is Trainers.FAILED:
-        return _failed(observed, attempt)
+        return _failed(observed, health, attempt)
     if _served(observed) or serves:
         return StageResult(Stage.RUNNING, "Serving", "", attempt)
     return StageResult(Stage.STARTING, "ChildrenStart", "", attempt)
 
 
-def _late(observed: Observed, now: datetime, *, up: bool) -> StageResult | None:
+def _late(observed: Observed, health: Health, now: datetime, *, up: bool) -> StageResult | None:
     """The deadline that is over, if one is."""
     if observed.status.start_time is None:
         return None
@@ -109,10 +109,7 @@ def _late(observed: Observed, now: datetime, *, up: bool) -> StageResult | None:
             Stage.FAILED, "DeadlineExceeded", f"longer than deadlines.activeDeadlineSeconds {active}", observed.attempt
         )  # fmt: skip
     if not up and not _served(observed) and elapsed >= timedelta(seconds=limits.startup_seconds):
-        trouble, answer = (
-            troubles.first(observed.pods) or event_causes.told(observed, *names.Role),
-            observed.answer,
-        )
+        trouble, answer = health.trouble or health.event_trouble, observed.answer
         cause = ""
         if answer is not None:
             cause = observed.told(answer.cause) if answer.cause is not None else answer.silent
@@ -125,9 +122,9 @@ def _late(observed: Observed, now: datetime, *, up: bool) -> StageResult | None:
     return None
 
 
-def _failed(observed: Observed, attempt: int) -> StageResult:
+def _failed(observed: Observed, health: Health, attempt: int) -> StageResult:
     """One trainer failed: again from the start with all, as often as allowed."""
-    trouble = troubles.first(observed.of_role(names.Role.TRAINER))
+    trouble = health.roles[names.Role.TRAINER].trouble
     job = observed.children[("Job", names.trainers(observed.job.name, attempt))]
     said = (condition_of(job, "Failed") or condition_of(job, "FailureTarget") or {}).get("message", "")
     cause = str(trouble) if trouble else said or "a trainer failed"

@@ -47,10 +47,9 @@ class Trouble:
         return f"{where}: {self.message}"
 
 
-def first(pods: Iterable[Pod]) -> Trouble | None:
-    """The trouble to tell: that of the pod whose name comes first, so that the text stays the same."""
-    found = [trouble for pod in pods if (trouble := of(pod)) is not None]
-    return min(found, key=lambda trouble: trouble.pod, default=None)
+def first(found: Iterable[Trouble | None]) -> Trouble | None:
+    """The trouble to report: that of the pod whose name comes first, so that the text stays the same."""
+    return min((trouble for trouble in found if trouble), key=lambda trouble: trouble.pod, default=None)
 
 
 def of(pod: Pod) -> Trouble | None:

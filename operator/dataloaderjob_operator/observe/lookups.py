@@ -1,8 +1,8 @@
 """What is asked of the API server beside the watches, a bounded number of requests at a time.
 
-`EventLookup` lists the events of objects that hold a job up: one request at a time, however many jobs ask. `ask` comes
-from reconciles and waits for nothing; the answers are there at a later reconcile, for which a job that has new events
-is put onto the workqueue.
+`EventLookup` lists the events of objects that hold a job up: one request at a time, however many jobs wait. Reconciles
+call `request`, which waits for nothing; a cause is there at a later reconcile, for which its job is put onto the
+workqueue.
 
 `SecretPoller` reads children that no watch reports: Secrets, which nobody should have to list. Each is read by its
 name, in turns. With up to EVERY_S / LEAST_S jobs that have not ended, a deletion is noticed within EVERY_S; with more
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from dataloaderjob_operator.client import ApiError
-from dataloaderjob_operator.decide.event_causes import AGAIN_S, Question, meaning
+from dataloaderjob_operator.decide.health import AGAIN_S, EventQuery, meaning
 from dataloaderjob_operator.decide.observed import Key
 from dataloaderjob_operator.decide.troubles import Trouble
 from dataloaderjob_operator.kinds import KINDS, Source
@@ -30,47 +30,48 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 8.0
 LEAST_S = 0.1
-Heard = Mapping[str, Trouble]
-"""By uid of the object."""
 
 
 class EventReader(Protocol):
     """Where events come from."""
 
     async def events(self, namespace: str, uid: str) -> Sequence[Mapping[str, Any]]:
-        """Of one object, a bounded number. Raises ApiError."""
+        """A bounded number of events of one object. Raises ApiError."""
 
 
 class EventLookup:
-    """`ask` and `heard` from reconciles, `run` until cancelled."""
+    """Causes that only events have. Reconciles call `request` and `found`; `run` works until it is cancelled."""
 
     def __init__(
         self, api: EventReader, changed: Callable[[JobKey], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._api, self._changed, self._clock = api, changed, clock
-        self._asked: dict[JobKey, tuple[Question, ...]] = {}
-        """In the order in which it was asked."""
-        self._heard: dict[JobKey, dict[str, Trouble]] = {}
+        self._requested: dict[JobKey, tuple[EventQuery, ...]] = {}
+        """In the order of the requests."""
+        self._found: dict[JobKey, dict[str, Trouble]] = {}
         self._not_before: dict[JobKey, float] = {}
         self._more = asyncio.Event()
 
-    def heard(self, key: JobKey) -> Heard:
-        return self._heard.get(key, {})
+    def found(self, key: JobKey) -> Mapping[str, Trouble]:
+        """What events reported of a job's objects, by their uids."""
+        return self._found.get(key, {})
 
-    def ask(self, key: JobKey, questions: tuple[Question, ...]) -> None:
-        """What a job wants to know now. No question: it is held up no longer, and what was heard is forgotten."""
-        if not questions:
+    def request(self, key: JobKey, queries: tuple[EventQuery, ...]) -> None:
+        """Lists the events of these objects soon. Without any, the job is held up no longer, and what was found is
+        dropped."""
+        if not queries:
             self.forget(key)
             return
-        uids = {question.uid for question in questions}
-        if key in self._heard:
-            self._heard[key] = {uid: trouble for uid, trouble in self._heard[key].items() if uid in uids}
+        uids = {query.uid for query in queries}
+        if key in self._found:
+            self._found[key] = {uid: trouble for uid, trouble in self._found[key].items() if uid in uids}
         if self._clock() >= self._not_before.get(key, 0.0):
-            self._asked[key] = questions
+            self._requested[key] = queries
             self._more.set()
 
     def forget(self, key: JobKey) -> None:
-        for known in (self._asked, self._heard, self._not_before):
+        """The job is gone, or held up no longer."""
+        for known in (self._requested, self._found, self._not_before):
             known.pop(key, None)
 
     async def run(self) -> None:
@@ -81,27 +82,26 @@ class EventLookup:
             await self._more.wait()
 
     async def turn(self) -> bool:
-        """Asks for the job that waits longest. Returns False if none does."""
-        key = next(iter(self._asked), None)
+        """Serves the job that has waited longest. Returns False if none waits."""
+        key = next(iter(self._requested), None)
         if key is None:
             return False
-        questions = self._asked.pop(key)
+        queries = self._requested.pop(key)
         self._not_before[key] = self._clock() + 0.9 * AGAIN_S
         with about_job(*key):
             try:
                 found = {
-                    q.uid: trouble for q in questions if (trouble := await self._one(key[0], q)) is not None
+                    query.uid: trouble
+                    for query in queries
+                    if (trouble := meaning(query, await self._api.events(key[0], query.uid))) is not None
                 }
             except ApiError as exc:
                 log.warning("cannot list the events that may name a cause: %s", exc)
                 return True
-        if key in self._not_before and found != self._heard.get(key, {}):
-            self._heard[key] = found
+        if key in self._not_before and found != self._found.get(key, {}):
+            self._found[key] = found
             self._changed(key)
         return True
-
-    async def _one(self, namespace: str, question: Question) -> Trouble | None:
-        return meaning(question, await self._api.events(namespace, question.uid))
 
 
 class Reader(Protocol):
