@@ -32,7 +32,7 @@ def of_operator() -> str:
     """What the operator serves once each labelled metric has a value."""
     made = Metrics()
     made.describe(version="1", kopf="2", phases=dict)
-    made.told("Pod")
+    made.received("Pod")
     made.reconcile_errors.labels(ErrorKind.BUG.value).inc()
     made.api_writes.labels("Pod", "apply").inc()
     return made.text().decode()

@@ -38,17 +38,17 @@ log = logging.getLogger("dataloaderjob_operator")
 
 METRICS_PORT = 9440
 CHILD_S = 0.1
-"""A job whose pods come and go is looked at after so long, for all that happens meanwhile."""
+"""Seconds from a change of a job's child until the reconcile, for all that happens meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Of the command line."""
+    """Options of the command line."""
 
     namespaces: tuple[str, ...]
-    """Empty: all of the cluster."""
+    """Namespaces to watch; empty: all of the cluster."""
     operator: OwnPod | None = None
-    """Its own pod, if it runs in the cluster."""
+    """The operator's own pod, if it runs in the cluster."""
     root_key: Path
     sidecar_image: str
     workers: int
@@ -134,7 +134,7 @@ def make_setup(options: Options) -> OperatorConfig:
 
 
 async def run(options: Options, setup: OperatorConfig) -> None:
-    """Until it is told to stop. Raises CancelledError when that is before the first list is done."""
+    """Runs until a signal comes. Raises CancelledError if that is before the first list is done."""
     cache, metrics = Cache(), Metrics()
     client = await Client.connect(metrics)
     poller = SupervisorPoller(cache, setup.root_key, lambda key: work.add(key))
@@ -164,14 +164,14 @@ async def run(options: Options, setup: OperatorConfig) -> None:
             settings = kopf.OperatorSettings()
             watch.configure(settings)
             watching = kopf.operator(
-                registry=watch.registry(cache, changed, gone, metrics.told), settings=settings, standalone=True,
+                registry=watch.registry(cache, changed, gone, metrics.received), settings=settings, standalone=True,
                 clusterwide=not options.namespaces, namespaces=options.namespaces,
             )  # fmt: skip
             health.tasks += [
                 asyncio.create_task(work.run(), name="work"),
                 asyncio.create_task(poller.run(), name="supervisors"),
-                asyncio.create_task(lookup.run(), name="inquiries"),
-                asyncio.create_task(secret_poller.run(), name="unwatched"),
+                asyncio.create_task(lookup.run(), name="event lookups"),
+                asyncio.create_task(secret_poller.run(), name="secrets"),
                 asyncio.create_task(pulse(metrics), name="pulse"),
                 asyncio.create_task(
                     watch.keep_sweeping(client, cache, work.add, options.namespaces), name="sweeps"

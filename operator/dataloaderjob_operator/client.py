@@ -1,4 +1,4 @@
-"""Requests to the API server, as JSON. No decision is made here but what an answer means."""
+"""Requests to the API server, as JSON. Nothing is decided here but what a response means."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from dataloaderjob_operator.names import MANAGER
 from dataloaderjob_operator.objects import Manifest
 
 APPLY = "application/apply-patch+yaml; charset=utf-8"
-"""With its charset the client library sends the body as it gets it; without, as JSON in ASCII, where the API server
-refuses each character beyond U+FFFF. It takes that in bodies that are declared JSON."""
+"""The charset makes the client library send the body as it gets it; without, it sends JSON in ASCII, where the API
+server refuses each character beyond U+FFFF. It takes that in bodies that are declared JSON."""
 TIMEOUT_S = 30.0
 MAX_EVENTS = 100
-"""Of one object: those of a pod that begins are ten or so."""
+"""Events of one object that are listed: a pod that begins has ten or so."""
 
 
 class ApiError(Exception):
@@ -36,29 +36,30 @@ class ApiError(Exception):
 
 
 class Changed(ApiError):
-    """It is not as it was when this was decided."""
+    """The object is no longer what it was when this was decided."""
 
 
 class Api(Protocol):
-    """What the operator writes to a cluster."""
+    """Requests of a reconcile."""
 
     async def read(self, namespace: str, key: Key) -> Manifest | None:
-        """An object as it is now, None if it is not there. Raises ApiError."""
+        """Reads an object, None if it is not there. Raises ApiError."""
 
     async def apply(self, manifest: Manifest) -> Manifest:
-        """Server-side apply. Raises ApiError."""
+        """Applies an object on the server's side. Raises ApiError."""
 
     async def apply_status(
         self, namespace: str, name: str, version: str, status: Mapping[str, Any]
     ) -> Manifest:
-        """Returns the whole job. Raises ApiError; Changed if it has another resourceVersion, as one that was made
-        anew under its name has."""
+        """Applies a job's status. Returns the whole job. Raises ApiError; Changed if it has another resourceVersion, as
+        one that was made anew under its name has."""
 
     async def delete(self, namespace: str, key: Key, uid: str) -> Manifest | None:
-        """In the foreground. Returns what is left of the object of this uid, None if nothing is. Raises ApiError."""
+        """Deletes the object of this uid in the foreground. Returns what is left of it, None if nothing is. Raises
+        ApiError."""
 
-    async def tell(self, event: Manifest) -> None:
-        """Creates an event. One that is there already is fine. Raises ApiError."""
+    async def create_event(self, event: Manifest) -> None:
+        """Creates an event, unless it is there already. Raises ApiError."""
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class Client:
 
     @classmethod
     async def connect(cls, metrics: Metrics | None = None) -> Client:
-        """In a pod by its service account, elsewhere by the kubeconfig."""
+        """Connects by the service account in a pod, by the kubeconfig elsewhere."""
         configuration = kubernetes.Configuration()
         try:
             config.load_incluster_config(client_configuration=configuration)
@@ -128,7 +129,7 @@ class Client:
             raise
         return left if left.get("kind") == kind else None
 
-    async def tell(self, event: Manifest) -> None:
+    async def create_event(self, event: Manifest) -> None:
         try:
             path = _path(event["metadata"]["namespace"], "Event")
             await self._write(("Event", "create"), "POST", path, event)
@@ -137,7 +138,7 @@ class Client:
                 raise
 
     async def events(self, namespace: str, uid: str) -> Sequence[Manifest]:
-        """Of one object, MAX_EVENTS at most. Raises ApiError."""
+        """Lists the events of one object, MAX_EVENTS at most. Raises ApiError."""
         query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(MAX_EVENTS)}
         path = _path(namespace, "Event")
         page = await self._request("GET", path, None, "application/json", query)
@@ -145,7 +146,7 @@ class Client:
         return list(page["items"])
 
     async def list(self, path: str, **query: str) -> AsyncIterator[Manifest]:
-        """All objects of a kind, in pages. Raises ApiError."""
+        """Lists all objects of a kind, in pages. Raises ApiError."""
         while True:
             page = await self._request("GET", path, None, "application/json", query)
             for item in page["items"]:
@@ -163,7 +164,7 @@ class Client:
         kind: str = "application/json",
         **query: str,
     ) -> Manifest:
-        """`what`: kind and verb, for the metrics."""
+        """Sends a request and counts it. `what`: kind and verb, for the metrics."""
         self.writes += 1
         self.metrics.api_writes.labels(*what).inc()
         return await self._request(method, path, body, kind, query)
@@ -178,12 +179,14 @@ class Client:
         )  # fmt: skip
         verb, url, headers, data, _ = sent
         try:
-            answer = await self.api.call_api(verb, url, headers, data, _request_timeout=TIMEOUT_S)
-            text = await answer.read()
+            response = await self.api.call_api(verb, url, headers, data, _request_timeout=TIMEOUT_S)
+            text = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             raise ApiError(0, f"the API server does not answer {method} {path}: {exc!r}") from exc
-        if answer.status >= 400:
-            raise ApiError(answer.status, _message(text), _seconds(answer.getheaders().get("Retry-After")))
+        if response.status >= 400:
+            raise ApiError(
+                response.status, _message(text), _seconds(response.getheaders().get("Retry-After"))
+            )
         return dict(json.loads(text))
 
 

@@ -1,4 +1,4 @@
-"""Whether a live object already is as we want it, so that nothing has to be sent. Pure.
+"""Comparison of a live object with what is wanted: if it already is so, nothing has to be sent. Pure.
 
 The API server fills in defaults, writes quantities in its own way, and others own fields of the same object: what
 counts is that each field that we set is there with our value.
@@ -18,7 +18,7 @@ from dataloaderjob_operator.objects.meta import digest
 ANNOTATION_APPLIED = "dataloading.dev/applied"
 """Hash of what we sent last: a field that we no longer set is taken back by sending anew."""
 _KEYS = ("name", "mountPath", "containerPort", "type", "uid", "key")
-"""Fields by which items of a list are told apart, in this order."""
+"""Fields by which items of a list are distinguished, in this order."""
 _QUANTITIES = frozenset({"requests", "limits", "capacity"})
 _SIZE = "sizeLimit"
 
@@ -36,7 +36,7 @@ def hash_of(sent: Manifest) -> str:
 
 
 def needed(desired: Manifest, live: Mapping[str, Any] | None) -> Manifest | None:
-    """What has to be sent to the API server, None if nothing."""
+    """Makes what has to be sent to the API server, None if nothing has."""
     if live is None:
         return sealed(desired)
     compared = KINDS[desired["kind"]].compared
@@ -52,7 +52,7 @@ def needed(desired: Manifest, live: Mapping[str, Any] | None) -> Manifest | None
 
 
 def _keep_template(desired: Manifest, live: Mapping[str, Any]) -> Manifest:
-    """Pods that another version of the operator made stay, as long as the user asks for the same."""
+    """Keeps pods that another version of the operator made, as long as the user's part is the same."""
     ours, theirs = (_template(thing) for thing in (desired, live))
     if ours is None or theirs is None:
         return desired
@@ -68,7 +68,7 @@ def _template(thing: Mapping[str, Any]) -> Any:
 
 
 def covers(live: Any, wanted: Any, field: str = "") -> bool:
-    """Whether each value in `wanted` is in `live`."""
+    """Checks whether each value in `wanted` is in `live`."""
     if isinstance(wanted, Mapping):
         if not isinstance(live, Mapping):
             return not wanted and live is None

@@ -34,17 +34,17 @@ INTERNED = frozenset(
 
 
 class Source(Enum):
-    """How the operator learns what has become of an object."""
+    """Ways in which the operator learns what becomes of an object."""
 
     WATCH = auto()
     POLL = auto()
-    """It is read by its name now and then, since nobody should have to list the kind."""
+    """Read by its name now and then, since nobody should have to list the kind."""
     LOOKUP = auto()
-    """It is listed for one other object, when a decision asks for it."""
+    """Listed for one other object, when a decision needs it."""
 
 
 class Comparison(Enum):
-    """When a live child is as it is wanted."""
+    """Rules by which a live child is as it is wanted."""
 
     FIELDS = auto()
     """Each field that the operator sets is there with its value; others may set more."""
@@ -67,7 +67,7 @@ class Kind:
     compared: Comparison | None = None
     """None: the operator makes none as a child of a job."""
     transform: Callable[[Object], Object] = lambda thing: thing
-    """What the cache keeps of an object, besides dropping UNREAD_METADATA."""
+    """Drops what the cache does not need, beside UNREAD_METADATA."""
 
     @property
     def api_version(self) -> str:
@@ -87,13 +87,13 @@ class Kind:
 
 
 def transform(thing: Object) -> dict[str, Any]:
-    """What the cache keeps of an object."""
+    """Reduces an object to what the cache keeps."""
     metadata = {name: value for name, value in thing["metadata"].items() if name not in UNREAD_METADATA}
     return dict(_interned(KINDS[thing["kind"]].transform({**thing, "metadata": metadata})))
 
 
 def _pod(pod: Object) -> Object:
-    """Whose it is, how its containers are started again, and what its status says."""
+    """Keeps whose a pod is, how its containers are started again, and its status."""
     metadata = {name: value for name, value in pod["metadata"].items() if name != "annotations"}
     spec, status = pod.get("spec") or {}, _only(pod.get("status") or {}, POD_STATUS)
     init = [_only(container, ("name", "restartPolicy")) for container in spec.get("initContainers") or ()]

@@ -27,13 +27,14 @@ from dataloaderjob.api import KIND
 from dataloaderjob.api.status import Phase
 
 OF_KOPF = ("k8s_ref", "k8s_skip", "settings")
-"""What kopf hangs on its records; `settings` is an object of its own."""
+"""Attributes that kopf puts on its records; `settings` is an object of its own."""
 _ABOUT: ContextVar[Mapping[str, object] | None] = ContextVar("about", default=None)
 PREFIX = "dataloaderjob_operator"
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Buckets: a reconcile that writes nothing takes milliseconds, one that waits for a slow API server up to minutes."""
 WITHOUT_WATCHES_S = 300.0
-"""A watch may be away so long, while kopf looks for the API server, before the process is better started anew."""
+"""Seconds for which a watch may be away, while kopf tries to reach the API server, before the process is better started
+anew."""
 PULSE_S = 1.0
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -45,7 +46,7 @@ class LogFormat(StrEnum):
 
 @contextlib.contextmanager
 def about_job(namespace: str, job: str) -> Iterator[None]:
-    """Whatever is logged inside is about this job."""
+    """Marks whatever is logged inside as about this job."""
     token = _ABOUT.set({"job": job, "namespace": namespace})
     try:
         yield
@@ -54,12 +55,12 @@ def about_job(namespace: str, job: str) -> Iterator[None]:
 
 
 def add_log_fields(**fields: object) -> None:
-    """What else is known of it, until the end of `about_job`."""
+    """Adds fields to the lines about a job, until the end of `about_job`."""
     _ABOUT.set({**(_ABOUT.get() or {}), **fields})
 
 
 def configure_logging(kind: LogFormat) -> None:
-    """All loggers of the process, kopf's too, to standard error."""
+    """Sends all loggers of the process, kopf's too, to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(log_formatter(kind))
     handler.addFilter(mark_record)
@@ -78,7 +79,7 @@ def log_formatter(kind: LogFormat) -> logging.Formatter:
 
 
 class _TextFormatter(logging.Formatter):
-    """With the job in brackets."""
+    """Appends the job in brackets."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's own name
         job = getattr(record, "job", None)
@@ -111,13 +112,13 @@ class ErrorKind(StrEnum):
     REFUSED = "refused"
     """The API server will not take it as it is (400, 403, 422)."""
     GONE = "gone"
-    """What was to be written is not there (404)."""
+    """The object to write is not there (404)."""
     THROTTLED = "throttled"
     """Too many requests (429)."""
     SERVER = "server"
     """The API server failed (5xx)."""
     OTHER = "other"
-    """Another answer."""
+    """The API server answered with another code."""
     BUG = "bug"
     """The operator itself failed; the log has the traceback."""
 
@@ -129,14 +130,14 @@ BY_CODE = {
 
 
 def error_kind(code: int | None) -> ErrorKind:
-    """Of an answer of the API server; None: the error is none of it."""
+    """Classifies the status code of a response; None: the error is not the API server's."""
     if code is None:
         return ErrorKind.BUG
     return ErrorKind.SERVER if code >= 500 else BY_CODE.get(code, ErrorKind.OTHER)
 
 
 class Metrics:
-    """All metrics of the operator, in a registry of their own."""
+    """The metrics of the operator, in a registry of their own."""
 
     def __init__(self) -> None:
         made = self.registry = CollectorRegistry()
@@ -183,16 +184,16 @@ class Metrics:
         )
         self.build = Info(f"{PREFIX}_build", "Versions of the operator; always 1.", registry=made)
         ProcessCollector(namespace=PREFIX, registry=made)
-        self._told: dict[str, float] = {}
+        self._received: dict[str, float] = {}
 
-    def told(self, kind: str) -> None:
-        """A watch told of an object of this kind."""
-        self._told[kind] = time.monotonic()
+    def received(self, kind: str) -> None:
+        """Notes that a watch reported an object of this kind."""
+        self._received[kind] = time.monotonic()
 
     def describe(self, *, version: str, kopf: str, phases: Callable[[], Mapping[str, int]]) -> None:
-        """What is only known once the operator is put together; once."""
+        """Adds what is only known once the operator is put together; call it once."""
         self.build.info({"version": version, "kopf": kopf, "python": platform.python_version()})
-        self.registry.register(_State(phases, self._told))
+        self.registry.register(_State(phases, self._received))
         prometheus_client.disable_created_metrics()
 
     def text(self) -> bytes:
@@ -200,10 +201,10 @@ class Metrics:
 
 
 class _State(Collector):
-    """What is counted when it is asked for."""
+    """Metrics that are computed when they are collected."""
 
-    def __init__(self, phases: Callable[[], Mapping[str, int]], told: Mapping[str, float]) -> None:
-        self._phases, self._told = phases, told
+    def __init__(self, phases: Callable[[], Mapping[str, int]], received: Mapping[str, float]) -> None:
+        self._phases, self._received = phases, received
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         jobs = GaugeMetricFamily(f"{PREFIX}_jobs", "DataLoaderJobs by phase.", labels=["phase"])
@@ -217,30 +218,30 @@ class _State(Collector):
             labels=["kind"],
         )
         now = time.monotonic()
-        for kind, moment in sorted(self._told.items()):
+        for kind, moment in sorted(self._received.items()):
             ages.add_metric([kind], now - moment)
         yield ages
 
 
 class PortTaken(Exception):
-    """Nothing can be served there."""
+    """The port cannot be listened on."""
 
 
 @dataclass(slots=True)
 class Health:
-    """Whether the process does what it is for. Time comes in, in seconds of any clock."""
+    """Liveness and readiness of the process. Time comes in, in seconds of any clock."""
 
     watches: Callable[[], int]
-    """How many are open."""
+    """The number of watches that are open."""
     expected: int
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    """Those that shall never end."""
+    """Tasks that shall never end."""
     listed: bool = False
-    """All that is there has been listed once: from then on decisions are made."""
+    """Everything has been listed once: from then on decisions are made."""
     _full_at: float | None = None
 
     def not_alive(self, now: float) -> str:
-        """Why it should be started anew; empty if it should not."""
+        """The reason for which the process should be started anew; empty if there is none."""
         for task in self.tasks:
             if task.done():
                 return f"the task {task.get_name()} has ended"
@@ -257,7 +258,7 @@ class Health:
 
 
 async def pulse(metrics: Metrics) -> None:
-    """Measures by how much the loop is late, until cancelled."""
+    """Measures by how much the loop is late, until it is cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + PULSE_S
@@ -267,7 +268,7 @@ async def pulse(metrics: Metrics) -> None:
 
 @contextlib.asynccontextmanager
 async def serve(port: int, metrics: Metrics, health: Health) -> AsyncIterator[None]:
-    """On all addresses; not at all on port 0. Raises PortTaken."""
+    """Serves on all addresses; not at all on port 0. Raises PortTaken."""
     if port == 0:
         yield
         return
@@ -304,6 +305,6 @@ def _app(metrics: Metrics, health: Health) -> web.Application:
 
 
 def _last(response: web.Response) -> web.Response:
-    """No connection is kept: kopf waits at its end for whatever began in this loop."""
+    """Closes the connection: kopf waits at its end for whatever began in this loop."""
     response.force_close()
     return response

@@ -1,8 +1,8 @@
-"""When which job is to be looked at: a keyed queue, and workers that take jobs off it and reconcile them, a few at a
-time. The queue is pure: the time comes in. The clock of the workers is the event loop's.
+"""A keyed queue of jobs that are due for a reconcile, and workers that take jobs off it, a few at a time. The queue is
+pure: the time comes in. The clock of the workers is the event loop's.
 
-A key that is added twice is taken once; one that is being worked on is taken again only afterwards; one that failed
-waits, longer each time, and an event shortens that to EVENT_WAIT_S, for it may be what was missing.
+A key that is added twice is taken once; one that is in work is taken again only afterwards; one that failed waits,
+longer each time, and an event shortens that to EVENT_WAIT_S, for it may be what was missing.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ K = TypeVar("K", bound=Hashable)
 BACKOFF = Backoff(0.5, 60.0)
 EVENT_WAIT_S = 5.0
 RESYNC_S = 600.0
-"""Each job is looked at so often without an event."""
-LEAST_S = 0.05
-"""Between two looks at a job, whatever it asks for."""
+"""Interval between reconciles of a job to which nothing happens."""
+MIN_INTERVAL_S = 0.05
+"""Minimum interval between two reconciles of a job, whatever it asks for."""
 NEVER = float("inf")
 Reconcile = Callable[[JobKey], Awaitable[float | None]]
-"""Returns after how many seconds to look again, None for the resync, NEVER for a job that is gone."""
+"""Returns the seconds until the next reconcile, None for the resync, NEVER for a job that is gone."""
 
 
 class WorkQueue(Generic[K]):
@@ -43,57 +43,57 @@ class WorkQueue(Generic[K]):
         self._heap: list[tuple[float, int, K]] = []
         self._order = 0
         self._busy: set[K] = set()
-        self._again: dict[K, float] = {}
-        """Keys that were added while they were worked on."""
+        self._readded: dict[K, float] = {}
+        """Keys that were added while they were in work."""
         self._failures: dict[K, int] = {}
         self._not_before: dict[K, float] = {}
-        self.late_s = 0.0
-        """How long the key that was taken last had been due."""
+        self.latency_s = 0.0
+        """Seconds for which the key that was taken last had been due."""
         self._jitter = jitter or random.Random()  # noqa: S311  spreads retries, no secret
 
     def __len__(self) -> int:
-        return len(self._due) + len(self._again)
+        return len(self._due) + len(self._readded)
 
     def add(self, key: K, now: float, after_s: float = 0.0) -> None:
         """Makes a key due after so long, or earlier if it is already."""
         due = max(now + after_s, self._not_before.get(key, now))
         if key in self._busy:
-            self._again[key] = min(due, self._again.get(key, due))
+            self._readded[key] = min(due, self._readded.get(key, due))
         elif due < self._due.get(key, float("inf")):
             self._due[key] = due
             self._order += 1
             heapq.heappush(self._heap, (due, self._order, key))
 
     def take(self, now: float) -> K | None:
-        """The key that is due longest, now being worked on; None if none is."""
+        """Takes the key that has been due longest; None if none is."""
         while self._heap and self._heap[0][0] <= now:
             due, _, key = heapq.heappop(self._heap)
             if self._due.get(key) == due:
                 del self._due[key]
                 self._busy.add(key)
-                self.late_s = now - due
+                self.latency_s = now - due
                 return key
         return None
 
     def backlog(self, now: float) -> int:
-        """How many keys are due and not being worked on."""
+        """The number of keys that are due and not in work."""
         return sum(due <= now for due in self._due.values())
 
     def wait_s(self, now: float) -> float | None:
-        """How long until a key is due; None if none will be."""
+        """Seconds until a key is due; None if none will be."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return max(0.0, self._heap[0][0] - now) if self._heap else None
 
-    def done(self, key: K, now: float, again_s: float | None = None) -> None:
-        """The work succeeded; `again_s`: it wants to be looked at again after so long."""
+    def done(self, key: K, now: float, requeue_after_s: float | None = None) -> None:
+        """The work succeeded; `requeue_after_s`: the key is due again after so long."""
         self._failures.pop(key, None)
         self._not_before.pop(key, None)
-        self._release(key, now, again_s)
+        self._release(key, now, requeue_after_s)
 
     def failed(self, key: K, now: float, at_least_s: float = 0.0) -> float:
-        """The work failed. Returns after how many seconds it is tried again: as the server said, or as often as
-        it failed."""
+        """The work failed. Returns the seconds until it is tried again: as many as the server named, or more with each
+        failure."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
         wait = max(at_least_s, BACKOFF.wait_s(count) * self._jitter.uniform(0.75, 1.25))
         self._not_before[key] = now + max(at_least_s, min(wait, EVENT_WAIT_S))
@@ -105,11 +105,11 @@ class WorkQueue(Generic[K]):
         self._failures.pop(key, None)
         self._not_before.pop(key, None)
         self._due.pop(key, None)
-        self._again.pop(key, None)
+        self._readded.pop(key, None)
 
     def _release(self, key: K, now: float, after_s: float | None) -> None:
         self._busy.discard(key)
-        again = self._again.pop(key, None)
+        again = self._readded.pop(key, None)
         if again is not None:
             self.add(key, now, max(0.0, again - now))
         if after_s is not None:
@@ -117,7 +117,7 @@ class WorkQueue(Generic[K]):
 
 
 class Workers:
-    """`add` from watches, `run` until cancelled."""
+    """Workers of the queue. Watches call `add`; `run` reconciles until it is cancelled."""
 
     def __init__(
         self,
@@ -154,10 +154,8 @@ class Workers:
             if key is None:
                 await self._wait()
             else:
-                await asyncio.sleep(
-                    0
-                )  # a look that neither asks nor writes anything gives nobody else a turn
-                self._metrics.queue_latency.observe(self._queue.late_s)
+                await asyncio.sleep(0)  # a reconcile that reads and writes nothing gives nobody else a turn
+                self._metrics.queue_latency.observe(self._queue.latency_s)
                 with about_job(*key), self._metrics.reconcile_duration.time():
                     await self._one(key)
 
@@ -172,7 +170,7 @@ class Workers:
     async def _one(self, key: JobKey) -> None:
         self._metrics.reconciles.inc()
         try:
-            again_s = await self._reconcile(key)
+            requeue_after_s = await self._reconcile(key)
         except ApiError as exc:
             self._failed(exc)
             wait_s = self._queue.failed(key, time.monotonic(), exc.retry_after_s)
@@ -182,15 +180,18 @@ class Workers:
             wait_s = self._queue.failed(key, time.monotonic())
             log.exception("reconcile failed, reconcile again in %.1f s", wait_s)
         else:
-            self._queue.done(key, time.monotonic(), self._again(again_s))
+            self._queue.done(key, time.monotonic(), self._readded(requeue_after_s))
         self._changed.set()
 
     def _failed(self, error: Exception) -> None:
         code = error.code if isinstance(error, ApiError) else None
         self._metrics.reconcile_errors.labels(error_kind(code).value).inc()
 
-    def _again(self, again_s: float | None) -> float | None:
-        """After how many seconds a job is looked at without an event; None: it is gone."""
-        if again_s == NEVER:
+    def _readded(self, requeue_after_s: float | None) -> float | None:
+        """Seconds until a job is reconciled without an event; None: it is gone."""
+        if requeue_after_s == NEVER:
             return None
-        return min(self._resync_s, self._resync_s if again_s is None else max(LEAST_S, again_s))
+        return min(
+            self._resync_s,
+            self._resync_s if requeue_after_s is None else max(MIN_INTERVAL_S, requeue_after_s),
+        )

@@ -1,4 +1,4 @@
-"""The chart, rendered: no cluster is needed for what these say."""
+"""The chart, rendered: no cluster is needed for these."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_it_lints_without_a_warning() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_its_crd_is_the_one_of_the_models_and_stays_unless_it_is_said() -> None:
+def test_its_crd_is_the_one_of_the_models_and_stays_unless_a_value_says_otherwise() -> None:
     assert (CHART / "files" / "dataloaderjobs.yaml").read_text() == CRD.read_text(), (
         "copy crds/ to the chart's files/"
     )

@@ -59,7 +59,7 @@ STUCK = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "pod a: no se
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "reported"),
     [
         pytest.param(NONE, STARTING, [("Normal", "Started", "its children are being made")], id="start"),
         pytest.param(STARTING, SERVING, [("Normal", "Serving", "all serve")], id="serving"),
@@ -85,18 +85,18 @@ STUCK = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "pod a: no se
         ),
     ],
 )  # fmt: skip
-def test_a_change_is_told(before, after, told):
-    assert [(e.type, e.reason.value, e.message) for e in events_of(before, after)] == told
+def test_a_change_of_status_has_its_events(before, after, reported):
+    assert [(e.type, e.reason.value, e.message) for e in events_of(before, after)] == reported
 
 
 @pytest.mark.parametrize(
     "same", [NONE, STARTING, SERVING, DEGRADED, SUSPENDED, COMPLETE, FAILED, RESTARTED, STUCK]
 )
-def test_what_stays_as_it_is_is_not_told(same):
+def test_a_status_that_stays_as_it_is_has_no_event(same):
     assert events_of(same, same) == ()
 
 
-def test_all_reasons_are_told_of_some_change():
+def test_each_reason_belongs_to_some_change():
     every = (NONE, STARTING, SERVING, DEGRADED, SUSPENDING, SUSPENDED, COMPLETE, FAILED, RESTARTED, STUCK)
     assert {e.reason for before in every for after in every for e in events_of(before, after)} == set(Reason)
 
@@ -121,7 +121,7 @@ def test_the_same_event_has_the_same_name_and_another_has_another():
     )
 
 
-def test_a_cause_that_comes_and_goes_is_told_once_for_an_attempt():
+def test_a_cause_that_comes_and_goes_is_reported_once_for_an_attempt():
     next_attempt = status(Phase.STARTING, restarts=1, Ready=("False", "VolumeNotMounted", "", T1))
     between = status(Phase.STARTING, restarts=1, Ready=("False", "PodsStart"))
     assert name(STARTING, STUCK) == name(DEGRADED, STUCK)
@@ -138,7 +138,7 @@ def test_a_job_that_comes_and_goes_has_so_many_events_and_no_more():
     budget = Budget()
     assert [budget.take("u", Reason.DEGRADED, 0.0) for _ in range(BURST + 2)] == [True] * BURST + [False] * 2
     assert budget.take("v", Reason.DEGRADED, 0.0), "another job has its own"
-    assert budget.take("u", Reason.FAILED, 0.0), "an end is always told"
+    assert budget.take("u", Reason.FAILED, 0.0), "an end is always reported"
     assert budget.take("u", Reason.SERVING, REFILL_S)
     assert not budget.take("u", Reason.SERVING, REFILL_S)
     budget.forget("u")

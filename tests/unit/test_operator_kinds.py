@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from looks import SETUP, job
+from observed_jobs import SETUP, job
 
 from dataloaderjob.api import KIND
 from dataloaderjob_operator import objects
@@ -23,7 +23,7 @@ def made() -> list[Manifest]:
 
 
 @pytest.mark.parametrize("child", made(), ids=lambda child: f"{child['kind']}-{child['metadata']['name']}")
-def test_a_child_has_a_row_that_says_where_the_api_has_it_and_how_it_is_compared(child):
+def test_a_child_has_a_row_with_its_place_in_the_api_and_how_it_is_compared(child):
     kind = KINDS[child["kind"]]
     assert kind.api_version == child["apiVersion"]
     assert kind in CHILDREN

@@ -57,15 +57,15 @@ def test_watches_that_are_not_open_before_the_first_list_are_no_fault():
     assert waiting.not_alive(1e6) == ""
 
 
-def test_a_task_that_has_ended_is_told_by_name():
+def test_a_task_that_has_ended_is_reported_by_name():
     async def run() -> str:
         ended = health(6)
-        ended.tasks.append(asyncio.create_task(asyncio.sleep(0), name="inquiries"))
+        ended.tasks.append(asyncio.create_task(asyncio.sleep(0), name="event lookups"))
         assert ended.not_alive(0) == ""
         await ended.tasks[0]
         return ended.not_alive(0)
 
-    assert asyncio.run(run()) == "the task inquiries has ended"
+    assert asyncio.run(run()) == "the task event lookups has ended"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_work_counts_what_it_does_and_why_it_failed():
         async with asyncio.timeout(10):
             while len(observed) < 3 or sample(metrics, "reconcile_duration_seconds_count") != 3:
                 await asyncio.sleep(0)
-        assert sample(metrics, "queue_depth") == 0, "a later look is not due"
+        assert sample(metrics, "queue_depth") == 0, "a later reconcile is not due"
         task.cancel()
 
     asyncio.run(run())
@@ -134,17 +134,17 @@ def test_a_line_about_a_job_has_its_name_namespace_uid_and_generation(caplog):
     caplog.handler.addFilter(mark_record)
     with about_job("team", "mnist"):
         add_log_fields(uid="u", generation=3)
-        log.info("told %s", "so", extra={"pods": 2})
+        log.info("wrote %s", "it", extra={"pods": 2})
     log.info("of no job")
     first, second = (json.loads(line) for line in lines(LogFormat.JSON, caplog))
     time = first.pop("time")
     assert first == {
-        "level": "INFO", "logger": "dataloaderjob_operator.test", "message": "told so", "job": "mnist",
+        "level": "INFO", "logger": "dataloaderjob_operator.test", "message": "wrote it", "job": "mnist",
         "namespace": "team", "uid": "u", "generation": 3, "pods": 2,
     }  # fmt: skip
     assert time.endswith("+00:00"), "UTC"
     assert "job" not in second
-    assert "told so [team/mnist]" in lines(LogFormat.TEXT, caplog)[0]
+    assert "wrote it [team/mnist]" in lines(LogFormat.TEXT, caplog)[0]
 
 
 def test_what_kopf_hangs_on_its_records_names_the_object_and_nothing_else(caplog):

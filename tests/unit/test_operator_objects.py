@@ -128,7 +128,7 @@ def test_the_sidecar_is_a_native_sidecar_before_the_users_init_containers():
         ({"spec.sidecar.resources": {"requests": {"memory": "1Gi"}}}, "1Gi", 2112 << 20),
     ],
 )
-def test_the_sidecars_memory_is_what_its_pools_and_itself_need_unless_it_is_said(changes, request_, limit):
+def test_the_sidecars_memory_is_what_its_pools_and_itself_need_unless_it_is_given(changes, request_, limit):
     sidecar = pod(children(changes)["Job/mnist-trainers-0"])["initContainers"][0]
     assert sidecar["resources"]["requests"]["memory"] == str(request_)
     assert sidecar["resources"]["limits"]["memory"] == str(limit)
@@ -153,10 +153,10 @@ def test_the_sidecar_leaves_a_guaranteed_pod_guaranteed(trainer, guaranteed):
     assert (asked["requests"] == asked["limits"] and "cpu" in asked["limits"]) == guaranteed
 
 
-def test_whether_trainers_unpickle_is_told_them_by_the_manifest_alone():
-    for allowed, told in ((True, "1"), (False, None)):
+def test_the_manifest_alone_decides_whether_trainers_unpickle():
+    for allowed, reported in ((True, "1"), (False, None)):
         (trainer,) = pod(children({"spec.allowPickle": allowed})["Job/mnist-trainers-0"])["containers"]
-        assert env(trainer).get("DATALOADERJOB_ALLOW_PICKLE") == told
+        assert env(trainer).get("DATALOADERJOB_ALLOW_PICKLE") == reported
 
 
 def test_trainers_learn_their_rank_from_their_index_and_the_first_ones_name_from_dns():

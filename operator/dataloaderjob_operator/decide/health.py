@@ -36,7 +36,7 @@ REASONS = {
     "NetworkNotReady": "SandboxNotCreated",
     "FailedCreate": "PodsRefused",
 }
-"""What the reason of an event is called in a condition; another's own is taken as it is."""
+"""Names in a condition for the reasons of events; another reason is taken as it is."""
 MOVED_ON = frozenset({"Pulling", "Pulled", "Created", "Started", "SuccessfulCreate"})
 """Reasons of events after which a pod or Job has left its earlier trouble behind."""
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
@@ -83,43 +83,43 @@ class Queries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleHealth:
-    """What is wrong with one role's pods, if something is."""
+    """The pods of one role, and what is wrong with them."""
 
     role: Role
     pods: tuple[Manifest, ...]
-    """Those that are not being deleted."""
+    """Pods that are not being deleted."""
     trouble: Trouble | None
     """The first one, by the pod's name, that a pod's own status shows."""
     held_up: tuple[tuple[EventQuery, datetime], ...]
     """Objects that wait for something that their own status does not name, and since when."""
     event_trouble: Trouble | None
-    """What events reported of the first of those."""
+    """The trouble that events reported of the first of those."""
 
     @property
     def cause(self) -> Trouble | None:
-        """Why not all of them work."""
+        """The cause for which not all of them work."""
         return self.trouble or self.event_trouble
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What a decision needs to know of all pods of a job."""
+    """The state of all pods of a job, as a decision needs it."""
 
     roles: Mapping[Role, RoleHealth]
     trouble: Trouble | None
     """The first one, by the pod's name, that a status shows, also that of a pod which is being deleted."""
     head_pods: ConditionState
-    """Whether the head's pod is ready, and why not."""
+    """The head's pod is ready, or why not."""
     feeder_pods: ConditionState
-    """Whether as many feeder pods are ready as are needed, and why not."""
+    """As many feeder pods are ready as are needed, or why not."""
     sidecars: ConditionState
-    """Whether each trainer pod's sidecar listens, and why not."""
+    """Each trainer pod's sidecar listens, or why not."""
     trainer_pods: ConditionState
-    """Whether all trainer pods run, and why not."""
+    """All trainer pods run, or why not."""
 
     @property
     def event_trouble(self) -> Trouble | None:
-        """What events reported of the first role that is held up."""
+        """The trouble that events reported of the first role that is held up."""
         return next((role.event_trouble for role in self.roles.values() if role.event_trouble), None)
 
 
@@ -140,7 +140,7 @@ def diagnose(observed: Observed) -> Health:
 
 
 def queries(roles: Iterable[RoleHealth], now: datetime) -> Queries:
-    """Which events to list for these roles, of which a part does not serve."""
+    """Chooses the events to list for these roles, of which a part does not serve."""
     found, waits = [], []
     for role in roles:
         if role.trouble is not None:
@@ -158,7 +158,7 @@ def queries(roles: Iterable[RoleHealth], now: datetime) -> Queries:
 
 
 def meaning(query: EventQuery, events: Iterable[Mapping[str, Any]]) -> Trouble | None:
-    """The newest warning, unless the object has moved on since."""
+    """Reads the newest warning, unless the object has moved on since."""
     found = sorted(events, key=_moment)
     warnings = [event for event in found if event.get("type") == "Warning"]
     if not warnings:
@@ -212,7 +212,7 @@ def _deployment(observed: Observed, name: str, health: RoleHealth, needed: int) 
 def _trainer_pods(
     observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, Any]], bool], what: str
 ) -> ConditionState:
-    """Whether as many trainer pods do it as there shall be."""
+    """Checks whether as many trainer pods do it as there shall be."""
     needed = observed.job.spec.trainer.replicas
     found = sum(does(pod.get("status") or {}) for pod in health.pods) + _succeeded_and_gone(observed, health)
     if found >= needed:
@@ -223,7 +223,7 @@ def _trainer_pods(
 
 
 def _succeeded_and_gone(observed: Observed, health: RoleHealth) -> int:
-    """How many trainers ended well whose pods somebody has removed since."""
+    """Counts trainers that ended well and whose pods somebody has removed since."""
     live = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)), {})
     ended = int(live.get("status", {}).get("succeeded") or 0)
     there: int = sum((pod.get("status") or {}).get("phase") == "Succeeded" for pod in health.pods)
@@ -231,7 +231,7 @@ def _succeeded_and_gone(observed: Observed, health: RoleHealth) -> int:
 
 
 def _sidecar_listens(status: Mapping[str, Any]) -> bool:
-    """Its container has started, then its socket listens; or nobody needs it any more."""
+    """A sidecar listens once its container has started; one that nobody needs any more counts too."""
     containers = status.get("initContainerStatuses") or ()
     return _ended_well(status) or any(
         container.get("name") == SIDECAR and container.get("started") for container in containers
@@ -239,7 +239,7 @@ def _sidecar_listens(status: Mapping[str, Any]) -> bool:
 
 
 def _ended_well(status: Mapping[str, Any]) -> bool:
-    """All its containers have; the pod's phase says so a little later."""
+    """A pod ended well if all its containers did; its phase follows a little later."""
     codes = [
         c.get("state", {}).get("terminated", {}).get("exitCode")
         for c in status.get("containerStatuses") or ()
@@ -266,7 +266,7 @@ def _held_up(observed: Observed, role: Role, found: _Diagnosed) -> Iterator[tupl
 
 
 def _waits_on_node(pod: Mapping[str, Any]) -> datetime | None:
-    """Since when a pod has a node and not one container; None if that is not so."""
+    """The time since which a pod has a node and not one container; None if that is not so."""
     status = pod.get("status", {})
     placed = next((c for c in status.get("conditions") or () if c["type"] == "PodScheduled"), None)
     if status.get("phase", "Pending") != "Pending" or placed is None or placed.get("status") != "True":
@@ -280,7 +280,7 @@ def _waits_on_node(pod: Mapping[str, Any]) -> datetime | None:
 
 
 def _short_of_pods(job: Mapping[str, Any]) -> bool:
-    """Whether an Indexed Job that shall run has fewer pods than it asks for."""
+    """Checks whether an Indexed Job that shall run has fewer pods than its completions."""
     if leaving(job) or any(
         has_condition(job, kind) for kind in ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
     ):
@@ -296,7 +296,7 @@ def _made(thing: Mapping[str, Any]) -> datetime:
 
 
 def _moment(event: Mapping[str, Any]) -> datetime:
-    """When it was observed last, whichever of its fields has it."""
+    """The time at which an event was observed last, whichever of its fields has it."""
     series = event.get("series") or {}
     found = (
         series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"),

@@ -32,7 +32,7 @@ class Stage(StrEnum):
 
 
 class Part(StrEnum):
-    """Children that come and go together."""
+    """Children that are made and deleted together."""
 
     BASE = "base"
     FEEDING = "feeding"
@@ -58,19 +58,19 @@ with what they hold."""
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """A stage, and why."""
+    """The stage that a job is in, and why."""
 
     stage: Stage
     reason: str
     """CamelCase, for the condition."""
     message: str = ""
     attempt: int = 0
-    """Of the trainers that shall be there."""
+    """The attempt whose trainers shall be there."""
 
 
 def find(observed: Observed, health: Health, now: datetime, *, serves: bool, up: bool) -> StageResult:
-    """`serves`: whether head, sidecars and feeders do; `up`: whether pods look like it, for all
-    that is known. The first rule that applies decides."""
+    """Decides by the first rule that applies. `serves`: head, sidecars and feeders serve and trainers run; `up`: as far
+    as pods show, the job has come up."""
     before = observed.status
     attempt = observed.attempt
     for kind, stage in ((ConditionType.COMPLETE, Stage.COMPLETE), (ConditionType.FAILED, Stage.FAILED)):
@@ -98,7 +98,7 @@ def find(observed: Observed, health: Health, now: datetime, *, serves: bool, up:
 
 
 def _late(observed: Observed, health: Health, now: datetime, *, up: bool) -> StageResult | None:
-    """The deadline that is over, if one is."""
+    """Judges the deadlines; None if none is over."""
     if observed.status.start_time is None:
         return None
     elapsed = now - parse_time(observed.status.start_time)
@@ -109,10 +109,10 @@ def _late(observed: Observed, health: Health, now: datetime, *, up: bool) -> Sta
             Stage.FAILED, "DeadlineExceeded", f"longer than deadlines.activeDeadlineSeconds {active}", observed.attempt
         )  # fmt: skip
     if not up and not _served(observed) and elapsed >= timedelta(seconds=limits.startup_seconds):
-        trouble, answer = health.trouble or health.event_trouble, observed.answer
+        trouble, supervisor = health.trouble or health.event_trouble, observed.supervisor
         cause = ""
-        if answer is not None:
-            cause = observed.told(answer.cause) if answer.cause is not None else answer.silent
+        if supervisor is not None:
+            cause = observed.describe(supervisor.cause) if supervisor.cause is not None else supervisor.silent
         cause = observed.refused or cause
         why = f": {trouble or cause}" if trouble or cause else ""
         return StageResult(
@@ -123,13 +123,13 @@ def _late(observed: Observed, health: Health, now: datetime, *, up: bool) -> Sta
 
 
 def _failed(observed: Observed, health: Health, attempt: int) -> StageResult:
-    """One trainer failed: again from the start with all, as often as allowed."""
+    """All trainers are started anew after one failed, as often as the manifest allows."""
     trouble = health.roles[names.Role.TRAINER].trouble
     job = observed.children[("Job", names.trainers(observed.job.name, attempt))]
-    said = (condition_of(job, "Failed") or condition_of(job, "FailureTarget") or {}).get("message", "")
-    cause = str(trouble) if trouble else said or "a trainer failed"
-    if observed.answer is not None and observed.answer.failure is not None:
-        cause += f"; {observed.told(observed.answer.failure)}"
+    message = (condition_of(job, "Failed") or condition_of(job, "FailureTarget") or {}).get("message", "")
+    cause = str(trouble) if trouble else message or "a trainer failed"
+    if observed.supervisor is not None and observed.supervisor.failure is not None:
+        cause += f"; {observed.describe(observed.supervisor.failure)}"
     limit = observed.job.spec.backoff_limit
     if attempt >= limit:
         return StageResult(Stage.FAILED, "BackoffLimitExceeded", f"{cause} (backoffLimit {limit})", attempt)
@@ -139,6 +139,6 @@ def _failed(observed: Observed, health: Health, attempt: int) -> StageResult:
 
 
 def _served(observed: Observed) -> bool:
-    """Whether the startup deadline is met, since the job began or was resumed: all served once, or a trainer has been
-    made anew since."""
+    """Checks whether the startup deadline is met, since the job began or was resumed: all parts served once, or a
+    trainer has been made anew since."""
     return observed.status.phase in {Phase.RUNNING, Phase.DEGRADED}

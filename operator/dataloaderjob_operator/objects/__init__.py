@@ -1,4 +1,4 @@
-"""From a job to its children as the API server shall have them. Pure: nothing here has seen the cluster."""
+"""Children of a job as the API server shall have them, made from the job alone. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["Manifest", "OperatorConfig", "OwnPod", "base", "feeding", "trainers"
 
 
 def base(job: DataLoaderJob, setup: OperatorConfig, *, feeders_at_start: int | None = None) -> list[Manifest]:
-    """What pods mount, how they find each other and who may connect to them: there before any of them.
+    """Makes what pods mount, how they find each other and who may connect to them: there before any of them.
 
-    `feeders_at_start`: what a supervisor that starts keeps in place until it is told; None: as the spec says.
+    `feeders_at_start`: number of feeders that a supervisor keeps in place from its start; None: as the spec has it.
     """
     return [
         settings.secret(job, setup),
@@ -25,5 +25,5 @@ def base(job: DataLoaderJob, setup: OperatorConfig, *, feeders_at_start: int | N
 
 
 def feeding(job: DataLoaderJob, setup: OperatorConfig) -> list[Manifest]:
-    """Head and feeders: there from the start to the end of the trainers."""
+    """Makes head and feeders: there from the start to the end of the trainers."""
     return [workloads.head(job, setup), workloads.feeders(job, setup)]

@@ -27,7 +27,7 @@ RAY_TOKEN = "ray"  # noqa: S105  the name of a file
 
 
 def secret(job: DataLoaderJob, setup: meta.OperatorConfig) -> meta.Manifest:
-    """Both secrets of the job."""
+    """Makes the Secret with both keys of the job."""
     metadata, uid = meta.metadata(job, names.key_secret(job.name)), job.metadata.uid or ""
     values = {
         JOB_KEY: names.job_key(setup.root_key, uid),
@@ -44,7 +44,7 @@ def secret(job: DataLoaderJob, setup: meta.OperatorConfig) -> meta.Manifest:
 
 
 def config_map(job: DataLoaderJob, feeders_at_start: int | None = None) -> meta.Manifest:
-    """Settings as JSON, one file for each kind of process."""
+    """Makes the settings as JSON, one file for each kind of process."""
     for_head = head(job) | ({} if feeders_at_start is None else {FEEDERS: feeders_at_start})
     return {
         "apiVersion": "v1",
@@ -59,7 +59,7 @@ def config_map(job: DataLoaderJob, feeders_at_start: int | None = None) -> meta.
 
 
 def feeders_at_start(live: Mapping[str, Any] | None) -> int | None:
-    """What a live ConfigMap says of it; None if it says nothing."""
+    """Reads the number in a live ConfigMap; None if it has none."""
     try:
         found = json.loads((live or {})["data"][HEAD_FILE])[FEEDERS]
     except (KeyError, TypeError, ValueError):
@@ -88,7 +88,7 @@ def sidecar(job: DataLoaderJob) -> dict[str, Any]:
 
 
 def head(job: DataLoaderJob) -> dict[str, Any]:
-    """What the head's pod needs: Ray's own settings, and those of the supervisor."""
+    """Settings of the head's pod: Ray's own, and those of the supervisor."""
     return {
         "job": unique(job),
         "key_path": f"{KEY_FOLDER}/{JOB_KEY}",
@@ -102,7 +102,7 @@ def head(job: DataLoaderJob) -> dict[str, Any]:
 
 
 def feeder(job: DataLoaderJob) -> dict[str, Any]:
-    """What a feeder's pod needs to join."""
+    """Settings with which a feeder's pod joins."""
     return {
         "job": unique(job),
         "token_path": f"{KEY_FOLDER}/{RAY_TOKEN}",

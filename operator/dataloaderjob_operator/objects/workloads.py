@@ -1,6 +1,6 @@
-"""What runs: Deployments of the head and the feeders, which are the job's Ray cluster, and the trainers' Indexed Job,
-whose pods have the sidecar beside the user's containers. Pod specs are what the user's template says, with the
-operator's containers, volumes and restrictions put in. Pure.
+"""The workloads of a job: Deployments of head and feeders, which are its Ray cluster, and the trainers' Indexed Job,
+whose pods have the sidecar beside the user's containers. Pod specs are the user's template with the operator's
+containers, volumes and restrictions put in. Pure.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ SHM_SIZE = "256Mi"
 TMP_SIZE = "10Gi"
 """Ray's sockets and logs, and the arrays of the dataset."""
 FS_GROUP = 65532
-"""Where the template gives none: by it key and token can be read, and trainer and sidecar share the socket, whoever
-they run as."""
+"""Group for templates that give none: it makes key and token readable, and trainer and sidecar share the socket,
+whoever they run as."""
 INHERITED = ("imagePullSecrets", "securityContext")
-"""Of the trainers' pods, for head and feeders: by default they run the trainers' image."""
+"""Fields of the trainers' pods that head and feeders take over: by default they run the trainers' image."""
 RESTRICTED = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -41,7 +41,7 @@ RESTRICTED = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 LAST_WORDS = {"terminationMessagePolicy": "FallbackToLogsOnError"}
-"""What a container printed last goes into its status, and from there into the job's conditions."""
+"""Puts what a container printed last into its status, and from there into the job's conditions."""
 _OWNED = ("containers", "initContainers", "volumes", "restartPolicy")
 MOUNTS = (
     {"name": "dataloaderjob-key", "mountPath": settings.KEY_FOLDER, "readOnly": True},
@@ -121,7 +121,7 @@ def _deployment(
 
 
 def trainers(job: DataLoaderJob, setup: meta.OperatorConfig, attempt: int) -> meta.Manifest:
-    """All replicas, started together. One that fails ends them all: the operator starts them anew, or not."""
+    """Makes all replicas, started together. One that fails ends them all: the operator starts them anew, or not."""
     name = names.trainers(job.name, attempt)
     user = job.spec.trainer.template
     metadata = meta.metadata(job, name, names.Role.TRAINER)
@@ -201,7 +201,7 @@ def sidecar(job: DataLoaderJob, setup: meta.OperatorConfig) -> meta.Manifest:
 
 
 def _resources(job: DataLoaderJob) -> dict[str, Any]:
-    """As asked for; memory left out is what the pools and the sidecar itself need: memfds count as its own."""
+    """Requests and limits of the sidecar. Memory left out is what pools and sidecar need: memfds count as its own."""
     spec = job.spec.sidecar
     made = resources(spec.resources)
     overhead = spec.overhead_nbytes(job.spec.trainer.processes_per_replica)
@@ -215,8 +215,8 @@ def _resources(job: DataLoaderJob) -> dict[str, Any]:
 
 
 def _guaranteed(user: Mapping[str, Any]) -> bool:
-    """Whether a pod of the user's containers alone has Kubernetes' quality of service of that name: the sidecar shall
-    not take it away."""
+    """Checks whether a pod of the user's containers alone has Kubernetes' quality of service of that name: the sidecar
+    shall not take it away."""
     for container in (*user["containers"], *user.get("initContainers", ())):
         asked = container.get("resources") or {}
         limits = asked.get("limits") or {}
@@ -230,19 +230,19 @@ def _guaranteed(user: Mapping[str, Any]) -> bool:
 
 
 def plain(model: PodTemplate | Container) -> dict[str, Any]:
-    """As the user wrote it."""
+    """Dumps a model as the user wrote it."""
     return model.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 def image(job: DataLoaderJob) -> str:
-    """Of head and feeders."""
+    """The image of head and feeders."""
     return job.spec.feeders.image or job.spec.trainer.container.image or ""
 
 
 def template(
     job: DataLoaderJob, role: names.Role, user: PodTemplate, spec: meta.Manifest, *, asked: Any, version: str
 ) -> meta.Manifest:
-    """A pod template. `asked`: all that the user decides about it, whose change replaces the pods."""
+    """Makes a pod template. `asked`: all that the user decides about it, whose change replaces the pods."""
     annotations = {
         **user.metadata.annotations,
         names.ANNOTATION_TEMPLATE: meta.digest(asked),
@@ -263,7 +263,7 @@ def shared_fields(job: DataLoaderJob, user: PodTemplate) -> dict[str, Any]:
 
 
 def user_part(job: DataLoaderJob, user: PodTemplate) -> list[Any]:
-    """What the user says of the pods of head or feeders, in his words: a later operator finds the same."""
+    """The user's part of the pods of head or feeders, as written: a later operator finds the same."""
     return [image(job), plain(user), _inherited(job)]
 
 

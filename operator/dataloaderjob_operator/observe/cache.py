@@ -18,9 +18,9 @@ from dataloaderjob_operator.kinds import transform
 from dataloaderjob_operator.names import LABEL_JOB, LABEL_ROLE, Role
 from dataloaderjob_operator.objects import Manifest
 
-BELIEVED_S = 120.0
-"""For so long a write of ours counts more than an older version that a watch tells: kopf finds a dead connection after
-70 s, and the next one begins where it was."""
+WRITE_WINS_S = 120.0
+"""Seconds for which a write of ours wins over an older version that a watch reports: kopf notices a dead connection
+after 70 s, and the next one begins where it was."""
 GONE = 4096
 JobKey = tuple[str, str]
 """(namespace, name) of a job."""
@@ -33,18 +33,18 @@ class Cache:
         self._clock = clock
         self._jobs: dict[JobKey, Manifest] = {}
         self._children: defaultdict[JobKey, dict[Key, Manifest]] = defaultdict(dict)
-        self._own: dict[str, tuple[int, float]] = {}
-        """Of objects just written, by uid: the version, and until when an older one is not believed."""
+        self._written: dict[str, tuple[int, float]] = {}
+        """Versions of objects just written, by uid, and until when an older one is dropped."""
         self._gone = _Last(GONE)
         """Uids of objects that were removed."""
         self._replaced = _Last(GONE)
-        """Of those that another has taken the name of: kopf tells of two objects in no order."""
+        """Uids of objects whose name another has taken: kopf reports two objects in no order."""
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def put(self, thing: Manifest) -> JobKey | None:
-        """An object is there, or has changed. Returns the job that it concerns; None for no news of any."""
+        """Takes in an object that is there or has changed. Returns the job that it concerns; None if nothing is new."""
         owner = owner_of(thing)
         if owner is None or self._outdated(thing) or self._known(owner, thing):
             return None
@@ -59,8 +59,8 @@ class Cache:
             self._children[owner][thing["kind"], thing["metadata"]["name"]] = transform(thing)
         return owner
 
-    def wrote(self, thing: Manifest) -> None:
-        """What the API server answered to a write of ours: it need not be told by a watch before it is known."""
+    def put_written(self, thing: Manifest) -> None:
+        """Takes in what the API server answered to a write of ours, before any watch reports it."""
         uid, version = thing["metadata"].get("uid", ""), _version(thing)
         owner = owner_of(thing)
         if owner is None or version is None or uid in self._gone:
@@ -69,15 +69,15 @@ class Cache:
         if live is not None and live["metadata"].get("uid") == uid and (_version(live) or 0) > version:
             return  # a watch was quicker
         if self.put(thing) is not None and uid:
-            self._own[uid] = version, self._clock() + BELIEVED_S
+            self._written[uid] = version, self._clock() + WRITE_WINS_S
 
     def remove(self, thing: Manifest) -> JobKey | None:
-        """An object is gone. Returns the job that it concerned."""
+        """Drops an object that is gone. Returns the job that it concerned."""
         owner, uid = owner_of(thing), thing["metadata"].get("uid")
         if owner is None:
             return None
         if uid is not None:
-            self._own.pop(uid, None)
+            self._written.pop(uid, None)
             self._gone.add(uid)
         live = self._live(owner, thing)
         if live is None or live["metadata"].get("uid") != uid:
@@ -91,19 +91,19 @@ class Cache:
         return owner
 
     def _outdated(self, thing: Manifest) -> bool:
-        """Whether this object is known as we have written it since. An etcd that was set back has lower versions: what
+        """Checks whether the operator has written this object since. An etcd that was set back has lower versions: what
         was written counts for a while only."""
         uid = thing["metadata"].get("uid", "")
-        version, until = self._own.get(uid, (None, 0.0))
-        told = _version(thing)
-        if version is not None and told is not None and told < version and self._clock() < until:
+        version, until = self._written.get(uid, (None, 0.0))
+        received = _version(thing)
+        if version is not None and received is not None and received < version and self._clock() < until:
             return True
-        if version is not None and told is not None and told > version:
-            del self._own[uid]
+        if version is not None and received is not None and received > version:
+            del self._written[uid]
         return False
 
     def _known(self, owner: JobKey, thing: Manifest) -> bool:
-        """Whether just this version is there."""
+        """Checks whether just this version is there."""
         live, version = self._live(owner, thing), thing["metadata"].get("resourceVersion")
         return (
             version is not None
@@ -115,34 +115,34 @@ class Cache:
         )
 
     def _live(self, owner: JobKey, thing: Manifest) -> Manifest | None:
-        """What is known by its name."""
+        """The object that has its name."""
         if thing["kind"] == KIND:
             return self._jobs.get(owner)
         return self.child(owner, (thing["kind"], thing["metadata"]["name"]))
 
     def all_of(self, kind: str) -> list[Manifest]:
-        """All objects of a kind."""
+        """Lists all objects of a kind."""
         if kind == KIND:
             return list(self._jobs.values())
         return [c for mine in self._children.values() for (k, _), c in mine.items() if k == kind]
 
     def has_name(self, thing: Manifest) -> bool:
-        """Whether an object of this kind and name is there."""
+        """Checks whether an object of this kind and name is there."""
         owner = owner_of(thing)
         return owner is not None and self._live(owner, thing) is not None
 
     def ended(self, owner: JobKey) -> bool:
-        """Whether the job is complete or has failed."""
+        """Checks whether the job is complete or has failed."""
         return bool(self.live_status(owner).get("completionTime"))
 
     def has(self, thing: Manifest) -> bool:
-        """Whether this very object is there, and not another one of its name."""
+        """Checks whether this very object is there, and not another one of its name."""
         owner = owner_of(thing)
         live = None if owner is None else self._live(owner, thing)
         return live is not None and live["metadata"].get("uid") == thing["metadata"].get("uid")
 
     def phases(self) -> Counter[str]:
-        """How many jobs are in which phase."""
+        """Counts the jobs in each phase."""
         return Counter(
             str((job.get("status") or {}).get("phase") or Phase.PENDING) for job in self._jobs.values()
         )
@@ -158,7 +158,7 @@ class Cache:
         return self._children[owner].get(key) if owner in self._children else None
 
     def uid(self, owner: JobKey) -> str | None:
-        """Of the job, None if it is gone or going."""
+        """The job's uid, None if it is gone or going."""
         metadata = self._jobs.get(owner, {}).get("metadata", {})
         return None if metadata.get("deletionTimestamp") else metadata.get("uid")
 
@@ -177,16 +177,17 @@ class Cache:
     def status(self, owner: JobKey) -> DataLoaderJobStatus:
         return _status(self.live_status(owner))
 
-    def foreign(self, owner: JobKey) -> bool:
-        """Whether the job is another controller's, as far as it can be read."""
+    def managed_elsewhere(self, owner: JobKey) -> bool:
+        """Checks whether the job is another controller's, as far as it can be read."""
         return bool((self._jobs.get(owner, {}).get("spec") or {}).get("managedBy"))
 
     def generation(self, owner: JobKey) -> int:
-        """The job's, as far as it is known."""
+        """The job's generation, as far as it is known."""
         return int(self._jobs.get(owner, {}).get("metadata", {}).get("generation") or 0)
 
     def observed(self, owner: JobKey) -> Observed | None:
-        """None if the job is gone or going. Raises ManifestError for one that the models refuse."""
+        """Returns what a reconcile observes, None if the job is gone or going. Raises ManifestError for one that the
+        models refuse."""
         thing = self._jobs.get(owner)
         if thing is None or thing["metadata"].get("deletionTimestamp"):
             return None
@@ -201,7 +202,7 @@ class Cache:
 
 
 class _Last(dict[str, None]):
-    """The last so many of what was added."""
+    """Keeps the last so many of what was added."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -235,7 +236,7 @@ def _owned_by(child: Manifest, uid: str | None) -> bool:
 
 
 def _status(found: Any) -> DataLoaderJobStatus:
-    """As it was written last. One that cannot be read, such as a newer operator's, is begun anew."""
+    """Reads a status. One that cannot be read, such as a newer operator's, is begun anew."""
     try:
         return DataLoaderJobStatus.model_validate(found or {})
     except ValueError:

@@ -33,10 +33,10 @@ LEAST_S = 0.1
 
 
 class EventReader(Protocol):
-    """Where events come from."""
+    """A reader of events."""
 
     async def events(self, namespace: str, uid: str) -> Sequence[Mapping[str, Any]]:
-        """A bounded number of events of one object. Raises ApiError."""
+        """Lists a bounded number of events of one object. Raises ApiError."""
 
 
 class EventLookup:
@@ -47,13 +47,13 @@ class EventLookup:
     ) -> None:
         self._api, self._changed, self._clock = api, changed, clock
         self._requested: dict[JobKey, tuple[EventQuery, ...]] = {}
-        """In the order of the requests."""
+        """Jobs whose events are to be listed, first come first."""
         self._found: dict[JobKey, dict[str, Trouble]] = {}
         self._not_before: dict[JobKey, float] = {}
         self._more = asyncio.Event()
 
     def found(self, key: JobKey) -> Mapping[str, Trouble]:
-        """What events reported of a job's objects, by their uids."""
+        """The troubles that events reported of a job's objects, by their uids."""
         return self._found.get(key, {})
 
     def request(self, key: JobKey, queries: tuple[EventQuery, ...]) -> None:
@@ -105,14 +105,14 @@ class EventLookup:
 
 
 class Reader(Protocol):
-    """What they are asked of."""
+    """A reader of single objects."""
 
     async def read(self, namespace: str, key: Key) -> Manifest | None:
-        """An object as it is now, None if it is not there. Raises ApiError."""
+        """Reads an object, None if it is not there. Raises ApiError."""
 
 
 class SecretPoller:
-    """Those known to be there. `run` until cancelled finds out which are no longer."""
+    """Secrets known to be there; `run` finds out which are no longer, until it is cancelled."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class SecretPoller:
         changed: Callable[[JobKey], None],
         ended: Callable[[JobKey], bool] = lambda _: False,
     ) -> None:
-        """`ended`: jobs of which no pod needs any more."""
+        """`ended`: checks whether a job is over, so that no pod needs its Secret any more."""
         self._api, self._changed, self._ended = api, changed, ended
         self._there: dict[JobKey, dict[Key, str]] = {}
 
@@ -128,8 +128,8 @@ class SecretPoller:
         key, child = what
         return child in self._there.get(key, ())
 
-    def saw(self, key: JobKey, thing: Manifest) -> None:
-        """It is there, or has just been made. One of a kind that is watched is not remembered."""
+    def track(self, key: JobKey, thing: Manifest) -> None:
+        """Remembers an object that is there or has just been made, if its kind is polled."""
         if KINDS[thing["kind"]].source is Source.POLL:
             metadata = thing["metadata"]
             self._there.setdefault(key, {})[thing["kind"], metadata["name"]] = metadata.get("uid", "")
@@ -146,10 +146,10 @@ class SecretPoller:
                 await asyncio.sleep(EVERY_S)
             for key, child in turn:
                 await asyncio.sleep(max(LEAST_S, EVERY_S / len(turn)))
-                await self.look(key, child)
+                await self.check(key, child)
 
-    async def look(self, key: JobKey, child: Key) -> None:
-        """Once, at one of them."""
+    async def check(self, key: JobKey, child: Key) -> None:
+        """Reads one of them."""
         try:
             found = await self._api.read(key[0], child)
         except ApiError as exc:

@@ -26,13 +26,17 @@ CHUNK = 100
 """Objects in a page of a list: with 500, pages of pods in the hands of kopf were 40 MB."""
 IDLE_S = 0.5
 """kopf keeps a task for each object that something happened to, for so long after it."""
+RETRY_S = 5.0
+"""Pause after a list that failed before the first decision."""
+SWEEP_S = 600.0
+"""Interval between two lists for what the watches missed."""
 TASK = "watcher for "
-"""How kopf's names of its tasks begin, of which each keeps one watch open."""
+"""Beginning of the names of those tasks of kopf's that keep one watch open each."""
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """Without kopf's own bookkeeping of what changed, which the handlers here do not use: it took a fifth of the CPU
-    of a cold start."""
+    """Switches off kopf's own bookkeeping of what changed, which the handlers here do not use: it took a fifth of the
+    CPU of a cold start."""
 
     def build(
         self,
@@ -50,22 +54,22 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 
 def list_paths(namespaces: Sequence[str]) -> dict[str, list[str]]:
-    """Where all objects of a kind are listed; in all namespaces if none is named."""
+    """Paths at which all objects of a kind are listed; in all namespaces if none is named."""
     return {kind.name: [kind.path(name) for name in namespaces] or [kind.path(None)] for kind in WATCHED}
 
 
 def expected(namespaces: Sequence[str]) -> int:
-    """How many watches there shall be."""
+    """The number of watches that there shall be."""
     return len(WATCHED) * max(1, len(set(namespaces)))
 
 
 def alive() -> int:
-    """How many watches kopf keeps open now, in the loop that runs."""
+    """The number of watches that kopf keeps open now, in the loop that runs."""
     return sum(task.get_name().startswith(TASK) for task in asyncio.all_tasks() if not task.done())
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """Reconnects that notice a dead connection, filters on the server, nothing posted."""
+    """Sets kopf up: a dead connection is noticed, the server filters, nothing is posted."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.watching.server_timeout = 300
@@ -80,15 +84,15 @@ def configure(settings: kopf.OperatorSettings) -> None:
 
 def registry(
     cache: Cache, changed: Callable[[JobKey, bool], None], gone: Callable[[JobKey], None],
-    told: Callable[[str], None],
+    received: Callable[[str], None],
 ) -> kopf.OperatorRegistry:  # fmt: skip
-    """Handlers that only take notes. `changed`: a job, or if the flag is False, a child of it; `told`: of which kind
-    something came."""
+    """Makes handlers that only put what they receive into the cache. `changed` gets a job, and whether it or a child of
+    it changed; `gone` a job; `received` the kind of each object."""
     made = kopf.OperatorRegistry()
 
     async def note(event: Any, resource: Any, **_: Any) -> None:
         thing = {**event["object"], "kind": event["object"].get("kind") or resource.kind}
-        told(thing["kind"])
+        received(thing["kind"])
         if event["type"] == "DELETED":
             key = cache.remove(thing)
             if key is not None and thing["kind"] == KIND and cache.uid(key) is None:
@@ -109,21 +113,17 @@ def registry(
     return made
 
 
-RETRY_S = 5.0
-EVERY_S = 600.0
-
-
 class Lister(Protocol):
-    """What lists are asked of."""
+    """A lister of objects."""
 
     def list(self, path: str, **query: str) -> AsyncIterator[Manifest]:
-        """All objects of a kind, in pages. Raises ApiError."""
+        """Lists all objects of a kind, in pages. Raises ApiError."""
 
 
 async def prime(
     lister: Lister, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
 ) -> None:
-    """Into the cache, until all of it is there: else what a watch has not told yet would look gone."""
+    """Lists everything into the cache: what a watch has not reported yet would else look as if it were gone."""
     for kind, paths in list_paths(namespaces).items():
         for path in paths:
             while True:
@@ -140,8 +140,8 @@ async def prime(
 async def sweep(
     lister: Lister, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
 ) -> None:
-    """Forgets what has gone while no watch told: one that reconnects tells what is there, and not what is not. Takes in
-    what is there and not known at all.
+    """Lists everything again, for what the watches missed. Drops what has gone: a watch that reconnects reports what is
+    there, and not what is not. Takes in what is there and not known at all.
 
     Raises ApiError; kinds that were not listed by then are left as they are.
     """
@@ -168,13 +168,13 @@ async def sweep(
 async def keep_sweeping(
     lister: Lister, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
 ) -> None:
-    """Until cancelled."""
+    """Sweeps now and then, until it is cancelled."""
     while True:
-        await asyncio.sleep(EVERY_S)
+        await asyncio.sleep(SWEEP_S)
         try:
             await sweep(lister, cache, add, namespaces)
         except ApiError as exc:
-            log.warning("listing failed, list again in %.0f s: %s", EVERY_S, exc)
+            log.warning("listing failed, list again in %.0f s: %s", SWEEP_S, exc)
 
 
 async def _listed(lister: Lister, path: str, kind: str) -> AsyncIterator[Manifest]:
