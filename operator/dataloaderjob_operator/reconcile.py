@@ -43,7 +43,7 @@ FOR_TEXT = frozenset({400, 413, 422})
 MAX_REFUSED_TEXTS = 64
 """Texts of a job that are remembered as refused: those of seven of its statuses at least."""
 AFTER_WRITE_S = 0.3
-"""Seconds from a write until the next reconcile: no watch reports the operator's own write as news."""
+"""Seconds from a write until the next reconcile: no watch reports the operator's own write as a change."""
 EVENT_TIMEOUT_S = 5.0
 NOT_UNDERSTOOD = (
     "the operator fails at this job: check the templates for a part that has the wrong type or is null"
@@ -85,7 +85,7 @@ class EventRecorder:
             async with asyncio.timeout(EVENT_TIMEOUT_S):
                 await self.api.create_event(events.manifest(event, job, self.now(), self.host))
         except (ApiError, TimeoutError) as exc:
-            log.warning("could not send the event %s: %s", event.reason, exc or f"{EVENT_TIMEOUT_S:.0f} s")
+            log.warning("cannot send the event %s: %s", event.reason, exc or f"{EVENT_TIMEOUT_S:.0f} s")
 
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
@@ -169,13 +169,7 @@ class Reconciler:
             self.forget(key)
             self.uids[key] = uid
         add_log_fields(uid=uid, generation=observed.generation)
-        observed = replace(
-            observed, refused=self.refused.get(key, ""), refused_texts=self.refused_texts.get(key, frozenset()),
-            supervisor=self.supervisors.status(key),
-            written_at=self.written_at.get(key), metrics_at=self.metrics_at.get(key),
-            metrics_every_s=max(METRICS_EVERY_S, len(self.supervisors) / METRICS_PER_S),
-            event_troubles={} if self.lookup is None else self.lookup.found(key),
-        )  # fmt: skip
+        observed = self._with_what_is_kept(key, observed)
         try:
             decision = decide(observed, self.setup, self.now())
         except Exception as exc:
@@ -202,6 +196,16 @@ class Reconciler:
         return min(
             [*soon, *([] if decision.requeue_after_s is None else [decision.requeue_after_s])], default=None
         )
+
+    def _with_what_is_kept(self, key: JobKey, observed: Observed) -> Observed:
+        """Adds what this operator knows beside the job's objects."""
+        return replace(
+            observed, refused=self.refused.get(key, ""), refused_texts=self.refused_texts.get(key, frozenset()),
+            supervisor=self.supervisors.status(key),
+            written_at=self.written_at.get(key), metrics_at=self.metrics_at.get(key),
+            metrics_every_s=max(METRICS_EVERY_S, len(self.supervisors) / METRICS_PER_S),
+            event_troubles={} if self.lookup is None else self.lookup.found(key),
+        )  # fmt: skip
 
     async def _execute(self, key: JobKey, observed: Observed, decision: Decision) -> bool:
         """Does what was decided. Returns whether anything was written."""
@@ -249,7 +253,7 @@ class Reconciler:
             if exc.code not in FOR_TEXT or not texts:
                 raise
             log.error(
-                "the API server refuses the texts of the status, wrote it without them: %s; %a",
+                "the API server refuses the texts of the status; it is written without them: %s; %a",
                 exc,
                 sorted(texts),
             )

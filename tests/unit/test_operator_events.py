@@ -48,6 +48,7 @@ SUSPENDED = status(Phase.SUSPENDED, start=None, Suspended=("True", "AskedFor", "
 COMPLETE = status(
     Phase.COMPLETE, end=T1, Complete=("True", "TrainersSucceeded", "all ended with exit code 0")
 )
+RESUMED = [("Normal", "Resumed", "the operator makes the job's pods anew")]
 FAILED = status(Phase.FAILED, end=T1, Failed=("True", "DeadlineExceeded", "longer than 5"))
 RESTARTED = status(
     Phase.STARTING,
@@ -61,7 +62,7 @@ STUCK = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "pod a: no se
 @pytest.mark.parametrize(
     ("before", "after", "reported"),
     [
-        pytest.param(NONE, STARTING, [("Normal", "Started", "its children are being made")], id="start"),
+        pytest.param(NONE, STARTING, [("Normal", "Started", "the operator makes the job's children")], id="start"),
         pytest.param(STARTING, SERVING, [("Normal", "Serving", "all serve")], id="serving"),
         pytest.param(
             SERVING, DEGRADED, [("Warning", "Degraded", "ImageNotPulled: pod a: no such image")], id="degraded"
@@ -74,10 +75,10 @@ STUCK = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "pod a: no se
             SERVING, RESTARTED, [("Warning", "Restarted", "exit code 3; restart 1 of 3")], id="restart"
         ),
         pytest.param(SERVING, SUSPENDING, [], id="suspending"),
-        pytest.param(SUSPENDING, SUSPENDED, [("Normal", "Suspended", "no pod is left")], id="suspended"),
-        pytest.param(SUSPENDED, STARTING, [("Normal", "Resumed", "its pods are made anew")], id="resumed"),
-        pytest.param(SUSPENDING, STARTING, [("Normal", "Resumed", "its pods are made anew")], id="resumed-early"),
-        pytest.param(NONE, SUSPENDED, [("Normal", "Suspended", "no pod is left")], id="made-suspended"),
+        pytest.param(SUSPENDING, SUSPENDED, [("Normal", "Suspended", "the job has no pod left")], id="suspended"),
+        pytest.param(SUSPENDED, STARTING, RESUMED, id="resumed"),
+        pytest.param(SUSPENDING, STARTING, RESUMED, id="resumed-early"),
+        pytest.param(NONE, SUSPENDED, [("Normal", "Suspended", "the job has no pod left")], id="made-suspended"),
         pytest.param(SERVING, COMPLETE, [("Normal", "Completed", "all ended with exit code 0")], id="complete"),
         pytest.param(SERVING, FAILED, [("Warning", "Failed", "DeadlineExceeded: longer than 5")], id="failed"),
         pytest.param(

@@ -225,8 +225,8 @@ def _cause(status: Status) -> str:
 
 
 _ROWS = (
-    _Row(Reason.STARTED, _started, lambda _: "its children are being made", _start),
-    _Row(Reason.RESUMED, _resumed, lambda _: "its pods are made anew", _start),
+    _Row(Reason.STARTED, _started, lambda _: "the operator makes the job's children", _start),
+    _Row(Reason.RESUMED, _resumed, lambda _: "the operator makes the job's pods anew", _start),
     _Row(
         Reason.RESTARTED,
         _restarted,
@@ -243,7 +243,7 @@ _ROWS = (
         _since(ConditionType.READY),
     ),
     _Row(
-        Reason.SUSPENDED, _became(ConditionType.SUSPENDED), lambda _: "no pod is left",
+        Reason.SUSPENDED, _became(ConditionType.SUSPENDED), lambda _: "the job has no pod left",
         _since(ConditionType.SUSPENDED),
     ),
     _Row(Reason.COMPLETED, _became(ConditionType.COMPLETE), _message(ConditionType.COMPLETE), _end),

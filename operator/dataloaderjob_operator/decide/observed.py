@@ -46,7 +46,7 @@ class Observed:
     refused_texts: frozenset[str] = frozenset()
     """Messages for which it refused a status."""
     supervisor: SupervisorStatus | None = None
-    """What the supervisor reported last, or that it is silent; None while it has not been polled."""
+    """The supervisor's last report, or that it is silent; None while it has not been polled."""
     written_at: datetime | None = None
     """The moment at which this operator wrote the status last."""
     metrics_at: datetime | None = None

@@ -106,7 +106,8 @@ def _late(observed: Observed, health: Health, now: datetime, *, up: bool) -> Sta
     active = limits.active_deadline_seconds
     if active is not None and elapsed >= timedelta(seconds=active):
         return StageResult(
-            Stage.FAILED, "DeadlineExceeded", f"longer than deadlines.activeDeadlineSeconds {active}", observed.attempt
+            Stage.FAILED, "DeadlineExceeded",
+            f"the job took longer than deadlines.activeDeadlineSeconds {active}", observed.attempt,
         )  # fmt: skip
     if not up and not _served(observed) and elapsed >= timedelta(seconds=limits.startup_seconds):
         trouble, supervisor = health.trouble or health.event_trouble, observed.supervisor
@@ -117,7 +118,7 @@ def _late(observed: Observed, health: Health, now: datetime, *, up: bool) -> Sta
         why = f": {trouble or cause}" if trouble or cause else ""
         return StageResult(
             Stage.FAILED, "StartupDeadlineExceeded",
-            f"not up within deadlines.startupSeconds {limits.startup_seconds}{why}", observed.attempt,
+            f"the job was not up within deadlines.startupSeconds {limits.startup_seconds}{why}", observed.attempt,
         )  # fmt: skip
     return None
 

@@ -35,7 +35,7 @@ MIN_INTERVAL_S = 2.0
 """Minimum interval between two polls of one supervisor, whatever happens to its job."""
 TIMEOUT_S = 5.0
 MAX_MISSES = 3
-"""Polls in a row without an answer after which a supervisor is silent: one restart of it is no news."""
+"""Polls in a row without an answer after which a supervisor is silent: one restart of it is nothing to report."""
 TICK_S = 0.5
 MAX_CONCURRENT = 64
 """Polls at the same time. Each takes 0.5 ms of CPU: those of 1000 jobs 5 % of a core."""

@@ -123,7 +123,7 @@ class Lister(Protocol):
 async def prime(
     lister: Lister, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
 ) -> None:
-    """Lists everything into the cache: what a watch has not reported yet would else look as if it were gone."""
+    """Lists everything into the cache: what a watch has not reported yet would else seem to be gone."""
     for kind, paths in list_paths(namespaces).items():
         for path in paths:
             while True:
@@ -174,7 +174,7 @@ async def keep_sweeping(
         try:
             await sweep(lister, cache, add, namespaces)
         except ApiError as exc:
-            log.warning("listing failed, list again in %.0f s: %s", SWEEP_S, exc)
+            log.warning("cannot list for what the watches missed, try again in %.0f s: %s", SWEEP_S, exc)
 
 
 async def _listed(lister: Lister, path: str, kind: str) -> AsyncIterator[Manifest]:
