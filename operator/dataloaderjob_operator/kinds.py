@@ -52,7 +52,7 @@ class Comparison(Enum):
     """Each field of the spec is the operator's as a whole: what somebody adds to a rule of a NetworkPolicy lets in what
     we shut out, and an empty selector means all where a missing one means nothing."""
     CREATED_ONLY = auto()
-    """Always: its spec cannot be changed, so it is made when it is not there and left alone then."""
+    """A live object is left alone, whatever it has: its spec cannot be changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

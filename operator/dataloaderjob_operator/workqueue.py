@@ -180,14 +180,14 @@ class Workers:
             wait_s = self._queue.failed(key, time.monotonic())
             log.exception("reconcile failed, reconcile again in %.1f s", wait_s)
         else:
-            self._queue.done(key, time.monotonic(), self._readded(requeue_after_s))
+            self._queue.done(key, time.monotonic(), self._next_s(requeue_after_s))
         self._changed.set()
 
     def _failed(self, error: Exception) -> None:
         code = error.code if isinstance(error, ApiError) else None
         self._metrics.reconcile_errors.labels(error_kind(code).value).inc()
 
-    def _readded(self, requeue_after_s: float | None) -> float | None:
+    def _next_s(self, requeue_after_s: float | None) -> float | None:
         """Seconds until a job is reconciled without an event; None: it is gone."""
         if requeue_after_s == NEVER:
             return None
