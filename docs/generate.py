@@ -21,7 +21,7 @@ from dataloaderjob.core.places import VARIABLES
 from dataloaderjob.local import cli
 from dataloaderjob.local.lifecycle import EXIT_LATE
 from dataloaderjob.sidecar import metrics as sidecar
-from dataloaderjob_operator.metrics import ErrorKind, Metrics
+from dataloaderjob_operator.monitoring import ErrorKind, Metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 METRICS = ROOT / "docs" / "metrics.md"
@@ -96,7 +96,7 @@ def of_operator() -> str:
     """What the operator serves once each labelled metric has a value."""
     made = Metrics()
     made.describe(version="1", kopf="2", phases=dict)
-    made.told("Pod")
+    made.received("Pod")
     made.reconcile_errors.labels(ErrorKind.BUG.value).inc()
     made.api_writes.labels("Pod", "apply").inc()
     return made.text().decode()

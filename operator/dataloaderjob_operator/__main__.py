@@ -15,33 +15,40 @@ from pathlib import Path
 
 import kopf
 
-from dataloaderjob_operator import logs, names, serving
+from dataloaderjob_operator import names
 from dataloaderjob_operator.client import Client
-from dataloaderjob_operator.metrics import Metrics
+from dataloaderjob_operator.monitoring import (
+    Health,
+    LogFormat,
+    Metrics,
+    PortTaken,
+    configure_logging,
+    pulse,
+    serve,
+)
 from dataloaderjob_operator.objects import OperatorConfig, OwnPod
 from dataloaderjob_operator.observe import watch
 from dataloaderjob_operator.observe.cache import Cache, JobKey
-from dataloaderjob_operator.observe.event_lookup import EventLookup
-from dataloaderjob_operator.observe.secret_poller import SecretPoller
+from dataloaderjob_operator.observe.lookups import EventLookup, SecretPoller
 from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
-from dataloaderjob_operator.queue.workers import RESYNC_S, Workers
 from dataloaderjob_operator.reconcile import Reconciler
+from dataloaderjob_operator.workqueue import RESYNC_S, Workers
 
 log = logging.getLogger("dataloaderjob_operator")
 
 METRICS_PORT = 9440
 CHILD_S = 0.1
-"""A job whose pods come and go is looked at after so long, for all that happens meanwhile."""
+"""Seconds from a change of a job's child until the reconcile, for all that happens meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Of the command line."""
+    """Options of the command line."""
 
     namespaces: tuple[str, ...]
-    """Empty: all of the cluster."""
+    """Namespaces to watch; empty: all of the cluster."""
     operator: OwnPod | None = None
-    """Its own pod, if it runs in the cluster."""
+    """The operator's own pod, if it runs in the cluster."""
     root_key: Path
     sidecar_image: str
     workers: int
@@ -49,7 +56,7 @@ class Options:
     """Interval between reconciles of a job to which nothing happens."""
     metrics_port: int
     """0: neither metrics nor probes are served."""
-    log_format: logs.Format
+    log_format: LogFormat
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -92,7 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="port of /metrics, /healthz and /readyz; 0 serves none of them",
     )
     parser.add_argument(
-        "--log-format", type=logs.Format, choices=list(logs.Format), default=logs.Format.TEXT,
+        "--log-format", type=LogFormat, choices=list(LogFormat), default=LogFormat.TEXT,
         help="form of log lines",
     )  # fmt: skip
     return parser
@@ -136,7 +143,7 @@ def make_setup(options: Options) -> OperatorConfig:
 
 
 async def run(options: Options, setup: OperatorConfig) -> None:
-    """Until it is told to stop. Raises CancelledError when that is before the first list is done."""
+    """Runs until a signal comes. Raises CancelledError if that is before the first list is done."""
     cache, metrics = Cache(), Metrics()
     client = await Client.connect(metrics)
     poller = SupervisorPoller(cache, setup.root_key, lambda key: work.add(key))
@@ -144,7 +151,7 @@ async def run(options: Options, setup: OperatorConfig) -> None:
     work = Workers(reconciler.reconcile, workers=options.workers, metrics=metrics, resync_s=options.resync_s)
     lookup = reconciler.lookup = EventLookup(client, work.add)
     secret_poller = reconciler.secret_poller = SecretPoller(client, work.add, cache.ended)
-    health = serving.Health(watches=watch.alive, expected=watch.expected(options.namespaces))
+    health = Health(watches=watch.alive, expected=watch.expected(options.namespaces))
     metrics.watches.set_function(watch.alive)
     metrics.describe(version=setup.version, kopf=importlib.metadata.version("kopf"), phases=cache.phases)
     if (this := asyncio.current_task()) is not None:
@@ -160,21 +167,21 @@ async def run(options: Options, setup: OperatorConfig) -> None:
         reconciler.forget(key)
 
     try:
-        async with serving.serve(options.metrics_port, metrics, health):
+        async with serve(options.metrics_port, metrics, health):
             await watch.prime(client, cache, work.add, options.namespaces)
             health.listed = True
             settings = kopf.OperatorSettings()
             watch.configure(settings)
             watching = kopf.operator(
-                registry=watch.registry(cache, changed, gone, metrics.told), settings=settings, standalone=True,
+                registry=watch.registry(cache, changed, gone, metrics.received), settings=settings, standalone=True,
                 clusterwide=not options.namespaces, namespaces=options.namespaces,
             )  # fmt: skip
             health.tasks += [
                 asyncio.create_task(work.run(), name="work"),
                 asyncio.create_task(poller.run(), name="supervisors"),
-                asyncio.create_task(lookup.run(), name="inquiries"),
-                asyncio.create_task(secret_poller.run(), name="unwatched"),
-                asyncio.create_task(serving.pulse(metrics), name="pulse"),
+                asyncio.create_task(lookup.run(), name="event lookups"),
+                asyncio.create_task(secret_poller.run(), name="secrets"),
+                asyncio.create_task(pulse(metrics), name="pulse"),
                 asyncio.create_task(
                     watch.keep_sweeping(client, cache, work.add, options.namespaces), name="sweeps"
                 ),
@@ -198,7 +205,7 @@ async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 def main() -> int:
     options = parse()
-    logs.configure(options.log_format)
+    configure_logging(options.log_format)
     try:
         setup = make_setup(options)
     except (OSError, ValueError) as exc:
@@ -208,7 +215,7 @@ def main() -> int:
         asyncio.run(run(options, setup))
     except asyncio.CancelledError:
         log.info("stopped before the first list was complete")
-    except serving.PortTaken as exc:
+    except PortTaken as exc:
         log.error("%s; choose another port with --metrics-port", exc)
         return 2
     return 0

@@ -1,4 +1,4 @@
-"""Requests to the API server, as JSON. No decision is made here but what an answer means."""
+"""Requests to the API server, as JSON. Nothing is decided here but what a response means."""
 
 from __future__ import annotations
 
@@ -11,30 +11,20 @@ import aiohttp
 from kubernetes.aio import client as kubernetes
 from kubernetes.aio import config
 
-from dataloaderjob.api.job import GROUP, KIND, PLURAL, VERSION
+from dataloaderjob.api.job import API_VERSION, KIND
 from dataloaderjob_operator import texts
 from dataloaderjob_operator.decide.observed import Key
-from dataloaderjob_operator.metrics import Metrics
+from dataloaderjob_operator.kinds import KINDS
+from dataloaderjob_operator.monitoring import Metrics
 from dataloaderjob_operator.names import MANAGER
 from dataloaderjob_operator.objects import Manifest
 
 APPLY = "application/apply-patch+yaml; charset=utf-8"
-"""With its charset the client library sends the body as it gets it; without, as JSON in ASCII, where the API server
-refuses each character beyond U+FFFF. It takes that in bodies that are declared JSON."""
+"""The charset makes the client library send the body as it gets it; without, it sends JSON in ASCII, where the API
+server refuses each character beyond U+FFFF. It takes that in bodies that are declared JSON."""
 TIMEOUT_S = 30.0
-PATHS: dict[str, str] = {
-    "Secret": "/api/v1/namespaces/{namespace}/secrets",
-    "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
-    "Service": "/api/v1/namespaces/{namespace}/services",
-    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
-    "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
-    "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
-    KIND: f"/apis/{GROUP}/{VERSION}/namespaces/{{namespace}}/{PLURAL}",
-}
-"""Of the kinds that the operator writes."""
-EVENTS = "/api/v1/namespaces/{namespace}/events"
 MAX_EVENTS = 100
-"""Of one object: those of a pod that begins are ten or so."""
+"""Events of one object that are listed: a pod that begins has ten or so."""
 
 
 class ApiError(Exception):
@@ -46,29 +36,30 @@ class ApiError(Exception):
 
 
 class Changed(ApiError):
-    """It is not as it was when this was decided."""
+    """The object is no longer what it was when this was decided."""
 
 
 class Api(Protocol):
-    """What the operator writes to a cluster."""
+    """Requests of a reconcile."""
 
     async def read(self, namespace: str, key: Key) -> Manifest | None:
-        """An object as it is now, None if it is not there. Raises ApiError."""
+        """Reads an object, None if it is not there. Raises ApiError."""
 
     async def apply(self, manifest: Manifest) -> Manifest:
-        """Server-side apply. Raises ApiError."""
+        """Applies an object on the server's side. Raises ApiError."""
 
     async def apply_status(
         self, namespace: str, name: str, version: str, status: Mapping[str, Any]
     ) -> Manifest:
-        """Returns the whole job. Raises ApiError; Changed if it has another resourceVersion, as one that was made
-        anew under its name has."""
+        """Applies a job's status. Returns the whole job. Raises ApiError; Changed if it has another resourceVersion, as
+        one that was made anew under its name has."""
 
     async def delete(self, namespace: str, key: Key, uid: str) -> Manifest | None:
-        """In the foreground. Returns what is left of the object of this uid, None if nothing is. Raises ApiError."""
+        """Deletes the object of this uid in the foreground. Returns what is left of it, None if nothing is. Raises
+        ApiError."""
 
-    async def tell(self, event: Manifest) -> None:
-        """Creates an event. One that is there already is fine. Raises ApiError."""
+    async def create_event(self, event: Manifest) -> None:
+        """Creates an event, unless it is there already. Raises ApiError."""
 
 
 @dataclass(slots=True)
@@ -81,7 +72,7 @@ class Client:
 
     @classmethod
     async def connect(cls, metrics: Metrics | None = None) -> Client:
-        """In a pod by its service account, elsewhere by the kubeconfig."""
+        """Connects by the service account in a pod, by the kubeconfig elsewhere."""
         configuration = kubernetes.Configuration()
         try:
             config.load_incluster_config(client_configuration=configuration)
@@ -113,7 +104,7 @@ class Client:
         self, namespace: str, name: str, version: str, status: Mapping[str, Any]
     ) -> Manifest:
         body = {
-            "apiVersion": f"{GROUP}/{VERSION}", "kind": KIND,
+            "apiVersion": API_VERSION, "kind": KIND,
             "metadata": {"name": name, "namespace": namespace, "resourceVersion": version}, "status": dict(status),
         }  # fmt: skip
         path = f"{_path(namespace, KIND)}/{name}/status"
@@ -138,24 +129,24 @@ class Client:
             raise
         return left if left.get("kind") == kind else None
 
-    async def tell(self, event: Manifest) -> None:
+    async def create_event(self, event: Manifest) -> None:
         try:
-            path = EVENTS.format(namespace=event["metadata"]["namespace"])
+            path = _path(event["metadata"]["namespace"], "Event")
             await self._write(("Event", "create"), "POST", path, event)
         except ApiError as exc:
             if exc.code != 409:
                 raise
 
     async def events(self, namespace: str, uid: str) -> Sequence[Manifest]:
-        """Of one object, MAX_EVENTS at most. Raises ApiError."""
+        """Lists the events of one object, MAX_EVENTS at most. Raises ApiError."""
         query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(MAX_EVENTS)}
-        path = EVENTS.format(namespace=namespace)
+        path = _path(namespace, "Event")
         page = await self._request("GET", path, None, "application/json", query)
         self.metrics.event_lookups.inc()
         return list(page["items"])
 
     async def list(self, path: str, **query: str) -> AsyncIterator[Manifest]:
-        """All objects of a kind, in pages. Raises ApiError."""
+        """Lists all objects of a kind, in pages. Raises ApiError."""
         while True:
             page = await self._request("GET", path, None, "application/json", query)
             for item in page["items"]:
@@ -173,7 +164,7 @@ class Client:
         kind: str = "application/json",
         **query: str,
     ) -> Manifest:
-        """`what`: kind and verb, for the metrics."""
+        """Sends a request and counts it. `what`: kind and verb, for the metrics."""
         self.writes += 1
         self.metrics.api_writes.labels(*what).inc()
         return await self._request(method, path, body, kind, query)
@@ -188,17 +179,19 @@ class Client:
         )  # fmt: skip
         verb, url, headers, data, _ = sent
         try:
-            answer = await self.api.call_api(verb, url, headers, data, _request_timeout=TIMEOUT_S)
-            text = await answer.read()
+            response = await self.api.call_api(verb, url, headers, data, _request_timeout=TIMEOUT_S)
+            text = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             raise ApiError(0, f"the API server does not answer {method} {path}: {exc!r}") from exc
-        if answer.status >= 400:
-            raise ApiError(answer.status, _message(text), _seconds(answer.getheaders().get("Retry-After")))
+        if response.status >= 400:
+            raise ApiError(
+                response.status, _message(text), _seconds(response.getheaders().get("Retry-After"))
+            )
         return dict(json.loads(text))
 
 
 def _path(namespace: str, kind: str) -> str:
-    return PATHS[kind].format(namespace=namespace)
+    return KINDS[kind].path(namespace)
 
 
 def _message(text: bytes) -> str:

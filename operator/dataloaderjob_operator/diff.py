@@ -1,4 +1,4 @@
-"""Whether a live object already is as we want it, so that nothing has to be sent. Pure.
+"""Comparison of a live object with what is wanted: if it already is so, nothing has to be sent. Pure.
 
 The API server fills in defaults, writes quantities in its own way, and others own fields of the same object: what
 counts is that each field that we set is there with our value.
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dataloaderjob.api.base import Quantity
+from dataloaderjob_operator.kinds import KINDS, Comparison
 from dataloaderjob_operator.names import ANNOTATION_MADE_BY, ANNOTATION_TEMPLATE
 from dataloaderjob_operator.objects import Manifest
 from dataloaderjob_operator.objects.meta import digest
@@ -17,15 +18,9 @@ from dataloaderjob_operator.objects.meta import digest
 ANNOTATION_APPLIED = "dataloading.dev/applied"
 """Hash of what we sent last: a field that we no longer set is taken back by sending anew."""
 _KEYS = ("name", "mountPath", "containerPort", "type", "uid", "key")
-"""Fields by which items of a list are told apart, in this order."""
+"""Fields by which items of a list are distinguished, in this order."""
 _QUANTITIES = frozenset({"requests", "limits", "capacity"})
 _SIZE = "sizeLimit"
-CREATED_ONLY = frozenset({"Job", "Secret"})
-"""Kinds whose spec cannot be changed: made when they are not there, and left alone."""
-
-EXACT = frozenset({"NetworkPolicy"})
-"""Kinds of whose fields each is ours as a whole: what somebody adds to a rule lets in what we shut out, and an empty
-selector means all where a missing one means nothing."""
 
 
 def sealed(desired: Manifest) -> Manifest:
@@ -41,13 +36,14 @@ def hash_of(sent: Manifest) -> str:
 
 
 def needed(desired: Manifest, live: Mapping[str, Any] | None) -> Manifest | None:
-    """What has to be sent to the API server, None if nothing."""
+    """Makes what has to be sent to the API server, None if nothing has."""
     if live is None:
         return sealed(desired)
-    if desired["kind"] in CREATED_ONLY:
+    compared = KINDS[desired["kind"]].compared
+    if compared is Comparison.CREATED_ONLY:
         return None
     wanted = sealed(_keep_template(desired, live))
-    if desired["kind"] in EXACT and any(live["spec"].get(k) != v for k, v in desired["spec"].items()):
+    if compared is Comparison.EXACT and any(live["spec"].get(k) != v for k, v in desired["spec"].items()):
         return wanted
     ours = {
         name: value for name, value in wanted.items() if name not in ("apiVersion", "kind")
@@ -56,7 +52,7 @@ def needed(desired: Manifest, live: Mapping[str, Any] | None) -> Manifest | None
 
 
 def _keep_template(desired: Manifest, live: Mapping[str, Any]) -> Manifest:
-    """Pods that another version of the operator made stay, as long as the user asks for the same."""
+    """Keeps pods that another version of the operator made, as long as the user's part is the same."""
     ours, theirs = (_template(thing) for thing in (desired, live))
     if ours is None or theirs is None:
         return desired
@@ -72,7 +68,7 @@ def _template(thing: Mapping[str, Any]) -> Any:
 
 
 def covers(live: Any, wanted: Any, field: str = "") -> bool:
-    """Whether each value in `wanted` is in `live`."""
+    """Checks whether each value in `wanted` is in `live`."""
     if isinstance(wanted, Mapping):
         if not isinstance(live, Mapping):
             return not wanted and live is None

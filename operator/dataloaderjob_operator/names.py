@@ -16,15 +16,15 @@ MANAGER = "dataloaderjob-operator"
 LABEL_JOB = "dataloading.dev/job"
 LABEL_ROLE = "dataloading.dev/role"
 LABEL_ATTEMPT = "dataloading.dev/attempt"
-"""On trainers: how often they were all started before."""
+"""Label of trainers: how often they were all started before."""
 ANNOTATION_TEMPLATE = "dataloading.dev/template"
-"""Hash of what the user's part of a pod template asks for: pods are replaced when it changes, and only then."""
+"""Hash of the user's part of a pod template: pods are replaced when it changes, and only then."""
 ANNOTATION_MADE_BY = "dataloading.dev/made-by"
 """Version of the operator that made the pod template."""
 
 
 class Role(StrEnum):
-    """What a pod of the job is for."""
+    """Roles of a job's pods."""
 
     HEAD = "head"
     FEEDER = "feeder"

@@ -26,16 +26,16 @@ GONE_S = 60.0
 
 
 def verdict(job: Mapping[str, Any]) -> bool | None:
-    """Whether the job did what it should; None while it still may."""
+    """Checks whether the job did what it should; None while it still may."""
     if has_condition(job, "Complete"):
         return True
     return False if has_condition(job, "Failed") else None
 
 
 def lines(job: Mapping[str, Any]) -> list[str]:
-    """Phase and conditions, for people."""
+    """Writes phase and conditions for people."""
     status = job.get("status") or {}
-    found = [f"phase {status.get('phase', 'none: no operator has looked at it')}"]
+    found = [f"phase {status.get('phase', 'none: no operator has reconciled it')}"]
     for condition in status.get("conditions") or ():
         why = ": ".join(filter(None, (condition.get("reason"), condition.get("message"))))
         found.append(f"  {condition['type']}={condition['status']} {why}")
@@ -43,7 +43,7 @@ def lines(job: Mapping[str, Any]) -> list[str]:
 
 
 async def test(client: Client, job: Manifest, timeout_s: float) -> bool:
-    """Raises ApiError, also when a job of that name does not leave."""
+    """Tries the job. Raises ApiError, also when an earlier job of that name does not leave."""
     namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
     await _delete(client, namespace, name)
     await client.apply(job)
@@ -74,7 +74,7 @@ async def _watch(client: Client, namespace: str, name: str, timeout_s: float) ->
 
 
 async def _read(client: Client, namespace: str, name: str) -> Manifest | None:
-    """None also while the API server does not answer: the test has its own end."""
+    """Reads the job; None also while the API server does not answer, since the test has its own end."""
     try:
         return await client.read(namespace, (KIND, name))
     except ApiError as exc:
@@ -84,7 +84,7 @@ async def _read(client: Client, namespace: str, name: str) -> Manifest | None:
 
 
 async def _delete(client: Client, namespace: str, name: str) -> None:
-    """One that an earlier test left behind."""
+    """Deletes a job that an earlier test left behind."""
     if await client.read(namespace, (KIND, name)) is None:
         return
     await client.delete(namespace, (KIND, name))

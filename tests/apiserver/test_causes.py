@@ -1,4 +1,4 @@
-"""Causes that only events tell, on a real API server: what its controllers and nodes would say is said by hand."""
+"""Causes that only events have, on a real API server: the test writes what controllers and nodes would."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def say(job: Operated, about: dict[str, Any], reason: str, message: str, kind: str = "Warning") -> None:
+def report(job: Operated, about: dict[str, Any], reason: str, message: str, kind: str = "Warning") -> None:
     """An event, as a controller or a kubelet sends it."""
     metadata = about["metadata"]
     event = {
@@ -70,11 +70,11 @@ def stuck_pod(job: Operated, role: str) -> dict[str, Any]:
 def because(job: Operated, kind: str, reason: str) -> str:
     """The condition's message once it has that reason."""
 
-    def told() -> str | None:
+    def reported() -> str | None:
         found = job.conditions().get(kind, {}) if "status" in job.get(KIND, job.name) else {}
         return found.get("message", "") if found.get("reason") == reason else None
 
-    return str(until(told, WITHIN_S, f"{kind} with {reason}"))
+    return str(until(reported, WITHIN_S, f"{kind} with {reason}"))
 
 
 def up(job: Operated, *deployments: str) -> None:
@@ -82,13 +82,13 @@ def up(job: Operated, *deployments: str) -> None:
         job.patch("Deployment", name, {"status": {"replicas": 1, "readyReplicas": 1}}, "status")
 
 
-def test_a_job_whose_pods_a_quota_refuses_says_so_until_they_come(
+def test_a_job_whose_pods_a_quota_refuses_reports_it_until_they_come(
     server: ApiServer, operator: Operator
 ) -> None:
     job = Operated(server, manifest())
-    until(lambda: len(job.children()) == ALL, 30, f"children; it said {operator.log}")
+    until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
     up(job, "mnist-head", "mnist-feeders")
-    say(job, {**job.get("Job", "mnist-trainers-0"), "kind": "Job"}, "FailedCreate", QUOTA)
+    report(job, {**job.get("Job", "mnist-trainers-0"), "kind": "Job"}, "FailedCreate", QUOTA)
     message = because(job, "SidecarsReady", "PodsRefused")
     assert message == ("Job mnist-trainers-0: a pod is forbidden: exceeded quota: team, requested: cpu=64")
     assert because(job, "Ready", "PodsRefused") == message
@@ -100,16 +100,16 @@ def test_a_job_whose_pods_a_quota_refuses_says_so_until_they_come(
     because(job, "SidecarsReady", "PodsStart")
 
 
-def test_a_pod_whose_volume_cannot_be_mounted_says_so_until_it_is(
+def test_a_pod_whose_volume_cannot_be_mounted_is_reported_until_it_is(
     server: ApiServer, operator: Operator
 ) -> None:
     job = Operated(server, manifest())
-    until(lambda: len(job.children()) == ALL, 30, f"children; it said {operator.log}")
+    until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
     pod = stuck_pod(job, "feeder")
-    say(job, pod, "FailedMount", MOUNT)
+    report(job, pod, "FailedMount", MOUNT)
     assert because(job, "FeedersReady", "VolumeNotMounted") == f"pod mnist-feeder-x: {MOUNT}"
     until(lambda: now() > pod["metadata"]["creationTimestamp"], 5, "a later second")
-    say(job, pod, "Pulling", "Pulling image", kind="Normal")
+    report(job, pod, "Pulling", "Pulling image", kind="Normal")
     because(job, "FeedersReady", "PodsStart")
 
 
@@ -117,8 +117,8 @@ def test_it_serves_probes_and_metrics_and_logs_lines_of_json_about_jobs(
     server: ApiServer, operator: Operator
 ) -> None:
     job = Operated(server, manifest())
-    until(lambda: operator.ask("/readyz")[0] == 200, 30, f"readiness; it said {operator.log}")
-    until(lambda: len(job.children()) == ALL, 30, f"children; it said {operator.log}")
+    until(lambda: operator.ask("/readyz")[0] == 200, 30, f"readiness; its log: {operator.log}")
+    until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
     assert operator.ask("/healthz") == (200, "ok\n")
     assert operator.ask("/else")[0] == 404
     until(lambda: "dataloaderjob_operator_watches 7.0" in operator.ask("/metrics")[1], 10, "all watches open")

@@ -11,7 +11,7 @@ from apiserver import ApiServer
 from chart import render
 from dataloaderjob.api import parse_object
 from dataloaderjob_operator import objects
-from dataloaderjob_operator.client import PATHS
+from dataloaderjob_operator.kinds import KINDS
 
 OWN = objects.OwnPod(namespace="ops", labels={"app": "operator"})
 SETUP = objects.OperatorConfig(
@@ -51,7 +51,7 @@ MOUNT = {"name": "data", "mountPath": "/data"}
 def test_children_are_taken_as_they_are_built(server: ApiServer, changes: dict[str, Any]) -> None:
     job = parse_object(manifest({"metadata.uid": "u-1", "metadata.namespace": "default", **changes}))
     for child in [*objects.base(job, SETUP), *objects.feeding(job, SETUP), objects.trainers(job, SETUP, 0)]:
-        path = f"{PATHS[child['kind']].format(namespace='default')}/{child['metadata']['name']}"
+        path = f"{KINDS[child['kind']].path('default')}/{child['metadata']['name']}"
         made = server.request(
             "PATCH", f"{path}?fieldManager=test&force=true&fieldValidation=Strict&dryRun=All", child,
             content_type="application/apply-patch+yaml",
@@ -62,6 +62,6 @@ def test_children_are_taken_as_they_are_built(server: ApiServer, changes: dict[s
 @pytest.mark.parametrize("options", [[], ["--set", "namespaces={a,b}"]], ids=["cluster", "namespaces"])
 def test_the_charts_own_policy_is_taken(server: ApiServer, options: list[str]) -> None:
     policy = render(*options, namespace="default")["NetworkPolicy", "r-operator"]
-    path = PATHS["NetworkPolicy"].format(namespace="default")
+    path = KINDS["NetworkPolicy"].path("default")
     made = server.request("POST", f"{path}?fieldValidation=Strict&dryRun=All", policy)
     assert made["spec"]["policyTypes"] == ["Ingress", "Egress"]

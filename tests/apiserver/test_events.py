@@ -21,7 +21,7 @@ def job(server: ApiServer) -> Operated:
     return Operated(server, manifest({"spec.backoffLimit": 1}))
 
 
-def told(job: Operated) -> list[dict[str, Any]]:
+def reported(job: Operated) -> list[dict[str, Any]]:
     """What `kubectl describe` shows of the job."""
     uid = job.get(KIND, job.name)["metadata"]["uid"]
     path = f"/api/v1/namespaces/{job.namespace}/events?fieldSelector=involvedObject.uid={uid}"
@@ -29,21 +29,21 @@ def told(job: Operated) -> list[dict[str, Any]]:
 
 
 def reasons(job: Operated) -> Counter[str]:
-    return Counter(event["reason"] for event in told(job))
+    return Counter(event["reason"] for event in reported(job))
 
 
-def test_a_job_that_starts_is_told_once_and_then_nothing_is(job: Operated) -> None:
+def test_a_job_that_starts_has_one_event_and_then_none(job: Operated) -> None:
     job.settle()
     for _ in range(3):
         job.reconcile()
-    (event,) = told(job)
+    (event,) = reported(job)
     assert (event["type"], event["reason"]) == ("Normal", "Started")
     assert event["involvedObject"]["kind"] == KIND
     assert event["source"]["component"] == "dataloaderjob-operator"
 
 
 @pytest.mark.parametrize(("ends", "reason"), [("Complete", "Completed"), ("Failed", "Failed")])
-def test_what_becomes_of_a_job_is_told_once_each(job: Operated, ends: str, reason: str) -> None:
+def test_each_step_in_the_life_of_a_job_has_one_event(job: Operated, ends: str, reason: str) -> None:
     job.settle()
     job.edit(suspend=True)
     job.settle()
@@ -54,22 +54,22 @@ def test_what_becomes_of_a_job_is_told_once_each(job: Operated, ends: str, reaso
     job.ends("mnist-trainers-1", ends)
     job.settle()
     assert reasons(job) == Counter(["Started", "Suspended", "Resumed", "Restarted", reason])
-    assert {event["count"] for event in told(job)} == {1}
+    assert {event["count"] for event in reported(job)} == {1}
 
 
-def test_a_status_that_the_watch_has_not_told_yet_is_no_second_change(job: Operated) -> None:
+def test_a_status_that_the_watch_has_not_reported_yet_is_no_second_change(job: Operated) -> None:
     operator = job.operator()
-    job.look_with(operator)
+    job.reconcile_with(operator)
     late = job.get(KIND, "mnist")
     job.ends("mnist-trainers-0", "Complete")
-    job.look_with(operator)
+    job.reconcile_with(operator)
     assert operator.cache.put({**late, "kind": KIND}) is None
     operator.now = lambda: datetime.now(UTC) + timedelta(minutes=1)
     job.run(operator.reconcile(job.key))
     assert reasons(job) == Counter(["Started", "Completed"])
 
 
-class Telling:
+class FailingEvents:
     """What an API does with events: `error` is raised in place of them."""
 
     def __init__(self, api: Any, error: BaseException) -> None:
@@ -78,7 +78,7 @@ class Telling:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._api, name)
 
-    async def tell(self, event: dict[str, Any]) -> None:
+    async def create_event(self, event: dict[str, Any]) -> None:
         raise self._error
 
 
@@ -87,28 +87,28 @@ class Telling:
 )
 def test_an_event_that_cannot_be_sent_holds_nothing_up(job: Operated, error: Exception) -> None:
     operator = job.operator()
-    operator.reporter.api = Telling(operator.api, error)
-    job.look_with(operator)
+    operator.recorder.api = FailingEvents(operator.api, error)
+    job.reconcile_with(operator)
     assert len(job.children()) == ALL
-    assert told(job) == []
+    assert reported(job) == []
 
 
 def test_an_operator_that_dies_between_status_and_event_loses_it_and_doubles_none(job: Operated) -> None:
     job.settle()
     job.ends("mnist-trainers-0", "Complete")
     operator = job.operator()
-    operator.reporter.api = Telling(operator.api, Killed())
+    operator.recorder.api = FailingEvents(operator.api, Killed())
     with pytest.raises(Killed):
-        job.look_with(operator)
+        job.reconcile_with(operator)
     job.settle()
     assert job.get(KIND, job.name)["status"]["phase"] == "Complete"
-    assert reasons(job) == Counter(["Started"]), "the conditions have what the event would have said"
+    assert reasons(job) == Counter(["Started"]), "the conditions have what the event would have had"
 
 
 def test_the_same_event_twice_is_one(job: Operated) -> None:
     job.settle()
-    (event,) = told(job)
+    (event,) = reported(job)
     again = {key: event[key] for key in ("involvedObject", "reason", "message", "type")}
     again["metadata"] = {key: event["metadata"][key] for key in ("name", "namespace")}
-    job.run(job.operator().api.tell({"apiVersion": "v1", "kind": "Event", **again}))
-    assert len(told(job)) == 1
+    job.run(job.operator().api.create_event({"apiVersion": "v1", "kind": "Event", **again}))
+    assert len(reported(job)) == 1

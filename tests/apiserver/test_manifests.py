@@ -14,13 +14,13 @@ from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus
 JOBS = "/apis/dataloading.dev/v1alpha1/namespaces/default/dataloaderjobs"
 TRY = "?dryRun=All&fieldValidation=Strict"
 SEEN_BY_MODELS_ONLY = {"near-in-free-part"}
-"""What looks like a misspelt field within a part that passes through: for the API server, any field may be there."""
+"""What resembles a misspelt field within a part that passes through: for the API server, any field may be there."""
 SEEN_BY_KUBERNETES_FIRST = {"bad-name", "long-name"}
 """Refused by the rules for all objects' names, with Kubernetes' own words."""
 
 
 def remedy(message: str) -> str:
-    """What the models' message says is to be done."""
+    """The remedy in the models' message."""
     return message[message.rindex("use") :]
 
 
@@ -118,17 +118,17 @@ def test_a_status_is_written_apart_from_the_spec_and_read_back_whole(
     path = f"{JOBS}/{job['metadata']['name']}"
     conditions = [
         {
-            "type": kind.value, "status": "Unknown", "reason": "New", "message": "seen for the first time",
+            "type": kind.value, "status": "Unknown", "reason": "New", "message": "new",
             "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z",
         }
         for kind in ConditionType
     ]  # fmt: skip
     status = {"observedGeneration": 1, "phase": "Starting", "conditions": conditions, "selector": "a=b"}
     body = {**job, "spec": {**job["spec"], "suspend": True}, "status": status}
-    told = server.request("PUT", f"{path}/status", body)
-    assert told["spec"]["suspend"] is False, "a write of the status leaves the spec alone"
-    assert told["metadata"]["generation"] == 1
+    reported = server.request("PUT", f"{path}/status", body)
+    assert reported["spec"]["suspend"] is False, "a write of the status leaves the spec alone"
+    assert reported["metadata"]["generation"] == 1
     read = DataLoaderJobStatus.model_validate(server.request("GET", path)["status"])
     assert {c.type for c in read.conditions} == {kind.value for kind in ConditionType}
     with pytest.raises(Refused, match="phase"):
-        server.request("PUT", f"{path}/status", {**told, "status": {**status, "phase": "Happy"}})
+        server.request("PUT", f"{path}/status", {**reported, "status": {**status, "phase": "Happy"}})

@@ -38,7 +38,7 @@ def test_a_job_gets_its_children_a_phase_and_back_what_is_deleted(
     server: ApiServer, operator: Operator
 ) -> None:
     first = Operated(server, manifest())
-    until(lambda: phase(first) == "Starting", 30, f"a phase; it said {operator.log}")
+    until(lambda: phase(first) == "Starting", 30, f"a phase; its log: {operator.log}")
     until(lambda: len(first.children()) == ALL, 10, "children")
     second = Operated(server, manifest())
     until(lambda: phase(second), 5, "a phase of a second job, while it runs")
@@ -59,11 +59,11 @@ def test_a_job_gets_its_children_a_phase_and_back_what_is_deleted(
     assert "Traceback" not in operator.log
 
 
-def test_a_job_runs_once_its_supervisor_says_so_and_the_status_has_its_metrics(
+def test_a_job_runs_once_its_supervisor_reports_it_and_the_status_has_its_metrics(
     server: ApiServer, operator: Operator, tmp_path: Path
 ) -> None:
     job = Operated(server, manifest())
-    until(lambda: len(job.children()) == ALL, 30, f"children; it said {operator.log}")
+    until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
     uid = job.get(KIND, "mnist")["metadata"]["uid"]
     key = names.job_key(ROOT, uid)
     name, address = names.unique(*job.key, uid), "127.0.0.41"
@@ -73,7 +73,7 @@ def test_a_job_runs_once_its_supervisor_says_so_and_the_status_has_its_metrics(
     supervisor.has_ray()
     job.serves()
     job.ready_head(address)
-    until(lambda: job.conditions()["HeadReady"]["status"] == "True", 30, f"a head; it said {operator.log}")
+    until(lambda: job.conditions()["HeadReady"]["status"] == "True", 30, f"a head; its log: {operator.log}")
     assert job.conditions()["FeedersReady"]["status"] == "False", "its pods alone are no feeders"
     assert phase(job) == "Starting"
     supervisor.ready(0)
@@ -89,7 +89,7 @@ def test_a_job_runs_once_its_supervisor_says_so_and_the_status_has_its_metrics(
             says(sidecar, next_calls=10 * next(counted), nbytes=1, used_nbytes=1, pool_nbytes=2)
             return job.get(KIND, "mnist")["status"]["loader"]["batchesPerSecond"] != "0"
 
-        until(metrics, 60, f"metrics; it said {operator.log}")
+        until(metrics, 60, f"metrics; its log: {operator.log}")
         failure = {"rank": "0", "feeder": "feeder-0", "reason": "ModuleMissing", "text": "no module x"}
         says(sidecar, failure, next_calls=10 * next(counted))
         until(lambda: job.conditions()["FeedersReady"]["reason"] == "ModuleMissing", 30, "the cause")
@@ -100,13 +100,13 @@ def test_a_job_runs_once_its_supervisor_says_so_and_the_status_has_its_metrics(
 
 def test_what_happened_while_it_was_away_is_caught_up(server: ApiServer, operator: Operator) -> None:
     job = Operated(server, manifest())
-    until(lambda: len(job.children()) == ALL, 30, f"children; it said {operator.log}")
+    until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
     operator.end(kill=True)
     job.edit(feeders={"replicas": 2})
     job.delete("ConfigMap", "mnist-settings")
     job.delete("Secret", "mnist-key")
     operator.start()
-    until(lambda: len(job.children()) == ALL, 30, f"children again; it said {operator.log}")
+    until(lambda: len(job.children()) == ALL, 30, f"children again; its log: {operator.log}")
     until(lambda: job.get("Deployment", "mnist-feeders")["spec"]["replicas"] == 2, 10, "two feeders")
 
 
@@ -114,7 +114,7 @@ def test_a_deleted_job_is_left_to_the_garbage_collector_with_nothing_in_its_way(
     server: ApiServer, operator: Operator
 ) -> None:
     job = Operated(server, manifest())
-    until(lambda: len(job.children()) == ALL, 30, f"children; it said {operator.log}")
+    until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
     assert not job.get(KIND, "mnist")["metadata"].get("finalizers")
     assert "annotations" not in job.get(KIND, "mnist")["metadata"], "nothing is kept in the user's object"
     operator.end(kill=True)
@@ -123,7 +123,7 @@ def test_a_deleted_job_is_left_to_the_garbage_collector_with_nothing_in_its_way(
         job.get(KIND, "mnist")
 
 
-def test_without_a_root_key_it_says_so_and_ends(tmp_path: Path) -> None:
+def test_without_a_root_key_the_operator_logs_it_and_ends(tmp_path: Path) -> None:
     for content, why in ((None, "No such file"), (b"short", "32 bytes at least, found 5")):
         if content is not None:
             (tmp_path / "root").write_bytes(content)
@@ -141,20 +141,20 @@ def test_without_a_root_key_it_says_so_and_ends(tmp_path: Path) -> None:
         assert why in done.stderr
 
 
-def test_where_its_port_is_taken_it_says_so_and_ends(
+def test_where_its_port_is_taken_the_operator_logs_it_and_ends(
     server: ApiServer, operator: Operator, tmp_path: Path
 ) -> None:
     (tmp_path / "second").mkdir()
     second = Operator(server, tmp_path / "second")
     second.port = operator.port
-    until(lambda: operator.ask("/healthz")[0], 30, f"probes; it said {operator.log}")
+    until(lambda: operator.ask("/healthz")[0], 30, f"probes; its log: {operator.log}")
     second.start()
     assert second.process is not None
     assert second.process.wait(30) == 2
     assert f"port {operator.port} is needed for metrics and probes" in second.log
 
 
-def test_one_that_waits_for_its_api_server_serves_probes_and_ends_when_it_is_told(
+def test_an_operator_that_waits_for_its_api_server_serves_probes_and_ends_at_a_signal(
     server: ApiServer, tmp_path: Path
 ) -> None:
     away = Operator(replace(server, url=f"https://127.0.0.1:{free_ports(1)[0]}"), tmp_path)

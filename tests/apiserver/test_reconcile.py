@@ -18,10 +18,10 @@ from dataloaderjob.api.status import ConditionType, RayStatus
 from dataloaderjob.core.supervision import Rates
 from dataloaderjob_operator import objects
 from dataloaderjob_operator.client import ApiError, Changed
-from dataloaderjob_operator.decide.answers import Answer
+from dataloaderjob_operator.decide.supervisor_status import SupervisorStatus
 from dataloaderjob_operator.diff import ANNOTATION_APPLIED
-from dataloaderjob_operator.queue.workers import NEVER
 from dataloaderjob_operator.reconcile import AFTER_WRITE_S
+from dataloaderjob_operator.workqueue import NEVER
 
 NAMES = {
     ("Secret", "mnist-key"), ("ConfigMap", "mnist-settings"), ("Service", "mnist-head"), ("Service", "mnist-trainers"),
@@ -149,20 +149,20 @@ def test_a_value_that_the_server_writes_in_a_way_unknown_to_us_is_not_sent_over_
     theirs = [{"name": "feeder", "env": [divisor]}]
     job = Operated(server, manifest({"spec.feeders.template.spec.containers": theirs}))
     operator = job.operator()
-    waits = [job.look_with(operator) for _ in range(4)]
+    waits = [job.reconcile_with(operator) for _ in range(4)]
     written = operator.api.writes
-    job.look_with(operator)
+    job.reconcile_with(operator)
     env = job.get("Deployment", "mnist-feeders")["spec"]["template"]["spec"]["containers"][0]["env"]
     assert next(e for e in env if e["name"] == "CPUS")["valueFrom"]["resourceFieldRef"]["divisor"] == "1"
     assert operator.api.writes == written, "nothing more is sent"
-    assert waits[0] == AFTER_WRITE_S < (waits[-1] or 1), "nor is it looked at again soon"
+    assert waits[0] == AFTER_WRITE_S < (waits[-1] or 1), "nor is it due again soon"
 
 
 def test_a_job_that_took_the_name_of_another_gets_none_of_its_status_and_is_not_deleted_for_it(
     job: Operated,
 ) -> None:
     operator = job.operator()
-    job.look_with(operator)
+    job.reconcile_with(operator)
     old = operator.cache
     status = job.get(KIND, "mnist")["status"]
     job.delete(KIND, "mnist")
@@ -173,16 +173,16 @@ def test_a_job_that_took_the_name_of_another_gets_none_of_its_status_and_is_not_
     assert job.run(operator.api.delete(job.namespace, (KIND, "mnist"), uid)) is None
     assert "status" not in job.get(KIND, "mnist")
     operator.refused[job.key] = "of the other"
-    assert job.look_with(operator) == AFTER_WRITE_S
+    assert job.reconcile_with(operator) == AFTER_WRITE_S
     assert job.key not in operator.refused
 
 
 def test_a_job_whose_time_is_over_is_deleted_once(server: ApiServer) -> None:
     job = Operated(server, manifest({"spec.ttlSecondsAfterFinished": 0}))
     operator = job.operator()
-    job.look_with(operator)
+    job.reconcile_with(operator)
     job.ends("mnist-trainers-0", "Complete")
-    operator.cache = job.look()
+    operator.cache = job.observe()
     written = operator.api.writes
     waits = [job.run(operator.reconcile(job.key)) for _ in range(3)]
     assert waits[1:] == [NEVER, NEVER]
@@ -192,12 +192,12 @@ def test_a_job_whose_time_is_over_is_deleted_once(server: ApiServer) -> None:
 
 def test_a_child_that_is_gone_and_still_known_is_deleted_once(job: Operated) -> None:
     operator, head = job.operator(), ("Deployment", "mnist-head")
-    job.look_with(operator)
+    job.reconcile_with(operator)
     ghost = {**job.get(*head), "kind": "Deployment"}
     job.edit(suspend=True)
-    job.look_with(operator)
+    job.reconcile_with(operator)
     job.collect_garbage()
-    operator.cache = job.look()
+    operator.cache = job.observe()
     operator.cache.put(ghost)
     written = operator.api.writes
     for _ in range(3):
@@ -289,7 +289,7 @@ def test_an_operator_that_dies_before_any_of_its_writes_leaves_the_same_end(
             job.settle()
             change(job)
         died = False
-        for _ in range(3):  # also in the looks that follow
+        for _ in range(3):  # also in the reconciles that follow
             try:
                 job.reconcile(dies_at(write))
             except Killed:
@@ -332,7 +332,7 @@ def test_writes_that_the_server_refuses_for_now_are_made_later(job: Operated, co
     assert set(job.children()) == NAMES
 
 
-def test_a_child_of_the_same_name_that_is_not_ours_is_told_and_left(server: ApiServer) -> None:
+def test_a_child_of_the_same_name_that_is_not_ours_is_reported_and_left(server: ApiServer) -> None:
     """Server-side apply takes over the fields that it sets: an object of another owner must not be one of them."""
     job = Operated(server, manifest())
     theirs = {"metadata": {"name": "mnist-settings"}, "data": {"theirs": "1"}}
@@ -342,30 +342,30 @@ def test_a_child_of_the_same_name_that_is_not_ours_is_told_and_left(server: ApiS
     assert job.get("ConfigMap", "mnist-settings")["data"] == {"theirs": "1"}
 
 
-def test_a_child_that_is_refused_is_told_in_the_status_and_made_once_it_can_be(server: ApiServer) -> None:
+def test_a_child_that_is_refused_is_reported_in_the_status_and_made_once_it_can_be(server: ApiServer) -> None:
     job = Operated(server, manifest())
     theirs = {"metadata": {"name": "mnist-settings"}, "data": {}}
     server.request("POST", job.path("ConfigMap"), theirs)
     operator = job.operator()
     for _ in range(2):
         with pytest.raises(ApiError):
-            job.look_with(operator)
+            job.reconcile_with(operator)
     ready = job.conditions()["Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "ChildRefused")
     assert "mnist-settings is there and is not this job's" in ready["message"]
     job.delete("ConfigMap", "mnist-settings")
-    assert job.look_with(operator) == 0, "it wants to be looked at at once"
-    job.look_with(operator)
+    assert job.reconcile_with(operator) == 0, "it is due at once"
+    job.reconcile_with(operator)
     assert job.conditions()["Ready"]["reason"] != "ChildRefused"
     assert set(job.children()) == NAMES
 
 
-def test_what_the_supervisor_says_is_in_the_status_and_noise_is_not_written(job: Operated) -> None:
+def test_the_supervisors_report_is_in_the_status_and_noise_is_not_written(job: Operated) -> None:
     job.settle()
     job.serves()
     ray = RayStatus(version="2.60.0", worker_register_timeout_seconds=120)
     rates = Rates(batches_per_s=12.345, nbytes_per_s=2.5e9, stall=0.5, occupancy=0.25)
-    job.supervisor.said = Answer(desired=1, ready=1, ray=ray, rates=rates)
+    job.supervisor.reported = SupervisorStatus(desired=1, ready=1, ray=ray, rates=rates)
     job.settle()
     status = job.get(KIND, "mnist")["status"]
     assert status["loader"] == {
@@ -376,14 +376,16 @@ def test_what_the_supervisor_says_is_in_the_status_and_noise_is_not_written(job:
         "True",
         "True",
     )
-    job.supervisor.said = replace(job.supervisor.said, rates=replace(rates, batches_per_s=12.5, stall=0.52))
+    job.supervisor.reported = replace(
+        job.supervisor.reported, rates=replace(rates, batches_per_s=12.5, stall=0.52)
+    )
     assert job.reconcile() == 0, "noise"
-    job.supervisor.said = replace(job.supervisor.said, rates=replace(rates, batches_per_s=0.0))
+    job.supervisor.reported = replace(job.supervisor.reported, rates=replace(rates, batches_per_s=0.0))
     operator = job.operator()
-    job.look_with(operator)
+    job.reconcile_with(operator)
     assert job.get(KIND, "mnist")["status"]["loader"]["batchesPerSecond"] == "0"
-    job.supervisor.said = replace(job.supervisor.said, rates=rates)
-    assert (job.look_with(operator) or 0.0) > 1.0, "it looks again when 15 seconds have passed"
+    job.supervisor.reported = replace(job.supervisor.reported, rates=rates)
+    assert (job.reconcile_with(operator) or 0.0) > 1.0, "it is due when 15 seconds have passed"
     assert job.get(KIND, "mnist")["status"]["loader"]["batchesPerSecond"] == "0"
 
 
@@ -434,16 +436,16 @@ def test_what_we_sent_is_marked_so_that_the_same_is_not_sent_again(job: Operated
         pytest.param("automountServiceAccountToken", "yes", id="a-text-for-a-flag"),
     ],
 )
-def test_a_field_of_a_template_that_kubernetes_does_not_take_is_told_by_name(
+def test_a_field_of_a_template_that_kubernetes_does_not_take_is_reported_by_name(
     server: ApiServer, field: str, value: Any
 ):
     job = Operated(server, manifest({f"spec.trainer.template.spec.{field}": value}))
     operator = job.operator()
     with pytest.raises(ApiError, match=field):
         for _ in range(9):
-            job.look_with(operator)
+            job.reconcile_with(operator)
     with pytest.raises(ApiError):
-        job.look_with(operator)
+        job.reconcile_with(operator)
     ready = job.conditions()["Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "ChildRefused")
     assert field in ready["message"]

@@ -30,7 +30,7 @@ PODLESS = {
     ("NetworkPolicy", "mnist-head"), ("NetworkPolicy", "mnist-feeder"), ("NetworkPolicy", "mnist-trainer"),
 }  # fmt: skip
 BY_ADMISSION = {("dataloading.dev", "dataloaderjobs/finalizers", "update")}
-"""No request: what `blockOwnerDeletion` in an owner reference needs where the API server looks at it."""
+"""No request: what `blockOwnerDeletion` in an owner reference needs where the API server checks it."""
 
 
 @pytest.fixture(scope="module")
@@ -107,15 +107,15 @@ def kept(job: Operated) -> set[tuple[str, str]]:
 
 def live_a_whole_life(job: Operated, operator: Operator) -> None:
     """All that can become of a job: children, causes, strays, held, again, ended, gone."""
-    until(lambda: len(job.children()) == ALL, 30, f"children; it said {operator.log}")
+    until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
     for kind in ("Service", "ConfigMap", "NetworkPolicy"):
         stray(job, kind)
         until(lambda kind=kind: not there(job, kind, "mnist-old"), 20, f"no stray {kind}")
-    until(lambda: "lookups_total 0.0" not in operator.ask("/metrics")[1], 20, "a look at events")
+    until(lambda: "lookups_total 0.0" not in operator.ask("/metrics")[1], 20, "a lookup of events")
     job.edit(suspend=True)
     until(lambda: kept(job) == PODLESS, 20, "pods released")
     job.edit(suspend=False, feeders={"replicas": 2})
-    until(lambda: len(job.children()) == ALL, 30, f"children again; it said {operator.log}")
+    until(lambda: len(job.children()) == ALL, 30, f"children again; its log: {operator.log}")
     job.ends("mnist-trainers-0", "Complete")
     until(lambda: not there(job, KIND, job.name), 20, "the job deleted after its time")
 
@@ -170,7 +170,7 @@ def replaced(job: Operated, name: str, uid: str) -> bool:
 
 
 @pytest.mark.parametrize("ends", ["Complete", "Failed"])
-def test_the_charts_test_applies_its_job_and_tells_how_it_ended(
+def test_the_charts_test_applies_its_job_and_prints_how_it_ended(
     server: ApiServer, job: Operated, ops: str, tmp_path: Path, ends: str
 ) -> None:
     release = f"t-{ends.lower()}"
@@ -191,9 +191,9 @@ def test_the_charts_test_applies_its_job_and_tells_how_it_ended(
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }  # fmt: skip
     job.patch(KIND, tried, {"status": {"phase": ends, "conditions": [condition]}}, "status")
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == (0 if ends == "Complete" else 1), said
-    assert f"{ends}=True TrainerSaid: pod a: exit code 3" in said
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == (0 if ends == "Complete" else 1), output
+    assert f"{ends}=True TrainerSaid: pod a: exit code 3" in output
     assert not there(job, KIND, tried), "it is deleted"
     account = f"{ops}:{name}"
     assert refused(server.audit_log, account) == []

@@ -49,11 +49,11 @@ def failing(server: ApiServer) -> Operated:
 def test_any_last_words_get_into_the_status_and_are_written_once(failing: Operated, words: str) -> None:
     failing.last_words(words)
     failing.reconcile()
-    told = failing.conditions()["TrainersReady"]
-    how, _, said = told["message"].partition("exit code 1")
-    assert (told["reason"], how) == ("ContainerFailed", "pod mnist-trainer-0, container trainer: ")
+    reported = failing.conditions()["TrainersReady"]
+    how, _, text = reported["message"].partition("exit code 1")
+    assert (reported["reason"], how) == ("ContainerFailed", "pod mnist-trainer-0, container trainer: ")
     readable = [word for word in words.split() if word.isascii() and word.isprintable()]
-    assert all(word in said for word in readable) or len(words) > 400
+    assert all(word in text for word in readable) or len(words) > 400
     assert failing.reconcile() == 0, "it is there as it was sent"
 
 
@@ -66,12 +66,12 @@ def test_a_trainer_with_such_last_words_restarts_the_group(server: ApiServer, su
     job.reconcile()
     status = job.get(KIND, "mnist")["status"]
     assert (status["phase"], status["trainers"]["restarts"]) == ("Degraded", 1)
-    told = job.conditions()["Progressing"]["message"]
-    assert "pair.cc:534] Connection closed by peer \U0001f622 \ufffd \ufffd" in told
-    assert told.endswith("; restart 1 of 1")
+    reported = job.conditions()["Progressing"]["message"]
+    assert "pair.cc:534] Connection closed by peer \U0001f622 \ufffd \ufffd" in reported
+    assert reported.endswith("; restart 1 of 1")
     path = f"/api/v1/namespaces/{job.namespace}/events?fieldSelector=reason=Restarted"
     (event,) = server.request("GET", path)["items"]
-    assert event["message"] == told
+    assert event["message"] == reported
     job.ends("mnist-trainers-0", "Failed")
     for _ in range(3):
         job.collect_garbage()
@@ -91,10 +91,10 @@ class Longwinded:
     async def apply_status(
         self, namespace: str, name: str, version: str, status: Mapping[str, Any]
     ) -> dict[str, Any]:
-        told = [self._long(condition) for condition in status["conditions"]]
+        reported = [self._long(condition) for condition in status["conditions"]]
         try:
             return dict(
-                await self._api.apply_status(namespace, name, version, {**status, "conditions": told})
+                await self._api.apply_status(namespace, name, version, {**status, "conditions": reported})
             )
         except ApiError:
             self.refused += 1
@@ -114,17 +114,17 @@ def test_a_status_that_is_refused_for_its_text_is_written_without_it(server: Api
     job.ends("mnist-trainers-0", "Failed")
     for _ in range(4):
         job.collect_garbage()
-        job.look_with(operator)
+        job.reconcile_with(operator)
     status = job.get(KIND, "mnist")["status"]
     assert (status["phase"], status["trainers"]["restarts"]) == ("Degraded", 1)
     assert ("Job", "mnist-trainers-1") in job.children()
-    assert job.conditions()["TrainersReady"]["message"] == texts.UNSAID
+    assert job.conditions()["TrainersReady"]["message"] == texts.WITHHELD
     assert api.refused < 4, "what is known to be refused is not tried again"
     path = f"/api/v1/namespaces/{job.namespace}/events?fieldSelector=reason=Restarted"
     assert len(server.request("GET", path)["items"]) == 1
     version, refused = job.get(KIND, "mnist")["metadata"]["resourceVersion"], api.refused
     for _ in range(3):
-        job.look_with(operator)
+        job.reconcile_with(operator)
     assert (job.get(KIND, "mnist")["metadata"]["resourceVersion"], api.refused) == (version, refused)
 
 
@@ -191,7 +191,7 @@ def test_any_text_of_a_template_comes_to_its_child_unchanged(failing: Operated, 
         ),
     ],
 )
-def test_a_job_that_the_operator_fails_at_says_so(
+def test_a_job_that_the_operator_fails_at_has_a_condition_for_it(
     server: ApiServer, changes: dict[str, Any], reason: str, words: str
 ) -> None:
     job = Operated(server, manifest(changes))
@@ -203,4 +203,4 @@ def test_a_job_that_the_operator_fails_at_says_so(
     version = job.get(KIND, "mnist")["metadata"]["resourceVersion"]
     with contextlib.suppress(TypeError):
         assert job.reconcile() == 0
-    assert job.get(KIND, "mnist")["metadata"]["resourceVersion"] == version, "it is said once"
+    assert job.get(KIND, "mnist")["metadata"]["resourceVersion"] == version, "it is written once"

@@ -1,4 +1,4 @@
-"""What Artifact Hub is told of the chart is complete, and true."""
+"""The chart's annotations for Artifact Hub are complete, and true."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = {"added", "changed", "deprecated", "removed", "fixed", "security"}
 URL = re.compile(r"https://\S+")
 
 
-def told(name: str) -> Any:
+def annotation(name: str) -> Any:
     return yaml.safe_load(CHART_YAML["annotations"][PREFIX + name])
 
 
@@ -36,29 +36,31 @@ def test_nothing_is_left_out() -> None:
 
 
 def test_simple_ones_have_values_that_are_known() -> None:
-    assert told("category") in CATEGORIES
-    assert told("license") == "Apache-2.0"
+    assert annotation("category") in CATEGORIES
+    assert annotation("license") == "Apache-2.0"
     assert CHART_YAML["annotations"][PREFIX + "operator"] == "true", "a string: annotations are"
-    assert told("operatorCapabilities") in CAPABILITIES
-    assert all(change["kind"] in KINDS and change["description"] for change in told("changes"))
-    assert all(URL.fullmatch(entry["url"]) for entry in [*told("links"), *told("recommendations")])
-    assert all(entry["name"] for entry in told("links"))
+    assert annotation("operatorCapabilities") in CAPABILITIES
+    assert all(change["kind"] in KINDS and change["description"] for change in annotation("changes"))
+    assert all(
+        URL.fullmatch(entry["url"]) for entry in [*annotation("links"), *annotation("recommendations")]
+    )
+    assert all(entry["name"] for entry in annotation("links"))
 
 
 def test_the_images_are_those_that_are_rendered() -> None:
     text = yaml.safe_dump_all(render().values())
     found = set(re.findall(r"ghcr\.io/[a-z/]+:[\w.]+", text))
-    assert {entry["image"] for entry in told("images")} == found
-    assert all(entry["platforms"] == ["linux/amd64", "linux/arm64"] for entry in told("images"))
+    assert {entry["image"] for entry in annotation("images")} == found
+    assert all(entry["platforms"] == ["linux/amd64", "linux/arm64"] for entry in annotation("images"))
 
 
 def test_the_definition_and_its_examples_are_those_of_the_chart() -> None:
     crd = render()["CustomResourceDefinition", "dataloaderjobs.dataloading.dev"]
-    (only,) = told("crds")
+    (only,) = annotation("crds")
     names, versions = crd["spec"]["names"], [version["name"] for version in crd["spec"]["versions"]]
     assert (only["name"], only["kind"]) == (crd["metadata"]["name"], names["kind"])
     assert only["version"] in versions
-    for example in told("crdsExamples"):
+    for example in annotation("crdsExamples"):
         assert parse_object(example).kind == only["kind"]
 
 

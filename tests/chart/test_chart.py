@@ -1,4 +1,4 @@
-"""The chart, rendered: no cluster is needed for what these say."""
+"""The chart, rendered: no cluster is needed for these."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 from chart import CHART, helm, render
 from dataloaderjob_operator.__main__ import parse
-from dataloaderjob_operator.logs import Format
+from dataloaderjob_operator.monitoring import LogFormat
 
 CRD = CHART.parents[1] / "crds" / "dataloaderjobs.yaml"
 NAMED = "CustomResourceDefinition", "dataloaderjobs.dataloading.dev"
@@ -29,7 +29,7 @@ def test_it_lints_without_a_warning() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_its_crd_is_the_one_of_the_models_and_stays_unless_it_is_said() -> None:
+def test_its_crd_is_the_one_of_the_models_and_stays_unless_a_value_says_otherwise() -> None:
     assert (CHART / "files" / "dataloaderjobs.yaml").read_text() == CRD.read_text(), (
         "copy crds/ to the chart's files/"
     )
@@ -97,7 +97,7 @@ def test_the_operator_takes_its_options_and_its_probes_ask_where_it_answers() ->
     only = container(render())
     options = parse(only["args"])
     assert [(p["name"], p["containerPort"]) for p in only["ports"]] == [("metrics", options.metrics_port)]
-    assert options.log_format is Format.JSON
+    assert options.log_format is LogFormat.JSON
     for probe, path in (
         ("startupProbe", "/healthz"),
         ("livenessProbe", "/healthz"),

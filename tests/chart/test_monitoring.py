@@ -46,7 +46,7 @@ def test_each_finds_its_pods_and_not_the_others() -> None:
     assert not finds(found[SIDECARS], operator)
 
 
-def test_it_looks_where_jobs_are() -> None:
+def test_its_monitor_is_where_jobs_are() -> None:
     assert render(*ON)[SIDECARS]["spec"]["namespaceSelector"] == {"any": True}
     named = render(*ON, "--set", "namespaces={a,b}")[SIDECARS]
     assert named["spec"]["namespaceSelector"] == {"matchNames": ["a", "b"]}

@@ -97,7 +97,7 @@ def test_it_selects_the_operators_pods_alone(tmp_path: Any) -> None:
     assert judge(cluster, ends["bystander"], ends["neighbour"], 80).allowed
 
 
-def test_who_collects_metrics_can_be_said(tmp_path: Any) -> None:
+def test_a_value_names_who_collects_metrics(tmp_path: Any) -> None:
     cluster, ends = world(
         tmp_path, "--set-json",
         'networkPolicy.metricsFrom=[{"namespaceSelector":{},"podSelector":{"matchLabels":{"app":"prometheus"}}}]',

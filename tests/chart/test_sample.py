@@ -1,4 +1,4 @@
-"""The first job of the notes, and that of `helm test`: they are taken, and they do what they say."""
+"""The first job of the notes, and that of `helm test`: they are taken, and they do what they promise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG = "a-release-with-a-name-of-which-there-is-much"
 
 
 def pasted(*options: str, **names: str) -> str:
-    """The manifest that the notes say to paste."""
+    """The manifest to paste, as the notes have it."""
     return notes(*options, **names).partition("<<'JOB'\n")[2].partition("\nJOB\n")[0]
 
 
@@ -64,19 +64,19 @@ def test_its_pods_may_run_where_only_restricted_ones_may() -> None:
     }
 
 
-def test_the_notes_name_what_to_look_at_when_it_fails() -> None:
-    said = notes("--set", "namespaces={a}")
+def test_the_notes_name_the_commands_for_a_job_that_fails() -> None:
+    text = notes("--set", "namespaces={a}")
     for words in (
         "kubectl describe dlj/first-job -n a",
         "kubectl logs -n a -l dataloading.dev/job=first-job --all-containers",
         "kubectl logs -n ops deployment/r-operator",
         "helm test r -n ops",
     ):
-        assert words in said
+        assert words in text
 
 
 @pytest.mark.slow
-def test_the_sample_does_what_it_says_on_one_machine_too(tmp_path: Path) -> None:
+def test_the_sample_does_the_same_on_one_machine(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(pasted())
     command = [sys.executable, "-m", "dataloaderjob.local.cli", "run", "job.yaml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)

@@ -6,7 +6,7 @@ import generate
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dataloaderjob_operator.metrics import ErrorKind
+from dataloaderjob_operator.monitoring import ErrorKind
 
 SERVED = [
     pytest.param(family, prefix, id=family.name)

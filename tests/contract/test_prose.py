@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = [ROOT / "sidecar" / "dataloaderjob"]
+PACKAGES = [ROOT / "sidecar" / "dataloaderjob", ROOT / "operator" / "dataloaderjob_operator"]
 MODULES = [path for package in PACKAGES for path in sorted(package.rglob("*.py")) if path.stat().st_size]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "charts").rglob("NOTES.txt")]
 PREPOSITIONS = {

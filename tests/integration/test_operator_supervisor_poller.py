@@ -29,7 +29,7 @@ _UIDS = itertools.count()
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same in a fiftieth of the time."""
-    for name in ("PERIOD_S", "QUICK_S", "SOON_S", "TICK_S", "SPAN_S"):
+    for name in ("PERIOD_S", "UNSETTLED_PERIOD_S", "MIN_INTERVAL_S", "TICK_S", "RATES_SPAN_S"):
         monkeypatch.setattr(supervisor_poller, name, getattr(supervisor_poller, name) / 50)
     monkeypatch.setattr(supervisor_poller, "TIMEOUT_S", 0.5)
 
@@ -39,14 +39,14 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         self.uid, self.port, self.folder = f"u{next(_UIDS)}", free_port(), folder
-        self.cache, self.told = Cache(), 0
+        self.cache, self.reported = Cache(), 0
         changes = {"metadata.uid": self.uid, "metadata.namespace": KEY[0]}
         self.cache.put({**manifest(changes), "kind": KIND})
         self.poller = SupervisorPoller(self.cache, ROOT, self._changed, port=self.port)
 
     def _changed(self, key: JobKey) -> None:
         assert key == KEY
-        self.told += 1
+        self.reported += 1
 
     def pod(self, address: str = "127.0.0.1", *, ready: bool = True) -> dict[str, Any]:
         labels = names.labels("mnist", names.Role.HEAD)
@@ -67,29 +67,29 @@ class Job:
         return made
 
     def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
-        """The asker meanwhile asks."""
+        """Runs a scenario while the poller runs."""
 
         async def both() -> None:
-            asking = asyncio.create_task(self.poller.run())
+            polling = asyncio.create_task(self.poller.run())
             try:
                 await scenario()
             finally:
-                asking.cancel()
+                polling.cancel()
 
         asyncio.run(both())
 
     async def until(self, condition: Callable[[Any], Any]) -> Any:
-        """The first answer that fulfils it."""
+        """Waits for the first status that fulfils it."""
         async with asyncio.timeout(20):
             while True:
-                answer = self.poller.answer(KEY)
-                if answer is not None and condition(answer):
-                    return answer
+                status = self.poller.status(KEY)
+                if status is not None and condition(status):
+                    return status
                 await asyncio.sleep(0.01)
 
     async def gone(self) -> None:
         async with asyncio.timeout(20):
-            while self.poller.answer(KEY) is not None:
+            while self.poller.status(KEY) is not None:
                 await asyncio.sleep(0.01)
 
 
@@ -100,25 +100,25 @@ def job(tmp_path: Path) -> Job:
     return made
 
 
-def test_what_a_supervisor_says_is_kept_and_told_once(job: Job):
+def test_the_status_of_a_supervisor_is_kept_and_reported_once(job: Job):
     supervisor = job.supervisor(feeders=2)
     supervisor.has_ray(RayTuning(worker_register_timeout_s=7))
 
     async def scenario() -> None:
         job.poller.want(KEY, 2)
-        answer = await job.until(lambda a: a.desired == 2)
-        assert (answer.ready, answer.ray.version, answer.ray.worker_register_timeout_seconds) == (
+        status = await job.until(lambda a: a.desired == 2)
+        assert (status.ready, status.ray.version, status.ray.worker_register_timeout_seconds) == (
             0,
             "2.60.0",
             7,
         )
         supervisor.ready(0, 1)
         await job.until(lambda a: a.ready == 2)
-        told, asked = job.told, job.poller._jobs[KEY].asked_at
+        reported, asked = job.reported, job.poller._jobs[KEY].polled_at
         async with asyncio.timeout(20):
-            while job.poller._jobs[KEY].asked_at == asked:
+            while job.poller._jobs[KEY].polled_at == asked:
                 await asyncio.sleep(0.01)
-        assert (told, job.told) == (2, 2), "once for each news, and not for the same again"
+        assert (reported, job.reported) == (2, 2), "once for each change, and not for the same again"
 
     job.run(scenario)
 
@@ -156,19 +156,19 @@ def test_rates_are_of_the_time_between_two_asks(job: Job):
         assert (idle.rates.batches_per_s, idle.rates.occupancy) == (0.0, 0.25), (
             "what was before is not of this time"
         )
-        told = job.told
+        reported = job.reported
         says(sidecar, next_calls=110, nbytes=10**9, wait_ns=1, step_ns=3, used_nbytes=1, pool_nbytes=4)
         busy = await job.until(lambda a: a.rates.batches_per_s > 0)
         assert busy.rates.batches_per_s * 1e7 == pytest.approx(busy.rates.nbytes_per_s), (
             "over the same seconds"
         )
         assert busy.rates.stall == 0.25
-        assert job.told > told
+        assert job.reported > reported
 
     job.run(scenario)
 
 
-def test_a_failure_of_a_trainer_is_told_after_its_end_too(job: Job):
+def test_a_failure_of_a_trainer_is_reported_after_its_end_too(job: Job):
     supervisor = job.supervisor()
     supervisor.ready(0, host="10.0.0.9")
 
@@ -178,9 +178,9 @@ def test_a_failure_of_a_trainer_is_told_after_its_end_too(job: Job):
         with supervisor.sidecar() as sidecar:
             says(sidecar, failure)
             await job.until(lambda a: a.failure is not None)
-        answer = await job.until(lambda a: a.failure is not None)
-        assert answer.failure.text == "sidecar-t-0-1, rank 3, got from feeder-0: no module x"
-        assert answer.failure.host == "10.0.0.9"
+        status = await job.until(lambda a: a.failure is not None)
+        assert status.failure.text == "sidecar-t-0-1, rank 3, got from feeder-0: no module x"
+        assert status.failure.host == "10.0.0.9"
         again = supervisor.sidecar("sidecar-t-1-1")
         for taken in (0, 1):
             says(again, next_calls=taken)
@@ -190,7 +190,7 @@ def test_a_failure_of_a_trainer_is_told_after_its_end_too(job: Job):
 
 
 def listening(job: Job) -> socket.socket:
-    """Somebody who accepts and says nothing."""
+    """A server that accepts and sends nothing."""
     return socket.create_server(("127.0.0.1", job.port))
 
 
@@ -205,24 +205,24 @@ def listening(job: Job) -> socket.socket:
         ),
     ],
 )  # fmt: skip
-def test_a_supervisor_that_does_not_answer_is_silent_after_some_asks(
+def test_a_supervisor_that_does_not_answer_is_silent_after_some_polls(
     job: Job, peer: Callable[[Job], Any], why: str
 ):
     kept = peer(job)
 
     async def scenario() -> None:
         job.poller.want(KEY, 1)
-        answer = await job.until(lambda a: a.silent)
-        assert why in answer.silent
-        assert job.poller._jobs[KEY].misses >= supervisor_poller.MISSES
-        assert job.told == 1
-        assert (answer.ready, answer.ray.version) == (0, "")
+        status = await job.until(lambda a: a.silent)
+        assert why in status.silent
+        assert job.poller._jobs[KEY].misses >= supervisor_poller.MAX_MISSES
+        assert job.reported == 1
+        assert (status.ready, status.ray.version) == (0, "")
 
     job.run(scenario)
     del kept
 
 
-def test_one_that_answers_again_is_heard_again(job: Job):
+def test_a_supervisor_that_answers_again_is_silent_no_longer(job: Job):
     async def scenario() -> None:
         job.poller.want(KEY, 1)
         await job.until(lambda a: a.silent)
@@ -241,7 +241,7 @@ def test_only_a_ready_head_is_asked_and_another_one_begins_anew(tmp_path: Path):
         job.poller.want(KEY, 1)
         job.cache.put(job.pod("127.0.0.2", ready=False))
         await asyncio.sleep(5 * supervisor_poller.TICK_S)
-        assert job.poller.answer(KEY) is None
+        assert job.poller.status(KEY) is None
         job.cache.put(job.pod("127.0.0.2"))
         await job.until(lambda a: a.ready == 1)
         job.cache.remove(job.pod("127.0.0.2"))
@@ -251,6 +251,6 @@ def test_only_a_ready_head_is_asked_and_another_one_begins_anew(tmp_path: Path):
         second.ready(0)
         await job.until(lambda a: a.ready == 1)
         job.poller.want(KEY, None)
-        assert job.poller.answer(KEY) is None, "a job that ended is not asked"
+        assert job.poller.status(KEY) is None, "a job that ended is not polled"
 
     job.run(scenario)

@@ -1,4 +1,4 @@
-"""The operator's reconcile against a real API server, without watches: each look is a list of all that is there."""
+"""The operator's reconcile against a real API server, without watches: it lists all that is there."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from kubernetes.aio import client as kubernetes
 from apiserver import ApiServer
 from dataloaderjob.api import KIND
 from dataloaderjob_operator import names, objects
-from dataloaderjob_operator.client import PATHS, ApiError, Client
-from dataloaderjob_operator.decide.answers import Answer
+from dataloaderjob_operator.client import ApiError, Client
+from dataloaderjob_operator.decide.supervisor_status import SupervisorStatus
+from dataloaderjob_operator.kinds import CHILDREN, KINDS
 from dataloaderjob_operator.names import LABEL_JOB
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.reconcile import Reconciler
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 T = TypeVar("T")
-PODS = "/api/v1/namespaces/{namespace}/pods"
 MERGE = "application/merge-patch+json"
 _NUMBERS = itertools.count()
 
@@ -35,7 +35,7 @@ class Api:
     """`Client`, which may fail before a write: `fault` is asked with the number of the write."""
 
     def __init__(self, client: Client, fault: Callable[[int], Exception | None]) -> None:
-        self._client, self._fault, self.writes, self.told = client, fault, 0, 0
+        self._client, self._fault, self.writes, self.reported = client, fault, 0, 0
 
     def _count(self) -> None:
         self.writes += 1
@@ -59,10 +59,10 @@ class Api:
         self._count()
         return await self._client.delete(namespace, key, uid)
 
-    async def tell(self, event: dict[str, Any]) -> None:
+    async def create_event(self, event: dict[str, Any]) -> None:
         """Not counted as a write: what follows a status may be lost."""
-        self.told += 1
-        await self._client.tell(event)
+        self.reported += 1
+        await self._client.create_event(event)
 
 
 @functools.cache
@@ -79,37 +79,37 @@ def _operator(server: ApiServer) -> tuple[asyncio.Runner, Client]:
     return runner, runner.run(connect())
 
 
-class Told:
-    """What supervisors said, as a test has it, and what they are told."""
+class Supervisors:
+    """The status of supervisors, as a test has it, and the number of feeders that they are sent."""
 
     def __init__(self) -> None:
-        self.said: Answer | None = None
+        self.reported: SupervisorStatus | None = None
         self.wanted: int | None = None
 
     def __len__(self) -> int:
         return 1
 
-    def answer(self, key: JobKey) -> Answer | None:
-        return self.said
+    def supervisor(self, key: JobKey) -> SupervisorStatus | None:
+        return self.reported
 
     def want(self, key: JobKey, feeders: int | None) -> None:
         self.wanted = feeders
 
 
 class Operated:
-    """One job on the server, in a namespace of its own, and an operator that looks at it when it is told to."""
+    """One job on the server, in a namespace of its own, and an operator that reconciles it when a test calls it."""
 
     def __init__(self, server: ApiServer, manifest: dict[str, Any]) -> None:
         self.server = server
         self.namespace = f"ns-{next(_NUMBERS)}"
         self.name = manifest["metadata"]["name"]
         self.key = (self.namespace, self.name)
-        self.supervisor = Told()
+        self.supervisor = Supervisors()
         server.request("POST", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
         server.request("POST", self.path(KIND), manifest)
 
     def path(self, kind: str, name: str = "") -> str:
-        folder = PATHS[kind].format(namespace=self.namespace)
+        folder = KINDS[kind].path(self.namespace)
         return f"{folder}/{name}" if name else folder
 
     def reconcile(
@@ -120,30 +120,30 @@ class Operated:
         """One reconcile. Returns how many writes it made. Raises what `fault` does."""
         runner, client = _operator(self.server)
         api = Api(client, fault)
-        runner.run(Reconciler(api, self.look(), setup, self.supervisor).reconcile(self.key))
+        runner.run(Reconciler(api, self.observe(), setup, self.supervisor).reconcile(self.key))
         return api.writes
 
     def operator(self) -> Reconciler:
-        """One that lives through several looks."""
-        return Reconciler(_operator(self.server)[1], self.look(), SETUP, self.supervisor)
+        """An operator that lives through several reconciles."""
+        return Reconciler(_operator(self.server)[1], self.observe(), SETUP, self.supervisor)
 
-    def look_with(self, operator: Reconciler) -> float | None:
-        operator.cache = self.look()
+    def reconcile_with(self, operator: Reconciler) -> float | None:
+        operator.cache = self.observe()
         return self.run(operator.reconcile(self.key))
 
     def run(self, what: Coroutine[Any, Any, T]) -> T:
         """In the loop of the operator's client."""
         return _operator(self.server)[0].run(what)
 
-    def settle(self, looks: int = 12, setup: objects.OperatorConfig = SETUP) -> None:
+    def settle(self, rounds: int = 12, setup: objects.OperatorConfig = SETUP) -> None:
         """Reconciles, and collects garbage, until nothing is written any more."""
-        for _ in range(looks):
+        for _ in range(rounds):
             collected = self.collect_garbage()
             if self.reconcile(setup=setup) == 0 and not collected:
                 return
-        raise AssertionError(f"not settled after {looks} looks")
+        raise AssertionError(f"not settled after {rounds} reconciles")
 
-    def look(self) -> Cache:
+    def observe(self) -> Cache:
         cache = Cache()
         cache.put({**self.get(KIND, self.name), "kind": KIND})
         for thing in [*self.children().values(), *self.pods()]:
@@ -152,7 +152,7 @@ class Operated:
 
     def pods(self) -> list[dict[str, Any]]:
         """That have the job's label."""
-        path = f"{PODS.format(namespace=self.namespace)}?labelSelector={LABEL_JOB}={self.name}"
+        path = f"{self.path('Pod')}?labelSelector={LABEL_JOB}={self.name}"
         return [{**item, "kind": "Pod"} for item in self.server.request("GET", path)["items"]]
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
@@ -161,12 +161,10 @@ class Operated:
     def children(self) -> dict[tuple[str, str], dict[str, Any]]:
         """All that has the job's label, with their kinds."""
         found = {}
-        for kind in PATHS:
-            if kind != KIND:
-                for item in self.server.request(
-                    "GET", f"{self.path(kind)}?labelSelector={LABEL_JOB}={self.name}"
-                )["items"]:
-                    found[kind, item["metadata"]["name"]] = {**item, "kind": kind}
+        for kind in CHILDREN:
+            path = f"{self.path(kind.name)}?labelSelector={LABEL_JOB}={self.name}"
+            for item in self.server.request("GET", path)["items"]:
+                found[kind.name, item["metadata"]["name"]] = {**item, "kind": kind.name}
         return found
 
     def patch(
@@ -189,8 +187,8 @@ class Operated:
         self.pod(names.Role.HEAD, status)
 
     def last_words(self, words: str) -> None:
-        """What a kubelet would say of the trainer's pod when it fails: these are what the container left behind. What
-        is not UTF-8 in them has become U+FFFD by the time the API server tells of it."""
+        """Reports the trainer's pod as a kubelet would when it fails: these are what the container left behind. What is
+        not UTF-8 in them has become U+FFFD by the time the API server has it."""
         ended = {"exitCode": 1, "reason": "Error", "message": words}
         container = {"name": "trainer", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
         container["state"] = {"terminated": ended}
@@ -198,7 +196,7 @@ class Operated:
 
     def pod(self, role: names.Role, status: dict[str, Any]) -> None:
         """The pod of that role has this status; it is made if it is not there."""
-        folder, name = PODS.format(namespace=self.namespace), f"{self.name}-{role.value}-0"
+        folder, name = self.path("Pod"), f"{self.name}-{role.value}-0"
         if not any(pod["metadata"]["name"] == name for pod in self.pods()):
             metadata = {"name": name, "labels": names.labels(self.name, role)}
             spec = {"containers": [{"name": role.value, "image": "i"}], "restartPolicy": "Never"}
@@ -213,7 +211,7 @@ class Operated:
         self.server.request("DELETE", self.path(kind, name) + "?propagationPolicy=Background")
 
     def ends(self, name: str, kind: str) -> None:
-        """What the Job controller, which is not there, says of an Indexed Job: Complete or Failed."""
+        """Reports an Indexed Job as Complete or Failed, as the Job controller would, which is not there."""
         over = {"type": kind, "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
         before = "SuccessCriteriaMet" if kind == "Complete" else "FailureTarget"
         status: dict[str, Any] = {

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from dataloaderjob.core import frames
 from dataloaderjob.core.frames import FROM_RECEIVER, Kind
+from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar.dispatch import overseer
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 from dataloaderjob.sidecar.dispatch.instructions import (
@@ -20,7 +21,6 @@ from dataloaderjob.sidecar.dispatch.instructions import (
     Connect,
     CreateRegion,
     Discard,
-    DispatchSettings,
     DropRegion,
     Endpoint,
     Extent,
@@ -63,7 +63,7 @@ class World:
         self.random = random.Random(seed)
         self.now = 0.0
         self.machine = Dispatcher(
-            DispatchSettings(limit_nbytes=limit, pool_nbytes=pool, batch_deadline_s=deadline_s),
+            LoaderSettings(shared_memory_nbytes=limit, pool_nbytes=pool, batch_deadline_s=deadline_s),
             generation=GENERATION,
         )
         self.feeders: dict[str, SimFeeder] = {}

@@ -21,8 +21,8 @@ from bench.operator_scale.watching import Jobs
 from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import AuthError
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide import answers
-from dataloaderjob_operator.metrics import Metrics
+from dataloaderjob_operator.decide import supervisor_status
+from dataloaderjob_operator.monitoring import Metrics
 from dataloaderjob_operator.observe import supervisor_poller
 
 ROOT = b"r" * 32
@@ -122,7 +122,7 @@ def converse(root: bytes, *wanted: int) -> list[dict[str, Any]]:
         async with Supervisors(ROOT, feeders=2).serving("127.0.0.1", 0) as port:
             head = supervisor_poller.Head("127.0.0.1", f"team/mnist/{uid}", names.job_key(root, uid))
             return [
-                dict(await supervisor_poller._converse(head, port, supervisor_poller._Job(feeders)))
+                dict(await supervisor_poller._exchange(head, port, supervisor_poller._Job(feeders)))
                 for feeders in wanted
             ]
 
@@ -130,8 +130,8 @@ def converse(root: bytes, *wanted: int) -> list[dict[str, Any]]:
 
 
 def test_the_operator_hears_a_supervisor_and_is_obeyed_by_it() -> None:
-    found = [answers.parse(message) for message in converse(ROOT, 2, 3, 3)]
-    assert [(answer.desired, answer.ready) for answer in found] == [(2, 2), (2, 2), (3, 3)]
+    found = [supervisor_status.parse(message) for message in converse(ROOT, 2, 3, 3)]
+    assert [(status.desired, status.ready) for status in found] == [(2, 2), (2, 2), (3, 3)]
     assert found[0].ray.version
     assert found[0].cause is None
 
@@ -147,14 +147,17 @@ def figures(mode: Mode, seconds: float) -> list[supervision.Rates]:
     observed = []
     for number in range(11):
         job.go_on(number * seconds)
-        observed.append(answers.readings(job.status()))
+        observed.append(supervisor_status.readings(job.status()))
     return [supervision.between(before, after, seconds) for before, after in itertools.pairwise(observed)]
 
 
 def test_steady_figures_are_worth_one_write_and_moving_ones_more() -> None:
-    written = {mode: [answers.shown(found) for found in figures(mode, 10.0)] for mode in Mode}
+    written = {
+        mode: [supervisor_status.loader_status(found) for found in figures(mode, 10.0)] for mode in Mode
+    }
     notable = {
-        mode: sum(answers.notable(a, b) for a, b in itertools.pairwise(of)) for mode, of in written.items()
+        mode: sum(supervisor_status.notable(a, b) for a, b in itertools.pairwise(of))
+        for mode, of in written.items()
     }
     assert notable[Mode.STEADY] == 0
     assert notable[Mode.MOVING] > 3

@@ -106,8 +106,9 @@ def test_the_service_is_as_large_as_all_replicas_together():
         deadlines={"batchSeconds": 9},
         allowPickle=True,
     ).service
-    assert (made.processes, made.shared_memory_nbytes, made.pool_nbytes) == (4, 2 << 30, 100 << 20)
-    assert (made.num_feeders, made.checksum, made.batch_deadline_s) == (3, True, 9.0)
+    loader = made.loader
+    assert (loader.processes, loader.shared_memory_nbytes, loader.pool_nbytes) == (4, 2 << 30, 100 << 20)
+    assert (made.num_feeders, loader.checksum, loader.batch_deadline_s) == (3, True, 9.0)
     assert made.tuning.worker_register_timeout_s == 77
     assert made.tuning.health_check_period_s == 2.5
 
@@ -175,7 +176,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path, part
 def test_a_private_service_serves_all_local_ranks_and_feeders_import_what_trainers_can():
     env = {"LOCAL_WORLD_SIZE": "2", "RANK": "1", "DATALOADERJOB_PATH": "/a:/b", "X": "1"}
     made = private_plan(FOLDER, 3, env)
-    assert (made.num_feeders, made.processes) == (3, 2)
+    assert (made.num_feeders, made.loader.processes) == (3, 2)
     assert made.feeder_env["PYTHONPATH"] == "/a:/b"
     assert "PYTHONPATH" not in made.env
     assert made.env == {"LOCAL_WORLD_SIZE": "2", "X": "1"}

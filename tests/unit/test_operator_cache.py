@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloaderjob_operator.decide import troubles
-from dataloaderjob_operator.observe.cache import BELIEVED_S, GONE, Cache, slim
+from dataloaderjob_operator.kinds import transform
+from dataloaderjob_operator.observe.cache import GONE, WRITE_WINS_S, Cache
 
 KEY, MAP = ("team", "mnist"), ("ConfigMap", "mnist-settings")
 
@@ -34,13 +35,13 @@ def data(cache: Cache) -> dict[str, str] | None:
     return None if found is None else found["data"]
 
 
-def test_a_write_is_known_before_any_watch_tells_of_it_and_older_news_do_not_undo_it():
+def test_a_write_is_known_before_any_watch_reports_it_and_older_versions_do_not_undo_it():
     cache = Cache(Clock())
     cache.put(settings("3", a="old"))
-    cache.wrote(settings("7", a="new"))
+    cache.put_written(settings("7", a="new"))
     assert cache.put(settings("5", a="between")) is None
     assert data(cache) == {"a": "new"}
-    assert cache.put(settings("7", a="new")) is None, "no news"
+    assert cache.put(settings("7", a="new")) is None, "nothing new"
     assert cache.put(settings("9", a="theirs")) == KEY
     assert data(cache) == {"a": "theirs"}
 
@@ -48,15 +49,15 @@ def test_a_write_is_known_before_any_watch_tells_of_it_and_older_news_do_not_und
 def test_news_that_are_newer_than_a_write_count_also_when_its_answer_comes_late():
     cache = Cache(Clock())
     cache.put(settings("9", a="theirs"))
-    cache.wrote(settings("7", a="ours"))
+    cache.put_written(settings("7", a="ours"))
     assert data(cache) == {"a": "theirs"}
 
 
 def test_older_versions_are_believed_again_after_a_while():
     clock = Clock()
     cache = Cache(clock)
-    cache.wrote(settings("700", a="lost with etcd"))
-    clock.now = BELIEVED_S
+    cache.put_written(settings("700", a="lost with etcd"))
+    clock.now = WRITE_WINS_S
     assert cache.put(settings("5", a="restored")) == KEY
     assert data(cache) == {"a": "restored"}
 
@@ -65,15 +66,15 @@ def test_what_was_gone_before_the_answer_to_a_write_of_it_came_stays_gone():
     cache = Cache(Clock())
     cache.put(settings("3"))
     cache.remove(settings("4"))
-    cache.wrote(settings("3"))
+    cache.put_written(settings("3"))
     assert data(cache) is None
-    cache.wrote(settings("9", uid="another"))
+    cache.put_written(settings("9", uid="another"))
     assert data(cache) == {}
 
 
 def test_the_end_of_an_earlier_object_does_not_remove_the_one_that_has_its_name_now():
     cache = Cache(Clock())
-    cache.wrote(settings("9", uid="new"))
+    cache.put_written(settings("9", uid="new"))
     assert cache.remove(settings("8", uid="old")) == KEY
     assert data(cache) == {}
 
@@ -82,16 +83,16 @@ def test_only_so_many_that_are_gone_are_remembered():
     cache = Cache(Clock())
     for number in range(GONE + 1):
         cache.remove(settings(uid=str(number)))
-    cache.wrote(settings(uid=str(GONE)))
+    cache.put_written(settings(uid=str(GONE)))
     assert data(cache) is None
-    cache.wrote(settings(uid="0"))
+    cache.put_written(settings(uid="0"))
     assert data(cache) == {}
 
 
 def test_versions_that_are_no_numbers_are_left_to_the_watches():
     cache = Cache(Clock())
     cache.put(settings("a", a="2"))
-    cache.wrote(settings("b", a="1"))
+    cache.put_written(settings("b", a="1"))
     assert data(cache) == {"a": "2"}
 
 
@@ -109,7 +110,7 @@ def test_of_a_child_that_is_compared_nothing_is_left_out_but_who_set_which_field
         "metadata": {"name": "a", "managedFields": [{"manager": "m"}]},
         "spec": spec,
     }
-    assert slim(thing) == {"kind": "Deployment", "metadata": {"name": "a"}, "spec": spec}
+    assert transform(thing) == {"kind": "Deployment", "metadata": {"name": "a"}, "spec": spec}
 
 
 def test_of_a_pod_its_troubles_are_kept():
@@ -130,7 +131,7 @@ def test_of_a_pod_its_troubles_are_kept():
         },
         "status": {"initContainerStatuses": [container], "hostIP": "10.0.0.1"},
     }
-    small = slim(pod)
+    small = transform(pod)
     assert troubles.of(small) == troubles.of(pod) is not None
     assert "annotations" not in small["metadata"]
     assert "image" not in small["status"]["initContainerStatuses"][0]
@@ -147,7 +148,7 @@ def test_late_news_of_an_object_do_not_evict_the_one_that_has_its_name_now():
 
 def test_a_write_that_changed_nothing_does_not_let_older_news_in():
     cache = Cache(Clock())
-    cache.wrote(settings("7", a="ours"))
-    cache.wrote(settings("7", a="ours"))
+    cache.put_written(settings("7", a="ours"))
+    cache.put_written(settings("7", a="ours"))
     cache.put(settings("7", a="ours"))
     assert cache.put(settings("5", a="before")) is None

@@ -5,19 +5,35 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from looks import ANSWER, FEEDERS, HEAD, TRAINERS, after, condition, decided, job, live, pod, serving
+from observed_jobs import (
+    FEEDERS,
+    HEAD,
+    SUPERVISOR,
+    TRAINERS,
+    after,
+    condition,
+    decided,
+    job,
+    live,
+    pod,
+    serving,
+)
 
 from dataloaderjob.api.status import ConditionType, Phase
-from dataloaderjob_operator.decide.answers import Answer, Cause
 from dataloaderjob_operator.decide.observed import Observed
+from dataloaderjob_operator.decide.supervisor_status import Cause, SupervisorStatus
 
 LATE_S = 901
-UNHEARD = [None, Answer(silent="nothing within 5 s"), replace(ANSWER, failure=Cause("UserCodeFailed", "x"))]
+UNREPORTED = [
+    None,
+    SupervisorStatus(silent="nothing within 5 s"),
+    replace(SUPERVISOR, failure=Cause("UserCodeFailed", "x")),
+]
 
 
-@pytest.mark.parametrize("answer", UNHEARD, ids=["not asked", "silent", "a trainer failed"])
-def test_a_job_whose_pods_are_up_is_not_ended_for_want_of_a_word_of_its_supervisor(answer):
-    observed = serving(answer=answer)
+@pytest.mark.parametrize("supervisor", UNREPORTED, ids=["not asked", "silent", "a trainer failed"])
+def test_a_job_whose_pods_are_up_is_not_ended_for_want_of_a_word_of_its_supervisor(supervisor):
+    observed = serving(supervisor=supervisor)
     first = decided(Observed(job=job()))
     late = decided(after(observed, first), LATE_S)
     assert late.status.phase == Phase.STARTING
@@ -27,20 +43,22 @@ def test_a_job_whose_pods_are_up_is_not_ended_for_want_of_a_word_of_its_supervis
 
 def test_a_supervisor_that_has_no_feeders_in_time_ends_the_job():
     first = decided(Observed(job=job()))
-    late = decided(after(serving(answer=replace(ANSWER, ready=0)), first), LATE_S)
+    late = decided(after(serving(supervisor=replace(SUPERVISOR, ready=0)), first), LATE_S)
     assert condition(late, ConditionType.FAILED).reason == "StartupDeadlineExceeded"
 
 
-def test_the_deadline_says_that_the_supervisor_was_silent():
+def test_the_deadline_s_message_names_the_silence_of_the_supervisor():
     first = decided(Observed(job=job()))
-    observed = replace(serving(answer=Answer(silent="nothing within 5 s")), pods=(pod("head"), pod("feeder")))
+    observed = replace(
+        serving(supervisor=SupervisorStatus(silent="nothing within 5 s")), pods=(pod("head"), pod("feeder"))
+    )
     assert (
         "nothing within 5 s"
         in condition(decided(after(observed, first), LATE_S), ConditionType.FAILED).message
     )
 
 
-def test_the_deadline_says_what_the_api_server_refused():
+def test_the_deadline_s_message_names_what_the_api_server_refused():
     observed = Observed(job=job())
     late = decided(
         replace(after(observed, decided(observed)), refused=".spec.template.spec.nodeSelectr: unknown"),

@@ -1,4 +1,4 @@
-"""What the operator decides about a job, from what it sees of it."""
+"""What the operator decides about a job that it observes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from looks import (
-    ANSWER,
+from observed_jobs import (
     BASE,
     FEEDERS,
     HEAD,
     SETUP,
+    SUPERVISOR,
     T0,
     TRAINERS,
     after,
@@ -33,10 +33,10 @@ from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.observed import Observed
 from dataloaderjob_operator.decide.stage import WANTED, Part, Stage
-from dataloaderjob_operator.objects.trainers import SIDECAR
+from dataloaderjob_operator.objects.workloads import SIDECAR
 
 
-def test_a_job_seen_for_the_first_time_has_all_conditions_and_gets_all_children():
+def test_a_job_observed_for_the_first_time_has_all_conditions_and_gets_all_children():
     made = decided(Observed(job=job()))
     assert [c.type for c in made.status.conditions] == [kind.value for kind in ConditionType]
     assert made.status.phase == Phase.STARTING
@@ -60,7 +60,7 @@ def test_nothing_changes_while_nothing_happens():
     assert again.apply == first.apply
 
 
-def test_a_part_that_stops_serving_degrades_a_running_job_and_says_why():
+def test_a_part_that_stops_serving_degrades_a_running_job_and_its_condition_has_the_cause():
     observed = serving()
     running = after(observed, decided(observed))
     sick = pod(
@@ -74,7 +74,7 @@ def test_a_part_that_stops_serving_degrades_a_running_job_and_says_why():
     )
     lost = replace(
         running, children={**running.children, **live(FEEDERS, replicas=1)}, pods=(sick, pod("trainer")),
-        answer=replace(ANSWER, ready=0),
+        supervisor=replace(SUPERVISOR, ready=0),
     )  # fmt: skip
     made = decided(lost, 60)
     assert made.status.phase == Phase.DEGRADED
@@ -109,14 +109,14 @@ def test_a_trainer_whose_image_is_not_there_keeps_the_job_from_being_ready():
     assert "no such image" in condition(late, ConditionType.FAILED).message
 
 
-def test_ready_tells_what_is_wrong_before_what_merely_takes_its_time():
+def test_ready_reports_what_is_wrong_before_what_merely_takes_its_time():
     image = {
         "name": "trainer",
         "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
     }
     sick = pod("trainer", started=False, containerStatuses=[image])
     made = decided(
-        replace(serving(), pods=(sick,), children=live(*BASE, HEAD, FEEDERS, TRAINERS), answer=None)
+        replace(serving(), pods=(sick,), children=live(*BASE, HEAD, FEEDERS, TRAINERS), supervisor=None)
     )
     assert condition(made, ConditionType.HEAD_READY).reason == "PodsStart"
     assert condition(made, ConditionType.READY).reason == "ImageNotPulled"
@@ -142,7 +142,7 @@ def test_a_sidecar_that_ends_with_its_trainer_is_missed_by_nobody():
     assert decided(over).status.phase == Phase.RUNNING
 
 
-def test_pods_that_a_quota_refuses_are_told_by_their_deployment():
+def test_pods_that_a_quota_refuses_are_reported_by_their_deployment():
     observed = serving()
     refused = {
         "conditions": [
@@ -155,11 +155,11 @@ def test_pods_that_a_quota_refuses_are_told_by_their_deployment():
         ]
     }
     children = {**observed.children, **live(FEEDERS, **refused)}
-    made = decided(replace(observed, children=children, pods=(), answer=None))
+    made = decided(replace(observed, children=children, pods=(), supervisor=None))
     assert condition(made, ConditionType.FEEDERS_READY).message == "exceeded quota"
 
 
-def test_a_child_that_the_server_refuses_is_told_in_the_servers_words():
+def test_a_child_that_the_server_refuses_is_reported_in_the_servers_words():
     observed = serving()
     made = decided(
         replace(after(observed, decided(observed)), refused="pods is forbidden: exceeded quota"), 5
@@ -225,13 +225,13 @@ def test_trainers_that_fail_more_often_than_allowed_fail_the_job_with_the_cause(
     observed = replace(serving(), job=job(backoffLimit=0))
     made = decided(failed_trainers(after(observed, decided(observed))), 10)
     assert made.status.phase == Phase.FAILED
-    told = condition(made, ConditionType.FAILED)
-    assert told.reason == "BackoffLimitExceeded"
-    assert "container trainer: exit code 7: CUDA error (backoffLimit 0)" in told.message
+    reported = condition(made, ConditionType.FAILED)
+    assert reported.reason == "BackoffLimitExceeded"
+    assert "container trainer: exit code 7: CUDA error (backoffLimit 0)" in reported.message
     assert TRAINERS not in made.delete, "its pods have the logs"
 
 
-def test_a_job_that_does_not_come_up_fails_in_time_and_says_what_it_lacked():
+def test_a_job_that_does_not_come_up_fails_in_time_and_reports_what_it_lacked():
     waiting = {"name": "feeder", "state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}
     observed = Observed(
         job=job(deadlines={"startupSeconds": 200}), pods=(pod("feeder", containerStatuses=[waiting]),)
@@ -239,9 +239,9 @@ def test_a_job_that_does_not_come_up_fails_in_time_and_says_what_it_lacked():
     first = decided(observed)
     assert decided(after(observed, first), 199).status.phase == Phase.STARTING
     late = decided(after(observed, first), 200)
-    told = condition(late, ConditionType.FAILED)
-    assert (late.status.phase, told.reason) == (Phase.FAILED, "StartupDeadlineExceeded")
-    assert "ErrImagePull: not found" in told.message
+    reported = condition(late, ConditionType.FAILED)
+    assert (late.status.phase, reported.reason) == (Phase.FAILED, "StartupDeadlineExceeded")
+    assert "ErrImagePull: not found" in reported.message
 
 
 def test_the_startup_deadline_is_met_once_all_served():
@@ -284,7 +284,7 @@ def test_a_resumed_job_has_a_startup_deadline_also_when_trainers_were_made_anew_
     idle = decided(held, 20)
     assert idle.status.phase == Phase.SUSPENDED
     limits = {"startupSeconds": 200}
-    resumed = replace(after(held, idle), job=job(deadlines=limits), answer=None)
+    resumed = replace(after(held, idle), job=job(deadlines=limits), supervisor=None)
     back = decided(resumed, 5000)
     assert (back.status.phase, back.requeue_after_s) == (Phase.STARTING, 200)
     late = decided(after(resumed, back), 5200)
@@ -292,9 +292,9 @@ def test_a_resumed_job_has_a_startup_deadline_also_when_trainers_were_made_anew_
 
 
 def test_pods_that_become_ready_one_after_the_other_are_written_once_a_second():
-    observed = replace(serving(), job=job(**{"feeders.replicas": 8}), answer=replace(ANSWER, ready=2))
+    observed = replace(serving(), job=job(**{"feeders.replicas": 8}), supervisor=replace(SUPERVISOR, ready=2))
     written = replace(after(observed, decided(observed)), written_at=T0)
-    more = replace(written, answer=replace(ANSWER, ready=5))
+    more = replace(written, supervisor=replace(SUPERVISOR, ready=5))
     soon = decided(more, 0.4)
     assert (soon.status, soon.requeue_after_s) == (written.status, 0.6)
     assert decided(more, 1).status.feeders.ready == 5
@@ -317,7 +317,7 @@ def at_start(decision: Decision) -> int:
     return json.loads(settings["data"]["head.json"])["num_feeders"]
 
 
-def test_a_supervisor_that_runs_is_told_the_number_of_feeders_and_its_file_is_left_alone():
+def test_a_supervisor_that_runs_is_sent_the_number_of_feeders_and_its_file_is_left_alone():
     observed = serving()
     made = next(child for child in decided(observed).apply if child["kind"] == "ConfigMap")
     children = {**observed.children, ("ConfigMap", "mnist-settings"): made}
@@ -341,7 +341,7 @@ def test_policies_go_when_they_are_no_longer_asked_for_and_stay_as_long_as_any_p
         assert keys(made) >= policies, "before and while pods are there"
 
 
-def test_every_stage_says_which_children_it_has():
+def test_every_stage_has_its_children_in_the_table():
     assert set(WANTED) == set(Stage)
     assert all(Part.BASE in parts for parts in WANTED.values())
 
@@ -358,7 +358,7 @@ def test_restarts_never_exceed_the_limit(limit: int):
 
 
 class Cluster(RuleBasedStateMachine):
-    """A cluster that does what it is told, an operator that may die between any two of its writes, and users."""
+    """A cluster that does what it is asked to, an operator that may die between any two of its writes, and users."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -375,14 +375,14 @@ class Cluster(RuleBasedStateMachine):
             if kind in ("Deployment", "Job")
         )
         up = all(self.children.get(key, {}).get("status") for key in (HEAD, FEEDERS))
-        answer = ANSWER if up else None
+        supervisor = SUPERVISOR if up else None
         return Observed(
-            job=job(**self.spec), status=self.status, children=self.children, pods=pods, answer=answer
+            job=job(**self.spec), status=self.status, children=self.children, pods=pods, supervisor=supervisor
         )
 
     @rule(writes=st.integers(min_value=0, max_value=15))
     def reconcile(self, writes: int) -> None:
-        """The operator looks and acts, and dies after so many writes."""
+        """The operator reconciles, and dies after so many writes."""
         made = decided(self.observed(), self.seconds)
         acts: list[Any] = [("status", made.status)]
         acts += [("delete", key) for key in made.delete] + [("apply", child) for child in made.apply]

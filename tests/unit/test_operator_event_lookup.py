@@ -1,4 +1,4 @@
-"""Who is asked for events, and how often."""
+"""Whose events are listed, and how often."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 from dataloaderjob_operator.client import ApiError
-from dataloaderjob_operator.decide.event_causes import AGAIN_S, Question
-from dataloaderjob_operator.observe.event_lookup import EventLookup
+from dataloaderjob_operator.decide.health import AGAIN_S, EventQuery
+from dataloaderjob_operator.observe.lookups import EventLookup
 
 A, B = ("team", "a"), ("team", "b")
-POD = Question("Pod", "p", "u-p")
+POD = EventQuery("Pod", "p", "u-p")
 MOUNT = {
     "type": "Warning",
     "reason": "FailedMount",
@@ -19,24 +19,24 @@ MOUNT = {
 }
 
 
-class Told:
+class Events:
     """Events by uid; a request for one that is not there fails."""
 
     def __init__(self, events: dict[str, list[dict[str, Any]]]) -> None:
-        self.events_, self.asked = events, list[tuple[str, str]]()
+        self.events_, self.requests = events, list[tuple[str, str]]()
 
     async def events(self, namespace: str, uid: str) -> list[dict[str, Any]]:
-        self.asked.append((namespace, uid))
+        self.requests.append((namespace, uid))
         if uid not in self.events_:
             raise ApiError(500, "not now")
         return self.events_[uid]
 
 
-class Asked:
+class Lookup:
     """An event lookup in virtual time, and the jobs that it put onto the workqueue."""
 
     def __init__(self, events: dict[str, list[dict[str, Any]]]) -> None:
-        self.now, self.api, self.changed = 0.0, Told(events), list[tuple[str, str]]()
+        self.now, self.api, self.changed = 0.0, Events(events), list[tuple[str, str]]()
         self.lookup = EventLookup(self.api, self.changed.append, lambda: self.now)
 
     def turns(self) -> None:
@@ -47,82 +47,82 @@ class Asked:
         asyncio.run(all_of_them())
 
 
-def test_what_is_heard_is_there_at_the_next_look_which_comes_at_once():
-    asked = Asked({"u-p": [MOUNT]})
-    asked.lookup.ask(A, (POD,))
-    assert asked.lookup.heard(A) == {}
-    asked.turns()
-    assert asked.changed == [A]
-    assert asked.lookup.heard(A)["u-p"].reason == "VolumeNotMounted"
-    assert asked.lookup.heard(B) == {}
+def test_a_cause_is_there_at_the_next_reconcile_which_comes_at_once():
+    made = Lookup({"u-p": [MOUNT]})
+    made.lookup.request(A, (POD,))
+    assert made.lookup.found(A) == {}
+    made.turns()
+    assert made.changed == [A]
+    assert made.lookup.found(A)["u-p"].reason == "VolumeNotMounted"
+    assert made.lookup.found(B) == {}
 
 
-def test_it_asks_again_only_after_a_while_and_says_nothing_of_the_same():
-    asked = Asked({"u-p": [MOUNT]})
+def test_events_are_listed_again_only_after_a_while_and_the_same_ones_are_no_news():
+    made = Lookup({"u-p": [MOUNT]})
     for moment, requests in ((0, 1), (1, 1), (AGAIN_S / 2, 1), (AGAIN_S, 2), (AGAIN_S + 1, 2)):
-        asked.now = moment
-        asked.lookup.ask(A, (POD,))
-        asked.turns()
-        assert len(asked.api.asked) == requests
-    assert asked.changed == [A], "nothing new the second time"
-    asked.api.events_["u-p"] = []
-    asked.now = 3 * AGAIN_S
-    asked.lookup.ask(A, (POD,))
-    asked.turns()
-    assert asked.changed == [A, A]
-    assert asked.lookup.heard(A) == {}
+        made.now = moment
+        made.lookup.request(A, (POD,))
+        made.turns()
+        assert len(made.api.requests) == requests
+    assert made.changed == [A], "nothing new the second time"
+    made.api.events_["u-p"] = []
+    made.now = 3 * AGAIN_S
+    made.lookup.request(A, (POD,))
+    made.turns()
+    assert made.changed == [A, A]
+    assert made.lookup.found(A) == {}
 
 
-def test_jobs_take_turns_and_one_that_asks_twice_has_one():
-    asked = Asked({"u-p": [], "u-q": []})
-    asked.lookup.ask(A, (POD,))
-    asked.lookup.ask(B, (Question("Pod", "q", "u-q"),))
-    asked.lookup.ask(A, (POD,))
-    asked.turns()
-    assert asked.api.asked == [("team", "u-p"), ("team", "u-q")]
+def test_jobs_take_turns_and_one_that_requests_twice_has_one():
+    made = Lookup({"u-p": [], "u-q": []})
+    made.lookup.request(A, (POD,))
+    made.lookup.request(B, (EventQuery("Pod", "q", "u-q"),))
+    made.lookup.request(A, (POD,))
+    made.turns()
+    assert made.api.requests == [("team", "u-p"), ("team", "u-q")]
 
 
-def test_a_job_that_asks_no_longer_is_forgotten():
-    asked = Asked({"u-p": [MOUNT]})
-    asked.lookup.ask(A, (POD,))
-    asked.turns()
-    asked.lookup.ask(A, ())
-    assert asked.lookup.heard(A) == {}
-    asked.lookup.ask(A, (POD,))
-    asked.lookup.forget(A)
-    asked.turns()
-    assert len(asked.api.asked) == 1
+def test_a_job_that_requests_nothing_any_more_is_forgotten():
+    made = Lookup({"u-p": [MOUNT]})
+    made.lookup.request(A, (POD,))
+    made.turns()
+    made.lookup.request(A, ())
+    assert made.lookup.found(A) == {}
+    made.lookup.request(A, (POD,))
+    made.lookup.forget(A)
+    made.turns()
+    assert len(made.api.requests) == 1
 
 
-def test_what_was_heard_of_an_object_that_is_asked_about_no_longer_is_forgotten():
-    asked = Asked({"u-p": [MOUNT]})
-    asked.lookup.ask(A, (POD,))
-    asked.turns()
-    asked.lookup.ask(A, (Question("Pod", "q", "u-q"),))
-    assert asked.lookup.heard(A) == {}
+def test_a_cause_of_an_object_that_is_held_up_no_longer_is_dropped():
+    made = Lookup({"u-p": [MOUNT]})
+    made.lookup.request(A, (POD,))
+    made.turns()
+    made.lookup.request(A, (EventQuery("Pod", "q", "u-q"),))
+    assert made.lookup.found(A) == {}
 
 
-def test_a_server_that_does_not_answer_changes_nothing_of_what_was_heard():
-    asked = Asked({"u-p": [MOUNT]})
-    asked.lookup.ask(A, (POD,))
-    asked.turns()
-    before = asked.lookup.heard(A)
-    del asked.api.events_["u-p"]
-    asked.now = AGAIN_S
-    asked.lookup.ask(A, (POD,))
-    asked.turns()
-    assert asked.lookup.heard(A) == before
+def test_a_server_that_does_not_answer_changes_no_cause_that_was_found():
+    made = Lookup({"u-p": [MOUNT]})
+    made.lookup.request(A, (POD,))
+    made.turns()
+    before = made.lookup.found(A)
+    del made.api.events_["u-p"]
+    made.now = AGAIN_S
+    made.lookup.request(A, (POD,))
+    made.turns()
+    assert made.lookup.found(A) == before
 
 
 def test_it_runs_on_its_own():
     async def run() -> None:
-        told, api = asyncio.Event(), Told({"u-p": [MOUNT]})
-        lookup = EventLookup(api, lambda _: told.set())
+        changed, api = asyncio.Event(), Events({"u-p": [MOUNT]})
+        lookup = EventLookup(api, lambda _: changed.set())
         task = asyncio.create_task(lookup.run())
         await asyncio.sleep(0)
-        lookup.ask(A, (POD,))
+        lookup.request(A, (POD,))
         async with asyncio.timeout(10):
-            await told.wait()
+            await changed.wait()
         task.cancel()
 
     asyncio.run(run())

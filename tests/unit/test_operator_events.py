@@ -48,6 +48,7 @@ SUSPENDED = status(Phase.SUSPENDED, start=None, Suspended=("True", "AskedFor", "
 COMPLETE = status(
     Phase.COMPLETE, end=T1, Complete=("True", "TrainersSucceeded", "all ended with exit code 0")
 )
+RESUMED = [("Normal", "Resumed", "the operator makes the job's pods anew")]
 FAILED = status(Phase.FAILED, end=T1, Failed=("True", "DeadlineExceeded", "longer than 5"))
 RESTARTED = status(
     Phase.STARTING,
@@ -59,9 +60,9 @@ STUCK = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "pod a: no se
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "reported"),
     [
-        pytest.param(NONE, STARTING, [("Normal", "Started", "its children are being made")], id="start"),
+        pytest.param(NONE, STARTING, [("Normal", "Started", "the operator makes the job's children")], id="start"),
         pytest.param(STARTING, SERVING, [("Normal", "Serving", "all serve")], id="serving"),
         pytest.param(
             SERVING, DEGRADED, [("Warning", "Degraded", "ImageNotPulled: pod a: no such image")], id="degraded"
@@ -74,10 +75,10 @@ STUCK = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "pod a: no se
             SERVING, RESTARTED, [("Warning", "Restarted", "exit code 3; restart 1 of 3")], id="restart"
         ),
         pytest.param(SERVING, SUSPENDING, [], id="suspending"),
-        pytest.param(SUSPENDING, SUSPENDED, [("Normal", "Suspended", "no pod is left")], id="suspended"),
-        pytest.param(SUSPENDED, STARTING, [("Normal", "Resumed", "its pods are made anew")], id="resumed"),
-        pytest.param(SUSPENDING, STARTING, [("Normal", "Resumed", "its pods are made anew")], id="resumed-early"),
-        pytest.param(NONE, SUSPENDED, [("Normal", "Suspended", "no pod is left")], id="made-suspended"),
+        pytest.param(SUSPENDING, SUSPENDED, [("Normal", "Suspended", "the job has no pod left")], id="suspended"),
+        pytest.param(SUSPENDED, STARTING, RESUMED, id="resumed"),
+        pytest.param(SUSPENDING, STARTING, RESUMED, id="resumed-early"),
+        pytest.param(NONE, SUSPENDED, [("Normal", "Suspended", "the job has no pod left")], id="made-suspended"),
         pytest.param(SERVING, COMPLETE, [("Normal", "Completed", "all ended with exit code 0")], id="complete"),
         pytest.param(SERVING, FAILED, [("Warning", "Failed", "DeadlineExceeded: longer than 5")], id="failed"),
         pytest.param(
@@ -85,18 +86,18 @@ STUCK = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "pod a: no se
         ),
     ],
 )  # fmt: skip
-def test_a_change_is_told(before, after, told):
-    assert [(e.type, e.reason.value, e.message) for e in events_of(before, after)] == told
+def test_a_change_of_status_has_its_events(before, after, reported):
+    assert [(e.type, e.reason.value, e.message) for e in events_of(before, after)] == reported
 
 
 @pytest.mark.parametrize(
     "same", [NONE, STARTING, SERVING, DEGRADED, SUSPENDED, COMPLETE, FAILED, RESTARTED, STUCK]
 )
-def test_what_stays_as_it_is_is_not_told(same):
+def test_a_status_that_stays_as_it_is_has_no_event(same):
     assert events_of(same, same) == ()
 
 
-def test_all_reasons_are_told_of_some_change():
+def test_each_reason_belongs_to_some_change():
     every = (NONE, STARTING, SERVING, DEGRADED, SUSPENDING, SUSPENDED, COMPLETE, FAILED, RESTARTED, STUCK)
     assert {e.reason for before in every for after in every for e in events_of(before, after)} == set(Reason)
 
@@ -121,7 +122,7 @@ def test_the_same_event_has_the_same_name_and_another_has_another():
     )
 
 
-def test_a_cause_that_comes_and_goes_is_told_once_for_an_attempt():
+def test_a_cause_that_comes_and_goes_is_reported_once_for_an_attempt():
     next_attempt = status(Phase.STARTING, restarts=1, Ready=("False", "VolumeNotMounted", "", T1))
     between = status(Phase.STARTING, restarts=1, Ready=("False", "PodsStart"))
     assert name(STARTING, STUCK) == name(DEGRADED, STUCK)
@@ -138,7 +139,7 @@ def test_a_job_that_comes_and_goes_has_so_many_events_and_no_more():
     budget = Budget()
     assert [budget.take("u", Reason.DEGRADED, 0.0) for _ in range(BURST + 2)] == [True] * BURST + [False] * 2
     assert budget.take("v", Reason.DEGRADED, 0.0), "another job has its own"
-    assert budget.take("u", Reason.FAILED, 0.0), "an end is always told"
+    assert budget.take("u", Reason.FAILED, 0.0), "an end is always reported"
     assert budget.take("u", Reason.SERVING, REFILL_S)
     assert not budget.take("u", Reason.SERVING, REFILL_S)
     budget.forget("u")

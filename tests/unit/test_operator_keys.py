@@ -14,11 +14,11 @@ UIDS = st.text(min_size=1, max_size=40)
 
 @given(ROOTS, ROOTS, UIDS, UIDS)
 def test_no_two_jobs_roots_or_uses_share_a_secret(root, other_root, uid, other_uid):
-    told = {names.job_key(root, uid), bytes.fromhex(names.ray_token(root, uid))}
-    assert len(told) == 2
+    keys = {names.job_key(root, uid), bytes.fromhex(names.ray_token(root, uid))}
+    assert len(keys) == 2
     if (root, uid) != (other_root, other_uid):
-        assert names.job_key(other_root, other_uid) not in told
-        assert bytes.fromhex(names.ray_token(other_root, other_uid)) not in told
+        assert names.job_key(other_root, other_uid) not in keys
+        assert bytes.fromhex(names.ray_token(other_root, other_uid)) not in keys
 
 
 def test_a_root_key_that_is_too_short_and_a_job_without_a_uid_are_refused():

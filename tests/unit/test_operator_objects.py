@@ -14,7 +14,7 @@ from dataloaderjob.core.settings import RayTuning
 from dataloaderjob.sidecar.settings import SidecarSettings
 from dataloaderjob_operator import names, objects
 from dataloaderjob_operator.diff import needed, sealed
-from dataloaderjob_operator.objects import pods, ray, settings
+from dataloaderjob_operator.objects import settings, workloads
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 FEEDER = "spec.feeders.template.spec"
@@ -128,7 +128,7 @@ def test_the_sidecar_is_a_native_sidecar_before_the_users_init_containers():
         ({"spec.sidecar.resources": {"requests": {"memory": "1Gi"}}}, "1Gi", 2112 << 20),
     ],
 )
-def test_the_sidecars_memory_is_what_its_pools_and_itself_need_unless_it_is_said(changes, request_, limit):
+def test_the_sidecars_memory_is_what_its_pools_and_itself_need_unless_it_is_given(changes, request_, limit):
     sidecar = pod(children(changes)["Job/mnist-trainers-0"])["initContainers"][0]
     assert sidecar["resources"]["requests"]["memory"] == str(request_)
     assert sidecar["resources"]["limits"]["memory"] == str(limit)
@@ -153,10 +153,10 @@ def test_the_sidecar_leaves_a_guaranteed_pod_guaranteed(trainer, guaranteed):
     assert (asked["requests"] == asked["limits"] and "cpu" in asked["limits"]) == guaranteed
 
 
-def test_whether_trainers_unpickle_is_told_them_by_the_manifest_alone():
-    for allowed, told in ((True, "1"), (False, None)):
+def test_the_manifest_alone_decides_whether_trainers_unpickle():
+    for allowed, reported in ((True, "1"), (False, None)):
         (trainer,) = pod(children({"spec.allowPickle": allowed})["Job/mnist-trainers-0"])["containers"]
-        assert env(trainer).get("DATALOADERJOB_ALLOW_PICKLE") == told
+        assert env(trainer).get("DATALOADERJOB_ALLOW_PICKLE") == reported
 
 
 def test_trainers_learn_their_rank_from_their_index_and_the_first_ones_name_from_dns():
@@ -252,8 +252,8 @@ def test_pods_are_replaced_when_the_user_asks_for_something_else_and_not_for_a_n
 
 def test_what_a_later_operator_makes_otherwise_replaces_no_pod(monkeypatch):
     before = {child["metadata"]["name"]: child for child in objects.feeding(job(), SETUP)}
-    monkeypatch.setattr(pods, "LAST_WORDS", {"terminationMessagePolicy": "File"})
-    monkeypatch.setattr(ray, "STARTS", 90)
+    monkeypatch.setattr(workloads, "LAST_WORDS", {"terminationMessagePolicy": "File"})
+    monkeypatch.setattr(workloads, "STARTS", 90)
     newer = objects.OperatorConfig(version="2.0", sidecar_image="example/sidecar:2", root_key=b"r" * 32)
     for child in objects.feeding(job(), newer):
         old = before[child["metadata"]["name"]]

@@ -1,4 +1,4 @@
-"""Lists that find what no watch has told, and jobs that are not looked at any more."""
+"""Lists that find what the watches missed, and jobs that are not reconciled any more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.observe.watch import prime, sweep
-from dataloaderjob_operator.queue.workers import NEVER, Workers
+from dataloaderjob_operator.workqueue import NEVER, Workers
 
 KEY = ("team", "mnist")
 
@@ -33,42 +33,42 @@ def service(uid: str) -> dict[str, Any]:
 
 
 def primed(cluster: Cluster) -> tuple[Cache, list[JobKey]]:
-    cache, told = Cache(), []
-    asyncio.run(prime(cluster, cache, told.append, ()))
-    return cache, told
+    cache, reported = Cache(), []
+    asyncio.run(prime(cluster, cache, reported.append, ()))
+    return cache, reported
 
 
 def test_all_that_is_there_is_known_before_anything_is_decided():
-    cache, told = primed(Cluster(dataloaderjobs=[thing("mnist", "j")], services=[service("s")]))
-    assert told == [KEY]
+    cache, reported = primed(Cluster(dataloaderjobs=[thing("mnist", "j")], services=[service("s")]))
+    assert reported == [KEY]
     assert cache.child(KEY, ("Service", "mnist-head")) is not None
 
 
-def test_what_has_gone_untold_is_forgotten_and_its_job_looked_at():
+def test_an_object_whose_deletion_was_missed_is_dropped_and_its_job_reconciled():
     cluster = Cluster(dataloaderjobs=[thing("mnist", "j")], services=[service("s")])
-    cache, told = primed(cluster)
+    cache, reported = primed(cluster)
     cluster.objects["services"] = []
-    told.clear()
-    asyncio.run(sweep(cluster, cache, told.append, ()))
+    reported.clear()
+    asyncio.run(sweep(cluster, cache, reported.append, ()))
     assert cache.child(KEY, ("Service", "mnist-head")) is None
-    assert told == [KEY]
+    assert reported == [KEY]
     cluster.objects["dataloaderjobs"] = []
-    asyncio.run(sweep(cluster, cache, told.append, ()))
+    asyncio.run(sweep(cluster, cache, reported.append, ()))
     assert len(cache) == 0
 
 
-def test_what_is_there_and_was_never_told_is_taken_in_and_looked_at():
+def test_an_object_whose_creation_was_missed_is_taken_in_and_its_job_reconciled():
     cluster = Cluster(dataloaderjobs=[thing("mnist", "j")])
-    cache, told = primed(cluster)
+    cache, reported = primed(cluster)
     cluster.objects["dataloaderjobs"].append(thing("other", "k"))
     cluster.objects["services"] = [service("s")]
-    told.clear()
-    asyncio.run(sweep(cluster, cache, told.append, ()))
-    assert told == [("team", "other"), KEY]
+    reported.clear()
+    asyncio.run(sweep(cluster, cache, reported.append, ()))
+    assert reported == [("team", "other"), KEY]
     assert cache.child(KEY, ("Service", "mnist-head")) is not None
 
 
-def test_a_job_that_wants_to_be_looked_at_at_once_for_ever_leaves_others_their_turn():
+def test_a_job_that_is_due_at_once_for_ever_leaves_others_their_turn():
     beats = []
 
     async def reconcile(key: JobKey) -> float:
@@ -89,29 +89,29 @@ def test_a_job_that_wants_to_be_looked_at_at_once_for_ever_leaves_others_their_t
 
 def test_what_came_while_it_was_listed_stays():
     cluster = Cluster(dataloaderjobs=[thing("mnist", "j")], services=[service("old")])
-    cache, told = primed(cluster)
+    cache, reported = primed(cluster)
 
     class Meanwhile(Cluster):
         async def list(self, path: str, **_: str) -> AsyncIterator[dict[str, Any]]:
-            if path.endswith("services"):  # deleted and made anew, and the watch tells of the new one first
+            if path.endswith("services"):  # deleted and made anew, and the watch reports the new one first
                 cache.put({**service("new"), "kind": "Service"})
                 return
             async for found in super().list(path):
                 yield found
 
-    told.clear()
-    asyncio.run(sweep(Meanwhile(dataloaderjobs=[thing("mnist", "j")]), cache, told.append, ()))
+    reported.clear()
+    asyncio.run(sweep(Meanwhile(dataloaderjobs=[thing("mnist", "j")]), cache, reported.append, ()))
     found = cache.child(KEY, ("Service", "mnist-head"))
     assert found is not None
     assert found["metadata"]["uid"] == "new"
-    assert told == []
+    assert reported == []
 
 
-def test_a_job_that_is_gone_is_not_looked_at_again_and_others_are_at_each_resync():
-    looks: list[JobKey] = []
+def test_a_job_that_is_gone_is_not_reconciled_again_and_others_are_at_each_resync():
+    reconciled: list[JobKey] = []
 
     async def reconcile(key: JobKey) -> float | None:
-        looks.append(key)
+        reconciled.append(key)
         return NEVER if key == KEY else None
 
     async def one_round() -> list[int]:
@@ -120,7 +120,7 @@ def test_a_job_that_is_gone_is_not_looked_at_again_and_others_are_at_each_resync
         left = []
         for key in (KEY, ("team", "other")):
             work.add(key)
-            while key not in looks:
+            while key not in reconciled:
                 await asyncio.sleep(0)
             await asyncio.sleep(0)
             left.append(len(work))
@@ -130,11 +130,11 @@ def test_a_job_that_is_gone_is_not_looked_at_again_and_others_are_at_each_resync
     assert asyncio.run(one_round()) == [0, 1]
 
 
-def test_jobs_are_looked_at_again_as_often_as_asked_for():
-    looks: list[JobKey] = []
+def test_jobs_are_reconciled_as_often_as_the_option_has_it():
+    reconciled: list[JobKey] = []
 
     async def reconcile(key: JobKey) -> float | None:
-        looks.append(key)
+        reconciled.append(key)
         return 60.0 if key == KEY else None
 
     async def run() -> None:
@@ -143,7 +143,7 @@ def test_jobs_are_looked_at_again_as_often_as_asked_for():
         for key in (KEY, ("team", "other")):
             work.add(key)
         async with asyncio.timeout(10):
-            while min(looks.count(KEY), looks.count(("team", "other"))) < 3:
+            while min(reconciled.count(KEY), reconciled.count(("team", "other"))) < 3:
                 await asyncio.sleep(0.001)
         task.cancel()
 

@@ -1,4 +1,4 @@
-"""Secrets of jobs, which no watch tells of."""
+"""Secrets of jobs, which no watch reports."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from dataloaderjob_operator.client import ApiError
-from dataloaderjob_operator.observe import secret_poller
-from dataloaderjob_operator.observe.secret_poller import SecretPoller
+from dataloaderjob_operator.observe import lookups
+from dataloaderjob_operator.observe.lookups import SecretPoller
 
 KEY, SECRET = ("team", "mnist"), ("Secret", "mnist-key")
 
@@ -29,45 +29,45 @@ class Server:
         return self.there
 
 
-def looked(server: Server) -> tuple[SecretPoller, list[Any]]:
+def tracked(server: Server) -> tuple[SecretPoller, list[Any]]:
     changed: list[Any] = []
     known = SecretPoller(server, changed.append)
-    known.saw(KEY, secret())
-    asyncio.run(known.look(KEY, SECRET))
+    known.track(KEY, secret())
+    asyncio.run(known.check(KEY, SECRET))
     return known, changed
 
 
 def test_one_that_is_there_stays_known():
-    known, changed = looked(Server(secret()))
+    known, changed = tracked(Server(secret()))
     assert (KEY, SECRET) in known
     assert changed == []
 
 
-def test_one_that_is_gone_or_another_is_looked_for_by_a_reconcile():
+def test_a_secret_that_is_gone_or_another_brings_a_reconcile():
     for there in (None, secret("another")):
-        known, changed = looked(Server(there))
+        known, changed = tracked(Server(there))
         assert (KEY, SECRET) not in known
         assert changed == [KEY]
 
 
 def test_one_that_cannot_be_read_just_now_stays_known():
-    known, changed = looked(Server(ApiError(503, "not now")))
+    known, changed = tracked(Server(ApiError(503, "not now")))
     assert (KEY, SECRET) in known
     assert changed == []
 
 
 def test_kinds_that_are_watched_and_jobs_that_are_gone_are_not_asked_for():
     known = SecretPoller(Server(None), lambda key: None)
-    known.saw(KEY, {"kind": "Service", "metadata": {"name": "mnist-head"}})
+    known.track(KEY, {"kind": "Service", "metadata": {"name": "mnist-head"}})
     assert (KEY, ("Service", "mnist-head")) not in known
-    known.saw(KEY, secret())
+    known.track(KEY, secret())
     known.forget(KEY)
     assert (KEY, SECRET) not in known
 
 
 def test_each_has_its_turn(monkeypatch):
-    monkeypatch.setattr(secret_poller, "EVERY_S", 0.02)
-    monkeypatch.setattr(secret_poller, "LEAST_S", 0.001)
+    monkeypatch.setattr(lookups, "EVERY_S", 0.02)
+    monkeypatch.setattr(lookups, "LEAST_S", 0.001)
     server, changed = Server(None), []
 
     async def run() -> None:
@@ -75,7 +75,7 @@ def test_each_has_its_turn(monkeypatch):
         task = asyncio.create_task(known.run())
         await asyncio.sleep(0)
         for number in range(5):
-            known.saw(("team", str(number)), secret())
+            known.track(("team", str(number)), secret())
         while len(changed) < 5:
             await asyncio.sleep(0.001)
         task.cancel()

@@ -10,11 +10,11 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from looks import FEEDERS, HEAD, T0, condition, decided, failed_trainers, job, live, pod, serving
+from observed_jobs import FEEDERS, HEAD, T0, condition, decided, failed_trainers, job, live, pod, serving
 
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob_operator import texts
-from dataloaderjob_operator.decide import answers, conditions, events
+from dataloaderjob_operator.decide import conditions, events, supervisor_status
 from dataloaderjob_operator.decide.observed import Observed
 
 ANY = st.text(st.characters())
@@ -32,16 +32,16 @@ def test_a_body_is_the_same_as_json_and_as_yaml(value: dict[str, list[str]]) -> 
 def test_an_emoji_goes_as_it_is_and_no_escape_of_a_surrogate_is_left() -> None:
     assert texts.body({"a": EMOJI}) == f'{{"a": "{EMOJI}"}}'.encode()
     assert texts.body("a\ud83d\ude22\udcff") == '"a\ufffd\ufffd\ufffd"'.encode()
-    assert texts.body("\\ud83d") == b'"\\\\ud83d"', "what only looks like one is text"
+    assert texts.body("\\ud83d") == b'"\\\\ud83d"', "text that resembles one stays text"
 
 
 @given(ANY, st.integers(1, 50))
 def test_what_is_shown_has_no_control_character_and_is_shown_the_same_again(text: str, most: int) -> None:
-    said = texts.shown(text, most)
-    assert len(said) <= most
-    assert not [c for c in said if unicodedata.category(c) in ("Cc", "Cs") and c not in "\t\n"]
-    assert texts.shown(said, most) == said
-    assert said.encode().decode() == said
+    shown = texts.shown(text, most)
+    assert len(shown) <= most
+    assert not [c for c in shown if unicodedata.category(c) in ("Cc", "Cs") and c not in "\t\n"]
+    assert texts.shown(shown, most) == shown
+    assert shown.encode().decode() == shown
 
 
 @given(ANY, st.integers(0, 40))
@@ -75,14 +75,16 @@ def test_a_status_is_made_of_whatever_a_pod_has_for_a_reason(text: str) -> None:
     evicted = pod("feeder", started=False) | {
         "status": {"phase": "Failed", "reason": text or "x", "message": text}
     }
-    observed = replace(serving(), pods=(evicted,), children=live(HEAD, FEEDERS), refused=text, answer=None)
+    observed = replace(
+        serving(), pods=(evicted,), children=live(HEAD, FEEDERS), refused=text, supervisor=None
+    )
     made = decided(observed)
     assert condition(made, ConditionType.READY).status == "False"
     assert condition(made, ConditionType.FEEDERS_READY).reason == texts.reason(text or "x")
 
 
 def test_a_version_of_rays_that_is_no_text_is_no_reason_to_hear_nothing() -> None:
-    told = {
+    reported = {
         "type": "status",
         "desired": 1,
         "ready": 1,
@@ -90,27 +92,27 @@ def test_a_version_of_rays_that_is_no_text_is_no_reason_to_hear_nothing() -> Non
         "failures": [],
         "ray": {"version": "\udcff2"},
     }
-    assert answers.parse(told).ray.version == "\ufffd2"
+    assert supervisor_status.parse(reported).ray.version == "\ufffd2"
 
 
-def test_what_was_refused_is_not_said_again_and_the_rest_is() -> None:
+def test_a_text_that_was_refused_is_not_written_again_and_the_rest_is() -> None:
     observed = failed_trainers(serving())
     loud = condition(decided(observed), ConditionType.PROGRESSING).message
     assert "CUDA error" in loud
-    quiet = decided(replace(observed, unsaid=frozenset({loud})))
-    assert condition(quiet, ConditionType.PROGRESSING).message == texts.UNSAID
-    assert condition(quiet, ConditionType.HEAD_READY).message != texts.UNSAID
+    quiet = decided(replace(observed, refused_texts=frozenset({loud})))
+    assert condition(quiet, ConditionType.PROGRESSING).message == texts.WITHHELD
+    assert condition(quiet, ConditionType.HEAD_READY).message != texts.WITHHELD
     assert quiet.status.trainers.restarts == 1
 
 
 def test_a_status_without_its_texts_has_all_the_rest() -> None:
     status = decided(failed_trainers(serving())).status
-    bare, said = conditions.unsaid(status)
-    assert {c.message for c in status.conditions} == said | {""}
-    assert {c.message for c in bare.conditions} == {texts.UNSAID, ""}
+    bare, messages = conditions.without_messages(status)
+    assert {c.message for c in status.conditions} == messages | {""}
+    assert {c.message for c in bare.conditions} == {texts.WITHHELD, ""}
     assert [c.status for c in bare.conditions] == [c.status for c in status.conditions]
     assert (bare.trainers, bare.phase) == (status.trainers, status.phase)
-    assert conditions.unsaid(bare) == (bare, frozenset())
+    assert conditions.without_messages(bare) == (bare, frozenset())
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_a_job_that_nothing_can_be_decided_about_is_not_ready_and_otherwise_as_i
     before: DataLoaderJobStatus,
 ) -> None:
     why = conditions.ConditionState(False, "NotUnderstood", f"TypeError: {EMOJI}")
-    after = conditions.not_ready(before, why, 3, T0, unsaid=frozenset())
+    after = conditions.not_ready(before, why, 3, T0, refused_texts=frozenset())
     ready = after.condition(ConditionType.READY)
     assert ready is not None
     assert (ready.status, ready.reason, ready.message) == ("False", "NotUnderstood", f"TypeError: {EMOJI}")
@@ -129,5 +131,5 @@ def test_a_job_that_nothing_can_be_decided_about_is_not_ready_and_otherwise_as_i
     assert [c for c in after.conditions if c.type != "Ready"] == [
         c for c in before.conditions if c.type != "Ready"
     ]
-    assert conditions.not_ready(after, why, 3, T0, unsaid=frozenset()) == after
+    assert conditions.not_ready(after, why, 3, T0, refused_texts=frozenset()) == after
     assert decided(Observed(job=job(), status=after)).status.phase in (Phase.STARTING, Phase.DEGRADED)

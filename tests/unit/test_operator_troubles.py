@@ -142,7 +142,7 @@ def test_a_sidecar_that_ends_is_started_again_in_a_pod_whose_other_containers_ar
     assert found.reason == "ContainerCrashes"
 
 
-def test_the_cause_is_told_before_its_consequence():
+def test_the_cause_is_reported_before_its_consequence():
     both = pod(
         initContainerStatuses=[ended(3, "fetch")], containerStatuses=[waiting("CreateContainerError", "x")]
     )
@@ -152,11 +152,11 @@ def test_the_cause_is_told_before_its_consequence():
     assert found.reason == "Unschedulable"
 
 
-def test_of_several_pods_always_the_same_one_is_told():
+def test_one_of_several_pods_is_reported_always_the_same():
     sick = [pod(f"p-{i}", containerStatuses=[ended(1)]) for i in (3, 1, 2)]
     for order in (sick, sick[::-1], [pod("p-0"), *sick]):
-        assert str(troubles.first(order)).startswith("pod p-1,")
-    assert troubles.first([pod()]) is None
+        assert str(troubles.first(map(troubles.of, order))).startswith("pod p-1,")
+    assert troubles.first([troubles.of(pod())]) is None
 
 
 def test_a_long_message_is_cut():
@@ -165,7 +165,7 @@ def test_a_long_message_is_cut():
     assert len(found.message) <= troubles.MAX_MESSAGE + 1
 
 
-def test_of_a_containers_last_lines_the_end_is_told():
+def test_the_end_of_a_containers_last_lines_is_reported():
     traceback = (
         "Traceback (most recent call last):\n"
         + "  File train.py\n" * 200

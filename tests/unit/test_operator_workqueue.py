@@ -1,4 +1,4 @@
-"""When which job is looked at, in virtual time."""
+"""The order and the times at which jobs are due, in virtual time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataloaderjob_operator.queue.workqueue import BACKOFF, EVENT_WAIT_S, WorkQueue
+from dataloaderjob_operator.workqueue import BACKOFF, EVENT_WAIT_S, WorkQueue
 
 
 def schedule() -> WorkQueue[str]:
@@ -75,7 +75,7 @@ def test_an_event_shortens_a_long_wait_but_does_not_make_it_a_storm():
     assert queue.wait_s(0) == EVENT_WAIT_S
 
 
-def test_what_the_server_says_about_coming_back_is_kept():
+def test_the_server_s_retry_after_is_kept():
     queue = schedule()
     queue.add("a", 0)
     queue.take(0)
@@ -92,7 +92,7 @@ def test_a_key_that_is_forgotten_is_not_taken():
 
 
 class Workers(RuleBasedStateMachine):
-    """Any events, any ends of work: no change is left unseen, and nothing is worked on twice at a time."""
+    """Any events, any ends of work: no change is lost, and no key is in work twice at a time."""
 
     keys = st.sampled_from("abc")
 

@@ -1,4 +1,4 @@
-"""From what was seen to what shall be done: children to apply, children to delete, the status. Pure."""
+"""The decision of one reconcile, from what was observed: children to apply, children to delete, the status. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from dataloaderjob.api.status import (
     TrainersStatus,
 )
 from dataloaderjob_operator import names, objects
-from dataloaderjob_operator.decide import answers, event_causes
+from dataloaderjob_operator.decide import supervisor_status
 from dataloaderjob_operator.decide.conditions import ENDED, HELD, Parts, conditions, parts, serves, up
+from dataloaderjob_operator.decide.health import EventQuery, Health, Queries, diagnose, queries
 from dataloaderjob_operator.decide.observed import (
     Key,
     Observed,
@@ -28,7 +29,7 @@ from dataloaderjob_operator.decide.stage import KEPT, WANTED, Part, Stage, Stage
 from dataloaderjob_operator.objects import Manifest, OperatorConfig, settings
 
 COUNTS_EVERY_S = 1.0
-"""The least between two writes for the sake of counts and messages alone: pods become ready one after the other."""
+"""Minimum interval between two writes for the sake of counts and messages alone: pods become ready one by one."""
 PHASES: dict[Stage, Phase] = {
     Stage.STARTING: Phase.STARTING,
     Stage.RUNNING: Phase.RUNNING,
@@ -43,54 +44,57 @@ ROLES = {
     ConditionType.FEEDERS_READY: names.Role.FEEDER,
     ConditionType.SIDECARS_READY: names.Role.TRAINER,
 }
-"""Whose pods a part of the job is."""
+"""The role whose pods are a part of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What one reconcile shall do. The status is written before anything is deleted or made: whoever comes after a
-    crash in between decides the same."""
+    """The work of one reconcile. The status is written before anything is deleted or made: whoever comes after a crash
+    in between decides the same."""
 
     status: DataLoaderJobStatus
     apply: tuple[Manifest, ...] = ()
     delete: tuple[Key, ...] = ()
     delete_job: bool = False
-    """Its time after the end is over."""
+    """The job itself goes, since its time after the end is over."""
     feeders: int | None = None
     """Processes that the supervisor is to keep in place; None: there is no supervisor."""
     requeue_after_s: float | None = None
-    """When a deadline is due that no event tells."""
-    questions: tuple[event_causes.Question, ...] = ()
-    """What to ask events about: a part of the job does not serve, and no status tells why."""
+    """Seconds until a deadline of which no watch reports anything; None: there is none."""
+    event_queries: tuple[EventQuery, ...] = ()
+    """Objects whose events to list: a part of the job does not serve, and no status has the cause."""
 
 
 def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision | None:
-    """None: the job is another controller's."""
+    """Decides what becomes of a job; None: it is another controller's."""
     if observed.job.spec.managed_by is not None:
         return None
-    found = parts(observed)
-    where = find(observed, now, serves=serves(found), up=up(observed, found))
-    started = _started_at(observed, where, now)
-    ended = observed.status.completion_time or show_time(now) if where.stage in ENDED else None
+    health = diagnose(observed)
+    found = parts(observed, health)
+    result = find(observed, health, now, serves=serves(found), up=up(observed, health))
+    started = _started_at(observed, result, now)
+    ended = observed.status.completion_time or show_time(now) if result.stage in ENDED else None
     status = DataLoaderJobStatus(
         observed_generation=observed.generation,
-        phase=_phase(where.stage, serves=serves(found)),
-        conditions=conditions(observed, where, found, now),
-        feeders=_feeders(observed, where),
-        trainers=_trainers(observed, where),
-        loader=LoaderStatus() if where.stage in HELD else observed.status.loader,
-        ray=observed.answer.ray if observed.answer and observed.answer.ray.version else observed.status.ray,
+        phase=_phase(result.stage, serves=serves(found)),
+        conditions=conditions(observed, result, found, now),
+        feeders=_feeders(observed, result),
+        trainers=_trainers(observed, result),
+        loader=LoaderStatus() if result.stage in HELD else observed.status.loader,
+        ray=observed.supervisor.ray
+        if observed.supervisor and observed.supervisor.ray.version
+        else observed.status.ray,
         selector=names.selector(observed.job.name, names.Role.FEEDER),
         start_time=started,
         completion_time=ended,
     )
     status, counts_s = _counted(observed, status, now)
-    loader, metrics_s = _loader(observed, where, now, changes=status != observed.status)
-    wanted = _children(observed, setup, where)
-    due = _due(observed, where, started, ended, now)
-    asking = _asking(observed, where, found, now)
+    loader, metrics_s = _loader(observed, result, now, changes=status != observed.status)
+    wanted = _children(observed, setup, result)
+    due = _due(observed, result, started, ended, now)
+    looked_up = _queries(health, result, found, now)
     waits = [
-        asking.again_s,
+        looked_up.again_s,
         counts_s,
         metrics_s,
         None if due is None else max(0.0, (due - now).total_seconds()),
@@ -98,18 +102,18 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     return Decision(
         status=status.model_copy(update={"loader": loader}),
         apply=tuple(wanted.values()),
-        delete=tuple(_unwanted(observed, where, set(wanted))),
-        delete_job=where.stage in ENDED and due is not None and due <= now,
-        feeders=observed.job.spec.feeders.count if Part.FEEDING in WANTED[where.stage] else None,
+        delete=tuple(_unwanted(observed, result, set(wanted))),
+        delete_job=result.stage in ENDED and due is not None and due <= now,
+        feeders=observed.job.spec.feeders.count if Part.FEEDING in WANTED[result.stage] else None,
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
-        questions=asking.questions,
+        event_queries=looked_up.queries,
     )
 
 
 def _counted(
     observed: Observed, status: DataLoaderJobStatus, now: datetime
 ) -> tuple[DataLoaderJobStatus, float | None]:
-    """The status to write, and after how many seconds one with later counts may be."""
+    """The status to write, and the seconds until one with later counts may be written."""
     if (
         observed.written_at is None
         or status == observed.status
@@ -121,35 +125,35 @@ def _counted(
 
 
 def _wait_s(every_s: float, last: datetime, now: datetime) -> float:
-    """Until so long after the last; nothing by a clock that has been set back since."""
+    """Seconds until an interval after the last write has passed; 0 if the clock has been set back since."""
     passed_s = (now - last).total_seconds()
     return 0.0 if passed_s < 0.0 else every_s - passed_s
 
 
 def _uncounted(status: DataLoaderJobStatus) -> DataLoaderJobStatus:
-    """Without what changes with each pod that comes or goes."""
+    """Drops what changes with each pod that comes or goes."""
     feeders = FeedersStatus(desired=status.feeders.desired)
     trainers = status.trainers.model_copy(update={"active": 0, "succeeded": 0})
-    told = tuple(condition.model_copy(update={"message": ""}) for condition in status.conditions)
-    return status.model_copy(update={"feeders": feeders, "trainers": trainers, "conditions": told})
+    bare = tuple(condition.model_copy(update={"message": ""}) for condition in status.conditions)
+    return status.model_copy(update={"feeders": feeders, "trainers": trainers, "conditions": bare})
 
 
 def _loader(
-    observed: Observed, where: StageResult, now: datetime, *, changes: bool
+    observed: Observed, result: StageResult, now: datetime, *, changes: bool
 ) -> tuple[LoaderStatus, float | None]:
-    """The metrics to write, and after how many seconds others may be. `changes`: the status is written anyway.
+    """The metrics to write, and the seconds until others may be written. `changes`: the status is written anyway.
 
     Those of a job's last seconds of work stay after its end; a job that is held has none.
     """
-    written, rates = observed.status.loader, observed.answer.rates if observed.answer else None
-    if where.stage in HELD:
+    written, rates = observed.status.loader, observed.supervisor.rates if observed.supervisor else None
+    if result.stage in HELD:
         return LoaderStatus(), None
-    if rates is None or where.stage in ENDED:
+    if rates is None or result.stage in ENDED:
         return written, None
-    fresh = answers.shown(rates)
+    fresh = supervisor_status.loader_status(rates)
     if changes:
         return fresh, None
-    if not answers.notable(written, fresh):
+    if not supervisor_status.notable(written, fresh):
         return written, None
     wait_s = (
         0.0 if observed.metrics_at is None else _wait_s(observed.metrics_every_s, observed.metrics_at, now)
@@ -157,23 +161,23 @@ def _loader(
     return (fresh, None) if wait_s <= 0.0 else (written, wait_s)
 
 
-def _children(observed: Observed, setup: OperatorConfig, where: StageResult) -> dict[Key, Manifest]:
-    parts_, made = WANTED[where.stage], []
+def _children(observed: Observed, setup: OperatorConfig, result: StageResult) -> dict[Key, Manifest]:
+    parts_, made = WANTED[result.stage], []
     if Part.BASE in parts_:
         made += objects.base(observed.job, setup, feeders_at_start=_feeders_at_start(observed))
     if Part.FEEDING in parts_:
         made += objects.feeding(observed.job, setup)
     # Not beside an attempt that is still there: its pods hold what the next ones need. Deleted in the foreground, a
     # Job is there as long as its pods are.
-    job = ("Job", names.trainers(observed.job.name, where.attempt))
+    job = ("Job", names.trainers(observed.job.name, result.attempt))
     others = any(key[0] == "Job" and key != job for key in observed.children)
     if Part.TRAINERS in parts_ and not others and observed.trainers() is not Trainers.LEAVING:
-        made.append(objects.trainers(observed.job, setup, where.attempt))
+        made.append(objects.trainers(observed.job, setup, result.attempt))
     return {(child["kind"], child["metadata"]["name"]): child for child in made}
 
 
 def _feeders_at_start(observed: Observed) -> int | None:
-    """A supervisor reads it only as it starts, and is told later numbers: while its pod is ready, none is written."""
+    """A supervisor reads it only as it starts, and is sent later numbers: while its pod is ready, none is written."""
     if not any(has_condition(pod, "Ready") for pod in observed.of_role(names.Role.HEAD)):
         return None
     return settings.feeders_at_start(
@@ -181,11 +185,11 @@ def _feeders_at_start(observed: Observed) -> int | None:
     )
 
 
-def _unwanted(observed: Observed, where: StageResult, wanted: set[Key]) -> list[Key]:
+def _unwanted(observed: Observed, result: StageResult, wanted: set[Key]) -> list[Key]:
     kept = set()
     ended = observed.trainers() in {Trainers.COMPLETE, Trainers.FAILED}
-    if ended and Part.TRAINERS in KEPT.get(where.stage, frozenset()):
-        kept.add(("Job", names.trainers(observed.job.name, where.attempt)))
+    if ended and Part.TRAINERS in KEPT.get(result.stage, frozenset()):
+        kept.add(("Job", names.trainers(observed.job.name, result.attempt)))
     return sorted(
         key
         for key, child in observed.children.items()
@@ -193,56 +197,56 @@ def _unwanted(observed: Observed, where: StageResult, wanted: set[Key]) -> list[
     )
 
 
-def _asking(observed: Observed, where: StageResult, found: Parts, now: datetime) -> event_causes.Asking:
-    if where.stage not in {Stage.STARTING, Stage.RUNNING}:
-        return event_causes.Asking()
-    return event_causes.asking(observed, (role for kind, role in ROLES.items() if not found[kind].holds), now)
+def _queries(health: Health, result: StageResult, found: Parts, now: datetime) -> Queries:
+    if result.stage not in {Stage.STARTING, Stage.RUNNING}:
+        return Queries()
+    return queries((health.roles[role] for kind, role in ROLES.items() if not found[kind].holds), now)
 
 
 def _phase(stage: Stage, *, serves: bool) -> Phase:
     return Phase.DEGRADED if stage is Stage.RUNNING and not serves else PHASES[stage]
 
 
-def _started_at(observed: Observed, where: StageResult, now: datetime) -> str | None:
-    """Since when the job may run: its deadlines count from here. A suspended one has no such time."""
-    if where.stage in HELD:
+def _started_at(observed: Observed, result: StageResult, now: datetime) -> str | None:
+    """The time since which the job may run: its deadlines count from here. A suspended one has none."""
+    if result.stage in HELD:
         return None
     return observed.status.start_time or show_time(now)
 
 
-def _feeders(observed: Observed, where: StageResult) -> FeedersStatus:
+def _feeders(observed: Observed, result: StageResult) -> FeedersStatus:
     live = observed.children.get(("Deployment", names.feeders(observed.job.name)), {}).get("status", {})
-    desired = observed.job.spec.feeders.replicas if Part.FEEDING in WANTED[where.stage] else 0
+    desired = observed.job.spec.feeders.replicas if Part.FEEDING in WANTED[result.stage] else 0
     ready = observed.serving() if desired else 0
     return FeedersStatus(
         desired=desired, replicas=int(live.get("replicas") or 0), ready=ready, summary=f"{ready}/{desired}"
     )
 
 
-def _trainers(observed: Observed, where: StageResult) -> TrainersStatus:
-    live = observed.children.get(("Job", names.trainers(observed.job.name, where.attempt)), {}).get(
+def _trainers(observed: Observed, result: StageResult) -> TrainersStatus:
+    live = observed.children.get(("Job", names.trainers(observed.job.name, result.attempt)), {}).get(
         "status", {}
     )
     return TrainersStatus(
         desired=observed.job.spec.trainer.replicas,
         active=int(live.get("active") or 0),
         succeeded=int(live.get("succeeded") or 0),
-        restarts=where.attempt,
+        restarts=result.attempt,
     )
 
 
 def _due(
-    observed: Observed, where: StageResult, started: str | None, ended: str | None, now: datetime
+    observed: Observed, result: StageResult, started: str | None, ended: str | None, now: datetime
 ) -> datetime | None:
     """The next moment at which time alone changes something."""
-    if where.stage in ENDED:
+    if result.stage in ENDED:
         ttl = observed.job.spec.ttl_seconds_after_finished
         return None if ttl is None or ended is None else parse_time(ended) + timedelta(seconds=ttl)
     if started is None:
         return None
     limits, since = observed.job.spec.deadlines, parse_time(started)
     moments = []  # one that is over is judged already, and may well have changed nothing
-    if where.stage is Stage.STARTING:
+    if result.stage is Stage.STARTING:
         moments.append(since + timedelta(seconds=limits.startup_seconds))
     if limits.active_deadline_seconds is not None:
         moments.append(since + timedelta(seconds=limits.active_deadline_seconds))

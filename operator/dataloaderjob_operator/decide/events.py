@@ -1,7 +1,7 @@
-"""What `kubectl describe` tells of a job: Kubernetes events, from one status and the one that replaces it. Pure.
+"""Kubernetes events of a job, as `kubectl describe` shows them, from one status and the one that replaces it. Pure.
 
 Events follow the write of a status: an operator that dies in between loses that event, and none is there twice, for
-its name follows from what it tells.
+its name follows from its content.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from dataloaderjob_operator.names import MANAGER
 from dataloaderjob_operator.objects import Manifest
 
 MAX_MESSAGE_NBYTES = 1024
-"""What the API takes in an event."""
+"""Limit of the API for the message of an event."""
 BURST = 20
 """Events of a job at once, of those that may come again and again."""
 REFILL_S = 120.0
-"""After so long a job may have one more of them."""
+"""Seconds after which a job may have one more of them."""
 
 
 class Reason(StrEnum):
-    """All there are, for whoever filters by them."""
+    """Reasons of all events that there are, for whoever filters by them."""
 
     STARTED = "Started"
-    """Its children are being made."""
+    """The operator makes the job's children."""
     NOT_READY = "NotReady"
     """A cause for which it does not serve, once for each cause."""
     SERVING = "Serving"
@@ -41,7 +41,7 @@ class Reason(StrEnum):
     DEGRADED = "Degraded"
     """A part of a running job no longer serves."""
     RECOVERED = "Recovered"
-    """All parts serve again."""
+    """The job's parts all serve again."""
     RESTARTED = "Restarted"
     """A trainer failed; all are made anew."""
     SUSPENDED = "Suspended"
@@ -49,26 +49,26 @@ class Reason(StrEnum):
     RESUMED = "Resumed"
     """It is held no longer."""
     COMPLETED = "Completed"
-    """All trainers ended with exit code 0."""
+    """The trainers all ended with exit code 0."""
     FAILED = "Failed"
     """It ended otherwise."""
 
 
 WARNINGS = frozenset({Reason.NOT_READY, Reason.DEGRADED, Reason.RESTARTED, Reason.FAILED})
 REPEATED = frozenset({Reason.NOT_READY, Reason.SERVING, Reason.DEGRADED, Reason.RECOVERED})
-"""Those that a job which comes and goes has again and again."""
+"""Reasons that a job whose parts come and go has again and again."""
 HELD = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
 Status = DataLoaderJobStatus
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One, without the job that it is about."""
+    """An event, without the job that it is about."""
 
     reason: Reason
     message: str
     once: str
-    """Tells it from others of its reason: two that have the same are one."""
+    """Two events of one reason with the same value here are one."""
 
     @property
     def type(self) -> str:
@@ -77,25 +77,25 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """An event, when it happened, what it says, and what it may happen once for."""
+    """A reason, when it happens, its message, and the key for which it happens once."""
 
     reason: Reason
     happened: Callable[[Status, Status], bool]
-    says: Callable[[Status], str]
+    text: Callable[[Status], str]
     once: Callable[[Status], str]
 
 
 def events_of(before: Status, after: Status) -> tuple[Event, ...]:
-    """What there is to tell of a change; nothing if it is none."""
+    """Finds the events of a change of status; none if nothing changed."""
     return tuple(
-        Event(row.reason, texts.cut(row.says(after), MAX_MESSAGE_NBYTES), row.once(after))
+        Event(row.reason, texts.cut(row.text(after), MAX_MESSAGE_NBYTES), row.once(after))
         for row in _ROWS
         if row.happened(before, after)
     )
 
 
 def manifest(event: Event, job: DataLoaderJob, now: datetime, host: str) -> Manifest:
-    """The object for the API server. Its name is the same each time it is told of the same."""
+    """Makes the object for the API server. The same event has the same name each time."""
     about = f"{job.metadata.uid}/{event.reason.value}/{event.once}"
     digest = hashlib.sha256(about.encode()).hexdigest()[:16]
     return {
@@ -120,12 +120,12 @@ def manifest(event: Event, job: DataLoaderJob, now: datetime, host: str) -> Mani
 
 @dataclass(slots=True)
 class Budget:
-    """How many events of REPEATED a job may still have. Time comes in, in seconds of any clock."""
+    """Limits the events of REPEATED for each job. Time comes in, in seconds of any clock."""
 
     _left: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def take(self, uid: str, reason: Reason, now: float) -> bool:
-        """Whether this one may be sent."""
+        """Checks whether this event may be sent, and counts it."""
         if reason not in REPEATED:
             return True
         left, since = self._left.get(uid, (float(BURST), now))
@@ -147,21 +147,21 @@ def _became(kind: ConditionType) -> Callable[[Status, Status], bool]:
 
 
 def _message(kind: ConditionType, default: str = "") -> Callable[[Status], str]:
-    def says(status: Status) -> str:
+    def text(status: Status) -> str:
         found = status.condition(kind)
         return (found.message if found else "") or default
 
-    return says
+    return text
 
 
 def _why(kind: ConditionType) -> Callable[[Status], str]:
-    """Reason and message of a condition."""
+    """Reason and message of a condition, as text."""
 
-    def says(status: Status) -> str:
+    def text(status: Status) -> str:
         found = status.condition(kind)
         return "" if found is None else f"{found.reason}: {found.message}" if found.message else found.reason
 
-    return says
+    return text
 
 
 def _since(kind: ConditionType) -> Callable[[Status], str]:
@@ -205,7 +205,7 @@ def _serves(before: Status, after: Status) -> bool:
 
 
 def _new_cause(before: Status, after: Status) -> bool:
-    """Another reason than before, and not what `Degraded` or `Restarted` tells at the same time."""
+    """A cause is new if its reason is another than before, and no event `Degraded` or `Restarted` has it."""
     if (
         _degraded(before, after)
         or _restarted(before, after)
@@ -219,14 +219,14 @@ def _new_cause(before: Status, after: Status) -> bool:
 
 
 def _cause(status: Status) -> str:
-    """The same cause is told once, however often it comes and goes, for a spec, a start and an attempt."""
+    """The same cause is reported once for a spec, a start and an attempt, however often it comes and goes."""
     ready = status.condition(ConditionType.READY)
     return f"{ready.reason if ready else ''}/{status.observed_generation}/{_start(status)}/{status.trainers.restarts}"
 
 
 _ROWS = (
-    _Row(Reason.STARTED, _started, lambda _: "its children are being made", _start),
-    _Row(Reason.RESUMED, _resumed, lambda _: "its pods are made anew", _start),
+    _Row(Reason.STARTED, _started, lambda _: "the operator makes the job's children", _start),
+    _Row(Reason.RESUMED, _resumed, lambda _: "the operator makes the job's pods anew", _start),
     _Row(
         Reason.RESTARTED,
         _restarted,
@@ -243,7 +243,7 @@ _ROWS = (
         _since(ConditionType.READY),
     ),
     _Row(
-        Reason.SUSPENDED, _became(ConditionType.SUSPENDED), lambda _: "no pod is left",
+        Reason.SUSPENDED, _became(ConditionType.SUSPENDED), lambda _: "the job has no pod left",
         _since(ConditionType.SUSPENDED),
     ),
     _Row(Reason.COMPLETED, _became(ConditionType.COMPLETE), _message(ConditionType.COMPLETE), _end),

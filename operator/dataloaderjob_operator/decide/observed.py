@@ -1,4 +1,4 @@
-"""What the operator has seen of one job and its children, as values. Pure."""
+"""One job and its children as the operator observed them: values. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.status import DataLoaderJobStatus
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide.answers import Answer, Cause
+from dataloaderjob_operator.decide.supervisor_status import Cause, SupervisorStatus
 from dataloaderjob_operator.decide.troubles import Trouble
 from dataloaderjob_operator.objects import Manifest
 
@@ -21,7 +21,7 @@ Key = tuple[str, str]
 
 
 class Trainers(Enum):
-    """Where the Indexed Job of the present attempt is."""
+    """Phases of the present attempt's Indexed Job."""
 
     ABSENT = auto()
     LEAVING = auto()
@@ -33,28 +33,28 @@ class Trainers(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One look at a job. What is not in it is not there."""
+    """A job as one reconcile observes it. What is not in it is not there."""
 
     job: DataLoaderJob
     status: DataLoaderJobStatus = field(default_factory=DataLoaderJobStatus)
-    """As it was written last."""
+    """The status that was written last."""
     children: Mapping[Key, Manifest] = field(default_factory=dict)
     """Live ones that the job owns, but pods."""
     pods: tuple[Manifest, ...] = ()
     refused: str = ""
-    """What the API server said when it refused a child last; empty if it took them all."""
-    unsaid: frozenset[str] = frozenset()
+    """The API server's message when it refused a child last; empty if it took them all."""
+    refused_texts: frozenset[str] = frozenset()
     """Messages for which it refused a status."""
-    answer: Answer | None = None
-    """What the supervisor said last, or that it is silent; None while it has not been asked."""
+    supervisor: SupervisorStatus | None = None
+    """The supervisor's last report, or that it is silent; None while it has not been polled."""
     written_at: datetime | None = None
-    """When this operator wrote the status last."""
+    """The moment at which this operator wrote the status last."""
     metrics_at: datetime | None = None
-    """When it wrote the loader's metrics last."""
+    """The moment at which it wrote the loader's metrics last."""
     metrics_every_s: float = METRICS_EVERY_S
-    """The least between two writes for their sake alone."""
-    heard: Mapping[str, Trouble] = field(default_factory=dict)
-    """What events told of objects that hold the job up, by uid."""
+    """Minimum interval between two writes for their sake alone."""
+    event_troubles: Mapping[str, Trouble] = field(default_factory=dict)
+    """Troubles that events reported of objects that hold the job up, by uid."""
 
     @property
     def attempt(self) -> int:
@@ -73,14 +73,14 @@ class Observed:
         )
 
     def serving(self) -> int:
-        """Feeder pods' worth of feeders that serve, as the supervisor says. While it says nothing, none is new."""
-        if self.answer is not None and not self.answer.silent:
-            return self.answer.ready // self.job.spec.feeders.processes_per_pod
+        """The number of pods whose feeders serve, by the supervisor's report. While it is silent, none is added."""
+        if self.supervisor is not None and not self.supervisor.silent:
+            return self.supervisor.ready // self.job.spec.feeders.processes_per_pod
         feeders = self.children.get(("Deployment", names.feeders(self.job.name)), {})
         return min(self.status.feeders.ready, int(feeders.get("status", {}).get("readyReplicas") or 0))
 
-    def told(self, cause: Cause) -> str:
-        """A cause with the pod that it is about."""
+    def describe(self, cause: Cause) -> str:
+        """Puts the name of the pod that has a cause before it."""
         pods = (p["metadata"]["name"] for p in self.pods if p.get("status", {}).get("podIP") == cause.host)
         pod = next(pods, None) if cause.host else None
         return f"pod {pod}: {cause.text}" if pod else cause.text
@@ -116,5 +116,5 @@ def parse_time(text: str) -> datetime:
 
 
 def show_time(moment: datetime) -> str:
-    """As Kubernetes writes it, in whole seconds."""
+    """Writes a time as Kubernetes does, in whole seconds."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

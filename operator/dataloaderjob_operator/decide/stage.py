@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from dataloaderjob.api.status import ConditionType, Phase
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide import event_causes, troubles
+from dataloaderjob_operator.decide.health import Health
 from dataloaderjob_operator.decide.observed import Observed, Trainers, condition_of, parse_time
 
 
@@ -32,7 +32,7 @@ class Stage(StrEnum):
 
 
 class Part(StrEnum):
-    """Children that come and go together."""
+    """Children that are made and deleted together."""
 
     BASE = "base"
     FEEDING = "feeding"
@@ -58,19 +58,19 @@ with what they hold."""
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """A stage, and why."""
+    """The stage that a job is in, and why."""
 
     stage: Stage
     reason: str
     """CamelCase, for the condition."""
     message: str = ""
     attempt: int = 0
-    """Of the trainers that shall be there."""
+    """The attempt whose trainers shall be there."""
 
 
-def find(observed: Observed, now: datetime, *, serves: bool, up: bool) -> StageResult:
-    """`serves`: whether head, sidecars and feeders do; `up`: whether pods look like it, for all
-    that is known. The first rule that applies decides."""
+def find(observed: Observed, health: Health, now: datetime, *, serves: bool, up: bool) -> StageResult:
+    """Decides by the first rule that applies. `serves`: head, sidecars and feeders serve and trainers run; `up`: as far
+    as pods show, the job has come up."""
     before = observed.status
     attempt = observed.attempt
     for kind, stage in ((ConditionType.COMPLETE, Stage.COMPLETE), (ConditionType.FAILED, Stage.FAILED)):
@@ -88,17 +88,17 @@ def find(observed: Observed, now: datetime, *, serves: bool, up: bool) -> StageR
                 Stage.SUSPENDING, "PodsLeave", f"{len(observed.pods)} pods are leaving", attempt
             )
         return StageResult(Stage.SUSPENDED, "AskedFor", "spec.suspend is true", attempt)
-    if (late := _late(observed, now, up=up)) is not None:
+    if (late := _late(observed, health, now, up=up)) is not None:
         return late
     if trainers is Trainers.FAILED:
-        return _failed(observed, attempt)
+        return _failed(observed, health, attempt)
     if _served(observed) or serves:
         return StageResult(Stage.RUNNING, "Serving", "", attempt)
     return StageResult(Stage.STARTING, "ChildrenStart", "", attempt)
 
 
-def _late(observed: Observed, now: datetime, *, up: bool) -> StageResult | None:
-    """The deadline that is over, if one is."""
+def _late(observed: Observed, health: Health, now: datetime, *, up: bool) -> StageResult | None:
+    """Judges the deadlines; None if none is over."""
     if observed.status.start_time is None:
         return None
     elapsed = now - parse_time(observed.status.start_time)
@@ -106,33 +106,31 @@ def _late(observed: Observed, now: datetime, *, up: bool) -> StageResult | None:
     active = limits.active_deadline_seconds
     if active is not None and elapsed >= timedelta(seconds=active):
         return StageResult(
-            Stage.FAILED, "DeadlineExceeded", f"longer than deadlines.activeDeadlineSeconds {active}", observed.attempt
+            Stage.FAILED, "DeadlineExceeded",
+            f"the job took longer than deadlines.activeDeadlineSeconds {active}", observed.attempt,
         )  # fmt: skip
     if not up and not _served(observed) and elapsed >= timedelta(seconds=limits.startup_seconds):
-        trouble, answer = (
-            troubles.first(observed.pods) or event_causes.told(observed, *names.Role),
-            observed.answer,
-        )
+        trouble, supervisor = health.trouble or health.event_trouble, observed.supervisor
         cause = ""
-        if answer is not None:
-            cause = observed.told(answer.cause) if answer.cause is not None else answer.silent
+        if supervisor is not None:
+            cause = observed.describe(supervisor.cause) if supervisor.cause is not None else supervisor.silent
         cause = observed.refused or cause
         why = f": {trouble or cause}" if trouble or cause else ""
         return StageResult(
             Stage.FAILED, "StartupDeadlineExceeded",
-            f"not up within deadlines.startupSeconds {limits.startup_seconds}{why}", observed.attempt,
+            f"the job was not up within deadlines.startupSeconds {limits.startup_seconds}{why}", observed.attempt,
         )  # fmt: skip
     return None
 
 
-def _failed(observed: Observed, attempt: int) -> StageResult:
-    """One trainer failed: again from the start with all, as often as allowed."""
-    trouble = troubles.first(observed.of_role(names.Role.TRAINER))
+def _failed(observed: Observed, health: Health, attempt: int) -> StageResult:
+    """All trainers are started anew after one failed, as often as the manifest allows."""
+    trouble = health.roles[names.Role.TRAINER].trouble
     job = observed.children[("Job", names.trainers(observed.job.name, attempt))]
-    said = (condition_of(job, "Failed") or condition_of(job, "FailureTarget") or {}).get("message", "")
-    cause = str(trouble) if trouble else said or "a trainer failed"
-    if observed.answer is not None and observed.answer.failure is not None:
-        cause += f"; {observed.told(observed.answer.failure)}"
+    message = (condition_of(job, "Failed") or condition_of(job, "FailureTarget") or {}).get("message", "")
+    cause = str(trouble) if trouble else message or "a trainer failed"
+    if observed.supervisor is not None and observed.supervisor.failure is not None:
+        cause += f"; {observed.describe(observed.supervisor.failure)}"
     limit = observed.job.spec.backoff_limit
     if attempt >= limit:
         return StageResult(Stage.FAILED, "BackoffLimitExceeded", f"{cause} (backoffLimit {limit})", attempt)
@@ -142,6 +140,6 @@ def _failed(observed: Observed, attempt: int) -> StageResult:
 
 
 def _served(observed: Observed) -> bool:
-    """Whether the startup deadline is met, since the job began or was resumed: all served once, or a trainer has been
-    made anew since."""
+    """Checks whether the startup deadline is met, since the job began or was resumed: all parts served once, or a
+    trainer has been made anew since."""
     return observed.status.phase in {Phase.RUNNING, Phase.DEGRADED}

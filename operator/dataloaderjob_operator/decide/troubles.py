@@ -1,6 +1,6 @@
 """What keeps a pod from doing its work, read from its status: pod, container and cause, in words. Pure.
 
-Kubernetes says it in five places; the first that applies, in the order of `_LOOKS`, is the cause, later ones its
+A status has it in five places; the first that applies, in the order of `_CHECKS`, is the cause, later ones its
 consequences.
 """
 
@@ -31,32 +31,31 @@ BY_WAITING = {
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """One pod's."""
+    """A cause for which one pod does not do its work."""
 
     pod: str
     container: str
-    """Empty where it is the whole pod's."""
+    """Empty where the whole pod has it."""
     reason: str
     """CamelCase, for a condition."""
     message: str
     kind: str = "pod"
-    """What `pod` is the name of: a Job whose pods are refused has none."""
+    """The kind of the object that `pod` names: a Job whose pods are refused has none."""
 
     def __str__(self) -> str:
         where = f"{self.kind} {self.pod}" + (f", container {self.container}" if self.container else "")
         return f"{where}: {self.message}"
 
 
-def first(pods: Iterable[Pod]) -> Trouble | None:
-    """The trouble to tell: that of the pod whose name comes first, so that the text stays the same."""
-    found = [trouble for pod in pods if (trouble := of(pod)) is not None]
-    return min(found, key=lambda trouble: trouble.pod, default=None)
+def first(found: Iterable[Trouble | None]) -> Trouble | None:
+    """The trouble to report: that of the pod whose name comes first, so that the text stays the same."""
+    return min((trouble for trouble in found if trouble), key=lambda trouble: trouble.pod, default=None)
 
 
 def of(pod: Pod) -> Trouble | None:
-    """None while nothing is wrong, also while the pod merely starts."""
-    for look in _LOOKS:
-        for container, reason, message in look(pod):
+    """Diagnoses a pod; None while nothing is wrong, also while it merely starts."""
+    for check in _CHECKS:
+        for container, reason, message in check(pod):
             return Trouble(str(pod["metadata"]["name"]), container, reason, short(message))
     return None
 
@@ -86,13 +85,13 @@ def _waiting(pod: Pod) -> _Found:
         waiting = status.get("state", {}).get("waiting") or {}
         reason = waiting.get("reason", "")
         if reason in BY_WAITING:
-            said = waiting.get("message") or reason
+            text = waiting.get("message") or reason
             ended = status.get("lastState", {}).get("terminated")
             if reason == "CrashLoopBackOff" and ended:
-                said = _crash(status, ended)
-            elif reason != said and not said.startswith(reason):
-                said = f"{reason}: {said}"
-            yield status["name"], "OutOfMemory" if _oom(ended) else BY_WAITING[reason], said
+                text = _crash(status, ended)
+            elif reason != text and not text.startswith(reason):
+                text = f"{reason}: {text}"
+            yield status["name"], "OutOfMemory" if _oom(ended) else BY_WAITING[reason], text
 
 
 def _ended(pod: Pod) -> _Found:
@@ -100,27 +99,27 @@ def _ended(pod: Pod) -> _Found:
         ended = status.get("state", {}).get("terminated") or {}
         if ended.get("exitCode", 0):
             again = _starts_again(pod, status)
-            said = _crash(status, ended) if again else _exit(ended)
+            text = _crash(status, ended) if again else _exit(ended)
             yield (
                 status["name"],
                 "OutOfMemory" if _oom(ended) else CRASHES if again else "ContainerFailed",
-                said,
+                text,
             )
 
 
 def _tries_again(pod: Pod) -> _Found:
-    """Between two crashes a container runs for a while: it is the same trouble until it is ready."""
+    """A container runs for a while between two crashes: it is the same trouble until it is ready."""
     for status in _containers(pod):
         ended = status.get("lastState", {}).get("terminated") or {}
         if "running" in status.get("state", {}) and not status.get("ready") and ended.get("exitCode", 0):
             yield status["name"], "OutOfMemory" if _oom(ended) else CRASHES, _crash(status, ended)
 
 
-_LOOKS: tuple[Callable[[Pod], _Found], ...] = (_unscheduled, _evicted, _waiting, _ended, _tries_again)
+_CHECKS: tuple[Callable[[Pod], _Found], ...] = (_unscheduled, _evicted, _waiting, _ended, _tries_again)
 
 
 def _starts_again(pod: Pod, status: Mapping[str, Any]) -> bool:
-    """Whether its node starts an ended container anew: a native sidecar's also in a pod that says `Never`."""
+    """Checks whether its node starts an ended container anew: a native sidecar's also in a pod with `Never`."""
     spec = pod.get("spec", {})
     own = (c.get("restartPolicy") for c in spec.get("initContainers") or () if c["name"] == status["name"])
     return bool((next(own, None) or spec.get("restartPolicy")) != "Never")
@@ -143,14 +142,14 @@ def _crash(status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
 
 
 def _exit(ended: Mapping[str, Any]) -> str:
-    """How a container ended, with the last words that it left for its node."""
+    """Describes how a container ended, with the last words that it left for its node."""
     how = (
         f"killed by signal {ended['signal']}" if ended.get("signal") else f"exit code {ended.get('exitCode')}"
     )
     if _oom(ended):
         how = "killed for want of memory: raise its memory limit"
-    said = " ".join(str(ended.get("message") or "").split())
-    return f"{how}: {_last(said)}" if said else how
+    text = " ".join(str(ended.get("message") or "").split())
+    return f"{how}: {_last(text)}" if text else how
 
 
 def _last(words: str) -> str:
@@ -159,6 +158,6 @@ def _last(words: str) -> str:
 
 
 def short(message: str) -> str:
-    """In one line, and not longer than MAX_MESSAGE."""
+    """Puts a message into one line that is not longer than MAX_MESSAGE."""
     text = " ".join(str(message).split())
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}…"

@@ -1,19 +1,19 @@
-"""From a job to its children as the API server shall have them. Pure: nothing here has seen the cluster."""
+"""Children of a job as the API server shall have them, made from the job alone. Pure."""
 
 from __future__ import annotations
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob_operator.objects import network, ray, settings
+from dataloaderjob_operator.objects import network, settings, workloads
 from dataloaderjob_operator.objects.meta import Manifest, OperatorConfig, OwnPod
-from dataloaderjob_operator.objects.trainers import trainers
+from dataloaderjob_operator.objects.workloads import trainers
 
 __all__ = ["Manifest", "OperatorConfig", "OwnPod", "base", "feeding", "trainers"]
 
 
 def base(job: DataLoaderJob, setup: OperatorConfig, *, feeders_at_start: int | None = None) -> list[Manifest]:
-    """What pods mount, how they find each other and who may connect to them: there before any of them.
+    """Makes what pods mount, how they find each other and who may connect to them: there before any of them.
 
-    `feeders_at_start`: what a supervisor that starts keeps in place until it is told; None: as the spec says.
+    `feeders_at_start`: number of feeders that a supervisor keeps in place from its start; None: as the spec has it.
     """
     return [
         settings.secret(job, setup),
@@ -25,5 +25,5 @@ def base(job: DataLoaderJob, setup: OperatorConfig, *, feeders_at_start: int | N
 
 
 def feeding(job: DataLoaderJob, setup: OperatorConfig) -> list[Manifest]:
-    """Head and feeders: there from the start to the end of the trainers."""
-    return [ray.head(job, setup), ray.feeders(job, setup)]
+    """Makes head and feeders: there from the start to the end of the trainers."""
+    return [workloads.head(job, setup), workloads.feeders(job, setup)]

@@ -1,4 +1,4 @@
-"""What all children have in common: metadata, owner, the user's parts and the operator's put together. Pure."""
+"""Parts that all children have in common: metadata, owner, the user's parts and the operator's put together. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPod:
-    """By what a NetworkPolicy tells the operator's pod from others."""
+    """The operator's pod, as a NetworkPolicy selects it."""
 
     namespace: str
     labels: Mapping[str, str]
@@ -26,20 +26,20 @@ class OwnPod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorConfig:
-    """What the operator itself fixes for all jobs."""
+    """Settings of the operator for all jobs."""
 
     version: str
     """The operator's."""
     sidecar_image: str
-    """Where the manifest names none."""
+    """Image for manifests that name none."""
     root_key: bytes
-    """From which jobs' keys are derived."""
+    """Key from which jobs' keys are derived."""
     operator: OwnPod | None = None
     """None: it is in none of the cluster's pods, and policies let it in nowhere."""
 
 
 def labels(job: DataLoaderJob, role: names.Role | None = None) -> dict[str, str]:
-    """Of a child, or of its pods."""
+    """Makes the labels of a child, or of its pods."""
     return {
         **names.labels(job.name, role),
         "app.kubernetes.io/managed-by": names.MANAGER,
@@ -65,13 +65,13 @@ def metadata(job: DataLoaderJob, name: str, role: names.Role | None = None) -> M
 
 
 def digest(user_part: Any) -> str:
-    """Twelve digits that change when what the user asks for does."""
+    """Hashes the user's part: twelve digits that change when it does."""
     text = json.dumps(user_part, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def by_name(ours: Iterable[Manifest], theirs: Iterable[Manifest]) -> list[Manifest]:
-    """Named things, such as variables and volumes: ours first, and theirs where the name is not ours."""
+    """Joins named things, such as variables and volumes: ours first, then theirs whose names are not ours."""
     found = {item["name"]: item for item in ours}
     return [*found.values(), *(item for item in theirs if item["name"] not in found)]
 

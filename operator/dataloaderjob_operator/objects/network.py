@@ -16,7 +16,7 @@ from dataloaderjob_operator.objects import meta, settings
 
 
 def head_service(job: DataLoaderJob) -> meta.Manifest:
-    """The head, by name. Also before it is ready: without that, DNS answers late on a fresh cluster."""
+    """Makes the head found by name, also before it is ready: without that, DNS answers late on a fresh cluster."""
     return _headless(
         job,
         names.head(job.name),
@@ -26,7 +26,7 @@ def head_service(job: DataLoaderJob) -> meta.Manifest:
 
 
 def trainers_service(job: DataLoaderJob) -> meta.Manifest:
-    """Trainer pods, each by the name that its Indexed Job gives it."""
+    """Makes each trainer pod found by the name that its Indexed Job gives it."""
     return _headless(
         job, names.trainers_service(job.name), names.Role.TRAINER, {"metrics": settings.METRICS_PORT}
     )
@@ -60,7 +60,7 @@ class Way:
     sources: tuple[Role, ...]
     to: Role
     ports: tuple[meta.Manifest, ...]
-    """As a NetworkPolicy has them; empty: any port of any protocol."""
+    """Ports as a NetworkPolicy has them; empty: any port of any protocol."""
 
 
 def _port(number: int, protocol: str = "TCP") -> meta.Manifest:
@@ -71,7 +71,7 @@ ANY_TCP: tuple[meta.Manifest, ...] = ({"protocol": "TCP"},)
 WAYS = (
     Way((Role.TRAINER,), Role.HEAD, (_port(settings.SUPERVISOR_PORT),)),
     # Nodes of one Ray: GCS, raylets, object managers and workers dial each other at ports that they draw. Feeders
-    # were not seen to dial feeders; Ray asks for it all the same.
+    # were not observed to dial feeders; Ray asks for it all the same.
     Way((Role.FEEDER,), Role.HEAD, ANY_TCP),
     Way((Role.HEAD, Role.FEEDER), Role.FEEDER, ANY_TCP),
     # Each feeder listens at a port that was free.
@@ -90,7 +90,7 @@ DNS = {
 
 
 def policies(job: DataLoaderJob, setup: meta.OperatorConfig) -> list[meta.Manifest]:
-    """None in mode None; egress is theirs in mode Strict only."""
+    """Makes the policies of all roles: none in mode None, and egress in mode Strict only."""
     mode = job.spec.network_policy.mode
     return [] if mode == "None" else [_policy(job, role, setup, strict=mode == "Strict") for role in Role]
 
@@ -119,7 +119,7 @@ def _policy(job: DataLoaderJob, role: Role, setup: meta.OperatorConfig, *, stric
 
 
 def _from_outside(role: Role, setup: meta.OperatorConfig) -> list[meta.Manifest]:
-    """Who is none of the job's pods. Probes come from the pod's own node, which no policy shuts out."""
+    """Lets in who is none of the job's pods. Probes come from the pod's own node, which no policy shuts out."""
     if role is Role.TRAINER:
         return [{"ports": [_port(settings.METRICS_PORT)]}]  # whoever collects metrics
     if role is Role.HEAD and setup.operator is not None:
@@ -132,7 +132,7 @@ def _from_outside(role: Role, setup: meta.OperatorConfig) -> list[meta.Manifest]
 
 
 def _pods(job: DataLoaderJob, roles: Iterable[Role]) -> meta.Manifest:
-    """Pods of the job. In its own namespace: a peer without a namespaceSelector is in that of the policy."""
+    """Selects pods of the job in its own namespace: a peer without a namespaceSelector is in that of the policy."""
     in_roles = {"key": names.LABEL_ROLE, "operator": "In", "values": [role.value for role in roles]}
     return {"podSelector": {"matchLabels": names.labels(job.name), "matchExpressions": [in_roles]}}
 

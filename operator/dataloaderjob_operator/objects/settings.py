@@ -27,7 +27,7 @@ RAY_TOKEN = "ray"  # noqa: S105  the name of a file
 
 
 def secret(job: DataLoaderJob, setup: meta.OperatorConfig) -> meta.Manifest:
-    """Both secrets of the job."""
+    """Makes the Secret with both keys of the job."""
     metadata, uid = meta.metadata(job, names.key_secret(job.name)), job.metadata.uid or ""
     values = {
         JOB_KEY: names.job_key(setup.root_key, uid),
@@ -44,7 +44,7 @@ def secret(job: DataLoaderJob, setup: meta.OperatorConfig) -> meta.Manifest:
 
 
 def config_map(job: DataLoaderJob, feeders_at_start: int | None = None) -> meta.Manifest:
-    """Settings as JSON, one file for each kind of process."""
+    """Makes the settings as JSON, one file for each kind of process."""
     for_head = head(job) | ({} if feeders_at_start is None else {FEEDERS: feeders_at_start})
     return {
         "apiVersion": "v1",
@@ -59,7 +59,7 @@ def config_map(job: DataLoaderJob, feeders_at_start: int | None = None) -> meta.
 
 
 def feeders_at_start(live: Mapping[str, Any] | None) -> int | None:
-    """What a live ConfigMap says of it; None if it says nothing."""
+    """Reads the number in a live ConfigMap; None if it has none."""
     try:
         found = json.loads((live or {})["data"][HEAD_FILE])[FEEDERS]
     except (KeyError, TypeError, ValueError):
@@ -74,7 +74,6 @@ def unique(job: DataLoaderJob) -> str:
 
 def sidecar(job: DataLoaderJob) -> dict[str, Any]:
     """Fields of `dataloaderjob.sidecar.settings.SidecarSettings`."""
-    spec = job.spec
     return {
         "job": unique(job),
         "socket": SOCKET,
@@ -82,20 +81,14 @@ def sidecar(job: DataLoaderJob) -> dict[str, Any]:
         "blobs": f"{RUN_FOLDER}/blobs",
         "supervisor_host": names.head(job.name),
         "supervisor_port": SUPERVISOR_PORT,
-        "processes": spec.trainer.processes_per_replica,
-        "shared_memory_nbytes": spec.sidecar.shared_memory.nbytes,
-        "pool_nbytes": None if spec.sidecar.pool_size is None else spec.sidecar.pool_size.nbytes,
-        "prefetch": spec.sidecar.prefetch,
-        "batch_deadline_s": float(spec.deadlines.batch_seconds),
-        "progress_after_s": float(spec.deadlines.progress_after_seconds),
-        "checksum": spec.sidecar.checksum,
+        **dataclasses.asdict(job.spec.loader_settings()),
         "metrics_host": "0.0.0.0",  # noqa: S104  probes and Prometheus come from outside the pod
         "metrics_port": METRICS_PORT,
     }
 
 
 def head(job: DataLoaderJob) -> dict[str, Any]:
-    """What the head's pod needs: Ray's own settings, and those of the supervisor."""
+    """Settings of the head's pod: Ray's own, and those of the supervisor."""
     return {
         "job": unique(job),
         "key_path": f"{KEY_FOLDER}/{JOB_KEY}",
@@ -109,7 +102,7 @@ def head(job: DataLoaderJob) -> dict[str, Any]:
 
 
 def feeder(job: DataLoaderJob) -> dict[str, Any]:
-    """What a feeder's pod needs to join."""
+    """Settings with which a feeder's pod joins."""
     return {
         "job": unique(job),
         "token_path": f"{KEY_FOLDER}/{RAY_TOKEN}",

@@ -1,79 +1,26 @@
 """Keeps what the watches reported last of jobs and their children, and what we have written since. Pure but for the
 clock: events come in, `Observed` goes out.
 
-Of an object it keeps only what is read: a cluster may have ten thousand pods of jobs.
+It keeps only what is read of an object (`kinds.transform`): a cluster may have ten thousand pods of jobs.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dataloaderjob.api import KIND, parse_object
 from dataloaderjob.api.status import DataLoaderJobStatus, Phase
 from dataloaderjob_operator.decide.observed import Key, Observed
+from dataloaderjob_operator.kinds import transform
 from dataloaderjob_operator.names import LABEL_JOB, LABEL_ROLE, Role
 from dataloaderjob_operator.objects import Manifest
 
-METADATA = frozenset({"managedFields", "selfLink"})
-"""Left out of every object."""
-POD = ("containerStatuses", "initContainerStatuses", "conditions", "phase", "podIP", "reason", "message")
-CONTAINER = ("name", "ready", "started", "restartCount", "state", "lastState")
-SHARED = frozenset(
-    {"type", "status", "reason", "phase", "restartPolicy", "kind", "apiVersion", "image", "protocol"}
-)
-"""Fields of which a few texts make up the values of all objects: kept once, as names of fields are."""
-
-
-def slim(thing: Mapping[str, Any]) -> dict[str, Any]:
-    """What the operator reads of it, of a pod little, of another child all that may have to be compared."""
-    metadata = {name: value for name, value in thing["metadata"].items() if name not in METADATA}
-    found = {**thing, "metadata": metadata}
-    if thing["kind"] == "Pod":
-        metadata.pop("annotations", None)
-        found = {
-            "kind": "Pod", "metadata": metadata, "spec": _pod_spec(thing.get("spec") or {}),
-            "status": _pod_status(thing.get("status") or {}),
-        }  # fmt: skip
-    return dict(_shared(found))
-
-
-def _pod_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """How its containers are started again."""
-    init = [_only(container, ("name", "restartPolicy")) for container in spec.get("initContainers") or ()]
-    return {**_only(spec, ("restartPolicy",)), "initContainers": init}
-
-
-def _pod_status(status: Mapping[str, Any]) -> dict[str, Any]:
-    found = _only(status, POD)
-    for group in ("containerStatuses", "initContainerStatuses"):
-        if found.get(group):
-            found[group] = [_only(container, CONTAINER) for container in found[group]]
-    return found
-
-
-def _only(thing: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: thing[name] for name in names if name in thing}
-
-
-def _shared(value: Any, field: str = "") -> Any:
-    if isinstance(value, Mapping):
-        return {_once(name): _shared(inner, name) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_shared(inner) for inner in value]
-    return _once(value) if field in SHARED and isinstance(value, str) else value
-
-
-def _once(value: str) -> str:
-    return sys.intern(value) if type(value) is str else value
-
-
-BELIEVED_S = 120.0
-"""For so long a write of ours counts more than an older version that a watch tells: kopf finds a dead connection after
-70 s, and the next one begins where it was."""
+WRITE_WINS_S = 120.0
+"""Seconds for which a write of ours wins over an older version that a watch reports: kopf notices a dead connection
+after 70 s, and the next one begins where it was."""
 GONE = 4096
 JobKey = tuple[str, str]
 """(namespace, name) of a job."""
@@ -86,18 +33,18 @@ class Cache:
         self._clock = clock
         self._jobs: dict[JobKey, Manifest] = {}
         self._children: defaultdict[JobKey, dict[Key, Manifest]] = defaultdict(dict)
-        self._own: dict[str, tuple[int, float]] = {}
-        """Of objects just written, by uid: the version, and until when an older one is not believed."""
+        self._written: dict[str, tuple[int, float]] = {}
+        """Versions of objects just written, by uid, and until when an older one is dropped."""
         self._gone = _Last(GONE)
         """Uids of objects that were removed."""
         self._replaced = _Last(GONE)
-        """Of those that another has taken the name of: kopf tells of two objects in no order."""
+        """Uids of objects whose name another has taken: kopf reports two objects in no order."""
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def put(self, thing: Manifest) -> JobKey | None:
-        """An object is there, or has changed. Returns the job that it concerns; None for no news of any."""
+        """Takes in an object that is there or has changed. Returns the job that it concerns; None if nothing is new."""
         owner = owner_of(thing)
         if owner is None or self._outdated(thing) or self._known(owner, thing):
             return None
@@ -107,13 +54,13 @@ class Cache:
         if live is not None and (old := live["metadata"].get("uid", "")) != uid:
             self._replaced.add(old)
         if thing["kind"] == KIND:
-            self._jobs[owner] = slim(thing)
+            self._jobs[owner] = transform(thing)
         else:
-            self._children[owner][thing["kind"], thing["metadata"]["name"]] = slim(thing)
+            self._children[owner][thing["kind"], thing["metadata"]["name"]] = transform(thing)
         return owner
 
-    def wrote(self, thing: Manifest) -> None:
-        """What the API server answered to a write of ours: it need not be told by a watch before it is known."""
+    def put_written(self, thing: Manifest) -> None:
+        """Takes in what the API server answered to a write of ours, before any watch reports it."""
         uid, version = thing["metadata"].get("uid", ""), _version(thing)
         owner = owner_of(thing)
         if owner is None or version is None or uid in self._gone:
@@ -122,15 +69,15 @@ class Cache:
         if live is not None and live["metadata"].get("uid") == uid and (_version(live) or 0) > version:
             return  # a watch was quicker
         if self.put(thing) is not None and uid:
-            self._own[uid] = version, self._clock() + BELIEVED_S
+            self._written[uid] = version, self._clock() + WRITE_WINS_S
 
     def remove(self, thing: Manifest) -> JobKey | None:
-        """An object is gone. Returns the job that it concerned."""
+        """Drops an object that is gone. Returns the job that it concerned."""
         owner, uid = owner_of(thing), thing["metadata"].get("uid")
         if owner is None:
             return None
         if uid is not None:
-            self._own.pop(uid, None)
+            self._written.pop(uid, None)
             self._gone.add(uid)
         live = self._live(owner, thing)
         if live is None or live["metadata"].get("uid") != uid:
@@ -144,19 +91,19 @@ class Cache:
         return owner
 
     def _outdated(self, thing: Manifest) -> bool:
-        """Whether this object is known as we have written it since. An etcd that was set back has lower versions: what
+        """Checks whether the operator has written this object since. An etcd that was set back has lower versions: what
         was written counts for a while only."""
         uid = thing["metadata"].get("uid", "")
-        version, until = self._own.get(uid, (None, 0.0))
-        told = _version(thing)
-        if version is not None and told is not None and told < version and self._clock() < until:
+        version, until = self._written.get(uid, (None, 0.0))
+        received = _version(thing)
+        if version is not None and received is not None and received < version and self._clock() < until:
             return True
-        if version is not None and told is not None and told > version:
-            del self._own[uid]
+        if version is not None and received is not None and received > version:
+            del self._written[uid]
         return False
 
     def _known(self, owner: JobKey, thing: Manifest) -> bool:
-        """Whether just this version is there."""
+        """Checks whether just this version is there."""
         live, version = self._live(owner, thing), thing["metadata"].get("resourceVersion")
         return (
             version is not None
@@ -168,34 +115,34 @@ class Cache:
         )
 
     def _live(self, owner: JobKey, thing: Manifest) -> Manifest | None:
-        """What is known by its name."""
+        """The object that has its name."""
         if thing["kind"] == KIND:
             return self._jobs.get(owner)
         return self.child(owner, (thing["kind"], thing["metadata"]["name"]))
 
     def all_of(self, kind: str) -> list[Manifest]:
-        """All objects of a kind."""
+        """Lists all objects of a kind."""
         if kind == KIND:
             return list(self._jobs.values())
         return [c for mine in self._children.values() for (k, _), c in mine.items() if k == kind]
 
     def has_name(self, thing: Manifest) -> bool:
-        """Whether an object of this kind and name is there."""
+        """Checks whether an object of this kind and name is there."""
         owner = owner_of(thing)
         return owner is not None and self._live(owner, thing) is not None
 
     def ended(self, owner: JobKey) -> bool:
-        """Whether the job is complete or has failed."""
+        """Checks whether the job is complete or has failed."""
         return bool(self.live_status(owner).get("completionTime"))
 
     def has(self, thing: Manifest) -> bool:
-        """Whether this very object is there, and not another one of its name."""
+        """Checks whether this very object is there, and not another one of its name."""
         owner = owner_of(thing)
         live = None if owner is None else self._live(owner, thing)
         return live is not None and live["metadata"].get("uid") == thing["metadata"].get("uid")
 
     def phases(self) -> Counter[str]:
-        """How many jobs are in which phase."""
+        """Counts the jobs in each phase."""
         return Counter(
             str((job.get("status") or {}).get("phase") or Phase.PENDING) for job in self._jobs.values()
         )
@@ -211,7 +158,7 @@ class Cache:
         return self._children[owner].get(key) if owner in self._children else None
 
     def uid(self, owner: JobKey) -> str | None:
-        """Of the job, None if it is gone or going."""
+        """The job's uid, None if it is gone or going."""
         metadata = self._jobs.get(owner, {}).get("metadata", {})
         return None if metadata.get("deletionTimestamp") else metadata.get("uid")
 
@@ -230,16 +177,17 @@ class Cache:
     def status(self, owner: JobKey) -> DataLoaderJobStatus:
         return _status(self.live_status(owner))
 
-    def foreign(self, owner: JobKey) -> bool:
-        """Whether the job is another controller's, as far as it can be read."""
+    def managed_elsewhere(self, owner: JobKey) -> bool:
+        """Checks whether the job is another controller's, as far as it can be read."""
         return bool((self._jobs.get(owner, {}).get("spec") or {}).get("managedBy"))
 
     def generation(self, owner: JobKey) -> int:
-        """The job's, as far as it is known."""
+        """The job's generation, as far as it is known."""
         return int(self._jobs.get(owner, {}).get("metadata", {}).get("generation") or 0)
 
     def observed(self, owner: JobKey) -> Observed | None:
-        """None if the job is gone or going. Raises ManifestError for one that the models refuse."""
+        """Returns what a reconcile observes, None if the job is gone or going. Raises ManifestError for one that the
+        models refuse."""
         thing = self._jobs.get(owner)
         if thing is None or thing["metadata"].get("deletionTimestamp"):
             return None
@@ -254,7 +202,7 @@ class Cache:
 
 
 class _Last(dict[str, None]):
-    """The last so many of what was added."""
+    """Keeps the last so many of what was added."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -288,7 +236,7 @@ def _owned_by(child: Manifest, uid: str | None) -> bool:
 
 
 def _status(found: Any) -> DataLoaderJobStatus:
-    """As it was written last. One that cannot be read, such as a newer operator's, is begun anew."""
+    """Reads a status. One that cannot be read, such as a newer operator's, is begun anew."""
     try:
         return DataLoaderJobStatus.model_validate(found or {})
     except ValueError:

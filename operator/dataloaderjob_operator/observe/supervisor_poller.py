@@ -1,7 +1,7 @@
-"""Asks the supervisor of each job whose head is ready how the job is, and for the number of feeders in its spec.
+"""Polls the supervisor of each job whose head is ready for its status, and sends it the number of feeders in the spec.
 
-A connection for each question, to the address of the head's pod: nothing to resolve, and no other head answers. What
-came last is kept (`decide.answers`); a job is put onto the queue when its status would be another one.
+Each poll has a connection of its own, to the address of the head's pod: nothing to resolve, and no other head answers.
+The last status is kept (`decide.supervisor_status`); a job is put onto the queue when its own status would be another.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ from dataloaderjob.api.status import LoaderStatus
 from dataloaderjob.core import auth, supervision
 from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide import answers
-from dataloaderjob_operator.decide.answers import Answer
+from dataloaderjob_operator.decide import supervisor_status
 from dataloaderjob_operator.decide.observed import has_condition, leaving
+from dataloaderjob_operator.decide.supervisor_status import SupervisorStatus
 from dataloaderjob_operator.objects.settings import SUPERVISOR_PORT
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 
 log = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
-QUICK_S = 4.0
-"""While feeders are on their way, or a trainer has failed."""
-SOON_S = 2.0
-"""The least between two asks of a job, whatever happens to it."""
+UNSETTLED_PERIOD_S = 4.0
+"""Interval while feeders are on their way, or a trainer has failed."""
+MIN_INTERVAL_S = 2.0
+"""Minimum interval between two polls of one supervisor, whatever happens to its job."""
 TIMEOUT_S = 5.0
-MISSES = 3
-"""In a row, after which a supervisor is silent: one restart of it is no news."""
+MAX_MISSES = 3
+"""Polls in a row without an answer after which a supervisor is silent: one restart of it is nothing to report."""
 TICK_S = 0.5
-AT_ONCE = 64
-"""One that answers takes 0.5 ms of CPU: 1000 of them 5 % of a core."""
-SPAN_S = 8.0
-"""The least over which rates are taken: less shows single batches."""
-MAX_ANSWER_NBYTES = 1024 * 1024
+MAX_CONCURRENT = 64
+"""Polls at the same time. Each takes 0.5 ms of CPU: those of 1000 jobs 5 % of a core."""
+RATES_SPAN_S = 8.0
+"""Minimum span of rates: a shorter one shows single batches."""
+MAX_STATUS_NBYTES = 1024 * 1024
 """1000 feeders and as many sidecars, with all their metrics. A supervisor is of the user's image: what it may take of
 the operator's time and memory is bounded here."""
 
-_jitter = random.Random()  # noqa: S311  spreads asks, no secret
+_jitter = random.Random()  # noqa: S311  spreads polls, no secret
 
 
 class Supervisors(Protocol):
-    """What a reconcile needs of them."""
+    """The supervisors of all jobs, as a reconcile needs them."""
 
     def __len__(self) -> int:
-        """How many jobs have one."""
+        """The number of jobs that have one."""
 
-    def answer(self, key: JobKey) -> Answer | None:
-        """What was said last, None if nothing has been since the head is ready."""
+    def status(self, key: JobKey) -> SupervisorStatus | None:
+        """The last status, None if there is none since the head is ready."""
 
     def want(self, key: JobKey, feeders: int | None) -> None:
-        """So many feeder processes from now on; None: the job has no supervisor to ask."""
+        """Keeps so many feeder processes from now on; None: the job has no supervisor to poll."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where a job's supervisor is, and what it knows us by."""
+    """Address of a job's supervisor, and what a handshake with it needs."""
 
     address: str
     job: str
@@ -74,33 +74,33 @@ class Head:
 class _Job:
     wanted: int
     due: float = 0.0
-    asked_at: float = float("-inf")
+    polled_at: float = float("-inf")
     busy: bool = False
     woken: bool = False
-    """Something happened while it was asked."""
+    """Something happened while it was polled."""
     head: Head | None = None
     misses: int = 0
-    answer: Answer | None = None
+    status: SupervisorStatus | None = None
     base: tuple[float, supervision.Readings] | None = None
-    """Where the present span of rates begins."""
+    """Beginning of the present span of rates."""
     rates: supervision.Rates | None = None
 
 
 class SupervisorPoller:
-    """`Supervisors` over TCP; `run` until cancelled."""
+    """`Supervisors` over TCP. `run` polls until it is cancelled."""
 
     def __init__(
         self, cache: Cache, root_key: bytes, changed: Callable[[JobKey], None], *, port: int = SUPERVISOR_PORT
     ) -> None:
         self._cache, self._root_key, self._changed, self._port = cache, root_key, changed, port
         self._jobs: dict[JobKey, _Job] = {}
-        self._gate = asyncio.Semaphore(AT_ONCE)
+        self._gate = asyncio.Semaphore(MAX_CONCURRENT)
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def answer(self, key: JobKey) -> Answer | None:
-        return self._jobs[key].answer if key in self._jobs else None
+    def status(self, key: JobKey) -> SupervisorStatus | None:
+        return self._jobs[key].status if key in self._jobs else None
 
     def want(self, key: JobKey, feeders: int | None) -> None:
         if feeders is None:
@@ -112,30 +112,30 @@ class SupervisorPoller:
             self.wake(key)
 
     def wake(self, key: JobKey) -> None:
-        """Something happened to the job or its pods: its supervisor may have news."""
+        """Polls a supervisor soon, since something happened to the job or its pods."""
         if (job := self._jobs.get(key)) is not None:
-            job.due = min(job.due, job.asked_at + SOON_S)
+            job.due = min(job.due, job.polled_at + MIN_INTERVAL_S)
             job.woken = job.busy
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             while True:
                 for key, job in list(self._jobs.items()):
-                    if job.due <= time.monotonic() and not job.busy and self._meets(key, job):
+                    if job.due <= time.monotonic() and not job.busy and self._find_head(key, job):
                         job.busy = True
                         group.create_task(self._one(key, job))
                 await asyncio.sleep(TICK_S)
 
-    def _meets(self, key: JobKey, job: _Job) -> bool:
-        """Whether there is a head to ask. Another one than before begins anew."""
+    def _find_head(self, key: JobKey, job: _Job) -> bool:
+        """Checks whether there is a head to poll. Another one than before begins anew."""
         head = self._head(key)
         if head != job.head:
-            had_answer = job.answer is not None
-            job.head, job.answer, job.misses, job.base, job.rates = head, None, 0, None, None
-            if had_answer:
+            had_status = job.status is not None
+            job.head, job.status, job.misses, job.base, job.rates = head, None, 0, None, None
+            if had_status:
                 self._changed(key)
         if head is None:
-            job.due = time.monotonic() + SOON_S
+            job.due = time.monotonic() + MIN_INTERVAL_S
         return head is not None
 
     def _head(self, key: JobKey) -> Head | None:
@@ -151,55 +151,59 @@ class SupervisorPoller:
 
     async def _one(self, key: JobKey, job: _Job) -> None:
         async with self._gate:
-            head, job.asked_at = job.head, time.monotonic()
+            head, job.polled_at = job.head, time.monotonic()
             assert head is not None  # noqa: S101  _meets
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    message = await _converse(head, self._port, job)
-                heard: Answer | str = answers.parse(message)
+                    message = await _exchange(head, self._port, job)
+                received: SupervisorStatus | str = supervisor_status.parse(message)
             except TimeoutError:
-                heard = f"nothing within {TIMEOUT_S:g} s at {head.address}:{self._port}"
+                received = f"nothing within {TIMEOUT_S:g} s at {head.address}:{self._port}"
             except EOFError:
-                heard = "it closed the connection"
+                received = "it closed the connection"
             except (OSError, DataLoaderJobError) as exc:
-                heard = str(exc)
+                received = str(exc)
             except Exception as exc:
                 log.exception("%s/%s: cannot use the supervisor's answer", *key)
-                heard = f"its answer is no use: {exc!r}"
+                received = f"its answer cannot be used: {exc!r}"
         job.busy = False
         if self._jobs.get(key) is not job or job.head != head:
             return  # meanwhile it has ended, or has another head
-        if isinstance(heard, Answer):
-            self._heard(key, job, heard, answers.readings(message))
+        if isinstance(received, SupervisorStatus):
+            self._received(key, job, received, supervisor_status.readings(message))
         else:
-            self._missed(key, job, heard)
+            self._missed(key, job, received)
         if job.woken:
-            job.woken, job.due = False, min(job.due, job.asked_at + SOON_S)
+            job.woken, job.due = False, min(job.due, job.polled_at + MIN_INTERVAL_S)
 
-    def _heard(self, key: JobKey, job: _Job, answer: Answer, readings: supervision.Readings) -> None:
-        now, before = time.monotonic(), job.answer
+    def _received(
+        self, key: JobKey, job: _Job, status: SupervisorStatus, readings: supervision.Readings
+    ) -> None:
+        now, before = time.monotonic(), job.status
         if job.base is None:
             job.base = now, readings
-        elif (span_s := now - job.base[0]) >= SPAN_S:
+        elif (span_s := now - job.base[0]) >= RATES_SPAN_S:
             job.rates = supervision.between(job.base[1], readings, span_s)
             job.base = now, readings
         if before is not None and before.silent:
             log.info("%s/%s: the supervisor answers again", *key)
-        job.answer, job.misses = replace(answer, rates=job.rates), 0
-        settled = answer.ready == answer.desired == job.wanted and answer.failure is None
-        job.due = now + (PERIOD_S if settled and answer.ray.version else QUICK_S) * _jitter.uniform(0.9, 1.1)
-        if job.answer != before or (job.rates is not None and self._notable(key, job.rates)):
+        job.status, job.misses = replace(status, rates=job.rates), 0
+        settled = status.ready == status.desired == job.wanted and status.failure is None
+        job.due = now + (
+            PERIOD_S if settled and status.ray.version else UNSETTLED_PERIOD_S
+        ) * _jitter.uniform(0.9, 1.1)
+        if job.status != before or (job.rates is not None and self._notable(key, job.rates)):
             self._changed(key)
 
     def _missed(self, key: JobKey, job: _Job, why: str) -> None:
         job.misses += 1
-        job.due = time.monotonic() + QUICK_S
-        if job.misses < MISSES:
+        job.due = time.monotonic() + UNSETTLED_PERIOD_S
+        if job.misses < MAX_MISSES:
             return
-        if job.answer is not None and job.answer.silent:
-            return  # told once, with the first reason: others may follow in turns
+        if job.status is not None and job.status.silent:
+            return  # reported once, with the first reason: others may follow in turns
         log.warning("%s/%s: the supervisor does not answer: %s", *key, why)
-        job.answer, job.base, job.rates = Answer(silent=why), None, None
+        job.status, job.base, job.rates = SupervisorStatus(silent=why), None, None
         self._changed(key)
 
     def _notable(self, key: JobKey, found: supervision.Rates) -> bool:
@@ -207,11 +211,11 @@ class SupervisorPoller:
             written = LoaderStatus.model_validate(self._cache.live_status(key).get("loader") or {})
         except ValidationError:
             return True
-        return answers.notable(written, answers.shown(found))
+        return supervisor_status.notable(written, supervisor_status.loader_status(found))
 
 
-async def _converse(head: Head, port: int, job: _Job) -> Mapping[str, Any]:
-    """Its status; a supervisor that keeps another number of feeders than is wanted is told the wanted one.
+async def _exchange(head: Head, port: int, job: _Job) -> Mapping[str, Any]:
+    """Receives its status, and sends the number of feeders that is wanted if it keeps another.
 
     Raises OSError, EOFError, DataLoaderJobError.
     """
@@ -221,10 +225,10 @@ async def _converse(head: Head, port: int, job: _Job) -> Mapping[str, Any]:
         while not handshake.done:
             writer.write(handshake.receive(await reader.readexactly(handshake.wanted)))
         writer.write(auth.pack_message({"type": "status"}))
-        status = await _receive(reader, MAX_ANSWER_NBYTES)
+        status = await _receive(reader, MAX_STATUS_NBYTES)
         if status.get("desired") != job.wanted:
             writer.write(auth.pack_message({"type": "scale", "feeders": job.wanted}))
-            answer = await _receive(reader, MAX_ANSWER_NBYTES)
+            answer = await _receive(reader, MAX_STATUS_NBYTES)
             if answer.get("type") != "ok":
                 log.warning(
                     "the supervisor refuses to keep %d feeders: %s", job.wanted, answer.get("message")

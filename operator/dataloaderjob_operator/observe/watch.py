@@ -13,35 +13,30 @@ from typing import Any, Protocol
 
 import kopf
 
-from dataloaderjob.api import GROUP, KIND, PLURAL, VERSION
+from dataloaderjob.api import KIND
 from dataloaderjob_operator.client import ApiError
+from dataloaderjob_operator.kinds import WATCHED
 from dataloaderjob_operator.names import LABEL_JOB
 from dataloaderjob_operator.objects import Manifest
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 
 log = logging.getLogger(__name__)
 
-CHILDREN: dict[str, tuple[str, str, str]] = {
-    "Deployment": ("apps", "v1", "deployments"),
-    "Job": ("batch", "v1", "jobs"),
-    "Pod": ("", "v1", "pods"),
-    "Service": ("", "v1", "services"),
-    "ConfigMap": ("", "v1", "configmaps"),
-    "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies"),
-}
-"""Kinds that are watched; for Secrets, which nobody should have to list, see `secret_poller`."""
-JOBS = (GROUP, VERSION, PLURAL)
 CHUNK = 100
 """Objects in a page of a list: with 500, pages of pods in the hands of kopf were 40 MB."""
 IDLE_S = 0.5
 """kopf keeps a task for each object that something happened to, for so long after it."""
+RETRY_S = 5.0
+"""Pause after a list that failed before the first decision."""
+SWEEP_S = 600.0
+"""Interval between two lists for what the watches missed."""
 TASK = "watcher for "
-"""How kopf's names of its tasks begin, of which each keeps one watch open."""
+"""Beginning of the names of those tasks of kopf's that keep one watch open each."""
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """Without kopf's own bookkeeping of what changed, which the handlers here do not use: it took a fifth of the CPU
-    of a cold start."""
+    """Switches off kopf's own bookkeeping of what changed, which the handlers here do not use: it took a fifth of the
+    CPU of a cold start."""
 
     def build(
         self,
@@ -59,26 +54,22 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 
 def list_paths(namespaces: Sequence[str]) -> dict[str, list[str]]:
-    """Where all objects of a kind are listed; in all namespaces if none is named."""
-    found = {}
-    for kind, (group, version, plural) in {KIND: JOBS, **CHILDREN}.items():
-        root = f"/apis/{group}/{version}" if group else f"/api/{version}"
-        found[kind] = [f"{root}/namespaces/{name}/{plural}" for name in namespaces] or [f"{root}/{plural}"]
-    return found
+    """Paths at which all objects of a kind are listed; in all namespaces if none is named."""
+    return {kind.name: [kind.path(name) for name in namespaces] or [kind.path(None)] for kind in WATCHED}
 
 
 def expected(namespaces: Sequence[str]) -> int:
-    """How many watches there shall be."""
-    return (1 + len(CHILDREN)) * max(1, len(set(namespaces)))
+    """The number of watches that there shall be."""
+    return len(WATCHED) * max(1, len(set(namespaces)))
 
 
 def alive() -> int:
-    """How many watches kopf keeps open now, in the loop that runs."""
+    """The number of watches that kopf keeps open now, in the loop that runs."""
     return sum(task.get_name().startswith(TASK) for task in asyncio.all_tasks() if not task.done())
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """Reconnects that notice a dead connection, filters on the server, nothing posted."""
+    """Sets kopf up: a dead connection is noticed, the server filters, nothing is posted."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.watching.server_timeout = 300
@@ -86,21 +77,22 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.chunk_size = CHUNK
     settings.queueing.idle_timeout = IDLE_S
     settings.persistence.diffbase_storage = _NoDiffs()
-    for resource in CHILDREN.values():
-        settings.watching.label_selectors[resource] = LABEL_JOB
+    for kind in WATCHED:
+        if kind.name != KIND:
+            settings.watching.label_selectors[kind.resource] = LABEL_JOB
 
 
 def registry(
     cache: Cache, changed: Callable[[JobKey, bool], None], gone: Callable[[JobKey], None],
-    told: Callable[[str], None],
+    received: Callable[[str], None],
 ) -> kopf.OperatorRegistry:  # fmt: skip
-    """Handlers that only take notes. `changed`: a job, or if the flag is False, a child of it; `told`: of which kind
-    something came."""
+    """Makes handlers that only put what they receive into the cache. `changed` gets a job, and whether it or a child of
+    it changed; `gone` a job; `received` the kind of each object."""
     made = kopf.OperatorRegistry()
 
     async def note(event: Any, resource: Any, **_: Any) -> None:
         thing = {**event["object"], "kind": event["object"].get("kind") or resource.kind}
-        told(thing["kind"])
+        received(thing["kind"])
         if event["type"] == "DELETED":
             key = cache.remove(thing)
             if key is not None and thing["kind"] == KIND and cache.uid(key) is None:
@@ -115,27 +107,23 @@ def registry(
         return kopf.login_with_service_account(**known) or kopf.login_with_kubeconfig(**known)
 
     kopf.on.login(registry=made, id="login")(login)
-    kopf.on.event(*JOBS, registry=made, id="job")(note)
-    for kind, resource in CHILDREN.items():
-        kopf.on.event(*resource, registry=made, id=kind.lower(), labels={LABEL_JOB: kopf.PRESENT})(note)
+    for kind in WATCHED:
+        labels = None if kind.name == KIND else {LABEL_JOB: kopf.PRESENT}
+        kopf.on.event(*kind.resource, registry=made, id=kind.name.lower(), labels=labels)(note)
     return made
 
 
-RETRY_S = 5.0
-EVERY_S = 600.0
-
-
 class Lister(Protocol):
-    """What lists are asked of."""
+    """A lister of objects."""
 
     def list(self, path: str, **query: str) -> AsyncIterator[Manifest]:
-        """All objects of a kind, in pages. Raises ApiError."""
+        """Lists all objects of a kind, in pages. Raises ApiError."""
 
 
 async def prime(
     lister: Lister, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
 ) -> None:
-    """Into the cache, until all of it is there: else what a watch has not told yet would look gone."""
+    """Lists everything into the cache: what a watch has not reported yet would else seem to be gone."""
     for kind, paths in list_paths(namespaces).items():
         for path in paths:
             while True:
@@ -152,8 +140,8 @@ async def prime(
 async def sweep(
     lister: Lister, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
 ) -> None:
-    """Forgets what has gone while no watch told: one that reconnects tells what is there, and not what is not. Takes in
-    what is there and not known at all.
+    """Lists everything again, for what the watches missed. Drops what has gone: a watch that reconnects reports what is
+    there, and not what is not. Takes in what is there and not known at all.
 
     Raises ApiError; kinds that were not listed by then are left as they are.
     """
@@ -180,13 +168,13 @@ async def sweep(
 async def keep_sweeping(
     lister: Lister, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
 ) -> None:
-    """Until cancelled."""
+    """Sweeps now and then, until it is cancelled."""
     while True:
-        await asyncio.sleep(EVERY_S)
+        await asyncio.sleep(SWEEP_S)
         try:
             await sweep(lister, cache, add, namespaces)
         except ApiError as exc:
-            log.warning("listing failed, list again in %.0f s: %s", EVERY_S, exc)
+            log.warning("cannot list for what the watches missed, try again in %.0f s: %s", SWEEP_S, exc)
 
 
 async def _listed(lister: Lister, path: str, kind: str) -> AsyncIterator[Manifest]:

@@ -17,6 +17,8 @@ from dataloaderjob.api.trainer import (
     SidecarSpec,
     TrainerSpec,
 )
+from dataloaderjob.core.places import ALLOW_PICKLE_VARIABLE, FEEDERS_VARIABLE, PREFETCH_VARIABLE
+from dataloaderjob.core.settings import LoaderSettings
 
 Mode = Literal["Ingress", "Strict", "None"]
 
@@ -190,6 +192,27 @@ class DataLoaderJobSpec(Model):
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
         Immutable(field="managedBy", use="a new job: two controllers must not share one"),
     )
+
+    def loader_settings(self, *, replicas: int = 1) -> LoaderSettings:
+        """Settings of one sidecar that serves so many replicas of the trainer."""
+        pool = self.sidecar.pool_size
+        return LoaderSettings(
+            processes=self.trainer.processes_per_replica * replicas,
+            shared_memory_nbytes=self.sidecar.shared_memory.nbytes * replicas,
+            pool_nbytes=None if pool is None else pool.nbytes,
+            prefetch=self.sidecar.prefetch,
+            batch_deadline_s=float(self.deadlines.batch_seconds),
+            progress_after_s=float(self.deadlines.progress_after_seconds),
+            checksum=self.sidecar.checksum,
+        )
+
+    def loader_environment(self) -> dict[str, str]:
+        """Variables that tell the loader in a trainer process what the manifest says of it."""
+        found = {
+            PREFETCH_VARIABLE: str(self.sidecar.prefetch),
+            FEEDERS_VARIABLE: str(max(1, self.feeders.count)),
+        }
+        return found | ({ALLOW_PICKLE_VARIABLE: "1"} if self.allow_pickle else {})
 
 
 def _long_name(metadata: Metadata) -> Iterator[tuple[Path, str]]:

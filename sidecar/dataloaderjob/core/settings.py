@@ -57,6 +57,32 @@ class RayTuning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSettings:
+    """What a manifest fixes for one sidecar's pools, the same on one machine and on a cluster.
+
+    `DataLoaderJobSpec.loader_settings` makes them from a manifest; the sidecar's settings are these and where it runs.
+    """
+
+    processes: int = 1
+    """Trainer processes that share the memory limit."""
+    shared_memory_nbytes: int = 2 * 1024**3
+    """Shared memory for all pools of this sidecar, in bytes."""
+    pool_nbytes: int | None = None
+    """Size of each pool; None: (window + reserve) times the first batch."""
+    prefetch: int = 16
+    """Batches ahead of the trainer, for loaders that do not say."""
+    batch_deadline_s: float = 300.0
+    progress_after_s: float = 30.0
+    checksum: bool = False
+    """crc32 over every body."""
+
+    @property
+    def limit_nbytes(self) -> int:
+        """Shared memory that one pool may take, everything counted."""
+        return self.shared_memory_nbytes // self.processes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FeederSettings:
     """One feeder process."""
 

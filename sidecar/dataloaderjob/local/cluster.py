@@ -8,6 +8,7 @@ socket, memory or folder behind; `reaper` does the same when this process itself
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import secrets
@@ -25,7 +26,7 @@ from dataloaderjob.core import folders, places
 from dataloaderjob.core.auth import new_key
 from dataloaderjob.core.errors import InputError, ServiceUnavailable
 from dataloaderjob.core.ipc import MAX_PATH_NBYTES
-from dataloaderjob.core.settings import RayTuning, SupervisorSettings, dump
+from dataloaderjob.core.settings import LoaderSettings, RayTuning, SupervisorSettings, dump
 from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.local import reaper, registry
 from dataloaderjob.local.children import Child, Command, Loop, Started
@@ -72,13 +73,7 @@ class ServicePlan:
     provider: str = RAY
     """Who starts feeders (`providers.provider`)."""
     tuning: RayTuning = field(default_factory=RayTuning)
-    processes: int = 1
-    shared_memory_nbytes: int = 2 * 1024**3
-    pool_nbytes: int | None = None
-    prefetch: int = 16
-    checksum: bool = False
-    batch_deadline_s: float = 300.0
-    progress_after_s: float = 30.0
+    loader: LoaderSettings = field(default_factory=LoaderSettings)
     metrics_port: int | None = None
 
 
@@ -210,11 +205,8 @@ class LocalCluster:
         plan = self.plan
         return SidecarSettings(
             job=plan.job, socket=self.socket, key_path=str(self.home / "key"), blobs=str(self.home / "blobs"),
-            supervisor_host="127.0.0.1", supervisor_port=self._port, processes=plan.processes,
-            shared_memory_nbytes=plan.shared_memory_nbytes, pool_nbytes=plan.pool_nbytes,
-            prefetch=plan.prefetch, batch_deadline_s=plan.batch_deadline_s,
-            progress_after_s=plan.progress_after_s, checksum=plan.checksum,
-            metrics_port=plan.metrics_port, private=True,
+            supervisor_host="127.0.0.1", supervisor_port=self._port, metrics_port=plan.metrics_port, private=True,
+            **dataclasses.asdict(plan.loader),
         )  # fmt: skip
 
     def _start_supervisor(self, number: int) -> None:

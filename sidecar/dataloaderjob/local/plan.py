@@ -13,7 +13,6 @@ from pydantic import BaseModel
 from dataloaderjob.api import DataLoaderJob, EnvVar, PodSpec
 from dataloaderjob.api.base import spell
 from dataloaderjob.api.feeders import CONTAINER as FEEDER_CONTAINER
-from dataloaderjob.core.places import ALLOW_PICKLE_VARIABLE, FEEDERS_VARIABLE, PREFETCH_VARIABLE
 from dataloaderjob.local.cluster import ServicePlan
 from dataloaderjob.providers.provider import RAY
 
@@ -112,13 +111,7 @@ def _trainer(
     launch = trainer.launch_environment(replica=replica, master_addr="127.0.0.1", master_port=master_port)
     if trainer.processes_per_replica == 1:  # all replicas are on this one machine
         launch |= {"LOCAL_RANK": str(replica), "LOCAL_WORLD_SIZE": str(trainer.replicas)}
-    env = {"PYTHONUNBUFFERED": "1"} | dict(inherited) | launch
-    env |= {
-        PREFETCH_VARIABLE: str(job.spec.sidecar.prefetch),
-        FEEDERS_VARIABLE: str(max(1, job.spec.feeders.count)),
-    }
-    if job.spec.allow_pickle:
-        env[ALLOW_PICKLE_VARIABLE] = "1"
+    env = {"PYTHONUNBUFFERED": "1"} | dict(inherited) | launch | job.spec.loader_environment()
     env = add_env(env, trainer.container.env)
     words = (*trainer.container.command, *trainer.container.args)
     return TrainerPlan(command=tuple(expand(word, env) for word in words), env=env)
@@ -134,13 +127,7 @@ def _service(job: DataLoaderJob, cwd: Path, inherited: Mapping[str, str], provid
     return ServicePlan(
         job=job.name, num_feeders=spec.feeders.count, env=inherited, feeder_env=feeder_env, feeder_cwd=cwd,
         provider=provider,
-        tuning=spec.ray.tuning.settings(),
-        processes=spec.trainer.replicas * spec.trainer.processes_per_replica,
-        shared_memory_nbytes=spec.sidecar.shared_memory.nbytes * spec.trainer.replicas,
-        pool_nbytes=None if spec.sidecar.pool_size is None else spec.sidecar.pool_size.nbytes,
-        prefetch=spec.sidecar.prefetch, checksum=spec.sidecar.checksum,
-        batch_deadline_s=float(spec.deadlines.batch_seconds),
-        progress_after_s=float(spec.deadlines.progress_after_seconds),
+        tuning=spec.ray.tuning.settings(), loader=spec.loader_settings(replicas=spec.trainer.replicas),
     )  # fmt: skip
 
 

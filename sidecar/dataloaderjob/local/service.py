@@ -21,6 +21,7 @@ from pathlib import Path
 
 from dataloaderjob.core import folders, places
 from dataloaderjob.core.errors import DataLoaderJobError
+from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.local.children import Loop, Started
 from dataloaderjob.local.cluster import LocalCluster, ServicePlan
 from dataloaderjob.local.feeder_host import environments
@@ -209,8 +210,9 @@ def plan(folder: Path, num_feeders: int, env: Mapping[str, str]) -> ServicePlan:
     ranks = max(1, int(env.get("LOCAL_WORLD_SIZE", "1")))
     return ServicePlan(
         job=f"private-{folder.name}", num_feeders=num_feeders, provider=LOCAL, env=own, feeder_env=feeders,
-        feeder_cwd=Path.cwd(), processes=ranks,
-        shared_memory_nbytes=min(SHARED_NBYTES_PER_RANK * ranks, memory_limit() // 2),
+        feeder_cwd=Path.cwd(), loader=LoaderSettings(
+            processes=ranks, shared_memory_nbytes=min(SHARED_NBYTES_PER_RANK * ranks, memory_limit() // 2)
+        ),
     )  # fmt: skip
 
 

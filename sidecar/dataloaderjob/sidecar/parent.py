@@ -27,7 +27,6 @@ from dataloaderjob.core.processes import alive, default_signals, die_with_parent
 from dataloaderjob.core.settings import read_key
 from dataloaderjob.sidecar import metrics
 from dataloaderjob.sidecar.bundle_gc import BundleGc
-from dataloaderjob.sidecar.dispatch.instructions import DispatchSettings
 from dataloaderjob.sidecar.listeners import Guest, HttpServer, TrainerListener
 from dataloaderjob.sidecar.receiver import Receiver
 from dataloaderjob.sidecar.settings import SidecarSettings
@@ -277,13 +276,8 @@ class Sidecar:
                 signal.signal(number, signal.SIG_IGN)  # the trainer may still read; the parent ends us
             self._close_in_child()
             gc.freeze()
-            settings = DispatchSettings(
-                limit_nbytes=self.settings.limit_nbytes, pool_nbytes=self.settings.pool_nbytes,
-                batch_deadline_s=self.settings.batch_deadline_s, progress_after_s=self.settings.progress_after_s,
-                checksum=self.settings.checksum,
-            )  # fmt: skip
             receiver = Receiver(
-                guest.sock, channel, *guest.fds[:4], settings=settings, key=self.key, job=self.settings.job,
+                guest.sock, channel, *guest.fds[:4], settings=self.settings, key=self.key, job=self.settings.job,
                 name=f"{self.name}/rank-{rank}", process=process,
             )  # fmt: skip
             if adoption:

@@ -19,6 +19,7 @@ from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.control import FAILED, Control
 from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.frames import Header
+from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar import metrics, regions
 from dataloaderjob.sidecar.dispatch import overseer
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
@@ -27,7 +28,6 @@ from dataloaderjob.sidecar.dispatch.instructions import (
     Connect,
     CreateRegion,
     Discard,
-    DispatchSettings,
     DropRegion,
     Endpoint,
     Extent,
@@ -62,7 +62,7 @@ class Receiver:
         wake_trainer: int,
         wake_receiver: int,
         *,
-        settings: DispatchSettings,
+        settings: LoaderSettings,
         key: bytes,
         job: str,
         name: str,

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from dataloaderjob.core import ipc
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.settings import LoaderSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SidecarSettings:
+class SidecarSettings(LoaderSettings):
     """What the manifest and the runner fix for one sidecar."""
 
     job: str
@@ -27,28 +28,11 @@ class SidecarSettings:
     supervisor_port: int = 0
     feeders: Sequence[tuple[str, str, str, int]] = ()
     """Fixed feeders (name, instance, host, port), used when there is no supervisor."""
-    processes: int = 1
-    """Trainer processes that share the memory limit."""
-    shared_memory_nbytes: int = 2 * 1024**3
-    """Shared memory for all pools of this sidecar, in bytes."""
-    pool_nbytes: int | None = None
-    """Size of each pool; None: from the first batch."""
-    prefetch: int = 16
-    """Batches ahead of the trainer, for loaders that do not say."""
-    batch_deadline_s: float = 300.0
-    progress_after_s: float = 30.0
     private: bool = False
     """Trainers of this user's only: on a cluster those of a group may come."""
-    checksum: bool = False
-    """crc32 over every body."""
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
     """Port of /metrics and /healthz; 0 for any, None for none."""
-
-    @property
-    def limit_nbytes(self) -> int:
-        """What one pool may take."""
-        return self.shared_memory_nbytes // self.processes
 
     def check(self) -> None:
         """Raises InputError for what cannot work, before anything is created."""

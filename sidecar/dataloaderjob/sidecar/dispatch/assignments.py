@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataloaderjob.core import frames, supervision
 from dataloaderjob.core.frames import Flag, Kind
+from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar.dispatch import choose
 from dataloaderjob.sidecar.dispatch.choose import Versions
 from dataloaderjob.sidecar.dispatch.instructions import (
     Close,
     Counters,
     Discard,
-    DispatchSettings,
     Fail,
     Instruction,
     Note,
@@ -36,7 +36,7 @@ from dataloaderjob.sidecar.dispatch.streams import (
 class Assignments:
     """The state of one pool: its streams, its feeders, its space."""
 
-    def __init__(self, settings: DispatchSettings, *, generation: int) -> None:
+    def __init__(self, settings: LoaderSettings, *, generation: int) -> None:
         self.settings = settings
         self.generation = generation
         self.streams: dict[int, Stream] = {}

@@ -1,4 +1,4 @@
-"""The dispatcher's settings and counters, and what it tells its shell to do. Values only; the shell in
+"""The dispatcher's counters, and what it tells its shell to do. Values only; the shell in
 `sidecar.receiver` carries instructions out.
 """
 
@@ -129,19 +129,6 @@ Instruction = (
     | Replace
     | Released
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DispatchSettings:
-    """What the manifest fixes for one pool."""
-
-    limit_nbytes: int
-    """Shared memory that this pool may take, everything counted."""
-    pool_nbytes: int | None = None
-    """Size of the pool; None: (window + reserve) times the first batch."""
-    batch_deadline_s: float = 300.0
-    progress_after_s: float = 30.0
-    checksum: bool = False
 
 
 @dataclass(slots=True)

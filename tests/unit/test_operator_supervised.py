@@ -1,4 +1,4 @@
-"""What the operator decides from what a supervisor says: conditions, metrics, and for how many feeders it asks."""
+"""What the operator decides from a supervisor's status: conditions, metrics, and for how many feeders it asks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from looks import (
-    ANSWER,
+from observed_jobs import (
     FEEDERS,
     HEAD,
     RAY,
+    SUPERVISOR,
     T0,
     TRAINERS,
     after,
@@ -25,8 +25,8 @@ from looks import (
 
 from dataloaderjob.api.status import ConditionType, LoaderStatus, Phase
 from dataloaderjob.core.supervision import Rates
-from dataloaderjob_operator.decide.answers import Answer, Cause
 from dataloaderjob_operator.decide.observed import Observed
+from dataloaderjob_operator.decide.supervisor_status import Cause, SupervisorStatus
 
 COMPLETE = live(TRAINERS, conditions=[{"type": "Complete", "status": "True"}])
 RATES = Rates(batches_per_s=10, nbytes_per_s=1e9, stall=0.05, occupancy=0.5)
@@ -40,8 +40,8 @@ def with_ip(role: str) -> dict[str, Any]:
 
 
 def starting(**more: Any) -> Observed:
-    """A job whose pods are ready, of which nobody has said more."""
-    observed = replace(serving(), answer=None, **more)
+    """A job whose pods are ready, and whose supervisor has not reported."""
+    observed = replace(serving(), supervisor=None, **more)
     return after(observed, decided(replace(observed, children={}, pods=())))
 
 
@@ -56,23 +56,25 @@ def head(observed: Observed) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("supervisor", "expected"),
     [
-        pytest.param(None, ("False", "SupervisorStarts"), id="not heard yet"),
-        pytest.param(Answer(), ("False", "RayStarts"), id="without Ray"),
-        pytest.param(ANSWER, ("True", "Serving"), id="serves"),
-        pytest.param(Answer(silent="refused"), ("False", "SupervisorSilent"), id="silent"),
+        pytest.param(None, ("False", "SupervisorStarts"), id="not reported yet"),
+        pytest.param(SupervisorStatus(), ("False", "RayStarts"), id="without Ray"),
+        pytest.param(SUPERVISOR, ("True", "Serving"), id="serves"),
+        pytest.param(SupervisorStatus(silent="refused"), ("False", "SupervisorSilent"), id="silent"),
     ],
 )
-def test_a_head_is_ready_when_its_supervisor_answers_and_has_ray(answer: Answer, expected: tuple[str, str]):
-    assert head(replace(starting(), answer=answer)) == expected
+def test_a_head_is_ready_when_its_supervisor_answers_and_has_ray(
+    supervisor: SupervisorStatus, expected: tuple[str, str]
+):
+    assert head(replace(starting(), supervisor=supervisor)) == expected
 
 
 def test_an_operator_that_has_just_started_takes_nothing_back_before_it_has_asked():
     observed = serving()
-    running = after(observed, decided(observed), answer=None)
+    running = after(observed, decided(observed), supervisor=None)
     assert decided(running, 99).status == running.status
-    silent = replace(running, answer=Answer(silent="[Errno 111] refused"))
+    silent = replace(running, supervisor=SupervisorStatus(silent="[Errno 111] refused"))
     made = decided(silent)
     assert made.status.phase == Phase.DEGRADED
     assert "does not answer: [Errno 111] refused" in condition(made, ConditionType.HEAD_READY).message
@@ -80,46 +82,49 @@ def test_an_operator_that_has_just_started_takes_nothing_back_before_it_has_aske
 
 
 @pytest.mark.parametrize(
-    ("answer", "pods_ready", "expected"),
+    ("supervisor", "pods_ready", "expected"),
     [
-        pytest.param(None, 1, ("False", "FeedersStart", "feeder pods that serve: 0, needed: 1"), id="not heard yet"),
-        pytest.param(ANSWER, 1, ("True", "Serving", "feeder pods that serve: 1 or more"), id="serves"),
-        pytest.param(ANSWER, 0, ("True", "Serving", "feeder pods that serve: 1 or more"), id="it knows better"),
+        pytest.param(None, 1, ("False", "FeedersStart", "feeder pods that serve: 0, needed: 1"), id="not reported yet"),
+        pytest.param(SUPERVISOR, 1, ("True", "Serving", "feeder pods that serve: 1 or more"), id="serves"),
+        pytest.param(SUPERVISOR, 0, ("True", "Serving", "feeder pods that serve: 1 or more"), id="it knows better"),
         pytest.param(
-            Answer(desired=1, ray=RAY, cause=TIMEOUT), 1,
+            SupervisorStatus(desired=1, ray=RAY, cause=TIMEOUT), 1,
             ("False", "WorkerRegisterTimeout",
              "feeder pods that serve: 0, needed: 1; pod mnist-feeder-0: feeder-0: raise spec.ray.tuning"),
             id="never registers",
         ),
         pytest.param(
-            Answer(desired=1, ray=RAY, cause=NO_ROOM), 1,
+            SupervisorStatus(desired=1, ray=RAY, cause=NO_ROOM), 1,
             ("False", "NoRoom", "feeder pods that serve: 0, needed: 1; feeder-0: no node has room"),
             id="no room in pods that are there",
         ),
         pytest.param(
-            Answer(desired=1, ray=RAY, cause=NO_ROOM), 0, ("False", "PodsStart", "feeder pods ready: 0, needed: 1"),
+            SupervisorStatus(desired=1, ray=RAY, cause=NO_ROOM), 0,
+            ("False", "PodsStart", "feeder pods ready: 0, needed: 1"),
             id="no room for want of pods",
         ),
         pytest.param(
-            replace(ANSWER, failure=MISSING), 1,
+            replace(SUPERVISOR, failure=MISSING), 1,
             ("False", "ModuleMissing", "pod mnist-feeder-0: sidecar-t, rank 0, got from feeder-0: no module x"),
             id="a trainer cannot use them",
         ),
     ],
 )  # fmt: skip
-def test_feeders_are_ready_when_the_supervisor_says_so_and_else_its_cause_is_told(
-    answer: Answer | None, pods_ready: int, expected: tuple[str, str, str]
+def test_feeders_are_ready_by_the_supervisors_report_which_else_has_the_cause(
+    supervisor: SupervisorStatus | None, pods_ready: int, expected: tuple[str, str, str]
 ):
     observed = starting(pods=(pod("head"), with_ip("feeder"), pod("trainer")))
     children = {**observed.children, **live(FEEDERS, readyReplicas=pods_ready, replicas=1)}
-    assert feeders(replace(observed, answer=answer, children=children)) == expected
+    assert feeders(replace(observed, supervisor=supervisor, children=children)) == expected
 
 
-def test_a_pods_own_trouble_is_told_before_its_consequence_at_the_supervisor():
+def test_a_pods_own_trouble_is_reported_before_its_consequence_at_the_supervisor():
     waiting = {"name": "feeder", "state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}
     observed = starting(pods=(pod("feeder", containerStatuses=[waiting]),))
     lacking = replace(
-        observed, children={**observed.children, **live(FEEDERS)}, answer=Answer(ray=RAY, cause=NO_ROOM)
+        observed,
+        children={**observed.children, **live(FEEDERS)},
+        supervisor=SupervisorStatus(ray=RAY, cause=NO_ROOM),
     )
     assert feeders(lacking)[1] == "ImageNotPulled"
 
@@ -128,7 +133,7 @@ def test_feeders_count_by_pods_of_as_many_processes():
     spec = {"replicas": 3, "processesPerPod": 4, "minReplicas": 2}
     observed = replace(starting(), job=job(feeders=spec))
     for ready, pods, status in ((12, 3, "True"), (11, 2, "True"), (7, 1, "False")):
-        made = decided(replace(observed, answer=Answer(desired=12, ready=ready, ray=RAY)))
+        made = decided(replace(observed, supervisor=SupervisorStatus(desired=12, ready=ready, ray=RAY)))
         assert (made.status.feeders.ready, made.status.feeders.summary) == (pods, f"{pods}/3")
         assert condition(made, ConditionType.FEEDERS_READY).status == status
         assert made.feeders == 12
@@ -150,20 +155,22 @@ def test_what_ray_has_in_force_is_in_the_status_and_stays_there():
     observed = serving()
     made = decided(observed)
     assert made.status.ray == RAY
-    assert decided(after(observed, made, answer=Answer(silent="gone"))).status.ray == RAY
+    assert decided(after(observed, made, supervisor=SupervisorStatus(silent="gone"))).status.ray == RAY
 
 
-def test_a_trainer_that_failed_is_told_with_what_its_feeder_said():
+def test_a_trainer_that_failed_is_reported_with_the_error_of_its_feeder():
     observed = replace(serving(), job=job(backoffLimit=0))
     failed = failed_trainers(after(observed, decided(observed)))
-    made = decided(replace(failed, answer=replace(ANSWER, failure=MISSING)), 10)
-    told = condition(made, ConditionType.FAILED).message
-    assert "exit code 7: CUDA error; sidecar-t, rank 0, got from feeder-0: no module x" in told
+    made = decided(replace(failed, supervisor=replace(SUPERVISOR, failure=MISSING)), 10)
+    reported = condition(made, ConditionType.FAILED).message
+    assert "exit code 7: CUDA error; sidecar-t, rank 0, got from feeder-0: no module x" in reported
 
 
-def test_a_startup_deadline_tells_what_the_supervisor_said():
+def test_a_startup_deadline_reports_the_supervisors_cause():
     observed = replace(
-        starting(), job=job(deadlines={"startupSeconds": 200}), answer=Answer(ray=RAY, cause=TIMEOUT)
+        starting(),
+        job=job(deadlines={"startupSeconds": 200}),
+        supervisor=SupervisorStatus(ray=RAY, cause=TIMEOUT),
     )
     assert (
         "feeder-0: raise spec.ray.tuning" in condition(decided(observed, 300), ConditionType.FAILED).message
@@ -180,17 +187,17 @@ def running(**metrics: float) -> Observed:
 
 def test_metrics_are_written_when_they_changed_by_more_than_noise():
     same = {"batches_per_second": 10.2, "gb_per_second": 1.02, "stall_percent": 5.5, "occupancy_percent": 52}
-    quiet = decided(replace(running(**same), answer=replace(ANSWER, rates=RATES)))
+    quiet = decided(replace(running(**same), supervisor=replace(SUPERVISOR, rates=RATES)))
     assert quiet.status.loader == running(**same).status.loader
     assert quiet.requeue_after_s == decided(running(**same)).requeue_after_s
-    moved = decided(replace(running(batches_per_second=5), answer=replace(ANSWER, rates=RATES)))
+    moved = decided(replace(running(batches_per_second=5), supervisor=replace(SUPERVISOR, rates=RATES)))
     assert moved.status.loader == LoaderStatus(
         batches_per_second="10", gb_per_second="1", stall_percent="5", occupancy_percent="50"
     )
 
 
 def test_metrics_alone_are_written_every_15_seconds_at_most():
-    observed = replace(running(), answer=replace(ANSWER, rates=RATES), metrics_at=T0)
+    observed = replace(running(), supervisor=replace(SUPERVISOR, rates=RATES), metrics_at=T0)
     early = decided(observed, 4)
     assert (early.status.loader, early.requeue_after_s) == (LoaderStatus(), 11.0)
     assert decided(observed, 15).status.loader.batches_per_second == "10"
@@ -198,7 +205,7 @@ def test_metrics_alone_are_written_every_15_seconds_at_most():
 
 def test_metrics_go_along_with_any_other_change():
     slightly = replace(running(batches_per_second=10.1, gb_per_second=1, stall_percent=5), metrics_at=T0)
-    lost = replace(slightly, answer=replace(ANSWER, ready=0, rates=RATES))
+    lost = replace(slightly, supervisor=replace(SUPERVISOR, ready=0, rates=RATES))
     made = decided(lost, 1)
     assert made.status.phase == Phase.DEGRADED
     assert made.status.loader.batches_per_second == "10"
@@ -210,18 +217,21 @@ def test_the_last_metrics_stay_after_the_end_and_a_held_job_has_none():
         **observed.children,
         **live(("Job", "mnist-trainers-0"), conditions=[{"type": "Complete", "status": "True"}]),
     }
-    ended = decided(replace(observed, children=done, answer=replace(ANSWER, rates=Rates())))
+    ended = decided(replace(observed, children=done, supervisor=replace(SUPERVISOR, rates=Rates())))
     assert ended.status.loader == observed.status.loader
-    gone = decided(after(replace(observed, answer=None), ended, children={}, pods=()))
+    gone = decided(after(replace(observed, supervisor=None), ended, children={}, pods=()))
     assert gone.status.loader == observed.status.loader
     assert decided(replace(observed, job=job(suspend=True))).status.loader == LoaderStatus()
 
 
 def test_a_silent_supervisor_leaves_the_metrics_as_they_are():
     observed = running(batches_per_second=10, gb_per_second=1)
-    assert decided(replace(observed, answer=Answer(silent="gone"))).status.loader == observed.status.loader
+    assert (
+        decided(replace(observed, supervisor=SupervisorStatus(silent="gone"))).status.loader
+        == observed.status.loader
+    )
 
 
-def test_a_head_that_is_not_ready_is_told_by_its_pod_whatever_was_said_before():
+def test_a_head_that_is_not_ready_is_reported_by_its_pod_whatever_came_before():
     observed = serving()
     assert head(replace(observed, children={**observed.children, **live(HEAD)}))[1] == "PodsStart"

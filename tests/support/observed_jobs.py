@@ -1,4 +1,4 @@
-"""Jobs as the operator sees them, for tests of what it decides."""
+"""Jobs as the operator observes them, for tests of what it decides."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from manifests import manifest
 from dataloaderjob.api import parse_object
 from dataloaderjob.api.status import ConditionType, RayStatus
 from dataloaderjob_operator import objects
-from dataloaderjob_operator.decide.answers import Answer
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.observed import Observed
-from dataloaderjob_operator.objects.trainers import SIDECAR
+from dataloaderjob_operator.decide.supervisor_status import SupervisorStatus
+from dataloaderjob_operator.objects.workloads import SIDECAR
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 RAY = RayStatus(version="2.60.0", worker_register_timeout_seconds=120)
-ANSWER = Answer(desired=1, ready=1, ray=RAY)
+SUPERVISOR = SupervisorStatus(desired=1, ready=1, ray=RAY)
 """Of a supervisor whose only feeder serves."""
 HEAD, FEEDERS = ("Deployment", "mnist-head"), ("Deployment", "mnist-feeders")
 TRAINERS = ("Job", "mnist-trainers-0")
@@ -58,7 +58,7 @@ def live(*names: tuple[str, str], **status: Any) -> dict[tuple[str, str], dict[s
 def serving(**more: Any) -> Observed:
     """A job whose parts all serve."""
     children = live(*BASE) | live(HEAD, FEEDERS, readyReplicas=1, replicas=1) | live(TRAINERS, active=1)
-    found = {"pods": (pod("head"), pod("feeder"), pod("trainer")), "answer": ANSWER, **more}
+    found = {"pods": (pod("head"), pod("feeder"), pod("trainer")), "supervisor": SUPERVISOR, **more}
     return Observed(job=job(), children=children, **found)
 
 

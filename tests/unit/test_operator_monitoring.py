@@ -8,11 +8,20 @@ import logging
 
 import pytest
 
-from dataloaderjob_operator import logs
 from dataloaderjob_operator.client import ApiError
-from dataloaderjob_operator.metrics import ErrorKind, Metrics, error_kind
-from dataloaderjob_operator.queue.workers import Workers
-from dataloaderjob_operator.serving import WITHOUT_WATCHES_S, Health
+from dataloaderjob_operator.monitoring import (
+    WITHOUT_WATCHES_S,
+    ErrorKind,
+    Health,
+    LogFormat,
+    Metrics,
+    about_job,
+    add_log_fields,
+    error_kind,
+    log_formatter,
+    mark_record,
+)
+from dataloaderjob_operator.workqueue import Workers
 
 
 def health(watches: int, *, listed: bool = True) -> Health:
@@ -48,15 +57,15 @@ def test_watches_that_are_not_open_before_the_first_list_are_no_fault():
     assert waiting.not_alive(1e6) == ""
 
 
-def test_a_task_that_has_ended_is_told_by_name():
+def test_a_task_that_has_ended_is_reported_by_name():
     async def run() -> str:
         ended = health(6)
-        ended.tasks.append(asyncio.create_task(asyncio.sleep(0), name="inquiries"))
+        ended.tasks.append(asyncio.create_task(asyncio.sleep(0), name="event lookups"))
         assert ended.not_alive(0) == ""
         await ended.tasks[0]
         return ended.not_alive(0)
 
-    assert asyncio.run(run()) == "the task inquiries has ended"
+    assert asyncio.run(run()) == "the task event lookups has ended"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +104,7 @@ def test_work_counts_what_it_does_and_why_it_failed():
         async with asyncio.timeout(10):
             while len(observed) < 3 or sample(metrics, "reconcile_duration_seconds_count") != 3:
                 await asyncio.sleep(0)
-        assert sample(metrics, "queue_depth") == 0, "a later look is not due"
+        assert sample(metrics, "queue_depth") == 0, "a later reconcile is not due"
         task.cancel()
 
     asyncio.run(run())
@@ -112,30 +121,30 @@ def test_jobs_are_counted_by_phase_and_every_phase_is_there():
     assert sample(metrics, "jobs", phase="Failed") == 0
 
 
-def lines(kind: logs.Format, caplog: pytest.LogCaptureFixture) -> list[str]:
+def lines(kind: LogFormat, caplog: pytest.LogCaptureFixture) -> list[str]:
     """What would be written of the records so far."""
     for record in caplog.records:
-        logs.mark(record)
-    return [logs.formatter(kind).format(record) for record in caplog.records]
+        mark_record(record)
+    return [log_formatter(kind).format(record) for record in caplog.records]
 
 
 def test_a_line_about_a_job_has_its_name_namespace_uid_and_generation(caplog):
     log = logging.getLogger("dataloaderjob_operator.test")
     caplog.set_level(logging.INFO)
-    caplog.handler.addFilter(logs.mark)
-    with logs.about("team", "mnist"):
-        logs.more(uid="u", generation=3)
-        log.info("told %s", "so", extra={"pods": 2})
+    caplog.handler.addFilter(mark_record)
+    with about_job("team", "mnist"):
+        add_log_fields(uid="u", generation=3)
+        log.info("wrote %s", "it", extra={"pods": 2})
     log.info("of no job")
-    first, second = (json.loads(line) for line in lines(logs.Format.JSON, caplog))
+    first, second = (json.loads(line) for line in lines(LogFormat.JSON, caplog))
     time = first.pop("time")
     assert first == {
-        "level": "INFO", "logger": "dataloaderjob_operator.test", "message": "told so", "job": "mnist",
+        "level": "INFO", "logger": "dataloaderjob_operator.test", "message": "wrote it", "job": "mnist",
         "namespace": "team", "uid": "u", "generation": 3, "pods": 2,
     }  # fmt: skip
     assert time.endswith("+00:00"), "UTC"
     assert "job" not in second
-    assert "told so [team/mnist]" in lines(logs.Format.TEXT, caplog)[0]
+    assert "wrote it [team/mnist]" in lines(LogFormat.TEXT, caplog)[0]
 
 
 def test_what_kopf_hangs_on_its_records_names_the_object_and_nothing_else(caplog):
@@ -144,7 +153,7 @@ def test_what_kopf_hangs_on_its_records_names_the_object_and_nothing_else(caplog
     logging.getLogger("kopf.test").warning("a handler failed", extra=extra)
     pod = {**ref, "kind": "Pod", "name": "p"}
     logging.getLogger("kopf.test").warning("another", extra={**extra, "k8s_ref": pod})
-    first, second = (json.loads(line) for line in lines(logs.Format.JSON, caplog))
+    first, second = (json.loads(line) for line in lines(LogFormat.JSON, caplog))
     assert (first["job"], first["namespace"], first["uid"]) == ("mnist", "team", "u")
     assert second["object"] == "Pod team/p"
     assert not {"settings", "k8s_ref", "k8s_skip"} & {*first, *second}
@@ -153,10 +162,10 @@ def test_what_kopf_hangs_on_its_records_names_the_object_and_nothing_else(caplog
 def test_two_tasks_do_not_mix_up_their_jobs(caplog):
     log = logging.getLogger("dataloaderjob_operator.test")
     caplog.set_level(logging.INFO)
-    caplog.handler.addFilter(logs.mark)
+    caplog.handler.addFilter(mark_record)
 
     async def one(name: str) -> None:
-        with logs.about("team", name):
+        with about_job("team", name):
             await asyncio.sleep(0)
             log.info(name)
 

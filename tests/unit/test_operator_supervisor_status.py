@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from dataloaderjob.api.status import LoaderStatus
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.supervision import Rates
-from dataloaderjob_operator.decide.answers import Answer, Cause, digits, notable, parse, readings, shown
+from dataloaderjob_operator.decide.supervisor_status import (
+    Cause,
+    SupervisorStatus,
+    digits,
+    loader_status,
+    notable,
+    parse,
+    readings,
+)
 
 STATUS: dict[str, Any] = {"type": "status", "desired": 2, "ready": 2}
 
@@ -28,12 +36,12 @@ def feeder(number: int, state: str = "ready", cause: str | None = None, why: str
     }
 
 
-def test_what_is_not_told_is_not_there():
-    assert parse(STATUS) == Answer(desired=2, ready=2)
+def test_what_is_not_reported_is_not_there():
+    assert parse(STATUS) == SupervisorStatus(desired=2, ready=2)
     assert readings(STATUS) == {}
 
 
-def test_the_worst_cause_is_told_and_of_equal_ones_the_first():
+def test_the_worst_cause_is_reported_and_of_equal_ones_the_first():
     waiting = [
         feeder(0),
         feeder(1, "placing", "NoRoom", "no node has room"),
@@ -50,30 +58,30 @@ def test_the_worst_cause_is_told_and_of_equal_ones_the_first():
 
 
 def test_a_failure_names_the_trainer_and_where_its_feeder_is():
-    told = {
+    reported = {
         "sidecar": "sidecar-t-0",
         "rank": "1",
         "feeder": "feeder-1",
         "reason": "ModuleMissing",
         "text": "no x",
     }
-    found = parse({**STATUS, "feeders": [feeder(1)], "failures": [told]}).failure
+    found = parse({**STATUS, "feeders": [feeder(1)], "failures": [reported]}).failure
     assert found == Cause("ModuleMissing", "sidecar-t-0, rank 1, got from feeder-1: no x", "10.0.0.1")
 
 
-def test_what_ray_has_in_force_is_as_the_supervisor_says():
-    told = {"version": "2.60.0", "worker_register_timeout_seconds": 7, "health_check_period_ms": "x"}
-    ray = parse({**STATUS, "ray": told}).ray
+def test_the_settings_that_ray_has_in_force_are_those_that_the_supervisor_reports():
+    reported = {"version": "2.60.0", "worker_register_timeout_seconds": 7, "health_check_period_ms": "x"}
+    ray = parse({**STATUS, "ray": reported}).ray
     assert (ray.version, ray.worker_register_timeout_seconds, ray.health_check_period_ms) == ("2.60.0", 7, 0)
 
 
 def test_counters_of_each_sidecar_are_read():
-    told = {
+    reported = {
         "a": {"metrics": {"next_calls": 3, "used_nbytes": 1}, "receivers": 1},
         "b": {"receivers": 0},
         "c": 7,
     }
-    found = readings({**STATUS, "sidecars": told})
+    found = readings({**STATUS, "sidecars": reported})
     assert list(found) == ["a"]
     assert (found["a"]["next_calls"], found["a"]["used_nbytes"], found["a"]["wait_ns"]) == (3, 1, 0)
 
@@ -89,10 +97,10 @@ FIELDS = st.sampled_from(["type", "desired", "ready", "feeders", "failures", "ra
 @profile(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 @given(st.dictionaries(FIELDS, JSON))
 def test_whatever_comes_is_an_answer_or_the_peers_fault(message: dict[str, Any]):
-    for told in (message, {**STATUS, **message}):
-        readings(told)
+    for reported in (message, {**STATUS, **message}):
+        readings(reported)
         with contextlib.suppress(RemoteProtocolError):
-            parse(told)
+            parse(reported)
 
 
 def test_a_reason_that_is_no_word_is_not_put_into_a_condition():
@@ -110,10 +118,10 @@ def test_metrics_have_three_digits(value: float, text: str):
 
 def test_metrics_are_shown_in_the_units_of_the_status():
     rates = Rates(batches_per_s=10, nbytes_per_s=2.5e9, stall=0.125, occupancy=1.0)
-    assert shown(rates) == LoaderStatus(
+    assert loader_status(rates) == LoaderStatus(
         batches_per_second="10", gb_per_second="2.5", stall_percent="12.5", occupancy_percent="100"
     )
-    assert shown(Rates()) == LoaderStatus()
+    assert loader_status(Rates()) == LoaderStatus()
 
 
 @pytest.mark.parametrize(
@@ -133,5 +141,5 @@ def test_metrics_are_shown_in_the_units_of_the_status():
         pytest.param("gb_per_second", "nonsense", "1", True, id="somebody else's words"),
     ],
 )
-def test_only_a_change_that_says_something_is_worth_a_write(field: str, old: str, new: str, worth: bool):
+def test_only_a_change_that_means_something_is_worth_a_write(field: str, old: str, new: str, worth: bool):
     assert notable(LoaderStatus(**{field: old}), LoaderStatus(**{field: new})) is worth

@@ -1,4 +1,6 @@
-"""What a job's supervisor reports, and its metrics as the status shows them. Pure; `observe.supervisor_poller` asks."""
+"""The status that a job's supervisor reports, and its metrics as the job's status has them. Pure;
+`observe.supervisor_poller` polls.
+"""
 
 from __future__ import annotations
 
@@ -25,69 +27,69 @@ _NOTABLE: Mapping[str, float] = {
     "occupancy_percent": 10.0,
 }
 """A change of a metric that is worth a write: 5 % of what is written, and more than this; a share of the time or of
-the pools that is small to begin with moves by its half and tells nothing."""
+the pools that is small to begin with moves by its half and means nothing."""
 NOTABLE_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What is wrong with a job's feeders."""
+    """The cause for which feeders, or trainers that depend on them, do not work."""
 
     reason: str
     """CamelCase, for a condition."""
     text: str
     host: str = ""
-    """Address of the pod that it is about; empty where it is none, or not known."""
+    """Address of the pod that has it; empty where none does, or none is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The last one. Equal ones say the same of the job; rates do not count."""
+class SupervisorStatus:
+    """The last report of a supervisor. Two are equal if they have the same effect on the job; rates do not count."""
 
     silent: str = ""
-    """Why there is none, after several asks; empty while the supervisor answers."""
+    """Why several polls in a row had no answer; empty while the supervisor answers."""
     desired: int = 0
     """Feeder processes that it keeps in place."""
     ready: int = 0
-    """Those of them that serve."""
+    """Feeder processes that serve."""
     cause: Cause | None = None
-    """Why the others do not; the worst, of the first of them."""
+    """The worst cause of the first feeder that does not serve."""
     failure: Cause | None = None
-    """What a trainer got instead of a batch, and no trainer has taken one since."""
+    """The error that a trainer got instead of a batch, if no trainer has taken a batch since."""
     ray: RayStatus = field(default_factory=RayStatus)
-    """Without a version while Ray has not answered the supervisor."""
+    """Ray's version is missing while Ray has not answered the supervisor."""
     rates: Rates | None = field(default=None, compare=False)
 
 
-def parse(message: Mapping[str, Any]) -> Answer:
-    """A status message of a supervisor. Raises RemoteProtocolError for one that makes no sense."""
-    told = dict(message)
-    if text(told, "type") != "status":
-        raise RemoteProtocolError(f"a status was asked for, {told['type']!r} came")
-    feeders = [item for item in _list(told, "feeders") if isinstance(item, Mapping)]
+def parse(message: Mapping[str, Any]) -> SupervisorStatus:
+    """Reads a status message of a supervisor. Raises RemoteProtocolError for one that makes no sense."""
+    received = dict(message)
+    if text(received, "type") != "status":
+        raise RemoteProtocolError(f"a status was requested, received {received['type']!r}")
+    feeders = [item for item in _list(received, "feeders") if isinstance(item, Mapping)]
     hosts = {str(feeder.get("name")): str(feeder.get("host") or "") for feeder in feeders}
-    return Answer(
-        desired=number(told, "desired", LARGEST),
-        ready=number(told, "ready", LARGEST),
+    return SupervisorStatus(
+        desired=number(received, "desired", LARGEST),
+        ready=number(received, "ready", LARGEST),
         cause=_cause(feeders),
-        failure=_failure(_list(told, "failures"), hosts),
-        ray=_ray(told.get("ray")),
+        failure=_failure(_list(received, "failures"), hosts),
+        ray=_ray(received.get("ray")),
     )
 
 
 def readings(message: Mapping[str, Any]) -> Readings:
-    """Counters of each sidecar in a status message."""
+    """Reads the counters of each sidecar in a status message."""
     sidecars = message.get("sidecars")
     found = {}
-    for name, said in islice(sidecars.items(), MAX_SIDECARS) if isinstance(sidecars, Mapping) else ():
-        metrics = said.get("metrics") if isinstance(said, Mapping) else None
+    for name, report in islice(sidecars.items(), MAX_SIDECARS) if isinstance(sidecars, Mapping) else ():
+        metrics = report.get("metrics") if isinstance(report, Mapping) else None
         if isinstance(metrics, Mapping):
             found[str(name)] = {counter: _whole(metrics.get(counter)) for counter in _READ}
     return found
 
 
-def shown(rates: Rates) -> LoaderStatus:
-    """As the status has them: three digits."""
+def loader_status(rates: Rates) -> LoaderStatus:
+    """Rounds rates to three digits, as the status has them."""
     return LoaderStatus(
         batches_per_second=digits(rates.batches_per_s),
         gb_per_second=digits(rates.nbytes_per_s / 1e9),
@@ -97,13 +99,13 @@ def shown(rates: Rates) -> LoaderStatus:
 
 
 def digits(value: float) -> str:
-    """Three significant ones, no exponent; less than a millionth is 0."""
+    """Writes a number with three significant digits and no exponent; less than a millionth is 0."""
     plain = f"{float(f'{value:.3g}'):.6f}"
     return plain.rstrip("0").rstrip(".")
 
 
 def notable(written: LoaderStatus, fresh: LoaderStatus) -> bool:
-    """Whether fresh metrics differ from those written by more than noise."""
+    """Checks whether fresh metrics differ from those written by more than noise."""
     return any(
         _differs(_metric(getattr(written, name)), _metric(getattr(fresh, name)), floor)
         for name, floor in _NOTABLE.items()
@@ -132,28 +134,28 @@ def _cause(feeders: list[Mapping[str, Any]]) -> Cause | None:
 
 
 def _failure(failures: list[Any], hosts: Mapping[str, str]) -> Cause | None:
-    told = next((item for item in failures if isinstance(item, Mapping)), None)
-    if told is None:
+    first = next((item for item in failures if isinstance(item, Mapping)), None)
+    if first is None:
         return None
-    feeder = str(told.get("feeder") or "")
-    who = f"{told.get('sidecar')}, rank {told.get('rank')}, got from {feeder or 'the feeders'}"
-    return Cause(_reason(told.get("reason")), _short(f"{who}: {told.get('text')}"), hosts.get(feeder, ""))
+    feeder = str(first.get("feeder") or "")
+    who = f"{first.get('sidecar')}, rank {first.get('rank')}, got from {feeder or 'the feeders'}"
+    return Cause(_reason(first.get("reason")), _short(f"{who}: {first.get('text')}"), hosts.get(feeder, ""))
 
 
-def _ray(told: Any) -> RayStatus:
-    if not isinstance(told, Mapping):
+def _ray(received: Any) -> RayStatus:
+    if not isinstance(received, Mapping):
         return RayStatus()
     return RayStatus(
-        version=texts.shown(str(told.get("version") or ""), 32),
-        worker_register_timeout_seconds=_whole(told.get("worker_register_timeout_seconds")),
-        health_check_period_ms=_whole(told.get("health_check_period_ms")),
-        health_check_timeout_ms=_whole(told.get("health_check_timeout_ms")),
-        health_check_failure_threshold=_whole(told.get("health_check_failure_threshold")),
+        version=texts.shown(str(received.get("version") or ""), 32),
+        worker_register_timeout_seconds=_whole(received.get("worker_register_timeout_seconds")),
+        health_check_period_ms=_whole(received.get("health_check_period_ms")),
+        health_check_timeout_ms=_whole(received.get("health_check_timeout_ms")),
+        health_check_failure_threshold=_whole(received.get("health_check_failure_threshold")),
     )
 
 
-def _list(told: Mapping[str, Any], name: str) -> list[Any]:
-    found = told.get(name)
+def _list(received: Mapping[str, Any], name: str) -> list[Any]:
+    found = received.get(name)
     return found if isinstance(found, list) else []
 
 
@@ -169,6 +171,6 @@ def _host(feeder: Mapping[str, Any]) -> str:
     return str(feeder.get("host") or "")
 
 
-def _short(said: str) -> str:
-    line = " ".join(said.split())
+def _short(message: str) -> str:
+    line = " ".join(message.split())
     return line if len(line) <= MAX_TEXT else f"{line[:MAX_TEXT]}…"

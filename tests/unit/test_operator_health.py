@@ -1,4 +1,4 @@
-"""What is asked about a job that is held up, and what the answers mean."""
+"""What is diagnosed of a job's pods, which events are listed for it, and what they mean."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from manifests import manifest
 from dataloaderjob.api import parse_object
 from dataloaderjob.api.status import ConditionType
 from dataloaderjob_operator import objects
-from dataloaderjob_operator.decide import event_causes
+from dataloaderjob_operator.decide import troubles
 from dataloaderjob_operator.decide.decision import Decision, decide
-from dataloaderjob_operator.decide.event_causes import AGAIN_S, SETTLE_S, Question, meaning
+from dataloaderjob_operator.decide.health import AGAIN_S, SETTLE_S, EventQuery, diagnose, meaning
 from dataloaderjob_operator.decide.observed import Observed
+from dataloaderjob_operator.names import Role
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 START = "2026-01-01T00:00:00Z"
 TRAINERS = ("Job", "mnist-trainers-0")
-QUESTION = Question("Pod", "mnist-feeders-a", "u-a")
+QUERY = EventQuery("Pod", "mnist-feeders-a", "u-a")
 MISSING = 'MountVolume.SetUp failed for volume "data" : secret "data" not found'
 
 
@@ -50,27 +51,27 @@ def observed(*pods: dict[str, Any], children: Any = None, **more: Any) -> Observ
     return Observed(job=job, pods=pods, children=children or {}, **more)
 
 
-def decided(look: Observed, seconds: float = SETTLE_S) -> Decision:
-    found = decide(look, SETUP, T0 + timedelta(seconds=seconds))
+def decided(at: Observed, seconds: float = SETTLE_S) -> Decision:
+    found = decide(at, SETUP, T0 + timedelta(seconds=seconds))
     assert found is not None
     return found
 
 
-def asked(look: Observed, seconds: float = SETTLE_S) -> list[str]:
-    return [question.name for question in decided(look, seconds).questions]
+def queried(at: Observed, seconds: float = SETTLE_S) -> list[str]:
+    return [query.name for query in decided(at, seconds).event_queries]
 
 
 def condition(decision: Decision, kind: ConditionType) -> tuple[str, str]:
     return next((c.reason, c.message) for c in decision.status.conditions if c.type == kind)
 
 
-def test_a_pod_that_its_node_does_not_start_is_asked_about_after_a_while():
-    look = observed(pod("head"))
-    young = decided(look, 2)
-    assert young.questions == ()
+def test_events_of_a_pod_that_its_node_does_not_start_are_listed_after_a_while():
+    found = observed(pod("head"))
+    young = decided(found, 2)
+    assert young.event_queries == ()
     assert young.requeue_after_s == SETTLE_S - 2
-    old = decided(look)
-    assert old.questions == (Question("Pod", "mnist-head-a", "u-head-a"),)
+    old = decided(found)
+    assert old.event_queries == (EventQuery("Pod", "mnist-head-a", "u-head-a"),)
     assert old.requeue_after_s == AGAIN_S
 
 
@@ -97,17 +98,17 @@ RUNS = {"containerStatuses": [{"name": "head", "state": {"running": {}}}]}
                     {"name": "head", "state": {"waiting": {"reason": "CreateContainerConfigError"}}}
                 ],
             ),
-            id="its-status-tells-why",
+            id="its-status-has-the-cause",
         ),
     ],
 )
-def test_nothing_is_asked_about_a_pod_that_runs_or_tells_by_itself(there):
-    assert asked(observed(there), 100) == []
+def test_no_events_are_listed_of_a_pod_that_runs_or_whose_status_has_the_cause(there):
+    assert queried(observed(there), 100) == []
 
 
-def test_a_few_of_many_are_asked_about():
+def test_events_of_a_few_of_many_pods_are_listed():
     many = [pod("feeder", f"{number:02}") for number in range(50)]
-    assert asked(observed(*many, pod("head"))) == ["mnist-head-a", "mnist-feeder-00", "mnist-feeder-01"]
+    assert queried(observed(*many, pod("head"))) == ["mnist-head-a", "mnist-feeder-00", "mnist-feeder-01"]
 
 
 @pytest.mark.parametrize(
@@ -120,18 +121,18 @@ def test_a_few_of_many_are_asked_about():
         ({"conditions": [{"type": "FailureTarget", "status": "True"}]}, []),
     ],
 )
-def test_a_job_with_fewer_pods_than_it_asks_for_is_asked_about(status, names):
-    assert asked(observed(children=trainers(**status))) == names
+def test_events_of_a_job_with_fewer_pods_than_it_asks_for_are_listed(status, names):
+    assert queried(observed(children=trainers(**status))) == names
 
 
-def test_nothing_is_asked_about_a_job_that_is_held_or_over():
+def test_no_events_are_listed_of_a_job_that_is_held_or_over():
     held = observed(children=trainers())
     held = replace(
         held, job=held.job.model_copy(update={"spec": held.job.spec.model_copy(update={"suspend": True})})
     )
-    assert asked(held) == []
+    assert queried(held) == []
     over = decided(observed(children=trainers(conditions=[{"type": "Complete", "status": "True"}])))
-    assert over.questions == ()
+    assert over.event_queries == ()
 
 
 def event(kind: str, reason: str, message: str = "", second: int = 0, **more: Any) -> dict[str, Any]:
@@ -193,7 +194,7 @@ def event(kind: str, reason: str, message: str = "", second: int = 0, **more: An
     ],
 )
 def test_the_newest_warning_is_the_cause(events, reason, message):
-    found = meaning(QUESTION, events)
+    found = meaning(QUERY, events)
     assert found is not None
     assert (found.reason, found.message) == (reason, message)
     assert str(found) == f"pod mnist-feeders-a: {message}"
@@ -209,11 +210,11 @@ def test_the_newest_warning_is_the_cause(events, reason, message):
     ],
 )
 def test_what_has_moved_on_is_in_no_trouble(events):
-    assert meaning(QUESTION, events) is None
+    assert meaning(QUERY, events) is None
 
 
-def heard(uid: str, reason: str, message: str, kind: str = "pod", name: str = "p") -> dict[str, Any]:
-    return {"heard": {uid: event_causes.Trouble(name, "", reason, message, kind=kind)}}
+def reported(uid: str, reason: str, message: str, kind: str = "pod", name: str = "p") -> dict[str, Any]:
+    return {"event_troubles": {uid: troubles.Trouble(name, "", reason, message, kind=kind)}}
 
 
 @pytest.mark.parametrize(
@@ -225,24 +226,79 @@ def heard(uid: str, reason: str, message: str, kind: str = "pod", name: str = "p
         (pod("trainer"), trainers(active=1), "u-job", ConditionType.SIDECARS_READY),
     ],
 )
-def test_what_was_heard_is_in_the_condition_of_its_part(there, children, uid, kind):
+def test_what_events_reported_is_in_the_condition_of_its_part(there, children, uid, kind):
     names = {"head": "mnist-head", "feeder": "mnist-feeders"}
     deployments = {("Deployment", name): {"metadata": {"name": name}} for name in names.values()}
-    look = observed(there, children={**deployments, **children}, **heard(uid, "VolumeNotMounted", MISSING))
-    assert condition(decided(look), kind) == ("VolumeNotMounted", f"pod p: {MISSING}")
+    found = observed(
+        there, children={**deployments, **children}, **reported(uid, "VolumeNotMounted", MISSING)
+    )
+    assert condition(decided(found), kind) == ("VolumeNotMounted", f"pod p: {MISSING}")
 
 
-def test_what_was_heard_of_something_that_is_held_up_no_longer_is_not_told():
-    look = observed(pod("trainer", phase="Running"), **heard("u-trainer-a", "VolumeNotMounted", MISSING))
-    assert condition(decided(look), ConditionType.SIDECARS_READY)[0] == "PodsStart"
+def test_what_events_reported_of_an_object_that_is_held_up_no_longer_is_in_no_condition():
+    found = observed(pod("trainer", phase="Running"), **reported("u-trainer-a", "VolumeNotMounted", MISSING))
+    assert condition(decided(found), ConditionType.SIDECARS_READY)[0] == "PodsStart"
 
 
 def test_a_job_that_was_refused_its_pods_fails_with_that_cause_in_the_end():
-    look = observed(
-        children=trainers(), **heard("u-job", "PodsRefused", "exceeded quota", "Job", "mnist-trainers-0")
+    found = observed(
+        children=trainers(), **reported("u-job", "PodsRefused", "exceeded quota", "Job", "mnist-trainers-0")
     )
-    look = replace(look, status=decided(look).status)
-    failed = decided(look, 1000)
+    found = replace(found, status=decided(found).status)
+    failed = decided(found, 1000)
     reason, message = condition(failed, ConditionType.FAILED)
     assert reason == "StartupDeadlineExceeded"
     assert message.endswith("Job mnist-trainers-0: exceeded quota")
+
+
+SERVES = {"conditions": [{"type": "PodScheduled", "status": "True"}], "phase": "Running"}
+FULL = "0/3 nodes are available"
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        pytest.param({}, id="held-up"),
+        pytest.param(SERVES, id="serving"),
+        pytest.param(
+            {"conditions": [{"type": "PodScheduled", "status": "False", "message": FULL}]}, id="no-node"
+        ),
+        pytest.param(
+            {"containerStatuses": [{"name": "c", "state": {"terminated": {"exitCode": 1}}}]}, id="ended"
+        ),
+    ],
+)
+@pytest.mark.parametrize("seconds", [SETTLE_S, 10_000], ids=["at-first", "past-the-deadline"])
+@pytest.mark.parametrize("failed", [False, True], ids=["trains", "failed"])
+def test_a_decision_diagnoses_each_pod_once(monkeypatch, status, seconds, failed):
+    names = [f"{role}-{number}" for role in ("head", "feeder", "trainer") for number in range(3)]
+    pods = [pod(*name.split("-"), **status) for name in names]
+    pods[0]["metadata"]["deletionTimestamp"] = START
+    ended = {"conditions": [{"type": "Failed", "status": "True"}]} if failed else {}
+    deployments = {("Deployment", f"mnist-{name}"): {"metadata": {}} for name in ("head", "feeders")}
+    found = observed(*pods, children={**deployments, **trainers(**ended)})
+    found = replace(found, status=decided(found, 0).status)
+    calls: list[str] = []
+    diagnosed = troubles.of
+
+    def count(each: Any) -> Any:
+        calls.append(each["metadata"]["name"])
+        return diagnosed(each)
+
+    monkeypatch.setattr(troubles, "of", count)
+    decided(found, seconds)
+    assert sorted(calls) == sorted(f"mnist-{name}" for name in names)
+
+
+def test_the_first_trouble_of_a_role_is_that_of_a_pod_which_stays_and_that_of_a_job_any_pods():
+    full = {"conditions": [{"type": "PodScheduled", "status": "False", "message": FULL}]}
+    leaving, second, third = (pod("feeder", name, **full) for name in "abc")
+    leaving["metadata"]["deletionTimestamp"] = START
+    found = diagnose(observed(third, leaving, second, pod("head")))
+    assert found.trouble is not None
+    assert found.trouble.pod == "mnist-feeder-a"
+    feeders, head = found.roles[Role.FEEDER], found.roles[Role.HEAD]
+    assert feeders.trouble is not None
+    assert feeders.trouble.pod == "mnist-feeder-b"
+    assert head.trouble is None
+    assert [query.name for query, _ in head.held_up] == ["mnist-head-a"]

@@ -1,0 +1,305 @@
+"""The health of a job's pods, diagnosed once for each decision: whether enough of each role serve, and why not. Pure.
+
+The cause is in the pods' own statuses (`troubles`). Some causes only events have: volumes that cannot be mounted, pods
+that a quota or a policy refuses. Nobody watches all events of a cluster for them: those of a few objects of the job are
+listed (`queries`), and only while it does not serve and no status has the cause; `meaning` reads them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from dataloaderjob_operator import names
+from dataloaderjob_operator.decide import troubles
+from dataloaderjob_operator.decide.observed import Observed, condition_of, has_condition, leaving, parse_time
+from dataloaderjob_operator.decide.troubles import Trouble
+from dataloaderjob_operator.names import Role
+from dataloaderjob_operator.objects import Manifest
+from dataloaderjob_operator.objects.workloads import SIDECAR
+
+SETTLE_S = 5.0
+"""An object that begins to wait has so long before its events are listed."""
+AGAIN_S = 10.0
+"""Interval between two lists of the same job's events."""
+PODS = 2
+"""Pods of a role whose events are listed at a time: what holds one up holds up the others."""
+REASONS = {
+    "FailedMount": "VolumeNotMounted",
+    "FailedMapVolume": "VolumeNotMounted",
+    "FailedAttachVolume": "VolumeNotAttached",
+    "FailedCreatePodSandBox": "SandboxNotCreated",
+    "FailedPodSandBoxStatus": "SandboxNotCreated",
+    "NetworkNotReady": "SandboxNotCreated",
+    "FailedCreate": "PodsRefused",
+}
+"""Names in a condition for the reasons of events; another reason is taken as it is."""
+MOVED_ON = frozenset({"Pulling", "Pulled", "Created", "Started", "SuccessfulCreate"})
+"""Reasons of events after which a pod or Job has left its earlier trouble behind."""
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+_NOISE = (
+    (re.compile(r"\b[0-9a-f]{32,}\b"), "…"),
+    (re.compile(r'^Error creating: pods "[^"]*" is '), "a pod is "),
+)
+"""Ids that differ from one try to the next: the text of a condition shall not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionState:
+    """A condition without its times."""
+
+    holds: bool | None
+    """None: not known."""
+    reason: str
+    message: str = ""
+
+    @property
+    def status(self) -> Literal["True", "False", "Unknown"]:
+        if self.holds is None:
+            return "Unknown"
+        return "True" if self.holds else "False"
+
+
+@dataclass(frozen=True, slots=True)
+class EventQuery:
+    """An object whose events may have a cause."""
+
+    kind: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """Events to list now, and when to decide anew about it."""
+
+    queries: tuple[EventQuery, ...] = ()
+    again_s: float | None = None
+    """None: nothing is held up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleHealth:
+    """The pods of one role, and what is wrong with them."""
+
+    role: Role
+    pods: tuple[Manifest, ...]
+    """Pods that are not being deleted."""
+    trouble: Trouble | None
+    """The first one, by the pod's name, that a pod's own status shows."""
+    held_up: tuple[tuple[EventQuery, datetime], ...]
+    """Objects that wait for something that their own status does not name, and since when."""
+    event_trouble: Trouble | None
+    """The trouble that events reported of the first of those."""
+
+    @property
+    def cause(self) -> Trouble | None:
+        """The cause for which not all of them work."""
+        return self.trouble or self.event_trouble
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """The state of all pods of a job, as a decision needs it."""
+
+    roles: Mapping[Role, RoleHealth]
+    trouble: Trouble | None
+    """The first one, by the pod's name, that a status shows, also that of a pod which is being deleted."""
+    head_pods: ConditionState
+    """The head's pod is ready, or why not."""
+    feeder_pods: ConditionState
+    """Whether as many feeder pods are ready as are needed, or why not."""
+    sidecars: ConditionState
+    """Each trainer pod's sidecar listens, or why not."""
+    trainer_pods: ConditionState
+    """All trainer pods run, or why not."""
+
+    @property
+    def event_trouble(self) -> Trouble | None:
+        """The trouble that events reported of the first role that is held up."""
+        return next((role.event_trouble for role in self.roles.values() if role.event_trouble), None)
+
+
+def diagnose(observed: Observed) -> Health:
+    """Reads the status of each pod once."""
+    found = [(pod, troubles.of(pod)) for pod in observed.pods]
+    roles = {role: _role(observed, role, found) for role in Role}
+    name, trainers = observed.job.name, roles[Role.TRAINER]
+    needed = observed.job.spec.feeders.min_replicas
+    return Health(
+        roles=roles,
+        trouble=troubles.first(trouble for _, trouble in found),
+        head_pods=_deployment(observed, names.head(name), roles[Role.HEAD], 1),
+        feeder_pods=_deployment(observed, names.feeders(name), roles[Role.FEEDER], needed),
+        sidecars=_trainer_pods(observed, trainers, _sidecar_listens, "sidecars listen"),
+        trainer_pods=_trainer_pods(observed, trainers, _trains, "trainer pods run"),
+    )
+
+
+def queries(roles: Iterable[RoleHealth], now: datetime) -> Queries:
+    """Chooses the events to list for these roles, of which a part does not serve."""
+    found, waits = [], []
+    for role in roles:
+        if role.trouble is not None:
+            continue
+        chosen = 0
+        for query, since in role.held_up:
+            age = (now - since).total_seconds()
+            if age < SETTLE_S:
+                waits.append(SETTLE_S - age)
+            elif query.kind == "Job" or chosen < PODS:
+                chosen += query.kind == "Pod"
+                found.append(query)
+                waits.append(AGAIN_S)
+    return Queries(tuple(found), min(waits, default=None))
+
+
+def meaning(query: EventQuery, events: Iterable[Mapping[str, Any]]) -> Trouble | None:
+    """Reads the newest warning, unless the object has moved on since."""
+    found = sorted(events, key=_moment)
+    warnings = [event for event in found if event.get("type") == "Warning"]
+    if not warnings:
+        return None
+    newest = warnings[-1]
+    if any(e.get("reason") in MOVED_ON and _moment(e) > _moment(newest) for e in found):
+        return None
+    reason = str(newest.get("reason") or "")
+    known = REASONS.get(reason) or (reason if re.fullmatch("[A-Z][A-Za-z0-9]{1,63}", reason) else "Warning")
+    text = str(newest.get("message") or reason)
+    for pattern, instead in _NOISE:
+        text = pattern.sub(instead, text)
+    return Trouble(query.name, "", known, troubles.short(text), kind=query.kind.replace("Pod", "pod"))
+
+
+_Diagnosed = Sequence[tuple[Manifest, Trouble | None]]
+
+
+def _role(observed: Observed, role: Role, found: _Diagnosed) -> RoleHealth:
+    mine = [
+        (pod, trouble)
+        for pod, trouble in found
+        if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == role.value and not leaving(pod)
+    ]
+    held_up = tuple(_held_up(observed, role, mine))
+    reported = (observed.event_troubles.get(query.uid) for query, _ in held_up)
+    return RoleHealth(
+        role=role,
+        pods=tuple(pod for pod, _ in mine),
+        trouble=troubles.first(trouble for _, trouble in mine),
+        held_up=held_up,
+        event_trouble=next((trouble for trouble in reported if trouble is not None), None),
+    )
+
+
+def _deployment(observed: Observed, name: str, health: RoleHealth, needed: int) -> ConditionState:
+    live, role = observed.children.get(("Deployment", name)), health.role.value
+    if live is None:
+        return ConditionState(None, "NotMade", f"Deployment {name} is not there yet")
+    ready = int(live.get("status", {}).get("readyReplicas") or 0)
+    if ready >= needed:
+        return ConditionState(True, "Serving", f"{role} pods ready: {needed} or more")
+    if (cause := health.cause) is not None:
+        return ConditionState(False, cause.reason, str(cause))
+    refused = condition_of(live, "ReplicaFailure")
+    if refused is not None and refused["status"] == "True":
+        return ConditionState(False, refused.get("reason") or "PodsRefused", refused.get("message", ""))
+    return ConditionState(False, "PodsStart", f"{role} pods ready: {ready}, needed: {needed}")
+
+
+def _trainer_pods(
+    observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, Any]], bool], what: str
+) -> ConditionState:
+    """Checks whether as many trainer pods do it as there shall be."""
+    needed = observed.job.spec.trainer.replicas
+    found = sum(does(pod.get("status") or {}) for pod in health.pods) + _succeeded_and_gone(observed, health)
+    if found >= needed:
+        return ConditionState(True, "Serving", f"{found} of {needed} {what}")
+    if (cause := health.cause) is not None:
+        return ConditionState(False, cause.reason, str(cause))
+    return ConditionState(False, "PodsStart", f"{found} of {needed} {what}")
+
+
+def _succeeded_and_gone(observed: Observed, health: RoleHealth) -> int:
+    """Counts trainers that ended well and whose pods somebody has removed since."""
+    live = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)), {})
+    ended = int(live.get("status", {}).get("succeeded") or 0)
+    there: int = sum((pod.get("status") or {}).get("phase") == "Succeeded" for pod in health.pods)
+    return max(0, ended - there)
+
+
+def _sidecar_listens(status: Mapping[str, Any]) -> bool:
+    """A sidecar listens once its container has started; one that nobody needs any more counts too."""
+    containers = status.get("initContainerStatuses") or ()
+    return _ended_well(status) or any(
+        container.get("name") == SIDECAR and container.get("started") for container in containers
+    )
+
+
+def _ended_well(status: Mapping[str, Any]) -> bool:
+    """A pod ended well if all its containers did; its phase follows a little later."""
+    codes = [
+        c.get("state", {}).get("terminated", {}).get("exitCode")
+        for c in status.get("containerStatuses") or ()
+    ]
+    return status.get("phase") == "Succeeded" or (bool(codes) and all(code == 0 for code in codes))
+
+
+def _trains(status: Mapping[str, Any]) -> bool:
+    states = [container.get("state", {}) for container in status.get("containerStatuses") or ()]
+    return status.get("phase") in {"Running", "Succeeded"} and all(
+        "running" in state or state.get("terminated", {}).get("exitCode") == 0 for state in states
+    )
+
+
+def _held_up(observed: Observed, role: Role, found: _Diagnosed) -> Iterator[tuple[EventQuery, datetime]]:
+    """Objects that wait for something that their own status does not name, by name, and since when."""
+    for pod, trouble in sorted(found, key=lambda each: str(each[0]["metadata"]["name"])):
+        if trouble is None and (since := _waits_on_node(pod)) is not None:
+            yield EventQuery("Pod", pod["metadata"]["name"], pod["metadata"].get("uid", "")), since
+    if role is Role.TRAINER:
+        job = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)))
+        if job is not None and _short_of_pods(job):
+            yield EventQuery("Job", job["metadata"]["name"], job["metadata"].get("uid", "")), _made(job)
+
+
+def _waits_on_node(pod: Mapping[str, Any]) -> datetime | None:
+    """The time since which a pod has a node and not one container; None if that is not so."""
+    status = pod.get("status", {})
+    placed = next((c for c in status.get("conditions") or () if c["type"] == "PodScheduled"), None)
+    if status.get("phase", "Pending") != "Pending" or placed is None or placed.get("status") != "True":
+        return None
+    for group in ("initContainerStatuses", "containerStatuses"):
+        for container in status.get(group) or ():
+            if {"running", "terminated"} & set(container.get("state") or {}):
+                return None
+    since = placed.get("lastTransitionTime")
+    return parse_time(since) if since else _made(pod)
+
+
+def _short_of_pods(job: Mapping[str, Any]) -> bool:
+    """Checks whether an Indexed Job that shall run has fewer pods than its completions."""
+    if leaving(job) or any(
+        has_condition(job, kind) for kind in ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
+    ):
+        return False
+    spec, status = job.get("spec", {}), job.get("status", {})
+    there = sum(int(status.get(field) or 0) for field in ("active", "succeeded", "failed", "terminating"))
+    return there < int(spec.get("completions") or 0)
+
+
+def _made(thing: Mapping[str, Any]) -> datetime:
+    since = thing["metadata"].get("creationTimestamp")
+    return parse_time(since) if since else _LONG_AGO
+
+
+def _moment(event: Mapping[str, Any]) -> datetime:
+    """The time at which an event was observed last, whichever of its fields has it."""
+    series = event.get("series") or {}
+    found = (
+        series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"),
+        event.get("firstTimestamp"), event.get("metadata", {}).get("creationTimestamp"),
+    )  # fmt: skip
+    return max((parse_time(text) for text in found if text), default=_LONG_AGO)

@@ -1,0 +1,310 @@
+"""How others see what the operator does: log lines, each about a job with its name, namespace, uid and generation;
+metrics for Prometheus, from which docs/metrics.md is generated; /healthz, /readyz and /metrics, served by the loop that
+does the work: if that hangs, nothing answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import platform
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import prometheus_client
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from pythonjsonlogger.core import RESERVED_ATTRS
+from pythonjsonlogger.json import JsonFormatter
+
+from dataloaderjob.api import KIND
+from dataloaderjob.api.status import Phase
+
+OF_KOPF = ("k8s_ref", "k8s_skip", "settings")
+"""Attributes that kopf puts on its records; `settings` is an object of its own."""
+_ABOUT: ContextVar[Mapping[str, object] | None] = ContextVar("about", default=None)
+PREFIX = "dataloaderjob_operator"
+SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Buckets: a reconcile that writes nothing takes milliseconds, one that waits for a slow API server up to minutes."""
+WITHOUT_WATCHES_S = 300.0
+"""Seconds for which a watch may be away, while kopf tries to reach the API server, before the process is better started
+anew."""
+PULSE_S = 1.0
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class LogFormat(StrEnum):
+    JSON = "json"
+    TEXT = "text"
+
+
+@contextlib.contextmanager
+def about_job(namespace: str, job: str) -> Iterator[None]:
+    """Marks whatever is logged inside as about this job."""
+    token = _ABOUT.set({"job": job, "namespace": namespace})
+    try:
+        yield
+    finally:
+        _ABOUT.reset(token)
+
+
+def add_log_fields(**fields: object) -> None:
+    """Adds fields to the lines about a job, until the end of `about_job`."""
+    _ABOUT.set({**(_ABOUT.get() or {}), **fields})
+
+
+def configure_logging(kind: LogFormat) -> None:
+    """Sends all loggers of the process, kopf's too, to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(log_formatter(kind))
+    handler.addFilter(mark_record)
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+    logging.captureWarnings(True)
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line for each event of a watch
+
+
+def log_formatter(kind: LogFormat) -> logging.Formatter:
+    if kind is LogFormat.TEXT:
+        return _TextFormatter("%(levelname)s %(name)s: %(message)s")
+    return JsonFormatter(
+        "%(levelname)s %(name)s %(message)s", rename_fields={"levelname": "level", "name": "logger"},
+        timestamp="time", reserved_attrs=[*RESERVED_ATTRS, *OF_KOPF],
+    )  # fmt: skip
+
+
+class _TextFormatter(logging.Formatter):
+    """Appends the job in brackets."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's own name
+        job = getattr(record, "job", None)
+        text = super().formatMessage(record)
+        return text if job is None else f"{text} [{getattr(record, 'namespace', '')}/{job}]"
+
+
+def mark_record(record: logging.LogRecord) -> bool:
+    """Puts the job that a record is about into it."""
+    fields: dict[str, object] = dict(_ABOUT.get() or {})
+    ref = getattr(record, "k8s_ref", None)
+    if isinstance(ref, Mapping):
+        if ref.get("kind") == KIND:
+            fields |= {"job": ref.get("name"), "namespace": ref.get("namespace"), "uid": ref.get("uid")}
+        else:
+            fields["object"] = f"{ref.get('kind')} {ref.get('namespace')}/{ref.get('name')}"
+    for name, value in fields.items():
+        if not hasattr(record, name):
+            setattr(record, name, value)
+    return True
+
+
+class ErrorKind(StrEnum):
+    """Why a reconcile failed."""
+
+    UNREACHABLE = "unreachable"
+    """The API server did not answer."""
+    CONFLICT = "conflict"
+    """Something of the same name is in the way, or changed meanwhile (409)."""
+    REFUSED = "refused"
+    """The API server will not take it as it is (400, 403, 422)."""
+    GONE = "gone"
+    """The object to write is not there (404)."""
+    THROTTLED = "throttled"
+    """Too many requests (429)."""
+    SERVER = "server"
+    """The API server failed (5xx)."""
+    OTHER = "other"
+    """The API server answered with another code."""
+    BUG = "bug"
+    """The operator itself failed; the log has the traceback."""
+
+
+BY_CODE = {
+    0: ErrorKind.UNREACHABLE, 400: ErrorKind.REFUSED, 403: ErrorKind.REFUSED, 404: ErrorKind.GONE,
+    409: ErrorKind.CONFLICT, 422: ErrorKind.REFUSED, 429: ErrorKind.THROTTLED,
+}  # fmt: skip
+
+
+def error_kind(code: int | None) -> ErrorKind:
+    """Classifies the status code of a response; None: the error is not the API server's."""
+    if code is None:
+        return ErrorKind.BUG
+    return ErrorKind.SERVER if code >= 500 else BY_CODE.get(code, ErrorKind.OTHER)
+
+
+class Metrics:
+    """The metrics of the operator, in a registry of their own."""
+
+    def __init__(self) -> None:
+        made = self.registry = CollectorRegistry()
+        self.reconciles = Counter(f"{PREFIX}_reconciles", "Reconciles of a job.", registry=made)
+        self.reconcile_errors = Counter(
+            f"{PREFIX}_reconcile_errors",
+            "Reconciles that failed, by kind of error.",
+            ["kind"],
+            registry=made,
+        )
+        self.reconcile_duration = Histogram(
+            f"{PREFIX}_reconcile_duration_seconds", "Time that a reconcile took, its writes included.",
+            buckets=SECONDS, registry=made,
+        )  # fmt: skip
+        self.queue_depth = Gauge(
+            f"{PREFIX}_queue_depth",
+            "Jobs that are due for a reconcile and wait for a worker. If it stays above 0, raise --workers.",
+            registry=made,
+        )
+        self.queue_latency = Histogram(
+            f"{PREFIX}_queue_latency_seconds", "Time that jobs waited for a worker after they were due.",
+            buckets=SECONDS, registry=made,
+        )  # fmt: skip
+        self.api_writes = Counter(
+            f"{PREFIX}_api_writes",
+            "Writes sent to the API server. A job in which nothing happens causes none.",
+            ["kind", "verb"],
+            registry=made,
+        )
+        self.event_lookups = Counter(
+            f"{PREFIX}_event_lookups",
+            "Requests for the events of one object, made only while a job is held up.",
+            registry=made,
+        )
+        self.loop_lag = Gauge(
+            f"{PREFIX}_loop_lag_seconds",
+            "How late the event loop woke up last; measured every second.",
+            registry=made,
+        )
+        self.watches = Gauge(
+            f"{PREFIX}_watches",
+            "Watches that are open: one for each kind of objects, in each namespace if some are named.",
+            registry=made,
+        )
+        self.build = Info(f"{PREFIX}_build", "Versions of the operator; always 1.", registry=made)
+        ProcessCollector(namespace=PREFIX, registry=made)
+        self._received: dict[str, float] = {}
+
+    def received(self, kind: str) -> None:
+        """Notes that a watch reported an object of this kind."""
+        self._received[kind] = time.monotonic()
+
+    def describe(self, *, version: str, kopf: str, phases: Callable[[], Mapping[str, int]]) -> None:
+        """Adds what is only known once the operator is put together; call it once."""
+        self.build.info({"version": version, "kopf": kopf, "python": platform.python_version()})
+        self.registry.register(_State(phases, self._received))
+        prometheus_client.disable_created_metrics()
+
+    def text(self) -> bytes:
+        return prometheus_client.generate_latest(self.registry)
+
+
+class _State(Collector):
+    """Metrics that are computed when they are collected."""
+
+    def __init__(self, phases: Callable[[], Mapping[str, int]], received: Mapping[str, float]) -> None:
+        self._phases, self._received = phases, received
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        jobs = GaugeMetricFamily(f"{PREFIX}_jobs", "DataLoaderJobs by phase.", labels=["phase"])
+        found = self._phases()
+        for phase in Phase:
+            jobs.add_metric([phase.value], found.get(phase.value, 0))
+        yield jobs
+        ages = GaugeMetricFamily(
+            f"{PREFIX}_watch_event_age_seconds",
+            "Time since a watch delivered an event. It grows while nothing happens.",
+            labels=["kind"],
+        )
+        now = time.monotonic()
+        for kind, moment in sorted(self._received.items()):
+            ages.add_metric([kind], now - moment)
+        yield ages
+
+
+class PortTaken(Exception):
+    """The port cannot be listened on."""
+
+
+@dataclass(slots=True)
+class Health:
+    """Liveness and readiness of the process. Time comes in, in seconds of any clock."""
+
+    watches: Callable[[], int]
+    """The number of watches that are open."""
+    expected: int
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    """Tasks that shall never end."""
+    listed: bool = False
+    """Everything has been listed once: from then on decisions are made."""
+    _full_at: float | None = None
+
+    def not_alive(self, now: float) -> str:
+        """The reason for which the process should be started anew; empty if there is none."""
+        for task in self.tasks:
+            if task.done():
+                return f"the task {task.get_name()} has ended"
+        open_ = self.watches()
+        if not self.listed or self._full_at is None or open_ >= self.expected:
+            self._full_at = now
+        missing_s = now - self._full_at
+        if missing_s > WITHOUT_WATCHES_S:
+            return f"{open_} of {self.expected} watches are open, for {missing_s:.0f} s"
+        return ""
+
+    def not_ready(self) -> str:
+        return "" if self.listed else "the first list of what is there is not done"
+
+
+async def pulse(metrics: Metrics) -> None:
+    """Measures by how much the loop is late, until it is cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + PULSE_S
+        await asyncio.sleep(PULSE_S)
+        metrics.loop_lag.set(max(0.0, loop.time() - due))
+
+
+@contextlib.asynccontextmanager
+async def serve(port: int, metrics: Metrics, health: Health) -> AsyncIterator[None]:
+    """Serves on all addresses; not at all on port 0. Raises PortTaken."""
+    if port == 0:
+        yield
+        return
+    runner = web.AppRunner(_app(metrics, health), access_log=None)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, port=port).start()
+        except OSError as exc:
+            raise PortTaken(f"port {port} is needed for metrics and probes: {exc.strerror or exc}") from exc
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def _app(metrics: Metrics, health: Health) -> web.Application:
+    def answer(why: str) -> web.Response:
+        return _last(web.Response(status=503 if why else 200, text=f"{why or 'ok'}\n"))
+
+    async def healthz(_: web.Request) -> web.Response:
+        return answer(health.not_alive(asyncio.get_running_loop().time()))
+
+    async def readyz(_: web.Request) -> web.Response:
+        return answer(health.not_ready())
+
+    async def exposition(_: web.Request) -> web.Response:
+        return _last(web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE}))
+
+    app = web.Application()
+    app.add_routes(
+        [web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", exposition)]
+    )
+    return app
+
+
+def _last(response: web.Response) -> web.Response:
+    """Closes the connection: kopf waits at its end for whatever began in this loop."""
+    response.force_close()
+    return response

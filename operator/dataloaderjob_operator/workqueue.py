@@ -1,0 +1,197 @@
+"""A keyed queue of jobs that are due for a reconcile, and workers that take jobs off it, a few at a time. The queue is
+pure: the time comes in. The clock of the workers is the event loop's.
+
+A key that is added twice is taken once; one that is in work is taken again only afterwards; one that failed waits,
+longer each time, and an event shortens that to EVENT_WAIT_S, for it may be what was missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+from dataloaderjob.core.backoff import Backoff
+from dataloaderjob_operator.client import ApiError
+from dataloaderjob_operator.monitoring import Metrics, about_job, error_kind
+from dataloaderjob_operator.observe.cache import JobKey
+
+log = logging.getLogger(__name__)
+
+K = TypeVar("K", bound=Hashable)
+
+BACKOFF = Backoff(0.5, 60.0)
+EVENT_WAIT_S = 5.0
+RESYNC_S = 600.0
+"""Interval between reconciles of a job to which nothing happens."""
+MIN_INTERVAL_S = 0.05
+"""Minimum interval between two reconciles of a job, whatever it asks for."""
+NEVER = float("inf")
+Reconcile = Callable[[JobKey], Awaitable[float | None]]
+"""Returns the seconds until the next reconcile, None for the resync, NEVER for a job that is gone."""
+
+
+class WorkQueue(Generic[K]):
+    """Keys and the moments from which they are due."""
+
+    def __init__(self, jitter: random.Random | None = None) -> None:
+        self._due: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []
+        self._order = 0
+        self._busy: set[K] = set()
+        self._readded: dict[K, float] = {}
+        """Keys that were added while they were in work."""
+        self._failures: dict[K, int] = {}
+        self._not_before: dict[K, float] = {}
+        self.latency_s = 0.0
+        """Seconds for which the key that was taken last had been due."""
+        self._jitter = jitter or random.Random()  # noqa: S311  spreads retries, no secret
+
+    def __len__(self) -> int:
+        return len(self._due) + len(self._readded)
+
+    def add(self, key: K, now: float, after_s: float = 0.0) -> None:
+        """Makes a key due after so long, or earlier if it is already."""
+        due = max(now + after_s, self._not_before.get(key, now))
+        if key in self._busy:
+            self._readded[key] = min(due, self._readded.get(key, due))
+        elif due < self._due.get(key, float("inf")):
+            self._due[key] = due
+            self._order += 1
+            heapq.heappush(self._heap, (due, self._order, key))
+
+    def take(self, now: float) -> K | None:
+        """Takes the key that has been due longest; None if none is."""
+        while self._heap and self._heap[0][0] <= now:
+            due, _, key = heapq.heappop(self._heap)
+            if self._due.get(key) == due:
+                del self._due[key]
+                self._busy.add(key)
+                self.latency_s = now - due
+                return key
+        return None
+
+    def backlog(self, now: float) -> int:
+        """The number of keys that are due and not in work."""
+        return sum(due <= now for due in self._due.values())
+
+    def wait_s(self, now: float) -> float | None:
+        """Seconds until a key is due; None if none will be."""
+        while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return max(0.0, self._heap[0][0] - now) if self._heap else None
+
+    def done(self, key: K, now: float, requeue_after_s: float | None = None) -> None:
+        """The work succeeded; `requeue_after_s`: the key is due again after so long."""
+        self._failures.pop(key, None)
+        self._not_before.pop(key, None)
+        self._release(key, now, requeue_after_s)
+
+    def failed(self, key: K, now: float, at_least_s: float = 0.0) -> float:
+        """The work failed. Returns the seconds until it is tried again: as many as the server named, or more with each
+        failure."""
+        count = self._failures[key] = self._failures.get(key, 0) + 1
+        wait = max(at_least_s, BACKOFF.wait_s(count) * self._jitter.uniform(0.75, 1.25))
+        self._not_before[key] = now + max(at_least_s, min(wait, EVENT_WAIT_S))
+        self._release(key, now, wait)
+        return wait
+
+    def forget(self, key: K) -> None:
+        """The key's object is gone."""
+        self._failures.pop(key, None)
+        self._not_before.pop(key, None)
+        self._due.pop(key, None)
+        self._readded.pop(key, None)
+
+    def _release(self, key: K, now: float, after_s: float | None) -> None:
+        self._busy.discard(key)
+        again = self._readded.pop(key, None)
+        if again is not None:
+            self.add(key, now, max(0.0, again - now))
+        if after_s is not None:
+            self.add(key, now, after_s)
+
+
+class Workers:
+    """Workers of the queue. Watches call `add`; `run` reconciles until it is cancelled."""
+
+    def __init__(
+        self,
+        reconcile: Reconcile,
+        *,
+        workers: int = 8,
+        metrics: Metrics | None = None,
+        resync_s: float = RESYNC_S,
+    ) -> None:
+        self._reconcile, self._workers, self._resync_s = reconcile, workers, resync_s
+        self._queue: WorkQueue[JobKey] = WorkQueue()
+        self._changed = asyncio.Event()
+        self._metrics = metrics or Metrics()
+        self._metrics.queue_depth.set_function(lambda: self._queue.backlog(time.monotonic()))
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, key: JobKey, after_s: float = 0.0) -> None:
+        self._queue.add(key, time.monotonic(), after_s)
+        self._changed.set()
+
+    def forget(self, key: JobKey) -> None:
+        self._queue.forget(key)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._workers):
+                group.create_task(self._worker())
+
+    async def _worker(self) -> None:
+        while True:
+            key = self._queue.take(time.monotonic())
+            if key is None:
+                await self._wait()
+            else:
+                await asyncio.sleep(0)  # a reconcile that reads and writes nothing gives nobody else a turn
+                self._metrics.queue_latency.observe(self._queue.latency_s)
+                with about_job(*key), self._metrics.reconcile_duration.time():
+                    await self._one(key)
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(self._queue.wait_s(time.monotonic())):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _one(self, key: JobKey) -> None:
+        self._metrics.reconciles.inc()
+        try:
+            requeue_after_s = await self._reconcile(key)
+        except ApiError as exc:
+            self._failed(exc)
+            wait_s = self._queue.failed(key, time.monotonic(), exc.retry_after_s)
+            log.warning("reconcile failed, reconcile again in %.1f s: %s", wait_s, exc)
+        except Exception as exc:
+            self._failed(exc)
+            wait_s = self._queue.failed(key, time.monotonic())
+            log.exception("reconcile failed, reconcile again in %.1f s", wait_s)
+        else:
+            self._queue.done(key, time.monotonic(), self._next_s(requeue_after_s))
+        self._changed.set()
+
+    def _failed(self, error: Exception) -> None:
+        code = error.code if isinstance(error, ApiError) else None
+        self._metrics.reconcile_errors.labels(error_kind(code).value).inc()
+
+    def _next_s(self, requeue_after_s: float | None) -> float | None:
+        """Seconds until a job is reconciled without an event; None: it is gone."""
+        if requeue_after_s == NEVER:
+            return None
+        return min(
+            self._resync_s,
+            self._resync_s if requeue_after_s is None else max(MIN_INTERVAL_S, requeue_after_s),
+        )

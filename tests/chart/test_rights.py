@@ -1,0 +1,40 @@
+"""The chart grants what each row of the operator's table of kinds needs; `tests/apiserver` has what is really used."""
+
+from __future__ import annotations
+
+import pytest
+from rights import Right, granted
+
+from chart import render
+from dataloaderjob.api import KIND
+from dataloaderjob_operator.kinds import CHILDREN, KINDS, Kind, Source
+
+VERBS = {
+    Source.WATCH: {"list", "watch"},
+    Source.POLL: {"get"},
+    Source.LOOKUP: {"list"},
+}
+
+
+@pytest.fixture(scope="module")
+def rights() -> set[Right]:
+    return granted(render()["ClusterRole", "ops-r-operator"]["rules"])
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_what_a_row_needs_is_granted_and_no_secret_can_be_listed(kind: Kind, rights: set[Right]) -> None:
+    wanted = set(VERBS[kind.source])
+    if kind in CHILDREN:
+        wanted |= {"get", "create", "patch"} | ({"delete"} if kind.source is Source.WATCH else set())
+    if kind.name == KIND:
+        wanted |= {"delete"}
+    if kind.name == "Event":
+        wanted |= {"create"}
+    assert {
+        verb for group, resource, verb in rights if (group, resource) == (kind.group, kind.plural)
+    } == wanted
+
+
+def test_no_kind_without_a_row_is_granted(rights: set[Right]) -> None:
+    known = {(kind.group, kind.plural) for kind in KINDS.values()}
+    assert {(group, resource.partition("/")[0]) for group, resource, _ in rights} <= known

@@ -1,0 +1,95 @@
+"""What a manifest says of the loader reaches a sidecar and a trainer alike on one machine and on a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dataloaderjob.local.loop import Loop
+from manifests import manifest
+from pods import SETUP
+
+from dataloaderjob.api import DataLoaderJob, parse_object
+from dataloaderjob.core.settings import LoaderSettings
+from dataloaderjob.local.cluster import LocalCluster
+from dataloaderjob.local.plan import plan
+from dataloaderjob.sidecar.settings import SidecarSettings
+from dataloaderjob_operator import objects
+
+CHANGES: dict[str, tuple[str, Any]] = {
+    "processes": ("spec.trainer.processesPerReplica", 2),
+    "shared_memory_nbytes": ("spec.sidecar.sharedMemory", "3Gi"),
+    "pool_nbytes": ("spec.sidecar.poolSize", "64Mi"),
+    "prefetch": ("spec.sidecar.prefetch", 5),
+    "batch_deadline_s": ("spec.deadlines.batchSeconds", 7),
+    "progress_after_s": ("spec.deadlines.progressAfterSeconds", 3),
+    "checksum": ("spec.sidecar.checksum", True),
+}
+"""For each field of the settings, a field of the manifest that decides it, and another value than its default."""
+VARIABLES = {
+    "DATALOADERJOB_PREFETCH": {"spec.sidecar.prefetch": 5},
+    "DATALOADERJOB_FEEDERS": {"spec.feeders.replicas": 2, "spec.feeders.processesPerPod": 3},
+    "DATALOADERJOB_ALLOW_PICKLE": {"spec.allowPickle": True},
+}
+FIELDS = [field.name for field in dataclasses.fields(LoaderSettings)]
+
+
+def job(changes: dict[str, Any]) -> DataLoaderJob:
+    return parse_object(manifest({"metadata.uid": "u", "metadata.namespace": "team", **changes}))
+
+
+def planned(changes: dict[str, Any]):
+    return plan(job(changes), folder=Path("/job"), env={}, master_port=1)
+
+
+def of_machine(changes: dict[str, Any]) -> SidecarSettings:
+    """What `dataloaderjob run` writes for the sidecar."""
+    cluster = LocalCluster(planned(changes).service, Loop(), show=lambda *_: None, broken=lambda _: None)
+    try:
+        return cluster._sidecar_settings()
+    finally:
+        cluster.close()
+
+
+def of_cluster(changes: dict[str, Any]) -> SidecarSettings:
+    """What the operator writes for the sidecar."""
+    (found,) = (child for child in objects.base(job(changes), SETUP) if child["kind"] == "ConfigMap")
+    return SidecarSettings(**json.loads(found["data"]["sidecar.json"]))
+
+
+def variables_of_cluster(changes: dict[str, Any]) -> dict[str, str]:
+    pod = objects.trainers(job(changes), SETUP, 0)["spec"]["template"]["spec"]
+    return {item["name"]: item.get("value", "") for item in pod["containers"][0]["env"]}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_change_of_the_manifest_reaches_the_sidecar_of_a_machine_and_of_a_cluster(field):
+    path, value = CHANGES[field]
+    before, after = job({}).spec.loader_settings(), job({path: value}).spec.loader_settings()
+    changed = {name for name in FIELDS if getattr(before, name) != getattr(after, name)}
+    assert changed == {field}
+    for settings in (of_machine({path: value}), of_cluster({path: value})):
+        assert getattr(settings, field) == getattr(after, field)
+    for settings in (of_machine({}), of_cluster({})):
+        assert getattr(settings, field) == getattr(before, field)
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_a_change_of_the_manifest_reaches_a_trainer_of_a_machine_and_of_a_cluster(variable):
+    found = []
+    for changes in ({}, VARIABLES[variable]):
+        (trainer,) = planned(changes).trainers
+        assert trainer.env.get(variable) == variables_of_cluster(changes).get(variable)
+        found.append(trainer.env.get(variable))
+    assert found[0] != found[1]
+
+
+def test_one_machine_has_one_sidecar_for_all_replicas():
+    changes = {"spec.trainer.replicas": 3, "spec.trainer.processesPerReplica": 2}
+    machine, cluster = of_machine(changes), of_cluster(changes)
+    assert (machine.processes, cluster.processes) == (6, 2)
+    assert machine.shared_memory_nbytes == 3 * cluster.shared_memory_nbytes
+    assert machine.limit_nbytes == cluster.limit_nbytes

@@ -1,0 +1,67 @@
+"""Each kind of objects that the operator handles has its row in one table."""
+
+from __future__ import annotations
+
+import pytest
+from observed_jobs import SETUP, job
+
+from dataloaderjob.api import KIND
+from dataloaderjob_operator import objects
+from dataloaderjob_operator.diff import needed, sealed
+from dataloaderjob_operator.kinds import CHILDREN, KINDS, WATCHED, Comparison, Source, transform
+from dataloaderjob_operator.objects import Manifest
+from dataloaderjob_operator.observe import watch
+
+
+def made() -> list[Manifest]:
+    """All that the operator makes for a job."""
+    return [
+        *objects.base(job(), SETUP),
+        *objects.feeding(job(), SETUP),
+        objects.trainers(job(), SETUP, 0),
+    ]
+
+
+@pytest.mark.parametrize("child", made(), ids=lambda child: f"{child['kind']}-{child['metadata']['name']}")
+def test_a_child_has_a_row_with_its_place_in_the_api_and_how_it_is_compared(child):
+    kind = KINDS[child["kind"]]
+    assert kind.api_version == child["apiVersion"]
+    assert kind in CHILDREN
+    assert kind.source in (Source.WATCH, Source.POLL), "else nobody would notice that it is gone"
+
+
+def test_no_row_of_a_child_is_left_over():
+    assert {child["kind"] for child in made()} == {kind.name for kind in CHILDREN}
+
+
+@pytest.mark.parametrize("kind", CHILDREN, ids=lambda kind: kind.name)
+def test_what_is_compared_is_what_the_cache_keeps(kind):
+    for child in made():
+        if child["kind"] == kind.name:
+            live = transform(sealed(child))
+            assert needed(child, live) is None
+            added = {**child["spec"], "added": 1} if "spec" in child else None
+            if added is not None:
+                changed = needed({**child, "spec": added}, live)
+                assert (changed is None) == (kind.compared is Comparison.CREATED_ONLY)
+
+
+def test_the_jobs_are_listed_first_and_each_kind_that_is_watched_once():
+    paths = watch.list_paths([])
+    assert next(iter(paths)) == KIND
+    assert list(paths) == [kind.name for kind in WATCHED]
+    assert watch.expected([]) == len(WATCHED)
+    assert watch.expected(["a", "b"]) == 2 * len(WATCHED)
+
+
+@pytest.mark.parametrize(
+    ("kind", "namespace", "path"),
+    [
+        ("Pod", None, "/api/v1/pods"),
+        ("Pod", "team", "/api/v1/namespaces/team/pods"),
+        ("Deployment", None, "/apis/apps/v1/deployments"),
+        (KIND, "team", "/apis/dataloading.dev/v1alpha1/namespaces/team/dataloaderjobs"),
+    ],
+)
+def test_a_path_follows_from_the_row(kind, namespace, path):
+    assert KINDS[kind].path(namespace) == path
