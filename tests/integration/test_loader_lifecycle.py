@@ -76,7 +76,7 @@ def test_trainer_has_neither_ray_nor_a_thread_of_ours_in_it(rig: Rig) -> None:
         iterator = iter(loader)
         next(iterator)
         assert sorted(os.listdir("/proc/self/task")) == before, "a thread was started"
-        print(sorted(m for m in sys.modules if m.partition(".")[0] in ("ray", "pydantic", "yaml", "grpc")))
+        print(sorted(m for m in sys.modules if m.partition(".")[0] in ("ray", "rich", "pydantic", "yaml", "grpc")))
     """) as process:
         assert line(process) == "[]"
 

@@ -17,4 +17,4 @@ def test_run_without_pydantic_names_what_to_install(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pydantic", None)
     assert cli.main(["run", "--provider", "local", str(tmp_path / "job.yaml")]) == 2
-    assert "'dataloaderjob[trainer,api]' for --provider local" in capsys.readouterr().err
+    assert "'dataloaderjob[trainer,cli]' for --provider local" in capsys.readouterr().err

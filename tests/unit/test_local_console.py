@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 
+import pytest
+
 from dataloaderjob.core.supervision import COUNTERS
 from dataloaderjob.local import console
-from dataloaderjob.local.console import Console, Meter, Metrics
+from dataloaderjob.local.console import HELD_CHARS, Console, Meter, Metrics
 from dataloaderjob.local.service import LINGER_S, UNUSED_S, IdleShutdown
+from dataloaderjob.local.table import Table
 
 
 def status(**totals: int) -> dict:
@@ -47,23 +50,102 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_on_a_terminal_lines_come_above_the_line_of_progress():
-    out = Terminal()
-    console = Console(out, out)
-    console.progress("1 batch/s")
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def on_terminal() -> tuple[Terminal, Console, Clock]:
+    out, clock = Terminal(), Clock()
+    return out, Console(out, Terminal(), env={"TERM": "xterm"}, clock=clock), clock
+
+
+def taken(out: io.StringIO) -> str:
+    """What was written since."""
+    text = out.getvalue()
+    out.seek(0)
+    out.truncate()
+    return text
+
+
+TABLE = Table(title="small")
+
+
+def test_on_a_terminal_lines_come_above_the_table():
+    out, console, clock = on_terminal()
+    console.show(TABLE)
+    drawn = taken(out)
+    assert "small" in drawn
+    clock.now = 1.0
     console.line("trainer-0", "hello", False)
+    assert taken(out) == f"\r\x1b[1A\x1b[J[trainer-0] hello\n{drawn}"
     console.clear()
-    assert out.getvalue() == (
-        "\r\x1b[Kdataloaderjob: 1 batch/s\r\x1b[K[trainer-0] hello\ndataloaderjob: 1 batch/s\r\x1b[K"
-    )
+    assert taken(out) == "\r\x1b[1A\x1b[J"
+    console.line("trainer-0", "bye", True)
+    assert taken(out) == "[trainer-0] bye\n"
 
 
-def test_elsewhere_progress_is_a_line_like_others():
-    out, err = io.StringIO(), io.StringIO()
-    console = Console(out, err)
-    console.progress("1 batch/s")
+def test_lines_that_come_in_a_flood_are_written_together():
+    out, console, clock = on_terminal()
+    console.show(TABLE)
+    drawn = taken(out)
+    for number in range(3):
+        console.line("", str(number), False)
+    assert taken(out) == ""
+    console.flush()
+    assert taken(out) == f"\r\x1b[1A\x1b[J0\n1\n2\n{drawn}"
+    console.flush()
+    assert taken(out) == "", "there is nothing to write"
+    console.line("", "x" * HELD_CHARS, False)
+    assert len(taken(out)) > HELD_CHARS, "no more than so much is held back"
+    console.line("", "last", False)
+    console.leave()
+    assert taken(out).endswith(f"last\n{drawn}")
+    clock.now = 1.0
+    console.line("", "below", False)
+    assert taken(out) == "below\n", "the table stands where it is"
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        pytest.param("\x1b[31mred", "\x1b[31mred\x1b[0m", id="a-colour-ends-with-its-line"),
+        pytest.param("a\x1b[2Ab\x1b[?25lc\x1b[2J", "abc", id="the-cursor-stays"),
+        pytest.param("\x1b]0;title\x07a\x1b]8;;http://x\x1b\\b", "ab", id="titles-and-links"),
+        pytest.param("a\x1bMb\x1bc\b\x0bd\te", "abd\te", id="single-characters"),
+    ],
+)
+def test_nothing_that_is_printed_moves_the_cursor(printed: str, shown: str):
+    out, console, _ = on_terminal()
+    console.line("", printed, False)
+    assert taken(out) == f"{shown}\n"
+
+
+def test_a_character_that_the_terminal_does_not_have_is_a_question_mark():
+    raw = io.BytesIO()
+    console = Console(io.TextIOWrapper(raw, "latin-1"), io.StringIO())
+    console.line("trainer-0", "50 \u20ac", False)
+    assert raw.getvalue() == b"[trainer-0] 50 ?\n"
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "env"),
+    [
+        pytest.param(io.StringIO(), io.StringIO(), {"TERM": "xterm"}, id="files"),
+        pytest.param(io.StringIO(), Terminal(), {"TERM": "xterm"}, id="a-file-and-a-terminal"),
+        pytest.param(Terminal(), Terminal(), {"TERM": "dumb"}, id="a-terminal-that-cannot-be-drawn-on"),
+    ],
+)
+def test_elsewhere_all_are_plain_lines(out: io.StringIO, err: io.StringIO, env: dict[str, str]):
+    console = Console(out, err, env=env)
+    assert not console.live
+    console.say("1 batch/s")
     console.line("feeder-0", "hello", False)
     console.line("trainer-1", "oh", True)
+    console.clear()
     assert out.getvalue() == "[feeder-0] hello\n"
     assert err.getvalue() == "dataloaderjob: 1 batch/s\n[trainer-1] oh\n"
 

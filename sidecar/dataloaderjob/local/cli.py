@@ -13,6 +13,7 @@ from dataloaderjob.providers.provider import NAMES as PROVIDERS
 
 EXIT_INPUT = 2
 EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,6 +48,9 @@ def make_parser() -> argparse.ArgumentParser:
     run.set_defaults(command=_run)
     status = commands.add_parser("status", help="show what runs here")
     status.add_argument("--dir", help="folder of one run, as status shows it")
+    status.add_argument(
+        "--watch", action="store_true", help="show it again and again, until nothing runs or you press Ctrl-C"
+    )
     status.set_defaults(command=_status)
     scale = commands.add_parser("scale", help="change spec.feeders.replicas of what runs here")
     scale.add_argument("replicas", type=int, help="the new number")
@@ -61,7 +65,7 @@ def _run(args: argparse.Namespace) -> int:
         from dataloaderjob.api import load_manifest
     except ModuleNotFoundError as exc:
         raise InputError(
-            f"to read a manifest the module {exc.name!r} is needed: pip install 'dataloaderjob[trainer,api]' for "
+            f"to read a manifest the module {exc.name!r} is needed: pip install 'dataloaderjob[trainer,cli]' for "
             "--provider local, 'dataloaderjob[local]' for Ray"
         ) from exc
     from dataloaderjob.local.run import run
@@ -76,9 +80,25 @@ def _status(args: argparse.Namespace) -> int:
     runs = [registry.find(args.dir)] if args.dir else list(registry.live_runs())
     if not runs:
         _print("nothing of yours runs on this machine")
+    elif args.watch:
+        return _watch(args.dir)
     for run in runs:
         for line in console.lines(run):
             _print(line)
+    return 0
+
+
+def _watch(folder: str | None) -> int:
+    from dataloaderjob.local import console, registry
+
+    shown = console.Console()
+    try:
+        console.watch(lambda: registry.runs(folder), shown)
+    except KeyboardInterrupt:
+        if shown.live:
+            _print("")  # below the ^C
+        return EXIT_INTERRUPTED
+    shown.line("", "nothing is left to watch", False)
     return 0
 
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from dataloaderjob.core import folders, supervision
-from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.errors import DataLoaderJobError, InputError
 from dataloaderjob.core.places import RUN_VARIABLE
 from dataloaderjob.core.settings import read_key
-from dataloaderjob.local.poller import sidecar_status
+from dataloaderjob.local.poller import Snapshot, sidecar_status
 
 RUN_FILE = "run.json"
 HOME_PREFIX = "dlj-run-"
@@ -47,8 +47,14 @@ class LiveRun:
         key = read_key(self.home / "key")
         return supervision.ask("127.0.0.1", int(self.about["port"]), key, job=self.job, message=message)
 
-    def sidecar(self) -> dict[str, Any]:
-        return sidecar_status(str(self.about["socket"])) or {}
+    def snapshot(self) -> Snapshot:
+        """What sidecar and supervisor report now; that one of them does not answer is a note."""
+        sidecar = sidecar_status(str(self.about["socket"])) or {}
+        try:
+            supervisor = self.ask({"type": "status"})
+        except (OSError, DataLoaderJobError) as exc:
+            supervisor = {"notes": [f"the supervisor does not answer: {exc}"]}
+        return Snapshot(at=time.monotonic(), sidecar=sidecar, supervisor=supervisor)
 
 
 def live_runs() -> Iterator[LiveRun]:
@@ -60,6 +66,14 @@ def live_runs() -> Iterator[LiveRun]:
                 yield found
 
 
+def runs(folder: str | None) -> list[LiveRun]:
+    """The run of this folder if it lives, or all that live."""
+    if folder is None:
+        return list(live_runs())
+    found = _read(Path(folder))
+    return [] if found is None else [found]
+
+
 def find(folder: str | None) -> LiveRun:
     """The run of this folder, or the only one there is. Raises InputError with those that can be chosen."""
     if folder is not None:
@@ -67,13 +81,13 @@ def find(folder: str | None) -> LiveRun:
         if found is None:
             raise InputError(f"a live run is needed in {folder}, none was found: see `dataloaderjob status`")
         return found
-    runs = list(live_runs())
-    if len(runs) == 1:
-        return runs[0]
-    if not runs:
+    live = list(live_runs())
+    if len(live) == 1:
+        return live[0]
+    if not live:
         raise InputError("no run of yours lives on this machine: start one with `dataloaderjob run job.yaml`")
-    which = ", ".join(f"{run.home} ({run.job})" for run in runs)
-    raise InputError(f"one run is needed, found {len(runs)}: choose by --dir one of {which}")
+    which = ", ".join(f"{run.home} ({run.job})" for run in live)
+    raise InputError(f"one run is needed, found {len(live)}: choose by --dir one of {which}")
 
 
 def _read(home: Path) -> LiveRun | None:

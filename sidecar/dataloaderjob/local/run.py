@@ -19,7 +19,7 @@ from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.places import SOCKET_VARIABLE
-from dataloaderjob.local import console
+from dataloaderjob.local import console, table
 from dataloaderjob.local.children import Child, Command, Loop, check_words, exit_code
 from dataloaderjob.local.cluster import LocalCluster
 from dataloaderjob.local.console import Console, Meter
@@ -35,9 +35,10 @@ from dataloaderjob.local.lifecycle import (
 )
 from dataloaderjob.local.plan import RunPlan, plan
 from dataloaderjob.local.poller import sidecar_status
+from dataloaderjob.local.table import History
 from dataloaderjob.providers.provider import RAY
 
-PROGRESS_TTY_S = 2.0
+PROGRESS_LIVE_S = 1.0
 PROGRESS_LINE_S = 10.0
 OUTPUT_GRACE_S = 1.5
 """What user code in feeders printed last comes through Ray's log monitor, which looks twice a second."""
@@ -113,6 +114,7 @@ class Run:
         self._phase = Phase.PREPARING
         self._served = False
         self._meter = Meter()
+        self._history = History()
         self._shown: tuple[float, dict[str, int]] = (time.monotonic(), dict(self._meter.total))
         self._feeder_spoke_at: float | None = None
         self._started = time.monotonic()
@@ -131,7 +133,7 @@ class Run:
             if self._plan.active_s is not None:
                 self._loop.later(self._plan.active_s, self._active_over)
             self._loop.every(0.2, self._look)
-            self._loop.every(PROGRESS_TTY_S if self._console.live else PROGRESS_LINE_S, self._progress)
+            self._loop.every(PROGRESS_LIVE_S if self._console.live else PROGRESS_LINE_S, self._progress)
             self._loop.run(until=lambda: self._lifecycle.phase is Phase.OVER)
             self._flush()
             self._meter.read(sidecar_status(self._cluster.socket) or {})
@@ -146,6 +148,7 @@ class Run:
     # Events
 
     def _look(self) -> None:
+        self._console.flush()
         if self._cluster.sidecar_listens:
             self._act(self._lifecycle.on(Event.SERVED))
         snapshot = self._cluster.snapshot
@@ -168,6 +171,13 @@ class Run:
 
     def _missing(self) -> str:
         """What keeps the job from being served, for the deadline's message."""
+        return (
+            f"the service was not up within spec.deadlines.startupSeconds ({self._plan.startup_s:g} s): "
+            f"{'; '.join((*self._awaited(), *self._cluster.snapshot.notes))}"
+        )
+
+    def _awaited(self) -> list[str]:
+        """What the run waits for before the job is served."""
         snapshot = self._cluster.snapshot
         missing = []
         if not self._cluster.sidecar_listens:
@@ -177,11 +187,7 @@ class Run:
             missing.append(f"{starter} and the supervisor are not up")
         else:
             missing.append(f"{snapshot.ready} of {self._plan.min_feeders} needed feeders have reported")
-        missing += snapshot.notes
-        return (
-            f"the service was not up within spec.deadlines.startupSeconds ({self._plan.startup_s:g} s): "
-            f"{'; '.join(missing)}"
-        )
+        return missing
 
     def _active_over(self) -> None:
         live = ", ".join(child.name for child in self._trainers if child.code is None) or "no trainer"
@@ -243,6 +249,12 @@ class Run:
             self._console.line(who, text, is_err)
 
     def _progress(self) -> None:
+        if self._console.live:
+            self._history.add(self._cluster.snapshot)
+            awaited = () if self._served else (f"starting: {'; '.join(self._awaited())}",)
+            desired = self._cluster.num_desired
+            self._console.show(table.of(self._plan.name, self._history, desired=desired, notes=awaited))
+            return
         snapshot, now = self._cluster.snapshot, time.monotonic()
         since, before = self._shown
         self._shown = (now, dict(self._meter.total))
@@ -255,7 +267,7 @@ class Run:
             )
         )  # fmt: skip
         notes = snapshot.notes
-        self._console.progress(f"{text} ({notes[0]})" if notes else text)
+        self._console.say(f"{text} ({notes[0]})" if notes else text)
 
     def _flush(self) -> None:
         """Waits for the last words of user code in feeders, if it speaks."""
