@@ -91,8 +91,9 @@ def load(folder: Path) -> list[dict[str, Any]]:
     return records
 
 
-def reference(record: dict[str, Any], kind: str, passes: Iterable[Pass]) -> list[str]:
-    """Digests of the same passes of one rank, made here. kind: inprocess, or torch with num_workers=0."""
+def reference(record: dict[str, Any], kind: str, passes: Iterable[Pass]) -> Iterator[str]:
+    """Makes the same passes of one rank here, one after another, and yields their digests. kind: inprocess, or torch
+    with num_workers=0."""
     import train
     from fashion import FashionMNIST
 
@@ -103,7 +104,6 @@ def reference(record: dict[str, Any], kind: str, passes: Iterable[Pass]) -> list
         split: train.make_loader(args, dataset, rank=rank, world=world, shuffle=split == "train")
         for split, dataset in sets.items()
     }
-    digests = []
     for one in passes:
         loader = loaders[one["split"]]
         loader.sampler.set_epoch(one["epoch"])
@@ -111,21 +111,18 @@ def reference(record: dict[str, Any], kind: str, passes: Iterable[Pass]) -> list
         hasher = hashlib.sha256()
         for batch in loader:
             digest_update(hasher, batch)
-        digests.append(hasher.hexdigest())
-    return digests
+        yield hasher.hexdigest()
 
 
 def prove(record: dict[str, Any]) -> None:
-    """Prints a line for each pass of one rank. Raises ProofError at the first difference."""
+    """Prints a line for each pass of one rank, as soon as it is made. Raises ProofError at the first difference."""
     passes = record["passes"]
-    plain = [one for one in passes if not one["augment"]]
-    ours = reference(record, "inprocess", passes)
-    torchs = dict(zip((id(one) for one in plain), reference(record, "torch", plain), strict=True))
-    for one, own in zip(passes, ours, strict=True):
+    torchs = reference(record, "torch", [one for one in passes if not one["augment"]])
+    for one, own in zip(passes, reference(record, "inprocess", passes), strict=True):
         what = f"rank {record['rank']}, epoch {one['epoch'] + 1}, {one['split']}"
         expected = {"num_workers=0": own}
-        if id(one) in torchs:
-            expected["torch's DataLoader"] = torchs[id(one)]
+        if not one["augment"]:
+            expected["torch's DataLoader"] = next(torchs)
         for name, digest in expected.items():
             if digest != one["digest"]:
                 raise ProofError(
@@ -133,7 +130,7 @@ def prove(record: dict[str, Any]) -> None:
                 )
         kind = "augmented" if one["augment"] else "plain"
         equal = " and ".join(expected)
-        print(f"{what}: {one['batches']} {kind} batches, {one['digest'][:16]}, equal to {equal}")
+        print(f"{what}: {one['batches']} {kind} batches, {one['digest'][:16]}, equal to {equal}", flush=True)
 
 
 def digest(ranks: Iterable[Iterable[str]]) -> str:

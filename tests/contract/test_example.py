@@ -79,6 +79,7 @@ def test_a_proof_says_so_when_a_digest_differs_or_a_record_is_missing(tmp_path, 
     path.write_text(json.dumps(record))
     done = python("proof.py", str(out), cwd=EXAMPLE, data=data)
     assert (done.returncode, "run ok" in done.stdout) == (1, False)
+    assert done.stdout.count("equal to") == 2, "what was equal before is shown as it goes"
     assert f"rank 0, epoch 2, train: the rank consumed {'0' * 16}, but num_workers=0 makes {true[:16]}" in (
         done.stderr
     )
