@@ -35,10 +35,11 @@ export FASHION_MNIST
 export PATH := $(abspath $(VENV)/bin):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help env data apiserver images run test e2e check generate docs bench bench-full bench-operator clean
+SUITES := test-unit test-contract test-integration test-parity test-apiserver test-chart
+.PHONY: help env data apiserver constraints images run test $(SUITES) e2e check generate docs dist bench bench-full bench-operator clean
 
 help:  ## what can be made
-	@grep -hE '^[a-z0-9-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*  ## /\1\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*  ## /\1\t/' | expand -t 18
 
 env: $(VENV)/.installed  ## .venv with torch, this package and its tools
 
@@ -98,6 +99,11 @@ $(abspath $(ENVTEST))/kwok:
 	  https://github.com/kubernetes-sigs/kwok/releases/download/v$(KWOK_VERSION)/kwok-linux-$(ARCH) && \
 	  chmod +x kwok.part && mv kwok.part kwok
 
+constraints: env  ## pins what the images install to the newest versions: constraints/images.txt
+	echo torch | uv pip compile --quiet --upgrade --universal --python-version 3.11 --excludes /dev/stdin \
+	  --extra operator --extra feeder --custom-compile-command "make constraints" \
+	  --output-file constraints/images.txt pyproject.toml constraints/images.in
+
 BUILD := docker build --build-arg PYTHON_IMAGE=$(PYTHON_IMAGE) --build-arg VERSION=$(TAG)
 
 WHEEL := wheels/.got-$(shell echo "$(TORCH)" | cksum | cut -d' ' -f1)
@@ -122,8 +128,26 @@ run: $(VENV)/.run-installed data  ## the main job: trains through feeders, draws
 	python $(EXAMPLE)/plot.py $(EXAMPLE)/out
 	python $(EXAMPLE)/proof.py $(EXAMPLE)/out
 
-test: env apiserver  ## all tests
+test: env apiserver  ## all tests but those on a cluster
 	python -m pytest $(PYTEST_ARGS)
+
+test-unit: env  ## tests of single parts: no service, no Ray
+	python -m pytest tests/unit $(PYTEST_ARGS)
+
+test-contract: env  ## tests of what is written down: documents, the example, packaging
+	python -m pytest tests/contract $(PYTEST_ARGS)
+
+test-integration: env  ## tests with real processes and real Ray
+	python -m pytest tests/integration $(PYTEST_ARGS)
+
+test-parity: env  ## ordinary scripts under torch's loader and this one
+	python -m pytest tests/parity $(PYTEST_ARGS)
+
+test-apiserver: env apiserver  ## tests of the operator against an API server without a cluster
+	python -m pytest tests/apiserver $(PYTEST_ARGS)
+
+test-chart: env  ## tests of what helm renders (helm is needed)
+	python -m pytest tests/chart $(PYTEST_ARGS)
 
 e2e: env images  ## tests on a real cluster, which kind makes and deletes (docker, kind, kubectl and helm are needed)
 	python -m pytest e2e $(PYTEST_ARGS)
@@ -141,6 +165,10 @@ generate: env  ## what is made of the code: the schema of the manifest, pages of
 docs: env  ## the documents as a site, in build/site; a link that leads nowhere is an error
 	python docs/pages.py
 	zensical build --clean --strict
+
+dist: env  ## a wheel and an sdist, in dist/
+	rm -rf dist
+	python -m build --no-isolation
 
 bench: $(VENV)/.bench-installed  ## benchmarks, under 30 minutes; writes bench/results and docs/benchmarks.md
 	python -m bench.run
