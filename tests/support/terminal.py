@@ -81,7 +81,8 @@ class OnTerminal:
                 self.end(30)
             self.process.kill()
             self.process.wait()
-        os.close(self._ours)
+        if self._ours >= 0:
+            os.close(self._ours)
         os.close(self._theirs)
 
     @property
@@ -101,6 +102,11 @@ class OnTerminal:
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
+    def hang_up(self) -> None:
+        """Closes the window."""
+        os.close(self._ours)
+        self._ours = -1
+
     def end(self, timeout_s: float = 60.0) -> int:
         """The exit code, when all that was written has been read."""
         deadline = time.monotonic() + timeout_s
@@ -116,6 +122,9 @@ class OnTerminal:
         return termios.tcgetattr(self._theirs) == self.settings and self.screen.column == 0
 
     def _read(self) -> bool:
+        if self._ours < 0:
+            time.sleep(0.1)
+            return False
         if not select.select([self._ours], [], [], 0.1)[0]:
             return False
         text = self._decoder.decode(os.read(self._ours, 1 << 16))

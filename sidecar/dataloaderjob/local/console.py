@@ -4,6 +4,7 @@ table below the lines on a terminal, a line now and then elsewhere), and the ans
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -52,7 +53,8 @@ class Console:
         self._clock = clock
         self._below = ""
         """The table as it stands on the terminal; the cursor is in the line after it."""
-        self._held: list[str] = []
+        self._held = ""
+        """Lines that are not written yet."""
         self._wrote_at = -HELD_S
 
     def line(self, who: str, text: str, is_err: bool) -> None:
@@ -90,16 +92,15 @@ class Console:
             _put(stream, f"{line}\n")
             return
         plain = _MOVES.sub("", line)
-        self._held.append(f"{plain}\x1b[0m\n" if "\x1b" in plain else f"{plain}\n")
+        self._held += f"{plain}\x1b[0m\n" if "\x1b" in plain else f"{plain}\n"
         is_flood = self._clock() - self._wrote_at < HELD_S
-        if not is_flood or not self._below or sum(map(len, self._held)) > HELD_CHARS:
+        if not is_flood or not self._below or len(self._held) > HELD_CHARS:
             self.flush()
 
     def _draw(self, below: str) -> None:
         erase = f"\r\x1b[{self._below.count(chr(10))}A\x1b[J" if self._below else ""
-        text = "".join((erase, *self._held, below))
-        self._held.clear()
-        self._below, self._wrote_at = below, self._clock()
+        text = f"{erase}{self._held}{below}"
+        self._held, self._below, self._wrote_at = "", below, self._clock()
         _put(self._out, text)
 
 
@@ -110,8 +111,11 @@ def _put(stream: TextIO, text: str) -> None:
         except UnicodeEncodeError:  # a terminal or file of another encoding
             stream.write(text.encode(stream.encoding, "replace").decode(stream.encoding))
         stream.flush()
-    except (BrokenPipeError, ValueError):  # the reader is gone; the run goes on
+    except ValueError:  # it is closed
         return
+    except OSError as exc:
+        if exc.errno not in (errno.EPIPE, errno.EIO):  # the reader, or the terminal, is gone; the run goes on
+            raise
 
 
 @dataclass(slots=True)
