@@ -89,7 +89,7 @@ class Supervisors:
     def __len__(self) -> int:
         return 1
 
-    def supervisor(self, key: JobKey) -> SupervisorStatus | None:
+    def status(self, key: JobKey) -> SupervisorStatus | None:
         return self.reported
 
     def want(self, key: JobKey, feeders: int | None) -> None:
