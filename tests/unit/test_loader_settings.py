@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dataloaderjob.local.loop import Loop
 from manifests import manifest
 from pods import SETUP
 
 from dataloaderjob.api import DataLoaderJob, parse_object
 from dataloaderjob.core.settings import LoaderSettings
+from dataloaderjob.local.children import Loop
 from dataloaderjob.local.cluster import LocalCluster
 from dataloaderjob.local.plan import plan
 from dataloaderjob.sidecar.settings import SidecarSettings
