@@ -74,7 +74,7 @@ class Service:
                 status = self.status()
             except Exception:
                 return False
-            receivers = self.run.sidecar().get("receivers", [])
+            receivers = self.run.snapshot().sidecar.get("receivers", [])
             connected = all(r["feeders_up"] == feeders and not r["feeders_suspect"] for r in receivers)
             return status["ready"] == status["desired"] == feeders and connected
 

@@ -23,7 +23,6 @@ CHANGES: dict[str, tuple[str, Any]] = {
     "processes": ("spec.trainer.processesPerReplica", 2),
     "shared_memory_nbytes": ("spec.sidecar.sharedMemory", "3Gi"),
     "pool_nbytes": ("spec.sidecar.poolSize", "64Mi"),
-    "prefetch": ("spec.sidecar.prefetch", 5),
     "batch_deadline_s": ("spec.deadlines.batchSeconds", 7),
     "progress_after_s": ("spec.deadlines.progressAfterSeconds", 3),
     "checksum": ("spec.sidecar.checksum", True),

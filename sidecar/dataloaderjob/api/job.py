@@ -200,7 +200,6 @@ class DataLoaderJobSpec(Model):
             processes=self.trainer.processes_per_replica * replicas,
             shared_memory_nbytes=self.sidecar.shared_memory.nbytes * replicas,
             pool_nbytes=None if pool is None else pool.nbytes,
-            prefetch=self.sidecar.prefetch,
             batch_deadline_s=float(self.deadlines.batch_seconds),
             progress_after_s=float(self.deadlines.progress_after_seconds),
             checksum=self.sidecar.checksum,

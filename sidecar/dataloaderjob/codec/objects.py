@@ -1,7 +1,7 @@
 """Objects that travel taken apart: values of the standard library, enums, subclasses of built-in types, instances.
 
 `take_apart` finds the way of an object; `CARRIERS` has all ways, by the name that the schema gives them. To add one:
-an entry there, and a type in `_WAYS` or a case in `_way`.
+an entry of `_VALUES` for one exact type, or one of `CARRIERS` and a case in `_way`.
 """
 
 from __future__ import annotations

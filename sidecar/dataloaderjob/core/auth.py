@@ -1,6 +1,6 @@
 """Mutual challenge with the job's key, and the small JSON messages that carry it. Pure.
 
-Every TCP link of a job begins so (c = the side that connected):
+Every TCP connection of a job begins so (c = the side that connected):
 
     s -> c   {"nonce": s, "protocol": n}
     c -> s   {"nonce": c, "protocol": n, "role": ..., "name": ..., "job": ..., "facts": {...}, "mac": ...}

@@ -199,6 +199,6 @@ def chunks(sock: socket.socket, nbytes: int) -> Iterator[memoryview]:
     while left:
         got = sock.recv_into(buffer[: min(left, len(buffer))])
         if not got:
-            raise ConnectionError("the peer closed the link within a blob")
+            raise ConnectionError("the peer closed the connection within a blob")
         left -= got
         yield buffer[:got]

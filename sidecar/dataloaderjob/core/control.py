@@ -1,6 +1,6 @@
 """The control memfd that a trainer process and its receiver share. The only module that touches it.
 
-    words    64 u64   wake flags and metrics, see the constants
+    words    WORDS u64   wake flags and metrics, see the constants
     index    ROWS x WINDOW u64   one word for each ticket in flight: what is ready
     entries  LEASES x 40 B   where a ready batch lies
     ended    LEASES bytes   1 = the trainer's lease has ended

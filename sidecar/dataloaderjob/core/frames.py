@@ -1,4 +1,4 @@
-"""Frames of the TCP link between a sidecar's receiver and a feeder. Pure: no sockets.
+"""Frames of the TCP connection between a sidecar's receiver and a feeder. Pure: no sockets.
 
 A frame is a header of 64 bytes, then `nbytes` bytes of payload. Integers are little endian.
 
@@ -147,7 +147,7 @@ def unpack(data: bytes | bytearray | memoryview, allowed: frozenset[Kind]) -> He
         HEADER.unpack_from(data)
     )
     if magic != MAGIC or zlib.crc32(memoryview(data)[: _HEAD.size]) != check:
-        raise RemoteProtocolError("a frame header is corrupt (magic or checksum); the link is closed")
+        raise RemoteProtocolError("a frame header is corrupt (magic or checksum); the connection is closed")
     if version != PROTOCOL:
         raise RemoteProtocolError(f"protocol version {PROTOCOL} is needed, the peer speaks {version}")
     if kind not in allowed:

@@ -38,7 +38,7 @@ class Type(IntEnum):
     WELCOME = 2
     """S: JSON settings; descriptors: control, wake-trainer, wake-receiver (none when adopted)."""
     REFUSED = 3
-    """S: JSON {"error": ...}; the link ends."""
+    """S: JSON {"error": ...}; the connection ends."""
     OPEN = 4
     """T: a new stream. JSON {"bundle": manifest, ...}; `awaiting`: first ticket that is wanted."""
     TICKETS = 5

@@ -34,7 +34,7 @@ def default_signals() -> None:
 
 
 def close_all_but(keep: set[int]) -> None:
-    """Closes every other descriptor but the standard ones: listeners, links, other children's channels."""
+    """Closes every other descriptor but the standard ones: listeners, connections, other children's channels."""
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         if fd > 2 and fd not in keep:

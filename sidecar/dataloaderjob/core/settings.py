@@ -69,8 +69,6 @@ class LoaderSettings:
     """Shared memory for all pools of this sidecar, in bytes."""
     pool_nbytes: int | None = None
     """Size of each pool; None: (window + reserve) times the first batch."""
-    prefetch: int = 16
-    """Batches ahead of the trainer, for loaders that do not say."""
     batch_deadline_s: float = 300.0
     progress_after_s: float = 30.0
     checksum: bool = False

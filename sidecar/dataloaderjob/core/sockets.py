@@ -35,7 +35,7 @@ def recv_exactly(sock: socket.socket, n: int) -> bytes:
     while view:
         got = sock.recv_into(view)
         if not got:
-            raise ConnectionError("the peer closed the link")
+            raise ConnectionError("the peer closed the connection")
         view = view[got:]
     return bytes(data)
 

@@ -44,7 +44,7 @@ from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import RemoteProtocolError, ServiceError
 
 MAX_FEEDERS = 4096
-"""That a supervisor keeps of one job."""
+"""The most that a supervisor keeps for one job."""
 EXIT_RAY_LATE = 3
 """The supervisor's exit code where ray.init did not return."""
 EXIT_RAY_LOST = 4

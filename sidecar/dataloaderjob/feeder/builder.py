@@ -40,7 +40,7 @@ SPARE_BUFFERS = 3
 _ROUND_NBYTES = 64 * 1024
 _MASK63 = (1 << 63) - 1
 PLACE = struct.Struct("<Qq")
-"""Words of the page that a builder shares with its template: serial of the job, position of the sample."""
+"""Words of the page that a builder shares with its template: serial of the task, position of the sample."""
 
 
 class Buffers:

@@ -41,7 +41,7 @@ _FDS_NBYTES = socket.CMSG_SPACE(16 * array.array("i").itemsize)
 BUILT = struct.Struct("<QQI")
 """Payload of Kind.BUILT: number of the buffer, bytes of the body in it, crc32."""
 ENDED = struct.Struct("<qQq")
-"""Payload of Kind.ENDED: exit code (negative: signal), serial of the job being made, position of its sample."""
+"""Payload of Kind.ENDED: exit code (negative: signal), serial of the task being made, position of its sample."""
 NOWHERE = -1
 """Position in ENDED: no sample was being made."""
 

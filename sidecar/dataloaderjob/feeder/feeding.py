@@ -40,7 +40,7 @@ Free = Callable[[bytes], bool]
 """Whether the builder of a bundle has nothing to do."""
 
 
-class _Link:
+class _Receiver:
     """Tickets of one connection."""
 
     def __init__(self, number: int) -> None:
@@ -87,8 +87,8 @@ class Feeding:
 
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
         self._limit = limit
-        self._receivers: dict[int, _Link] = {}
-        self._turns: deque[_Link] = deque()
+        self._receivers: dict[int, _Receiver] = {}
+        self._turns: deque[_Receiver] = deque()
         self._known: set[bytes] = set()
         self._coming: set[bytes] = set()
         self._parked: dict[bytes, list[Task]] = {}
@@ -109,10 +109,10 @@ class Feeding:
         """Whether nothing is owed to anybody."""
         return not self.load and not any(k.held or k.unsent for k in self._receivers.values())
 
-    # Links
+    # Receivers
 
     def opened(self, receiver: int) -> None:
-        self._receivers[receiver] = made = _Link(receiver)
+        self._receivers[receiver] = made = _Receiver(receiver)
         self._turns.append(made)
 
     def closed(self, receiver: int) -> None:
@@ -318,7 +318,7 @@ class Feeding:
         self._move(task, Event.CANCEL)
         return [Withdraw(task)] if was is State.READY else []
 
-    def _cancel_all(self, owner: _Link) -> list[Instruction]:
+    def _cancel_all(self, owner: _Receiver) -> list[Instruction]:
         return [made for task in list(owner.tasks.values()) for made in self._cancel(task)]
 
     def _move(self, task: Task, event: Event) -> None:
@@ -340,7 +340,7 @@ class Feeding:
             self.freed.append(task.body)
             task.body = None
 
-    def _leave(self, owner: _Link, task: Task, was: State) -> None:
+    def _leave(self, owner: _Receiver, task: Task, was: State) -> None:
         if was is State.QUEUED:
             owner.dequeue(task, turn=task.state is State.BUILDING)
             self._queued -= 1
@@ -355,7 +355,7 @@ class Feeding:
         elif was in (State.READY, State.SENDING) and task.state is State.GONE:
             owner.unsent.discard(task)
 
-    def _enter(self, owner: _Link, task: Task) -> None:
+    def _enter(self, owner: _Receiver, task: Task) -> None:
         if task.state is State.QUEUED:
             owner.enqueue(task)
             self._queued += 1

@@ -85,7 +85,7 @@ class IllegalTransition(Exception):
 
     def __init__(self, task: Task, event: Event, history: Iterable[tuple[int, Event]]) -> None:
         events = [(serial, past.name) for serial, past in history]
-        super().__init__(f"{task} cannot take {event.name}; last events (job, event): {events}")
+        super().__init__(f"{task} cannot take {event.name}; last events (task, event): {events}")
 
 
 @dataclass(slots=True, eq=False)

@@ -152,7 +152,7 @@ class FeederServer:
                 touched |= self._sender.control(Kind.ALIVE, task)
         self._flush(touched)
 
-    # Links
+    # Connections
 
     def _welcomed(self, sock: socket.socket, answer: dict[str, Any]) -> None:
         if answer.get("role") != "receiver":

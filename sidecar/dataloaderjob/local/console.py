@@ -166,7 +166,7 @@ def summary(total: Mapping[str, int], seconds: float, restarts: int) -> str:
         ("hedges", "hedged"),
         ("late_copies", "late copies"),
         ("failures", "failed"),
-        ("feeders_lost", "links to feeders lost"),
+        ("feeders_lost", "feeders lost"),
         ("copies", "served as copies"),
     ):
         if total[name]:

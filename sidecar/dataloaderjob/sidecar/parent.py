@@ -312,7 +312,6 @@ class Sidecar:
     def _welcome(self) -> dict[str, Any]:
         return {
             "protocol": PROTOCOL, "job": self.settings.job, "blobs": self.settings.blobs,
-            "prefetch": self.settings.prefetch,
             "batch_deadline_s": self.settings.batch_deadline_s, "limit_nbytes": self.settings.limit_nbytes,
             "feeders": self._desired(),
         }  # fmt: skip

@@ -268,7 +268,7 @@ class Receiver:
         except OSError as exc:
             raise TrainerGone from exc
 
-    # Links to feeders: the sink of `feeder_connection`
+    # Connections to feeders: the sink of `feeder_connection`
 
     def _connection_event(self, now: float, connection: FeederConnection, mask: int) -> None:
         try:

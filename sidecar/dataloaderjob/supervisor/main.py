@@ -142,7 +142,7 @@ class Supervisor:
         for index in left:
             self._provider.kill(index)
 
-    # What the hub's threads tell
+    # What the server's threads tell
 
     def feeder_ready(self, endpoint: Endpoint) -> bool:
         with self._changed:
