@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from dataloaderjob.local.lifecycle import (
     EXIT_BROKEN,
     EXIT_LATE,
-    TABLE,
+    TRANSITIONS,
     Action,
     Event,
     Lifecycle,
-    Phase,
+    State,
     Stop,
     stopped_by,
 )
@@ -23,15 +23,15 @@ from dataloaderjob.local.lifecycle import (
 
 def training(num_trainers: int = 1) -> Lifecycle:
     lifecycle = Lifecycle(num_trainers)
-    assert lifecycle.on(Event.SERVED) is Action.START
+    assert lifecycle.move(Event.SERVED) is Action.START
     return lifecycle
 
 
 def test_trainers_start_once_when_the_sidecar_listens():
     lifecycle = Lifecycle(1)
-    assert lifecycle.phase is Phase.PREPARING
-    assert lifecycle.on(Event.SERVED) is Action.START
-    assert lifecycle.on(Event.SERVED) is Action.NOTHING
+    assert lifecycle.state is State.PREPARING
+    assert lifecycle.move(Event.SERVED) is Action.START
+    assert lifecycle.move(Event.SERVED) is Action.NOTHING
 
 
 @pytest.mark.parametrize(
@@ -42,19 +42,19 @@ def test_the_exit_code_is_the_first_that_is_not_zero(codes: tuple[int, ...], cod
     lifecycle = training(len(codes))
     for number, each in enumerate(codes):
         lifecycle.ended(number, each)
-    assert lifecycle.phase is Phase.OVER
+    assert lifecycle.state is State.OVER
     assert lifecycle.code == code
 
 
 def test_when_one_replica_fails_the_others_have_time_to_fail_by_themselves():
     lifecycle = training(2)
     assert lifecycle.ended(1, 3) is Action.NOTHING
-    assert lifecycle.phase is Phase.FAILING
+    assert lifecycle.state is State.FAILING
     assert lifecycle.grace_s == 5.0
-    assert lifecycle.on(Event.GRACE) is Action.ASK
-    assert lifecycle.on(Event.GRACE) is Action.KILL
+    assert lifecycle.move(Event.GRACE) is Action.ASK
+    assert lifecycle.move(Event.GRACE) is Action.KILL
     lifecycle.ended(0, 137)
-    assert lifecycle.phase is Phase.OVER
+    assert lifecycle.state is State.OVER
     assert lifecycle.code == 3
     assert lifecycle.first_failure == (1, 3)
 
@@ -62,7 +62,7 @@ def test_when_one_replica_fails_the_others_have_time_to_fail_by_themselves():
 def test_one_replica_that_ends_well_leaves_the_others_alone():
     lifecycle = training(2)
     assert lifecycle.ended(0, 0) is Action.NOTHING
-    assert lifecycle.phase is Phase.TRAINING
+    assert lifecycle.state is State.TRAINING
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_second_signal_kills():
 def test_a_signal_before_there_is_a_trainer_ends_the_run():
     lifecycle = Lifecycle(2)
     assert lifecycle.halt(stopped_by(signal.SIGTERM)) is Action.NOTHING
-    assert lifecycle.phase is Phase.OVER
+    assert lifecycle.state is State.OVER
     assert lifecycle.code == 143
 
 
@@ -113,11 +113,11 @@ def test_whatever_happens_a_run_that_is_over_stays_over(events: list[Event]):
     lifecycle = Lifecycle(1)
     over = False
     for event in events:
-        action = lifecycle.on(event)
-        assert not over or (lifecycle.phase is Phase.OVER and action is Action.NOTHING)
-        over = lifecycle.phase is Phase.OVER
+        action = lifecycle.move(event)
+        assert not over or (lifecycle.state is State.OVER and action is Action.NOTHING)
+        over = lifecycle.state is State.OVER
 
 
-def test_every_phase_but_the_last_has_a_way_out():
-    for phase in Phase:
-        assert phase is Phase.OVER or any(before is phase for before, _ in TABLE)
+def test_every_state_but_the_last_has_a_way_out():
+    for state in State:
+        assert state is State.OVER or any(before is state for before, _ in TRANSITIONS)

@@ -1,4 +1,4 @@
-"""The course of a run on one machine, as a table. Pure: `run` carries the actions out.
+"""A run on one machine from its start to its end, as a table. Pure: `run` carries the actions out.
 
 PREPARING  the service is being started; no trainer yet
 TRAINING   trainers run
@@ -23,7 +23,7 @@ EXIT_LATE = 124
 """The exit code of the command `timeout`."""
 
 
-class Phase(Enum):
+class State(Enum):
     PREPARING = auto()
     TRAINING = auto()
     FAILING = auto()
@@ -40,7 +40,7 @@ class Event(Enum):
     STOP = auto()
     """A signal, a deadline, or the service broke."""
     GRACE = auto()
-    """The phase's grace is over."""
+    """The state's grace is over."""
     ALL_ENDED = auto()
 
 
@@ -52,22 +52,24 @@ class Action(Enum):
     KILL = auto()
 
 
-TABLE: dict[tuple[Phase, Event], tuple[Phase, Action]] = {
-    (Phase.PREPARING, Event.SERVED): (Phase.TRAINING, Action.START),
-    (Phase.PREPARING, Event.STOP): (Phase.OVER, Action.NOTHING),
-    (Phase.TRAINING, Event.FAILED): (Phase.FAILING, Action.NOTHING),
-    (Phase.TRAINING, Event.STOP): (Phase.ENDING, Action.ASK),
-    (Phase.TRAINING, Event.ALL_ENDED): (Phase.OVER, Action.NOTHING),
-    (Phase.FAILING, Event.GRACE): (Phase.ENDING, Action.ASK),
-    (Phase.FAILING, Event.STOP): (Phase.ENDING, Action.ASK),
-    (Phase.FAILING, Event.ALL_ENDED): (Phase.OVER, Action.NOTHING),
-    (Phase.ENDING, Event.GRACE): (Phase.KILLING, Action.KILL),
-    (Phase.ENDING, Event.STOP): (Phase.KILLING, Action.KILL),
-    (Phase.ENDING, Event.ALL_ENDED): (Phase.OVER, Action.NOTHING),
-    (Phase.KILLING, Event.ALL_ENDED): (Phase.OVER, Action.NOTHING),
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (State.PREPARING, Event.SERVED): State.TRAINING,
+    (State.PREPARING, Event.STOP): State.OVER,
+    (State.TRAINING, Event.FAILED): State.FAILING,
+    (State.TRAINING, Event.STOP): State.ENDING,
+    (State.TRAINING, Event.ALL_ENDED): State.OVER,
+    (State.FAILING, Event.GRACE): State.ENDING,
+    (State.FAILING, Event.STOP): State.ENDING,
+    (State.FAILING, Event.ALL_ENDED): State.OVER,
+    (State.ENDING, Event.GRACE): State.KILLING,
+    (State.ENDING, Event.STOP): State.KILLING,
+    (State.ENDING, Event.ALL_ENDED): State.OVER,
+    (State.KILLING, Event.ALL_ENDED): State.OVER,
 }
 """A pair that is not here changes nothing."""
-GRACE_S = {Phase.FAILING: FAILING_GRACE_S, Phase.ENDING: ENDING_GRACE_S}
+ENTERING = {State.TRAINING: Action.START, State.ENDING: Action.ASK, State.KILLING: Action.KILL}
+"""What is done on the way into a state."""
+GRACE_S = {State.FAILING: FAILING_GRACE_S, State.ENDING: ENDING_GRACE_S}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class Lifecycle:
     """Where a run is. The first reason to end fixes the exit code."""
 
     def __init__(self, num_trainers: int) -> None:
-        self.phase = Phase.PREPARING
+        self.state = State.PREPARING
         self.stop: Stop | None = None
         self._codes: dict[int, int] = {}
         """Exit codes by the trainers' number, in the order of their ends, as a shell gives them."""
@@ -97,8 +99,8 @@ class Lifecycle:
 
     @property
     def grace_s(self) -> float | None:
-        """How long the phase may last, None for ever."""
-        return GRACE_S.get(self.phase)
+        """How long the state may last, None for ever."""
+        return GRACE_S.get(self.state)
 
     @property
     def code(self) -> int:
@@ -111,19 +113,23 @@ class Lifecycle:
         """Number and exit code of the trainer that failed first."""
         return next(((number, code) for number, code in self._codes.items() if code), None)
 
-    def on(self, event: Event) -> Action:
-        self.phase, action = TABLE.get((self.phase, event), (self.phase, Action.NOTHING))
-        return action
+    def move(self, event: Event) -> Action:
+        """Returns what is to be done."""
+        state = TRANSITIONS.get((self.state, event))
+        if state is None:
+            return Action.NOTHING
+        self.state = state
+        return ENTERING.get(state, Action.NOTHING)
 
     def halt(self, stop: Stop) -> Action:
         """A signal, a deadline, or a broken service; a second one is less patient."""
-        if self.stop is None and self.first_failure is None and self.phase is not Phase.OVER:
+        if self.stop is None and self.first_failure is None and self.state is not State.OVER:
             self.stop = stop
-        return self.on(Event.STOP)
+        return self.move(Event.STOP)
 
     def ended(self, number: int, code: int) -> Action:
         """A trainer ended."""
         self._codes[number] = code
         if len(self._codes) == self._num_trainers:
-            return self.on(Event.ALL_ENDED)
-        return self.on(Event.FAILED) if code else Action.NOTHING
+            return self.move(Event.ALL_ENDED)
+        return self.move(Event.FAILED) if code else Action.NOTHING

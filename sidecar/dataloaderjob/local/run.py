@@ -29,7 +29,7 @@ from dataloaderjob.local.lifecycle import (
     Action,
     Event,
     Lifecycle,
-    Phase,
+    State,
     Stop,
     stopped_by,
 )
@@ -111,7 +111,7 @@ class Run:
         self._lifecycle = Lifecycle(len(planned.trainers))
         self._cluster = LocalCluster(planned.service, self._loop, show=self._show, broken=self._broken)
         self._trainers: list[Child] = []
-        self._phase = Phase.PREPARING
+        self._state = State.PREPARING
         self._served = False
         self._meter = Meter()
         self._history = History()
@@ -134,7 +134,7 @@ class Run:
                 self._loop.later(self._plan.active_s, self._active_over)
             self._loop.every(0.2, self._look)
             self._loop.every(PROGRESS_LIVE_S if self._console.live else PROGRESS_LINE_S, self._progress)
-            self._loop.run(until=lambda: self._lifecycle.phase is Phase.OVER)
+            self._loop.run(until=lambda: self._lifecycle.state is State.OVER)
             self._flush()
             self._meter.read(sidecar_status(self._cluster.socket) or {})
         finally:
@@ -150,7 +150,7 @@ class Run:
     def _look(self) -> None:
         self._console.flush()
         if self._cluster.sidecar_listens:
-            self._act(self._lifecycle.on(Event.SERVED))
+            self._act(self._lifecycle.move(Event.SERVED))
         snapshot = self._cluster.snapshot
         self._meter.read(snapshot.sidecar)
         if not self._served and snapshot.desired is not None and snapshot.ready >= self._plan.min_feeders:
@@ -195,7 +195,7 @@ class Run:
         self._halt(Stop(EXIT_LATE, f"{why}; still running: {live}"))
 
     def _halt(self, stop: Stop) -> None:
-        if self._lifecycle.phase is not Phase.OVER:
+        if self._lifecycle.state is not State.OVER:
             self._console.say(stop.why)
         self._act(self._lifecycle.halt(stop))
 
@@ -217,14 +217,14 @@ class Run:
         elif action is Action.KILL:
             for child in self._trainers:
                 child.signal(signal.SIGKILL)
-        if self._lifecycle.phase is not self._phase:
-            self._phase = self._lifecycle.phase
+        if self._lifecycle.state is not self._state:
+            self._state = self._lifecycle.state
             if (grace := self._lifecycle.grace_s) is not None:
-                self._loop.later(grace, lambda phase=self._phase: self._grace_over(phase))  # type: ignore[misc]
+                self._loop.later(grace, lambda state=self._state: self._grace_over(state))  # type: ignore[misc]
 
-    def _grace_over(self, phase: Phase) -> None:
-        if self._lifecycle.phase is phase:
-            self._act(self._lifecycle.on(Event.GRACE))
+    def _grace_over(self, state: State) -> None:
+        if self._lifecycle.state is state:
+            self._act(self._lifecycle.move(Event.GRACE))
 
     def _start_trainers(self) -> None:
         for number, trainer in enumerate(self._plan.trainers):
