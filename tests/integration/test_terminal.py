@@ -11,7 +11,7 @@ import pytest
 from local_runs import LocalRun, Project, digest
 from terminal import OnTerminal
 
-from dataloaderjob.local import registry
+from dataloaderjob.local import registry, tags
 
 LOUD = """
 import os, sys, time
@@ -90,7 +90,7 @@ def test_a_terminal_that_is_closed_ends_the_run_and_leaves_nothing(loud: Project
         run.hang_up()
         assert run.end(30) == 129
     assert not live.home.exists()
-    assert registry.tagged(live.about["run"]) == []
+    assert tags.tagged(live.about["run"]) == []
 
 
 @pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"TERM": ""}])

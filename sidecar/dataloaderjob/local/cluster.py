@@ -28,7 +28,7 @@ from dataloaderjob.core.errors import InputError, ServiceUnavailable
 from dataloaderjob.core.ipc import MAX_PATH_NBYTES
 from dataloaderjob.core.settings import LoaderSettings, RayTuning, SupervisorSettings, dump
 from dataloaderjob.core.supervision import MAX_FEEDERS
-from dataloaderjob.local import reaper, registry
+from dataloaderjob.local import reaper, registry, tags
 from dataloaderjob.local.children import Child, Command, Loop, Started
 from dataloaderjob.local.feeder_host import host_command
 from dataloaderjob.local.poller import Poller, Snapshot
@@ -369,7 +369,7 @@ class LocalCluster:
         self._stop(Part.HOST)
         self.end_sidecar()
         but = () if self._reaper is None else (self._reaper.pid,)
-        registry.sweep(self.run_id, grace_s=1.0, but=but)
+        tags.sweep(self.run_id, grace_s=1.0, but=but)
         folders.remove_tree(self.home)
         if self._reaper is not None:
             self._reaper.kill()

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dataloaderjob.core import folders, places
-from dataloaderjob.local import registry
+from dataloaderjob.local import tags
 
 GRACE_S = 1.0
 
@@ -40,7 +40,7 @@ def main() -> None:
         fd = os.pidfd_open(pid)
         if os.getppid() == pid:
             select.select([fd], [], [])
-    registry.sweep(run_id, grace_s=GRACE_S)
+    tags.sweep(run_id, grace_s=GRACE_S)
     folders.remove_tree(home)
     if len(sys.argv) > 4:
         give_up(Path(sys.argv[4]), pid)
