@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dataloaderjob.codec.failures import pack_failure
-from dataloaderjob.core.supervision import MAX_TEXT, describe, passed
+from dataloaderjob.core.supervision import MAX_TEXT, describe_failure, failure_passed
 from dataloaderjob.sidecar.supervisor_client import Failures
 
 TOLD = {"type": "failure", "feeder": "feeder-1", "reason": "UserCodeFailed", "text": "ValueError: no"}
@@ -27,14 +27,14 @@ TOLD = {"type": "failure", "feeder": "feeder-1", "reason": "UserCodeFailed", "te
     ],
 )  # fmt: skip
 def test_a_failure_of_user_code_in_one_line(payload: bytes, reason: str, text: str):
-    assert describe(payload) == {"feeder": "feeder-1", "reason": reason, "text": text}
+    assert describe_failure(payload) == {"feeder": "feeder-1", "reason": reason, "text": text}
 
 
 def test_a_failure_of_the_service_has_its_own_name_and_what_cannot_be_read_is_a_failure_too():
-    add = describe(json.dumps({"service": "FeederLost", "message": "x" * 9999}).encode())
+    add = describe_failure(json.dumps({"service": "FeederLost", "message": "x" * 9999}).encode())
     assert (add["feeder"], add["reason"], len(add["text"])) == ("", "FeederLost", MAX_TEXT + 1)
     for payload in (b"", b"[]", b'{"type": 3}', b'{"service": 1}', b"\xff"):
-        assert describe(payload)["reason"] == "BatchFailed"
+        assert describe_failure(payload)["reason"] == "BatchFailed"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_failure_of_the_service_has_its_own_name_and_what_cannot_be_read_is_a_
     ],
 )
 def test_a_failure_has_passed_when_a_batch_after_it_is_taken(stream: int, awaited: int, over: bool):
-    assert passed((2, 5), stream, awaited) is over
+    assert failure_passed((2, 5), stream, awaited) is over
 
 
 def test_a_failure_outlives_its_trainer_until_the_next_one_has_a_batch():

@@ -184,12 +184,12 @@ def between(before: Readings, after: Readings, seconds: float) -> Rates:
     return Rates(batches_per_s=batches, nbytes_per_s=nbytes, stall=stall, occupancy=occupancy(after.values()))
 
 
-def pack(error: str, message: str) -> bytes:
+def pack_failure(error: str, message: str) -> bytes:
     """The FAILED payload of one of our own errors, by the name of its class in `core.errors`."""
     return json.dumps({"service": error, "message": message}).encode()
 
 
-def describe(payload: bytes) -> dict[str, str]:
+def describe_failure(payload: bytes) -> dict[str, str]:
     """`feeder` (empty where it is no single one's), `reason` (CamelCase) and `text` of a FAILED payload."""
     try:
         failure = json.loads(payload)
@@ -206,7 +206,7 @@ def describe(payload: bytes) -> dict[str, str]:
     return _line(feeder, MODULE_MISSING if name == "ModuleNotFoundError" else USER_CODE, text)
 
 
-def passed(failed: tuple[int, int], stream: int, awaited: int) -> bool:
+def failure_passed(failed: tuple[int, int], stream: int, awaited: int) -> bool:
     """Whether a trainer that awaits `awaited` of `stream` has taken a batch after the (stream, ticket) that failed, of
     the same iterator or a later one. To raise the failure counts as taking that ticket."""
     return (stream > failed[0] and awaited > 0) or (stream == failed[0] and awaited > failed[1] + 1)

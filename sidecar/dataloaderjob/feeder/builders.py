@@ -255,7 +255,7 @@ class Builders:
             text = (
                 f"{self._settings.name}: the process that runs worker_init_fn {how}, {MAX_FIRST_DEATHS} times"
             )
-            self._owner.bundle_failed(session.bundle.id, supervision.pack("ServiceError", text))
+            self._owner.bundle_failed(session.bundle.id, supervision.pack_failure("ServiceError", text))
         else:
             self._owner.session_gone(session.bundle.id)
 

@@ -153,4 +153,4 @@ class BundleStore:
         return True, b""
 
     def _failure(self, exc: Exception) -> bytes:
-        return supervision.pack("ServiceError", f"{self._settings.name}: {exc}")
+        return supervision.pack_failure("ServiceError", f"{self._settings.name}: {exc}")

@@ -162,7 +162,7 @@ class Templates:
                 f"{self._settings.name}: the process that loads the dataset ended while it did so: look for a crash "
                 "in native code or too little memory there; see what this feeder printed last"
             )
-            self._failed(template, supervision.pack("ServiceError", text))
+            self._failed(template, supervision.pack_failure("ServiceError", text))
 
     def _failed(self, template: Template, payload: bytes) -> None:
         self.drop(template)

@@ -202,7 +202,7 @@ class Receiver:
                 self.machine.close_stream(now, packet.stream, packet.awaiting)
 
     def _maybe_passed(self, failure: tuple[int, int], packet: ipc.Packet) -> None:
-        if supervision.passed(failure, packet.stream, packet.awaiting):
+        if supervision.failure_passed(failure, packet.stream, packet.awaiting):
             self._failure = None
             self._send_parent({"type": "failure"})
 
@@ -356,7 +356,7 @@ class Receiver:
                 os.eventfd_write(self._wake_trainer, 1)
                 if self._failure is None:  # the trainer, too, raises the first of several
                     self._failure = stream, ticket
-                    self._send_parent({"type": "failure", **supervision.describe(payload)})
+                    self._send_parent({"type": "failure", **supervision.describe_failure(payload)})
             case CreateRegion(number, nbytes, single, lease_limit):
                 region = regions.create(number, nbytes, single=single)
                 self.regions[number] = region

@@ -186,7 +186,7 @@ class Assignments:
 
     def fail_service(self, ticket: Ticket, error: str, message: str) -> None:
         """Fails the ticket with one of our own errors, given by its class name."""
-        self.fail(ticket, supervision.pack(error, message))
+        self.fail(ticket, supervision.pack_failure(error, message))
 
     def release(self, bundle: bytes) -> None:
         """Tells feeders that no stream uses the bundle any more."""
