@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local_runs import Project, broken_host, digest, path_first, started_as
+from local_runs import Project, broken_host, called, digest, path_first
 from rig import until
 
 from dataloaderjob.local import tags
@@ -199,15 +199,13 @@ def test_a_later_loader_gets_more_feeders_and_never_fewer_also_from_another_serv
     until(lambda: not os.listdir(base), 20, "the service ends")
 
 
-@pytest.mark.parametrize(
-    "part", ["dataloaderjob.feeder.host", "dataloaderjob.supervisor.main", "dataloaderjob.sidecar"]
-)
+@pytest.mark.parametrize("part", ["dlj-host", "dlj-supervisor", "dlj-sidecar"])
 def test_batches_are_the_same_whichever_part_is_killed(tmp_path: Path, base: Path, part: str):
     project = Project(tmp_path, 3_000, 0.001)
     rank = Rank(project, base)
     until(lambda: "batch 20" in rank.text, 60, "it iterates")
     (run_id,) = services(base).values()
-    os.kill(started_as(run_id, part), signal.SIGKILL)
+    os.kill(called(run_id, part), signal.SIGKILL)
     assert rank.end() == 0, rank.text
     assert digest(rank.text.splitlines()) == project.reference()
     until(lambda: not tags.tagged(run_id) and not os.listdir(base), 15, "the service ends")

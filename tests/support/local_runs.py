@@ -125,9 +125,12 @@ def broken_host(folder: Path) -> str:
     (folder / "broken").mkdir(parents=True)
     (folder / "broken" / "sitecustomize.py").write_text(
         "import os, sys\n"
-        "if 'dataloaderjob.feeder.host' in sys.orig_argv:\n"
-        "    os.write(2, b'this machine is broken\\n')\n"
-        "    os._exit(1)\n"
+        "class Broken:\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'dataloaderjob.feeder.host':\n"
+        "            os.write(2, b'this machine is broken\\n')\n"
+        "            os._exit(1)\n"
+        "sys.meta_path.insert(0, Broken)\n"
     )
     return path_first(folder / "broken")
 
@@ -143,6 +146,11 @@ def started_as(run_id: str, module: str) -> int:
     ]
     parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
     return next(pid for pid, parent in parents.items() if parent not in pids)
+
+
+def called(run_id: str, name: str) -> int:
+    """Pid of the process of this run that `ps` shows by this name."""
+    return next(pid for pid in tags.tagged(run_id) if Path(f"/proc/{pid}/comm").read_text().strip() == name)
 
 
 class LocalRun:

@@ -185,3 +185,37 @@ def test_an_echo_that_nobody_reads_is_not_waited_for():
     echo.line("to nobody")
     echo.line("and again")
     Echo(None).line("nowhere")
+
+
+FORKS = """
+import os, sys
+from pathlib import Path
+from dataloaderjob.local.forks import PYTHON, fork
+folder = sys.argv[1]
+for words in (["ends"], ["ends", "3"], ["raises"], ["shows"]):
+    _, out, err = made = fork("test", [*PYTHON, *words], {"PYTHONPATH": folder, "A": "b"}, folder)
+    text = open(out).read() + open(err).read()
+    print(words, os.waitstatus_to_exitcode(os.waitpid(made[0], 0)[1]), text.strip().splitlines()[-1:])
+"""
+
+
+def test_a_forked_part_is_what_its_own_interpreter_would_have_made_of_it(tmp_path: Path):
+    for name, text in {
+        "ends": "import sys; sys.exit(int(sys.argv[1]) if sys.argv[1:] else None)",
+        "raises": "raise ValueError('no')",
+        "shows": "import os, sys; comm = open('/proc/self/comm').read().strip()\n"
+        "fds = [fd for fd in os.listdir('/proc/self/fd') if int(fd) > 2 and os.path.exists(f'/proc/self/fd/{fd}')]\n"
+        "print(sys.path[0], dict(os.environ), os.getcwd(), os.getsid(0) == os.getpid(), __name__, comm, fds)",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, str(tmp_path)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=30, check=True,
+    )  # fmt: skip
+    environment = {"PYTHONPATH": str(tmp_path), "A": "b"}
+    assert done.stdout.splitlines() == [
+        "['ends'] 0 []",
+        "['ends', '3'] 3 []",
+        "['raises'] 1 ['ValueError: no']",
+        f"['shows'] 0 {[f'{tmp_path} {environment} {tmp_path} True __main__ dlj-test []']}",
+    ]

@@ -7,6 +7,8 @@ those privately: a node holds them once in memory, and each feeder may write to 
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import io
 import os
 import struct
@@ -70,7 +72,7 @@ def make_bundle(
     Raises InputError naming the attribute that cannot be pickled.
     """
     roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
-    with _one_at_a_time:
+    with _one_at_a_time, _no_collections():
         blobs = _snapshots.unchanged(roots, store)
         if blobs is None:
             began = time.perf_counter()
@@ -80,6 +82,18 @@ def make_bundle(
             if not _snapshots.remember(roots, snapshot, blobs, elapsed_s) and elapsed_s > SLOW_S and slow:
                 slow(elapsed_s)
     return Bundle(blobs=blobs, allow_pickle=allow_pickle, facts=facts())
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """A collection over all that torch's import made takes 0.1 s, and pickling makes no garbage that needs one."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _after_fork_in_child() -> None:

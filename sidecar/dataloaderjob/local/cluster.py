@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import socket
-import sys
 import tempfile
 import time
 from collections import deque
@@ -30,7 +29,7 @@ from dataloaderjob.core.settings import LoaderSettings, RayTuning, SupervisorSet
 from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.local import reaper, registry, tags
 from dataloaderjob.local.children import Child, Command, Loop, Started
-from dataloaderjob.local.feeder_host import host_command
+from dataloaderjob.local.forks import PYTHON, fork, host_command
 from dataloaderjob.local.poller import Poller, Snapshot
 from dataloaderjob.local.restarts import (
     GiveUp,
@@ -112,6 +111,8 @@ class LocalCluster:
         self._written: dict[str, Any] = {}
         self._words: dict[str, deque[str]] = {}
         self._reaper: Any = None
+        self._forks = folder is not None
+        """Whether parts are forked: those of a private service, until this process has a thread."""
         self._closed = False
         self._sidecar_over = False
         self._heads: Heads | None = None
@@ -164,6 +165,7 @@ class LocalCluster:
             _write(self.home / "key", self._key)
             _write(self.home / registry.RUN_FILE, json.dumps({**found, **about}).encode())
         self._do(self.policy.start())
+        self._forks = False
         self._poller.start()
         self._loop.every(LOOK_S, self._look)
 
@@ -246,9 +248,7 @@ class LocalCluster:
         self, part: Part, module: str, env: Mapping[str, str], on_line: Callable[[str, bool], None]
     ) -> None:
         settings = str(self.home / f"{part.value}.json")
-        self._child(
-            part, [sys.executable, "-P", "-m", module, "--settings", settings], env, self.home, on_line
-        )
+        self._child(part, [*PYTHON, module, "--settings", settings], env, self.home, on_line)
 
     def _child(
         self,
@@ -261,6 +261,8 @@ class LocalCluster:
     ) -> None:
         self._words[part.value] = deque(maxlen=LAST_WORDS)
         command = Command(name=part.value, args=args, env=self.tag(env), cwd=cwd)
+        if self._forks and started is None:
+            started = Started(*fork(command.name, command.args, command.env, command.cwd))
         self._children[part] = Child(
             command,
             self._loop,

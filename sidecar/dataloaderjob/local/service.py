@@ -24,7 +24,7 @@ from dataloaderjob.core.errors import DataLoaderJobError
 from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.local.children import Loop, Started
 from dataloaderjob.local.cluster import LocalCluster, ServicePlan
-from dataloaderjob.local.feeder_host import environments
+from dataloaderjob.local.forks import Forked, environments
 from dataloaderjob.local.poller import sidecar_status
 from dataloaderjob.local.reaper import give_up, locked
 from dataloaderjob.providers.provider import LOCAL
@@ -216,7 +216,7 @@ def plan(folder: Path, num_feeders: int, env: Mapping[str, str]) -> ServicePlan:
     )  # fmt: skip
 
 
-def main(host: tuple[int, int, int]) -> int:
+def main(host: Forked) -> int:
     """`host`: pid of the feeder host, and the reading ends of its output and errors."""
     parser = argparse.ArgumentParser(description="serves the trainer processes of one launch on this machine")
     parser.add_argument("--dir", type=Path, required=True, help="folder of the socket")

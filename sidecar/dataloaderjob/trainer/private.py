@@ -271,6 +271,7 @@ def _environment() -> dict[str, str]:
     environment = dict(os.environ)
     environment[PATH_VARIABLE] = os.pathsep.join(p for p in sys.path if p)
     environment[RUN_VARIABLE] = secrets.token_hex(8)
+    environment["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED") or "0"  # its feeders iterate sets alike
     return environment
 
 

@@ -1,0 +1,97 @@
+"""How the private service starts its processes: it forks them, so that they share what it has imported.
+
+An interpreter for each would take a second core's time from the import of torch, on which the first batch waits. The
+feeder host is forked before anything else, so nothing is imported here that this can do without.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from dataloaderjob.core.places import HOST_NAME, PATH_VARIABLE, RUN_VARIABLE
+
+HOST_MODULE = "dataloaderjob.feeder.host"
+PYTHON = (sys.executable, "-P", "-m")
+"""A command of ours begins with it; the module's name and its arguments follow."""
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
+"""Variables of the rank that started the service: feeders serve all ranks."""
+Forked = tuple[int, int, int]
+"""Pid of a child, and the reading ends of its output and errors."""
+
+
+def environments(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Environments for sidecar and supervisor, and for feeders, which import what the trainer can import."""
+    own = {
+        k: v
+        for k, v in env.items()
+        if k not in RANK_VARIABLES and not k.startswith(("DATALOADERJOB_", "RAY_"))
+    }
+    feeders = {**own, "PYTHONHASHSEED": own.get("PYTHONHASHSEED") or "0"}  # they iterate sets alike
+    if path := env.get(PATH_VARIABLE):
+        feeders["PYTHONPATH"] = path
+    return own, feeders
+
+
+def host_command(path: str) -> list[str]:
+    return [*PYTHON, HOST_MODULE, "--listen", path, "--parent", str(os.getpid())]
+
+
+def fork_host(folder: str) -> Forked:
+    """Starts the feeder host of the private service that has this folder."""
+    env = {**environments(os.environ)[1], RUN_VARIABLE: os.environ[RUN_VARIABLE]}
+    return fork("host", host_command(f"{folder}/{HOST_NAME}"), env, os.getcwd())
+
+
+def fork(name: str, command: Sequence[str], env: Mapping[str, str], cwd: str | Path) -> Forked:
+    """Starts a command of ours, PYTHON and so on, as its own interpreter would run it, in a session of its own.
+
+    Only for a process that has no thread and was started with PYTHONHASHSEED as its children are to have it.
+    """
+    (out, out_writer), (err, err_writer) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+    sys.stdout.flush()
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become(name, command[len(PYTHON) :], env, cwd, (out_writer, err_writer))
+    finally:
+        os.close(out_writer)
+        os.close(err_writer)
+    return pid, out, err
+
+
+def _become(
+    name: str, words: Sequence[str], env: Mapping[str, str], cwd: str | Path, output: tuple[int, int]
+) -> NoReturn:
+    from dataloaderjob.core.processes import call_itself, close_all_but, default_signals
+
+    code = 1
+    try:
+        os.setsid()
+        default_signals()
+        call_itself(f"dlj-{name}")
+        os.dup2(output[0], 1)
+        os.dup2(output[1], 2)
+        close_all_but(set())
+        os.chdir(cwd)
+        os.environ.clear()
+        os.environ.update(env)
+        path = [folder for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
+        sys.path[:] = dict.fromkeys([*path, *sys.path])
+        sys.argv[:] = words
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as exc:
+        code = exc.code if isinstance(exc.code, int) else 0 if exc.code is None else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
