@@ -24,7 +24,7 @@ from dataloaderjob.sidecar import metrics as sidecar
 from dataloaderjob_operator.monitoring import ErrorKind, Metrics
 
 ROOT = Path(__file__).resolve().parent.parent
-METRICS = ROOT / "docs" / "metrics.md"
+METRICS = ROOT / "docs/reference/metrics.md"
 MADE = "<!-- Made by `make generate`. Change {}, not this file. -->"
 EXCEPTIONS_HEAD = f"""# Exceptions
 
@@ -223,11 +223,11 @@ def _launch(processes: int) -> dict[str, str]:
 FILES: dict[str, Callable[[], str]] = {
     "crds/dataloaderjobs.yaml": crd.text,
     "charts/dataloaderjob/files/dataloaderjobs.yaml": crd.text,
-    "docs/manifest.md": reference.reference,
-    "docs/cli.md": commands,
-    "docs/environment.md": environment,
-    "docs/exceptions.md": exceptions,
-    "docs/metrics.md": metrics,
+    "docs/reference/manifest.md": reference.reference,
+    "docs/reference/cli.md": commands,
+    "docs/reference/environment.md": environment,
+    "docs/reference/exceptions.md": exceptions,
+    "docs/reference/metrics.md": metrics,
 }
 """What is made, and of what."""
 

@@ -1,4 +1,4 @@
-"""The commands of README.md and docs/cluster.md are those that these tests run."""
+"""The commands of README.md and docs/kubernetes/install.md are those that these tests run."""
 
 from __future__ import annotations
 

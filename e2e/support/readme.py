@@ -1,4 +1,4 @@
-"""Commands that README.md and docs/cluster.md tell people to type."""
+"""Commands that README.md and docs/kubernetes/install.md tell people to type."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def shown(document: str, heading: str) -> list[list[str]]:
 
 
 FIRST_JOB = shown("README.md", "The same job on a cluster")
-UPGRADE = shown("docs/cluster.md", "Upgrade and uninstall")
+UPGRADE = shown("docs/kubernetes/install.md", "Upgrade and uninstall")
 
 
 def words(block: list[list[str]], *begin: str) -> list[str]:

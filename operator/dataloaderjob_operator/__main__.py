@@ -60,7 +60,7 @@ class Options:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line; docs/cli.md is made of it."""
+    """The command line; docs/reference/cli.md is made of it."""
     parser = argparse.ArgumentParser(prog="dataloaderjob_operator", description="Reconciles DataLoaderJobs.")
     parser.add_argument(
         "--namespace", action="append", default=[], help="watch only this namespace; may be repeated"

@@ -1,5 +1,5 @@
 """How others see what the operator does: log lines, each about a job with its name, namespace, uid and generation;
-metrics for Prometheus, from which docs/metrics.md is generated; /healthz, /readyz and /metrics, served by the loop that
+metrics for Prometheus, from which docs/reference/metrics.md is generated; /healthz, /readyz and /metrics, served by the loop that
 does the work: if that hangs, nothing answers.
 """
 

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md names files that exist, and its table of changes has no row without one."""
+"""ARCHITECTURE.md and the page on protocols name files that exist, and the table of changes has no row without one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ ROWS = re.findall(
 )
 
 
-@pytest.mark.parametrize("path", sorted(set(PATH.findall(TEXT))))
-def test_a_path_of_the_architecture_exists(path):
+PAGES = [TEXT, (ROOT / "docs/internals/protocols.md").read_text()]
+
+
+@pytest.mark.parametrize("path", sorted({path for page in PAGES for path in PATH.findall(page)}))
+def test_a_path_that_is_named_exists(path):
     assert any(list(base.glob(path)) for base in BASES)
 
 

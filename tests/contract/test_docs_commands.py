@@ -117,6 +117,6 @@ def test_each_dependency_has_its_line_with_its_lower_bound():
         for requirement in requirements
         if not requirement.startswith("dataloaderjob")
     }
-    text = (ROOT / "docs" / "dependencies.md").read_text()
+    text = (ROOT / "docs/internals/dependencies.md").read_text()
     listed = set(re.findall(r"^\| `([^`]+)` .*\| `(>=[^`]+)`: [^|]+ \|$", text, re.MULTILINE))
     assert listed == needed

@@ -1,4 +1,4 @@
-"""One table has all environment variables of ours; docs/environment.md is made of it."""
+"""One table has all environment variables of ours; docs/reference/environment.md is made of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics have the names that Prometheus users expect, and docs/metrics.md explains kinds of errors."""
+"""Metrics have the names that Prometheus users expect, and docs/reference/metrics.md explains kinds of errors."""
 
 from __future__ import annotations
 

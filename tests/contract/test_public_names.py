@@ -1,4 +1,4 @@
-"""What `import dataloaderjob` offers, and docs/exceptions.md, which says what each error means."""
+"""What `import dataloaderjob` offers, and docs/reference/exceptions.md, which says what each error means."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Differs:
-    """A difference that docs/limits.md states."""
+    """A difference that docs/guide/limits.md states."""
 
     why: str
     prints: str

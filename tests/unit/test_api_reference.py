@@ -1,4 +1,4 @@
-"""The reference of the manifest, of which docs/manifest.md is made."""
+"""The reference of the manifest, of which docs/reference/manifest.md is made."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_without_policies_none_is_made() -> None:
 
 
 def test_the_documented_policies_open_what_they_say_and_no_more() -> None:
-    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "network.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/kubernetes/networking.md").read_text(), re.DOTALL)
     storage, tensorboard = map(yaml.safe_load, blocks)
     cluster, ends = WORLDS["Strict"]
     opened = Cluster(policies=(*cluster.policies, storage, tensorboard), pods=cluster.pods)

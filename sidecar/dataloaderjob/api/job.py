@@ -28,7 +28,7 @@ class NetworkPolicySpec(Model):
 
     They say what is let in. What a job needs besides, such as its storage in mode Strict or a port of the trainer's
     own, is opened by a NetworkPolicy of yours that selects its pods by their labels: policies add up.
-    docs/network.md has the connections and examples.
+    docs/kubernetes/networking.md has the connections and examples.
     """
 
     mode: Mode = "Ingress"

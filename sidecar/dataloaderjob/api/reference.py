@@ -1,6 +1,6 @@
 """The reference of a DataLoaderJob's fields, spec and status, made from the models: `make generate`.
 
-`python -m dataloaderjob.api.reference` prints it; docs/manifest.md is that, and a test fails when it differs.
+`python -m dataloaderjob.api.reference` prints it; docs/reference/manifest.md is that, and a test fails when it differs.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line; docs/cli.md is made of it."""
+    """The command line; docs/reference/cli.md is made of it."""
     parser = argparse.ArgumentParser(
         prog="dataloaderjob",
         description="Runs a DataLoaderJob on this machine: feeders, sidecar and trainers.",
