@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dataloaderjob.core import auth, frames
 from dataloaderjob.core.frames import HEADER_NBYTES, Header, Kind
-from dataloaderjob.sidecar.dispatch.instructions import Endpoint, Extent
+from dataloaderjob.sidecar.dispatch.streams import Endpoint, Extent
 from dataloaderjob.sidecar.feeder_connection import WAITALL_ABOVE_NBYTES, FeederConnection
 
 KEY, JOB, INSTANCE = bytes(range(32)), "job", "i0"

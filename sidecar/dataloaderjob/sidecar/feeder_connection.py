@@ -19,7 +19,7 @@ from dataloaderjob.core import auth, frames, sockets
 from dataloaderjob.core.backoff import Backoff
 from dataloaderjob.core.errors import AuthError, ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, Header, Kind
-from dataloaderjob.sidecar.dispatch.instructions import Endpoint, Extent
+from dataloaderjob.sidecar.dispatch.streams import Endpoint, Extent
 
 SCRATCH_NBYTES = 16 * 1024
 DISCARD_NBYTES = 256 * 1024

@@ -24,13 +24,11 @@ from dataloaderjob.core.control import W_NEXT_CALLS, Control, sealed
 from dataloaderjob.core.errors import RemoteProtocolError, first_line
 from dataloaderjob.core.frames import PROTOCOL
 from dataloaderjob.core.processes import alive, default_signals, die_with_parent
-from dataloaderjob.core.settings import read_key
+from dataloaderjob.core.settings import SidecarSettings, read_key
 from dataloaderjob.sidecar import metrics
-from dataloaderjob.sidecar.bundle_gc import BundleGc
 from dataloaderjob.sidecar.listeners import Guest, HttpServer, TrainerListener
 from dataloaderjob.sidecar.receiver import Receiver
-from dataloaderjob.sidecar.settings import SidecarSettings
-from dataloaderjob.sidecar.supervisor_client import Failures, SupervisorClient
+from dataloaderjob.sidecar.supervisor_client import BundleGc, Failures, SupervisorClient
 
 TICK_S = 0.5
 METRICS_EVERY_S = 1.0

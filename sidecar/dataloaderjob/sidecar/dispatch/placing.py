@@ -15,14 +15,18 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from dataloaderjob.core.control import LEASES, PAGE
-from dataloaderjob.sidecar.dispatch.instructions import (
+from dataloaderjob.sidecar.dispatch.streams import (
+    Attempt,
     CreateRegion,
     DropRegion,
+    Event,
     Extent,
     Instruction,
+    State,
+    Stream,
+    Ticket,
     Unpublish,
 )
-from dataloaderjob.sidecar.dispatch.streams import Attempt, Event, State, Stream, Ticket
 
 RESERVE = 4
 """Batches of room beyond the window: those that the trainer works on, or keeps for a step or two."""
