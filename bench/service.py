@@ -58,8 +58,7 @@ def service(*, feeders: int, shared_memory_nbytes: int, prefetch: int) -> Iterat
     """Starts both, announces the sidecar to `dataloaderjob.DataLoader` in this process, ends both by pid."""
     need("dataloaderjob.trainer.loader", "dataloaderjob.sidecar.__main__", "dataloaderjob.feeder.host")
     from dataloaderjob.core import auth
-    from dataloaderjob.core.settings import FeederSettings, dump
-    from dataloaderjob.sidecar.settings import SidecarSettings
+    from dataloaderjob.core.settings import FeederSettings, SidecarSettings, dump
 
     home = Path(tempfile.mkdtemp(prefix="s", dir=os.environ.get(SCRATCH, "/tmp")))
     key = home / "key"

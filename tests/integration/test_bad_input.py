@@ -32,8 +32,7 @@ from dataloaderjob.core.errors import (
     UnsupportedBatch,
     UserCodeError,
 )
-from dataloaderjob.core.settings import dump
-from dataloaderjob.sidecar.settings import SidecarSettings, memory_limit
+from dataloaderjob.core.settings import SidecarSettings, dump, memory_limit
 from dataloaderjob.trainer.loader import MAX_PREFETCH
 from processes import in_child, line, script
 

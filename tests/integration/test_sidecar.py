@@ -28,8 +28,7 @@ from dataloaderjob import DataLoader
 from dataloaderjob.core import control, frames, ipc
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import ServiceUnavailable
-from dataloaderjob.core.settings import dump
-from dataloaderjob.sidecar.settings import SidecarSettings, memory_limit
+from dataloaderjob.core.settings import SidecarSettings, dump, memory_limit
 from dataloaderjob.trainer import attach
 from processes import alive, beside_shared_memory_kb, children, in_child, line, script, shared_memory_kb
 

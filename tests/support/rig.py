@@ -18,8 +18,7 @@ from typing import Self
 
 from dataloaderjob.core import ipc
 from dataloaderjob.core.auth import new_key
-from dataloaderjob.core.settings import FeederSettings, dump
-from dataloaderjob.sidecar.settings import SidecarSettings
+from dataloaderjob.core.settings import FeederSettings, SidecarSettings, dump
 
 JOB = "test-job"
 

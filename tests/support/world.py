@@ -16,7 +16,7 @@ from dataloaderjob.core.frames import FROM_RECEIVER, Kind
 from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar.dispatch import overseer
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
-from dataloaderjob.sidecar.dispatch.instructions import (
+from dataloaderjob.sidecar.dispatch.streams import (
     Close,
     Connect,
     CreateRegion,

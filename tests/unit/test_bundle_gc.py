@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dataloaderjob.core.blobs import BlobStore, Bundle
-from dataloaderjob.sidecar.bundle_gc import BundleGc
+from dataloaderjob.sidecar.supervisor_client import BundleGc
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dataloaderjob.core import auth, frames
 from dataloaderjob.core.frames import HEADER_NBYTES, Header, Kind
-from dataloaderjob.sidecar.dispatch.instructions import Endpoint, Extent
+from dataloaderjob.sidecar.dispatch.streams import Endpoint
 from dataloaderjob.sidecar.feeder_connection import WAITALL_ABOVE_NBYTES, FeederConnection
 
 KEY, JOB, INSTANCE = bytes(range(32)), "job", "i0"
@@ -39,10 +39,8 @@ class Sink:
     def connection_frame(self, connection: FeederConnection, header: Header, payload: bytes) -> None:
         self.came.append((header.ticket, payload))
 
-    def connection_body(
-        self, connection: FeederConnection, header: Header
-    ) -> tuple[Extent, memoryview] | None:
-        return (Extent(0, 0, header.nbytes), memoryview(self.pool)[: header.nbytes]) if self.takes else None
+    def connection_body(self, connection: FeederConnection, header: Header) -> memoryview | None:
+        return memoryview(self.pool)[: header.nbytes] if self.takes else None
 
     def connection_body_done(self, connection: FeederConnection, header: Header) -> None:
         self.came.append((header.ticket, bytes(self.pool[: header.nbytes])))

@@ -12,11 +12,10 @@ from manifests import manifest
 from pods import SETUP
 
 from dataloaderjob.api import DataLoaderJob, parse_object
-from dataloaderjob.core.settings import LoaderSettings
+from dataloaderjob.core.settings import LoaderSettings, SidecarSettings
 from dataloaderjob.local.children import Loop
 from dataloaderjob.local.cluster import LocalCluster
 from dataloaderjob.local.plan import plan
-from dataloaderjob.sidecar.settings import SidecarSettings
 from dataloaderjob_operator import objects
 
 CHANGES: dict[str, tuple[str, Any]] = {

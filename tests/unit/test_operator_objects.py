@@ -10,8 +10,7 @@ import pytest
 from manifests import manifest
 
 from dataloaderjob.api import DataLoaderJob, parse_object
-from dataloaderjob.core.settings import RayTuning
-from dataloaderjob.sidecar.settings import SidecarSettings
+from dataloaderjob.core.settings import RayTuning, SidecarSettings
 from dataloaderjob_operator import names, objects
 from dataloaderjob_operator.diff import needed, sealed
 from dataloaderjob_operator.objects import settings, workloads

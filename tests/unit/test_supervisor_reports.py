@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dataloaderjob.supervisor.reports import MAX_FAILURES, MAX_TEXT, Reports
+from dataloaderjob.supervisor.main import MAX_FAILURE_TEXT, MAX_FAILURES, Reports
 
 MISSING = {"rank": "0", "feeder": "feeder-1", "reason": "ModuleMissing", "text": "No module named 'x'"}
 
@@ -69,7 +69,7 @@ def test_what_a_sidecar_says_is_bounded_and_need_not_make_sense():
     reports = Reports()
     reports.add("a", {"type": "metrics", "failures": [7, {"text": "x" * 10_000}] * 50, "metrics": 3})
     assert len(reports.failures()) == MAX_FAILURES
-    assert max(len(f["text"]) for f in reports.failures()) == MAX_TEXT
+    assert max(len(f["text"]) for f in reports.failures()) == MAX_FAILURE_TEXT
     for n in range(100):
         reports.add(f"s{n}", metrics(0, MISSING))
         reports.gone(f"s{n}")

@@ -73,7 +73,7 @@ def unique(job: DataLoaderJob) -> str:
 
 
 def sidecar(job: DataLoaderJob) -> dict[str, Any]:
-    """Fields of `dataloaderjob.sidecar.settings.SidecarSettings`."""
+    """Fields of `dataloaderjob.core.settings.SidecarSettings`."""
     return {
         "job": unique(job),
         "socket": SOCKET,

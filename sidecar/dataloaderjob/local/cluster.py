@@ -25,7 +25,7 @@ from dataloaderjob.core import folders, places
 from dataloaderjob.core.auth import new_key
 from dataloaderjob.core.errors import InputError, ServiceUnavailable
 from dataloaderjob.core.ipc import MAX_PATH_NBYTES
-from dataloaderjob.core.settings import LoaderSettings, RayTuning, SupervisorSettings, dump
+from dataloaderjob.core.settings import LoaderSettings, RayTuning, SidecarSettings, SupervisorSettings, dump
 from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.local import reaper, registry, tags
 from dataloaderjob.local.children import Child, Command, Loop, Started
@@ -41,7 +41,6 @@ from dataloaderjob.local.restarts import (
     StopSupervisor,
 )
 from dataloaderjob.providers.provider import RAY
-from dataloaderjob.sidecar.settings import SidecarSettings
 
 if TYPE_CHECKING:
     from dataloaderjob.local.head import Heads

@@ -21,14 +21,13 @@ from pathlib import Path
 
 from dataloaderjob.core import folders, places
 from dataloaderjob.core.errors import DataLoaderJobError
-from dataloaderjob.core.settings import LoaderSettings
+from dataloaderjob.core.settings import LoaderSettings, memory_limit
 from dataloaderjob.local.children import Loop, Started
 from dataloaderjob.local.cluster import LocalCluster, ServicePlan
 from dataloaderjob.local.forks import Forked, environments
 from dataloaderjob.local.poller import sidecar_status
 from dataloaderjob.local.reaper import give_up, locked
 from dataloaderjob.providers.provider import LOCAL
-from dataloaderjob.sidecar.settings import memory_limit
 
 LINGER_S = 3.0
 """The service stays so long after the last pool is gone: the next rank, or the next loader of a script, may come."""

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 from dataloaderjob.core.errors import DataLoaderJobError, first_line
-from dataloaderjob.core.settings import load
+from dataloaderjob.core.settings import SidecarSettings, load
 from dataloaderjob.sidecar.parent import Sidecar
-from dataloaderjob.sidecar.settings import SidecarSettings
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from dataloaderjob.core import auth, frames, sockets
 from dataloaderjob.core.backoff import Backoff
 from dataloaderjob.core.errors import AuthError, ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, Header, Kind
-from dataloaderjob.sidecar.dispatch.instructions import Endpoint, Extent
+from dataloaderjob.sidecar.dispatch.streams import Endpoint
 
 SCRATCH_NBYTES = 16 * 1024
 DISCARD_NBYTES = 256 * 1024
@@ -43,9 +43,7 @@ class Sink(Protocol):
 
     def connection_up(self, connection: FeederConnection, facts: dict[str, Any]) -> None: ...
     def connection_frame(self, connection: FeederConnection, header: Header, payload: bytes) -> None: ...
-    def connection_body(
-        self, connection: FeederConnection, header: Header
-    ) -> tuple[Extent, memoryview] | None: ...
+    def connection_body(self, connection: FeederConnection, header: Header) -> memoryview | None: ...
     def connection_body_done(self, connection: FeederConnection, header: Header) -> None: ...
     def connection_moved(self, connection: FeederConnection) -> None: ...
 
@@ -139,10 +137,6 @@ class FeederConnection:
         self._out += header
         self._out += payload
 
-    @property
-    def pending(self) -> bool:
-        return bool(self._out)
-
     def flush(self) -> None:
         if self.sock is None or not self._out:
             return
@@ -218,8 +212,7 @@ class FeederConnection:
         """Places what is here of the payload; returns how many bytes that was."""
         self._header, self._left, self._filled, self._slow = header, header.nbytes, 0, False
         if header.kind == Kind.BODY:
-            placed = self._sink.connection_body(self, header)
-            self._target = None if placed is None else placed[1]
+            self._target = self._sink.connection_body(self, header)
         else:
             self._control = bytearray(header.nbytes)
             self._target = memoryview(self._control)

@@ -24,13 +24,11 @@ from dataloaderjob.core.control import W_NEXT_CALLS, Control, sealed
 from dataloaderjob.core.errors import RemoteProtocolError, first_line
 from dataloaderjob.core.frames import PROTOCOL
 from dataloaderjob.core.processes import alive, default_signals, die_with_parent
-from dataloaderjob.core.settings import read_key
+from dataloaderjob.core.settings import SidecarSettings, read_key
 from dataloaderjob.sidecar import metrics
-from dataloaderjob.sidecar.bundle_gc import BundleGc
 from dataloaderjob.sidecar.listeners import Guest, HttpServer, TrainerListener
 from dataloaderjob.sidecar.receiver import Receiver
-from dataloaderjob.sidecar.settings import SidecarSettings
-from dataloaderjob.sidecar.supervisor_client import Failures, SupervisorClient
+from dataloaderjob.sidecar.supervisor_client import BundleGc, Failures, SupervisorClient
 
 TICK_S = 0.5
 METRICS_EVERY_S = 1.0
@@ -69,12 +67,9 @@ class Sidecar:
         self._supervisor: SupervisorClient | None = None
         self._supervisor_fd: int | None = None
         if settings.supervisor_host is not None:
+            address = settings.supervisor_host, settings.supervisor_port
             self._supervisor = SupervisorClient(
-                (settings.supervisor_host, settings.supervisor_port),
-                key=self.key,
-                job=settings.job,
-                name=self.name,
-                store=self.store,
+                address, key=self.key, job=settings.job, name=self.name, store=self.store
             )
         self.http: HttpServer | None = None
         if settings.metrics_port is not None:
@@ -174,10 +169,8 @@ class Sidecar:
             receiver = self.receivers.pop(pid, None)
             if receiver is None:
                 continue  # an upload
-            if status:
-                log(
-                    f"the receiver of rank {receiver.rank} ended with status {os.waitstatus_to_exitcode(status)}"
-                )
+            if code := os.waitstatus_to_exitcode(status):
+                log(f"the receiver of rank {receiver.rank} ended with status {code}")
             while self._on_receiver(receiver):
                 pass  # its last words
             self._bundle_gc.gone(receiver.pid)
@@ -232,7 +225,7 @@ class Sidecar:
         parent, child = os.getpid(), os.fork()
         if child == 0:
             ours.close()
-            self._child(guest, theirs, rank, process, adoption, parent)
+            self._child(guest, theirs, hello, parent)
         theirs.close()
         ours.setblocking(False)
         receiver = ReceiverProcess(rank, pid, process, fds.pop(0), child, ours, control)
@@ -258,17 +251,9 @@ class Sidecar:
                 time.sleep(0.001)
                 self._reap()
 
-    def _child(
-        self,
-        guest: Guest,
-        channel: socket.socket,
-        rank: str,
-        process: str,
-        adoption: dict[str, Any] | None,
-        parent: int,
-    ) -> None:
+    def _child(self, guest: Guest, channel: socket.socket, hello: dict[str, Any], parent: int) -> None:
         """The forked receiver; does not return."""
-        code = 1
+        code, rank = 1, str(hello["rank"])
         try:
             die_with_parent(parent)
             default_signals()
@@ -278,9 +263,9 @@ class Sidecar:
             gc.freeze()
             receiver = Receiver(
                 guest.sock, channel, *guest.fds[:4], settings=self.settings, key=self.key, job=self.settings.job,
-                name=f"{self.name}/rank-{rank}", process=process,
+                name=f"{self.name}/rank-{rank}", process=str(hello["process"]),
             )  # fmt: skip
-            if adoption:
+            if adoption := hello.get("adopt"):
                 receiver.adopt(adoption, guest.fds[4:])
             receiver.run()
             code = 0
@@ -324,21 +309,15 @@ class Sidecar:
         return len(self.settings.feeders)
 
     def _send_feeders(self, channel: socket.socket) -> None:
-        if self._supervisor is None:
-            message: dict[str, Any] = {
-                "feeders": self.settings.feeders,
-                "desired": len(self.settings.feeders),
-            }
-        elif self._supervisor.known:
-            message = {
-                "feeders": self._supervisor.feeders,
-                "desired": self._supervisor.desired,
-                "notes": self._supervisor.notes,
-            }
+        client = self._supervisor
+        if client is None:
+            listed: dict[str, Any] = {"feeders": self.settings.feeders, "desired": self._desired()}
+        elif client.known:
+            listed = {"feeders": client.feeders, "desired": client.desired, "notes": client.notes}
         else:
             return
         with contextlib.suppress(OSError):
-            channel.send(json.dumps(message).encode())
+            channel.send(json.dumps(listed).encode())
 
     def _on_receiver(self, receiver: ReceiverProcess) -> bool:
         """Returns whether there was a message."""
@@ -377,10 +356,11 @@ class Sidecar:
 
     # Metrics
 
+    def _readings(self) -> list[metrics.ReceiverMetrics]:
+        return [metrics.read(receiver.control, receiver.rank) for receiver in self.receivers.values()]
+
     def _totals(self) -> dict[str, int]:
-        live = metrics.total(
-            [metrics.read(receiver.control, receiver.rank) for receiver in self.receivers.values()]
-        )
+        live = metrics.total(self._readings())
         return {name: value + self._gone[name] for name, value in live.items()}
 
     def status(self) -> dict[str, Any]:
@@ -399,8 +379,7 @@ class Sidecar:
 
     def _http(self, path: str) -> tuple[int, str, str]:
         if path == "/metrics":
-            receivers = [metrics.read(r.control, r.rank) for r in self.receivers.values()]
-            return 200, "text/plain; version=0.0.4", metrics.prometheus(receivers, self.settings.job)
+            return 200, "text/plain; version=0.0.4", metrics.prometheus(self._readings(), self.settings.job)
         if path == "/healthz":
             return 200, "text/plain", "ok\n"
         if path == "/status":

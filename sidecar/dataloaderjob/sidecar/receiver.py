@@ -23,7 +23,7 @@ from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar import metrics, regions
 from dataloaderjob.sidecar.dispatch import overseer
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
-from dataloaderjob.sidecar.dispatch.instructions import (
+from dataloaderjob.sidecar.dispatch.streams import (
     Close,
     Connect,
     CreateRegion,
@@ -183,16 +183,11 @@ class Receiver:
                 raise TrainerGone
             if (packet := self._incoming.feed(data)) is None:
                 continue
-            if self._failure is not None and packet.type in (ipc.Type.TICKETS, ipc.Type.CLOSE):
-                self._maybe_passed(self._failure, packet)
+            if packet.type in (ipc.Type.TICKETS, ipc.Type.CLOSE):
+                self._maybe_passed(packet)
             if packet.type == ipc.Type.TICKETS:
-                self.machine.tickets(
-                    now,
-                    packet.stream,
-                    tickets.split(packet.payload),
-                    packet.awaiting,
-                    waiting=bool(packet.ticket),
-                )
+                entries, waiting = tickets.split(packet.payload), bool(packet.ticket)
+                self.machine.tickets(now, packet.stream, entries, packet.awaiting, waiting=waiting)
             elif packet.type == ipc.Type.OPEN:
                 self._open_stream(packet)
             elif packet.type == ipc.Type.STATUS:
@@ -201,8 +196,9 @@ class Receiver:
             elif packet.type == ipc.Type.CLOSE:
                 self.machine.close_stream(now, packet.stream, packet.awaiting)
 
-    def _maybe_passed(self, failure: tuple[int, int], packet: ipc.Packet) -> None:
-        if supervision.failure_passed(failure, packet.stream, packet.awaiting):
+    def _maybe_passed(self, packet: ipc.Packet) -> None:
+        failure = self._failure
+        if failure is not None and supervision.failure_passed(failure, packet.stream, packet.awaiting):
             self._failure = None
             self._send_parent({"type": "failure"})
 
@@ -284,14 +280,11 @@ class Receiver:
     def connection_frame(self, connection: FeederConnection, header: Header, payload: bytes) -> None:
         self.machine.frame(time.monotonic(), connection.endpoint.instance, header, payload)
 
-    def connection_body(
-        self, connection: FeederConnection, header: Header
-    ) -> tuple[Extent, memoryview] | None:
+    def connection_body(self, connection: FeederConnection, header: Header) -> memoryview | None:
         extent = self.machine.begin_body(time.monotonic(), connection.endpoint.instance, header)
         if extent is None:
             return None
-        region = self.regions[extent.region]
-        return extent, region.view[extent.offset : extent.offset + header.nbytes]
+        return self.regions[extent.region].view[extent.offset : extent.offset + header.nbytes]
 
     def connection_moved(self, connection: FeederConnection) -> None:
         self.machine.moved(time.monotonic(), connection.endpoint.instance)
@@ -380,14 +373,8 @@ class Receiver:
             case Note(text):
                 self._send_trainer(ipc.pack_json(ipc.Type.NOTE, {"text": text}))
             case Replace(endpoint, reason):
-                self._send_parent(
-                    {
-                        "type": "replace",
-                        "name": endpoint.name,
-                        "instance": endpoint.instance,
-                        "reason": reason,
-                    }
-                )
+                feeder = {"name": endpoint.name, "instance": endpoint.instance}
+                self._send_parent({"type": "replace", **feeder, "reason": reason})
 
     def _close_connection(self, now: float, instance: str, again: bool) -> None:
         connection = self._connections[instance]
@@ -404,8 +391,7 @@ class Receiver:
             if connection.sock is None:
                 continue
             try:
-                if connection.phase.value == "up" or connection.pending:
-                    connection.flush()
+                connection.flush()
             except OSError as exc:
                 self._end_connection(time.monotonic(), connection, f"{connection.endpoint.name}: {exc}")
                 continue

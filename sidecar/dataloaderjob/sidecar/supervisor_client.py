@@ -1,7 +1,8 @@
-"""The sidecar's connection to the supervisor: who the feeders are, metrics, failures, blobs on demand. Never blocks.
+"""The sidecar's connection to the supervisor, and what it knows of the failures and bundles of its trainers.
 
-If the supervisor is gone, the sidecar goes on with the feeders that it knows and tries again with back-off. A
-trainer's failure is reported until a batch has been taken after it.
+The connection brings the list of feeders, takes metrics and failures, and never blocks. If the supervisor is gone, the
+sidecar goes on with the feeders that it knows and tries again with back-off. A trainer's failure is reported until a
+batch has been taken after it. User code and data are uploaded on demand, and removed when no trainer uses them.
 """
 
 from __future__ import annotations
@@ -9,21 +10,25 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dataloaderjob.core import auth, sockets
 from dataloaderjob.core.backoff import Backoff
-from dataloaderjob.core.blobs import BlobStore
+from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.processes import close_all_but, default_signals, die_with_parent
 from dataloaderjob.core.supervision import FIELDS
-from dataloaderjob.sidecar.dispatch.instructions import Endpoint
+from dataloaderjob.sidecar.dispatch.streams import Endpoint
 
 BACKOFF = Backoff(0.05, 3.0)
 CONNECT_TIMEOUT_S = 0.5
 """All that a supervisor that hangs may hold up attaching and health."""
 UPLOAD_TIMEOUT_S = 60.0
+KEEP_UNUSED_S = 120.0
+"""A trainer writes its blobs before it tells their bundle, and may have to attach again meanwhile."""
+MAX_LOADERS = 16
+"""Loaders of one trainer whose last bundles are kept: who uses another again stores it again."""
 
 
 class SupervisorClient:
@@ -51,10 +56,6 @@ class SupervisorClient:
     @property
     def fileno(self) -> int | None:
         return None if self._sock is None else self._sock.fileno()
-
-    @property
-    def wants_write(self) -> bool:
-        return bool(self._out)
 
     def try_connect(self, now: float) -> bool:
         """Connects if it is time to. The supervisor is outside the data path, so a short wait is allowed."""
@@ -186,7 +187,7 @@ def upload(
 
 
 class Failures:
-    """The last of each rank, also of one whose trainer it has ended."""
+    """The last failure of each rank, also of one whose trainer it has ended."""
 
     def __init__(self) -> None:
         self._by_rank: dict[str, tuple[int, dict[str, str]]] = {}
@@ -205,3 +206,51 @@ class Failures:
         """The trainer of the receiver `pid` has taken so many batches: one ends the failure of an earlier trainer."""
         if taken and rank in self._by_rank and self._by_rank[rank][0] != pid:
             del self._by_rank[rank]
+
+
+class BundleGc:
+    """Keeps the bundles of live streams, and the last one of each loader, whose next epoch may need it again.
+
+    So the disk holds what is in use, and a dataset that changes at each epoch leaves nothing behind.
+    """
+
+    def __init__(self, store: BlobStore) -> None:
+        self._store = store
+        self._live: dict[tuple[int, bytes], Bundle] = {}
+        """(receiver's pid, `Bundle.id`) -> bundle."""
+        self._last: dict[tuple[int, int], Bundle] = {}
+        """(receiver's pid, number of the loader) -> bundle."""
+        # A sidecar before this one may have known who uses them: trainers have time to attach again.
+        self._touch(path.name for path in store.folder.iterdir())
+
+    def use(self, receiver: int, bundle: Bundle) -> None:
+        """A stream with `bundle` was opened."""
+        self._live[receiver, bundle.id] = bundle
+        before = self._last.pop((receiver, bundle.loader), None)
+        self._last[receiver, bundle.loader] = bundle  # the newest comes last
+        for key in [key for key in self._last if key[0] == receiver][:-MAX_LOADERS]:
+            self._let_go([self._last.pop(key)])
+        if before is None or before.code != bundle.code:
+            self._store.sweep(self._kept(), KEEP_UNUSED_S)
+
+    def released(self, receiver: int, bundle_id: bytes) -> None:
+        """The last stream with that bundle was closed."""
+        bundle = self._live.pop((receiver, bundle_id), None)
+        self._let_go([] if bundle is None else [bundle])
+
+    def gone(self, receiver: int) -> None:
+        """The receiver ended; its trainer, too, or it attaches again."""
+        self._let_go([self._live.pop(key) for key in list(self._live) if key[0] == receiver])
+        self._let_go([self._last.pop(key) for key in list(self._last) if key[0] == receiver])
+
+    def _kept(self) -> set[str]:
+        bundles = (*self._live.values(), *self._last.values())
+        return {digest for bundle in bundles for digest, _ in bundle.blobs}
+
+    def _let_go(self, bundles: Iterable[Bundle]) -> None:
+        self._touch(digest for bundle in bundles for digest, _ in bundle.blobs)
+
+    def _touch(self, names: Iterable[str]) -> None:
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.utime(self._store.folder / name)

@@ -6,27 +6,26 @@ The events are in `dispatcher`, the deadlines in `overseer`; the policies are in
 
 from __future__ import annotations
 
+from typing import Any
+
 from dataloaderjob.core import frames, supervision
 from dataloaderjob.core.frames import Flag, Kind
 from dataloaderjob.core.settings import LoaderSettings
-from dataloaderjob.sidecar.dispatch import choose
-from dataloaderjob.sidecar.dispatch.choose import Versions
-from dataloaderjob.sidecar.dispatch.instructions import (
-    Close,
-    Counters,
-    Discard,
-    Fail,
-    Instruction,
-    Note,
-    Released,
-    Send,
-)
+from dataloaderjob.sidecar.dispatch.choose import Versions, choose
 from dataloaderjob.sidecar.dispatch.placing import Placer, turn
 from dataloaderjob.sidecar.dispatch.streams import (
     Attempt,
     AttemptState,
+    Close,
+    Counters,
+    Discard,
     Event,
+    Fail,
     FeederState,
+    Instruction,
+    Note,
+    Released,
+    Send,
     State,
     Stream,
     Ticket,
@@ -65,6 +64,10 @@ class Assignments:
     def report(self, instruction: Instruction) -> None:
         self._out.append(instruction)
 
+    def _send(self, feeder: FeederState, kind: Kind, payload: bytes = b"", **fields: Any) -> None:
+        header = frames.pack(kind, generation=self.generation, nbytes=len(payload), **fields)
+        self._out.append(Send(feeder.endpoint.instance, header, payload))
+
     def dispatch(self, now: float) -> None:
         """Asks feeders for queued tickets, nearest to their turn first, while a feeder has room."""
         feeders = self.feeders.values()
@@ -76,7 +79,7 @@ class Assignments:
                 if refusal := self._versions.refusal(ticket.stream, feeders):
                     self.fail_service(ticket, "ServiceUnavailable", refusal)
                     break
-                feeder = choose.choose(feeders, ticket.stream)
+                feeder = choose(feeders, ticket.stream)
                 if feeder is not None:
                     self.ask(now, ticket, feeder)
                     break
@@ -106,11 +109,10 @@ class Assignments:
         feeder.attempts[stream.id, ticket.number] = attempt
         self.counters.attempts += 1
         flags = (Flag.CHECKSUM if self.settings.checksum else 0) | (Flag.PROBE if ticket.probe else 0)
-        header = frames.pack(
-            Kind.TICKET, generation=self.generation, stream=stream.id, ticket=ticket.number, bundle=stream.bundle,
-            nbytes=len(ticket.payload), room=attempt.extent.nbytes if attempt.extent else 0, flags=flags,
+        self._send(
+            feeder, Kind.TICKET, ticket.payload, stream=stream.id, ticket=ticket.number, bundle=stream.bundle,
+            room=attempt.extent.nbytes if attempt.extent else 0, flags=flags,
         )  # fmt: skip
-        self._out.append(Send(feeder.endpoint.instance, header, ticket.payload))
         if stream.bundle not in feeder.bundles:  # it would ask for it: a round trip
             feeder.bundles.add(stream.bundle)
             self.send_bundle(feeder, stream.bundle)
@@ -133,16 +135,12 @@ class Assignments:
         self.retire(feeder)
 
     def cancel(self, feeder: FeederState, stream: int, ticket: int) -> None:
-        header = frames.pack(Kind.CANCEL, generation=self.generation, stream=stream, ticket=ticket)
-        self._out.append(Send(feeder.endpoint.instance, header, b""))
+        self._send(feeder, Kind.CANCEL, stream=stream, ticket=ticket)
 
     def retire(self, feeder: FeederState) -> None:
-        if (
-            feeder.draining
-            and not feeder.attempts
-            and self.feeders.pop(feeder.endpoint.instance, None) is not None
-        ):
-            self._out.append(Close(feeder.endpoint.instance, "no longer listed", False))
+        instance = feeder.endpoint.instance
+        if feeder.draining and not feeder.attempts and self.feeders.pop(instance, None) is not None:
+            self._out.append(Close(instance, "no longer listed", False))
 
     def grant(self, now: float) -> None:
         """Gives places to announced bodies in ticket order, and always to what the trainer waits for."""
@@ -162,16 +160,14 @@ class Assignments:
                 self.starved = True
                 continue
             attempt.extent, attempt.state, attempt.granted_at = extent, AttemptState.GRANTED, now
-            header = frames.pack(
-                Kind.GRANT, generation=self.generation, stream=attempt.ticket.stream.id,
-                ticket=attempt.ticket.number, room=extent.nbytes,
-            )  # fmt: skip
-            self.report(Send(attempt.feeder.endpoint.instance, header, b""))
+            ticket = attempt.ticket
+            self._send(
+                attempt.feeder, Kind.GRANT, stream=ticket.stream.id, ticket=ticket.number, room=extent.nbytes
+            )
 
     def _placed(self) -> list[Attempt]:
-        return [
-            a for feeder in self.feeders.values() for a in feeder.attempts.values() if a.extent is not None
-        ]
+        attempts = [a for feeder in self.feeders.values() for a in feeder.attempts.values()]
+        return [a for a in attempts if a.extent is not None]
 
     def _drop_for_room(self, attempt: Attempt) -> None:
         self.drop_attempt(attempt, cancel=True)
@@ -193,19 +189,15 @@ class Assignments:
         if any(stream.bundle == bundle for stream in self.streams.values()):
             return
         self._out.append(Released(bundle))
-        header = frames.pack(Kind.RELEASE, generation=self.generation, bundle=bundle)
         for feeder in self.feeders.values():
             if bundle in feeder.bundles:
                 feeder.bundles.discard(bundle)
-                self._out.append(Send(feeder.endpoint.instance, header, b""))
+                self._send(feeder, Kind.RELEASE, bundle=bundle)
 
     def send_bundle(self, feeder: FeederState, bundle: bytes) -> None:
         for stream in self.streams.values():
             if stream.bundle == bundle:
-                header = frames.pack(
-                    Kind.BUNDLE, generation=self.generation, bundle=bundle, nbytes=len(stream.manifest)
-                )
-                self._out.append(Send(feeder.endpoint.instance, header, stream.manifest))
+                self._send(feeder, Kind.BUNDLE, stream.manifest, bundle=bundle)
                 return
 
     def compare(self, stream: Stream, feeder: FeederState) -> None:

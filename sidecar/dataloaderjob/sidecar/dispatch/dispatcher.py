@@ -14,25 +14,26 @@ from dataloaderjob.core import tickets
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import Flag, Header, Kind
 from dataloaderjob.sidecar.dispatch.assignments import Assignments
-from dataloaderjob.sidecar.dispatch.instructions import (
-    Connect,
-    Endpoint,
-    Extent,
-    Note,
-    Publish,
-)
 from dataloaderjob.sidecar.dispatch.placing import mb
 from dataloaderjob.sidecar.dispatch.streams import (
-    MAX_LOADS,
-    MAX_STRIKES,
     Attempt,
     AttemptState,
+    Connect,
+    Endpoint,
     Event,
+    Extent,
     FeederState,
+    Note,
+    Publish,
     State,
     Stream,
     Ticket,
 )
+
+MAX_STRIKES = 3
+"""A ticket that was being made when this many feeders died is the cause of their death."""
+MAX_LOADS = 3
+"""So many feeders that cannot load a bundle fail its tickets; one may only lack a mount that comes later."""
 
 
 class Dispatcher(Assignments):
@@ -50,8 +51,7 @@ class Dispatcher(Assignments):
         window: int,
         awaited: int = 0,
     ) -> None:
-        made = Stream(stream, bundle, manifest, facts, window, awaited)
-        self.streams[stream] = made
+        self.streams[stream] = made = Stream(stream, bundle, manifest, facts, window, awaited)
         for feeder in self.feeders.values():
             if feeder.up:
                 self.compare(made, feeder)
@@ -218,11 +218,8 @@ class Dispatcher(Assignments):
             return None
         if attempt.state is AttemptState.ASKED:
             attempt.granted_at = now
-        attempt.state, attempt.nbytes, attempt.position = (
-            AttemptState.RECEIVING,
-            header.nbytes,
-            None,
-        )  # it is made
+        attempt.state, attempt.nbytes = AttemptState.RECEIVING, header.nbytes
+        attempt.position = None  # it is made
         return attempt.extent
 
     def end_body(self, now: float, instance: str, header: Header) -> None:

@@ -1,15 +1,42 @@
-"""Acts on lateness, at every tick: suspects silent feeders, hedges, gives up, tells who is late. Pure."""
+"""Acts on lateness, at every tick: suspects silent feeders, hedges, gives up, tells who is late. Pure.
+
+User code may take any time, so lateness is judged against what batches of the same stream took lately; liveness
+pings would be silent whenever user code holds the interpreter lock.
+"""
 
 from __future__ import annotations
 
 from dataloaderjob.core import tickets
-from dataloaderjob.sidecar.dispatch import choose, streams
+from dataloaderjob.sidecar.dispatch import choose
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
-from dataloaderjob.sidecar.dispatch.instructions import Close, Note, Replace
-from dataloaderjob.sidecar.dispatch.streams import Attempt, AttemptState, FeederState, State, Stream, Ticket
+from dataloaderjob.sidecar.dispatch.placing import turn
+from dataloaderjob.sidecar.dispatch.streams import (
+    Attempt,
+    AttemptState,
+    Close,
+    FeederState,
+    Note,
+    Replace,
+    State,
+    Ticket,
+)
 
 TICK_S = 0.1
 NOTE_EVERY_S = 30.0
+OVERDUE_FLOOR_S = 1.5
+"""No feeder is suspected sooner: with the tick and one batch made anew this keeps a wait below 3 s."""
+OVERDUE_FACTOR = 4.0
+HEDGE_FLOOR_S = 0.25
+HEDGE_FACTOR = 3.0
+HEDGE_SHARE = 0.05
+"""No more than this share of tickets is asked of a second feeder only because the first is slow."""
+TRANSFER_FLOOR_S = 1.5
+"""A granted body of which nothing came for so long is given up and asked again. Not a rate: many feeders
+share one network, and a slow one is not a dead one."""
+REPLACE_AFTER_S = 20.0
+REPLACE_FACTOR = 10.0
+MAX_REASKS = 2
+"""A ticket that is late at three feeders is slow itself; it waits for its deadline."""
 
 
 def tick(machine: Dispatcher, now: float) -> None:
@@ -18,7 +45,7 @@ def tick(machine: Dispatcher, now: float) -> None:
     for stream in list(machine.streams.values()):
         ticket = stream.wanted()
         if ticket is not None and ticket.state in (State.QUEUED, State.ASKED):
-            _check_awaited(machine, now, stream, ticket)
+            _check_awaited(machine, now, ticket)
     if machine.starved:
         machine.grant(now)
     machine.dispatch(now)
@@ -34,45 +61,46 @@ def _check_feeders(machine: Dispatcher, now: float) -> None:
         if stuck is not None:
             reason = (
                 f"{feeder.endpoint.name} has sent nothing of a batch of {stuck.nbytes} bytes for "
-                f"{streams.TRANSFER_FLOOR_S} s since its grant"
+                f"{TRANSFER_FLOOR_S} s since its grant"
             )
             machine.report(Close(feeder.endpoint.instance, reason, True))
             machine.feeder_down(now, feeder.endpoint.instance, reason)
         elif feeder.suspect_since is not None:
             _maybe_replace(machine, feeder, now - max(feeder.received_at, feeder.suspect_since))
-        elif _overdue(now, feeder):
+        elif _lateness(now, feeder) > 1:
             _maybe_suspect(machine, now, feeder, up)
 
 
 def _head(feeder: FeederState) -> Attempt | None:
     """The ask that this feeder should be making: within a stream it takes the lowest ticket first."""
     asked = [a for a in feeder.attempts.values() if a.state is AttemptState.ASKED]
-    return min(asked, key=lambda a: a.ticket.number - a.ticket.stream.awaited, default=None)
+    return min(asked, key=turn, default=None)
 
 
-def _waiting(now: float, feeder: FeederState, attempt: Attempt) -> float:
-    return now - max(attempt.asked_at, feeder.answered_at)
+def _waiting(now: float, attempt: Attempt) -> float:
+    return now - max(attempt.asked_at, attempt.feeder.answered_at)
 
 
-def _overdue(now: float, feeder: FeederState) -> bool:
+def _lateness(now: float, feeder: FeederState) -> float:
+    """Time that a feeder has been silent about the batch that it should be making; above 1 it is suspect.
+
+    0 while nothing is known: the first batch may load a dataset for minutes.
+    """
     head = _head(feeder)
-    if head is None or (limit := streams.overdue_after(head.ticket.stream.pace)) is None:
-        return False
-    return _waiting(now, feeder, head) > limit
+    if head is None or (typical := head.ticket.stream.pace.typical) is None:
+        return 0.0
+    return _waiting(now, head) / max(OVERDUE_FLOOR_S, OVERDUE_FACTOR * typical)
 
 
 def _healthy(now: float, feeder: FeederState) -> bool:
-    if not feeder.up or feeder.draining or feeder.suspect_since is not None:
-        return False
-    head = _head(feeder)
-    if head is None or (limit := streams.overdue_after(head.ticket.stream.pace)) is None:
-        return True
-    return streams.healthy(_waiting(now, feeder, head), limit)
+    """Whether this feeder shows that the others' lateness is their own."""
+    trusted = feeder.up and not feeder.draining and feeder.suspect_since is None
+    return trusted and _lateness(now, feeder) < 0.5
 
 
 def _transfer_late(now: float, attempt: Attempt) -> bool:
     sending = attempt.state in (AttemptState.GRANTED, AttemptState.RECEIVING)
-    return sending and now - max(attempt.granted_at, attempt.feeder.moved_at) > streams.TRANSFER_FLOOR_S
+    return sending and now - max(attempt.granted_at, attempt.feeder.moved_at) > TRANSFER_FLOOR_S
 
 
 def _maybe_suspect(machine: Dispatcher, now: float, feeder: FeederState, up: list[FeederState]) -> None:
@@ -86,7 +114,7 @@ def _maybe_suspect(machine: Dispatcher, now: float, feeder: FeederState, up: lis
         if attempt.state is not AttemptState.ASKED:
             continue
         if attempt is head:
-            if ticket.retries >= streams.MAX_REASKS:
+            if ticket.retries >= MAX_REASKS:
                 continue  # slow or hanging by itself: it waits for its deadline here
             ticket.retries += 1
             ticket.probe = True
@@ -96,69 +124,59 @@ def _maybe_suspect(machine: Dispatcher, now: float, feeder: FeederState, up: lis
 
 
 def _maybe_replace(machine: Dispatcher, feeder: FeederState, silent_s: float) -> None:
-    paces = [s.pace for s in machine.streams.values()]
-    limit = max(map(streams.replace_after, paces), default=streams.REPLACE_AFTER_S)
+    typical = max((stream.pace.typical or 0.0 for stream in machine.streams.values()), default=0.0)
+    limit = max(REPLACE_AFTER_S, REPLACE_FACTOR * typical)
     if silent_s > limit and not feeder.replace_asked and not feeder.draining:
         feeder.replace_asked = True
         what = "silent with work to do" if feeder.up else "not reachable"
         machine.report(Replace(feeder.endpoint, f"{what} for {silent_s:.0f} s"))
 
 
-def _check_awaited(machine: Dispatcher, now: float, stream: Stream, ticket: Ticket) -> None:
+def _check_awaited(machine: Dispatcher, now: float, ticket: Ticket) -> None:
     _unblock(machine, ticket)
-    since = _waiting_since(machine, ticket)
-    waited = now - since
-    if waited > machine.settings.batch_deadline_s:
-        _give_up(machine, ticket, waited)
+    waited = now - _waiting_since(machine, ticket)
+    deadline_s = machine.settings.batch_deadline_s
+    if waited > deadline_s:  # feeders that still make it are told to stop, and end the process that does not
+        message = (
+            f"batch {ticket.number} was not ready after {waited:.0f} s (the deadline is "
+            f"{deadline_s:.0f} s, spec.deadlines.batchSeconds): {_who(machine, ticket)}"
+        )
+        machine.fail_service(ticket, "DeadlineExceeded", message)
         return
     if waited > machine.settings.progress_after_s and now - ticket.noted_at > NOTE_EVERY_S:
         ticket.noted_at = now
         machine.report(
             Note(f"batch {ticket.number} has been awaited for {waited:.0f} s: {_who(machine, ticket)}")
         )
-    _maybe_hedge(machine, now, stream, ticket)
+    _maybe_hedge(machine, now, ticket)
 
 
 def _waiting_since(machine: Dispatcher, ticket: Ticket) -> float:
     """The time since the trainer sleeps for it; and since it was asked or, with no feeder, since the last one went."""
-    if ticket.attempts:
-        since = (
-            min(a.asked_at for a in ticket.attempts) if ticket.retries == 0 else ticket.first_asked_at or 0.0
-        )
-    else:
+    if not ticket.attempts:
         since = max(ticket.queued_at, machine.feeders_lost_at or 0.0)
+    elif ticket.retries:
+        since = ticket.first_asked_at or 0.0
+    else:
+        since = min(attempt.asked_at for attempt in ticket.attempts)
     return max(since, ticket.stream.waiting_since or 0.0)
 
 
-def _give_up(machine: Dispatcher, ticket: Ticket, waited: float) -> None:
-    """Feeders that still make it are told by its end to stop, and end the process that does not."""
-    machine.fail_service(
-        ticket,
-        "DeadlineExceeded",
-        f"batch {ticket.number} was not ready after {waited:.0f} s (the deadline is "
-        f"{machine.settings.batch_deadline_s:.0f} s, spec.deadlines.batchSeconds): {_who(machine, ticket)}",
-    )
-
-
-def _maybe_hedge(machine: Dispatcher, now: float, stream: Stream, ticket: Ticket) -> None:
-    after = streams.hedge_after(stream.pace)
-    if (
-        after is None
-        or ticket.retries
-        or len(ticket.attempts) != 1
-        or ticket.attempts[0].state is not AttemptState.ASKED
-    ):
+def _maybe_hedge(machine: Dispatcher, now: float, ticket: Ticket) -> None:
+    typical = ticket.stream.pace.typical
+    if typical is None or ticket.retries or len(ticket.attempts) != 1:
         return
-    if now - max(ticket.attempts[0].asked_at, ticket.attempts[0].feeder.answered_at) < after:
+    attempt, after_s = ticket.attempts[0], max(HEDGE_FLOOR_S, HEDGE_FACTOR * typical)
+    if attempt.state is not AttemptState.ASKED or _waiting(now, attempt) < after_s:
         return
     counters = machine.counters
-    if not streams.hedge_allowed(counters.hedges, counters.batches):
+    if counters.hedges >= 1 + HEDGE_SHARE * counters.batches:
         return
     up = [feeder for feeder in machine.feeders.values() if feeder.up]
-    slow = [feeder for feeder in up if feeder.attempts and now - feeder.answered_at > after]
-    if streams.all_slow(len(slow), len(up)):
-        return
-    feeder = choose.idle(up, stream, without=[a.feeder for a in ticket.attempts])
+    slow = [feeder for feeder in up if feeder.attempts and now - feeder.answered_at > after_s]
+    if len(up) > 1 and len(slow) * 2 > len(up):
+        return  # the work is slow, not the feeders
+    feeder = choose.idle(up, ticket.stream, without=[attempt.feeder])
     if feeder is not None:
         counters.hedges += 1
         ticket.retries += 1
@@ -171,18 +189,18 @@ def _unblock(machine: Dispatcher, ticket: Ticket) -> None:
     A feeder builds nothing more for us while it holds two batches without a place, so an awaited ticket
     that was asked again would wait for their space, and they for the trainer, which waits for it.
     """
-    feeders = {id(a.feeder): a.feeder for a in ticket.attempts} if ticket.attempts else None
-    if ticket.attempts and any(a.state is not AttemptState.ASKED for a in ticket.attempts):
+    if any(a.state is not AttemptState.ASKED for a in ticket.attempts):
         return
+    asked = [a.feeder for a in ticket.attempts]
     held = [
         a
         for feeder in machine.feeders.values()
-        if feeder.up and (feeders is None or id(feeder) in feeders)
+        if feeder.up and (not asked or feeder in asked)
         for a in feeder.attempts.values()
         if a.state is AttemptState.ANNOUNCED and a.ticket is not ticket
     ]
-    if len(held) >= (1 if feeders is None else 2):
-        held.sort(key=lambda a: a.ticket.number - a.ticket.stream.awaited)
+    if len(held) >= (2 if asked else 1):
+        held.sort(key=turn)
         machine.drop_attempt(held[-1], cancel=True)
 
 
@@ -196,12 +214,11 @@ def who_is_late(machine: Dispatcher, stream: int, number: int) -> str:
 def _who(machine: Dispatcher, ticket: Ticket) -> str:
     """Names feeder, phase and index of a late ticket."""
     if ticket.attempts:
-        parts = [
+        return "; ".join(
             f"{a.feeder.endpoint.name} is {'making' if a.state is AttemptState.ASKED else a.state.value}"
             f" {tickets.describe(ticket.payload, a.position)}"
             for a in ticket.attempts
-        ]
-        return "; ".join(parts)
+        )
     up = sum(feeder.up for feeder in machine.feeders.values())
     if up:
         return f"{up} feeders are connected and busy with other batches or silent"

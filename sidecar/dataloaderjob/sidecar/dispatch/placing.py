@@ -15,14 +15,18 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from dataloaderjob.core.control import LEASES, PAGE
-from dataloaderjob.sidecar.dispatch.instructions import (
+from dataloaderjob.sidecar.dispatch.streams import (
+    Attempt,
     CreateRegion,
     DropRegion,
+    Event,
     Extent,
     Instruction,
+    State,
+    Stream,
+    Ticket,
     Unpublish,
 )
-from dataloaderjob.sidecar.dispatch.streams import Attempt, Event, State, Stream, Ticket
 
 RESERVE = 4
 """Batches of room beyond the window: those that the trainer works on, or keeps for a step or two."""
@@ -52,10 +56,6 @@ class Arena:
     @property
     def used_nbytes(self) -> int:
         return sum(self.used.values())
-
-    @property
-    def largest_free(self) -> int:
-        return max((n for _, n in self._free), default=0)
 
     def alloc(self, nbytes: int) -> int | None:
         """Returns the offset of `round_up(nbytes)` bytes, or None."""
@@ -138,10 +138,7 @@ class Space:
 
     def add(self, nbytes: int, *, single: bool = False) -> int:
         """Enters a new region of `nbytes`; returns its number. The caller creates the memory."""
-        self.last_region += 1
-        self.arenas[self.last_region] = Arena(nbytes)
-        if single:
-            self.singles.add(self.last_region)
+        self.adopt(self.last_region + 1, nbytes, single=single)
         return self.last_region
 
     def adopt(self, region: int, nbytes: int, *, single: bool) -> None:
@@ -227,27 +224,6 @@ class Placer:
 
     # Extents
 
-    def make_room(self, nbytes: int, streams: Iterable[Stream]) -> Extent | None:
-        """A place in the pool for an awaited ticket, at the cost of ready batches that nobody waits for."""
-        if (extent := self.space.alloc(nbytes)) is not None:
-            return extent
-        for victim in self._droppable(streams):
-            self._drop(victim)
-            if (extent := self.space.alloc(nbytes)) is not None:
-                return extent
-        return None
-
-    def single_fits(self, nbytes: int) -> bool:
-        return self.space.total_nbytes + round_up(nbytes) <= self.space.limit_nbytes
-
-    def single(self, nbytes: int) -> Extent:
-        """A memfd for one batch, the last resort: it may exceed the limit by that one batch."""
-        region = self.space.add(round_up(nbytes), single=True)
-        self._out.append(CreateRegion(region, round_up(nbytes), True, self.lease_limit))
-        offset = self.space.arenas[region].alloc(nbytes)
-        assert offset == 0  # noqa: S101  a new region holds what it was made for
-        return Extent(region, 0, round_up(nbytes))
-
     def fits(self, nbytes: int) -> bool:
         return round_up(nbytes) <= self.space.limit_nbytes
 
@@ -260,16 +236,26 @@ class Placer:
     ) -> Extent:
         """The place of a ready batch that nobody can have reached, of one on its way, else a memfd of its own.
 
-        `placed`: attempts that have a place, of which `drop` takes one away.
+        No free extent is large enough. `placed`: attempts that have a place, of which `drop` takes one away.
         """
-        extent = self.make_room(nbytes, streams)
-        while extent is None and not self.single_fits(nbytes):
-            attempts = placed()
-            if not attempts:
-                break
+        for ready in self._droppable(streams):
+            self._drop(ready)
+            if (extent := self.space.alloc(nbytes)) is not None:
+                return extent
+        space = self.space
+        while space.total_nbytes + round_up(nbytes) > space.limit_nbytes and (attempts := placed()):
             drop(max(attempts, key=turn))
-            extent = self.space.alloc(nbytes)
-        return self.single(nbytes) if extent is None else extent
+            if (extent := space.alloc(nbytes)) is not None:
+                return extent
+        return self._single(nbytes)
+
+    def _single(self, nbytes: int) -> Extent:
+        """A memfd for one batch, the last resort: it may exceed the limit by that one batch."""
+        region = self.space.add(round_up(nbytes), single=True)
+        self._out.append(CreateRegion(region, round_up(nbytes), True, self.lease_limit))
+        offset = self.space.arenas[region].alloc(nbytes)
+        assert offset == 0  # noqa: S101  a new region holds what it was made for
+        return Extent(region, 0, round_up(nbytes))
 
     def _droppable(self, streams: Iterable[Stream]) -> list[Ticket]:
         """Ready tickets behind one that is not published, farthest from their turn first."""

@@ -1,10 +1,8 @@
-"""Records of the dispatcher: streams, tickets, attempts, connections, and which step may follow which.
+"""Values of the dispatcher: streams, tickets, attempts, feeders, which step of a ticket may follow which, instructions.
 
 A *ticket* is one batch of one stream. An *attempt* is one feeder's copy of it in the making; a hedged ticket
-has two. A feeder's state lasts as long as the connection to it is wanted.
-
-When a feeder is late is judged here, too. User code may take any time, so lateness is judged against what batches of
-the same stream took lately; liveness pings would be silent whenever user code holds the interpreter lock.
+has two. A feeder's state lasts as long as the connection to it is wanted. *Instructions* are what the dispatcher
+tells its shell, `sidecar.receiver`, to do.
 """
 
 from __future__ import annotations
@@ -13,29 +11,27 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, NamedTuple
 
-from dataloaderjob.sidecar.dispatch.instructions import Endpoint, Extent
-
-OVERDUE_FLOOR_S = 1.5
-"""No feeder is suspected sooner: with the tick and one batch made anew this keeps a wait below 3 s."""
-OVERDUE_FACTOR = 4.0
-HEDGE_FLOOR_S = 0.25
-HEDGE_FACTOR = 3.0
-HEDGE_SHARE = 0.05
-"""No more than this share of tickets is asked of a second feeder only because the first is slow."""
-TRANSFER_FLOOR_S = 1.5
-"""A granted body of which nothing came for so long is given up and asked again. Not a rate: many feeders
-share one network, and a slow one is not a dead one."""
-REPLACE_AFTER_S = 20.0
-REPLACE_FACTOR = 10.0
-MAX_REASKS = 2
-"""A ticket that is late at three feeders is slow itself; it waits for its deadline."""
-MAX_STRIKES = 3
-"""A ticket that was being made when this many feeders died is the cause of their death."""
-MAX_LOADS = 3
-"""So many feeders that cannot load a bundle fail its tickets; one may only lack a mount that comes later."""
 SIZES_REMEMBERED = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """`nbytes` usable bytes (whole pages) at `offset` of a region."""
+
+    region: int
+    offset: int
+    nbytes: int
+
+
+class Endpoint(NamedTuple):
+    """One running feeder process. `instance` is new at each start, so a port used again is not mistaken."""
+
+    name: str
+    instance: str
+    host: str
+    port: int
 
 
 @dataclass(slots=True)
@@ -65,39 +61,6 @@ class Pace:
             self._typical = max(ordered[int(0.9 * (len(ordered) - 1))], latest[len(latest) // 2])
             self._fresh = 0
         return self._typical
-
-
-def overdue_after(pace: Pace) -> float | None:
-    """Seconds of silence about the batch that it should be making after which a feeder is suspect.
-
-    None while nothing is known: the first batch may load a dataset for minutes.
-    """
-    typical = pace.typical
-    return None if typical is None else max(OVERDUE_FLOOR_S, OVERDUE_FACTOR * typical)
-
-
-def hedge_after(pace: Pace) -> float | None:
-    typical = pace.typical
-    return None if typical is None else max(HEDGE_FLOOR_S, HEDGE_FACTOR * typical)
-
-
-def hedge_allowed(hedges: int, tickets: int) -> bool:
-    return hedges < 1 + HEDGE_SHARE * tickets
-
-
-def replace_after(pace: Pace) -> float:
-    """Seconds of silence of a suspect after which its process is replaced."""
-    return max(REPLACE_AFTER_S, REPLACE_FACTOR * (pace.typical or 0.0))
-
-
-def healthy(waiting_s: float, limit_s: float) -> bool:
-    """Whether a feeder that has waited so long on its batch shows that the others' lateness is their own."""
-    return waiting_s < limit_s / 2
-
-
-def all_slow(late: int, feeders: int) -> bool:
-    """More than half of the feeders late at once: the work is slow, not the feeders."""
-    return feeders > 1 and late * 2 > feeders
 
 
 class State(Enum):
@@ -272,3 +235,122 @@ class Stream:
     def wanted(self) -> Ticket | None:
         """The ticket that the trainer sleeps for."""
         return None if self.waiting_since is None else self.tickets.get(self.awaited)
+
+
+class Connect(NamedTuple):
+    """Open a connection to this feeder, and again with back-off when that fails, until Close."""
+
+    endpoint: Endpoint
+
+
+class Close(NamedTuple):
+    """Shut the connection to this instance. The shell answers with `feeder_down` only for those that were up."""
+
+    instance: str
+    reason: str
+    again: bool
+    """Connect anew afterwards: the feeder is still listed."""
+
+
+class Send(NamedTuple):
+    """Queue a frame on a connection."""
+
+    instance: str
+    header: bytes
+    payload: bytes
+
+
+class Discard(NamedTuple):
+    """The body being received on this connection has lost its place: read the rest and throw it away."""
+
+    instance: str
+
+
+class Publish(NamedTuple):
+    """Make a batch visible to the trainer."""
+
+    lease: int
+    stream: int
+    ticket: int
+    extent: Extent
+    nbytes: int
+
+
+class Unpublish(NamedTuple):
+    """Hide a batch again; its extent is free."""
+
+    stream: int
+    ticket: int
+
+
+class Released(NamedTuple):
+    """The last stream that used this bundle was closed."""
+
+    bundle: bytes
+
+
+class Fail(NamedTuple):
+    """Tell the trainer that a ticket failed, then publish its word as FAILED."""
+
+    stream: int
+    ticket: int
+    payload: bytes
+
+
+class CreateRegion(NamedTuple):
+    """Create a memfd, keep it mapped, hand it to the trainer. Earlier in the list than its first use."""
+
+    region: int
+    nbytes: int
+    single: bool
+    lease_limit: int
+    """Bytes that the trainer may hold under lease before it must copy."""
+
+
+class DropRegion(NamedTuple):
+    """A single region's batch is gone: unmap it here and at the trainer."""
+
+    region: int
+
+
+class Note(NamedTuple):
+    """A line for the user, shown by the trainer and in the log."""
+
+    text: str
+
+
+class Replace(NamedTuple):
+    """Ask the supervisor to kill and replace a feeder process that hangs."""
+
+    endpoint: Endpoint
+    reason: str
+
+
+Instruction = (
+    Connect
+    | Close
+    | Send
+    | Discard
+    | Publish
+    | Unpublish
+    | Fail
+    | CreateRegion
+    | DropRegion
+    | Note
+    | Replace
+    | Released
+)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since the receiver started."""
+
+    batches: int = 0
+    nbytes: int = 0
+    attempts: int = 0
+    retries: int = 0
+    hedges: int = 0
+    late_copies: int = 0
+    failures: int = 0
+    feeders_lost: int = 0
