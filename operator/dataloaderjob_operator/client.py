@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,12 +13,10 @@ from kubernetes.aio import client as kubernetes
 from kubernetes.aio import config
 
 from dataloaderjob.api.job import API_VERSION, KIND
-from dataloaderjob_operator import texts
-from dataloaderjob_operator.decide.observed import Key
-from dataloaderjob_operator.kinds import KINDS
+from dataloaderjob_operator.decide.observed import UNKNOWN, Key
+from dataloaderjob_operator.kinds import KINDS, Manifest
 from dataloaderjob_operator.monitoring import Metrics
 from dataloaderjob_operator.names import MANAGER
-from dataloaderjob_operator.objects import Manifest
 
 APPLY = "application/apply-patch+yaml; charset=utf-8"
 """The charset makes the client library send the body as it gets it; without, it sends JSON in ASCII, where the API
@@ -25,6 +24,9 @@ server refuses each character beyond U+FFFF. It takes that in bodies that are de
 TIMEOUT_S = 30.0
 MAX_EVENTS = 100
 """Events of one object that are listed: a pod that begins has ten or so."""
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Characters that YAML 1.1 does not take as they are; json itself escapes those below a space."""
 
 
 class ApiError(Exception):
@@ -174,7 +176,7 @@ class Client:
     ) -> Manifest:
         sent = await self.api.param_serialize(
             method, path, query_params=list(query.items()), auth_settings=["BearerToken"],
-            body=texts.body(body) if kind == APPLY else body,
+            body=apply_body(body) if kind == APPLY else body,
             header_params={"Accept": "application/json", "Content-Type": kind},
         )  # fmt: skip
         verb, url, headers, data, _ = sent
@@ -188,6 +190,18 @@ class Client:
                 response.status, _message(text), _seconds(response.getheaders().get("Retry-After"))
             )
         return dict(json.loads(text))
+
+
+def apply_body(value: Any) -> bytes:
+    """Writes JSON that is YAML of the same meaning.
+
+    A body of server-side apply is read as YAML, JSON being a part of that but for its text: an escaped surrogate pair
+    is refused, as are some characters that come as they are, and an unusual end of a line becomes a space. So each
+    character goes as UTF-8 where YAML takes it, escaped otherwise, and comes back as it was. A lone surrogate is in
+    neither.
+    """
+    text = _SURROGATES.sub(UNKNOWN, json.dumps(value, ensure_ascii=False))
+    return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
 
 
 def _path(namespace: str, kind: str) -> str:

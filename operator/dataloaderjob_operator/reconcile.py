@@ -23,13 +23,12 @@ from dataloaderjob_operator.decide import conditions, events
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.health import ConditionState
 from dataloaderjob_operator.decide.observed import METRICS_EVERY_S, Key, Observed
-from dataloaderjob_operator.diff import covers, hash_of, needed
-from dataloaderjob_operator.kinds import KINDS, Source
+from dataloaderjob_operator.kinds import KINDS, Manifest, Source, applied_hash, covers, manifest_to_send
 from dataloaderjob_operator.monitoring import add_log_fields
-from dataloaderjob_operator.objects import Manifest, OperatorConfig
+from dataloaderjob_operator.objects import OperatorConfig
 from dataloaderjob_operator.observe.cache import Cache, JobKey
-from dataloaderjob_operator.observe.lookups import EventLookup, SecretPoller
 from dataloaderjob_operator.observe.supervisor_poller import Supervisors
+from dataloaderjob_operator.observe.watch import EventLookup, SecretPoller
 from dataloaderjob_operator.workqueue import NEVER
 
 log = logging.getLogger(__name__)
@@ -286,7 +285,7 @@ class Reconciler:
         found = self.cache.child(key, child) or await self._unobserved(key[0], child, manifest)
         if found is not None and found["metadata"].get("deletionTimestamp"):
             return False  # made anew when it is gone
-        wanted = needed(manifest, found)
+        wanted = manifest_to_send(manifest, found)
         if wanted is None or self._is_no_op(key, child, wanted, found):
             self._track(key, found)
             return False
@@ -296,7 +295,7 @@ class Reconciler:
             self.cache.put_written(made)
         if found is None or _version(made) != _version(found):
             return True
-        self.no_ops.setdefault(key, {})[child] = _version(made), hash_of(wanted)
+        self.no_ops.setdefault(key, {})[child] = _version(made), applied_hash(wanted)
         return False
 
     def _track(self, key: JobKey, child: Manifest | None) -> None:
@@ -305,7 +304,10 @@ class Reconciler:
 
     def _is_no_op(self, key: JobKey, child: Key, wanted: Manifest, live: Manifest | None) -> bool:
         """Checks whether just this, applied to just this object, changed nothing: the API server alters it."""
-        return live is not None and self.no_ops.get(key, {}).get(child) == (_version(live), hash_of(wanted))
+        return live is not None and self.no_ops.get(key, {}).get(child) == (
+            _version(live),
+            applied_hash(wanted),
+        )
 
     async def _unobserved(self, namespace: str, child: Key, wanted: Manifest) -> Manifest | None:
         """Reads a child that no watch has reported, which may be new. Raises ApiError for one that is somebody else's:

@@ -7,9 +7,17 @@ from observed_jobs import SETUP, job
 
 from dataloaderjob.api import KIND
 from dataloaderjob_operator import objects
-from dataloaderjob_operator.diff import needed, sealed
-from dataloaderjob_operator.kinds import CHILDREN, KINDS, WATCHED, Comparison, Source, transform
-from dataloaderjob_operator.objects import Manifest
+from dataloaderjob_operator.kinds import (
+    CHILDREN,
+    KINDS,
+    WATCHED,
+    Comparison,
+    Manifest,
+    Source,
+    needed,
+    sealed,
+    transform,
+)
 from dataloaderjob_operator.observe import watch
 
 

@@ -1,7 +1,10 @@
-"""One job and its children as the operator observed them: values. Pure."""
+"""One job as the operator observed it: its children, its supervisor's report, the troubles of its pods; and how times
+and texts of others are written. Values. Pure.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -9,15 +12,17 @@ from enum import Enum, auto
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob.api.status import DataLoaderJobStatus
+from dataloaderjob.api.status import DataLoaderJobStatus, RayStatus
+from dataloaderjob.core.supervision import Rates
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide.supervisor_status import Cause, SupervisorStatus
-from dataloaderjob_operator.decide.troubles import Trouble
-from dataloaderjob_operator.objects import Manifest
+from dataloaderjob_operator.kinds import Manifest
 
 METRICS_EVERY_S = 15.0
 Key = tuple[str, str]
 """(kind, name) of a child."""
+UNKNOWN = "\ufffd"
+"""Unicode's own sign for what cannot be shown."""
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufeff\ufffe\uffff]+")
 
 
 class Trainers(Enum):
@@ -29,6 +34,54 @@ class Trainers(Enum):
     ACTIVE = auto()
     COMPLETE = auto()
     FAILED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A cause for which one pod does not do its work."""
+
+    pod: str
+    container: str
+    """Empty where the whole pod has it."""
+    reason: str
+    """CamelCase, for a condition."""
+    message: str
+    kind: str = "pod"
+    """The kind of the object that `pod` names: a Job whose pods are refused has none."""
+
+    def __str__(self) -> str:
+        where = f"{self.kind} {self.pod}" + (f", container {self.container}" if self.container else "")
+        return f"{where}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The cause for which feeders, or trainers that depend on them, do not work."""
+
+    reason: str
+    """CamelCase, for a condition."""
+    text: str
+    host: str = ""
+    """Address of the pod that has it; empty where none does, or none is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorStatus:
+    """The last report of a supervisor. Two are equal if they have the same effect on the job; rates do not count."""
+
+    silent: str = ""
+    """Why several polls in a row had no answer; empty while the supervisor answers."""
+    desired: int = 0
+    """Feeder processes that it keeps in place."""
+    ready: int = 0
+    """Feeder processes that serve."""
+    cause: Cause | None = None
+    """The worst cause of the first feeder that does not serve."""
+    failure: Cause | None = None
+    """The error that a trainer got instead of a batch, if no trainer has taken a batch since."""
+    ray: RayStatus = field(default_factory=RayStatus)
+    """Ray's version is missing while Ray has not answered the supervisor."""
+    rates: Rates | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,3 +171,15 @@ def parse_time(text: str) -> datetime:
 def show_time(moment: datetime) -> str:
     """Writes a time as Kubernetes does, in whole seconds."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def shown(text: str, most: int) -> str:
+    """Makes a text fit for people, with `most` characters at most: what would move their cursor, or is no character, is
+    replaced by a sign. A text that has been through it stays as it is."""
+    return _CONTROLS.sub(UNKNOWN, text)[:most]
+
+
+def one_line(text: str, most: int) -> str:
+    """Puts a text into one line that is not longer than `most` and a sign."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= most else f"{line[:most]}…"

@@ -14,9 +14,8 @@ from typing import Any
 from dataloaderjob.api import KIND, parse_object
 from dataloaderjob.api.status import DataLoaderJobStatus, Phase
 from dataloaderjob_operator.decide.observed import Key, Observed
-from dataloaderjob_operator.kinds import transform
+from dataloaderjob_operator.kinds import Manifest, transform
 from dataloaderjob_operator.names import LABEL_JOB, LABEL_ROLE, Role
-from dataloaderjob_operator.objects import Manifest
 
 WRITE_WINS_S = 120.0
 """Seconds for which a write of ours wins over an older version that a watch reports: kopf notices a dead connection
