@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 from kubernetes.aio import client as kubernetes
@@ -41,32 +41,9 @@ class Changed(ApiError):
     """The object is no longer what it was when this was decided."""
 
 
-class Api(Protocol):
-    """Requests of a reconcile."""
-
-    async def read(self, namespace: str, key: Key) -> Manifest | None:
-        """Reads an object, None if it is not there. Raises ApiError."""
-
-    async def apply(self, manifest: Manifest) -> Manifest:
-        """Applies an object on the server's side. Raises ApiError."""
-
-    async def apply_status(
-        self, namespace: str, name: str, version: str, status: Mapping[str, Any]
-    ) -> Manifest:
-        """Applies a job's status. Returns the whole job. Raises ApiError; Changed if it has another resourceVersion, as
-        one that was made anew under its name has."""
-
-    async def delete(self, namespace: str, key: Key, uid: str) -> Manifest | None:
-        """Deletes the object of this uid in the foreground. Returns what is left of it, None if nothing is. Raises
-        ApiError."""
-
-    async def create_event(self, event: Manifest) -> None:
-        """Creates an event, unless it is there already. Raises ApiError."""
-
-
 @dataclass(slots=True)
 class Client:
-    """`Api` over HTTP."""
+    """Requests over HTTP. Those that read or write raise ApiError."""
 
     api: kubernetes.ApiClient
     writes: int = 0
@@ -86,6 +63,7 @@ class Client:
         await self.api.close()
 
     async def read(self, namespace: str, key: Key) -> Manifest | None:
+        """Reads an object, None if it is not there."""
         kind, name = key
         try:
             return await self._request(
@@ -97,6 +75,7 @@ class Client:
             raise
 
     async def apply(self, manifest: Manifest) -> Manifest:
+        """Applies an object on the server's side."""
         metadata = manifest["metadata"]
         path = f"{_path(metadata['namespace'], manifest['kind'])}/{metadata['name']}"
         what = manifest["kind"], "apply"
@@ -105,6 +84,8 @@ class Client:
     async def apply_status(
         self, namespace: str, name: str, version: str, status: Mapping[str, Any]
     ) -> Manifest:
+        """Applies a job's status. Returns the whole job. Raises Changed if it has another resourceVersion, as one that
+        was made anew under its name has."""
         body = {
             "apiVersion": API_VERSION, "kind": KIND,
             "metadata": {"name": name, "namespace": namespace, "resourceVersion": version}, "status": dict(status),
@@ -120,6 +101,7 @@ class Client:
             raise
 
     async def delete(self, namespace: str, key: Key, uid: str = "") -> Manifest | None:
+        """Deletes the object, if it has this uid, in the foreground. Returns what is left of it, None if nothing is."""
         kind, name = key
         try:
             path = f"{_path(namespace, kind)}/{name}"
@@ -132,6 +114,7 @@ class Client:
         return left if left.get("kind") == kind else None
 
     async def create_event(self, event: Manifest) -> None:
+        """Creates an event, unless it is there already."""
         try:
             path = _path(event["metadata"]["namespace"], "Event")
             await self._write(("Event", "create"), "POST", path, event)
@@ -140,7 +123,7 @@ class Client:
                 raise
 
     async def events(self, namespace: str, uid: str) -> Sequence[Manifest]:
-        """Lists the events of one object, MAX_EVENTS at most. Raises ApiError."""
+        """Lists the events of one object, MAX_EVENTS at most."""
         query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(MAX_EVENTS)}
         path = _path(namespace, "Event")
         page = await self._request("GET", path, None, "application/json", query)
@@ -148,7 +131,7 @@ class Client:
         return list(page["items"])
 
     async def list(self, path: str, **query: str) -> AsyncIterator[Manifest]:
-        """Lists all objects of a kind, in pages. Raises ApiError."""
+        """Lists all objects of a kind, in pages."""
         while True:
             page = await self._request("GET", path, None, "application/json", query)
             for item in page["items"]:

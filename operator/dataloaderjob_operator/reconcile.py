@@ -18,7 +18,7 @@ from typing import Any
 
 from dataloaderjob.api import KIND, DataLoaderJob, ManifestError
 from dataloaderjob.api.status import DataLoaderJobStatus
-from dataloaderjob_operator.client import Api, ApiError, Changed
+from dataloaderjob_operator.client import ApiError, Changed, Client
 from dataloaderjob_operator.decide import conditions, events
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.health import ConditionState
@@ -59,7 +59,7 @@ NOT_TYPED = (
 class EventRecorder:
     """Sends events of jobs. It never fails, and waits for seconds at most."""
 
-    api: Api
+    api: Client
     now: Callable[[], datetime]
     clock: Callable[[], float] = time.monotonic
     host: str = field(default_factory=socket.gethostname)
@@ -107,7 +107,7 @@ def _now() -> datetime:
 class Reconciler:
     """Brings jobs to the state that their specs ask for."""
 
-    api: Api
+    api: Client
     cache: Cache
     setup: OperatorConfig
     supervisors: Supervisors
@@ -135,12 +135,11 @@ class Reconciler:
 
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
-        self.uids.pop(key, None)
-        self.refused.pop(key, None)
-        self.refused_texts.pop(key, None)
-        self.written_at.pop(key, None)
-        self.metrics_at.pop(key, None)
-        self.no_ops.pop(key, None)
+        kept: tuple[dict[JobKey, Any], ...] = (
+            self.uids, self.refused, self.refused_texts, self.written_at, self.metrics_at, self.no_ops
+        )  # fmt: skip
+        for known in kept:
+            known.pop(key, None)
         self.supervisors.want(key, None)
         self.recorder.forget(key)
         if self.lookup is not None:
@@ -191,10 +190,8 @@ class Reconciler:
             raise
         if self.refused.pop(key, None):
             return 0.0  # reconcile again at once, so that the status drops the message
-        soon = [AFTER_WRITE_S] if wrote else []
-        return min(
-            [*soon, *([] if decision.requeue_after_s is None else [decision.requeue_after_s])], default=None
-        )
+        waits = AFTER_WRITE_S if wrote else None, decision.requeue_after_s
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def _with_what_is_kept(self, key: JobKey, observed: Observed) -> Observed:
         """Adds what this operator knows beside the job's objects."""

@@ -15,35 +15,21 @@ from typing import Any, Literal
 
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.observed import (
+    MAX_TROUBLE,
     Observed,
     Trouble,
     condition_of,
+    first_trouble,
     has_condition,
     leaving,
     one_line,
     parse_time,
+    trouble_of,
 )
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import Role
 from dataloaderjob_operator.objects.workloads import SIDECAR
 
-Pod = Mapping[str, Any]
-MAX_MESSAGE = 600
-MAX_LAST = 500
-CRASHES = "ContainerCrashes"
-BY_WAITING = {
-    "ImagePullBackOff": "ImageNotPulled",
-    "ErrImagePull": "ImageNotPulled",
-    "ErrImageNeverPull": "ImageNotPulled",
-    "InvalidImageName": "ImageNotPulled",
-    "RegistryUnavailable": "ImageNotPulled",
-    "CreateContainerConfigError": "ConfigMissing",
-    "CreateContainerError": "ContainerNotStarted",
-    "RunContainerError": "ContainerNotStarted",
-    "StartError": "ContainerNotStarted",
-    "CrashLoopBackOff": CRASHES,
-}
-"""Reasons for which a container waits and that are troubles, and what they are called in a condition."""
 SETTLE_S = 5.0
 """An object that begins to wait has so long before its events are listed."""
 AGAIN_S = 10.0
@@ -194,7 +180,7 @@ def meaning(query: EventQuery, events: Iterable[Mapping[str, Any]]) -> Trouble |
     text = str(newest.get("message") or reason)
     for pattern, instead in _NOISE:
         text = pattern.sub(instead, text)
-    return Trouble(query.name, "", known, one_line(text, MAX_MESSAGE), kind=query.kind.replace("Pod", "pod"))
+    return Trouble(query.name, "", known, one_line(text, MAX_TROUBLE), kind=query.kind.replace("Pod", "pod"))
 
 
 _Diagnosed = Sequence[tuple[Manifest, Trouble | None]]
@@ -326,115 +312,3 @@ def _moment(event: Mapping[str, Any]) -> datetime:
         event.get("firstTimestamp"), event.get("metadata", {}).get("creationTimestamp"),
     )  # fmt: skip
     return max((parse_time(text) for text in found if text), default=_LONG_AGO)
-
-
-def first_trouble(found: Iterable[Trouble | None]) -> Trouble | None:
-    """The trouble to report: that of the pod whose name comes first, so that the text stays the same."""
-    return min((trouble for trouble in found if trouble), key=lambda trouble: trouble.pod, default=None)
-
-
-_Found = Iterator[tuple[str, str, str]]
-"""Container, reason and message. A status has them in five places: `_CHECKS`."""
-
-
-def trouble_of(pod: Pod) -> Trouble | None:
-    """Diagnoses a pod; None while nothing is wrong, also while it merely starts."""
-    for check in _CHECKS:
-        for container, reason, message in check(pod):
-            return Trouble(str(pod["metadata"]["name"]), container, reason, one_line(message, MAX_MESSAGE))
-    return None
-
-
-def _unscheduled(pod: Pod) -> _Found:
-    for condition in pod.get("status", {}).get("conditions", ()):
-        if (condition["type"], condition["status"]) == ("PodScheduled", "False"):
-            gated = condition.get("reason") == "SchedulingGated"
-            yield (
-                "",
-                "SchedulingGated" if gated else "Unschedulable",
-                condition.get("message", "no node fits"),
-            )
-
-
-def _evicted(pod: Pod) -> _Found:
-    status = pod.get("status", {})
-    if status.get("phase") == "Failed" and status.get("reason"):
-        yield "", status["reason"], status.get("message", "ended by its node")
-
-
-def _waiting(pod: Pod) -> _Found:
-    for status in _containers(pod):
-        waiting = status.get("state", {}).get("waiting") or {}
-        reason = waiting.get("reason", "")
-        if reason in BY_WAITING:
-            text = waiting.get("message") or reason
-            ended = status.get("lastState", {}).get("terminated")
-            if reason == "CrashLoopBackOff" and ended:
-                text = _crash(status, ended)
-            elif reason != text and not text.startswith(reason):
-                text = f"{reason}: {text}"
-            yield status["name"], "OutOfMemory" if _oom(ended) else BY_WAITING[reason], text
-
-
-def _ended(pod: Pod) -> _Found:
-    for status in _containers(pod):
-        ended = status.get("state", {}).get("terminated") or {}
-        if ended.get("exitCode", 0):
-            again = _starts_again(pod, status)
-            text = _crash(status, ended) if again else _exit(ended)
-            yield (
-                status["name"],
-                "OutOfMemory" if _oom(ended) else CRASHES if again else "ContainerFailed",
-                text,
-            )
-
-
-def _tries_again(pod: Pod) -> _Found:
-    """A container runs for a while between two crashes: it is the same trouble until it is ready."""
-    for status in _containers(pod):
-        ended = status.get("lastState", {}).get("terminated") or {}
-        if "running" in status.get("state", {}) and not status.get("ready") and ended.get("exitCode", 0):
-            yield status["name"], "OutOfMemory" if _oom(ended) else CRASHES, _crash(status, ended)
-
-
-_CHECKS: tuple[Callable[[Pod], _Found], ...] = (_unscheduled, _evicted, _waiting, _ended, _tries_again)
-"""The first that applies is the cause, later ones its consequences."""
-
-
-def _starts_again(pod: Pod, status: Mapping[str, Any]) -> bool:
-    """Checks whether its node starts an ended container anew: a native sidecar's also in a pod with `Never`."""
-    spec = pod.get("spec", {})
-    own = (c.get("restartPolicy") for c in spec.get("initContainers") or () if c["name"] == status["name"])
-    return bool((next(own, None) or spec.get("restartPolicy")) != "Never")
-
-
-def _containers(pod: Pod) -> Iterator[Mapping[str, Any]]:
-    status = pod.get("status", {})
-    yield from status.get("initContainerStatuses") or ()
-    yield from status.get("containerStatuses") or ()
-
-
-def _oom(ended: Mapping[str, Any] | None) -> bool:
-    return ended is not None and ended.get("reason") == "OOMKilled"
-
-
-def _crash(status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
-    """The same words from a container's end until it is ready again."""
-    count = int(status.get("restartCount") or 0)
-    return _exit(ended) + (f", {count} restart{'' if count == 1 else 's'}" if count else "")
-
-
-def _exit(ended: Mapping[str, Any]) -> str:
-    """Describes how a container ended, with the last words that it left for its node."""
-    how = (
-        f"killed by signal {ended['signal']}" if ended.get("signal") else f"exit code {ended.get('exitCode')}"
-    )
-    if _oom(ended):
-        how = "killed for want of memory: raise its memory limit"
-    text = " ".join(str(ended.get("message") or "").split())
-    return f"{how}: {_last(text)}" if text else how
-
-
-def _last(words: str) -> str:
-    """The end of a container's last lines: where a traceback has its error."""
-    return words if len(words) <= MAX_LAST else f"…{words[-MAX_LAST:]}"

@@ -36,7 +36,7 @@ def parse(message: Mapping[str, Any]) -> SupervisorStatus:
     if text(received, "type") != "status":
         raise RemoteProtocolError(f"a status was requested, received {received['type']!r}")
     feeders = [item for item in _list(received, "feeders") if isinstance(item, Mapping)]
-    hosts = {str(feeder.get("name")): str(feeder.get("host") or "") for feeder in feeders}
+    hosts = {str(feeder.get("name")): _host(feeder) for feeder in feeders}
     return SupervisorStatus(
         desired=number(received, "desired", LARGEST),
         ready=number(received, "ready", LARGEST),

@@ -44,6 +44,15 @@ RESTRICTED = {
 LAST_WORDS = {"terminationMessagePolicy": "FallbackToLogsOnError"}
 """Puts what a container printed last into its status, and from there into the job's conditions."""
 _OWNED = ("containers", "initContainers", "volumes", "restartPolicy")
+SCRATCH_VOLUMES = (
+    {"name": "dataloaderjob-tmp", "emptyDir": {"sizeLimit": TMP_SIZE}},
+    {"name": "dataloaderjob-shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
+)
+"""Volumes of what Ray writes, /tmp and /dev/shm, of a size."""
+SCRATCH_MOUNTS = (
+    {"name": "dataloaderjob-tmp", "mountPath": "/tmp"},  # noqa: S108  a volume of the pod's own
+    {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"},  # noqa: S108
+)
 MOUNTS = (
     {"name": "dataloaderjob-key", "mountPath": settings.KEY_FOLDER, "readOnly": True},
     {"name": "dataloaderjob-settings", "mountPath": settings.SETTINGS_FOLDER, "readOnly": True},
@@ -65,11 +74,10 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
         "startupProbe": {**probe, "failureThreshold": STARTS},
         "readinessProbe": {**probe, "failureThreshold": 3},
     }
-    made, _ = scratch()
     spec = {
         **shared_fields(job, user),
         "containers": [container],
-        "volumes": [*volumes(job), *made],
+        "volumes": [*volumes(job), *SCRATCH_VOLUMES],
     }
     spec.pop("hostNetwork", None)  # the operator reaches it by a policy, which knows pods by their labels
     asked = [user_part(job, user), resources(job.spec.ray.head_resources), settings.head(job)["tuning"]]
@@ -79,17 +87,16 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
 def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     """`replicas` pods that are all alike: one that goes is replaced by any other."""
     spec = job.spec.feeders
-    theirs = named(spec.template.spec.containers, CONTAINER)
+    theirs = next((c for c in spec.template.spec.containers if c.name == CONTAINER), None)
     container = add(
         ray_container(job, names.Role.FEEDER, FEEDER_MODULE, "feeder.json", resources(spec.resources)),
         {} if theirs is None else plain(theirs),
     )
-    made, _ = scratch()
     user = plain(spec.template).get("spec", {})
     pod = {
         **shared_fields(job, spec.template),
         "containers": [container, *(c for c in user.get("containers", []) if c["name"] != CONTAINER)],
-        "volumes": [*volumes(job), *made, *user.get("volumes", [])],
+        "volumes": [*volumes(job), *SCRATCH_VOLUMES, *user.get("volumes", [])],
     }
     if "initContainers" in user:
         pod["initContainers"] = user["initContainers"]
@@ -176,7 +183,7 @@ def _trainer(job: DataLoaderJob, theirs: dict[str, Any], name: str) -> Manifest:
     return {
         **LAST_WORDS,
         **theirs,
-        "env": _by_name(ours, theirs.get("env", [])),
+        "env": _joined(ours, theirs.get("env", [])),
         "volumeMounts": [_RUN, *theirs.get("volumeMounts", [])],
     }
 
@@ -284,24 +291,10 @@ def volumes(job: DataLoaderJob) -> list[Manifest]:
     ]
 
 
-def scratch() -> tuple[list[Manifest], list[Manifest]]:
-    """Volumes and mounts of what Ray writes: /tmp and /dev/shm, of a size."""
-    made = [
-        {"name": "dataloaderjob-tmp", "emptyDir": {"sizeLimit": TMP_SIZE}},
-        {"name": "dataloaderjob-shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
-    ]
-    mounts = [
-        {"name": "dataloaderjob-tmp", "mountPath": "/tmp"},  # noqa: S108  a volume of the pod's own
-        {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"},  # noqa: S108
-    ]
-    return made, mounts
-
-
 def ray_container(
     job: DataLoaderJob, role: names.Role, module: str, file: str, resources: Mapping[str, Any]
 ) -> Manifest:
     """The container of a Ray node of the job: head or feeders."""
-    _, mounts = scratch()
     return {
         "name": role.value,
         "image": image(job),
@@ -312,7 +305,7 @@ def ray_container(
         ],
         "resources": dict(resources),
         "securityContext": dict(RESTRICTED),
-        "volumeMounts": [*MOUNTS, *mounts],
+        "volumeMounts": [*MOUNTS, *SCRATCH_MOUNTS],
         **LAST_WORDS,
     }
 
@@ -322,9 +315,7 @@ def add(container: Manifest, theirs: Mapping[str, Any]) -> Manifest:
     made = {**container, **{k: v for k, v in theirs.items() if k not in container}}
     for field in ("env", "volumeMounts"):
         key = "name" if field == "env" else "mountPath"
-        ours = container.get(field, [])
-        taken = {item[key] for item in ours}
-        made[field] = [*ours, *(item for item in theirs.get(field, []) if item[key] not in taken)]
+        made[field] = _joined(container.get(field, []), theirs.get(field, []), key)
     if "securityContext" in theirs:
         made["securityContext"] = {**container.get("securityContext", {}), **theirs["securityContext"]}
     return made
@@ -336,14 +327,10 @@ def resources(model: Any) -> dict[str, Any]:
     return {kind: values for kind, values in dumped.items() if values}
 
 
-def named(containers: Iterable[Container], name: str) -> Container | None:
-    return next((c for c in containers if c.name == name), None)
-
-
-def _by_name(ours: Iterable[Manifest], theirs: Iterable[Manifest]) -> list[Manifest]:
-    """Joins named things, such as variables and volumes: ours first, then theirs whose names are not ours."""
-    found = {item["name"]: item for item in ours}
-    return [*found.values(), *(item for item in theirs if item["name"] not in found)]
+def _joined(ours: Iterable[Manifest], theirs: Iterable[Manifest], key: str = "name") -> list[Manifest]:
+    """Joins things with keys, such as variables and volumes: ours first, then theirs whose keys are not ours."""
+    found = {item[key]: item for item in ours}
+    return [*found.values(), *(item for item in theirs if item[key] not in found)]
 
 
 def _environment(variables: Mapping[str, str]) -> list[Manifest]:

@@ -66,16 +66,15 @@ def fields_within(model: type[BaseModel]) -> Iterator[tuple[str, str, type[BaseM
 
 def shape_at(model: type[BaseModel], path: Path) -> Shape | None:
     """The shape that the models declare at `path`; None inside a free part."""
-    shape: Shape | None = Shape(model)
+    shape = Shape(model)
     for part in path:
-        assert shape is not None  # noqa: S101  narrowed below
-        owner = shape.model
-        if owner is not None:
-            info = fields_by_alias(owner).get(str(part))
-            shape = field_shape(info) if info else None
+        if shape.model is not None:
+            if (info := fields_by_alias(shape.model).get(str(part))) is None:
+                return None
+            shape = field_shape(info)
+        elif shape.items is not None:
+            shape = shape_of(shape.items)
         else:
-            shape = shape_of(shape.items) if shape.items is not None else None
-        if shape is None:
             return None
     return shape
 
