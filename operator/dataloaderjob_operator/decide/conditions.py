@@ -202,11 +202,8 @@ def _head(observed: Observed, pods: ConditionState) -> ConditionState:
 def _feeders(observed: Observed, pods: ConditionState) -> ConditionState:
     """Feeders serve when the supervisor has as many as the pods that are needed have, and no trainer is stuck at a
     failure of theirs."""
-    supervisor, serving, needed = (
-        observed.supervisor,
-        observed.serving(),
-        observed.job.spec.feeders.min_replicas,
-    )
+    supervisor, serving = observed.supervisor, observed.serving()
+    needed = observed.job.spec.feeders.min_replicas
     if pods.holds is None:
         return pods
     if supervisor is not None and supervisor.failure is not None:
@@ -276,24 +273,14 @@ def _all(result: StageResult, found: Parts, refused: str) -> Iterator[tuple[Cond
     if stage in ENDED or stage in HELD:
         gone = ConditionState(False, stage.value, "its pods are released")
         found = dict.fromkeys(found, gone)
-    yield (
-        ConditionType.READY,
-        ConditionState(False, "ChildRefused", refused) if refused else _ready(result, found),
-    )
+    ready = ConditionState(False, "ChildRefused", refused) if refused else _ready(result, found)
+    yield ConditionType.READY, ready
     yield from found.items()
     why = ConditionState(stage in MOVING, result.reason, result.message)
     yield ConditionType.PROGRESSING, why if stage in MOVING or stage in ENDED else _moves(stage, found)
-    for kind, at in (
-        (ConditionType.SUSPENDED, Stage.SUSPENDED),
-        (ConditionType.COMPLETE, Stage.COMPLETE),
-        (ConditionType.FAILED, Stage.FAILED),
-    ):
-        yield (
-            kind,
-            ConditionState(True, result.reason, result.message)
-            if stage is at
-            else ConditionState(False, f"Not{kind.value}"),
-        )
+    at_rest = ConditionState(True, result.reason, result.message)
+    for kind in (ConditionType.SUSPENDED, ConditionType.COMPLETE, ConditionType.FAILED):
+        yield kind, at_rest if stage.value == kind.value else ConditionState(False, f"Not{kind.value}")
 
 
 def _ready(result: StageResult, found: Parts) -> ConditionState:

@@ -221,11 +221,8 @@ def _unscheduled(pod: Pod) -> _Found:
     for condition in pod.get("status", {}).get("conditions", ()):
         if (condition["type"], condition["status"]) == ("PodScheduled", "False"):
             gated = condition.get("reason") == "SchedulingGated"
-            yield (
-                "",
-                "SchedulingGated" if gated else "Unschedulable",
-                condition.get("message", "no node fits"),
-            )
+            reason = "SchedulingGated" if gated else "Unschedulable"
+            yield "", reason, condition.get("message", "no node fits")
 
 
 def _evicted(pod: Pod) -> _Found:
@@ -253,12 +250,8 @@ def _ended(pod: Pod) -> _Found:
         ended = status.get("state", {}).get("terminated") or {}
         if ended.get("exitCode", 0):
             again = _starts_again(pod, status)
-            text = _crash(status, ended) if again else _exit(ended)
-            yield (
-                status["name"],
-                "OutOfMemory" if _oom(ended) else CRASHES if again else "ContainerFailed",
-                text,
-            )
+            reason = "OutOfMemory" if _oom(ended) else CRASHES if again else "ContainerFailed"
+            yield status["name"], reason, _crash(status, ended) if again else _exit(ended)
 
 
 def _tries_again(pod: Pod) -> _Found:
