@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import dataloaderjob
 import dataloaderjob_operator.__main__ as operator
-from dataloaderjob.api import crd, reference
+from dataloaderjob.api import crd
 from dataloaderjob.api.trainer import TrainerSpec
 from dataloaderjob.core.places import VARIABLES
 from dataloaderjob.local import cli
@@ -221,9 +221,9 @@ def _launch(processes: int) -> dict[str, str]:
 
 
 FILES: dict[str, Callable[[], str]] = {
-    "crds/dataloaderjobs.yaml": crd.text,
-    "charts/dataloaderjob/files/dataloaderjobs.yaml": crd.text,
-    "docs/reference/manifest.md": reference.reference,
+    "crds/dataloaderjobs.yaml": crd.crd_text,
+    "charts/dataloaderjob/files/dataloaderjobs.yaml": crd.crd_text,
+    "docs/reference/manifest.md": crd.reference,
     "docs/reference/cli.md": commands,
     "docs/reference/environment.md": environment,
     "docs/reference/exceptions.md": exceptions,

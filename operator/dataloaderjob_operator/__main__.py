@@ -29,8 +29,8 @@ from dataloaderjob_operator.monitoring import (
 from dataloaderjob_operator.objects import OperatorConfig, OwnPod
 from dataloaderjob_operator.observe import watch
 from dataloaderjob_operator.observe.cache import Cache, JobKey
-from dataloaderjob_operator.observe.lookups import EventLookup, SecretPoller
 from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
+from dataloaderjob_operator.observe.watch import EventLookup, SecretPoller
 from dataloaderjob_operator.reconcile import Reconciler
 from dataloaderjob_operator.workqueue import RESYNC_S, Workers
 

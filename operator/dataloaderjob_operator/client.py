@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 from kubernetes.aio import client as kubernetes
 from kubernetes.aio import config
 
 from dataloaderjob.api.job import API_VERSION, KIND
-from dataloaderjob_operator import texts
-from dataloaderjob_operator.decide.observed import Key
-from dataloaderjob_operator.kinds import KINDS
+from dataloaderjob_operator.decide.observed import UNKNOWN, Key
+from dataloaderjob_operator.kinds import KINDS, Manifest
 from dataloaderjob_operator.monitoring import Metrics
 from dataloaderjob_operator.names import MANAGER
-from dataloaderjob_operator.objects import Manifest
 
 APPLY = "application/apply-patch+yaml; charset=utf-8"
 """The charset makes the client library send the body as it gets it; without, it sends JSON in ASCII, where the API
@@ -25,6 +24,9 @@ server refuses each character beyond U+FFFF. It takes that in bodies that are de
 TIMEOUT_S = 30.0
 MAX_EVENTS = 100
 """Events of one object that are listed: a pod that begins has ten or so."""
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Characters that YAML 1.1 does not take as they are; json itself escapes those below a space."""
 
 
 class ApiError(Exception):
@@ -39,32 +41,9 @@ class Changed(ApiError):
     """The object is no longer what it was when this was decided."""
 
 
-class Api(Protocol):
-    """Requests of a reconcile."""
-
-    async def read(self, namespace: str, key: Key) -> Manifest | None:
-        """Reads an object, None if it is not there. Raises ApiError."""
-
-    async def apply(self, manifest: Manifest) -> Manifest:
-        """Applies an object on the server's side. Raises ApiError."""
-
-    async def apply_status(
-        self, namespace: str, name: str, version: str, status: Mapping[str, Any]
-    ) -> Manifest:
-        """Applies a job's status. Returns the whole job. Raises ApiError; Changed if it has another resourceVersion, as
-        one that was made anew under its name has."""
-
-    async def delete(self, namespace: str, key: Key, uid: str) -> Manifest | None:
-        """Deletes the object of this uid in the foreground. Returns what is left of it, None if nothing is. Raises
-        ApiError."""
-
-    async def create_event(self, event: Manifest) -> None:
-        """Creates an event, unless it is there already. Raises ApiError."""
-
-
 @dataclass(slots=True)
 class Client:
-    """`Api` over HTTP."""
+    """Requests over HTTP. Those that read or write raise ApiError."""
 
     api: kubernetes.ApiClient
     writes: int = 0
@@ -84,6 +63,7 @@ class Client:
         await self.api.close()
 
     async def read(self, namespace: str, key: Key) -> Manifest | None:
+        """Reads an object, None if it is not there."""
         kind, name = key
         try:
             return await self._request(
@@ -95,6 +75,7 @@ class Client:
             raise
 
     async def apply(self, manifest: Manifest) -> Manifest:
+        """Applies an object on the server's side."""
         metadata = manifest["metadata"]
         path = f"{_path(metadata['namespace'], manifest['kind'])}/{metadata['name']}"
         what = manifest["kind"], "apply"
@@ -103,6 +84,8 @@ class Client:
     async def apply_status(
         self, namespace: str, name: str, version: str, status: Mapping[str, Any]
     ) -> Manifest:
+        """Applies a job's status. Returns the whole job. Raises Changed if it has another resourceVersion, as one that
+        was made anew under its name has."""
         body = {
             "apiVersion": API_VERSION, "kind": KIND,
             "metadata": {"name": name, "namespace": namespace, "resourceVersion": version}, "status": dict(status),
@@ -118,6 +101,7 @@ class Client:
             raise
 
     async def delete(self, namespace: str, key: Key, uid: str = "") -> Manifest | None:
+        """Deletes the object, if it has this uid, in the foreground. Returns what is left of it, None if nothing is."""
         kind, name = key
         try:
             path = f"{_path(namespace, kind)}/{name}"
@@ -130,6 +114,7 @@ class Client:
         return left if left.get("kind") == kind else None
 
     async def create_event(self, event: Manifest) -> None:
+        """Creates an event, unless it is there already."""
         try:
             path = _path(event["metadata"]["namespace"], "Event")
             await self._write(("Event", "create"), "POST", path, event)
@@ -138,7 +123,7 @@ class Client:
                 raise
 
     async def events(self, namespace: str, uid: str) -> Sequence[Manifest]:
-        """Lists the events of one object, MAX_EVENTS at most. Raises ApiError."""
+        """Lists the events of one object, MAX_EVENTS at most."""
         query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(MAX_EVENTS)}
         path = _path(namespace, "Event")
         page = await self._request("GET", path, None, "application/json", query)
@@ -146,7 +131,7 @@ class Client:
         return list(page["items"])
 
     async def list(self, path: str, **query: str) -> AsyncIterator[Manifest]:
-        """Lists all objects of a kind, in pages. Raises ApiError."""
+        """Lists all objects of a kind, in pages."""
         while True:
             page = await self._request("GET", path, None, "application/json", query)
             for item in page["items"]:
@@ -174,7 +159,7 @@ class Client:
     ) -> Manifest:
         sent = await self.api.param_serialize(
             method, path, query_params=list(query.items()), auth_settings=["BearerToken"],
-            body=texts.body(body) if kind == APPLY else body,
+            body=apply_body(body) if kind == APPLY else body,
             header_params={"Accept": "application/json", "Content-Type": kind},
         )  # fmt: skip
         verb, url, headers, data, _ = sent
@@ -188,6 +173,18 @@ class Client:
                 response.status, _message(text), _seconds(response.getheaders().get("Retry-After"))
             )
         return dict(json.loads(text))
+
+
+def apply_body(value: Any) -> bytes:
+    """Writes JSON that is YAML of the same meaning.
+
+    A body of server-side apply is read as YAML, JSON being a part of that but for its text: an escaped surrogate pair
+    is refused, as are some characters that come as they are, and an unusual end of a line becomes a space. So each
+    character goes as UTF-8 where YAML takes it, escaped otherwise, and comes back as it was. A lone surrogate is in
+    neither.
+    """
+    text = _SURROGATES.sub(UNKNOWN, json.dumps(value, ensure_ascii=False))
+    return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
 
 
 def _path(namespace: str, kind: str) -> str:

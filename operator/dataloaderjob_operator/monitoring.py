@@ -143,10 +143,7 @@ class Metrics:
         made = self.registry = CollectorRegistry()
         self.reconciles = Counter(f"{PREFIX}_reconciles", "Reconciles of a job.", registry=made)
         self.reconcile_errors = Counter(
-            f"{PREFIX}_reconcile_errors",
-            "Reconciles that failed, by kind of error.",
-            ["kind"],
-            registry=made,
+            f"{PREFIX}_reconcile_errors", "Reconciles that failed, by kind of error.", ["kind"], registry=made
         )
         self.reconcile_duration = Histogram(
             f"{PREFIX}_reconcile_duration_seconds", "Time that a reconcile took, its writes included.",

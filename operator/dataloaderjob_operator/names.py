@@ -1,5 +1,5 @@
-"""Names and labels of a job's children, and its derived secrets. Pure: the same job has the same names and keys, so
-nothing is ever made twice, and a Secret that was deleted comes back with the same bytes.
+"""Names, labels and metadata of a job's children, and its derived keys. Pure: the same job has the same names and keys,
+so nothing is ever made twice, and a Secret that was deleted comes back with the same bytes.
 
 Keys are HMAC-SHA256 with the operator's root key over a label and the job's uid. Who has a job's key learns nothing of
 the root key or of another job's.
@@ -10,6 +10,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 from enum import StrEnum
+from typing import Any
+
+from dataloaderjob.api import API_VERSION, KIND, DataLoaderJob
 
 MANAGER = "dataloaderjob-operator"
 """Field manager of everything that the operator applies."""
@@ -21,6 +24,7 @@ ANNOTATION_TEMPLATE = "dataloading.dev/template"
 """Hash of the user's part of a pod template: pods are replaced when it changes, and only then."""
 ANNOTATION_MADE_BY = "dataloading.dev/made-by"
 """Version of the operator that made the pod template."""
+ROOT_NBYTES = 32
 
 
 class Role(StrEnum):
@@ -79,7 +83,30 @@ def selector(job: str, role: Role) -> str:
     return ",".join(f"{name}={value}" for name, value in sorted(labels(job, role).items()))
 
 
-ROOT_NBYTES = 32
+def child_labels(job: DataLoaderJob, role: Role | None = None) -> dict[str, str]:
+    """All labels of a child, or of its pods: those that select it, and Kubernetes' own."""
+    return {
+        **labels(job.name, role),
+        "app.kubernetes.io/managed-by": MANAGER,
+        "app.kubernetes.io/part-of": job.name,
+    }
+
+
+def metadata(job: DataLoaderJob, name: str, role: Role | None = None) -> dict[str, Any]:
+    """Name, namespace, labels and owner of a child. Raises ValueError for a job that is on no cluster."""
+    if not job.metadata.uid or not job.metadata.namespace:
+        raise ValueError(f"job {job.name} has no uid or namespace: it is on no cluster")
+    return {
+        "name": name,
+        "namespace": job.metadata.namespace,
+        "labels": child_labels(job, role),
+        "ownerReferences": [
+            {
+                "apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.metadata.uid,
+                "controller": True, "blockOwnerDeletion": True,
+            }
+        ],
+    }  # fmt: skip
 
 
 def job_key(root: bytes, uid: str) -> bytes:

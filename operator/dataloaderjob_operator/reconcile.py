@@ -18,18 +18,17 @@ from typing import Any
 
 from dataloaderjob.api import KIND, DataLoaderJob, ManifestError
 from dataloaderjob.api.status import DataLoaderJobStatus
-from dataloaderjob_operator.client import Api, ApiError, Changed
+from dataloaderjob_operator.client import ApiError, Changed, Client
 from dataloaderjob_operator.decide import conditions, events
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.health import ConditionState
 from dataloaderjob_operator.decide.observed import METRICS_EVERY_S, Key, Observed
-from dataloaderjob_operator.diff import covers, hash_of, needed
-from dataloaderjob_operator.kinds import KINDS, Source
+from dataloaderjob_operator.kinds import KINDS, Manifest, Source, applied_hash, covers, manifest_to_send
 from dataloaderjob_operator.monitoring import add_log_fields
-from dataloaderjob_operator.objects import Manifest, OperatorConfig
+from dataloaderjob_operator.objects import OperatorConfig
 from dataloaderjob_operator.observe.cache import Cache, JobKey
-from dataloaderjob_operator.observe.lookups import EventLookup, SecretPoller
 from dataloaderjob_operator.observe.supervisor_poller import Supervisors
+from dataloaderjob_operator.observe.watch import EventLookup, SecretPoller
 from dataloaderjob_operator.workqueue import NEVER
 
 log = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ NOT_TYPED = (
 class EventRecorder:
     """Sends events of jobs. It never fails, and waits for seconds at most."""
 
-    api: Api
+    api: Client
     now: Callable[[], datetime]
     clock: Callable[[], float] = time.monotonic
     host: str = field(default_factory=socket.gethostname)
@@ -108,7 +107,7 @@ def _now() -> datetime:
 class Reconciler:
     """Brings jobs to the state that their specs ask for."""
 
-    api: Api
+    api: Client
     cache: Cache
     setup: OperatorConfig
     supervisors: Supervisors
@@ -136,12 +135,11 @@ class Reconciler:
 
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
-        self.uids.pop(key, None)
-        self.refused.pop(key, None)
-        self.refused_texts.pop(key, None)
-        self.written_at.pop(key, None)
-        self.metrics_at.pop(key, None)
-        self.no_ops.pop(key, None)
+        kept: tuple[dict[JobKey, Any], ...] = (
+            self.uids, self.refused, self.refused_texts, self.written_at, self.metrics_at, self.no_ops
+        )  # fmt: skip
+        for known in kept:
+            known.pop(key, None)
         self.supervisors.want(key, None)
         self.recorder.forget(key)
         if self.lookup is not None:
@@ -192,10 +190,8 @@ class Reconciler:
             raise
         if self.refused.pop(key, None):
             return 0.0  # reconcile again at once, so that the status drops the message
-        soon = [AFTER_WRITE_S] if wrote else []
-        return min(
-            [*soon, *([] if decision.requeue_after_s is None else [decision.requeue_after_s])], default=None
-        )
+        waits = AFTER_WRITE_S if wrote else None, decision.requeue_after_s
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def _with_what_is_kept(self, key: JobKey, observed: Observed) -> Observed:
         """Adds what this operator knows beside the job's objects."""
@@ -286,7 +282,7 @@ class Reconciler:
         found = self.cache.child(key, child) or await self._unobserved(key[0], child, manifest)
         if found is not None and found["metadata"].get("deletionTimestamp"):
             return False  # made anew when it is gone
-        wanted = needed(manifest, found)
+        wanted = manifest_to_send(manifest, found)
         if wanted is None or self._is_no_op(key, child, wanted, found):
             self._track(key, found)
             return False
@@ -296,7 +292,7 @@ class Reconciler:
             self.cache.put_written(made)
         if found is None or _version(made) != _version(found):
             return True
-        self.no_ops.setdefault(key, {})[child] = _version(made), hash_of(wanted)
+        self.no_ops.setdefault(key, {})[child] = _version(made), applied_hash(wanted)
         return False
 
     def _track(self, key: JobKey, child: Manifest | None) -> None:
@@ -305,7 +301,10 @@ class Reconciler:
 
     def _is_no_op(self, key: JobKey, child: Key, wanted: Manifest, live: Manifest | None) -> bool:
         """Checks whether just this, applied to just this object, changed nothing: the API server alters it."""
-        return live is not None and self.no_ops.get(key, {}).get(child) == (_version(live), hash_of(wanted))
+        return live is not None and self.no_ops.get(key, {}).get(child) == (
+            _version(live),
+            applied_hash(wanted),
+        )
 
     async def _unobserved(self, namespace: str, child: Key, wanted: Manifest) -> Manifest | None:
         """Reads a child that no watch has reported, which may be new. Raises ApiError for one that is somebody else's:

@@ -18,7 +18,7 @@ import yaml
 from dataloaderjob.api import KIND, ManifestError, parse_object
 from dataloaderjob_operator.client import ApiError, Client
 from dataloaderjob_operator.decide.observed import has_condition
-from dataloaderjob_operator.objects import Manifest
+from dataloaderjob_operator.kinds import Manifest
 
 EVERY_S = 1.0
 GONE_S = 60.0

@@ -18,8 +18,8 @@ from dataloaderjob.api.status import ConditionType, RayStatus
 from dataloaderjob.core.supervision import Rates
 from dataloaderjob_operator import objects
 from dataloaderjob_operator.client import ApiError, Changed
-from dataloaderjob_operator.decide.supervisor_status import SupervisorStatus
-from dataloaderjob_operator.diff import ANNOTATION_APPLIED
+from dataloaderjob_operator.decide.observed import SupervisorStatus
+from dataloaderjob_operator.kinds import ANNOTATION_APPLIED
 from dataloaderjob_operator.reconcile import AFTER_WRITE_S
 from dataloaderjob_operator.workqueue import NEVER
 

@@ -21,7 +21,7 @@ from rights import granted, refused, used
 from apiserver import ApiServer, Refused
 from chart import render
 from dataloaderjob.api import KIND
-from dataloaderjob_operator.objects import Manifest
+from dataloaderjob_operator.kinds import Manifest
 
 OPS = "ops-of-the-chart"
 RBAC = "/apis/rbac.authorization.k8s.io/v1/namespaces"

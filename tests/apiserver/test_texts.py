@@ -14,9 +14,8 @@ from operated import Operated
 
 from apiserver import ApiServer
 from dataloaderjob.api import KIND
-from dataloaderjob_operator import texts
 from dataloaderjob_operator.client import ApiError
-from dataloaderjob_operator.decide.conditions import MAX_MESSAGE
+from dataloaderjob_operator.decide.conditions import MAX_MESSAGE, WITHHELD
 
 GLOO = b"[/pytorch/gloo/pair.cc:534] Connection closed by peer \xf0\x9f\x98\xa2 \0 \xff\xfe \xed\xa0\xbd end"
 """torch's own words, an emoji and all, and what is no text."""
@@ -118,7 +117,7 @@ def test_a_status_that_is_refused_for_its_text_is_written_without_it(server: Api
     status = job.get(KIND, "mnist")["status"]
     assert (status["phase"], status["trainers"]["restarts"]) == ("Degraded", 1)
     assert ("Job", "mnist-trainers-1") in job.children()
-    assert job.conditions()["TrainersReady"]["message"] == texts.WITHHELD
+    assert job.conditions()["TrainersReady"]["message"] == WITHHELD
     assert api.refused < 4, "what is known to be refused is not tried again"
     path = f"/api/v1/namespaces/{job.namespace}/events?fieldSelector=reason=Restarted"
     assert len(server.request("GET", path)["items"]) == 1

@@ -12,8 +12,7 @@ from dataloaderjob.api import parse_object
 from dataloaderjob.api.status import ConditionType, RayStatus
 from dataloaderjob_operator import objects
 from dataloaderjob_operator.decide.decision import Decision, decide
-from dataloaderjob_operator.decide.observed import Observed
-from dataloaderjob_operator.decide.supervisor_status import SupervisorStatus
+from dataloaderjob_operator.decide.observed import Observed, SupervisorStatus
 from dataloaderjob_operator.objects.workloads import SIDECAR
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)

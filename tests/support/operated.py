@@ -15,7 +15,7 @@ from apiserver import ApiServer
 from dataloaderjob.api import KIND
 from dataloaderjob_operator import names, objects
 from dataloaderjob_operator.client import ApiError, Client
-from dataloaderjob_operator.decide.supervisor_status import SupervisorStatus
+from dataloaderjob_operator.decide.observed import SupervisorStatus
 from dataloaderjob_operator.kinds import CHILDREN, KINDS
 from dataloaderjob_operator.names import LABEL_JOB
 from dataloaderjob_operator.observe.cache import Cache, JobKey

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataloaderjob.api import load_manifest
-from dataloaderjob.api.reference import EXAMPLE, reference
+from dataloaderjob.api.crd import EXAMPLE, reference
 from dataloaderjob.api.status import ConditionType, Phase
 
 

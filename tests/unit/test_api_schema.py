@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from manifests import ACCEPTED, REFUSED_BY_RULES, manifest
 
-from dataloaderjob.api import ManifestError, Quantity, parse_object
+from dataloaderjob.api import ManifestError, parse_object
+from dataloaderjob.api.base import Quantity
 from dataloaderjob.api.crd import PRESERVE, VALIDATIONS, structural_schema
 
 SCHEMA = structural_schema()

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob_operator.decide import troubles
+from dataloaderjob_operator.decide.observed import trouble_of
 from dataloaderjob_operator.kinds import transform
 from dataloaderjob_operator.observe.cache import GONE, WRITE_WINS_S, Cache
 
@@ -132,7 +132,7 @@ def test_of_a_pod_its_troubles_are_kept():
         "status": {"initContainerStatuses": [container], "hostIP": "10.0.0.1"},
     }
     small = transform(pod)
-    assert troubles.of(small) == troubles.of(pod) is not None
+    assert trouble_of(small) == trouble_of(pod) is not None
     assert "annotations" not in small["metadata"]
     assert "image" not in small["status"]["initContainerStatuses"][0]
 

@@ -20,8 +20,7 @@ from observed_jobs import (
 )
 
 from dataloaderjob.api.status import ConditionType, Phase
-from dataloaderjob_operator.decide.observed import Observed
-from dataloaderjob_operator.decide.supervisor_status import Cause, SupervisorStatus
+from dataloaderjob_operator.decide.observed import Cause, Observed, SupervisorStatus
 
 LATE_S = 901
 UNREPORTED = [

@@ -30,9 +30,9 @@ from observed_jobs import (
 )  # fmt: skip
 
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
+from dataloaderjob_operator.decide.conditions import WANTED, Part, Stage
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.observed import Observed
-from dataloaderjob_operator.decide.stage import WANTED, Part, Stage
 from dataloaderjob_operator.objects.workloads import SIDECAR
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dataloaderjob_operator.diff import covers, needed, sealed
+from dataloaderjob_operator.kinds import covers, manifest_to_send, sealed
 
 
 @pytest.mark.parametrize(
@@ -55,15 +55,17 @@ def child(**spec: Any) -> dict[str, Any]:
 
 def test_what_was_sent_is_not_sent_again_until_it_changes():
     live = sealed(child(a=1, b=2))
-    assert needed(child(a=1, b=2), live) is None
-    assert needed(child(a=1, b=3), live) is not None
-    assert needed(child(a=1), live) is not None, "a field that is taken back is no difference in the values"
+    assert manifest_to_send(child(a=1, b=2), live) is None
+    assert manifest_to_send(child(a=1, b=3), live) is not None
+    assert manifest_to_send(child(a=1), live) is not None, (
+        "a field that is taken back is no difference in the values"
+    )
 
 
 def test_what_cannot_be_changed_is_only_made():
     job = {**child(a=1), "kind": "Job"}
-    assert needed(job, None) is not None
-    assert needed({**job, "spec": {"a": 2}}, sealed(job)) is None
+    assert manifest_to_send(job, None) is not None
+    assert manifest_to_send({**job, "spec": {"a": 2}}, sealed(job)) is None
 
 
 def policy(**peer: Any) -> dict[str, Any]:
@@ -74,11 +76,13 @@ def policy(**peer: Any) -> dict[str, Any]:
 
 def test_what_is_added_within_a_policy_is_a_difference_and_a_field_of_others_beside_ours_is_none():
     live = sealed(policy())
-    assert needed(policy(), live) is None
-    assert needed(policy(), {**live, "spec": {**live["spec"], "egress": [{}]}}) is None, "not in policyTypes"
+    assert manifest_to_send(policy(), live) is None
+    assert manifest_to_send(policy(), {**live, "spec": {**live["spec"], "egress": [{}]}}) is None, (
+        "not in policyTypes"
+    )
     for opened in (policy(namespaceSelector={}), policy(podSelector={})):
-        assert needed(policy(), {**live, "spec": opened["spec"]}) is not None
-    assert needed(
+        assert manifest_to_send(policy(), {**live, "spec": opened["spec"]}) is not None
+    assert manifest_to_send(
         policy(namespaceSelector={}), {**sealed(policy(namespaceSelector={})), "spec": live["spec"]}
     ), "an empty selector is not a missing one"
 
@@ -91,15 +95,15 @@ def deployment(asked: str, made_by: str, image: str) -> dict[str, Any]:
 
 def test_another_operators_pods_stay_while_the_user_asks_for_the_same():
     live = sealed(deployment("x", "1.0", "old"))
-    kept = needed(deployment("x", "2.0", "new"), live)
+    kept = manifest_to_send(deployment("x", "2.0", "new"), live)
     assert kept is None
     scaled = deployment("x", "2.0", "new")
     scaled["spec"]["replicas"] = 5
-    sent = needed(scaled, live)
+    sent = manifest_to_send(scaled, live)
     assert sent is not None
     assert sent["spec"]["template"] == live["spec"]["template"]
     assert sent["spec"]["replicas"] == 5
-    changed = needed(deployment("y", "2.0", "new"), live)
+    changed = manifest_to_send(deployment("y", "2.0", "new"), live)
     assert changed is not None
     assert changed["spec"]["template"]["spec"]["image"] == "new"
 
@@ -107,5 +111,5 @@ def test_another_operators_pods_stay_while_the_user_asks_for_the_same():
 def test_neither_side_is_changed_by_the_comparison():
     live, wanted = sealed(deployment("x", "1.0", "old")), deployment("x", "2.0", "new")
     before = copy.deepcopy((live, wanted))
-    needed(wanted, live)
+    manifest_to_send(wanted, live)
     assert (live, wanted) == before

@@ -7,7 +7,7 @@ from typing import Any
 
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.decide.health import AGAIN_S, EventQuery
-from dataloaderjob_operator.observe.lookups import EventLookup
+from dataloaderjob_operator.observe.watch import EventLookup
 
 A, B = ("team", "a"), ("team", "b")
 POD = EventQuery("Pod", "p", "u-p")

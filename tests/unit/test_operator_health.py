@@ -12,10 +12,10 @@ from manifests import manifest
 from dataloaderjob.api import parse_object
 from dataloaderjob.api.status import ConditionType
 from dataloaderjob_operator import objects
-from dataloaderjob_operator.decide import troubles
+from dataloaderjob_operator.decide import health
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.health import AGAIN_S, SETTLE_S, EventQuery, diagnose, meaning
-from dataloaderjob_operator.decide.observed import Observed
+from dataloaderjob_operator.decide.observed import Observed, Trouble
 from dataloaderjob_operator.names import Role
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
@@ -214,7 +214,7 @@ def test_what_has_moved_on_is_in_no_trouble(events):
 
 
 def reported(uid: str, reason: str, message: str, kind: str = "pod", name: str = "p") -> dict[str, Any]:
-    return {"event_troubles": {uid: troubles.Trouble(name, "", reason, message, kind=kind)}}
+    return {"event_troubles": {uid: Trouble(name, "", reason, message, kind=kind)}}
 
 
 @pytest.mark.parametrize(
@@ -279,13 +279,13 @@ def test_a_decision_diagnoses_each_pod_once(monkeypatch, status, seconds, failed
     found = observed(*pods, children={**deployments, **trainers(**ended)})
     found = replace(found, status=decided(found, 0).status)
     calls: list[str] = []
-    diagnosed = troubles.of
+    diagnosed = health.trouble_of
 
     def count(each: Any) -> Any:
         calls.append(each["metadata"]["name"])
         return diagnosed(each)
 
-    monkeypatch.setattr(troubles, "of", count)
+    monkeypatch.setattr(health, "trouble_of", count)
     decided(found, seconds)
     assert sorted(calls) == sorted(f"mnist-{name}" for name in names)
 

@@ -7,9 +7,17 @@ from observed_jobs import SETUP, job
 
 from dataloaderjob.api import KIND
 from dataloaderjob_operator import objects
-from dataloaderjob_operator.diff import needed, sealed
-from dataloaderjob_operator.kinds import CHILDREN, KINDS, WATCHED, Comparison, Source, transform
-from dataloaderjob_operator.objects import Manifest
+from dataloaderjob_operator.kinds import (
+    CHILDREN,
+    KINDS,
+    WATCHED,
+    Comparison,
+    Manifest,
+    Source,
+    manifest_to_send,
+    sealed,
+    transform,
+)
 from dataloaderjob_operator.observe import watch
 
 
@@ -39,10 +47,10 @@ def test_what_is_compared_is_what_the_cache_keeps(kind):
     for child in made():
         if child["kind"] == kind.name:
             live = transform(sealed(child))
-            assert needed(child, live) is None
+            assert manifest_to_send(child, live) is None
             added = {**child["spec"], "added": 1} if "spec" in child else None
             if added is not None:
-                changed = needed({**child, "spec": added}, live)
+                changed = manifest_to_send({**child, "spec": added}, live)
                 assert (changed is None) == (kind.compared is Comparison.CREATED_ONLY)
 
 

@@ -12,7 +12,7 @@ from manifests import manifest
 from dataloaderjob.api import DataLoaderJob, parse_object
 from dataloaderjob.core.settings import RayTuning, SidecarSettings
 from dataloaderjob_operator import names, objects
-from dataloaderjob_operator.diff import needed, sealed
+from dataloaderjob_operator.kinds import manifest_to_send, sealed
 from dataloaderjob_operator.objects import settings, workloads
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
@@ -257,7 +257,7 @@ def test_what_a_later_operator_makes_otherwise_replaces_no_pod(monkeypatch):
     for child in objects.feeding(job(), newer):
         old = before[child["metadata"]["name"]]
         assert pod(child)["containers"] != pod(old)["containers"]
-        assert needed(child, sealed(old)) is None, "the pods that there are stay"
+        assert manifest_to_send(child, sealed(old)) is None, "the pods that there are stay"
 
 
 def test_the_head_is_not_on_its_nodes_network():

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from dataloaderjob_operator.client import ApiError
-from dataloaderjob_operator.observe import lookups
-from dataloaderjob_operator.observe.lookups import SecretPoller
+from dataloaderjob_operator.observe import watch
+from dataloaderjob_operator.observe.watch import SecretPoller
 
 KEY, SECRET = ("team", "mnist"), ("Secret", "mnist-key")
 
@@ -66,8 +66,8 @@ def test_kinds_that_are_watched_and_jobs_that_are_gone_are_not_asked_for():
 
 
 def test_each_has_its_turn(monkeypatch):
-    monkeypatch.setattr(lookups, "EVERY_S", 0.02)
-    monkeypatch.setattr(lookups, "LEAST_S", 0.001)
+    monkeypatch.setattr(watch, "SECRETS_EVERY_S", 0.02)
+    monkeypatch.setattr(watch, "SECRETS_LEAST_S", 0.001)
     server, changed = Server(None), []
 
     async def run() -> None:

@@ -25,8 +25,7 @@ from observed_jobs import (
 
 from dataloaderjob.api.status import ConditionType, LoaderStatus, Phase
 from dataloaderjob.core.supervision import Rates
-from dataloaderjob_operator.decide.observed import Observed
-from dataloaderjob_operator.decide.supervisor_status import Cause, SupervisorStatus
+from dataloaderjob_operator.decide.observed import Cause, Observed, SupervisorStatus
 
 COMPLETE = live(TRAINERS, conditions=[{"type": "Complete", "status": "True"}])
 RATES = Rates(batches_per_s=10, nbytes_per_s=1e9, stall=0.05, occupancy=0.5)

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from dataloaderjob.api.status import LoaderStatus
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.supervision import Rates
+from dataloaderjob_operator.decide.observed import Cause, SupervisorStatus
 from dataloaderjob_operator.decide.supervisor_status import (
-    Cause,
-    SupervisorStatus,
     digits,
     loader_status,
     notable,

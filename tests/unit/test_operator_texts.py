@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from observed_jobs import FEEDERS, HEAD, T0, condition, decided, failed_trainers, job, live, pod, serving
 
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
-from dataloaderjob_operator import texts
+from dataloaderjob_operator.client import apply_body
 from dataloaderjob_operator.decide import conditions, events, supervisor_status
-from dataloaderjob_operator.decide.observed import Observed
+from dataloaderjob_operator.decide.observed import Observed, shown
 
 ANY = st.text(st.characters())
 PROPER = st.text(st.characters(exclude_categories=["Cs"]))
@@ -24,29 +24,29 @@ EMOJI = "\U0001f622"
 
 @given(st.dictionaries(PROPER, st.lists(PROPER)))
 def test_a_body_is_the_same_as_json_and_as_yaml(value: dict[str, list[str]]) -> None:
-    sent = texts.body(value)
+    sent = apply_body(value)
     assert json.loads(sent) == value
     assert yaml.safe_load(sent.decode()) == value
 
 
 def test_an_emoji_goes_as_it_is_and_no_escape_of_a_surrogate_is_left() -> None:
-    assert texts.body({"a": EMOJI}) == f'{{"a": "{EMOJI}"}}'.encode()
-    assert texts.body("a\ud83d\ude22\udcff") == '"a\ufffd\ufffd\ufffd"'.encode()
-    assert texts.body("\\ud83d") == b'"\\\\ud83d"', "text that resembles one stays text"
+    assert apply_body({"a": EMOJI}) == f'{{"a": "{EMOJI}"}}'.encode()
+    assert apply_body("a\ud83d\ude22\udcff") == '"a\ufffd\ufffd\ufffd"'.encode()
+    assert apply_body("\\ud83d") == b'"\\\\ud83d"', "text that resembles one stays text"
 
 
 @given(ANY, st.integers(1, 50))
 def test_what_is_shown_has_no_control_character_and_is_shown_the_same_again(text: str, most: int) -> None:
-    shown = texts.shown(text, most)
-    assert len(shown) <= most
-    assert not [c for c in shown if unicodedata.category(c) in ("Cc", "Cs") and c not in "\t\n"]
-    assert texts.shown(shown, most) == shown
-    assert shown.encode().decode() == shown
+    found = shown(text, most)
+    assert len(found) <= most
+    assert not [c for c in found if unicodedata.category(c) in ("Cc", "Cs") and c not in "\t\n"]
+    assert shown(found, most) == found
+    assert found.encode().decode() == found
 
 
 @given(ANY, st.integers(0, 40))
 def test_what_is_cut_is_short_and_whole(text: str, nbytes: int) -> None:
-    cut = texts.cut(text, nbytes)
+    cut = events.cut(text, nbytes)
     assert len(cut.encode()) <= nbytes
     assert text.encode(errors="replace").decode().startswith(cut)
 
@@ -56,7 +56,7 @@ def test_what_is_cut_is_short_and_whole(text: str, nbytes: int) -> None:
     [("Evicted", "Evicted"), ("Node lost!", "Nodelost"), ("", "Unknown"), (EMOJI, "Unknown"), ("a" * 300, "a" * 128)],
 )  # fmt: skip
 def test_a_reason_is_one_word(text: str, word: str) -> None:
-    assert texts.reason(text) == word
+    assert conditions.reason_word(text) == word
 
 
 @given(ANY)
@@ -80,7 +80,7 @@ def test_a_status_is_made_of_whatever_a_pod_has_for_a_reason(text: str) -> None:
     )
     made = decided(observed)
     assert condition(made, ConditionType.READY).status == "False"
-    assert condition(made, ConditionType.FEEDERS_READY).reason == texts.reason(text or "x")
+    assert condition(made, ConditionType.FEEDERS_READY).reason == conditions.reason_word(text or "x")
 
 
 def test_a_version_of_rays_that_is_no_text_is_no_reason_to_hear_nothing() -> None:
@@ -100,8 +100,8 @@ def test_a_text_that_was_refused_is_not_written_again_and_the_rest_is() -> None:
     loud = condition(decided(observed), ConditionType.PROGRESSING).message
     assert "CUDA error" in loud
     quiet = decided(replace(observed, refused_texts=frozenset({loud})))
-    assert condition(quiet, ConditionType.PROGRESSING).message == texts.WITHHELD
-    assert condition(quiet, ConditionType.HEAD_READY).message != texts.WITHHELD
+    assert condition(quiet, ConditionType.PROGRESSING).message == conditions.WITHHELD
+    assert condition(quiet, ConditionType.HEAD_READY).message != conditions.WITHHELD
     assert quiet.status.trainers.restarts == 1
 
 
@@ -109,7 +109,7 @@ def test_a_status_without_its_texts_has_all_the_rest() -> None:
     status = decided(failed_trainers(serving())).status
     bare, messages = conditions.without_messages(status)
     assert {c.message for c in status.conditions} == messages | {""}
-    assert {c.message for c in bare.conditions} == {texts.WITHHELD, ""}
+    assert {c.message for c in bare.conditions} == {conditions.WITHHELD, ""}
     assert [c.status for c in bare.conditions] == [c.status for c in status.conditions]
     assert (bare.trainers, bare.phase) == (status.trainers, status.phase)
     assert conditions.without_messages(bare) == (bare, frozenset())

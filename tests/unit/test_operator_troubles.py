@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dataloaderjob_operator.decide import troubles
+from dataloaderjob_operator.decide import observed
 
 
 def pod(name: str = "mnist-feeders-a", restart: str = "Always", **status: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def ended(code: int, name: str = "feeder", **more: Any) -> dict[str, Any]:
     ],
 )
 def test_a_pod_that_starts_runs_or_ended_well_is_in_no_trouble(status):
-    assert troubles.of(pod(**status)) is None
+    assert observed.trouble_of(pod(**status)) is None
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_pod_that_starts_runs_or_ended_well_is_in_no_trouble(status):
     ],
 )
 def test_a_trouble_names_pod_container_and_cause(status, reason, text):
-    found = troubles.of(pod(**status))
+    found = observed.trouble_of(pod(**status))
     assert found is not None
     assert found.reason == reason
     assert text in str(found)
@@ -127,17 +127,17 @@ def test_a_container_that_crashes_over_and_over_is_in_one_trouble_until_it_is_re
         waiting("CrashLoopBackOff", "back-off 10s", name="prepare", lastState=last, restartCount=1),
         {"name": "prepare", "state": {"running": {}}, "ready": False, "lastState": last, "restartCount": 1},
     ]
-    found = {troubles.of(pod(initContainerStatuses=[turn])) for turn in turns}
+    found = {observed.trouble_of(pod(initContainerStatuses=[turn])) for turn in turns}
     assert [(t.reason, t.message) for t in found if t] == [
         ("ContainerCrashes", "exit code 7: no disk, 1 restart")
     ]
-    assert troubles.of(pod(initContainerStatuses=[turns[-1] | {"ready": True}])) is None
+    assert observed.trouble_of(pod(initContainerStatuses=[turns[-1] | {"ready": True}])) is None
 
 
 def test_a_sidecar_that_ends_is_started_again_in_a_pod_whose_other_containers_are_not():
     sick = pod(restart="Never", initContainerStatuses=[ended(9, "sidecar")])
     sick["spec"]["initContainers"] = [{"name": "sidecar", "restartPolicy": "Always"}]
-    found = troubles.of(sick)
+    found = observed.trouble_of(sick)
     assert found is not None
     assert found.reason == "ContainerCrashes"
 
@@ -147,7 +147,7 @@ def test_the_cause_is_reported_before_its_consequence():
         initContainerStatuses=[ended(3, "fetch")], containerStatuses=[waiting("CreateContainerError", "x")]
     )
     both["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": "gone"}]
-    found = troubles.of(both)
+    found = observed.trouble_of(both)
     assert found is not None
     assert found.reason == "Unschedulable"
 
@@ -155,14 +155,14 @@ def test_the_cause_is_reported_before_its_consequence():
 def test_one_of_several_pods_is_reported_always_the_same():
     sick = [pod(f"p-{i}", containerStatuses=[ended(1)]) for i in (3, 1, 2)]
     for order in (sick, sick[::-1], [pod("p-0"), *sick]):
-        assert str(troubles.first(map(troubles.of, order))).startswith("pod p-1,")
-    assert troubles.first([troubles.of(pod())]) is None
+        assert str(observed.first_trouble(map(observed.trouble_of, order))).startswith("pod p-1,")
+    assert observed.first_trouble([observed.trouble_of(pod())]) is None
 
 
 def test_a_long_message_is_cut():
-    found = troubles.of(pod(containerStatuses=[waiting("ErrImagePull", "x" * 5000)]))
+    found = observed.trouble_of(pod(containerStatuses=[waiting("ErrImagePull", "x" * 5000)]))
     assert found is not None
-    assert len(found.message) <= troubles.MAX_MESSAGE + 1
+    assert len(found.message) <= observed.MAX_TROUBLE + 1
 
 
 def test_the_end_of_a_containers_last_lines_is_reported():
@@ -171,7 +171,7 @@ def test_the_end_of_a_containers_last_lines_is_reported():
         + "  File train.py\n" * 200
         + "ValueError: sample 7 is broken\n"
     )
-    found = troubles.of(pod(containerStatuses=[ended(1, message=traceback)]))
+    found = observed.trouble_of(pod(containerStatuses=[ended(1, message=traceback)]))
     assert found is not None
     assert found.message.startswith("exit code 1: …")
     assert found.message.endswith("ValueError: sample 7 is broken")

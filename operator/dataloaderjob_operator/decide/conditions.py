@@ -1,28 +1,167 @@
-"""The conditions of a job, from its health. Pure: times come in, and stay while a condition's status does."""
+"""The stage of its life that a job is in, which children it has there, and the conditions that follow from its health.
+Pure: times come in, and stay while a condition's status does.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
 
-from dataloaderjob.api.status import Condition, ConditionType, DataLoaderJobStatus
+from dataloaderjob.api.status import Condition, ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob.core.supervision import LASTING
-from dataloaderjob_operator import texts
+from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.health import ConditionState, Health
-from dataloaderjob_operator.decide.observed import Observed, show_time
-from dataloaderjob_operator.decide.stage import Stage, StageResult
+from dataloaderjob_operator.decide.observed import (
+    Observed,
+    Trainers,
+    condition_of,
+    parse_time,
+    show_time,
+    shown,
+)
 
-ENDED = frozenset({Stage.COMPLETE, Stage.FAILED})
-HELD = frozenset({Stage.SUSPENDING, Stage.SUSPENDED})
 STARTS = frozenset({"NotMade", "PodsStart", "SupervisorStarts", "RayStarts", "FeedersStart", "FeederStarts"})
 """Reasons that are no cause for worry yet."""
 MAX_MESSAGE = 4096
 """Characters, as the CRD has it."""
+WITHHELD = "the API server refused the text of this condition: the operator's log has it"
+"""The message of a condition instead of one for which a status was refused."""
+_NOT_IN_REASONS = re.compile("[^A-Za-z0-9]+")
+
+
+class Stage(StrEnum):
+    STARTING = "Starting"
+    """Children are being made; head, sidecars and feeders do not serve yet."""
+    RUNNING = "Running"
+    """They served once; the trainers train."""
+    RESTARTING = "Restarting"
+    """A trainer failed; all of them are made anew, as a further attempt."""
+    SUSPENDING = "Suspending"
+    """The job's pods are leaving."""
+    SUSPENDED = "Suspended"
+    """No pod is left."""
+    COMPLETE = "Complete"
+    """All trainers ended with exit code 0."""
+    FAILED = "Failed"
+    """The job ended otherwise."""
+
+
+class Part(StrEnum):
+    """Children that are made and deleted together."""
+
+    BASE = "base"
+    FEEDING = "feeding"
+    TRAINERS = "trainers"
+
+
 MOVING = frozenset({Stage.STARTING, Stage.RESTARTING, Stage.SUSPENDING})
-
-
+HELD = frozenset({Stage.SUSPENDING, Stage.SUSPENDED})
+ENDED = frozenset({Stage.COMPLETE, Stage.FAILED})
+WANTED: dict[Stage, frozenset[Part]] = {
+    stage: frozenset({Part.BASE}) if stage in HELD | ENDED else frozenset(Part) for stage in Stage
+}
 Parts = Mapping[ConditionType, ConditionState]
 """HeadReady, FeedersReady, SidecarsReady and TrainersReady."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """The stage that a job is in, and why."""
+
+    stage: Stage
+    reason: str
+    """CamelCase, for the condition."""
+    message: str = ""
+    attempt: int = 0
+    """The attempt whose trainers shall be there."""
+
+
+def find_stage(observed: Observed, health: Health, found: Parts, now: datetime) -> StageResult:
+    """Decides by the first rule that applies."""
+    attempt = observed.attempt
+    for kind, stage in ((ConditionType.COMPLETE, Stage.COMPLETE), (ConditionType.FAILED, Stage.FAILED)):
+        ended = observed.status.condition(kind)
+        if ended is not None and ended.status == "True":
+            return StageResult(stage, ended.reason, ended.message, attempt)
+    trainers = observed.trainers()
+    if trainers is Trainers.COMPLETE:
+        return StageResult(
+            Stage.COMPLETE, "TrainersSucceeded", "all trainers ended with exit code 0", attempt
+        )
+    if observed.job.spec.suspend:
+        if observed.pods:
+            return StageResult(
+                Stage.SUSPENDING, "PodsLeave", f"{len(observed.pods)} pods are leaving", attempt
+            )
+        return StageResult(Stage.SUSPENDED, "AskedFor", "spec.suspend is true", attempt)
+    if (late := _late(observed, health, now)) is not None:
+        return late
+    if trainers is Trainers.FAILED:
+        return _failed(observed, health, attempt)
+    if _served(observed) or serves(found):
+        return StageResult(Stage.RUNNING, "Serving", "", attempt)
+    return StageResult(Stage.STARTING, "ChildrenStart", "", attempt)
+
+
+def _late(observed: Observed, health: Health, now: datetime) -> StageResult | None:
+    """Judges the deadlines; None if none is over."""
+    if observed.status.start_time is None:
+        return None
+    elapsed = now - parse_time(observed.status.start_time)
+    limits = observed.job.spec.deadlines
+    active = limits.active_deadline_seconds
+    if active is not None and elapsed >= timedelta(seconds=active):
+        return StageResult(
+            Stage.FAILED, "DeadlineExceeded",
+            f"the job took longer than deadlines.activeDeadlineSeconds {active}", observed.attempt,
+        )  # fmt: skip
+    late = elapsed >= timedelta(seconds=limits.startup_seconds)
+    if late and not _served(observed) and not _up(observed, health):
+        trouble, supervisor = health.trouble or health.event_trouble, observed.supervisor
+        cause = ""
+        if supervisor is not None:
+            cause = observed.describe(supervisor.cause) if supervisor.cause is not None else supervisor.silent
+        cause = observed.refused or cause
+        why = f": {trouble or cause}" if trouble or cause else ""
+        return StageResult(
+            Stage.FAILED, "StartupDeadlineExceeded",
+            f"the job was not up within deadlines.startupSeconds {limits.startup_seconds}{why}", observed.attempt,
+        )  # fmt: skip
+    return None
+
+
+def _failed(observed: Observed, health: Health, attempt: int) -> StageResult:
+    """All trainers are started anew after one failed, as often as the manifest allows."""
+    trouble = health.roles[names.Role.TRAINER].trouble
+    job = observed.children[("Job", names.trainers(observed.job.name, attempt))]
+    message = (condition_of(job, "Failed") or condition_of(job, "FailureTarget") or {}).get("message", "")
+    cause = str(trouble) if trouble else message or "a trainer failed"
+    if observed.supervisor is not None and observed.supervisor.failure is not None:
+        cause += f"; {observed.describe(observed.supervisor.failure)}"
+    limit = observed.job.spec.backoff_limit
+    if attempt >= limit:
+        return StageResult(Stage.FAILED, "BackoffLimitExceeded", f"{cause} (backoffLimit {limit})", attempt)
+    return StageResult(
+        Stage.RESTARTING, "TrainerFailed", f"{cause}; restart {attempt + 1} of {limit}", attempt + 1
+    )
+
+
+def _served(observed: Observed) -> bool:
+    """Checks whether the startup deadline is met, since the job began or was resumed: all parts served once, or a
+    trainer has been made anew since."""
+    return observed.status.phase in {Phase.RUNNING, Phase.DEGRADED}
+
+
+def _up(observed: Observed, health: Health) -> bool:
+    """Checks whether the job has come up, as far as pods show: an operator that no supervisor answers ends no job that
+    may well train."""
+    answered = observed.supervisor is not None and not observed.supervisor.silent
+    return all(
+        pods.holds for pods in (health.head_pods, health.feeder_pods, health.sidecars, health.trainer_pods)
+    ) and (not answered or observed.serving() >= observed.job.spec.feeders.min_replicas)
 
 
 def parts(observed: Observed, health: Health) -> Parts:
@@ -37,101 +176,6 @@ def parts(observed: Observed, health: Health) -> Parts:
 
 def serves(found: Parts) -> bool:
     return all(state.holds for state in found.values())
-
-
-def up(observed: Observed, health: Health) -> bool:
-    """Checks whether the job has come up, as far as pods show: an operator that no supervisor answers ends no job that
-    may well train."""
-    answered = observed.supervisor is not None and not observed.supervisor.silent
-    return all(
-        pods.holds for pods in (health.head_pods, health.feeder_pods, health.sidecars, health.trainer_pods)
-    ) and (not answered or observed.serving() >= observed.job.spec.feeders.min_replicas)
-
-
-def conditions(observed: Observed, result: StageResult, found: Parts, now: datetime) -> tuple[Condition, ...]:
-    """Makes all conditions, in the order of `ConditionType`."""
-    return tuple(
-        _condition(
-            observed.status, kind, state, observed.generation, now, refused_texts=observed.refused_texts
-        )
-        for kind, state in _all(result, found, observed.refused)
-    )
-
-
-def not_ready(
-    before: DataLoaderJobStatus,
-    why: ConditionState,
-    generation: int,
-    now: datetime,
-    *,
-    refused_texts: frozenset[str],
-) -> DataLoaderJobStatus:
-    """The status of a job of which only this is known anew: why it is not ready."""
-    made = _condition(before, ConditionType.READY, why, generation, now, refused_texts=refused_texts)
-    others = (condition for condition in before.conditions if condition.type != ConditionType.READY)
-    return before.model_copy(update={"conditions": (made, *others)})
-
-
-def without_messages(status: DataLoaderJobStatus) -> tuple[DataLoaderJobStatus, frozenset[str]]:
-    """Takes the messages out of a status; returns both."""
-    messages = frozenset(c.message for c in status.conditions) - {"", texts.WITHHELD}
-    bare = tuple(c.model_copy(update={"message": c.message and texts.WITHHELD}) for c in status.conditions)
-    return status.model_copy(update={"conditions": bare}), messages
-
-
-def _condition(
-    before: DataLoaderJobStatus, kind: ConditionType, state: ConditionState, generation: int, now: datetime, *,
-    refused_texts: frozenset[str],
-) -> Condition:  # fmt: skip
-    """Makes one condition. Its text is one that the API server and a terminal take, whatever it is from."""
-    old, message = before.condition(kind), texts.shown(state.message, MAX_MESSAGE)
-    return Condition(
-        type=kind, status=state.status, reason=texts.reason(state.reason),
-        message=texts.WITHHELD if message in refused_texts else message, observed_generation=generation,
-        last_transition_time=old.last_transition_time if old and old.status == state.status else show_time(now),
-    )  # fmt: skip
-
-
-def _all(result: StageResult, found: Parts, refused: str) -> Iterator[tuple[ConditionType, ConditionState]]:
-    stage = result.stage
-    if stage in ENDED or stage in HELD:
-        gone = ConditionState(False, stage.value, "its pods are released")
-        found = dict.fromkeys(found, gone)
-    yield (
-        ConditionType.READY,
-        ConditionState(False, "ChildRefused", refused) if refused else _ready(result, found),
-    )
-    yield from found.items()
-    why = ConditionState(stage in MOVING, result.reason, result.message)
-    yield ConditionType.PROGRESSING, why if stage in MOVING or stage in ENDED else _moves(stage, found)
-    for kind, at in (
-        (ConditionType.SUSPENDED, Stage.SUSPENDED),
-        (ConditionType.COMPLETE, Stage.COMPLETE),
-        (ConditionType.FAILED, Stage.FAILED),
-    ):
-        yield (
-            kind,
-            ConditionState(True, result.reason, result.message)
-            if stage is at
-            else ConditionState(False, f"Not{kind.value}"),
-        )
-
-
-def _ready(result: StageResult, found: Parts) -> ConditionState:
-    if result.stage in ENDED or result.stage in HELD:
-        return ConditionState(False, result.stage.value, result.message)
-    lacking = [state for state in found.values() if not state.holds]
-    if lacking:  # what is wrong before what merely takes its time
-        first = min(lacking, key=lambda state: state.reason in STARTS)
-        return ConditionState(False, first.reason, first.message)
-    return ConditionState(True, "Serving", "head, sidecars and feeders serve, trainers run")
-
-
-def _moves(stage: Stage, found: Parts) -> ConditionState:
-    """A job that runs makes no progress, unless a part of it is on its way back."""
-    if stage is Stage.RUNNING and not serves(found):
-        return ConditionState(True, "Recovering", next(f.message for f in found.values() if not f.holds))
-    return ConditionState(False, "AsAskedFor")
 
 
 def _head(observed: Observed, pods: ConditionState) -> ConditionState:
@@ -158,11 +202,8 @@ def _head(observed: Observed, pods: ConditionState) -> ConditionState:
 def _feeders(observed: Observed, pods: ConditionState) -> ConditionState:
     """Feeders serve when the supervisor has as many as the pods that are needed have, and no trainer is stuck at a
     failure of theirs."""
-    supervisor, serving, needed = (
-        observed.supervisor,
-        observed.serving(),
-        observed.job.spec.feeders.min_replicas,
-    )
+    supervisor, serving = observed.supervisor, observed.serving()
+    needed = observed.job.spec.feeders.min_replicas
     if pods.holds is None:
         return pods
     if supervisor is not None and supervisor.failure is not None:
@@ -176,3 +217,84 @@ def _feeders(observed: Observed, pods: ConditionState) -> ConditionState:
     if cause is not None and (pods.holds or cause.reason in LASTING):
         return ConditionState(False, cause.reason, f"{count}; {observed.describe(cause)}")
     return ConditionState(False, "FeedersStart", count) if pods.holds else pods
+
+
+def conditions(observed: Observed, result: StageResult, found: Parts, now: datetime) -> tuple[Condition, ...]:
+    """Makes all conditions, in the order of `ConditionType`."""
+    return tuple(
+        _condition(
+            observed.status, kind, state, observed.generation, now, refused_texts=observed.refused_texts
+        )
+        for kind, state in _all(result, found, observed.refused)
+    )
+
+
+def not_ready(
+    before: DataLoaderJobStatus,
+    why: ConditionState,
+    generation: int,
+    now: datetime,
+    *,
+    refused_texts: frozenset[str],
+) -> DataLoaderJobStatus:
+    """The status of a job of which only this is known anew: why it is not ready."""
+    made = _condition(before, ConditionType.READY, why, generation, now, refused_texts=refused_texts)
+    others = (condition for condition in before.conditions if condition.type != ConditionType.READY)
+    return before.model_copy(update={"conditions": (made, *others)})
+
+
+def reason_word(text: str, most: int = 128) -> str:
+    """Makes a text one word, for a condition's reason."""
+    return _NOT_IN_REASONS.sub("", text)[:most] or "Unknown"
+
+
+def without_messages(status: DataLoaderJobStatus) -> tuple[DataLoaderJobStatus, frozenset[str]]:
+    """Takes the messages out of a status; returns both."""
+    messages = frozenset(c.message for c in status.conditions) - {"", WITHHELD}
+    bare = tuple(c.model_copy(update={"message": c.message and WITHHELD}) for c in status.conditions)
+    return status.model_copy(update={"conditions": bare}), messages
+
+
+def _condition(
+    before: DataLoaderJobStatus, kind: ConditionType, state: ConditionState, generation: int, now: datetime, *,
+    refused_texts: frozenset[str],
+) -> Condition:  # fmt: skip
+    """Makes one condition. Its text is one that the API server and a terminal take, whatever it is from."""
+    old, message = before.condition(kind), shown(state.message, MAX_MESSAGE)
+    return Condition(
+        type=kind, status=state.status, reason=reason_word(state.reason),
+        message=WITHHELD if message in refused_texts else message, observed_generation=generation,
+        last_transition_time=old.last_transition_time if old and old.status == state.status else show_time(now),
+    )  # fmt: skip
+
+
+def _all(result: StageResult, found: Parts, refused: str) -> Iterator[tuple[ConditionType, ConditionState]]:
+    stage = result.stage
+    if stage in ENDED or stage in HELD:
+        gone = ConditionState(False, stage.value, "its pods are released")
+        found = dict.fromkeys(found, gone)
+    ready = ConditionState(False, "ChildRefused", refused) if refused else _ready(result, found)
+    yield ConditionType.READY, ready
+    yield from found.items()
+    why = ConditionState(stage in MOVING, result.reason, result.message)
+    yield ConditionType.PROGRESSING, why if stage in MOVING or stage in ENDED else _moves(stage, found)
+    at_rest = ConditionState(True, result.reason, result.message)
+    for kind in (ConditionType.SUSPENDED, ConditionType.COMPLETE, ConditionType.FAILED):
+        yield kind, at_rest if stage.value == kind.value else ConditionState(False, f"Not{kind.value}")
+
+
+def _ready(result: StageResult, found: Parts) -> ConditionState:
+    if result.stage in ENDED or result.stage in HELD:
+        return ConditionState(False, result.stage.value, result.message)
+    lacking = [state for state in found.values() if not state.holds]
+    if lacking:  # what is wrong before what merely takes its time
+        first = min(lacking, key=lambda state: state.reason in STARTS)
+        return ConditionState(False, first.reason, first.message)
+    return ConditionState(True, "Serving", "head, sidecars and feeders serve, trainers run")
+
+
+def _moves(stage: Stage, found: Parts) -> ConditionState:
+    """A job that runs makes no progress, unless a part of it is on its way back."""
+    if stage is Stage.RUNNING and not serves(found):
+        return ConditionState(True, "Recovering", next(f.message for f in found.values() if not f.holds))
+    return ConditionState(False, "AsAskedFor")

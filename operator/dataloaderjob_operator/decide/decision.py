@@ -15,30 +15,34 @@ from dataloaderjob.api.status import (
 )
 from dataloaderjob_operator import names, objects
 from dataloaderjob_operator.decide import supervisor_status
-from dataloaderjob_operator.decide.conditions import ENDED, HELD, Parts, conditions, parts, serves, up
+from dataloaderjob_operator.decide.conditions import (
+    ENDED,
+    HELD,
+    WANTED,
+    Part,
+    Parts,
+    Stage,
+    StageResult,
+    conditions,
+    find_stage,
+    parts,
+    serves,
+)
 from dataloaderjob_operator.decide.health import EventQuery, Health, Queries, diagnose, queries
 from dataloaderjob_operator.decide.observed import (
     Key,
     Observed,
     Trainers,
     has_condition,
+    leaving,
     parse_time,
     show_time,
 )
-from dataloaderjob_operator.decide.stage import KEPT, WANTED, Part, Stage, StageResult, find
-from dataloaderjob_operator.objects import Manifest, OperatorConfig, settings
+from dataloaderjob_operator.kinds import Manifest
+from dataloaderjob_operator.objects import OperatorConfig, settings
 
 COUNTS_EVERY_S = 1.0
 """Minimum interval between two writes for the sake of counts and messages alone: pods become ready one by one."""
-PHASES: dict[Stage, Phase] = {
-    Stage.STARTING: Phase.STARTING,
-    Stage.RUNNING: Phase.RUNNING,
-    Stage.RESTARTING: Phase.DEGRADED,
-    Stage.SUSPENDING: Phase.SUSPENDING,
-    Stage.SUSPENDED: Phase.SUSPENDED,
-    Stage.COMPLETE: Phase.COMPLETE,
-    Stage.FAILED: Phase.FAILED,
-}
 ROLES = {
     ConditionType.HEAD_READY: names.Role.HEAD,
     ConditionType.FEEDERS_READY: names.Role.FEEDER,
@@ -71,7 +75,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         return None
     health = diagnose(observed)
     found = parts(observed, health)
-    result = find(observed, health, now, serves=serves(found), up=up(observed, health))
+    result = find_stage(observed, health, found, now)
     started = _started_at(observed, result, now)
     ended = observed.status.completion_time or show_time(now) if result.stage in ENDED else None
     status = DataLoaderJobStatus(
@@ -186,15 +190,12 @@ def _feeders_at_start(observed: Observed) -> int | None:
 
 
 def _unwanted(observed: Observed, result: StageResult, wanted: set[Key]) -> list[Key]:
-    kept = set()
-    ended = observed.trainers() in {Trainers.COMPLETE, Trainers.FAILED}
-    if ended and Part.TRAINERS in KEPT.get(result.stage, frozenset()):
+    """Trainers that have ended with their job stay: their pods have the logs. Those that a deadline has caught go, with
+    what they hold."""
+    kept = set(wanted)
+    if result.stage in ENDED and observed.trainers() in {Trainers.COMPLETE, Trainers.FAILED}:
         kept.add(("Job", names.trainers(observed.job.name, result.attempt)))
-    return sorted(
-        key
-        for key, child in observed.children.items()
-        if key not in wanted and key not in kept and not child["metadata"].get("deletionTimestamp")
-    )
+    return sorted(k for k, child in observed.children.items() if k not in kept and not leaving(child))
 
 
 def _queries(health: Health, result: StageResult, found: Parts, now: datetime) -> Queries:
@@ -204,7 +205,9 @@ def _queries(health: Health, result: StageResult, found: Parts, now: datetime) -
 
 
 def _phase(stage: Stage, *, serves: bool) -> Phase:
-    return Phase.DEGRADED if stage is Stage.RUNNING and not serves else PHASES[stage]
+    if stage is Stage.RESTARTING or (stage is Stage.RUNNING and not serves):
+        return Phase.DEGRADED
+    return Phase(stage.value)
 
 
 def _started_at(observed: Observed, result: StageResult, now: datetime) -> str | None:

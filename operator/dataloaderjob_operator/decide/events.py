@@ -15,11 +15,10 @@ from enum import StrEnum
 from dataloaderjob.api import KIND, DataLoaderJob
 from dataloaderjob.api.job import API_VERSION
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
-from dataloaderjob_operator import texts
 from dataloaderjob_operator.decide.conditions import STARTS
 from dataloaderjob_operator.decide.observed import show_time
+from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import MANAGER
-from dataloaderjob_operator.objects import Manifest
 
 MAX_MESSAGE_NBYTES = 1024
 """Limit of the API for the message of an event."""
@@ -88,10 +87,15 @@ class _Row:
 def events_of(before: Status, after: Status) -> tuple[Event, ...]:
     """Finds the events of a change of status; none if nothing changed."""
     return tuple(
-        Event(row.reason, texts.cut(row.text(after), MAX_MESSAGE_NBYTES), row.once(after))
+        Event(row.reason, cut(row.text(after), MAX_MESSAGE_NBYTES), row.once(after))
         for row in _ROWS
         if row.happened(before, after)
     )
+
+
+def cut(text: str, nbytes: int) -> str:
+    """Cuts a text to so many bytes of UTF-8, and whole characters."""
+    return text.encode(errors="replace")[:nbytes].decode(errors="ignore")
 
 
 def manifest(event: Event, job: DataLoaderJob, now: datetime, host: str) -> Manifest:

@@ -1,8 +1,8 @@
 """The health of a job's pods, diagnosed once for each decision: whether enough of each role serve, and why not. Pure.
 
-The cause is in the pods' own statuses (`troubles`). Some causes only events have: volumes that cannot be mounted, pods
-that a quota or a policy refuses. Nobody watches all events of a cluster for them: those of a few objects of the job are
-listed (`queries`), and only while it does not serve and no status has the cause; `meaning` reads them.
+The cause is in the pods' own statuses (`trouble_of`). Some causes only events have: volumes that cannot be mounted,
+pods that a quota or a policy refuses. Nobody watches all events of a cluster for them: those of a few objects of the
+job are listed (`queries`), and only while it does not serve and no status has the cause; `meaning` reads them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,20 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide import troubles
-from dataloaderjob_operator.decide.observed import Observed, condition_of, has_condition, leaving, parse_time
-from dataloaderjob_operator.decide.troubles import Trouble
+from dataloaderjob_operator.decide.observed import (
+    MAX_TROUBLE,
+    Observed,
+    Trouble,
+    condition_of,
+    first_trouble,
+    has_condition,
+    leaving,
+    one_line,
+    parse_time,
+    trouble_of,
+)
+from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import Role
-from dataloaderjob_operator.objects import Manifest
 from dataloaderjob_operator.objects.workloads import SIDECAR
 
 SETTLE_S = 5.0
@@ -125,13 +134,13 @@ class Health:
 
 def diagnose(observed: Observed) -> Health:
     """Reads the status of each pod once."""
-    found = [(pod, troubles.of(pod)) for pod in observed.pods]
+    found = [(pod, trouble_of(pod)) for pod in observed.pods]
     roles = {role: _role(observed, role, found) for role in Role}
     name, trainers = observed.job.name, roles[Role.TRAINER]
     needed = observed.job.spec.feeders.min_replicas
     return Health(
         roles=roles,
-        trouble=troubles.first(trouble for _, trouble in found),
+        trouble=first_trouble(trouble for _, trouble in found),
         head_pods=_deployment(observed, names.head(name), roles[Role.HEAD], 1),
         feeder_pods=_deployment(observed, names.feeders(name), roles[Role.FEEDER], needed),
         sidecars=_trainer_pods(observed, trainers, _sidecar_listens, "sidecars listen"),
@@ -171,7 +180,7 @@ def meaning(query: EventQuery, events: Iterable[Mapping[str, Any]]) -> Trouble |
     text = str(newest.get("message") or reason)
     for pattern, instead in _NOISE:
         text = pattern.sub(instead, text)
-    return Trouble(query.name, "", known, troubles.short(text), kind=query.kind.replace("Pod", "pod"))
+    return Trouble(query.name, "", known, one_line(text, MAX_TROUBLE), kind=query.kind.replace("Pod", "pod"))
 
 
 _Diagnosed = Sequence[tuple[Manifest, Trouble | None]]
@@ -188,7 +197,7 @@ def _role(observed: Observed, role: Role, found: _Diagnosed) -> RoleHealth:
     return RoleHealth(
         role=role,
         pods=tuple(pod for pod, _ in mine),
-        trouble=troubles.first(trouble for _, trouble in mine),
+        trouble=first_trouble(trouble for _, trouble in mine),
         held_up=held_up,
         event_trouble=next((trouble for trouble in reported if trouble is not None), None),
     )

@@ -1,23 +1,47 @@
-"""One job and its children as the operator observed them: values. Pure."""
+"""One job as the operator observed it: its children, its supervisor's report, the troubles of its pods; and how times
+and texts of others are written. Values. Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob.api.status import DataLoaderJobStatus
+from dataloaderjob.api.status import DataLoaderJobStatus, RayStatus
+from dataloaderjob.core.supervision import Rates
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide.supervisor_status import Cause, SupervisorStatus
-from dataloaderjob_operator.decide.troubles import Trouble
-from dataloaderjob_operator.objects import Manifest
+from dataloaderjob_operator.kinds import Manifest
 
 METRICS_EVERY_S = 15.0
 Key = tuple[str, str]
 """(kind, name) of a child."""
+Pod = Mapping[str, Any]
+MAX_TROUBLE = 600
+MAX_LAST = 500
+CRASHES = "ContainerCrashes"
+BY_WAITING = {
+    "ImagePullBackOff": "ImageNotPulled",
+    "ErrImagePull": "ImageNotPulled",
+    "ErrImageNeverPull": "ImageNotPulled",
+    "InvalidImageName": "ImageNotPulled",
+    "RegistryUnavailable": "ImageNotPulled",
+    "CreateContainerConfigError": "ConfigMissing",
+    "CreateContainerError": "ContainerNotStarted",
+    "RunContainerError": "ContainerNotStarted",
+    "StartError": "ContainerNotStarted",
+    "CrashLoopBackOff": CRASHES,
+}
+"""Reasons for which a container waits and that are troubles, and what they are called in a condition."""
+UNKNOWN = "\ufffd"
+"""Unicode's own sign for what cannot be shown."""
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufeff\ufffe\uffff]+")
+_Found = Iterator[tuple[str, str, str]]
+"""Container, reason and message. A status has them in five places: `_CHECKS`."""
 
 
 class Trainers(Enum):
@@ -29,6 +53,54 @@ class Trainers(Enum):
     ACTIVE = auto()
     COMPLETE = auto()
     FAILED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A cause for which one pod does not do its work."""
+
+    pod: str
+    container: str
+    """Empty where the whole pod has it."""
+    reason: str
+    """CamelCase, for a condition."""
+    message: str
+    kind: str = "pod"
+    """The kind of the object that `pod` names: a Job whose pods are refused has none."""
+
+    def __str__(self) -> str:
+        where = f"{self.kind} {self.pod}" + (f", container {self.container}" if self.container else "")
+        return f"{where}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The cause for which feeders, or trainers that depend on them, do not work."""
+
+    reason: str
+    """CamelCase, for a condition."""
+    text: str
+    host: str = ""
+    """Address of the pod that has it; empty where none does, or none is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorStatus:
+    """The last report of a supervisor. Two are equal if they have the same effect on the job; rates do not count."""
+
+    silent: str = ""
+    """Why several polls in a row had no answer; empty while the supervisor answers."""
+    desired: int = 0
+    """Feeder processes that it keeps in place."""
+    ready: int = 0
+    """Feeder processes that serve."""
+    cause: Cause | None = None
+    """The worst cause of the first feeder that does not serve."""
+    failure: Cause | None = None
+    """The error that a trainer got instead of a batch, if no trainer has taken a batch since."""
+    ray: RayStatus = field(default_factory=RayStatus)
+    """Ray's version is missing while Ray has not answered the supervisor."""
+    rates: Rates | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,3 +190,116 @@ def parse_time(text: str) -> datetime:
 def show_time(moment: datetime) -> str:
     """Writes a time as Kubernetes does, in whole seconds."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def shown(text: str, most: int) -> str:
+    """Makes a text fit for people, with `most` characters at most: what would move their cursor, or is no character, is
+    replaced by a sign. A text that has been through it stays as it is."""
+    return _CONTROLS.sub(UNKNOWN, text)[:most]
+
+
+def one_line(text: str, most: int) -> str:
+    """Puts a text into one line that is not longer than `most` and a sign."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= most else f"{line[:most]}…"
+
+
+def first_trouble(found: Iterable[Trouble | None]) -> Trouble | None:
+    """The trouble to report: that of the pod whose name comes first, so that the text stays the same."""
+    return min((trouble for trouble in found if trouble), key=lambda trouble: trouble.pod, default=None)
+
+
+def trouble_of(pod: Pod) -> Trouble | None:
+    """Diagnoses a pod; None while nothing is wrong, also while it merely starts."""
+    for check in _CHECKS:
+        for container, reason, message in check(pod):
+            return Trouble(str(pod["metadata"]["name"]), container, reason, one_line(message, MAX_TROUBLE))
+    return None
+
+
+def _unscheduled(pod: Pod) -> _Found:
+    for condition in pod.get("status", {}).get("conditions", ()):
+        if (condition["type"], condition["status"]) == ("PodScheduled", "False"):
+            gated = condition.get("reason") == "SchedulingGated"
+            reason = "SchedulingGated" if gated else "Unschedulable"
+            yield "", reason, condition.get("message", "no node fits")
+
+
+def _evicted(pod: Pod) -> _Found:
+    status = pod.get("status", {})
+    if status.get("phase") == "Failed" and status.get("reason"):
+        yield "", status["reason"], status.get("message", "ended by its node")
+
+
+def _waiting(pod: Pod) -> _Found:
+    for status in _containers(pod):
+        waiting = status.get("state", {}).get("waiting") or {}
+        reason = waiting.get("reason", "")
+        if reason in BY_WAITING:
+            text = waiting.get("message") or reason
+            ended = status.get("lastState", {}).get("terminated")
+            if reason == "CrashLoopBackOff" and ended:
+                text = _crash(status, ended)
+            elif reason != text and not text.startswith(reason):
+                text = f"{reason}: {text}"
+            yield status["name"], "OutOfMemory" if _oom(ended) else BY_WAITING[reason], text
+
+
+def _ended(pod: Pod) -> _Found:
+    for status in _containers(pod):
+        ended = status.get("state", {}).get("terminated") or {}
+        if ended.get("exitCode", 0):
+            again = _starts_again(pod, status)
+            reason = "OutOfMemory" if _oom(ended) else CRASHES if again else "ContainerFailed"
+            yield status["name"], reason, _crash(status, ended) if again else _exit(ended)
+
+
+def _tries_again(pod: Pod) -> _Found:
+    """A container runs for a while between two crashes: it is the same trouble until it is ready."""
+    for status in _containers(pod):
+        ended = status.get("lastState", {}).get("terminated") or {}
+        if "running" in status.get("state", {}) and not status.get("ready") and ended.get("exitCode", 0):
+            yield status["name"], "OutOfMemory" if _oom(ended) else CRASHES, _crash(status, ended)
+
+
+_CHECKS: tuple[Callable[[Pod], _Found], ...] = (_unscheduled, _evicted, _waiting, _ended, _tries_again)
+"""The first that applies is the cause, later ones its consequences."""
+
+
+def _starts_again(pod: Pod, status: Mapping[str, Any]) -> bool:
+    """Checks whether its node starts an ended container anew: a native sidecar's also in a pod with `Never`."""
+    spec = pod.get("spec", {})
+    own = (c.get("restartPolicy") for c in spec.get("initContainers") or () if c["name"] == status["name"])
+    return bool((next(own, None) or spec.get("restartPolicy")) != "Never")
+
+
+def _containers(pod: Pod) -> Iterator[Mapping[str, Any]]:
+    status = pod.get("status", {})
+    yield from status.get("initContainerStatuses") or ()
+    yield from status.get("containerStatuses") or ()
+
+
+def _oom(ended: Mapping[str, Any] | None) -> bool:
+    return ended is not None and ended.get("reason") == "OOMKilled"
+
+
+def _crash(status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
+    """The same words from a container's end until it is ready again."""
+    count = int(status.get("restartCount") or 0)
+    return _exit(ended) + (f", {count} restart{'' if count == 1 else 's'}" if count else "")
+
+
+def _exit(ended: Mapping[str, Any]) -> str:
+    """Describes how a container ended, with the last words that it left for its node."""
+    how = (
+        f"killed by signal {ended['signal']}" if ended.get("signal") else f"exit code {ended.get('exitCode')}"
+    )
+    if _oom(ended):
+        how = "killed for want of memory: raise its memory limit"
+    text = " ".join(str(ended.get("message") or "").split())
+    return f"{how}: {_last(text)}" if text else how
+
+
+def _last(words: str) -> str:
+    """The end of a container's last lines: where a traceback has its error."""
+    return words if len(words) <= MAX_LAST else f"…{words[-MAX_LAST:]}"

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from dataloaderjob.api.status import LoaderStatus, RayStatus
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.supervision import COUNTERS, LASTING, Rates, Readings, number, text
-from dataloaderjob_operator import texts
+from dataloaderjob_operator.decide.observed import Cause, SupervisorStatus, one_line, shown
 
 LARGEST = 1 << 63
 MAX_TEXT = 1000
@@ -31,43 +30,13 @@ the pools that is small to begin with moves by its half and means nothing."""
 NOTABLE_SHARE = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """The cause for which feeders, or trainers that depend on them, do not work."""
-
-    reason: str
-    """CamelCase, for a condition."""
-    text: str
-    host: str = ""
-    """Address of the pod that has it; empty where none does, or none is known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorStatus:
-    """The last report of a supervisor. Two are equal if they have the same effect on the job; rates do not count."""
-
-    silent: str = ""
-    """Why several polls in a row had no answer; empty while the supervisor answers."""
-    desired: int = 0
-    """Feeder processes that it keeps in place."""
-    ready: int = 0
-    """Feeder processes that serve."""
-    cause: Cause | None = None
-    """The worst cause of the first feeder that does not serve."""
-    failure: Cause | None = None
-    """The error that a trainer got instead of a batch, if no trainer has taken a batch since."""
-    ray: RayStatus = field(default_factory=RayStatus)
-    """Ray's version is missing while Ray has not answered the supervisor."""
-    rates: Rates | None = field(default=None, compare=False)
-
-
 def parse(message: Mapping[str, Any]) -> SupervisorStatus:
     """Reads a status message of a supervisor. Raises RemoteProtocolError for one that makes no sense."""
     received = dict(message)
     if text(received, "type") != "status":
         raise RemoteProtocolError(f"a status was requested, received {received['type']!r}")
     feeders = [item for item in _list(received, "feeders") if isinstance(item, Mapping)]
-    hosts = {str(feeder.get("name")): str(feeder.get("host") or "") for feeder in feeders}
+    hosts = {str(feeder.get("name")): _host(feeder) for feeder in feeders}
     return SupervisorStatus(
         desired=number(received, "desired", LARGEST),
         ready=number(received, "ready", LARGEST),
@@ -130,7 +99,9 @@ def _cause(feeders: list[Mapping[str, Any]]) -> Cause | None:
     worst = min(waiting, key=lambda f: f.get("cause") not in LASTING, default=None)
     if worst is None:
         return None
-    return Cause(_reason(worst.get("cause")), _short(f"{worst.get('name')}: {worst['why']}"), _host(worst))
+    return Cause(
+        _reason(worst.get("cause")), one_line(f"{worst.get('name')}: {worst['why']}", MAX_TEXT), _host(worst)
+    )
 
 
 def _failure(failures: list[Any], hosts: Mapping[str, str]) -> Cause | None:
@@ -139,14 +110,16 @@ def _failure(failures: list[Any], hosts: Mapping[str, str]) -> Cause | None:
         return None
     feeder = str(first.get("feeder") or "")
     who = f"{first.get('sidecar')}, rank {first.get('rank')}, got from {feeder or 'the feeders'}"
-    return Cause(_reason(first.get("reason")), _short(f"{who}: {first.get('text')}"), hosts.get(feeder, ""))
+    return Cause(
+        _reason(first.get("reason")), one_line(f"{who}: {first.get('text')}", MAX_TEXT), hosts.get(feeder, "")
+    )
 
 
 def _ray(received: Any) -> RayStatus:
     if not isinstance(received, Mapping):
         return RayStatus()
     return RayStatus(
-        version=texts.shown(str(received.get("version") or ""), 32),
+        version=shown(str(received.get("version") or ""), 32),
         worker_register_timeout_seconds=_whole(received.get("worker_register_timeout_seconds")),
         health_check_period_ms=_whole(received.get("health_check_period_ms")),
         health_check_timeout_ms=_whole(received.get("health_check_timeout_ms")),
@@ -169,8 +142,3 @@ def _reason(found: Any) -> str:
 
 def _host(feeder: Mapping[str, Any]) -> str:
     return str(feeder.get("host") or "")
-
-
-def _short(message: str) -> str:
-    line = " ".join(message.split())
-    return line if len(line) <= MAX_TEXT else f"{line[:MAX_TEXT]}…"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataloaderjob.api import DataLoaderJob
+from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.objects import network, settings, workloads
-from dataloaderjob_operator.objects.meta import Manifest, OperatorConfig, OwnPod
+from dataloaderjob_operator.objects.settings import OperatorConfig, OwnPod
 from dataloaderjob_operator.objects.workloads import trainers
 
-__all__ = ["Manifest", "OperatorConfig", "OwnPod", "base", "feeding", "trainers"]
+__all__ = ["OperatorConfig", "OwnPod", "base", "feeding", "trainers"]
 
 
 def base(job: DataLoaderJob, setup: OperatorConfig, *, feeders_at_start: int | None = None) -> list[Manifest]:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob_operator import names
+from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import Role
-from dataloaderjob_operator.objects import meta, settings
+from dataloaderjob_operator.objects import settings
 
 
-def head_service(job: DataLoaderJob) -> meta.Manifest:
+def head_service(job: DataLoaderJob) -> Manifest:
     """Makes the head found by name, also before it is ready: without that, DNS answers late on a fresh cluster."""
     return _headless(
         job,
@@ -25,18 +26,18 @@ def head_service(job: DataLoaderJob) -> meta.Manifest:
     )
 
 
-def trainers_service(job: DataLoaderJob) -> meta.Manifest:
+def trainers_service(job: DataLoaderJob) -> Manifest:
     """Makes each trainer pod found by the name that its Indexed Job gives it."""
     return _headless(
         job, names.trainers_service(job.name), names.Role.TRAINER, {"metrics": settings.METRICS_PORT}
     )
 
 
-def _headless(job: DataLoaderJob, name: str, role: names.Role, ports: dict[str, int]) -> meta.Manifest:
+def _headless(job: DataLoaderJob, name: str, role: names.Role, ports: dict[str, int]) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": meta.metadata(job, name),
+        "metadata": names.metadata(job, name),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -59,15 +60,15 @@ class Way:
 
     sources: tuple[Role, ...]
     to: Role
-    ports: tuple[meta.Manifest, ...]
+    ports: tuple[Manifest, ...]
     """Ports as a NetworkPolicy has them; empty: any port of any protocol."""
 
 
-def _port(number: int, protocol: str = "TCP") -> meta.Manifest:
+def _port(number: int, protocol: str = "TCP") -> Manifest:
     return {"protocol": protocol, "port": number}
 
 
-ANY_TCP: tuple[meta.Manifest, ...] = ({"protocol": "TCP"},)
+ANY_TCP: tuple[Manifest, ...] = ({"protocol": "TCP"},)
 WAYS = (
     Way((Role.TRAINER,), Role.HEAD, (_port(settings.SUPERVISOR_PORT),)),
     # Nodes of one Ray: GCS, raylets, object managers and workers dial each other at ports that they draw. Feeders
@@ -89,14 +90,14 @@ DNS = {
 }
 
 
-def policies(job: DataLoaderJob, setup: meta.OperatorConfig) -> list[meta.Manifest]:
+def policies(job: DataLoaderJob, setup: settings.OperatorConfig) -> list[Manifest]:
     """Makes the policies of all roles: none in mode None, and egress in mode Strict only."""
     mode = job.spec.network_policy.mode
     return [] if mode == "None" else [_policy(job, role, setup, strict=mode == "Strict") for role in Role]
 
 
-def _policy(job: DataLoaderJob, role: Role, setup: meta.OperatorConfig, *, strict: bool) -> meta.Manifest:
-    spec: meta.Manifest = {
+def _policy(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig, *, strict: bool) -> Manifest:
+    spec: Manifest = {
         "podSelector": {"matchLabels": names.labels(job.name, role)},
         "policyTypes": ["Ingress"],
         "ingress": [
@@ -113,12 +114,12 @@ def _policy(job: DataLoaderJob, role: Role, setup: meta.OperatorConfig, *, stric
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": meta.metadata(job, names.policy(job.name, role), role),
+        "metadata": names.metadata(job, names.policy(job.name, role), role),
         "spec": spec,
     }
 
 
-def _from_outside(role: Role, setup: meta.OperatorConfig) -> list[meta.Manifest]:
+def _from_outside(role: Role, setup: settings.OperatorConfig) -> list[Manifest]:
     """Lets in who is none of the job's pods. Probes come from the pod's own node, which no policy shuts out."""
     if role is Role.TRAINER:
         return [{"ports": [_port(settings.METRICS_PORT)]}]  # whoever collects metrics
@@ -131,12 +132,12 @@ def _from_outside(role: Role, setup: meta.OperatorConfig) -> list[meta.Manifest]
     return []
 
 
-def _pods(job: DataLoaderJob, roles: Iterable[Role]) -> meta.Manifest:
+def _pods(job: DataLoaderJob, roles: Iterable[Role]) -> Manifest:
     """Selects pods of the job in its own namespace: a peer without a namespaceSelector is in that of the policy."""
     in_roles = {"key": names.LABEL_ROLE, "operator": "In", "values": [role.value for role in roles]}
     return {"podSelector": {"matchLabels": names.labels(job.name), "matchExpressions": [in_roles]}}
 
 
-def _rule(end: str, peers: list[meta.Manifest], ports: Iterable[meta.Manifest]) -> meta.Manifest:
+def _rule(end: str, peers: list[Manifest], ports: Iterable[Manifest]) -> Manifest:
     listed = [dict(port) for port in ports]
     return {end: peers, "ports": listed} if listed else {end: peers}

@@ -1,4 +1,6 @@
-"""The job's Secret and ConfigMap: the settings files that head, feeders and sidecars read at their start. Pure."""
+"""The operator's own settings, and the job's Secret and ConfigMap: the settings files that head, feeders and sidecars
+read at their start. Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,12 @@ import base64
 import dataclasses
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob_operator import names
-from dataloaderjob_operator.objects import meta
+from dataloaderjob_operator.kinds import Manifest
 
 KEY_FOLDER = "/etc/dataloaderjob/key"
 SETTINGS_FOLDER = "/etc/dataloaderjob/settings"
@@ -26,9 +29,31 @@ FEEDERS = "num_feeders"
 RAY_TOKEN = "ray"  # noqa: S105  the name of a file
 
 
-def secret(job: DataLoaderJob, setup: meta.OperatorConfig) -> meta.Manifest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnPod:
+    """The operator's pod, as a NetworkPolicy selects it."""
+
+    namespace: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorConfig:
+    """Settings of the operator for all jobs."""
+
+    version: str
+    """The operator's."""
+    sidecar_image: str
+    """Image for manifests that name none."""
+    root_key: bytes
+    """Key from which jobs' keys are derived."""
+    operator: OwnPod | None = None
+    """None: it is in none of the cluster's pods, and policies let it in nowhere."""
+
+
+def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
     """Makes the Secret with both keys of the job."""
-    metadata, uid = meta.metadata(job, names.key_secret(job.name)), job.metadata.uid or ""
+    metadata, uid = names.metadata(job, names.key_secret(job.name)), job.metadata.uid or ""
     values = {
         JOB_KEY: names.job_key(setup.root_key, uid),
         RAY_TOKEN: names.ray_token(setup.root_key, uid).encode(),
@@ -43,13 +68,13 @@ def secret(job: DataLoaderJob, setup: meta.OperatorConfig) -> meta.Manifest:
     }
 
 
-def config_map(job: DataLoaderJob, feeders_at_start: int | None = None) -> meta.Manifest:
+def config_map(job: DataLoaderJob, feeders_at_start: int | None = None) -> Manifest:
     """Makes the settings as JSON, one file for each kind of process."""
     for_head = head(job) | ({} if feeders_at_start is None else {FEEDERS: feeders_at_start})
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": meta.metadata(job, names.settings_map(job.name)),
+        "metadata": names.metadata(job, names.settings_map(job.name)),
         "data": {
             "sidecar.json": _json(sidecar(job)),
             HEAD_FILE: _json(for_head),

@@ -11,10 +11,11 @@ from typing import Any
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import Quantity
 from dataloaderjob.api.feeders import CONTAINER
-from dataloaderjob.api.pods import Container, PodTemplate
+from dataloaderjob.api.trainer import Container, PodTemplate
 from dataloaderjob.core.places import SOCKET_VARIABLE
 from dataloaderjob_operator import names
-from dataloaderjob_operator.objects import meta, settings
+from dataloaderjob_operator.kinds import Manifest, digest
+from dataloaderjob_operator.objects import settings
 
 HEAD_MODULE = "dataloaderjob.pod.head"
 FEEDER_MODULE = "dataloaderjob.pod.feeder"
@@ -43,13 +44,22 @@ RESTRICTED = {
 LAST_WORDS = {"terminationMessagePolicy": "FallbackToLogsOnError"}
 """Puts what a container printed last into its status, and from there into the job's conditions."""
 _OWNED = ("containers", "initContainers", "volumes", "restartPolicy")
+SCRATCH_VOLUMES = (
+    {"name": "dataloaderjob-tmp", "emptyDir": {"sizeLimit": TMP_SIZE}},
+    {"name": "dataloaderjob-shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
+)
+"""Volumes of what Ray writes, /tmp and /dev/shm, of a size."""
+SCRATCH_MOUNTS = (
+    {"name": "dataloaderjob-tmp", "mountPath": "/tmp"},  # noqa: S108  a volume of the pod's own
+    {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"},  # noqa: S108
+)
 MOUNTS = (
     {"name": "dataloaderjob-key", "mountPath": settings.KEY_FOLDER, "readOnly": True},
     {"name": "dataloaderjob-settings", "mountPath": settings.SETTINGS_FOLDER, "readOnly": True},
 )
 
 
-def head(job: DataLoaderJob, setup: meta.OperatorConfig) -> meta.Manifest:
+def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     """One pod, replaced and never doubled: two heads would place feeders twice."""
     user = job.spec.feeders.template
     container = ray_container(
@@ -64,31 +74,29 @@ def head(job: DataLoaderJob, setup: meta.OperatorConfig) -> meta.Manifest:
         "startupProbe": {**probe, "failureThreshold": STARTS},
         "readinessProbe": {**probe, "failureThreshold": 3},
     }
-    made, _ = scratch()
     spec = {
         **shared_fields(job, user),
         "containers": [container],
-        "volumes": [*volumes(job), *made],
+        "volumes": [*volumes(job), *SCRATCH_VOLUMES],
     }
     spec.pop("hostNetwork", None)  # the operator reaches it by a policy, which knows pods by their labels
     asked = [user_part(job, user), resources(job.spec.ray.head_resources), settings.head(job)["tuning"]]
     return _deployment(job, setup, names.Role.HEAD, spec, asked, replicas=1, strategy={"type": "Recreate"})
 
 
-def feeders(job: DataLoaderJob, setup: meta.OperatorConfig) -> meta.Manifest:
+def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     """`replicas` pods that are all alike: one that goes is replaced by any other."""
     spec = job.spec.feeders
-    theirs = named(spec.template.spec.containers, CONTAINER)
+    theirs = next((c for c in spec.template.spec.containers if c.name == CONTAINER), None)
     container = add(
         ray_container(job, names.Role.FEEDER, FEEDER_MODULE, "feeder.json", resources(spec.resources)),
         {} if theirs is None else plain(theirs),
     )
-    made, _ = scratch()
     user = plain(spec.template).get("spec", {})
     pod = {
         **shared_fields(job, spec.template),
         "containers": [container, *(c for c in user.get("containers", []) if c["name"] != CONTAINER)],
-        "volumes": [*volumes(job), *made, *user.get("volumes", [])],
+        "volumes": [*volumes(job), *SCRATCH_VOLUMES, *user.get("volumes", [])],
     }
     if "initContainers" in user:
         pod["initContainers"] = user["initContainers"]
@@ -101,15 +109,15 @@ def feeders(job: DataLoaderJob, setup: meta.OperatorConfig) -> meta.Manifest:
 
 
 def _deployment(
-    job: DataLoaderJob, setup: meta.OperatorConfig, role: names.Role, pod: meta.Manifest, asked: Any,
-    *, replicas: int, strategy: meta.Manifest,
-) -> meta.Manifest:  # fmt: skip
+    job: DataLoaderJob, setup: settings.OperatorConfig, role: names.Role, pod: Manifest, asked: Any,
+    *, replicas: int, strategy: Manifest,
+) -> Manifest:  # fmt: skip
     name = names.head(job.name) if role is names.Role.HEAD else names.feeders(job.name)
     user = job.spec.feeders.template
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": meta.metadata(job, name, role),
+        "metadata": names.metadata(job, name, role),
         "spec": {
             "replicas": replicas,
             "revisionHistoryLimit": 2,
@@ -120,11 +128,11 @@ def _deployment(
     }
 
 
-def trainers(job: DataLoaderJob, setup: meta.OperatorConfig, attempt: int) -> meta.Manifest:
+def trainers(job: DataLoaderJob, setup: settings.OperatorConfig, attempt: int) -> Manifest:
     """Makes all replicas, started together. One that fails ends them all: the operator starts them anew, or not."""
     name = names.trainers(job.name, attempt)
     user = job.spec.trainer.template
-    metadata = meta.metadata(job, name, names.Role.TRAINER)
+    metadata = names.metadata(job, name, names.Role.TRAINER)
     pod = template(
         job, names.Role.TRAINER, user, _pod(job, setup, name), asked=plain(user), version=setup.version
     )  # fmt: skip
@@ -145,7 +153,7 @@ def trainers(job: DataLoaderJob, setup: meta.OperatorConfig, attempt: int) -> me
     }
 
 
-def _pod(job: DataLoaderJob, setup: meta.OperatorConfig, name: str) -> meta.Manifest:
+def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manifest:
     user = plain(job.spec.trainer.template)["spec"]
     trainer, *others = user["containers"]
     return {
@@ -162,7 +170,7 @@ def _pod(job: DataLoaderJob, setup: meta.OperatorConfig, name: str) -> meta.Mani
     }
 
 
-def _trainer(job: DataLoaderJob, theirs: dict[str, Any], name: str) -> meta.Manifest:
+def _trainer(job: DataLoaderJob, theirs: dict[str, Any], name: str) -> Manifest:
     """The user's container with the launch's variables before his own, which may refer to them."""
     namespace = job.metadata.namespace
     master = f"{name}-0.{names.trainers_service(job.name)}.{namespace}"
@@ -171,16 +179,16 @@ def _trainer(job: DataLoaderJob, theirs: dict[str, Any], name: str) -> meta.Mani
         {"name": variable, "valueFrom": INDEX} if variable in BY_INDEX else {"name": variable, "value": value}
         for variable, value in launch.items()
     ]
-    ours += meta.environment({SOCKET_VARIABLE: settings.SOCKET, **job.spec.loader_environment()})
+    ours += _environment({SOCKET_VARIABLE: settings.SOCKET, **job.spec.loader_environment()})
     return {
         **LAST_WORDS,
         **theirs,
-        "env": meta.by_name(ours, theirs.get("env", [])),
+        "env": _joined(ours, theirs.get("env", [])),
         "volumeMounts": [_RUN, *theirs.get("volumeMounts", [])],
     }
 
 
-def sidecar(job: DataLoaderJob, setup: meta.OperatorConfig) -> meta.Manifest:
+def sidecar(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     """First of the init containers, so that the others may read batches too; it outlives none of the trainers."""
     spec = job.spec.sidecar
     return {
@@ -240,15 +248,15 @@ def image(job: DataLoaderJob) -> str:
 
 
 def template(
-    job: DataLoaderJob, role: names.Role, user: PodTemplate, spec: meta.Manifest, *, asked: Any, version: str
-) -> meta.Manifest:
+    job: DataLoaderJob, role: names.Role, user: PodTemplate, spec: Manifest, *, asked: Any, version: str
+) -> Manifest:
     """Makes a pod template. `asked`: all that the user decides about it, whose change replaces the pods."""
     annotations = {
         **user.metadata.annotations,
-        names.ANNOTATION_TEMPLATE: meta.digest(asked),
+        names.ANNOTATION_TEMPLATE: digest(asked),
         names.ANNOTATION_MADE_BY: version,
     }
-    labels = {**user.metadata.labels, **meta.labels(job, role)}
+    labels = {**user.metadata.labels, **names.child_labels(job, role)}
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
 
 
@@ -272,7 +280,7 @@ def _inherited(job: DataLoaderJob) -> dict[str, Any]:
     return {name: trainer[name] for name in INHERITED if name in trainer}
 
 
-def volumes(job: DataLoaderJob) -> list[meta.Manifest]:
+def volumes(job: DataLoaderJob) -> list[Manifest]:
     """Key and settings, for every pod of the job."""
     return [
         {
@@ -283,47 +291,31 @@ def volumes(job: DataLoaderJob) -> list[meta.Manifest]:
     ]
 
 
-def scratch() -> tuple[list[meta.Manifest], list[meta.Manifest]]:
-    """Volumes and mounts of what Ray writes: /tmp and /dev/shm, of a size."""
-    made = [
-        {"name": "dataloaderjob-tmp", "emptyDir": {"sizeLimit": TMP_SIZE}},
-        {"name": "dataloaderjob-shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
-    ]
-    mounts = [
-        {"name": "dataloaderjob-tmp", "mountPath": "/tmp"},  # noqa: S108  a volume of the pod's own
-        {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"},  # noqa: S108
-    ]
-    return made, mounts
-
-
 def ray_container(
     job: DataLoaderJob, role: names.Role, module: str, file: str, resources: Mapping[str, Any]
-) -> meta.Manifest:
+) -> Manifest:
     """The container of a Ray node of the job: head or feeders."""
-    _, mounts = scratch()
     return {
         "name": role.value,
         "image": image(job),
         "command": ["python", "-m", module, "--settings", f"{settings.SETTINGS_FOLDER}/{file}"],
         "env": [
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            *meta.environment({"HOME": "/tmp", "PYTHONUNBUFFERED": "1"}),  # noqa: S108  as above
+            *_environment({"HOME": "/tmp", "PYTHONUNBUFFERED": "1"}),  # noqa: S108  as above
         ],
         "resources": dict(resources),
         "securityContext": dict(RESTRICTED),
-        "volumeMounts": [*MOUNTS, *mounts],
+        "volumeMounts": [*MOUNTS, *SCRATCH_MOUNTS],
         **LAST_WORDS,
     }
 
 
-def add(container: meta.Manifest, theirs: Mapping[str, Any]) -> meta.Manifest:
+def add(container: Manifest, theirs: Mapping[str, Any]) -> Manifest:
     """A container of the operator's with what the user's of the same name adds to it."""
     made = {**container, **{k: v for k, v in theirs.items() if k not in container}}
     for field in ("env", "volumeMounts"):
         key = "name" if field == "env" else "mountPath"
-        ours = container.get(field, [])
-        taken = {item[key] for item in ours}
-        made[field] = [*ours, *(item for item in theirs.get(field, []) if item[key] not in taken)]
+        made[field] = _joined(container.get(field, []), theirs.get(field, []), key)
     if "securityContext" in theirs:
         made["securityContext"] = {**container.get("securityContext", {}), **theirs["securityContext"]}
     return made
@@ -335,5 +327,11 @@ def resources(model: Any) -> dict[str, Any]:
     return {kind: values for kind, values in dumped.items() if values}
 
 
-def named(containers: Iterable[Container], name: str) -> Container | None:
-    return next((c for c in containers if c.name == name), None)
+def _joined(ours: Iterable[Manifest], theirs: Iterable[Manifest], key: str = "name") -> list[Manifest]:
+    """Joins things with keys, such as variables and volumes: ours first, then theirs whose keys are not ours."""
+    found = {item[key]: item for item in ours}
+    return [*found.values(), *(item for item in theirs if item[key] not in found)]
+
+
+def _environment(variables: Mapping[str, str]) -> list[Manifest]:
+    return [{"name": name, "value": value} for name, value in variables.items()]

@@ -14,9 +14,8 @@ from typing import Any
 from dataloaderjob.api import KIND, parse_object
 from dataloaderjob.api.status import DataLoaderJobStatus, Phase
 from dataloaderjob_operator.decide.observed import Key, Observed
-from dataloaderjob_operator.kinds import transform
+from dataloaderjob_operator.kinds import Manifest, transform
 from dataloaderjob_operator.names import LABEL_JOB, LABEL_ROLE, Role
-from dataloaderjob_operator.objects import Manifest
 
 WRITE_WINS_S = 120.0
 """Seconds for which a write of ours wins over an older version that a watch reports: kopf notices a dead connection
@@ -104,15 +103,10 @@ class Cache:
 
     def _known(self, owner: JobKey, thing: Manifest) -> bool:
         """Checks whether just this version is there."""
-        live, version = self._live(owner, thing), thing["metadata"].get("resourceVersion")
-        return (
-            version is not None
-            and live is not None
-            and all(
-                live["metadata"].get(field) == thing["metadata"].get(field)
-                for field in ("uid", "resourceVersion")
-            )
-        )
+        live, new = self._live(owner, thing), thing["metadata"]
+        if live is None or new.get("resourceVersion") is None:
+            return False
+        return all(live["metadata"].get(field) == new.get(field) for field in ("uid", "resourceVersion"))
 
     def _live(self, owner: JobKey, thing: Manifest) -> Manifest | None:
         """The object that has its name."""
@@ -155,7 +149,7 @@ class Cache:
         return str(self._jobs.get(owner, {}).get("metadata", {}).get("resourceVersion", ""))
 
     def child(self, owner: JobKey, key: Key) -> Manifest | None:
-        return self._children[owner].get(key) if owner in self._children else None
+        return self._children.get(owner, {}).get(key)
 
     def uid(self, owner: JobKey) -> str | None:
         """The job's uid, None if it is gone or going."""
@@ -164,10 +158,9 @@ class Cache:
 
     def of_role(self, owner: JobKey, role: Role) -> list[Manifest]:
         """Pods of this job's name, those that are being deleted among them."""
-        children = self._children[owner].items() if owner in self._children else ()
         return [
             child
-            for (kind, _), child in children
+            for (kind, _), child in self._children.get(owner, {}).items()
             if kind == "Pod" and child["metadata"].get("labels", {}).get(LABEL_ROLE) == role.value
         ]
 

@@ -21,8 +21,7 @@ from dataloaderjob.core import auth, supervision
 from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide import supervisor_status
-from dataloaderjob_operator.decide.observed import has_condition, leaving
-from dataloaderjob_operator.decide.supervisor_status import SupervisorStatus
+from dataloaderjob_operator.decide.observed import SupervisorStatus, has_condition, leaving
 from dataloaderjob_operator.objects.settings import SUPERVISOR_PORT
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 

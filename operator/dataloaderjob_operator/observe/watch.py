@@ -1,23 +1,29 @@
-"""Watches and lists: what they report goes into the cache, and its job onto the queue.
+"""What is learned of the API server: what watches, lists and lookups report goes into the cache, and its job onto the
+queue.
 
 kopf keeps the watches open. Only its `on.event` is used: it writes no handler state, finalizer or annotation. Lists
-come before anything is decided, and again now and then for what the watches missed.
+come before anything is decided, and again now and then for what the watches missed. What no watch reports is looked up
+with a bounded number of requests: `EventLookup` lists the events of objects that hold a job up, `SecretPoller` reads
+Secrets.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Any, Protocol
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import kopf
 
 from dataloaderjob.api import KIND
-from dataloaderjob_operator.client import ApiError
-from dataloaderjob_operator.kinds import WATCHED
+from dataloaderjob_operator.client import ApiError, Client
+from dataloaderjob_operator.decide.health import AGAIN_S, EventQuery, meaning
+from dataloaderjob_operator.decide.observed import Key, Trouble
+from dataloaderjob_operator.kinds import KINDS, WATCHED, Manifest, Source
+from dataloaderjob_operator.monitoring import about_job
 from dataloaderjob_operator.names import LABEL_JOB
-from dataloaderjob_operator.objects import Manifest
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 
 log = logging.getLogger(__name__)
@@ -30,6 +36,10 @@ RETRY_S = 5.0
 """Pause after a list that failed before the first decision."""
 SWEEP_S = 600.0
 """Interval between two lists for what the watches missed."""
+SECRETS_EVERY_S = 8.0
+"""Interval between two reads of each Secret, and the least between any two reads: with more jobs that have not ended
+than fit, a turn takes longer, and the API server is asked no more often."""
+SECRETS_LEAST_S = 0.1
 TASK = "watcher for "
 """Beginning of the names of those tasks of kopf's that keep one watch open each."""
 
@@ -113,22 +123,15 @@ def registry(
     return made
 
 
-class Lister(Protocol):
-    """A lister of objects."""
-
-    def list(self, path: str, **query: str) -> AsyncIterator[Manifest]:
-        """Lists all objects of a kind, in pages. Raises ApiError."""
-
-
 async def prime(
-    lister: Lister, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
+    client: Client, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
 ) -> None:
     """Lists everything into the cache: what a watch has not reported yet would else seem to be gone."""
     for kind, paths in list_paths(namespaces).items():
         for path in paths:
             while True:
                 try:
-                    async for thing in _listed(lister, path, kind):
+                    async for thing in _listed(client, path, kind):
                         if (key := cache.put(thing)) is not None and kind == KIND:
                             add(key)
                     break
@@ -138,7 +141,7 @@ async def prime(
 
 
 async def sweep(
-    lister: Lister, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
+    client: Client, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
 ) -> None:
     """Lists everything again, for what the watches missed. Drops what has gone: a watch that reconnects reports what is
     there, and not what is not. Takes in what is there and not known at all.
@@ -149,7 +152,7 @@ async def sweep(
         before = cache.all_of(kind)
         there = set()
         for path in paths:
-            async for thing in _listed(lister, path, kind):
+            async for thing in _listed(client, path, kind):
                 there.add(thing["metadata"].get("uid"))
                 if not cache.has_name(thing) and (key := cache.put(thing)) is not None:
                     log.warning(
@@ -166,18 +169,135 @@ async def sweep(
 
 
 async def keep_sweeping(
-    lister: Lister, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
+    client: Client, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
 ) -> None:
     """Sweeps now and then, until it is cancelled."""
     while True:
         await asyncio.sleep(SWEEP_S)
         try:
-            await sweep(lister, cache, add, namespaces)
+            await sweep(client, cache, add, namespaces)
         except ApiError as exc:
             log.warning("cannot list for what the watches missed, try again in %.0f s: %s", SWEEP_S, exc)
 
 
-async def _listed(lister: Lister, path: str, kind: str) -> AsyncIterator[Manifest]:
+async def _listed(client: Client, path: str, kind: str) -> AsyncIterator[Manifest]:
     query = {"limit": str(CHUNK)} | ({} if kind == KIND else {"labelSelector": LABEL_JOB})
-    async for thing in lister.list(path, **query):
+    async for thing in client.list(path, **query):
         yield {**thing, "kind": kind}
+
+
+class EventLookup:
+    """Causes that only events have. Reconciles call `request`, which waits for nothing, and `found`; `run` lists, one
+    request at a time, and puts a job of which it found another cause onto the queue, until it is cancelled."""
+
+    def __init__(
+        self, api: Client, changed: Callable[[JobKey], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._api, self._changed, self._clock = api, changed, clock
+        self._requested: dict[JobKey, tuple[EventQuery, ...]] = {}
+        """Jobs whose events are to be listed, first come first."""
+        self._found: dict[JobKey, dict[str, Trouble]] = {}
+        self._not_before: dict[JobKey, float] = {}
+        self._more = asyncio.Event()
+
+    def found(self, key: JobKey) -> Mapping[str, Trouble]:
+        """The troubles that events reported of a job's objects, by their uids."""
+        return self._found.get(key, {})
+
+    def request(self, key: JobKey, queries: tuple[EventQuery, ...]) -> None:
+        """Lists the events of these objects soon. Without any, the job is held up no longer, and what was found is
+        dropped."""
+        if not queries:
+            self.forget(key)
+            return
+        uids = {query.uid for query in queries}
+        if key in self._found:
+            self._found[key] = {uid: trouble for uid, trouble in self._found[key].items() if uid in uids}
+        if self._clock() >= self._not_before.get(key, 0.0):
+            self._requested[key] = queries
+            self._more.set()
+
+    def forget(self, key: JobKey) -> None:
+        """The job is gone, or held up no longer."""
+        for known in (self._requested, self._found, self._not_before):
+            known.pop(key, None)
+
+    async def run(self) -> None:
+        while True:
+            self._more.clear()
+            while await self.turn():
+                pass
+            await self._more.wait()
+
+    async def turn(self) -> bool:
+        """Serves the job that has waited longest. Returns False if none waits."""
+        key = next(iter(self._requested), None)
+        if key is None:
+            return False
+        queries = self._requested.pop(key)
+        self._not_before[key] = self._clock() + 0.9 * AGAIN_S
+        with about_job(*key):
+            try:
+                found = {
+                    query.uid: trouble
+                    for query in queries
+                    if (trouble := meaning(query, await self._api.events(key[0], query.uid))) is not None
+                }
+            except ApiError as exc:
+                log.warning("cannot list the events that may name a cause: %s", exc)
+                return True
+        if key in self._not_before and found != self._found.get(key, {}):
+            self._found[key] = found
+            self._changed(key)
+        return True
+
+
+class SecretPoller:
+    """Secrets known to be there, which nobody should have to list: `run` reads each by its name, in turns, and finds
+    out which are no longer there, until it is cancelled."""
+
+    def __init__(
+        self,
+        api: Client,
+        changed: Callable[[JobKey], None],
+        ended: Callable[[JobKey], bool] = lambda _: False,
+    ) -> None:
+        """`ended`: checks whether a job is over, so that no pod needs its Secret any more."""
+        self._api, self._changed, self._ended = api, changed, ended
+        self._there: dict[JobKey, dict[Key, str]] = {}
+
+    def __contains__(self, what: tuple[JobKey, Key]) -> bool:
+        key, child = what
+        return child in self._there.get(key, ())
+
+    def track(self, key: JobKey, thing: Manifest) -> None:
+        """Remembers an object that is there or has just been made, if its kind is polled."""
+        if KINDS[thing["kind"]].source is Source.POLL:
+            metadata = thing["metadata"]
+            self._there.setdefault(key, {})[thing["kind"], metadata["name"]] = metadata.get("uid", "")
+
+    def forget(self, key: JobKey) -> None:
+        """The job is gone."""
+        self._there.pop(key, None)
+
+    async def run(self) -> None:
+        while True:
+            there = {key: children for key, children in self._there.items() if not self._ended(key)}
+            turn = [(key, child) for key, children in there.items() for child in children]
+            if not turn:
+                await asyncio.sleep(SECRETS_EVERY_S)
+            for key, child in turn:
+                await asyncio.sleep(max(SECRETS_LEAST_S, SECRETS_EVERY_S / len(turn)))
+                await self.check(key, child)
+
+    async def check(self, key: JobKey, child: Key) -> None:
+        """Reads one of them."""
+        try:
+            found = await self._api.read(key[0], child)
+        except ApiError as exc:
+            log.warning("cannot read %s %s/%s: %s", child[0], key[0], child[1], exc)
+            return
+        mine = self._there.get(key, {})
+        if child in mine and (found is None or found["metadata"].get("uid") != mine[child]):
+            del mine[child]
+            self._changed(key)

@@ -27,6 +27,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 Path = tuple[str | int, ...]
@@ -115,7 +116,7 @@ class Model(BaseModel):
     def _drop_nulls(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        known = aliases(cls)
+        known = fields_by_alias(cls)
         return {key: value for key, value in data.items() if value is not None or key not in known}
 
     @model_validator(mode="after")
@@ -151,9 +152,9 @@ def nested(model: type[Model]) -> Any:
 
 
 @cache
-def aliases(model: type[BaseModel]) -> tuple[str, ...]:
-    """Names of the model's fields in the manifest."""
-    return tuple(field.alias or name for name, field in model.model_fields.items())
+def fields_by_alias(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The model's fields by their names in the manifest."""
+    return {info.alias or name: info for name, info in model.model_fields.items()}
 
 
 def spell(path: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from dataloaderjob.api.base import Model, Path, Resources, Rule, Use, Whole, nested, resources
-from dataloaderjob.api.pods import Image, PodTemplate, reserved_env_rule
+from dataloaderjob.api.trainer import Image, PodTemplate, reserved_env_rule
 from dataloaderjob.core import settings
 from dataloaderjob.core.supervision import MAX_FEEDERS
 
@@ -210,17 +210,6 @@ class RayTuning(Model):
             health_check_timeout_s=check.timeout_ms / 1000,
             health_check_failure_threshold=check.failure_threshold,
         )
-
-    def environment(self) -> dict[str, str]:
-        """Variables that put the tuning in force; for every raylet, GCS and Ray driver of the job."""
-        check = self.health_check
-        return {
-            "RAY_worker_register_timeout_seconds": str(self.worker_register_timeout_seconds),
-            "RAY_health_check_initial_delay_ms": str(check.initial_delay_ms),
-            "RAY_health_check_period_ms": str(check.period_ms),
-            "RAY_health_check_timeout_ms": str(check.timeout_ms),
-            "RAY_health_check_failure_threshold": str(check.failure_threshold),
-        }
 
 
 def _old_ray(ray: RaySpec) -> Iterator[tuple[Path, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -293,7 +293,3 @@ class DataLoaderJob(Model):
     @property
     def name(self) -> str:
         return self.metadata.name
-
-    def manifest(self) -> dict[str, Any]:
-        """The job as an object of the API, all defaults filled in; plain values, camelCase."""
-        return self.model_dump(mode="json", by_alias=True)

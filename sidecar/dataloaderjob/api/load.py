@@ -165,24 +165,6 @@ def parse_object(data: Mapping[str, Any], *, source: str = "object") -> DataLoad
     return _build(Document(data=data, lines={}, line=None, problems=()), source)
 
 
-def refused_changes(old: DataLoaderJob, new: DataLoaderJob) -> list[Problem]:
-    """The changes that may not be made while the job lives, as the API server refuses them."""
-    problems: list[Problem] = []
-    pairs: list[tuple[Path, Any, Any]] = [
-        (("spec",), old.spec, new.spec),
-        (("spec", "sidecar"), old.spec.sidecar, new.spec.sidecar),
-        (("spec", "trainer"), old.spec.trainer, new.spec.trainer),
-    ]
-    for path, before, after in pairs:
-        values = [part.model_dump(by_alias=True, mode="json") for part in (before, after)]
-        for rule in type(before).IMMUTABLE:
-            was, now = (part.get(rule.field) for part in values)
-            if was != now:
-                found = f"{describe(now)} instead of {describe(was)}"
-                problems.append(Problem(path=spell((*path, rule.field)), found=found, use=rule.use))
-    return problems
-
-
 def _build(document: Document, source: str) -> DataLoaderJob:
     problems = list(document.problems)
     if not isinstance(document.data, Mapping):

@@ -9,14 +9,13 @@ import difflib
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Le
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from dataloaderjob.api.base import BREACHES, OpenModel, Path, Quantity, Use, aliases, spell
+from dataloaderjob.api.base import BREACHES, OpenModel, Path, Quantity, Use, fields_by_alias, spell
 from dataloaderjob.core.errors import InputError
 
 
@@ -56,23 +55,26 @@ def field_shape(info: FieldInfo) -> Shape:
     return shape_of(info.annotation, tuple(info.metadata))
 
 
-@cache
-def fields_by_alias(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    return {info.alias or name: info for name, info in model.model_fields.items()}
+def fields_within(model: type[BaseModel]) -> Iterator[tuple[str, str, type[BaseModel] | None]]:
+    """Every field of a model: its name, "[]" where it holds several values, and the model of what it holds, if any."""
+    for alias, info in fields_by_alias(model).items():
+        shape, listed = field_shape(info), ""
+        if shape.model is None and shape.items is not None:
+            shape, listed = shape_of(shape.items), "[]"
+        yield alias, listed, shape.model
 
 
 def shape_at(model: type[BaseModel], path: Path) -> Shape | None:
     """The shape that the models declare at `path`; None inside a free part."""
-    shape: Shape | None = Shape(model)
+    shape = Shape(model)
     for part in path:
-        assert shape is not None  # noqa: S101  narrowed below
-        owner = shape.model
-        if owner is not None:
-            info = fields_by_alias(owner).get(str(part))
-            shape = field_shape(info) if info else None
+        if shape.model is not None:
+            if (info := fields_by_alias(shape.model).get(str(part))) is None:
+                return None
+            shape = field_shape(info)
+        elif shape.items is not None:
+            shape = shape_of(shape.items)
         else:
-            shape = shape_of(shape.items) if shape.items is not None else None
-        if shape is None:
             return None
     return shape
 
@@ -107,12 +109,7 @@ def paths_ending_in(model: type[BaseModel], name: str) -> list[str]:
 
 
 def _walk(model: type[BaseModel], root: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    for alias, info in fields_by_alias(model).items():
-        shape = field_shape(info)
-        inner = shape.model
-        listed = ""
-        if inner is None and get_origin(shape.type) is tuple:
-            inner, listed = shape_of(shape.items).model, "[]"
+    for alias, listed, inner in fields_within(model):
         path = (*root, alias + listed)
         yield path
         if inner is not None:
@@ -261,7 +258,7 @@ def _instead_of(model: type[BaseModel], loc: Path) -> str:
     owner = parent.model if isinstance(parent, Shape) else model
     if owner is None:
         return "no such field"
-    known = aliases(owner)
+    known = fields_by_alias(owner)
     if name in OLD_NAMES:
         return OLD_NAMES[name]
     plain = {alias.lower(): alias for alias in known}

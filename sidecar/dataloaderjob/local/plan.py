@@ -10,9 +10,10 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from dataloaderjob.api import DataLoaderJob, EnvVar, PodSpec
+from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import spell
 from dataloaderjob.api.feeders import CONTAINER as FEEDER_CONTAINER
+from dataloaderjob.api.trainer import EnvVar, PodSpec
 from dataloaderjob.local.cluster import ServicePlan
 from dataloaderjob.providers.provider import RAY
 
