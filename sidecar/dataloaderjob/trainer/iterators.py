@@ -16,17 +16,15 @@ import torch
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from dataloaderjob.codec import failures, seeding
+from dataloaderjob.codec import failures
 from dataloaderjob.codec.bundles import make_bundle
 from dataloaderjob.codec.decoding import Decoder
-from dataloaderjob.codec.fetcher import Fetcher, SampleError, pickle_keys
-from dataloaderjob.codec.seeding import preserved_generators
+from dataloaderjob.codec.fetcher import Fetcher, SampleError, derive_seed, pickle_keys, preserved_generators
 from dataloaderjob.core import errors, tickets
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.trainer.client import Client
-from dataloaderjob.trainer.pinning import PinningTaker
 from dataloaderjob.trainer.stream import Stream
-from dataloaderjob.trainer.taking import NOTHING, Taker
+from dataloaderjob.trainer.taking import NOTHING, PinningTaker, Taker
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -59,7 +57,7 @@ class _Seeded(_BaseDataLoaderIter):
         """`persistent_workers=True`: a new epoch of the same iterator; torch draws no seed here either."""
         super()._reset(loader, first_iter)
         self._resets += 1
-        self._epoch_seed = seeding.derive(self._first_seed, self._resets)
+        self._epoch_seed = derive_seed(self._first_seed, self._resets)
         self._drawn = 0
         self._position = 0
 
