@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import ModuleType, TracebackType, WrapperDescriptorType
 from typing import Any, TypeVar
 
-from dataloaderjob.codec import classes
+from dataloaderjob.codec import user_code
 from dataloaderjob.codec.fetcher import SampleError
 from dataloaderjob.core import values
 from dataloaderjob.core.errors import (
@@ -228,7 +228,7 @@ def _unplain(data: str | None) -> Any:
 
 def _exception_class(module: str, qualname: str) -> type[Exception] | None:
     try:
-        cls = classes.resolve(module, qualname)
+        cls = user_code.find_class(module, qualname)
     except Exception:  # not there, or a module of the user that fails while it is imported
         return None
     # Not BaseException: a SystemExit or KeyboardInterrupt of a feeder is not this process's.

@@ -17,11 +17,11 @@ import types
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from dataloaderjob.codec import left_out, names
-from dataloaderjob.codec.left_out import ENTRY, Excluded
+from dataloaderjob.codec import names, unpicklable
 from dataloaderjob.codec.modules import MAINS, UserModules, is_defined_at
 from dataloaderjob.codec.names import Item, Names
 from dataloaderjob.codec.pickling import Reached, UserCodeUnpickler
+from dataloaderjob.codec.unpicklable import ENTRY, Excluded
 from dataloaderjob.core import values
 
 Dump = tuple[str, Any]
@@ -155,7 +155,7 @@ class State:
             return content
         if hasattr(type(value), "__setstate__"):
             raise TypeError("its own __setstate__ may need what is left out")
-        return left_out.without(content, lambda entry: id(entry) in out)
+        return unpicklable.without(content, lambda entry: id(entry) in out)
 
     def _allowed(self, module: str, items: list[Item]) -> list[Item]:
         excluded = self._excluded

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dataloaderjob.codec import classes, special
+from dataloaderjob.codec import special, user_code
 from dataloaderjob.codec.special import Carrier, StaysError, attributes_beside, is_rebuilt_from, no_content
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.layout import ClassName
@@ -66,7 +66,7 @@ def take_apart(item: Any) -> Apart:
     way = _way(item)
     carrier, cls = CARRIERS[way], None
     if carrier.fits is not None:
-        cls = classes.name_of(type(item))
+        cls = user_code.class_name(type(item))
         if cls is None:
             raise StaysError(LOCAL)
     attributes = attributes_beside(item) if carrier.attributes else {}
@@ -100,9 +100,9 @@ def class_for(way: str, name: ClassName | None) -> type | None:
         )
     if name is None or carrier.fits is None:
         return None
-    cls = classes.resolve(*name)
+    cls = user_code.find_class(*name)
     if not carrier.fits(cls):
-        raise RemoteProtocolError(f"{classes.full_name(cls)} cannot be made as {way!r} in this process")
+        raise RemoteProtocolError(f"{user_code.full_name(cls)} cannot be made as {way!r} in this process")
     return cls
 
 

@@ -19,8 +19,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from dataloaderjob.codec import functions, names, reducers, unchanged
-from dataloaderjob.codec.classes import reduce_class
+from dataloaderjob.codec import names, reducers, unchanged, user_code
 from dataloaderjob.codec.modules import MAINS, is_defined_at
 
 MIN_BUFFER_NBYTES = 64 * 1024
@@ -109,7 +108,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         self._wrappers = wrappers if wrappers is not None else {} if known is None else known.wrappers
         self._user_modules = user_modules
         self._storages: dict[int, reducers.SharedStorage] = {}
-        self._globals: dict[str, functions.Globals] = {}
+        self._globals: dict[str, user_code.Globals] = {}
         self._ordinary: set[type] = set()
         """Types whose objects have nothing that is looked at here."""
         self._main = vars(sys.modules["__main__"])
@@ -195,8 +194,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             return self._class(obj)
         if cls is types.ModuleType:
             return self._module(obj)
-        if cls is functions.Globals:
-            return functions.globals_of, (obj.name,)
+        if cls is user_code.Globals:
+            return user_code.module_globals, (obj.name,)
         if cls is reducers.SharedStorage:
             return reducers.reduce_storage(obj.storage)
         if isinstance(obj, torch.storage.TypedStorage):
@@ -273,7 +272,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             return True
         if id(wrapper) not in self._wrappers:
             self._wrappers[id(wrapper)] = wrapper, True  # it may hold itself
-            state = functions.state_of(wrapper, wrapper.__globals__)
+            state = user_code.function_state(wrapper, wrapper.__globals__)
             exc = _pickled(state, self._known, self._user_modules, self._wrappers)
             self._wrappers[id(wrapper)] = wrapper, exc is None
         return self._wrappers[id(wrapper)][1]
@@ -285,8 +284,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             return NotImplemented
         self._note_globals(cls.__module__)
         if cls.__module__ in MAINS:
-            self.reached.hints |= functions.names_in_annotations(cls)
-        return reduce_class(cls)
+            self.reached.hints |= user_code.names_in_annotations(cls)
+        return user_code.reduce_class(cls)
 
     def _function(self, function: types.FunctionType) -> Any:
         if self._by_reference(function):
@@ -297,7 +296,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         module = own.get("__name__")
         if own is self._main:
             module = "__main__"
-            used = functions.names_in(function.__code__)
+            used = user_code.globals_used(function.__code__)
             self.reached.main.update((name, None) for name in used if name in own)
             if not _BY_NAME.isdisjoint(used):
                 self.reached.hints[DYNAMIC] = None
@@ -307,14 +306,14 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             )  # of a namespace that is no module's: cloudpickle's way
         else:
             self._note_globals(module)
-        shared = self._globals.setdefault(module, functions.Globals(module))
+        shared = self._globals.setdefault(module, user_code.Globals(module))
         # The cells are filled later: what they hold may lead back to the function.
         cells = (
             None if function.__closure__ is None else tuple(types.CellType() for _ in function.__closure__)
         )
         return (
-            functions.make, (function.__code__, shared, cells), functions.state_of(function, own),
-            None, None, functions.set_state,
+            user_code.make_function, (function.__code__, shared, cells), user_code.function_state(function, own),
+            None, None, user_code.set_function_state,
         )  # fmt: skip
 
     def _note_globals(self, module: str) -> None:

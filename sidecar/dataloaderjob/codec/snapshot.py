@@ -13,14 +13,14 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from dataloaderjob.codec import culprit, module_state, unchanged
+from dataloaderjob.codec import module_state, unchanged, unpicklable
 from dataloaderjob.codec.definitions import Definitions
-from dataloaderjob.codec.left_out import Excluded
 from dataloaderjob.codec.module_state import MAIN, State
 from dataloaderjob.codec.modules import UserModules, is_over, main_source, modules_with_effects
 from dataloaderjob.codec.names import Names
 from dataloaderjob.codec.pickling import Reached
 from dataloaderjob.codec.process_state import ProcessState
+from dataloaderjob.codec.unpicklable import Excluded
 from dataloaderjob.codec.writer import Roots, Writer
 from dataloaderjob.core import values
 from dataloaderjob.core.blobs import BlobStore
@@ -205,7 +205,7 @@ def _names(root: Any) -> tuple[Any, ...]:
 
 
 def _warn_of_shared(roots: Roots, addresses: list[int], modules: Mapping[str, ModuleType]) -> None:
-    what, where = culprit.find_storage(roots, set(addresses), modules)
+    what, where = unpicklable.find_storage(roots, set(addresses), modules)
     warnings.warn(
         f"{where} is {what} in shared memory. Feeders get a copy of it as it is when the iterator is made: "
         "what is written to it later is not seen there, and what is written there is not seen here. Set "

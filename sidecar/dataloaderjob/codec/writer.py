@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from dataloaderjob.codec import culprit, left_out, module_state
-from dataloaderjob.codec.left_out import ENTRY, Excluded
+from dataloaderjob.codec import module_state, unpicklable
 from dataloaderjob.codec.module_state import CODE, MAIN, ROOTS, State
 from dataloaderjob.codec.pickling import (
     MIN_BUFFER_NBYTES,
@@ -24,6 +23,7 @@ from dataloaderjob.codec.pickling import (
     picklable,
     why_not,
 )
+from dataloaderjob.codec.unpicklable import ENTRY, Excluded
 from dataloaderjob.core.errors import InputError
 
 MAX_OTHER_NBYTES = 16 * 1024 * 1024
@@ -150,7 +150,7 @@ class Writer:
                 return False
             raise InputError(
                 f"feeders need a copy of the dataset and its functions, and this cannot be copied: "
-                f"{culprit.find(roots, self.known, self.modules)}. Make it in worker_init_fn or when "
+                f"{unpicklable.describe(roots, self.known, self.modules)}. Make it in worker_init_fn or when "
                 "__getitem__ first needs it, or leave it out in __getstate__"
             ) from exc
         return True
@@ -180,10 +180,10 @@ class Writer:
         def can_copy(part: Any) -> bool:
             return picklable(part, self.known, self.modules)
 
-        for where, part in left_out.find(path, value, pickled, can_copy):
+        for where, part in unpicklable.failing_parts(path, value, pickled, can_copy):
             self._excluded.add((module, where, id(part)))
             if module in self.reached.modules:
-                left_out.warn(module, where, part, self._warned_of)
+                unpicklable.warn(module, where, part, self._warned_of)
 
     def _exclude_main(self, roots: Roots) -> None:
         """Leaves out globals of the script that only a module's state refers to; the dataset's own must pickle."""
