@@ -19,7 +19,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from dataloaderjob.codec import names, reducers, unchanged, user_code
+from dataloaderjob.codec import names, reducers, user_code
 from dataloaderjob.codec.modules import MAINS, is_defined_at
 
 MIN_BUFFER_NBYTES = 64 * 1024
@@ -101,7 +101,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         """First members of containers that a shallow pickle leaves out."""
         self.shared: list[int] = []
         """Addresses of storages and arrays in memory that forked processes share."""
-        self._shared_memory: unchanged.SharedMemory | None = None
+        self._shared_memory: reducers.SharedAddresses | None = None
         self.arrays = 0
         """Arrays and scalars of numpy that were met."""
         self._known = known
@@ -232,7 +232,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
 
     def _note_shared(self, address: int) -> None:
         if self._shared_memory is None:
-            self._shared_memory = unchanged.SharedMemory()
+            self._shared_memory = reducers.SharedAddresses()
         if address in self._shared_memory:
             self.shared.append(address)
 
