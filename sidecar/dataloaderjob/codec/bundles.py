@@ -349,7 +349,7 @@ def _remember_lines(file: str, text: bytes) -> None:
     linecache.cache[file] = len(text), None, lines, file
 
 
-def _make_main(main: Mapping[str, Any]) -> types.ModuleType:
+def _make_main(main: Mapping[str, Any]) -> None:
     """Puts a fresh `__main__` into sys.modules: the script's name and file, and nothing in it."""
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=sys.modules["builtins"], __package__=main["package"])
@@ -360,7 +360,6 @@ def _make_main(main: Mapping[str, Any]) -> types.ModuleType:
     if main["spec"] is not None:
         module.__spec__ = importlib.machinery.ModuleSpec(main["spec"], None, origin=main["file"])
     sys.modules["__main__"] = module
-    return module
 
 
 # Why a bundle cannot be loaded

@@ -163,7 +163,7 @@ class Decoder:
 
 
 def _any_maker(buffers: Sequence[Buffer]) -> Maker:
-    makers = [_maker(buffer) for buffer in buffers]
+    makers = [_tensor_maker(b) if b.kind is Kind.TENSOR else _array_maker(b) for b in buffers]
     return lambda base: [make(base) for make in makers]
 
 
@@ -182,10 +182,6 @@ def _known(buffer: Buffer) -> special.TensorType:
 
 def _is_plain(buffer: Buffer) -> bool:
     return buffer.kind is Kind.TENSOR and not buffer.flags and not _known(buffer).carrier
-
-
-def _maker(buffer: Buffer) -> Maker:
-    return _tensor_maker(buffer) if buffer.kind is Kind.TENSOR else _array_maker(buffer)
 
 
 def _byte_strides(buffer: Buffer) -> tuple[int, ...] | None:

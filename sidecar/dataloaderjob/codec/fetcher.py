@@ -26,7 +26,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import cache
 from hashlib import blake2b
 from typing import Any
 
@@ -39,7 +39,7 @@ from torch.utils.data._utils.worker import _generate_state
 
 from dataloaderjob.codec import names
 from dataloaderjob.codec.modules import MAINS
-from dataloaderjob.codec.pickling import UserCodePickler, with_main
+from dataloaderjob.codec.pickling import UserCodePickler, rest_of, with_main
 from dataloaderjob.core import values
 from dataloaderjob.core.tickets import Ticket
 
@@ -142,17 +142,12 @@ def _call(phase: str, function: Callable[[Any], Any], argument: Any) -> Any:
 # Seeds of `random`, numpy's legacy generator and torch's default one, from which user code draws
 
 
-@lru_cache(maxsize=32)
-def _words(count: int) -> struct.Struct:
-    return struct.Struct(f"<{count}Q")
-
-
 def derive_seed(base_seed: int, *parts: int) -> int:
     """Returns a seed in [0, 2**64) that depends on every part and on their order.
 
     Parts are taken modulo 2**64, so negative numbers are fine.
     """
-    words = _words(1 + len(parts)).pack(base_seed & _MASK, *[part & _MASK for part in parts])
+    words = struct.pack(f"<{1 + len(parts)}Q", base_seed & _MASK, *[part & _MASK for part in parts])
     return int.from_bytes(blake2b(words, digest_size=8).digest(), "little")
 
 
@@ -271,11 +266,7 @@ def _attribute_of_main(path: str, definition: bytes) -> Any:
     unpickler = pickle.Unpickler(io.BytesIO(definition))  # noqa: S301  authenticated, trainer to feeder only
     found = unpickler.load()
     main = vars(sys.modules["__main__"])
-    while True:
-        try:
-            name, value = unpickler.load()
-        except EOFError:
-            break
+    for name, value in rest_of(unpickler):
         main.setdefault(name, value)
     if "." not in path:
         main.setdefault(path, found)

@@ -179,7 +179,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
     def close(self) -> None:
         """Breaks the circle that keeps what was pickled in memory until the next garbage collection."""
         # Not clear_memo: a collection while it frees objects, in this thread or another, follows pointers to those.
-        self.persistent_id = _no_id
+        self.persistent_id = lambda obj: None  # noqa: ARG005
         self._ids.clear()
 
     # Functions, classes and others
@@ -216,7 +216,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         if found is not None:
             return found
         if names.delegates(cls):
-            return reducers.reduce_with_setter(obj, names.set_state)
+            # Its own reduced form, with a function that gives it its state.
+            return *(*obj.__reduce_ex__(4), None, None, None)[:5], names.set_state
         if cls is not reducers.LRU:
             self._ordinary.add(cls)
         return NotImplemented
@@ -273,7 +274,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         if id(wrapper) not in self._wrappers:
             self._wrappers[id(wrapper)] = wrapper, True  # it may hold itself
             state = user_code.function_state(wrapper, wrapper.__globals__)
-            exc = _pickled(state, self._known, self._user_modules, self._wrappers)
+            exc = why_not(state, self._known, self._user_modules, alone=True, wrappers=self._wrappers)
             self._wrappers[id(wrapper)] = wrapper, exc is None
         return self._wrappers[id(wrapper)][1]
 
@@ -321,25 +322,31 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             self.reached.modules[module] = None
 
 
-def _no_id(obj: Any) -> None:
-    del obj
-
-
 class Nowhere(io.RawIOBase):
     def write(self, data: Any) -> int:
         return len(data)
 
 
 def why_not(
-    obj: Any, known: names.Names | None = None, user_modules: Collection[str] = ()
+    obj: Any,
+    known: names.Names | None = None,
+    user_modules: Collection[str] = (),
+    *,
+    alone: bool = False,
+    wrappers: dict[int, tuple[Any, bool]] | None = None,
 ) -> BaseException | None:
-    """Returns what pickling `obj` raises, together with the globals of `__main__` that it needs."""
-    pickler = UserCodePickler(Nowhere(), _ignore, known=known, user_modules=user_modules)  # type: ignore[arg-type]
+    """Returns what pickling `obj` raises, together with the globals of `__main__` it needs unless `alone`."""
+    out: Any = Nowhere()
+    pickler = UserCodePickler(
+        out, memoryview.release, known=known, user_modules=user_modules, wrappers=wrappers
+    )
     try:
-        for part in with_main(obj, pickler.reached):
+        for part in (obj,) if alone else with_main(obj, pickler.reached):
             pickler.dump(part)
     except Exception as exc:  # whatever a __reduce__ of the user raises
         return exc
+    finally:
+        pickler.close()
     return None
 
 
@@ -351,32 +358,10 @@ def changed_meanwhile(exc: BaseException) -> bool:
 def picklable(obj: Any, known: names.Names | None, user_modules: Collection[str]) -> bool:
     """Whether `obj` pickles by itself."""
     for _ in range(TRIES):
-        exc = _pickled(obj, known, user_modules)
+        exc = why_not(obj, known, user_modules, alone=True)
         if exc is None or not changed_meanwhile(exc):
             break
     return exc is None
-
-
-def _pickled(
-    obj: Any,
-    known: names.Names | None,
-    user_modules: Collection[str],
-    wrappers: dict[int, tuple[Any, bool]] | None = None,
-) -> BaseException | None:
-    pickler = UserCodePickler(
-        Nowhere(),  # type: ignore[arg-type]
-        _ignore,
-        known=known,
-        user_modules=user_modules,
-        wrappers=wrappers,
-    )
-    try:
-        pickler.dump(obj)
-    except Exception as exc:  # whatever a __reduce__ of the user raises
-        return exc
-    finally:
-        pickler.close()
-    return None
 
 
 def with_main(obj: Any, reached: Reached, *, with_names: bool = False) -> Iterator[Any]:
@@ -390,8 +375,11 @@ def with_main(obj: Any, reached: Reached, *, with_names: bool = False) -> Iterat
                 yield (name, main[name]) if with_names else main[name]
 
 
-def _ignore(buffer: memoryview) -> None:
-    buffer.release()
+def rest_of(unpickler: Any) -> Iterator[Any]:
+    """Yields what further dumps hold."""
+    with contextlib.suppress(EOFError):
+        while True:
+            yield unpickler.load()
 
 
 class UserCodeUnpickler(pickle.Unpickler):

@@ -146,12 +146,6 @@ def is_shared_memory(obj: Any) -> bool:
     return isinstance(obj, shared)
 
 
-def reduce_with_setter(obj: Any, set_state: Callable[[Any, Any], None]) -> tuple[Any, ...]:
-    """An object's own reduced form, with a function that gives it its state."""
-    reduced = (*obj.__reduce_ex__(4), None, None, None)[:5]
-    return *reduced, set_state
-
-
 # Tensors and arrays
 
 

@@ -5,7 +5,6 @@ What is left out, as narrowly as can be told, stays as the import makes it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 import types
@@ -46,22 +45,16 @@ _MADE_ANEW = frozenset({
 def describe(roots: Mapping[str, Any], known: Names | None = None, user_modules: Collection[str] = ()) -> str:
     """Returns `path: type (why)` of the innermost thing that does not pickle, as in
     `dataset.lock: _thread.lock (TypeError: cannot pickle '_thread.lock' object)`."""
-    with _silently():
-        return _find(roots, known, user_modules)
-
-
-def _find(roots: Mapping[str, Any], known: Names | None, user_modules: Collection[str]) -> str:
     deadline = time.monotonic() + _SEARCH_S
     seen: set[int] = set()
-
-    def why(part: Any) -> BaseException | None:
-        return why_not(part, known, user_modules)
-
+    why = functools.partial(why_not, known=known, user_modules=user_modules)
     parts: Iterable[Part] = roots.items()
     found: tuple[str, Any, BaseException] | None = None
-    while (failing := _first_failing(parts, seen, deadline, why)) is not None:
-        found = failing
-        parts = () if is_shared_memory(found[1]) else _parts(found[0], found[1])
+    # Looking at attributes provokes what libraries say of deprecated ones; a script may have made that an error.
+    with warnings.catch_warnings(action="ignore"):
+        while (failing := _first_failing(parts, seen, deadline, why)) is not None:
+            found = failing
+            parts = () if is_shared_memory(found[1]) else _parts(found[0], found[1])
     if found is None:
         return " and ".join(roots)
     path, leaf, error = found
@@ -69,14 +62,6 @@ def _find(roots: Mapping[str, Any], known: Names | None, user_modules: Collectio
     if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
         reason = "linked too deeply for pickle: keep such objects in a list, and link them by index"
     return f"{_cut(path)}: {full_name(type(leaf))} ({reason})"
-
-
-@contextlib.contextmanager
-def _silently() -> Iterator[None]:
-    """Looking at attributes provokes what libraries say of deprecated ones; a script may have made that an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _cut(path: str) -> str:
@@ -164,7 +149,7 @@ def find_storage(
     deadline = time.monotonic() + _SEARCH_S
     pending = deque(roots.items())
     seen: set[int] = set()
-    with _silently():
+    with warnings.catch_warnings(action="ignore"):
         while pending and time.monotonic() < deadline:
             path, part = pending.popleft()
             if id(part) in seen:

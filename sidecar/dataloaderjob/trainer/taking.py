@@ -101,16 +101,7 @@ class Taker(Timed):
     """Takes the batches of one stream, for one thread at a time."""
 
     __slots__ = (
-        "_control",
-        "_decoder",
-        "_held",
-        "_pool",
-        "_timeout_s",
-        "_wake_after",
-        "_window",
-        "_woken",
-        "client",
-        "stream",
+        "_control", "_decoder", "_held", "_pool", "_timeout_s", "_wake_after", "_window", "_woken", "client", "stream",
     )  # fmt: skip
 
     def __init__(
