@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from dataloaderjob.codec import snapshot, unchanged
+from dataloaderjob.codec import snapshot
 from dataloaderjob.codec.bundles import load_bundle, make_bundle
 from dataloaderjob.codec.names import Names, content, update
 from dataloaderjob.core import tickets
@@ -164,10 +164,10 @@ def test_arrays_within_large_containers_are_compared_with_their_types(
 
 def test_a_checksum_sees_words_that_change_places() -> None:
     data = np.arange(1 << 20, dtype=np.uint64)
-    before = unchanged.checksum(data.data)
+    before = snapshot.checksum(data.data)
     data[[3, 4]] = data[[4, 3]]
-    assert unchanged.checksum(data.data) != before
-    assert unchanged.checksum(np.zeros(8, np.uint8).data) != unchanged.checksum(np.zeros(16, np.uint8).data)
+    assert snapshot.checksum(data.data) != before
+    assert snapshot.checksum(np.zeros(8, np.uint8).data) != snapshot.checksum(np.zeros(16, np.uint8).data)
 
 
 def test_a_tensor_in_shared_memory_is_warned_of_by_name_once(

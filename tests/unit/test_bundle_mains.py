@@ -12,7 +12,7 @@ import pytest
 import torch
 from script_parity import Scripts, scripts, write
 
-from dataloaderjob.codec import culprit
+from dataloaderjob.codec import unpicklable
 from dataloaderjob.codec.failures import pack_failure, unpack_failure
 
 
@@ -326,11 +326,11 @@ def test_a_look_for_a_shared_tensor_stays_out_of_libraries_and_raises_no_warning
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         addresses = {shared.untyped_storage().data_ptr()}
-        assert culprit.find_storage({"dataset": library}, addresses, {"mine"}) == (
+        assert unpicklable.find_storage({"dataset": library}, addresses, {"mine"}) == (
             "something",
             "the dataset",
         )
-        assert culprit.find_storage({"dataset": Talks()}, addresses, {"mine"}) == (
+        assert unpicklable.find_storage({"dataset": Talks()}, addresses, {"mine"}) == (
             "a tensor",
             "dataset.module.held",
         )

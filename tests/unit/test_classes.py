@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from dataloaderjob.codec import classes
+from dataloaderjob.codec import user_code
 from dataloaderjob.core.errors import UnsupportedBatch
 
 
 @pytest.fixture(autouse=True)
 def nothing_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classes, "_sent", type(classes._sent)())
-    monkeypatch.setattr(classes, "_ambiguous", set())
+    monkeypatch.setattr(user_code, "_sent", type(user_code._sent)())
+    monkeypatch.setattr(user_code, "_ambiguous", set())
 
 
 def test_a_named_tuple_made_in_a_function_is_found_once_it_was_sent() -> None:
@@ -23,33 +23,33 @@ def test_a_named_tuple_made_in_a_function_is_found_once_it_was_sent() -> None:
     with pytest.raises(
         UnsupportedBatch, match=r"cannot find that class .*define it at the top level of a module"
     ):
-        classes.resolve(__name__, "OfAFunction")
-    classes.note_sent(made)
-    assert classes.resolve(__name__, "OfAFunction") is made
+        user_code.find_class(__name__, "OfAFunction")
+    user_code.note_sent(made)
+    assert user_code.find_class(__name__, "OfAFunction") is made
 
 
 def test_two_of_one_name_and_other_fields_are_told_apart_by_nobody() -> None:
     first: Any = namedtuple("OfAFunction", "a b")
     same: Any = namedtuple("OfAFunction", "a b")
     other: Any = namedtuple("OfAFunction", "a c")
-    classes.note_sent(first)
-    classes.note_sent(same)
-    assert classes.resolve(__name__, "OfAFunction") is first
-    classes.note_sent(other)
+    user_code.note_sent(first)
+    user_code.note_sent(same)
+    assert user_code.find_class(__name__, "OfAFunction") is first
+    user_code.note_sent(other)
     with pytest.raises(UnsupportedBatch, match="cannot find that class"):
-        classes.resolve(__name__, "OfAFunction")
+        user_code.find_class(__name__, "OfAFunction")
 
 
 def test_a_class_that_was_sent_is_not_kept() -> None:
-    classes.note_sent(namedtuple("OfAFunction", "a b"))  # type: ignore[arg-type]
+    user_code.note_sent(namedtuple("OfAFunction", "a b"))  # type: ignore[arg-type]
     import gc
 
     gc.collect()
     with pytest.raises(UnsupportedBatch):
-        classes.resolve(__name__, "OfAFunction")
+        user_code.find_class(__name__, "OfAFunction")
 
 
 def test_a_modules_own_class_goes_first() -> None:
     made: Any = namedtuple("UnsupportedBatch", "a b")
-    classes.note_sent(made)
-    assert classes.resolve(__name__, "UnsupportedBatch") is UnsupportedBatch
+    user_code.note_sent(made)
+    assert user_code.find_class(__name__, "UnsupportedBatch") is UnsupportedBatch

@@ -15,8 +15,15 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from trees import digest
 
 from dataloaderjob.codec.failures import as_raised
-from dataloaderjob.codec.fetcher import Fetcher, SampleError, stack_in_private_memory
-from dataloaderjob.codec.seeding import preserved_generators, seed_batch, seed_sample, seed_worker
+from dataloaderjob.codec.fetcher import (
+    Fetcher,
+    SampleError,
+    preserved_generators,
+    seed_batch,
+    seed_sample,
+    seed_worker,
+    stack_in_private_memory,
+)
 from dataloaderjob.core.tickets import Ticket, pack, unpack
 
 

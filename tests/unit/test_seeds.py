@@ -13,41 +13,41 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.codec import seeding
 from dataloaderjob.codec.facts import facts
+from dataloaderjob.codec.fetcher import OF_SAMPLE, batch_seed, derive_seed, key_number, sample_seed
 from dataloaderjob.sidecar.dispatch.choose import caution, mismatch
 
 
 def test_seeds_never_change_between_versions() -> None:
-    assert seeding.derive(0) == 1786884285633530058
-    assert seeding.of_sample(1234, 5, 7) == 10829500007652332684
-    assert seeding.of_batch(1234, 5) == 7699915390511872804
+    assert derive_seed(0) == 1786884285633530058
+    assert sample_seed(1234, 5, 7) == 10829500007652332684
+    assert batch_seed(1234, 5) == 7699915390511872804
 
 
 @given(st.integers(0, 2**64 - 1), st.lists(st.integers(), max_size=4))
 def test_a_seed_is_an_unsigned_number_of_64_bits(base: int, parts: list[int]) -> None:
-    assert 0 <= seeding.derive(base, *parts) < 2**64
+    assert 0 <= derive_seed(base, *parts) < 2**64
 
 
 def test_every_part_and_their_order_count() -> None:
     found = {
-        seeding.derive(0), seeding.derive(1), seeding.derive(0, 0), seeding.derive(0, 1), seeding.derive(0, 3, 4),
-        seeding.derive(0, 4, 3), seeding.derive(1, 0), seeding.of_sample(0, 1, 2), seeding.of_batch(0, 1),
+        derive_seed(0), derive_seed(1), derive_seed(0, 0), derive_seed(0, 1), derive_seed(0, 3, 4),
+        derive_seed(0, 4, 3), derive_seed(1, 0), sample_seed(0, 1, 2), batch_seed(0, 1),
     }  # fmt: skip
     assert len(found) == 9
 
 
 def test_two_draws_of_one_index_get_different_seeds() -> None:
-    assert seeding.of_sample(9, 0, 5) != seeding.of_sample(9, 1, 5)
+    assert sample_seed(9, 0, 5) != sample_seed(9, 1, 5)
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**63), st.integers())
 def test_a_sample_s_seed_is_derived_like_any_other(base: int, position: int, key: int) -> None:
-    assert seeding.of_sample(base, position, key) == seeding.derive(base, seeding.SAMPLE, position, key)
+    assert sample_seed(base, position, key) == derive_seed(base, OF_SAMPLE, position, key)
 
 
 def test_seeds_of_an_epoch_do_not_collide() -> None:
-    assert len({seeding.of_sample(3, i, i) for i in range(50_000)}) == 50_000
+    assert len({sample_seed(3, i, i) for i in range(50_000)}) == 50_000
 
 
 @pytest.mark.parametrize(
@@ -56,18 +56,16 @@ def test_seeds_of_an_epoch_do_not_collide() -> None:
     ids=["numpy-int64", "numpy-uint8", "tensor", "tensor-of-one"],
 )
 def test_an_integer_of_any_type_counts_as_its_value(key: Any) -> None:
-    assert seeding.of_sample(0, 0, key) == seeding.of_sample(0, 0, 7)
+    assert sample_seed(0, 0, key) == sample_seed(0, 0, 7)
 
 
 def test_keys_that_are_no_integers_count_by_their_value() -> None:
     keys: list[Any] = ["a", "b", ("a", 1), ("a", 2), b"a", None, 1.5, frozenset({"a", "b"}), 2**80]
-    assert len({seeding.key_number(k) for k in keys}) == len(keys)
+    assert len({key_number(k) for k in keys}) == len(keys)
 
 
 def test_keys_of_strings_and_sets_give_the_same_seed_in_every_process() -> None:
-    code = (
-        "from dataloaderjob.codec import seeding; print(seeding.of_sample(1, 2, ('x', frozenset('abcdef'))))"
-    )
+    code = "from dataloaderjob.codec import fetcher; print(fetcher.sample_seed(1, 2, ('x', frozenset('abcdef'))))"
     found = {
         subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": str(seed)},
@@ -75,11 +73,11 @@ def test_keys_of_strings_and_sets_give_the_same_seed_in_every_process() -> None:
         ).stdout
         for seed in range(3)
     }  # fmt: skip
-    assert found == {f"{seeding.of_sample(1, 2, ('x', frozenset('abcdef')))}\n"}
+    assert found == {f"{sample_seed(1, 2, ('x', frozenset('abcdef')))}\n"}
 
 
 def test_an_object_counts_by_its_type_alone() -> None:
-    assert seeding.key_number(object()) == seeding.key_number(object())
+    assert key_number(object()) == key_number(object())
 
 
 def test_equal_facts_do_not_differ() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaderjob.codec import classes, objects, special
+from dataloaderjob.codec import objects, special, user_code
 from dataloaderjob.codec.encoding import is_class_of_items
 from dataloaderjob.core import layout, values
 from dataloaderjob.core.errors import RemoteProtocolError
@@ -163,7 +163,7 @@ class Decoder:
 
 
 def _any_maker(buffers: Sequence[Buffer]) -> Maker:
-    makers = [_maker(buffer) for buffer in buffers]
+    makers = [_tensor_maker(b) if b.kind is Kind.TENSOR else _array_maker(b) for b in buffers]
     return lambda base: [make(base) for make in makers]
 
 
@@ -182,10 +182,6 @@ def _known(buffer: Buffer) -> special.TensorType:
 
 def _is_plain(buffer: Buffer) -> bool:
     return buffer.kind is Kind.TENSOR and not buffer.flags and not _known(buffer).carrier
-
-
-def _maker(buffer: Buffer) -> Maker:
-    return _tensor_maker(buffer) if buffer.kind is Kind.TENSOR else _array_maker(buffer)
 
 
 def _byte_strides(buffer: Buffer) -> tuple[int, ...] | None:
@@ -317,9 +313,9 @@ class _Builders:
 def _class(node: Node, base: type) -> type:
     if node.cls is None:
         raise RemoteProtocolError(f"a {node.kind.name} without a class")
-    cls = classes.resolve(*node.cls)
+    cls = user_code.find_class(*node.cls)
     if not issubclass(cls, base):
-        raise RemoteProtocolError(f"{classes.full_name(cls)} is no {base.__name__} in this process")
+        raise RemoteProtocolError(f"{user_code.full_name(cls)} is no {base.__name__} in this process")
     return cls
 
 
@@ -327,14 +323,14 @@ def _namedtuple(node: Node, items: Builder) -> Builder:
     cls = _class(node, tuple)
     if len(getattr(cls, "_fields", ())) != len(node.children):
         count = len(node.children)
-        raise RemoteProtocolError(f"{classes.full_name(cls)} has no {count} fields in this process")
+        raise RemoteProtocolError(f"{user_code.full_name(cls)} has no {count} fields in this process")
     return lambda leaves: tuple.__new__(cls, items(leaves))
 
 
 def _class_of_items(node: Node, items: Builder) -> Builder:
     cls: Any = _class(node, tuple)
     if not is_class_of_items(cls):
-        raise RemoteProtocolError(f"{classes.full_name(cls)} is not made from items")
+        raise RemoteProtocolError(f"{user_code.full_name(cls)} is not made from items")
     return lambda leaves: cls(items(leaves))
 
 
@@ -358,7 +354,7 @@ def _defaultdict(node: Node, items: Builder) -> Builder:
 def _dataclass(node: Node, items: Builder) -> Builder:
     cls = _class(node, object)
     if not dataclasses.is_dataclass(cls) or hasattr(cls, "__del__"):
-        raise RemoteProtocolError(f"{classes.full_name(cls)} is no dataclass in this process")
+        raise RemoteProtocolError(f"{user_code.full_name(cls)} is no dataclass in this process")
     names = node.keys
 
     def build(leaves: list[Any]) -> Any:

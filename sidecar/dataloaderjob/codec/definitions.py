@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import functools
 import io
 import re
 import sys
@@ -65,8 +66,6 @@ class Definitions:
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[tuple[Any, ...], Entry | None]] = {}
-        self._constants: tuple[Any, dict[str, Any]] = None, {}
-        self._asked: dict[bytes, frozenset[str]] = {}
 
     def packed(
         self,
@@ -79,9 +78,9 @@ class Definitions:
         """Returns what `Found` reads; `reached` travels with the dataset."""
         own = vars(sys.modules["__main__"])
         asked = {
-            name for source in sources for name in self._asked_of_main(source.text)
+            name for source in sources for name in _attributes_of_main(source.text)
         } | reached.hints.keys()
-        constants = self._constants_of(text)
+        constants = _literals(text or b"")
         by_name = {
             id(value): name
             for name, value in sorted(own.items(), key=lambda item: str(item[0]), reverse=True)
@@ -117,16 +116,6 @@ class Definitions:
         if key:
             self._known[name] = key, entry
         return entry
-
-    def _constants_of(self, text: bytes | None) -> dict[str, Any]:
-        if self._constants[0] != text:
-            self._constants = text, _literals(text or b"")
-        return self._constants[1]
-
-    def _asked_of_main(self, text: bytes) -> frozenset[str]:
-        if text not in self._asked:
-            self._asked[text] = _attributes_of_main(text) if _IMPORTS_MAIN.search(text) else frozenset()
-        return self._asked[text]
 
 
 def _is_defined(name: str, value: Any) -> bool:
@@ -178,6 +167,7 @@ def _written(
     return pickler.out.getvalue(), sorted(needs)
 
 
+@functools.lru_cache(maxsize=1)
 def _literals(text: bytes) -> dict[str, Any]:
     """Globals that the source sets once, to a literal."""
     try:
@@ -200,8 +190,11 @@ def _literals(text: bytes) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value not in ([], {})}
 
 
+@functools.cache
 def _attributes_of_main(text: bytes) -> frozenset[str]:
     """What a module's source asks `__main__` for."""
+    if not _IMPORTS_MAIN.search(text):
+        return frozenset()
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaderjob.codec import classes, objects, special
+from dataloaderjob.codec import objects, special, user_code
 from dataloaderjob.codec.special import StaysError, attributes_beside
 from dataloaderjob.core import layout, values
 from dataloaderjob.core.errors import UnsupportedBatch
@@ -109,7 +109,7 @@ class _RefusedError(Exception):
         if len(steps) > _MAX_STEPS:
             steps[_MAX_STEPS:] = ["..."]
         path = "batch" + "".join(steps)
-        found = f"{path}: {classes.full_name(type(self.leaf))}{self.why}"
+        found = f"{path}: {user_code.full_name(type(self.leaf))}{self.why}"
         if allow_pickle:
             return f"this leaf cannot travel from feeder to trainer, not even pickled: {found}"
         return (
@@ -253,7 +253,7 @@ class _Encoder:
         return self._made("pairs", None, pairs)
 
     def _mapping(self, items: Mapping[Any, Any], depth: int) -> Schema:
-        cls = classes.name_of(type(items))
+        cls = user_code.class_name(type(items))
         if cls is None:
             return self.refuse(items, objects.LOCAL)
         own = {key: items[key] for key in items}
@@ -274,7 +274,7 @@ class _Encoder:
 
     def _defaultdict(self, items: defaultdict[Any, Any], depth: int) -> Schema:
         factory, keys = items.default_factory, self._keys(items)
-        name = classes.name_of(factory) if isinstance(factory, type) else None
+        name = user_code.class_name(factory) if isinstance(factory, type) else None
         if factory is not None and name is None:
             return self.refuse(items, " with a factory that is no class")
         if keys is None:
@@ -289,7 +289,7 @@ class _Encoder:
         return keys if all(map(values.is_key, keys)) else None
 
     def _namedtuple(self, items: Any, depth: int) -> Schema:
-        cls, fields = classes.name_of(type(items)), type(items)._fields
+        cls, fields = user_code.class_name(type(items)), type(items)._fields
         if cls is None or len(fields) != len(items):
             return self.refuse(items, objects.LOCAL if cls is None else " with more items than fields")
         try:
@@ -300,11 +300,11 @@ class _Encoder:
         return self._attributes(layout.node(Kind.NAMEDTUPLE, cls, children), attributes, depth)
 
     def _class_of_items(self, items: tuple[Any, ...], depth: int) -> Schema:
-        cls = classes.name_of(type(items))
+        cls = user_code.class_name(type(items))
         return layout.node(Kind.SEQUENCE, cls, self.children(items, depth, lambda i: f"[{i}]"))
 
     def _dataclass(self, item: Any, depth: int) -> Schema:
-        cls = classes.name_of(type(item))
+        cls = user_code.class_name(type(item))
         if cls is None:
             return self.refuse(item, objects.LOCAL)
         names = [f.name for f in dataclasses.fields(item) if hasattr(item, f.name)]
@@ -382,7 +382,7 @@ class _LeafPickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and obj.__module__ != "builtins" and "<locals>" not in obj.__qualname__:
-            return classes.resolve, (obj.__module__, obj.__qualname__)
+            return user_code.find_class, (obj.__module__, obj.__qualname__)
         return NotImplemented
 
 

@@ -15,14 +15,10 @@ from dataclasses import dataclass
 from types import ModuleType, TracebackType, WrapperDescriptorType
 from typing import Any, TypeVar
 
-from dataloaderjob.codec import classes
+from dataloaderjob.codec import user_code
 from dataloaderjob.codec.fetcher import SampleError
 from dataloaderjob.core import values
-from dataloaderjob.core.errors import (
-    DataLoaderJobError,
-    RemoteProtocolError,
-    UserCodeError,
-)
+from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError, UserCodeError
 from dataloaderjob.core.layout import ClassName
 
 T = TypeVar("T")
@@ -157,9 +153,8 @@ def _may_lack_set_up(exc: BaseException) -> bool:
     if isinstance(exc, DataLoaderJobError):
         return False
     if isinstance(exc, AttributeError):
-        return isinstance(exc.obj, ModuleType) or _text(exc).startswith(
-            "module '"
-        )  # numpy's __getattr__ raises its own
+        # numpy's __getattr__ raises its own.
+        return isinstance(exc.obj, ModuleType) or _text(exc).startswith("module '")
     if isinstance(exc, OSError):
         return exc.errno is None  # of a library, not of the system: PIL's and h5py's
     if isinstance(exc, LookupError):
@@ -228,7 +223,7 @@ def _unplain(data: str | None) -> Any:
 
 def _exception_class(module: str, qualname: str) -> type[Exception] | None:
     try:
-        cls = classes.resolve(module, qualname)
+        cls = user_code.find_class(module, qualname)
     except Exception:  # not there, or a module of the user that fails while it is imported
         return None
     # Not BaseException: a SystemExit or KeyboardInterrupt of a feeder is not this process's.

@@ -2,6 +2,10 @@
 
 The same class runs in feeders and, for `num_workers=0`, in the trainer.
 
+Seeds of samples and batches are derived from the iterator's base seed. One depends on (base seed, purpose, position,
+key) and on nothing that differs between processes, so a batch is the same whichever process makes it. The hash is
+BLAKE2b over little-endian words: 0.7 µs, where splitmix64 in plain Python takes 1.2 µs.
+
 Where `get_worker_info()` answers, torch's default_collate stacks tensors into a new shared-memory file per batch, for
 torch's own way to the trainer, and into the dtype of the first sample, where it otherwise promotes. A feeder has no
 use for the one, and the other would make its batches differ from those of `num_workers=0`: it is kept from both.
@@ -14,22 +18,29 @@ used, so that `isinstance` and `==` hold there; else the definition is loaded, o
 from __future__ import annotations
 
 import io
+import operator
 import pickle
+import random
+import struct
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import default_collate, default_convert, get_worker_info
 from torch.utils.data._utils import worker
 from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.worker import _generate_state
 
 from dataloaderjob.codec import names
 from dataloaderjob.codec.modules import MAINS
-from dataloaderjob.codec.pickling import UserCodePickler, with_main
-from dataloaderjob.codec.seeding import seed_batch, seed_sample
+from dataloaderjob.codec.pickling import UserCodePickler, rest_of, with_main
+from dataloaderjob.core import values
 from dataloaderjob.core.tickets import Ticket
 
 SAMPLE = "__getitem__"
@@ -37,6 +48,15 @@ SAMPLES = "__getitems__"
 COLLATE = "collate_fn"
 """Phases of a fetch, by the user's function that runs."""
 OnSample = Callable[[int], None]
+_MASK = (1 << 64) - 1
+OF_SAMPLE, OF_BATCH = 1, 2
+"""Purposes: the seed of sample 3 and the seed of batch 3 must differ."""
+_sample_words = struct.Struct("<4Q").pack
+# Not torch.manual_seed, which also visits the accelerators: 150 to 180 µs, this 1.2.
+_seed_torch = torch.default_generator.manual_seed
+_seed_numpy = np.random.seed
+_seed_random = random.seed
+_INT64 = (1 << 63) - 1
 _definitions: dict[int, tuple[Any, bytes]] = {}
 
 
@@ -119,6 +139,99 @@ def _call(phase: str, function: Callable[[Any], Any], argument: Any) -> Any:
         raise SampleError(phase, exc) from exc
 
 
+# Seeds of `random`, numpy's legacy generator and torch's default one, from which user code draws
+
+
+def derive_seed(base_seed: int, *parts: int) -> int:
+    """Returns a seed in [0, 2**64) that depends on every part and on their order.
+
+    Parts are taken modulo 2**64, so negative numbers are fine.
+    """
+    words = struct.pack(f"<{1 + len(parts)}Q", base_seed & _MASK, *[part & _MASK for part in parts])
+    return int.from_bytes(blake2b(words, digest_size=8).digest(), "little")
+
+
+def sample_seed(base_seed: int, position: int, key: Any) -> int:
+    """The seed of one sample. `position` counts samples from the start of the iterator."""
+    number = key if type(key) is int else key_number(key)
+    # derive_seed(base_seed, OF_SAMPLE, position, number), written out for the sake of 0.8 µs per sample.
+    words = _sample_words(base_seed & _MASK, OF_SAMPLE, position & _MASK, number & _MASK)
+    return int.from_bytes(blake2b(words, digest_size=8).digest(), "little")
+
+
+def batch_seed(base_seed: int, ticket_no: int) -> int:
+    """The seed of collate_fn, and of `__getitems__`, for one ticket."""
+    return derive_seed(base_seed, OF_BATCH, ticket_no)
+
+
+def key_number(key: Any) -> int:
+    """A number for a sampler's key of any kind, the same in every process.
+
+    Integers (numpy's, and tensors of one integer) count as their value; plain values by their
+    encoding. Of any other object only the type counts: a pickle or a repr of it may differ between
+    processes, and the position already tells two samples apart.
+    """
+    try:
+        return operator.index(key)
+    except TypeError:
+        pass
+    try:
+        data = values.pack(key)
+    except values.NotPlainError:
+        data = f"{type(key).__module__}.{type(key).__qualname__}".encode()
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds all three from a seed below 2**64; 8 µs.
+
+    numpy takes the upper half and torch (which uses no more than 32 bits) the lower: both are Mersenne
+    twisters seeded alike, and would give the same stream from the same half. What `torch.initial_seed()` then
+    tells fits an int64, as with torch, so that a sample may return it.
+    """
+    _seed_random(seed)
+    _seed_numpy(seed >> 32)
+    _seed_torch(seed & _INT64)
+
+
+def seed_worker(seed: int, number: int) -> None:
+    """Seeds as torch seeds worker `number` for worker_init_fn: by `seed + number`, its `get_worker_info().seed`."""
+    _seed_random(seed + number)
+    _seed_torch((seed + number) & _INT64)
+    _seed_numpy(_generate_state(seed, number))  # type: ignore[no-untyped-call]
+
+
+def seed_sample(base_seed: int, position: int, key: Any) -> None:
+    """Seeds before `dataset[key]`. `position` counts samples from the start of the iterator."""
+    seed_generators(sample_seed(base_seed, position, key))
+
+
+def seed_batch(base_seed: int, ticket_no: int) -> None:
+    """Seeds before `__getitems__`, and again before collate_fn."""
+    seed_generators(batch_seed(base_seed, ticket_no))
+
+
+@contextmanager
+def preserved_generators() -> Iterator[None]:
+    """Leaves the caller's three generators as they were, and runs torch with one thread meanwhile.
+
+    One thread, because sums differ with the number of threads. About 100 µs.
+    """
+    threads = torch.get_num_threads()
+    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.default_generator.set_state(states[2])
+
+
+# A sampler's keys
+
+
 class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, type | types.FunctionType) or obj.__module__ not in MAINS:
@@ -153,11 +266,7 @@ def _attribute_of_main(path: str, definition: bytes) -> Any:
     unpickler = pickle.Unpickler(io.BytesIO(definition))  # noqa: S301  authenticated, trainer to feeder only
     found = unpickler.load()
     main = vars(sys.modules["__main__"])
-    while True:
-        try:
-            name, value = unpickler.load()
-        except EOFError:
-            break
+    for name, value in rest_of(unpickler):
         main.setdefault(name, value)
     if "." not in path:
         main.setdefault(path, found)

@@ -17,11 +17,11 @@ import types
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from dataloaderjob.codec import left_out, names
-from dataloaderjob.codec.left_out import ENTRY, Excluded
+from dataloaderjob.codec import names, unpicklable
 from dataloaderjob.codec.modules import MAINS, UserModules, is_defined_at
 from dataloaderjob.codec.names import Item, Names
-from dataloaderjob.codec.pickling import Reached, UserCodeUnpickler
+from dataloaderjob.codec.pickling import Reached, UserCodeUnpickler, rest_of
+from dataloaderjob.codec.unpicklable import ENTRY, Excluded
 from dataloaderjob.core import values
 
 Dump = tuple[str, Any]
@@ -121,10 +121,9 @@ class State:
 
     def _main(self, reached: Reached) -> dict[str, Any]:
         own = vars(sys.modules["__main__"])
-        names_ = sorted(name for name in reached.main if name in own)
         return {
             name: own[name]
-            for name in names_
+            for name in sorted(reached.main.keys() & own.keys())
             if not (name.startswith("__") and name.endswith("__"))
             and ("__main__", name, id(own[name])) not in self._excluded
         }
@@ -155,7 +154,7 @@ class State:
             return content
         if hasattr(type(value), "__setstate__"):
             raise TypeError("its own __setstate__ may need what is left out")
-        return left_out.without(content, lambda entry: id(entry) in out)
+        return unpicklable.without(content, lambda entry: id(entry) in out)
 
     def _allowed(self, module: str, items: list[Item]) -> list[Item]:
         excluded = self._excluded
@@ -191,15 +190,10 @@ def apply_code(loaded: Any, skip: Collection[str]) -> list[str]:
 
 def apply_alone(module: str, packed: bytes, fresh: names.Fresh) -> None:
     """Gives a module the state that `State.alone` wrote."""
-    stream = io.BytesIO(packed)
-    unpickler = UserCodeUnpickler(stream, (), fresh)
+    unpickler = UserCodeUnpickler(io.BytesIO(packed), (), fresh)
     references, by_value, data = unpickler.load()
     main = vars(sys.modules[MAIN])
-    while True:
-        try:
-            needed = unpickler.load()
-        except EOFError:
-            break
+    for needed in rest_of(unpickler):
         for name, value in needed:
             main.setdefault(name, value)
     assign_code(module, references, by_value)

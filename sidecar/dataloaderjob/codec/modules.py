@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import importlib.machinery
 import os
 import re
@@ -42,8 +43,6 @@ _ONCE = re.compile(
     r"torch\.distributed\.init\w*|(?:torch\.)?multiprocessing\.(?:Process|Pool|Manager|spawn)|deepspeed|horovod|ray|dask|"
     r"wandb|mlflow|neptune|comet_ml|clearml|aim|swanlab)\."
 )
-_known: dict[str, tuple[bytes, _Look]] = {}
-"""The source that was looked at, and what was seen, by module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +201,7 @@ def modules_with_effects(main: Mapping[str, Any], sources: Sequence[Source]) -> 
     """Returns the names of such modules among the user modules of this process, which have these sources."""
     shipped = {source.name: source for source in sources}
     package = main["package"] or ""
-    pending = [*_look("__main__", main["text"], package).imported, package]
+    pending = [*_look(main["text"], package).imported, package]
     if not main["text"]:  # a notebook
         own = vars(sys.modules["__main__"])
         pending += [value.__name__ for value in list(own.values()) if isinstance(value, ModuleType)]
@@ -219,7 +218,7 @@ def _all_looks(names: Sequence[str], shipped: Mapping[str, Source]) -> dict[str,
         source = shipped.get(name)
         if source is not None and name not in found:
             package = name if source.search is not None else name.rpartition(".")[0]
-            found[name] = _look(name, source.text, package)
+            found[name] = _look(source.text, package)
             pending += [*found[name].imported, *_with_packages(name)]
     return found
 
@@ -229,14 +228,8 @@ def is_over(module: ModuleType) -> bool:
     return not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
-def _look(name: str, text: bytes, package: str) -> _Look:
-    known = _known.get(name)
-    if known is None or known[0] != text:
-        known = _known[name] = text, _looked(text, package)
-    return known[1]
-
-
-def _looked(text: bytes, package: str) -> _Look:
+@functools.lru_cache(maxsize=1024)
+def _look(text: bytes, package: str) -> _Look:
     try:
         statements = list(_top_level(ast.parse(text).body))
     except (SyntaxError, ValueError, RecursionError):

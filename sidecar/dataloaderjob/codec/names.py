@@ -1,12 +1,17 @@
-"""Objects of user modules by name: what is a global of a module, or an attribute of its class, is referred
-to by that name, so that a feeder updates the very object that its own import of the module made.
+"""Objects of user modules by name, and what they hold.
+
+What is a global of a module, or an attribute of its class, is referred to by that name, so that a feeder updates the
+very object that its own import of the module made. A module's own functions keep default arguments, attributes, and
+the one object in a settings' cache.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import enum
 import functools
+import inspect
 import logging
 import pathlib
 import random
@@ -25,18 +30,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaderjob.codec import functions, left_out
-from dataloaderjob.codec.functions import CACHED, KEPT
-from dataloaderjob.codec.modules import MAINS, is_defined_at
+from dataloaderjob.codec.modules import MAINS, is_defined_at, is_users
 from dataloaderjob.core.errors import InputError
 
-Path = tuple[str, str]
-"""(module, dotted path in it)."""
+_LRU: Any = type(functools.lru_cache(len))
 Name = tuple[str, str, str, type | None]
 """Module, dotted path, name of the type that the object must have there, and the type where it can be found."""
 Item = tuple[str, Any]
 """(dotted path, object)."""
-CODE = (types.FunctionType, type, ModuleType, types.BuiltinFunctionType, type(functools.lru_cache(len)))
+CODE = (types.FunctionType, type, ModuleType, types.BuiltinFunctionType, _LRU)
 """What a fresh import makes by itself, unless it was replaced."""
 _BY_VALUE = (
     int, float, complex, str, bytes, tuple, frozenset, enum.Enum, BaseException, np.ndarray, np.generic, torch.Tensor,
@@ -46,31 +48,42 @@ _BY_VALUE = (
 _DICTS = (dict, OrderedDict, defaultdict)
 _EXACT = frozenset({dict, list, set, OrderedDict, defaultdict, deque, bytearray})
 _MAX_NESTING = 4
+_CACHED = "<cached>"
+"""Stands for the only result of a function without arguments under functools.lru_cache."""
+_REGISTRY = "<registry>"
+"""Stands for what was registered with a function under functools.singledispatch."""
+_DEFAULTS = "__defaults__"
 
 
-def globals_of(module: ModuleType) -> Iterator[Item]:
+class Kept(enum.Enum):
+    """Stands for what stays as the import made it."""
+
+    KEPT = "kept"
+
+
+KEPT = Kept.KEPT
+
+
+def _globals_of(module: ModuleType) -> Iterator[Item]:
     """What a user module holds that its import did not bring: not its dunders, not its submodules."""
-    prefix = module.__name__ + "."
     for name, value in list(vars(module).items()):
-        if name.startswith("__") and name.endswith("__"):
-            continue
-        if isinstance(value, ModuleType) and value.__name__ == prefix + name:
-            continue
-        yield name, value
+        is_submodule = isinstance(value, ModuleType) and value.__name__ == f"{module.__name__}.{name}"
+        if not is_submodule and not (name.startswith("__") and name.endswith("__")):
+            yield name, value
 
 
-def split(module: ModuleType) -> tuple[list[Item], list[Item]]:
+def _split(module: ModuleType) -> tuple[list[Item], list[Item]]:
     """Returns (code, data) of a module and of its classes. Code that the module defines itself is left out."""
     code: list[Item] = []
     data: list[Item] = []
-    for name, value in globals_of(module):
+    for name, value in _globals_of(module):
         if isinstance(value, CODE):
             if not is_own(value, module.__name__, name):
                 code.append((name, value))
             elif isinstance(value, type):
                 _split_class(name, value, module.__name__, code, data, 1)
             else:
-                data.extend(functions.items_of(name, value, _is_plain))
+                data.extend(_kept_by(name, value))
         else:
             data.append((name, value))
     return code, data
@@ -92,7 +105,7 @@ def _split_class(path: str, cls: type, module: str, code: list[Item], data: list
                 code.append((where, value))
             else:
                 bound = f"{where}.__func__" if isinstance(value, classmethod) else where
-                data.extend(functions.items_of(bound, value.__func__, _is_plain))
+                data.extend(_kept_by(bound, value.__func__))
         elif isinstance(value, property):
             accessors = [made for made in (value.fget, value.fset, value.fdel) if made is not None]
             if not all(_is_own_method(made, module, where) for made in accessors):
@@ -101,7 +114,7 @@ def _split_class(path: str, cls: type, module: str, code: list[Item], data: list
             if not _is_own_method(value, module, where):
                 code.append((where, value))
             else:
-                data.extend(functions.items_of(where, value, _is_plain))
+                data.extend(_kept_by(where, value))
         elif isinstance(value, type):
             if is_own(value, module, where):
                 _split_class(where, value, module, code, data, depth + 1)
@@ -115,6 +128,64 @@ def _split_class(path: str, cls: type, module: str, code: list[Item], data: list
 
 def _is_own_method(function: Any, module: str, path: str) -> bool:
     return getattr(function, "__qualname__", path) == path and is_defined_at(function, module, path)
+
+
+# What a module's own functions keep
+
+
+def _kept_by(path: str, function: Any) -> Iterator[Item]:
+    """Yields (path, object) of what `function`, a module's own, keeps."""
+    if type(function) is _LRU:
+        yield from _cached(path, function)
+        return
+    if isinstance(function, functools.singledispatchmethod):
+        function = function.dispatcher
+    if type(function) is not types.FunctionType:
+        return
+    if "registry" in vars(function) and "_clear_cache" in vars(function):
+        registered = [pair for pair in vars(function)["registry"].items() if pair[0] is not object]
+        if registered:
+            yield f"{path}.{_REGISTRY}", tuple(registered)
+        return
+    for name, value in list(vars(function).items()):
+        if name != "__wrapped__":
+            yield f"{path}.{name}", value
+    if not is_users(function.__globals__):
+        return
+    if function.__defaults__:
+        yield f"{path}.{_DEFAULTS}", _copied(function.__defaults__)
+    if function.__kwdefaults__ and all(_travels(value) for value in function.__kwdefaults__.values()):
+        yield f"{path}.__kwdefaults__", function.__kwdefaults__
+
+
+def _copied(defaults: tuple[Any, ...]) -> tuple[Any, ...]:
+    copied = tuple(value if _travels(value) else KEPT for value in defaults)
+    return copied if KEPT in map(_mark, copied) else defaults  # the same object each time
+
+
+def _mark(value: Any) -> Any:
+    return value if value is KEPT else None  # arrays do not compare
+
+
+def _travels(value: Any) -> bool:
+    """Whether a default argument travels: a library's object may be a mark, known by its identity."""
+    return _is_plain(value) or is_users(getattr(sys.modules.get(type(value).__module__), "__dict__", {}))
+
+
+def _cached(path: str, cached: Any) -> Iterator[Item]:
+    function = cached.__wrapped__
+    if type(function) is not types.FunctionType or not is_users(function.__globals__):
+        return
+    if cached.cache_info().currsize == 1 and _takes_nothing(function.__code__):
+        yield f"{path}.{_CACHED}", cached()
+
+
+def _takes_nothing(code: types.CodeType) -> bool:
+    takes_any = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    return not (code.co_argcount or code.co_kwonlyargcount or takes_any)
+
+
+# Contents, updated in place
 
 
 def kind(value: Any) -> str:
@@ -192,24 +263,33 @@ def update(fresh: Any, what: tuple[Any, ...]) -> None:
 
 
 def _refill_list(fresh: Any, members: list[Any]) -> None:
-    members = left_out.members_of(members, list(fresh))
+    old = list(fresh)
+    found = [old[i] if value is KEPT and i < len(old) else value for i, value in enumerate(members)]
     fresh.clear()
-    fresh.extend(members)
+    fresh.extend([value for value in found if value is not KEPT])
 
 
 def _refill_dict(fresh: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
     base: Any = OrderedDict if isinstance(fresh, OrderedDict) else dict
-    pairs = list(left_out.filled(pairs, dict(base.items(fresh))))
+    pairs = list(_filled(pairs, dict(base.items(fresh))))
     base.clear(fresh)
     # dict's own: configuration classes refuse new keys, or changes once they are frozen.
     for key, value in pairs:
         base.__setitem__(fresh, key, value)
 
 
+def _filled(pairs: Any, old: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """The pairs of a dictionary, in which the fresh object's own stand for what was left out."""
+    for key, value in pairs:
+        if value is not KEPT:
+            yield key, value
+        elif key in old:
+            yield key, old[key]
+
+
 def set_state(fresh: Any, state: Any) -> None:
-    if hasattr(
-        type(fresh), "__setstate__"
-    ):  # of the object: a __getattr__ of the user may need what is not there yet
+    # Not of the object: a __getattr__ of the user may need what is not there yet.
+    if hasattr(type(fresh), "__setstate__"):
         fresh.__setstate__(state)
         return
     slots: Any = None
@@ -217,7 +297,7 @@ def set_state(fresh: Any, state: Any) -> None:
         state, slots = state
     own = getattr(fresh, "__dict__", None)
     if own is not None:
-        given = dict(left_out.filled((state or {}).items(), dict(own)))
+        given = dict(_filled((state or {}).items(), dict(own)))
         own.clear()
         own.update(given)
     for name, value in (slots or {}).items():
@@ -235,9 +315,9 @@ class Names:
         self.wrappers: dict[int, tuple[Any, bool]] = {}
         """id -> (wrapper that has another's name, whether it can travel by value)."""
         for module_name, module in modules.items():
-            self.split[module_name] = split(module)
+            self.split[module_name] = _split(module)
             for path, value in self.split[module_name][1]:
-                if not isinstance(value, _BY_VALUE) and value is not None and not path.endswith(CACHED):
+                if not isinstance(value, _BY_VALUE) and value is not None and not path.endswith(_CACHED):
                     self._add(module_name, path, value)
 
     def _add(self, module: str, path: str, value: Any) -> None:
@@ -253,7 +333,7 @@ class Fresh:
     """The objects that a feeder's own imports made, by the trainer's names."""
 
     def __init__(self) -> None:
-        self._found: dict[Path, Any] = {}
+        self._found: dict[tuple[str, str], Any] = {}
         self._claimed: dict[int, Any] = {}
 
     def find(self, module: str, path: str, type_name: str, cls: Any) -> Any:
@@ -294,9 +374,43 @@ def assign(module: str, path: str, value: Any) -> None:
     owner = look_up(module, owner_path) if owner_path else sys.modules.get(module)
     if owner is None or vars(owner).get(last) is value:
         return
-    try:
-        if functions.assign(owner, last, value):
-            return
-        setattr(owner, last, value)
-    except (AttributeError, TypeError):  # a metaclass that allows no change; the import's value stays
+    with contextlib.suppress(
+        AttributeError, TypeError
+    ):  # a metaclass that allows no change; the import's value stays
+        if not _assign_kept(owner, last, value):
+            setattr(owner, last, value)
+
+
+def _assign_kept(function: Any, name: str, value: Any) -> bool:
+    """Gives a function of a fresh import one thing that the trainer's keeps. Returns whether it was one of these."""
+    if name == _DEFAULTS:
+        fresh = function.__defaults__ or ()
+        if KEPT not in map(_mark, value) or len(fresh) == len(value):
+            both = zip(value, (*fresh, *value[len(fresh) :]), strict=False)
+            function.__defaults__ = tuple(own if given is KEPT else given for given, own in both)
+    elif name == _CACHED:
+        _prime(function, value)
+    elif name == _REGISTRY:
+        for cls, made in value:
+            function.register(cls, made)
+    else:
+        return False
+    return True
+
+
+def _given(result: Any = None) -> Any:
+    return result
+
+
+def _prime(cached: Any, result: Any) -> None:
+    """Makes `result` what an lru_cache holds: nothing but a call of its function fills it."""
+    function = getattr(cached, "__wrapped__", None)
+    if type(cached) is not _LRU or type(function) is not types.FunctionType or function.__closure__:
         return
+    code, defaults = function.__code__, function.__defaults__
+    cached.cache_clear()
+    function.__code__, function.__defaults__ = _given.__code__, (result,)
+    try:
+        cached()
+    finally:
+        function.__code__, function.__defaults__ = code, defaults

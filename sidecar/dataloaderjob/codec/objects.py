@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dataloaderjob.codec import classes, special
+from dataloaderjob.codec import special, user_code
 from dataloaderjob.codec.special import Carrier, StaysError, attributes_beside, is_rebuilt_from, no_content
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.layout import ClassName
@@ -66,7 +66,7 @@ def take_apart(item: Any) -> Apart:
     way = _way(item)
     carrier, cls = CARRIERS[way], None
     if carrier.fits is not None:
-        cls = classes.name_of(type(item))
+        cls = user_code.class_name(type(item))
         if cls is None:
             raise StaysError(LOCAL)
     attributes = attributes_beside(item) if carrier.attributes else {}
@@ -100,9 +100,9 @@ def class_for(way: str, name: ClassName | None) -> type | None:
         )
     if name is None or carrier.fits is None:
         return None
-    cls = classes.resolve(*name)
+    cls = user_code.find_class(*name)
     if not carrier.fits(cls):
-        raise RemoteProtocolError(f"{classes.full_name(cls)} cannot be made as {way!r} in this process")
+        raise RemoteProtocolError(f"{user_code.full_name(cls)} cannot be made as {way!r} in this process")
     return cls
 
 
@@ -163,10 +163,6 @@ def _of(take: Callable[[Any], Any], make: Callable[[Any], Any]) -> Carrier:
     return Carrier(take=take, make=lambda cls, content: make(content))  # noqa: ARG005
 
 
-def _path(kind: Callable[[str], Any]) -> Carrier:
-    return _of(str, kind)
-
-
 _VALUES: dict[type, Carrier] = {
     dt.date: _of(lambda d: (d.year, d.month, d.day), lambda c: dt.date(*c)),
     dt.time: _of(
@@ -185,9 +181,9 @@ _VALUES: dict[type, Carrier] = {
     uuid.UUID: _of(
         lambda u: (u.int, u.is_safe.value), lambda c: uuid.UUID(int=c[0], is_safe=uuid.SafeUUID(c[1]))
     ),
-    pathlib.PosixPath: _path(pathlib.PosixPath),
-    pathlib.PurePosixPath: _path(pathlib.PurePosixPath),
-    pathlib.PureWindowsPath: _path(pathlib.PureWindowsPath),
+    pathlib.PosixPath: _of(str, pathlib.PosixPath),
+    pathlib.PurePosixPath: _of(str, pathlib.PurePosixPath),
+    pathlib.PureWindowsPath: _of(str, pathlib.PureWindowsPath),
     range: _of(lambda r: (r.start, r.stop, r.step), lambda c: range(*c)),
     slice: _of(lambda s: (s.start, s.stop, s.step), lambda c: slice(*c)),
     EllipsisType: _of(no_content, lambda c: ...),  # noqa: ARG005
@@ -271,10 +267,6 @@ def _make_of_state(cls: Any, content: Any) -> Any:
     return made
 
 
-def _is_mapping(cls: type) -> bool:
-    return issubclass(cls, Mapping)
-
-
 CARRIERS: dict[str, Carrier] = {
     **{_WAYS[kind]: carrier for kind, carrier in _VALUES.items()},
     **special.CARRIERS,
@@ -293,6 +285,8 @@ CARRIERS: dict[str, Carrier] = {
     ),
     # Dicts with keys that are no plain values; the encoder takes these apart itself.
     "pairs": _of(no_content, lambda c: dict(zip(*c, strict=True))),
-    "mapping": Carrier(take=no_content, make=lambda cls, c: cls(c), fits=_is_mapping, attributes=True),
+    "mapping": Carrier(
+        take=no_content, make=lambda cls, c: cls(c), fits=lambda cls: issubclass(cls, Mapping), attributes=True
+    ),
     "defaultdict": Carrier(take=no_content, make=lambda cls, c: defaultdict(cls, c), fits=lambda cls: True),  # noqa: ARG005
 }  # fmt: skip

@@ -19,8 +19,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from dataloaderjob.codec import functions, names, reducers, unchanged
-from dataloaderjob.codec.classes import reduce_class
+from dataloaderjob.codec import names, reducers, user_code
 from dataloaderjob.codec.modules import MAINS, is_defined_at
 
 MIN_BUFFER_NBYTES = 64 * 1024
@@ -102,14 +101,14 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         """First members of containers that a shallow pickle leaves out."""
         self.shared: list[int] = []
         """Addresses of storages and arrays in memory that forked processes share."""
-        self._shared_memory: unchanged.SharedMemory | None = None
+        self._shared_memory: reducers.SharedAddresses | None = None
         self.arrays = 0
         """Arrays and scalars of numpy that were met."""
         self._known = known
         self._wrappers = wrappers if wrappers is not None else {} if known is None else known.wrappers
         self._user_modules = user_modules
         self._storages: dict[int, reducers.SharedStorage] = {}
-        self._globals: dict[str, functions.Globals] = {}
+        self._globals: dict[str, user_code.Globals] = {}
         self._ordinary: set[type] = set()
         """Types whose objects have nothing that is looked at here."""
         self._main = vars(sys.modules["__main__"])
@@ -180,7 +179,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
     def close(self) -> None:
         """Breaks the circle that keeps what was pickled in memory until the next garbage collection."""
         # Not clear_memo: a collection while it frees objects, in this thread or another, follows pointers to those.
-        self.persistent_id = _no_id
+        self.persistent_id = lambda obj: None  # noqa: ARG005
         self._ids.clear()
 
     # Functions, classes and others
@@ -195,8 +194,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             return self._class(obj)
         if cls is types.ModuleType:
             return self._module(obj)
-        if cls is functions.Globals:
-            return functions.globals_of, (obj.name,)
+        if cls is user_code.Globals:
+            return user_code.module_globals, (obj.name,)
         if cls is reducers.SharedStorage:
             return reducers.reduce_storage(obj.storage)
         if isinstance(obj, torch.storage.TypedStorage):
@@ -217,7 +216,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         if found is not None:
             return found
         if names.delegates(cls):
-            return reducers.reduce_with_setter(obj, names.set_state)
+            # Its own reduced form, with a function that gives it its state.
+            return *(*obj.__reduce_ex__(4), None, None, None)[:5], names.set_state
         if cls is not reducers.LRU:
             self._ordinary.add(cls)
         return NotImplemented
@@ -233,7 +233,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
 
     def _note_shared(self, address: int) -> None:
         if self._shared_memory is None:
-            self._shared_memory = unchanged.SharedMemory()
+            self._shared_memory = reducers.SharedAddresses()
         if address in self._shared_memory:
             self.shared.append(address)
 
@@ -273,8 +273,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             return True
         if id(wrapper) not in self._wrappers:
             self._wrappers[id(wrapper)] = wrapper, True  # it may hold itself
-            state = functions.state_of(wrapper, wrapper.__globals__)
-            exc = _pickled(state, self._known, self._user_modules, self._wrappers)
+            state = user_code.function_state(wrapper, wrapper.__globals__)
+            exc = why_not(state, self._known, self._user_modules, alone=True, wrappers=self._wrappers)
             self._wrappers[id(wrapper)] = wrapper, exc is None
         return self._wrappers[id(wrapper)][1]
 
@@ -285,8 +285,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             return NotImplemented
         self._note_globals(cls.__module__)
         if cls.__module__ in MAINS:
-            self.reached.hints |= functions.names_in_annotations(cls)
-        return reduce_class(cls)
+            self.reached.hints |= user_code.names_in_annotations(cls)
+        return user_code.reduce_class(cls)
 
     def _function(self, function: types.FunctionType) -> Any:
         if self._by_reference(function):
@@ -297,7 +297,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         module = own.get("__name__")
         if own is self._main:
             module = "__main__"
-            used = functions.names_in(function.__code__)
+            used = user_code.globals_used(function.__code__)
             self.reached.main.update((name, None) for name in used if name in own)
             if not _BY_NAME.isdisjoint(used):
                 self.reached.hints[DYNAMIC] = None
@@ -307,23 +307,19 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             )  # of a namespace that is no module's: cloudpickle's way
         else:
             self._note_globals(module)
-        shared = self._globals.setdefault(module, functions.Globals(module))
+        shared = self._globals.setdefault(module, user_code.Globals(module))
         # The cells are filled later: what they hold may lead back to the function.
         cells = (
             None if function.__closure__ is None else tuple(types.CellType() for _ in function.__closure__)
         )
         return (
-            functions.make, (function.__code__, shared, cells), functions.state_of(function, own),
-            None, None, functions.set_state,
+            user_code.make_function, (function.__code__, shared, cells), user_code.function_state(function, own),
+            None, None, user_code.set_function_state,
         )  # fmt: skip
 
     def _note_globals(self, module: str) -> None:
         if module in self._user_modules:
             self.reached.modules[module] = None
-
-
-def _no_id(obj: Any) -> None:
-    del obj
 
 
 class Nowhere(io.RawIOBase):
@@ -332,15 +328,25 @@ class Nowhere(io.RawIOBase):
 
 
 def why_not(
-    obj: Any, known: names.Names | None = None, user_modules: Collection[str] = ()
+    obj: Any,
+    known: names.Names | None = None,
+    user_modules: Collection[str] = (),
+    *,
+    alone: bool = False,
+    wrappers: dict[int, tuple[Any, bool]] | None = None,
 ) -> BaseException | None:
-    """Returns what pickling `obj` raises, together with the globals of `__main__` that it needs."""
-    pickler = UserCodePickler(Nowhere(), _ignore, known=known, user_modules=user_modules)  # type: ignore[arg-type]
+    """Returns what pickling `obj` raises, together with the globals of `__main__` it needs unless `alone`."""
+    out: Any = Nowhere()
+    pickler = UserCodePickler(
+        out, memoryview.release, known=known, user_modules=user_modules, wrappers=wrappers
+    )
     try:
-        for part in with_main(obj, pickler.reached):
+        for part in (obj,) if alone else with_main(obj, pickler.reached):
             pickler.dump(part)
     except Exception as exc:  # whatever a __reduce__ of the user raises
         return exc
+    finally:
+        pickler.close()
     return None
 
 
@@ -352,32 +358,10 @@ def changed_meanwhile(exc: BaseException) -> bool:
 def picklable(obj: Any, known: names.Names | None, user_modules: Collection[str]) -> bool:
     """Whether `obj` pickles by itself."""
     for _ in range(TRIES):
-        exc = _pickled(obj, known, user_modules)
+        exc = why_not(obj, known, user_modules, alone=True)
         if exc is None or not changed_meanwhile(exc):
             break
     return exc is None
-
-
-def _pickled(
-    obj: Any,
-    known: names.Names | None,
-    user_modules: Collection[str],
-    wrappers: dict[int, tuple[Any, bool]] | None = None,
-) -> BaseException | None:
-    pickler = UserCodePickler(
-        Nowhere(),  # type: ignore[arg-type]
-        _ignore,
-        known=known,
-        user_modules=user_modules,
-        wrappers=wrappers,
-    )
-    try:
-        pickler.dump(obj)
-    except Exception as exc:  # whatever a __reduce__ of the user raises
-        return exc
-    finally:
-        pickler.close()
-    return None
 
 
 def with_main(obj: Any, reached: Reached, *, with_names: bool = False) -> Iterator[Any]:
@@ -391,8 +375,11 @@ def with_main(obj: Any, reached: Reached, *, with_names: bool = False) -> Iterat
                 yield (name, main[name]) if with_names else main[name]
 
 
-def _ignore(buffer: memoryview) -> None:
-    buffer.release()
+def rest_of(unpickler: Any) -> Iterator[Any]:
+    """Yields what further dumps hold."""
+    with contextlib.suppress(EOFError):
+        while True:
+            yield unpickler.load()
 
 
 class UserCodeUnpickler(pickle.Unpickler):

@@ -47,7 +47,6 @@ _OWN = re.compile(
 )
 """Variables that a feeder has of its own, unless the script changed them."""
 _RANK_ARGUMENT = re.compile(r"--local[-_]rank=\d+")
-_FOLDERS = "PATH"
 
 
 def take() -> dict[str, Any]:
@@ -97,11 +96,10 @@ def _mime_types() -> dict[str, str]:
 
 def _dialects() -> dict[str, dict[str, Any]]:
     """What the script registered."""
-    found: dict[str, dict[str, Any]] = {}
-    for name in set(csv.list_dialects()) - {"excel", "excel-tab", "unix"}:
-        dialect = csv.get_dialect(name)
-        found[name] = {attribute: getattr(dialect, attribute) for attribute in _DIALECT}
-    return dict(sorted(found.items()))
+    own = sorted(set(csv.list_dialects()) - {"excel", "excel-tab", "unix"})
+    return {
+        name: {attribute: getattr(csv.get_dialect(name), attribute) for attribute in _DIALECT} for name in own
+    }
 
 
 def _flushes_denormals() -> bool:
@@ -211,12 +209,11 @@ class ProcessState:
         return self._variables[1]
 
     def _chosen(self) -> dict[str, str]:
-        found = {}
-        for name, value in sorted(os.environ.items()):
-            if _NEVER.fullmatch(name):
-                continue
-            if not _OWN.fullmatch(name) or self._at_start.get(name) != value:
-                found[name] = value
+        found = {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if not _NEVER.fullmatch(name) and (not _OWN.fullmatch(name) or self._at_start.get(name) != value)
+        }
         self._seen.update(found)
         return found
 
@@ -329,11 +326,9 @@ def _allow_files(wanted: int) -> None:
 
 def _apply_environ(theirs: dict[str, str], removed: list[str]) -> None:
     variables = dict(theirs)
-    if _FOLDERS in variables:
-        folders = _merged(
-            variables[_FOLDERS].split(os.pathsep), os.environ.get(_FOLDERS, "").split(os.pathsep)
-        )
-        variables[_FOLDERS] = os.pathsep.join(folders)
+    if "PATH" in variables:
+        folders = [path.split(os.pathsep) for path in (variables["PATH"], os.environ.get("PATH", ""))]
+        variables["PATH"] = os.pathsep.join(_merged(*folders))
     for name, value in variables.items():
         if os.environ.get(name) != value:
             os.environ[name] = value

@@ -346,8 +346,7 @@ def describe(dtype: np.dtype[Any]) -> Any:
     """
     if _holds_references(dtype):
         return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of metadata, which no batch needs
+    with warnings.catch_warnings(action="ignore"):  # of metadata, which no batch needs
         descr = np.lib.format.dtype_to_descr(dtype)
         try:
             again = np.lib.format.descr_to_dtype(descr)

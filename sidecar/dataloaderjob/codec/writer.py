@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from dataloaderjob.codec import culprit, left_out, module_state
-from dataloaderjob.codec.left_out import ENTRY, Excluded
+from dataloaderjob.codec import module_state, unpicklable
 from dataloaderjob.codec.module_state import CODE, MAIN, ROOTS, State
 from dataloaderjob.codec.pickling import (
     MIN_BUFFER_NBYTES,
@@ -24,6 +23,7 @@ from dataloaderjob.codec.pickling import (
     picklable,
     why_not,
 )
+from dataloaderjob.codec.unpicklable import ENTRY, Excluded
 from dataloaderjob.core.errors import InputError
 
 MAX_OTHER_NBYTES = 16 * 1024 * 1024
@@ -116,7 +116,7 @@ class Writer:
     def _discover(self, roots: Roots) -> None:
         while True:
             count = len(self.reached.modules)
-            pickler = self._pickler(Nowhere(), lambda buffer: buffer.release(), shallow=True)
+            pickler = self._pickler(Nowhere(), memoryview.release, shallow=True)
             if not self._dump(pickler, roots):
                 continue
             for sample in pickler.samples:  # grows meanwhile
@@ -150,21 +150,21 @@ class Writer:
                 return False
             raise InputError(
                 f"feeders need a copy of the dataset and its functions, and this cannot be copied: "
-                f"{culprit.find(roots, self.known, self.modules)}. Make it in worker_init_fn or when "
+                f"{unpicklable.describe(roots, self.known, self.modules)}. Make it in worker_init_fn or when "
                 "__getitem__ first needs it, or leave it out in __getstate__"
             ) from exc
         return True
 
     # What does not pickle
 
-    def _why_not(self, part: Any) -> BaseException | None:
-        return why_not(part, self.known, self.modules)
+    def _can_copy(self, part: Any) -> bool:
+        return picklable(part, self.known, self.modules)
 
     def _exclude(self, where: str, roots: Roots) -> bool:
         """Leaves out what of a module's state does not pickle: there, it stays as the import makes it."""
         before = len(self._excluded), len(self.patches)
         if where == CODE:
-            self.patches = [patch for patch in self.patches if picklable(patch, self.known, self.modules)]
+            self.patches = [patch for patch in self.patches if self._can_copy(patch)]
         for module in [*self.reached.modules] if where == CODE else [where]:
             self._exclude_parts(module)
         if where in (CODE, MAIN):
@@ -177,21 +177,18 @@ class Writer:
                 self._exclude_part(module, path, value, pickled)
 
     def _exclude_part(self, module: str, path: str, value: Any, pickled: Any) -> None:
-        def can_copy(part: Any) -> bool:
-            return picklable(part, self.known, self.modules)
-
-        for where, part in left_out.find(path, value, pickled, can_copy):
+        for where, part in unpicklable.failing_parts(path, value, pickled, self._can_copy):
             self._excluded.add((module, where, id(part)))
             if module in self.reached.modules:
-                left_out.warn(module, where, part, self._warned_of)
+                unpicklable.warn(module, where, part, self._warned_of)
 
     def _exclude_main(self, roots: Roots) -> None:
         """Leaves out globals of the script that only a module's state refers to; the dataset's own must pickle."""
-        if self._why_not(tuple(roots.values())) is not None:
+        if why_not(tuple(roots.values()), self.known, self.modules) is not None:
             return
         own = vars(sys.modules[MAIN])
         for name in self.reached.main:
-            if name in own and not picklable(own[name], self.known, self.modules):
+            if name in own and not self._can_copy(own[name]):
                 self._excluded.add((MAIN, name, id(own[name])))
 
     # Modules that the dataset does not reach

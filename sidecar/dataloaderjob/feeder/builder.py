@@ -25,8 +25,7 @@ from torch.utils.data import _utils
 from dataloaderjob.codec.bundles import UserCode
 from dataloaderjob.codec.encoding import EncodedBatch, encode
 from dataloaderjob.codec.failures import pack_failure
-from dataloaderjob.codec.fetcher import Fetcher
-from dataloaderjob.codec.seeding import seed_batch, seed_worker
+from dataloaderjob.codec.fetcher import Fetcher, seed_batch, seed_worker
 from dataloaderjob.core import tickets
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag

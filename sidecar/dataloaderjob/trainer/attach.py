@@ -173,21 +173,17 @@ def dial(path: str) -> socket.socket:
                 f"a sidecar of user {os.getuid()} is needed at {path}, found one of user {uid}: set "
                 "DATALOADERJOB_DIR to a folder of yours that others may not write to"
             )
-    except PermissionError as exc:
+    except BaseException as exc:
         sock.close()
-        raise ServiceUnavailable(
-            f"user {os.getuid()} may not connect to the sidecar's socket {path}: run the trainer as the sidecar's "
-            "user or in its group (on a cluster: the same securityContext.fsGroup)"
-        ) from exc
-    except ConnectionRefusedError as exc:
-        sock.close()
-        if not stat.S_ISSOCK(os.stat(path).st_mode):
+        if isinstance(exc, PermissionError):
+            raise ServiceUnavailable(
+                f"user {os.getuid()} may not connect to the sidecar's socket {path}: run the trainer as the sidecar's "
+                "user or in its group (on a cluster: the same securityContext.fsGroup)"
+            ) from exc
+        if isinstance(exc, ConnectionRefusedError) and not stat.S_ISSOCK(os.stat(path).st_mode):
             raise ServiceUnavailable(
                 f"a sidecar's socket is needed at {path}, where something else lies: is {SOCKET_VARIABLE} right?"
             ) from exc
-        raise
-    except BaseException:
-        sock.close()
         raise
     return sock
 

@@ -48,24 +48,8 @@ class Client:
     """A pool and its socket."""
 
     __slots__ = (
-        "__weakref__",
-        "_incoming",
-        "_last_stream",
-        "_opened",
-        "_polls",
-        "_sleepers",
-        "attachment",
-        "closed_streams",
-        "control",
-        "dead",
-        "lock",
-        "path",
-        "pool",
-        "rank",
-        "settings",
-        "streams",
-        "wake_receiver",
-        "wake_trainer",
+        "__weakref__", "_incoming", "_last_stream", "_opened", "_polls", "_sleepers", "attachment", "closed_streams",
+        "control", "dead", "lock", "path", "pool", "rank", "settings", "streams", "wake_receiver", "wake_trainer",
     )  # fmt: skip
 
     def __init__(self, path: str, rank: str) -> None:

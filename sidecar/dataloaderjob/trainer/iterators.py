@@ -9,27 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import repeat, starmap
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch.utils.data import _utils
+from torch.utils.data import DataLoader, _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from dataloaderjob.codec import failures, seeding
+from dataloaderjob.codec import failures
 from dataloaderjob.codec.bundles import make_bundle
 from dataloaderjob.codec.decoding import Decoder
-from dataloaderjob.codec.fetcher import Fetcher, SampleError, pickle_keys
-from dataloaderjob.codec.seeding import preserved_generators
+from dataloaderjob.codec.fetcher import Fetcher, SampleError, derive_seed, pickle_keys, preserved_generators
 from dataloaderjob.core import errors, tickets
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.trainer.client import Client
-from dataloaderjob.trainer.pinning import PinningTaker
 from dataloaderjob.trainer.stream import Stream
-from dataloaderjob.trainer.taking import NOTHING, Taker
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
+from dataloaderjob.trainer.taking import NOTHING, PinningTaker, Taker
 
 _U64 = (1 << 64) - 1
 _is_profiling: Any = vars(torch.autograd)["_profiler_enabled"]
@@ -52,16 +48,14 @@ class _Seeded(_BaseDataLoaderIter):
         self._first_seed = int(self._base_seed) & _U64
         self._epoch_seed = self._first_seed
         self._resets = 0
-        self._drawn = 0
-        self._position = 0
+        self._drawn = self._position = 0
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """`persistent_workers=True`: a new epoch of the same iterator; torch draws no seed here either."""
         super()._reset(loader, first_iter)
         self._resets += 1
-        self._epoch_seed = seeding.derive(self._first_seed, self._resets)
-        self._drawn = 0
-        self._position = 0
+        self._epoch_seed = derive_seed(self._first_seed, self._resets)
+        self._drawn = self._position = 0
 
     def __next__(self) -> Any:
         if _is_profiling():
@@ -151,7 +145,7 @@ class ServiceIterator(_Seeded):
         `begin_session` gives the numbers of the loader and of this epoch; it is called once all is packed.
         `slow` is called with the seconds that it took, if they are many and another iterator will take as many.
         """
-        store = BlobStore(_path(self._client.settings["blobs"]))
+        store = BlobStore(Path(str(self._client.settings["blobs"])))
         made = make_bundle(
             loader.dataset,
             loader.collate_fn,
@@ -311,9 +305,3 @@ class ServiceIterator(_Seeded):
     def __del__(self) -> None:
         if getattr(self, "_stream", None) is not None and self._taker is not None:
             self._taker.leave()
-
-
-def _path(text: object) -> Any:
-    from pathlib import Path
-
-    return Path(str(text))

@@ -270,11 +270,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return client
 
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        state["_client"] = None
-        state["_number"] = None
-        state["_iterator"] = None
-        return state
+        return {**self.__dict__, "_client": None, "_number": None, "_iterator": None}
 
 
 def _attach_announced(path: str) -> Client:

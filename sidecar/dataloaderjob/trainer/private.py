@@ -93,10 +93,6 @@ def _default_base() -> Path:
     return Path(tempfile.gettempdir()).absolute() / f"dataloaderjob-{os.getuid()}"
 
 
-def socket_path() -> Path:
-    return folder() / SOCKET_NAME
-
-
 def start(feeders: int) -> None:
     """Starts the service, or has the one that runs start more feeders. Returns at once.
 

@@ -1,17 +1,30 @@
-"""Takes the batches of one stream out of the pool, in order. Warns once when leases reach their limit, from when on
-batches are copied.
+"""The batches of one stream, taken out of the pool in order: by `Taker`, and pinned by `PinningTaker`.
+
+Leases may reach their limit: from then on batches are copied, which is told once.
+
+With `pin_memory=True` a thread takes all batches of its stream, and copies the next ones into pinned memory ahead of
+the trainer, which gets them from it. The sampler stays with the trainer's thread. A batch's place in the pool comes
+back once it is copied.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
+import os
+import queue
 import sys
+import threading
 import time
 import types
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils.data import _utils
 
 from dataloaderjob.codec import failures
 from dataloaderjob.codec.decoding import Decoder
@@ -28,43 +41,16 @@ from dataloaderjob.core.control import (
 )
 from dataloaderjob.trainer.client import Client
 from dataloaderjob.trainer.pool import Pool, Views
-from dataloaderjob.trainer.stream import Stream
+from dataloaderjob.trainer.stream import Stream, StreamLeftError
 
+AHEAD = 2
+"""Batches that lie pinned, or are being pinned, before the trainer asks for them."""
+LAST_S = 2.0
+"""Time for a thread to end at the exit of the process."""
 MIN_NBYTES = 16 * 1024
 """Copying smaller batches costs less than reading about it."""
 _US = "dataloaderjob"
 _warned = False
-
-
-def warn_once(pool: Pool) -> None:
-    """Says how much is held, at the line that took a batch."""
-    global _warned
-    held = len(pool.leases)
-    if _warned or (held > 1 and pool.leased_nbytes < held * MIN_NBYTES):
-        return
-    _warned = True
-    mb = pool.leased_nbytes / 1e6
-    if held > 1:
-        why = f"this process still holds {held} batches ({mb:.1f} MB of the pool)"
-        remedy = (
-            "Let go of batches that are not needed (in lists, histories, autograd graphs), clone what is kept, "
-            "or, in a job, raise spec.sidecar.sharedMemory"
-        )
-    else:
-        why = f"the shared memory of this sidecar has no room for a pool of batches of {mb:.1f} MB"
-        remedy = "Raise spec.sidecar.sharedMemory"
-    warnings.warn(f"{why}; further batches are copied out of the pool. {remedy}", stacklevel=_users_level())
-
-
-def _users_level() -> int:
-    """warnings' stack level, for our caller, of the line of the user's that called next()."""
-    level = 0
-    above: types.FrameType | None = sys._getframe(1)  # noqa: SLF001  warnings knows no other way before 3.12
-    while above is not None and str(above.f_globals.get("__name__")).partition(".")[0] == _US:
-        level, above = level + 1, above.f_back
-    return level + 1
-
-
 NOTHING: Any = object()
 now_ns = time.perf_counter_ns
 METRICS_EVERY = 16
@@ -115,23 +101,14 @@ class Taker(Timed):
     """Takes the batches of one stream, for one thread at a time."""
 
     __slots__ = (
-        "_client",
-        "_control",
-        "_decoder",
-        "_held",
-        "_pool",
-        "_timeout_s",
-        "_wake_after",
-        "_window",
-        "_woken",
-        "stream",
+        "_control", "_decoder", "_held", "_pool", "_timeout_s", "_wake_after", "_window", "_woken", "client", "stream",
     )  # fmt: skip
 
     def __init__(
         self, client: Client, manifest: str, window: int, decoder: Decoder, timeout_s: float
     ) -> None:
         super().__init__(client.control.words)
-        self._client = client
+        self.client = client
         self._control = client.control.twin()
         self._pool = client.pool
         self._decoder = decoder
@@ -144,17 +121,13 @@ class Taker(Timed):
         """(number, attachment, views) of the batch that is being taken: it outlives an interrupt."""
         self.stream = client.open(manifest, window)
 
-    @property
-    def client(self) -> Client:
-        return self._client
-
     def take_later(self) -> None:
         """Sleeps until the next batch is ready, and keeps it.
 
         Where batches come every few 100 µs it wakes once for several (a network card's interrupt moderation):
         waking up costs more than taking one, and the second is taken from warm caches.
         """
-        client, control, stream, number, after = self._client, self._control, self.stream, self.taken, 1
+        client, control, stream, number, after = self.client, self._control, self.stream, self.taken, 1
         began = now_ns()
         if self._wake_after > 1 and control.ready(stream.id, number + 1) is None:
             after = max(1, min(self._wake_after, stream.sent - number))
@@ -185,7 +158,7 @@ class Taker(Timed):
 
     def take_ready(self) -> bool:
         """Keeps the next batch, counted as taken, if it is ready. Raises its error, which counts as taking it."""
-        client, stream, number = self._client, self.stream, self.taken
+        client, stream, number = self.client, self.stream, self.taken
         with client.lock:  # a new sidecar may be told by another thread what is taken and what is not
             if client.dead is not None:
                 client.check()
@@ -204,7 +177,7 @@ class Taker(Timed):
         return True
 
     def _decode(self, number: int, lease: int, entry: Entry) -> Any:
-        pool, attachment = self._pool, self._client.attachment
+        pool, attachment = self._pool, self.client.attachment
         held = self._held
         if held is not None and (held[0] != number or held[1] != attachment):
             held[2][1].tail = pool.tail  # of what an interrupt left: it ends here
@@ -246,12 +219,12 @@ class Taker(Timed):
         """What the next call of the client's tells the receiver. May be called again after an interrupt."""
         held = self._held
         if held is not None:
-            if held[0] < self.stream.awaited or held[1] != self._client.attachment:
+            if held[0] < self.stream.awaited or held[1] != self.client.attachment:
                 held[2][1].tail = self._pool.tail
             else:
                 self._pool.forget(held[2][1].number)  # the receiver ends it with its ticket
             self._held = None
-        self._client.closed_streams.append((self.stream.id, self.stream.awaited))
+        self.client.closed_streams.append((self.stream.id, self.stream.awaited))
 
 
 def _failed(stream: Stream, number: int) -> Any:
@@ -260,3 +233,155 @@ def _failed(stream: Stream, number: int) -> Any:
     if "service" in message:
         raise getattr(errors, message["service"])(message["message"])
     raise failures.unpack_failure(payload)
+
+
+def warn_once(pool: Pool) -> None:
+    """Says how much is held, at the line that took a batch."""
+    global _warned
+    held = len(pool.leases)
+    if _warned or (held > 1 and pool.leased_nbytes < held * MIN_NBYTES):
+        return
+    _warned = True
+    mb = pool.leased_nbytes / 1e6
+    if held > 1:
+        why = f"this process still holds {held} batches ({mb:.1f} MB of the pool)"
+        remedy = (
+            "Let go of batches that are not needed (in lists, histories, autograd graphs), clone what is kept, "
+            "or, in a job, raise spec.sidecar.sharedMemory"
+        )
+    else:
+        why = f"the shared memory of this sidecar has no room for a pool of batches of {mb:.1f} MB"
+        remedy = "Raise spec.sidecar.sharedMemory"
+    warnings.warn(f"{why}; further batches are copied out of the pool. {remedy}", stacklevel=_users_level())
+
+
+def _users_level() -> int:
+    """warnings' stack level, for our caller, of the line of the user's that called next()."""
+    level = 0
+    above: types.FrameType | None = sys._getframe(1)  # noqa: SLF001  warnings knows no other way before 3.12
+    while above is not None and str(above.f_globals.get("__name__")).partition(".")[0] == _US:
+        level, above = level + 1, above.f_back
+    return level + 1
+
+
+# pin_memory=True
+
+_threads: weakref.WeakSet[PinningTaker] = weakref.WeakSet()
+
+Result = tuple[int, Any, BaseException | None]
+"""Batches taken so far; the batch, or why there is none."""
+
+
+class PinningTaker(Timed):
+    """A `Taker` whose batches are pinned, by a thread of its own."""
+
+    __slots__ = ("__weakref__", "_ordered", "_orders", "_results", "_taker", "_thread", "_timeout_s")
+
+    def __init__(self, taker: Taker, device: str | None, timeout_s: float) -> None:
+        super().__init__(taker.client.control.words)
+        self._taker = taker
+        self._timeout_s = timeout_s
+        self._ordered = 0
+        self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        index = torch.accelerator.current_device_index()
+        # It must not refer to this object, whose iterator would never be collected.
+        self._thread = threading.Thread(
+            target=_pin_all, args=(taker, device, index, self._orders, self._results),
+            name="dlj-pin", daemon=True,
+        )  # fmt: skip
+        self._thread.start()
+        _threads.add(self)
+
+    def order(self, drawn: int) -> None:
+        """Has the thread take what is due, of `drawn` batches that were asked for."""
+        target = min(drawn, self.taken + AHEAD)
+        while self._ordered < target:
+            self._ordered += 1
+            self._orders.put(True)
+
+    def take_ready(self) -> bool:
+        """Keeps the next batch if it is pinned."""
+        self._taker.client.check()
+        if self._results.empty():
+            return False
+        self._accept(self._results.get())
+        return True
+
+    def take_later(self) -> None:
+        """Waits for the next batch, and keeps it."""
+        try:
+            result = self._results.get(timeout=self._timeout_s or None)
+        except queue.Empty:
+            raise errors.DeadlineExceeded(
+                f"DataLoader timed out after {self._timeout_s:g} seconds: batch {self.taken} is not ready "
+                "(the loader's timeout)"
+            ) from None
+        self._accept(result)
+
+    def _accept(self, result: Result) -> None:
+        taken, batch, error = result
+        if error is None:
+            self.kept, self.taken = batch, taken
+            return
+        if taken == self.taken:  # it was not taken: the next call tries again
+            self._ordered -= 1
+        self.taken = taken
+        raise error
+
+    def leave(self) -> None:
+        """The thread ends soon, and the stream with it. Safe in a finalizer."""
+        self._taker.stream.left = True
+        self._orders.put(False)
+        self._taker.client.wake()
+
+    def join(self) -> None:
+        self._thread.join(LAST_S)
+
+
+def _pin_all(
+    taker: Taker,
+    device: str | None,
+    index: int,
+    orders: queue.SimpleQueue[bool],
+    results: queue.SimpleQueue[Result],
+) -> None:
+    is_set_up = False
+    while orders.get():
+        batch, error = None, None
+        try:
+            if not is_set_up:
+                torch.set_num_threads(1)
+                torch.accelerator.set_device_index(index)
+                is_set_up = True
+            if not taker.take_ready():
+                taker.take_later()
+            batch, taker.kept = taker.kept, NOTHING
+            batch = _utils.pin_memory.pin_memory(batch, device)  # type: ignore[no-untyped-call]
+        except StreamLeftError:
+            break
+        except BaseException as exc:
+            batch, error = None, exc
+        results.put((taker.taken, batch, error))
+        del batch, error  # else the frame holds them until the next one comes
+    taker.leave()
+    with contextlib.suppress(Exception):  # the next call of another stream's meets it again
+        taker.client.close_collected()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Daemon threads that run torch's code while the interpreter ends may abort the process."""
+    live = list(_threads)
+    for taker in live:
+        taker.leave()
+    for taker in live:
+        taker.join()
+
+
+def _forget_all() -> None:
+    """Forgets all takers in a forked child, which has none of the threads."""
+    _threads.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,12 +1,12 @@
-"""Classes of user code: found again by name, or sent by value.
+"""Classes and functions of user code: found again by name, or sent by value.
 
 A feeder may hold the user's classes by value (cloudpickle), under the module names that they have in the
 trainer. The trainer looks in the modules that it has loaded (`__main__` is among them), then among the classes that
 it sent by value. It imports no package because a feeder names it; only a module of a package that it has imported
 already.
 
-Classes of the script, and those made within functions, travel by value. Such a class is made empty, then gets its
-attributes, so that what they hold may refer to it. Making it runs nothing of the user's: what a metaclass and
+Classes and functions of the script, and those made within functions, travel by value. Such a class is made empty, then
+gets its attributes, so that what they hold may refer to it. Making it runs nothing of the user's: what a metaclass and
 `__init_subclass__` did in the trainer is in the state that travels. They would find a `__main__` without its globals,
 and register each class a second time.
 """
@@ -16,24 +16,50 @@ from __future__ import annotations
 import contextlib
 import enum
 import importlib
+import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
 import cloudpickle
 
-from dataloaderjob.codec.modules import is_installed
+from dataloaderjob.codec.modules import MAINS, is_installed
 from dataloaderjob.core.errors import UnsupportedBatch
 from dataloaderjob.core.layout import ClassName
 
+_cloudpickle: Any = cloudpickle.cloudpickle
 _ELSEWHERE: dict[type, ClassName] = {types.MappingProxyType: ("types", "MappingProxyType")}
 """Classes that are not where they say."""
 _sent: WeakValueDictionary[ClassName, type] = WeakValueDictionary()
 """Named tuples that went to feeders by value: one made in a function or a class has the name of a module's."""
 _ambiguous: set[ClassName] = set()
 """Names that several of them had, with other fields."""
+_BY_METACLASS = ("__prepare__", "__new__", "__init__", "__setattr__")
+_made: WeakSet[type] = WeakSet()
+"""The classes of this process that came by value."""
+_ENUM_OWN = frozenset({
+    "_generate_next_value_", "_member_names_", "_member_map_", "_member_type_", "_value2member_map_",
+})  # fmt: skip
+"""What making an enum makes."""
+_MEMBER_OWN = frozenset({"_value_", "_name_", "_sort_order_", "_inverted_", "__objclass__"})
+"""The same of a member; `_inverted_` is made when it is first asked for."""
+_DATA: dict[type, Callable[[Any], Any]] = {
+    int: int.__int__,
+    float: float.__float__,
+    str: lambda member: str.__getitem__(member, slice(None)),
+    bytes: lambda member: bytes.__getitem__(member, slice(None)),
+    tuple: lambda member: tuple.__getitem__(member, slice(None)),
+}
+_IDENTIFIER = re.compile(r"[^\W\d]\w*")
+_FUNCTION_STATE = (
+    "__name__", "__qualname__", "__annotations__", "__kwdefaults__", "__defaults__", "__module__", "__doc__",
+)  # fmt: skip
+_codes: dict[int, tuple[types.CodeType, tuple[str, ...]]] = {}
+
+
+# Classes by name
 
 
 def note_sent(cls: Any) -> None:
@@ -46,7 +72,7 @@ def note_sent(cls: Any) -> None:
         _ambiguous.add(name)
 
 
-def name_of(cls: type) -> ClassName | None:
+def class_name(cls: type) -> ClassName | None:
     """Returns (module, qualified name), or None for a class made inside a function: nobody finds it."""
     if cls in _ELSEWHERE:
         return _ELSEWHERE[cls]
@@ -60,7 +86,7 @@ def full_name(cls: type) -> str:
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 
-def resolve(module: str, qualname: str) -> type:
+def find_class(module: str, qualname: str) -> type:
     """Finds a class. Raises UnsupportedBatch saying how to make it findable."""
     try:
         found: Any = _found(module, qualname)
@@ -98,10 +124,7 @@ def _import(module: str) -> types.ModuleType:
     return importlib.import_module(module)
 
 
-_cloudpickle: Any = cloudpickle.cloudpickle
-_BY_METACLASS = ("__prepare__", "__new__", "__init__", "__setattr__")
-_made: WeakSet[type] = WeakSet()
-"""The classes of this process that came by value."""
+# Classes by value
 
 
 def reduce_class(cls: Any) -> tuple[Any, ...]:
@@ -115,21 +138,6 @@ def reduce_class(cls: Any) -> tuple[Any, ...]:
     own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     args = (type(cls), cls.__name__, _cloudpickle._get_bases(cls), own, None, None)  # noqa: SLF001
     return _make_class, args, _cloudpickle._class_getstate(cls), None, None, _set_state  # noqa: SLF001
-
-
-_ENUM_OWN = frozenset({
-    "_generate_next_value_", "_member_names_", "_member_map_", "_member_type_", "_value2member_map_",
-})  # fmt: skip
-"""What making an enum makes."""
-_MEMBER_OWN = frozenset({"_value_", "_name_", "_sort_order_", "_inverted_", "__objclass__"})
-"""The same of a member; `_inverted_` is made when it is first asked for."""
-_DATA: dict[type, Callable[[Any], Any]] = {
-    int: int.__int__,
-    float: float.__float__,
-    str: lambda member: str.__getitem__(member, slice(None)),
-    bytes: lambda member: bytes.__getitem__(member, slice(None)),
-    tuple: lambda member: tuple.__getitem__(member, slice(None)),
-}
 
 
 def _data(member: Any) -> Any:
@@ -150,9 +158,6 @@ def _enum_state(cls: Any) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     return kept, {name: attributes for name, attributes in members.items() if attributes}
 
 
-# In a feeder
-
-
 def _make_class(metaclass: type, name: str, bases: tuple[type, ...], *rest: Any) -> type:
     classes = types.resolve_bases(bases)  # Generic[T] is none
     with _quiet([metaclass, *map(type, classes)], classes):
@@ -165,7 +170,13 @@ def _make_enum(
     metaclass: Any = type(bases[-1])
     with _quiet((), bases):
         own = metaclass.__prepare__(name, bases)
-        for key, given in {**_MAKING, "__module__": module, "__qualname__": qualname, **members}.items():
+        making = {
+            "__new__": _make_member,
+            "__init__": _init_member,
+            "__module__": module,
+            "__qualname__": qualname,
+        }
+        for key, given in (making | members).items():
             own[key] = given
         made: Any = metaclass.__new__(metaclass, name, bases, own)
     for helper in ("__init__", "__new_member__"):  # the user's come with the state
@@ -190,9 +201,6 @@ def _make_member(cls: Any, *given: Any) -> Any:
 
 def _init_member(member: Any, *given: Any) -> None:
     """A member's attributes come with the state."""
-
-
-_MAKING = {"__new__": _make_member, "__init__": _init_member}
 
 
 def _set_enum_state(cls: Any, state: tuple[dict[str, Any], dict[str, dict[str, Any]]]) -> Any:
@@ -238,3 +246,76 @@ def _with_bases(classes: Iterable[type]) -> list[type]:
 def _is_users(cls: type) -> bool:
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return cls in _made or (isinstance(file, str) and not is_installed(file))
+
+
+# Functions by value
+
+
+class Globals:
+    """Stands for the globals of a module, which functions by value share with it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def globals_used(code: types.CodeType) -> tuple[str, ...]:
+    """The globals that a code object uses, and those of the functions in it."""
+    known = _codes.get(id(code))
+    if known is None:
+        found = dict.fromkeys(_cloudpickle._walk_global_ops(code))  # noqa: SLF001
+        for const in code.co_consts:
+            if isinstance(const, types.CodeType):
+                found.update(dict.fromkeys(globals_used(const)))
+        known = _codes[id(code)] = code, tuple(found)
+    return known[1]
+
+
+def names_in_annotations(cls: type) -> dict[str, None]:
+    """Names used by a class whose annotations are text, as `from __future__ import annotations` makes them."""
+    texts = [text for text in vars(cls).get("__annotations__", {}).values() if type(text) is str]
+    return dict.fromkeys(name for text in texts for name in _IDENTIFIER.findall(text))
+
+
+def _submodules(function: types.FunctionType, own: Mapping[str, Any]) -> list[str]:
+    """Modules that a function reaches as attributes of others, as in `import os; os.path`, and so on downwards."""
+    found: list[str] = []
+    used = function.__code__.co_names
+    known = [
+        own[name] for name in globals_used(function.__code__) if isinstance(own.get(name), types.ModuleType)
+    ]
+    pending = [module.__name__ for module in known if "__path__" in vars(module)]
+    while pending:
+        package = pending.pop()
+        inner = [f"{package}.{name}" for name in used if f"{package}.{name}" in sys.modules]
+        found += inner
+        pending += inner
+    return found
+
+
+def function_state(function: types.FunctionType, own: Mapping[str, Any]) -> tuple[Any, ...]:
+    # New strings: interned or not, equal names would be written differently in two processes.
+    state = {name: value for name in _FUNCTION_STATE if (value := getattr(function, name))}
+    extra = {"".join(name): value for name, value in vars(function).items()}
+    return state, extra, function.__closure__, _submodules(function, own)
+
+
+def module_globals(module: str) -> dict[str, Any]:
+    return vars(sys.modules[module] if module in MAINS else importlib.import_module(module))
+
+
+def make_function(code: Any, own: dict[str, Any], cells: Any) -> types.FunctionType:
+    return types.FunctionType(code, own, None, None, cells)
+
+
+def set_function_state(function: types.FunctionType, given: tuple[Any, ...]) -> None:
+    state, extra, cells, submodules = given
+    for name, value in state.items():
+        setattr(function, name, value)
+    vars(function).update(extra)
+    for cell, filled in zip(function.__closure__ or (), cells or (), strict=True):
+        try:
+            cell.cell_contents = filled.cell_contents
+        except ValueError:
+            continue  # empty in the trainer, too
+    for name in submodules:
+        importlib.import_module(name)

@@ -1,8 +1,10 @@
-"""Finds the part of an object that cannot be pickled, for a message that names it."""
+"""What of the user's objects cannot be pickled: named for a message, or left out of a module's state.
+
+What is left out, as narrowly as can be told, stays as the import makes it.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 import types
@@ -14,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaderjob.codec.classes import full_name
 from dataloaderjob.codec.modules import MAINS
-from dataloaderjob.codec.names import Names
+from dataloaderjob.codec.names import KEPT, Names
 from dataloaderjob.codec.pickling import why_not
 from dataloaderjob.codec.reducers import is_shared_memory
+from dataloaderjob.codec.user_code import full_name
 
 _SEARCH_S = 5.0
 """A list of a million samples is searched no longer than this; the message then names the list."""
@@ -27,27 +29,32 @@ Part = tuple[str, Any]
 _MAX_PATH = 240
 _OWN = frozenset({"__dict__", "__weakref__", "__builtins__"})
 """Attributes of a class or a module that lead back to it, or that no pickle holds."""
+ENTRY = "[]"
+"""Ends the path of what is left out of an object that travels otherwise."""
+Excluded = set[tuple[str, str, int]]
+"""(module, path, id): what was found not to pickle."""
+_MOST = 64
+"""An object with more entries that cannot be copied is left out whole."""
+_MADE_ANEW = frozenset({
+    "_asyncio", "_contextvars", "_queue", "_thread", "_weakref", "asyncio", "concurrent", "contextvars", "logging",
+    "queue", "threading", "weakref",
+})  # fmt: skip
+"""Packages of objects that nobody expects in another process."""
 
 
-def find(roots: Mapping[str, Any], known: Names | None = None, user_modules: Collection[str] = ()) -> str:
+def describe(roots: Mapping[str, Any], known: Names | None = None, user_modules: Collection[str] = ()) -> str:
     """Returns `path: type (why)` of the innermost thing that does not pickle, as in
     `dataset.lock: _thread.lock (TypeError: cannot pickle '_thread.lock' object)`."""
-    with _silently():
-        return _find(roots, known, user_modules)
-
-
-def _find(roots: Mapping[str, Any], known: Names | None, user_modules: Collection[str]) -> str:
     deadline = time.monotonic() + _SEARCH_S
     seen: set[int] = set()
-
-    def why(part: Any) -> BaseException | None:
-        return why_not(part, known, user_modules)
-
+    why = functools.partial(why_not, known=known, user_modules=user_modules)
     parts: Iterable[Part] = roots.items()
     found: tuple[str, Any, BaseException] | None = None
-    while (failing := _first_failing(parts, seen, deadline, why)) is not None:
-        found = failing
-        parts = () if is_shared_memory(found[1]) else _parts(found[0], found[1])
+    # Looking at attributes provokes what libraries say of deprecated ones; a script may have made that an error.
+    with warnings.catch_warnings(action="ignore"):
+        while (failing := _first_failing(parts, seen, deadline, why)) is not None:
+            found = failing
+            parts = () if is_shared_memory(found[1]) else _parts(found[0], found[1])
     if found is None:
         return " and ".join(roots)
     path, leaf, error = found
@@ -55,14 +62,6 @@ def _find(roots: Mapping[str, Any], known: Names | None, user_modules: Collectio
     if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
         reason = "linked too deeply for pickle: keep such objects in a list, and link them by index"
     return f"{_cut(path)}: {full_name(type(leaf))} ({reason})"
-
-
-@contextlib.contextmanager
-def _silently() -> Iterator[None]:
-    """Looking at attributes provokes what libraries say of deprecated ones; a script may have made that an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _cut(path: str) -> str:
@@ -150,7 +149,7 @@ def find_storage(
     deadline = time.monotonic() + _SEARCH_S
     pending = deque(roots.items())
     seen: set[int] = set()
-    with _silently():
+    with warnings.catch_warnings(action="ignore"):
         while pending and time.monotonic() < deadline:
             path, part = pending.popleft()
             if id(part) in seen:
@@ -176,3 +175,98 @@ def _is_users(part: Any, user_modules: Collection[str]) -> bool:
     else:
         return True
     return name in MAINS or name in user_modules
+
+
+# What is left out of a module's state
+
+
+def failing_parts(
+    path: str, value: Any, pickled: Any, can_copy: Callable[[Any], bool]
+) -> list[tuple[str, Any]]:
+    """Returns (path, object) of what does not pickle in a part of a module's state: some entries, or all of it."""
+    if can_copy(pickled):
+        return []
+    if pickled is value:
+        return [(path, value)]
+    failing = _failing(list(_entries(pickled)), can_copy)
+    return [(path + ENTRY, entry) for entry in failing] or [(path, value)]
+
+
+def _entries(content: tuple[Any, ...]) -> Iterator[Any]:
+    match content:
+        case "dict", pairs, _:
+            yield from (value for _, value in pairs)
+        case "local", own:
+            yield from own.values()
+        case (("set" | "list"), members):
+            yield from members
+        case _, state, items, pairs:
+            for own in _states(state):
+                yield from own.values()
+            yield from items or ()
+            yield from (value for _, value in pairs or ())
+
+
+def _states(state: Any) -> list[dict[str, Any]]:
+    both = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    return [own for own in both if isinstance(own, dict)]
+
+
+def _failing(entries: list[Any], can_copy: Callable[[Any], bool]) -> list[Any]:
+    found: list[Any] = []
+    pending = [entries]
+    while pending and len(found) <= _MOST:
+        some = pending.pop()
+        if can_copy(some):
+            continue
+        if len(some) == 1:
+            found.append(some[0])
+        else:
+            pending += [some[: len(some) // 2], some[len(some) // 2 :]]
+    return found if len(found) <= _MOST else []
+
+
+def without(content: tuple[Any, ...], is_out: Callable[[Any], bool]) -> tuple[Any, ...]:
+    """Returns a content in which KEPT stands for what is left out. Raises TypeError where an object's own
+    __setstate__ would meet it."""
+
+    def kept(value: Any) -> Any:
+        return KEPT if is_out(value) else value
+
+    def state_of(state: Any) -> Any:
+        if isinstance(state, tuple) and len(state) == 2:
+            return state_of(state[0]), state_of(state[1])
+        return {name: kept(value) for name, value in state.items()} if isinstance(state, dict) else state
+
+    match content:
+        case "dict", pairs, factory:
+            return "dict", [(key, kept(value)) for key, value in pairs], factory
+        case "local", own:
+            return "local", state_of(own)
+        case "set", members:
+            return "set", {member for member in members if not is_out(member)}
+        case "list", members:
+            return "list", [kept(member) for member in members]
+        case what, state, items, pairs:
+            items = None if items is None else [kept(member) for member in items]
+            pairs = None if pairs is None else [(key, kept(value)) for key, value in pairs]
+            return what, state_of(state), items, pairs
+    raise TypeError(content)
+
+
+def warn(module: str, path: str, value: Any, warned: set[str]) -> None:
+    """Says, once for each name, that feeders have not the trainer's."""
+    name = f"{module}.{path.removesuffix(ENTRY)}"
+    if name in warned or type(value).__module__.partition(".")[0] in _MADE_ANEW:
+        return
+    warned.add(name)
+    what = (
+        f"a {full_name(type(value))} in {name}"
+        if path.endswith(ENTRY)
+        else f"{name}, a {full_name(type(value))},"
+    )
+    warnings.warn(
+        f"{what} cannot be copied, so feeders have there what the import of {module} makes. If the dataset needs "
+        "it, make it at the top of that module or in worker_init_fn",
+        stacklevel=2,
+    )
