@@ -32,8 +32,8 @@ from dataloaderjob.pod.entry import (
     read_token,
     split_address,
 )
+from dataloaderjob.pod.feeder import Backlog
 from dataloaderjob.pod.head import supervisor_settings
-from dataloaderjob.pod.output import Backlog
 from dataloaderjob.providers.ray import actor
 from dataloaderjob_operator.objects import settings as built
 from processes import alive, go_on, line, script
@@ -183,7 +183,7 @@ def test_a_probe_of_a_port_is_no_refusal_that_is_told(caplog: pytest.LogCaptureF
 POD = """
 import sys
 from pathlib import Path
-from dataloaderjob.pod.output import Output
+from dataloaderjob.pod.feeder import Output
 output = Output(Path(sys.argv[1]) / "output")
 print("up", flush=True)
 input()

@@ -25,8 +25,8 @@ from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.local.children import Loop, Started
 from dataloaderjob.local.cluster import LocalCluster, ServicePlan
 from dataloaderjob.local.forks import Forked, environments
-from dataloaderjob.local.poller import sidecar_status
 from dataloaderjob.local.reaper import give_up, locked
+from dataloaderjob.local.status import sidecar_status
 from dataloaderjob.providers.provider import LOCAL
 from dataloaderjob.sidecar.settings import memory_limit
 
@@ -175,7 +175,7 @@ class Service:
         with locked(self._folder):
             if unless_used:
                 status = sidecar_status(self._cluster.socket)
-                if status is None or status["receivers"]:
+                if not status or status["receivers"]:
                     return
             self._cluster.end_sidecar()
             folders.remove(self._folder, places.FILES)

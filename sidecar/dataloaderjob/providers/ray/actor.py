@@ -6,7 +6,7 @@ again without anybody calling it.
 
 In a pod, the feeder hands its output to the pod's main process. People read `kubectl logs` of the pod, while Ray
 keeps what workers print in files that only grow. The reading ends of two pipes go to a datagram socket of the pod's
-(`pod.output`), the writing ends become file descriptors 1 and 2, so that output of native code and of child processes
+(`pod.feeder`), the writing ends become file descriptors 1 and 2, so that output of native code and of child processes
 goes there, too. Pipes and not sockets, because user code may open /dev/stdout. The pod's process always reads on,
 whether or not anybody reads what it prints, so user code does not wait.
 
