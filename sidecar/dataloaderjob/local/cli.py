@@ -21,12 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     try:
         return int(args.command(args))
-    except InputError as exc:
-        _say(str(exc))
-        return EXIT_INPUT
     except (DataLoaderJobError, OSError) as exc:
-        _say(str(exc))
-        return EXIT_FAILED
+        sys.stderr.write(f"dataloaderjob: {exc}\n")
+        return EXIT_INPUT if isinstance(exc, InputError) else EXIT_FAILED
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -128,10 +125,6 @@ def _version(_: argparse.Namespace) -> int:
 
 def _print(text: str) -> None:
     sys.stdout.write(f"{text}\n")
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"dataloaderjob: {text}\n")
 
 
 if __name__ == "__main__":

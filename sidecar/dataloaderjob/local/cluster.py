@@ -154,16 +154,10 @@ class LocalCluster:
         Raises InputError, OSError.
         """
         self._reaper = reaper.start(self.run_id, self.home, self.tag(self.plan.env), self._folder)
-        found = {
-            "pid": os.getpid(),
-            "run": self.run_id,
-            "job": self.plan.job,
-            "port": self._port,
-            "socket": self.socket,
-        }
+        found = {"pid": os.getpid(), "run": self.run_id, "job": self.plan.job, "port": self._port}
         with self._room():
             _write(self.home / "key", self._key)
-            _write(self.home / RUN_FILE, json.dumps({**found, **about}).encode())
+            _write(self.home / RUN_FILE, json.dumps({**found, "socket": self.socket, **about}).encode())
         self._do(self.policy.start())
         self._forks = False
         self._poller.start()

@@ -95,18 +95,14 @@ def sweep(run_id: str, *, grace_s: float, but: Iterable[int] = ()) -> int:
     """Ends what is left of a run: SIGTERM, after `grace_s` SIGKILL. Returns how many there were."""
     but = tuple(but)
     found: set[int] = set()
-    number = signal.SIGTERM
-    wait_s = grace_s
-    empty_looks = 0
+    number, wait_s = signal.SIGTERM, grace_s
     for _ in range(20):  # what is being ended may still start others
         pidfds = dict(_open(run_id, but))
         if not pidfds:
-            empty_looks += 1
-            if empty_looks == 2:
-                break
             time.sleep(EXEC_S)
-            continue
-        empty_looks = 0
+            pidfds = dict(_open(run_id, but))
+        if not pidfds:
+            break
         found |= set(pidfds)
         for fd in pidfds.values():
             with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,6 @@
 """`dataloaderjob run job.yaml`: the service, then the trainers' command once per replica, then nothing left.
 
-`plan` decides and `cluster` serves; here are the processes of the trainers, the deadlines, signals, and
-what is shown.
+`plan` decides and `cluster` serves; here are the processes of the trainers, deadlines, signals, and what is shown.
 """
 
 from __future__ import annotations
@@ -164,14 +163,9 @@ class Run:
 
     def _startup_over(self) -> None:
         if not self._served:
-            self._halt(Stop(EXIT_LATE, self._missing()))
-
-    def _missing(self) -> str:
-        """What keeps the job from being served, for the deadline's message."""
-        return (
-            f"the service was not up within spec.deadlines.startupSeconds ({self._plan.startup_s:g} s): "
-            f"{'; '.join((*self._awaited(), *self._cluster.snapshot.notes))}"
-        )
+            missing = "; ".join((*self._awaited(), *self._cluster.snapshot.notes))
+            late = f"the service was not up within spec.deadlines.startupSeconds ({self._plan.startup_s:g} s)"
+            self._halt(Stop(EXIT_LATE, f"{late}: {missing}"))
 
     def _awaited(self) -> list[str]:
         """What the run waits for before the job is served."""
@@ -281,8 +275,7 @@ class Run:
 
 def _check_port(port: int) -> None:
     try:
-        with socket.create_server(("127.0.0.1", port)):
-            pass
+        socket.create_server(("127.0.0.1", port)).close()
     except (OSError, OverflowError) as exc:
         raise InputError(
             f"port {port} of 127.0.0.1 is needed for --metrics-port: {exc}; choose another"

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from dataloaderjob.core import folders, places
 from dataloaderjob.core.errors import DataLoaderJobError
+from dataloaderjob.core.processes import alive
 from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.local.children import Loop, Started
 from dataloaderjob.local.cluster import LocalCluster, ServicePlan
@@ -161,7 +162,7 @@ class Service:
             sys.stdout.flush()
 
     def _look(self) -> None:
-        starter_alive = self._starter is not None and not _readable(self._starter)
+        starter_alive = self._starter is not None and alive(self._starter)
         receivers = self._cluster.snapshot.sidecar.get("receivers")
         count = None if receivers is None else len(receivers)
         if self._idle.see(receivers=count, starter_alive=starter_alive, now=time.monotonic()):
@@ -245,7 +246,3 @@ def _open_starter() -> int | None:
         return os.pidfd_open(os.getppid())
     except OSError:
         return None
-
-
-def _readable(fd: int) -> bool:
-    return bool(select.select([fd], [], [], 0)[0])

@@ -30,18 +30,16 @@ from dataloaderjob.core.settings import NODE_OUTPUT
 from dataloaderjob.core.supervision import index_of
 from dataloaderjob.pod import entry
 from dataloaderjob.pod.entry import (
-    ADDRESS_VARIABLE,
     ANY_PORTS,
     PLAIN,
-    REMEDY,
     FeederPodSettings,
     Watch,
     await_started,
     fresh_folder,
-    read_token,
+    ray_node,
     split_address,
 )
-from dataloaderjob.providers.ray.node import RayNode, without_ray
+from dataloaderjob.providers.ray.node import without_ray
 
 log = logging.getLogger(__name__)
 
@@ -61,23 +59,17 @@ _RAYS = (":actor_name:", ":job_id:", ":task_name:")
 
 
 class FeederPod:
-    """`run`, then `close`, in the main thread."""
+    """The work of a pod of feeders: a `Part`."""
 
     def __init__(self, settings: FeederPodSettings, watch: Watch) -> None:
         """Clears the folder. Raises InputError for what cannot work."""
         self._settings, self._watch = settings, watch
-        read_token(settings.token_path)
+        self._node = ray_node(settings, VITAL, {"feeder": float(settings.processes)})
         self._head = split_address(settings.head)
-        self._node = RayNode(
-            Path(settings.temp_dir), token_path=Path(settings.token_path), vital=VITAL, tuning=settings.tuning,
-            resources={"feeder": float(settings.processes)},
-            host=os.environ.get(ADDRESS_VARIABLE) or "127.0.0.1", remedy=REMEDY,
-        )  # fmt: skip
         self._folder = fresh_folder(self._node.folder)
         self._output = Output(self._folder / NODE_OUTPUT)
 
     def run(self) -> None:
-        """Serves for as long as it can. Raises ServiceError when it cannot go on, Stopped, OSError."""
         address = self._await_head()
         env = {**without_ray(os.environ), NODE_FOLDER_VARIABLE: str(self._folder)}
         self._node.launch([f"--address={address}", *ANY_PORTS, PLAIN], env=env, cwd=Path.cwd())
@@ -117,7 +109,7 @@ class FeederPod:
             self._watch.wait(RETRY_S)
 
     def close(self) -> None:
-        """Ends everything that was started here, and shows the last lines."""
+        """Ends what was started here, and shows the last lines."""
         self._node.stop(self._settings.grace_s)
         self._output.close()
 
