@@ -74,7 +74,7 @@ class History:
         self.last = Snapshot(at=-math.inf)
         self._window_s = window_s
         self._counted: dict[Trainer | None, Counter[str]] = {None: Counter()}
-        """By each trainer and, under None, by the whole run."""
+        """Counters of each trainer and, under None, of the whole run."""
         self._kept: deque[tuple[float, dict[Trainer | None, Counter[str]]]] = deque()
         """The same at each time of the window."""
         self._read: dict[Trainer, Counter[str]] = {}
