@@ -19,7 +19,7 @@ from dataloaderjob.api import crd
 from dataloaderjob.api.trainer import TrainerSpec
 from dataloaderjob.core.places import VARIABLES
 from dataloaderjob.local import cli
-from dataloaderjob.local.lifecycle import EXIT_LATE
+from dataloaderjob.local.plan import EXIT_LATE
 from dataloaderjob.sidecar import metrics as sidecar
 from dataloaderjob_operator.monitoring import ErrorKind, Metrics
 

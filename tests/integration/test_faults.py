@@ -24,7 +24,7 @@ from local_runs import started_as
 from rig import until
 
 from dataloaderjob import DataLoader
-from dataloaderjob.local.registry import LiveRun, live_runs
+from dataloaderjob.local.status import LiveRun, live_runs
 
 SEEDS = int(os.environ.get("FAULT_SEEDS", "6"))
 FEEDERS = 3

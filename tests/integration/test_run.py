@@ -19,7 +19,7 @@ from local_runs import LocalRun, Project, broken_host, broken_ray, digest, start
 from rig import until
 
 from dataloaderjob.local import cli
-from dataloaderjob.local.registry import LiveRun
+from dataloaderjob.local.status import LiveRun
 
 PROVIDERS = pytest.mark.parametrize("provider", ["ray", "local"])
 

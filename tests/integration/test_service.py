@@ -18,7 +18,7 @@ import pytest
 from local_runs import Project, broken_host, called, digest, path_first
 from rig import until
 
-from dataloaderjob.local import tags
+from dataloaderjob.local import reaper
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_script_alone_gets_a_service_of_its_own_which_ends_after_it(tmp_path: 
     assert rank.end() == 0, rank.text
     ended = time.monotonic()
     assert digest(rank.text.splitlines()) == project.reference(), rank.text
-    until(lambda: not tags.tagged(run_id) and not os.listdir(base), 15, "the service ends")
+    until(lambda: not reaper.tagged(run_id) and not os.listdir(base), 15, "the service ends")
     assert time.monotonic() - ended > 1, "another loader or rank could have come"
     assert services(base) == {}
 
@@ -113,7 +113,7 @@ def test_ranks_of_one_launch_share_a_service_that_outlives_any_of_them(tmp_path:
     ranks[0].process.send_signal(signal.SIGKILL)
     assert ranks[1].end() == 0, ranks[1].text
     assert digest(ranks[1].text.splitlines()) == project.reference(1, 2)
-    until(lambda: not tags.tagged(run_id) and not os.listdir(base), 15, "the service ends")
+    until(lambda: not reaper.tagged(run_id) and not os.listdir(base), 15, "the service ends")
 
 
 def test_a_service_that_cannot_start_says_why(tmp_path: Path, base: Path):
@@ -160,7 +160,7 @@ def test_a_trainer_s_installation_is_enough_for_a_script(tmp_path: Path, base: P
 
 MORE = """
 import os, signal, time
-from dataloaderjob.local.poller import sidecar_status
+from dataloaderjob.local.status import sidecar_status
 from dataloaderjob.trainer import private
 
 def feeders(wanted):
@@ -208,7 +208,7 @@ def test_batches_are_the_same_whichever_part_is_killed(tmp_path: Path, base: Pat
     os.kill(called(run_id, part), signal.SIGKILL)
     assert rank.end() == 0, rank.text
     assert digest(rank.text.splitlines()) == project.reference()
-    until(lambda: not tags.tagged(run_id) and not os.listdir(base), 15, "the service ends")
+    until(lambda: not reaper.tagged(run_id) and not os.listdir(base), 15, "the service ends")
     assert services(base) == {}
 
 
@@ -225,7 +225,7 @@ def test_nothing_is_left_behind_when_something_is_killed(
     ((pid, run_id),) = services(base).items()
     if not started:
         until(
-            lambda: len(tags.tagged(run_id)) >= 5,
+            lambda: len(reaper.tagged(run_id)) >= 5,
             30,
             "the host, the reaper, the sidecar and the supervisor start",
         )
@@ -240,7 +240,7 @@ def test_nothing_is_left_behind_when_something_is_killed(
             else "the private service ended while it started, and said nothing"
         )
         assert why in rank.text
-    until(lambda: not tags.tagged(run_id) and not os.listdir(base), 20, "all has ended")
+    until(lambda: not reaper.tagged(run_id) and not os.listdir(base), 20, "all has ended")
     assert services(base) == {}
     rank.end()
 
@@ -256,7 +256,7 @@ def test_a_service_that_is_killed_is_replaced_for_the_next_loader_and_leaves_not
     os.kill(pid, signal.SIGKILL)
     rank.process.kill()
     rank.end()
-    until(lambda: not tags.tagged(run_id), 15, "the guard ends what it started")
+    until(lambda: not reaper.tagged(run_id), 15, "the guard ends what it started")
     again = Rank(project, base, **launch)
     assert again.end() == 0, again.text
     assert digest(again.text.splitlines()) == project.reference()

@@ -11,7 +11,8 @@ import pytest
 from local_runs import LocalRun, Project, digest
 from terminal import OnTerminal
 
-from dataloaderjob.local import registry, tags
+from dataloaderjob.local import reaper
+from dataloaderjob.local.status import live_runs
 
 LOUD = """
 import os, sys, time
@@ -86,11 +87,11 @@ def test_ctrl_c_in_a_run_leaves_the_terminal_sane(loud: Project):
 def test_a_terminal_that_is_closed_ends_the_run_and_leaves_nothing(loud: Project):
     with OnTerminal("run", str(loud.path), "--provider", "local") as run:
         run.until(has_table)
-        (live,) = (found for found in registry.live_runs() if found.about["pid"] == run.process.pid)
+        (live,) = (found for found in live_runs() if found.about["pid"] == run.process.pid)
         run.hang_up()
         assert run.end(30) == 129
     assert not live.home.exists()
-    assert tags.tagged(live.about["run"]) == []
+    assert reaper.tagged(live.about["run"]) == []
 
 
 @pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"TERM": ""}])

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import yaml
 
-from dataloaderjob.local import tags
+from dataloaderjob.local import reaper
 
 DATA = """
 import time
@@ -142,7 +142,7 @@ def digest(lines: list[str]) -> str:
 def started_as(run_id: str, module: str) -> int:
     """Pid of the process of this run that was started as `module`: not of one that it forked."""
     pids = [
-        pid for pid in tags.tagged(run_id) if module in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        pid for pid in reaper.tagged(run_id) if module in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     ]
     parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
     return next(pid for pid, parent in parents.items() if parent not in pids)
@@ -150,7 +150,7 @@ def started_as(run_id: str, module: str) -> int:
 
 def called(run_id: str, name: str) -> int:
     """Pid of the process of this run that `ps` shows by this name."""
-    return next(pid for pid in tags.tagged(run_id) if Path(f"/proc/{pid}/comm").read_text().strip() == name)
+    return next(pid for pid in reaper.tagged(run_id) if Path(f"/proc/{pid}/comm").read_text().strip() == name)
 
 
 class LocalRun:
@@ -219,7 +219,7 @@ class LocalRun:
 
     def pid_of(self, *words: str, name: str = "") -> int:
         """The first process of this run with this name, or with all these words in its command line."""
-        for pid in sorted(tags.tagged(self.about["run"])):
+        for pid in sorted(reaper.tagged(self.about["run"])):
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
             comm = Path(f"/proc/{pid}/comm").read_text().strip()
             if comm == name if name else all(word in command for word in words):
@@ -228,5 +228,5 @@ class LocalRun:
 
     def left(self) -> list[str]:
         """What is left of it on this machine."""
-        found = [f"process {pid}" for pid in tags.tagged(self.about["run"])]
+        found = [f"process {pid}" for pid in reaper.tagged(self.about["run"])]
         return found + [str(path) for path in (self.home, Path(self.about["socket"])) if path.exists()]

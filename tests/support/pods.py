@@ -25,7 +25,8 @@ from supervised import free_port
 from dataloaderjob.api import parse_object
 from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import DataLoaderJobError
-from dataloaderjob.local import tags
+from dataloaderjob.core.places import RUN_VARIABLE
+from dataloaderjob.local import reaper
 from dataloaderjob_operator.objects import OperatorConfig, settings
 
 SETUP = OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
@@ -99,12 +100,12 @@ class Pods:
         for process in self.made:
             process.kill()
             process.wait()
-        tags.sweep(self.run_id, grace_s=0.0)
+        reaper.sweep(self.run_id, grace_s=0.0)
         shutil.rmtree(self.home, ignore_errors=True)
 
     def left(self) -> list[int]:
         """What lives on of pods that have ended."""
-        return tags.tagged(self.run_id, but=[process.pid for process in self.made])
+        return reaper.tagged(self.run_id, but=[process.pid for process in self.made])
 
     def up(self, feeders: int = 2) -> tuple[Pod, list[Pod]]:
         """Head, sidecar and feeder pods, those started anew that have ended, once so many feeders serve."""
@@ -165,7 +166,7 @@ class Pods:
                 env={
                     **os.environ, "POD_IP": address, "HOME": str(self.home), "PYTHONUNBUFFERED": "1",
                     "PYTHONPATH": path_of_modules,
-                    **({tags.RUN_VARIABLE: self.run_id} if tag is None else tag),
+                    **({RUN_VARIABLE: self.run_id} if tag is None else tag),
                 },
             )  # fmt: skip
         self.made.append(process)

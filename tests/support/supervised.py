@@ -30,11 +30,12 @@ def head(*, tuning: RayTuning | None = None, env: dict[str, str] | None = None) 
         home.mkdir()
         path = with_support((env or {}).get("PYTHONPATH"))
         made = RayHead(
-            Path(folder) / "ray", tuning=tuning, env={**(env or {}), "PYTHONPATH": path, "HOME": str(home)}
-        )
+            Path(folder) / "ray", tuning=tuning, num_feeders=64,
+            env={**os.environ, **(env or {}), "PYTHONPATH": path, "HOME": str(home)},
+        )  # fmt: skip
         made.start()
         try:
-            made.wait_up(60)
+            wait_until(lambda: made.poll_up() is not None, 60)
             yield made
         finally:
             made.stop(2.0)

@@ -8,33 +8,23 @@ import pytest
 
 from dataloaderjob.core.supervision import COUNTERS
 from dataloaderjob.local import console
-from dataloaderjob.local.console import HELD_CHARS, Console, Meter, Metrics
+from dataloaderjob.local.console import HELD_CHARS, Console, Table
 from dataloaderjob.local.service import LINGER_S, UNUSED_S, IdleShutdown
-from dataloaderjob.local.table import Table
-
-
-def status(**totals: int) -> dict:
-    return {"totals": totals}
-
-
-def test_a_meter_adds_up_over_sidecars_that_start_again():
-    meter = Meter()
-    for reading in (
-        status(next_calls=3),
-        status(next_calls=10),
-        {},
-        status(next_calls=2),
-        status(next_calls=5),
-    ):
-        meter.read(reading)
-    assert meter.total["next_calls"] == 15
+from dataloaderjob.local.status import History, Snapshot
 
 
 def test_the_line_of_progress():
-    shown = Metrics(batches_per_s=12.34, nbytes_per_s=4.7e8, stall=0.031, occupancy=0.45, ready=2, desired=3)
-    assert console.line(shown) == "12.3 batches/s, 0.470 GB/s, stall 3.1 %, pools 45 % full, feeders 2/3"
-    idle = Metrics(batches_per_s=0, nbytes_per_s=0, stall=None, occupancy=None, ready=0, desired=1)
-    assert console.line(idle) == "0.0 batches/s, 0.000 GB/s, stall -, pools -, feeders 0/1"
+    history = History()
+    assert console.progress_line(history, 1) == "0.0 batches/s, 0.000 GB/s, stall -, pools -, feeders 0/1"
+    receiver = {"rank": "0", "trainer": 1, "receiver": 2, "used_nbytes": 45, "pool_nbytes": 100}
+    for at, counted in (
+        (0.0, {}),
+        (10.0, {"next_calls": 123, "nbytes": 47 * 10**8, "wait_ns": 31, "step_ns": 969}),
+    ):
+        sidecar = {"totals": counted, "receivers": [receiver | counted]}
+        history.add(Snapshot(at=at, sidecar=sidecar, supervisor={"ready": 2}))
+    shown = console.progress_line(history, 3)
+    assert shown == "12.3 batches/s, 0.470 GB/s, stall 3.1 %, pools 45 % full, feeders 2/3"
 
 
 def test_the_summary_names_only_what_happened():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.local.lifecycle import (
+from dataloaderjob.local.plan import (
     EXIT_BROKEN,
     EXIT_LATE,
     TRANSITIONS,

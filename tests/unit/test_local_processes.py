@@ -17,8 +17,9 @@ from rig import until
 
 from dataloaderjob.core import folders
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.places import RUN_VARIABLE
 from dataloaderjob.core.processes import MAX_LINE_CHARS, Lines
-from dataloaderjob.local import reaper, tags
+from dataloaderjob.local import reaper
 from dataloaderjob.local.children import Child, Command, Loop, check_words, exit_code
 from dataloaderjob.local.service import Echo
 
@@ -128,15 +129,15 @@ STUBBORN = (
 
 
 def test_a_sweep_ends_all_that_carry_the_tag_and_nobody_else():
-    env = {**os.environ, tags.RUN_VARIABLE: "test-sweep"}
+    env = {**os.environ, RUN_VARIABLE: "test-sweep"}
     process = subprocess.Popen([sys.executable, "-c", STUBBORN], env=env, stdout=subprocess.PIPE)
-    other = subprocess.Popen(["sleep", "60"], env={**os.environ, tags.RUN_VARIABLE: "test-sweep-2"})
+    other = subprocess.Popen(["sleep", "60"], env={**os.environ, RUN_VARIABLE: "test-sweep-2"})
     try:
         assert process.stdout is not None
         pids = {int(process.stdout.readline()), int(process.stdout.readline())}
-        assert set(tags.tagged("test-sweep")) == pids, "a daemon in a session of its own, too"
-        assert tags.sweep("test-sweep", grace_s=0.1) == 2
-        assert tags.tagged("test-sweep") == []
+        assert set(reaper.tagged("test-sweep")) == pids, "a daemon in a session of its own, too"
+        assert reaper.sweep("test-sweep", grace_s=0.1) == 2
+        assert reaper.tagged("test-sweep") == []
         assert other.poll() is None
     finally:
         other.kill()
@@ -145,13 +146,13 @@ def test_a_sweep_ends_all_that_carry_the_tag_and_nobody_else():
         process.stdout.close()
 
 
-def test_the_guard_of_a_process_that_is_killed_ends_its_run(tmp_path: Path):
+def test_the_reaper_of_a_process_that_is_killed_ends_its_run(tmp_path: Path):
     home = tmp_path / "home"
     folders.make(home, "")
     folders.mark(home)
     code = (
-        "import os, subprocess, sys, time; from pathlib import Path; from dataloaderjob.local import reaper, tags\n"
-        "env = {**os.environ, tags.RUN_VARIABLE: 'test-guard'}\n"
+        "import os, subprocess, sys, time; from pathlib import Path; from dataloaderjob.local import reaper\n"
+        "env = {**os.environ, reaper.places.RUN_VARIABLE: 'test-guard'}\n"
         "reaper.start('test-guard', Path(sys.argv[1]), env); subprocess.Popen(['sleep', '60'], env=env)\n"
         "print('up', flush=True); time.sleep(60)"
     )
@@ -159,14 +160,14 @@ def test_the_guard_of_a_process_that_is_killed_ends_its_run(tmp_path: Path):
     assert runner.stdout is not None
     assert runner.stdout.readline() == b"up\n"
     until(
-        lambda: len(tags.tagged("test-guard")) == 2,
+        lambda: len(reaper.tagged("test-guard")) == 2,
         15,
         "both have their environment, a moment after exec",
     )
     runner.kill()
     runner.wait()
     runner.stdout.close()
-    until(lambda: not tags.tagged("test-guard"), 15, "everything has ended")
+    until(lambda: not reaper.tagged("test-guard"), 15, "everything has ended")
     assert not home.exists()
     assert reaper.GRACE_S < 5
 

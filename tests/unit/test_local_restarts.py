@@ -54,7 +54,8 @@ def test_a_part_that_dies_again_is_started_later_each_time():
     assert policy.due(11.5) == [Start(Part.SIDECAR, 1)]
     policy.serves(Part.SIDECAR)
     assert policy.ended(Part.SIDECAR, -9, "", 12.0) == []
-    assert policy.next_deadline == 13.0
+    assert policy.due(12.9) == []
+    assert policy.due(13.0) == [Start(Part.SIDECAR, 1)]
 
 
 def test_a_part_that_dies_again_and_again_is_given_up_with_its_last_words():

@@ -23,17 +23,15 @@ from dataloaderjob.pod.entry import (
     CRASH_WINDOW_S,
     MAX_CRASHES,
     MAX_RAY_EXITS,
-    Again,
     FeederPodSettings,
-    GiveUp,
     HeadSettings,
     Restarts,
     fresh_folder,
     read_token,
     split_address,
 )
+from dataloaderjob.pod.feeder import Backlog
 from dataloaderjob.pod.head import supervisor_settings
-from dataloaderjob.pod.output import Backlog
 from dataloaderjob.providers.ray import actor
 from dataloaderjob_operator.objects import settings as built
 from processes import alive, go_on, line, script
@@ -110,24 +108,23 @@ def test_a_token_that_is_not_there_is_told_by_path(tmp_path: Path):
 def test_a_supervisor_is_started_again_at_once_then_more_slowly_then_no_more():
     restarts = Restarts()
     delays = [restarts.ended(-9, now=float(i)) for i in range(MAX_CRASHES)]
-    assert delays == [Again(d) for d in (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)]
-    verdict = restarts.ended(-9, now=float(MAX_CRASHES))
-    assert isinstance(verdict, GiveUp)
-    assert "7 times within 120 s" in verdict.why
+    assert delays == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0]
+    with pytest.raises(ServiceError, match="7 times within 120 s"):
+        restarts.ended(-9, now=float(MAX_CRASHES))
 
 
 def test_deaths_long_ago_are_forgotten():
     restarts = Restarts()
-    assert [restarts.ended(1, now=i * CRASH_WINDOW_S) for i in range(20)] == [Again(0.0)] * 20
+    assert [restarts.ended(1, now=i * CRASH_WINDOW_S) for i in range(20)] == [0.0] * 20
 
 
 def test_a_supervisor_that_again_and_again_cannot_work_with_ray_needs_another_ray():
     restarts = Restarts()
-    verdicts = [restarts.ended(3, now=200.0 * i) for i in range(MAX_RAY_EXITS)]
-    assert [type(v) for v in verdicts] == [Again] * (MAX_RAY_EXITS - 1) + [GiveUp]
+    assert [restarts.ended(3, now=200.0 * i) for i in range(MAX_RAY_EXITS - 1)] == [0.0] * (MAX_RAY_EXITS - 1)
+    with pytest.raises(ServiceError, match="3 times because it cannot work with Ray"):
+        restarts.ended(3, now=200.0 * MAX_RAY_EXITS)
     restarts = Restarts()
-    codes = [3, 3, 1, 4, 4, 1]
-    assert all(isinstance(restarts.ended(c, now=200.0 * i), Again) for i, c in enumerate(codes))
+    assert [restarts.ended(code, now=200.0 * i) for i, code in enumerate([3, 3, 1, 4, 4, 1])] == [0.0] * 6
 
 
 def test_what_an_earlier_container_left_is_removed_and_nothing_else(tmp_path: Path):
@@ -183,7 +180,7 @@ def test_a_probe_of_a_port_is_no_refusal_that_is_told(caplog: pytest.LogCaptureF
 POD = """
 import sys
 from pathlib import Path
-from dataloaderjob.pod.output import Output
+from dataloaderjob.pod.feeder import Output
 output = Output(Path(sys.argv[1]) / "output")
 print("up", flush=True)
 input()

@@ -21,7 +21,7 @@ from types import FrameType
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.processes import Lines
 
-Callback = Callable[[], None]
+Callback = Callable[[], object]
 OnLine = Callable[[str, bool], None]
 """Takes a line without its end, and whether it came on stderr."""
 
@@ -160,10 +160,7 @@ class Child:
     def _pipe(self, fd: int, on_line: OnLine, *, is_err: bool) -> None:
         os.set_blocking(fd, False)
         self._pipes[fd] = Lines(lambda line: on_line(line, is_err))
-        self._loop.watch(fd, lambda: self._readable(fd))
-
-    def _readable(self, fd: int) -> None:
-        self._read(fd)
+        self._loop.watch(fd, lambda: self._read(fd))
 
     def _read(self, fd: int) -> bool:
         """Hands on what is there; False when there is nothing now."""

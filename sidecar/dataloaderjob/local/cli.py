@@ -21,12 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     try:
         return int(args.command(args))
-    except InputError as exc:
-        _say(str(exc))
-        return EXIT_INPUT
     except (DataLoaderJobError, OSError) as exc:
-        _say(str(exc))
-        return EXIT_FAILED
+        sys.stderr.write(f"dataloaderjob: {exc}\n")
+        return EXIT_INPUT if isinstance(exc, InputError) else EXIT_FAILED
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -75,25 +72,27 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    from dataloaderjob.local import console, registry
+    from dataloaderjob.local.console import status_lines
+    from dataloaderjob.local.status import find_run, live_runs
 
-    runs = [registry.find(args.dir)] if args.dir else list(registry.live_runs())
+    runs = [find_run(args.dir)] if args.dir else live_runs()
     if not runs:
         _print("nothing of yours runs on this machine")
     elif args.watch:
         return _watch(args.dir)
     for run in runs:
-        for line in console.lines(run):
+        for line in status_lines(run):
             _print(line)
     return 0
 
 
 def _watch(folder: str | None) -> int:
-    from dataloaderjob.local import console, registry
+    from dataloaderjob.local.console import Console, watch
+    from dataloaderjob.local.status import live_runs
 
-    shown = console.Console()
+    shown = Console()
     try:
-        console.watch(lambda: registry.runs(folder), shown)
+        watch(lambda: live_runs(folder), shown)
     except KeyboardInterrupt:
         if shown.live:
             _print("")  # below the ^C
@@ -103,9 +102,9 @@ def _watch(folder: str | None) -> int:
 
 
 def _scale(args: argparse.Namespace) -> int:
-    from dataloaderjob.local import registry
+    from dataloaderjob.local.status import find_run
 
-    run = registry.find(args.dir)
+    run = find_run(args.dir)
     least, most = int(run.about.get("min", 0)), run.about.get("max")
     if args.replicas < least or (most is not None and args.replicas > most):
         upper = "any number" if most is None else str(most)
@@ -126,10 +125,6 @@ def _version(_: argparse.Namespace) -> int:
 
 def _print(text: str) -> None:
     sys.stdout.write(f"{text}\n")
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"dataloaderjob: {text}\n")
 
 
 if __name__ == "__main__":

@@ -27,10 +27,9 @@ from dataloaderjob.core.errors import InputError, ServiceUnavailable
 from dataloaderjob.core.ipc import MAX_PATH_NBYTES
 from dataloaderjob.core.settings import LoaderSettings, RayTuning, SidecarSettings, SupervisorSettings, dump
 from dataloaderjob.core.supervision import MAX_FEEDERS
-from dataloaderjob.local import reaper, registry, tags
+from dataloaderjob.local import reaper
 from dataloaderjob.local.children import Child, Command, Loop, Started
 from dataloaderjob.local.forks import PYTHON, fork, host_command
-from dataloaderjob.local.poller import Poller, Snapshot
 from dataloaderjob.local.restarts import (
     GiveUp,
     Instruction,
@@ -40,6 +39,7 @@ from dataloaderjob.local.restarts import (
     StopHead,
     StopSupervisor,
 )
+from dataloaderjob.local.status import HOME_PREFIX, RUN_FILE, Poller, Snapshot
 from dataloaderjob.providers.provider import RAY
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class LocalCluster:
         self._loop, self._show, self._broken = loop, show, broken
         self._folder, self._host_started = folder, host
         self._host_socket = (folder or self.home) / places.HOST_NAME
-        self._port = _free_port()
+        self._port = free_port()
         self._key = new_key()
         self._children: dict[Part, Child] = {}
         self._written: dict[str, Any] = {}
@@ -153,16 +153,10 @@ class LocalCluster:
         Raises InputError, OSError.
         """
         self._reaper = reaper.start(self.run_id, self.home, self.tag(self.plan.env), self._folder)
-        found = {
-            "pid": os.getpid(),
-            "run": self.run_id,
-            "job": self.plan.job,
-            "port": self._port,
-            "socket": self.socket,
-        }
+        found = {"pid": os.getpid(), "run": self.run_id, "job": self.plan.job, "port": self._port}
         with self._room():
             _write(self.home / "key", self._key)
-            _write(self.home / registry.RUN_FILE, json.dumps({**found, **about}).encode())
+            _write(self.home / RUN_FILE, json.dumps({**found, "socket": self.socket, **about}).encode())
         self._do(self.policy.start())
         self._forks = False
         self._poller.start()
@@ -370,7 +364,7 @@ class LocalCluster:
         self._stop(Part.HOST)
         self.end_sidecar()
         but = () if self._reaper is None else (self._reaper.pid,)
-        tags.sweep(self.run_id, grace_s=1.0, but=but)
+        reaper.sweep(self.run_id, grace_s=1.0, but=but)
         folders.remove_tree(self.home)
         if self._reaper is not None:
             self._reaper.kill()
@@ -385,17 +379,17 @@ def _make_home(*, ray: bool) -> Path:
 
         limit = MAX_FOLDER_NBYTES - len("/r99")
     for base in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108  a folder of its own is made in it
-        if len(os.fsencode(base)) + len(f"/{registry.HOME_PREFIX}xxxxxxxx") <= limit:
+        if len(os.fsencode(base)) + len(f"/{HOME_PREFIX}xxxxxxxx") <= limit:
             with contextlib.suppress(OSError, ServiceUnavailable):
                 folders.check_above(Path(base), places.REMEDY)
-                home = Path(tempfile.mkdtemp(prefix=registry.HOME_PREFIX, dir=base))
+                home = Path(tempfile.mkdtemp(prefix=HOME_PREFIX, dir=base))
                 folders.mark(home)
                 return home
     raise InputError(
         f"a folder is needed that can be written, in which others cannot rename what is ours, and whose path is short "
         "enough for sockets, neither "
         f"{tempfile.gettempdir()} nor /tmp is one: set TMPDIR to a path of at most "
-        f"{limit - len(f'/{registry.HOME_PREFIX}xxxxxxxx')} bytes"
+        f"{limit - len(f'/{HOME_PREFIX}xxxxxxxx')} bytes"
     )
 
 
@@ -405,7 +399,7 @@ def _write(path: Path, data: bytes) -> None:
         out.write(data)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])

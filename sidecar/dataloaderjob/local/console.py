@@ -1,25 +1,27 @@
-"""What people see of a run: lines of several processes, each with its prefix, the metrics of the last seconds (a
-table below the lines on a terminal, a line now and then elsewhere), and the answer of `dataloaderjob status`.
+"""What people see of a run: the lines of its processes, each with its prefix, a table below them on a terminal or a
+line of progress elsewhere, a summary at the end, and the answer of `dataloaderjob status`.
+
+`rich` is imported when a table is drawn, and nowhere else in the package.
 """
 
 from __future__ import annotations
 
 import errno
+import importlib.util
+import io
 import os
 import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from dataloaderjob.core import supervision
-from dataloaderjob.core.supervision import COUNTERS, Rates, over
-from dataloaderjob.local import table
-from dataloaderjob.local.registry import LiveRun
-from dataloaderjob.local.table import History, Table
+from dataloaderjob.core.supervision import Rates
+from dataloaderjob.local.status import History, LiveRun
 
 HELD_S = 0.1
 """Lines that come within so short a time are written together, so that a flood of them does not draw the table anew
@@ -27,6 +29,13 @@ for each: that writes one to two thousand characters."""
 HELD_CHARS = 1 << 16
 WATCH_LIVE_S = 1.0
 WATCH_LINES_S = 10.0
+OUTPUT_LINES = 6
+"""Lines of a terminal that are left to what is printed above the table."""
+MIN_LINES = 6
+"""Less has no room for a row of each kind: then only the title is shown."""
+NONE = "-"
+STYLES = {"ready": "green", "placing": "yellow", "draining": "yellow", "backoff": "red", "lost": "red"}
+"""The colour of a feeder in this state."""
 _MOVES = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # titles, links
     r"|\x1b\[[0-?]*[ -/]*[@-ln-~]"  # all control sequences but colours
@@ -48,7 +57,7 @@ class Console:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._out, self._err = out or sys.stdout, err or sys.stderr
-        self.live = self._out.isatty() and self._err.isatty() and table.can_draw(env)
+        self.live = self._out.isatty() and self._err.isatty() and can_draw(env)
         """Whether there is a table. Then both are the terminal, and all is written to one of them: in order."""
         self._clock = clock
         self._below = ""
@@ -69,8 +78,8 @@ class Console:
     def show(self, *tables: Table) -> None:
         """Draws these tables in place of those before."""
         width, height = shutil.get_terminal_size()
-        height = (height - 1 - table.OUTPUT_LINES) // max(1, len(tables))
-        self._draw("".join(table.draw(one, width=max(1, width - 1), height=height) for one in tables))
+        height = (height - 1 - OUTPUT_LINES) // max(1, len(tables))
+        self._draw("".join(draw_table(one, width=max(1, width - 1), height=height) for one in tables))
 
     def flush(self) -> None:
         """Writes the lines that are held back."""
@@ -118,48 +127,188 @@ def _put(stream: TextIO, text: str) -> None:
             raise
 
 
-@dataclass(slots=True)
-class Meter:
-    """Counters over the whole run. A sidecar that was started again counts from nothing again."""
+class FeederRow(NamedTuple):
+    """One feeder, as text."""
 
-    total: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
-    _last: dict[str, int] = field(default_factory=dict)
+    feeder: str
+    state: str
+    since: str
+    why: str
 
-    def read(self, status: Mapping[str, Any]) -> None:
-        """Takes a sidecar's status; an empty one says nothing."""
-        if "totals" not in status:
-            return
-        totals = status["totals"]
-        for name in COUNTERS:
-            now, before = int(totals.get(name, 0)), self._last.get(name, 0)
-            self.total[name] += now - before if now >= before else now
-            self._last[name] = now
+
+class RankRow(NamedTuple):
+    """One trainer process and its pool, as text."""
+
+    rank: str
+    batches: str
+    batches_per_s: str
+    gb_per_s: str
+    stall: str
+    pool: str
+    ready: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics(Rates):
-    """The loader over some seconds, and its feeders."""
+class Table:
+    """What is shown of one run."""
 
-    ready: int
-    desired: int
+    title: str
+    feeders: Sequence[FeederRow] = ()
+    ranks: Sequence[RankRow] = ()
+    note: str = ""
+
+    @property
+    def num_lines(self) -> int:
+        return 1 + sum(bool(rows) + len(rows) for rows in (self.feeders, self.ranks)) + bool(self.note)
 
 
-def line(metrics: Metrics) -> str:
-    """`12.3 batches/s, 0.47 GB/s, stall 3.1 %, pools 45 % full, feeders 2/2`"""
-    stall = "-" if metrics.stall is None else f"{100 * metrics.stall:.1f} %"
-    full = "-" if metrics.occupancy is None else f"{100 * metrics.occupancy:.0f} % full"
-    return (
-        f"{metrics.batches_per_s:.1f} batches/s, {metrics.nbytes_per_s / 1e9:.3f} GB/s, stall {stall}, "
-        f"pools {full}, feeders {metrics.ready}/{metrics.desired}"
+def table_of(job: str, history: History, *, desired: int | None = None, notes: Sequence[str] = ()) -> Table:
+    """What is shown of a run. `desired`: feeders that are wanted, where the supervisor has not told it yet; `notes`:
+    shown before the supervisor's.
+    """
+    last, (batches, gb, stall) = history.last, _cells(history.rates())
+    wanted = desired if last.desired is None else last.desired
+    pools = percent(supervision.occupancy(last.receivers))
+    feeders = feeder_rows(last.supervisor)
+    shown = {f"{row.feeder}: {row.why}" for row in feeders}
+    return Table(
+        title=(
+            f"{job}: feeders {last.ready}/{'?' if wanted is None else wanted}, {batches} batches/s, {gb} GB/s, "
+            f"stall {stall}, pools {pools}"
+        ),
+        feeders=feeders,
+        ranks=rank_rows(history),
+        note=note_line(
+            (*notes, *(n for n in last.notes if n not in shown)), last.supervisor.get("failures", ())
+        ),
     )
+
+
+def feeder_rows(supervisor: Mapping[str, Any]) -> tuple[FeederRow, ...]:
+    """One for each feeder of a supervisor's status."""
+    return tuple(
+        FeederRow(str(f["name"]), str(f["state"]), span(float(f["seconds"])), _one_line(f.get("why") or ""))
+        for f in supervisor.get("feeders", ())
+    )
+
+
+def rank_rows(history: History) -> tuple[RankRow, ...]:
+    """One for each receiver of the sidecar's last status."""
+    found = sorted(history.last.receivers, key=lambda r: (len(str(r["rank"])), str(r["rank"])))
+    return tuple(
+        RankRow(
+            str(receiver["rank"]),
+            str(receiver["next_calls"]),
+            *_cells(history.rates(receiver)),
+            percent(supervision.occupancy([receiver])),
+            str(receiver["ready"]),
+        )
+        for receiver in found
+    )
+
+
+def note_line(notes: Iterable[str], failures: Iterable[Mapping[str, Any]] = ()) -> str:
+    """One line: the newest failure before all notes, and how many more there are."""
+    texts = [
+        ": ".join(filter(None, (f"rank {f['rank']}", f.get("feeder", ""), f.get("reason", ""), f.get("text", ""))))
+        for f in reversed(list(failures))
+    ]  # fmt: skip
+    texts += [text for text in notes if text]
+    if not texts:
+        return ""
+    more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
+    return f"{_one_line(texts[0])}{more}"
+
+
+def span(seconds: float) -> str:
+    """`41 s`, `12 min`, `3 h 05`"""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02}"
+
+
+def percent(share: float | None, digits: int = 0) -> str:
+    return NONE if share is None else f"{100 * share:.{digits}f} %"
+
+
+def fit_table(table: Table, height: int) -> Table:
+    """The same in at most `height` lines. Feeders that are not ready are the last to go."""
+    if table.num_lines <= height:
+        return table
+    if height < MIN_LINES:
+        return Table(title=table.title)
+    room = height - 1 - bool(table.note) - bool(table.feeders) - bool(table.ranks)
+    num_ranks = min(len(table.ranks), max(room // 2, room - len(table.feeders)))
+    num_feeders = min(len(table.feeders), room - num_ranks)
+    feeders, ranks = table.feeders, table.ranks
+    if num_feeders < len(feeders):
+        first = sorted(range(len(feeders)), key=lambda i: feeders[i].state == "ready")[: num_feeders - 1]
+        left = f"and {len(feeders) - len(first)} more"
+        feeders = (*(feeders[i] for i in sorted(first)), FeederRow(left, "", "", ""))
+    if num_ranks < len(ranks):
+        left = f"and {len(ranks) - num_ranks + 1} more"
+        ranks = (*ranks[: num_ranks - 1], RankRow(left, *[""] * 6))
+    return Table(title=table.title, feeders=feeders, ranks=ranks, note=table.note)
+
+
+def can_draw(env: Mapping[str, str]) -> bool:
+    """Whether a terminal of this TERM can be drawn on, and there is something to draw with."""
+    return (
+        env.get("TERM", "dumb") not in ("", "dumb", "unknown")
+        and importlib.util.find_spec("rich") is not None
+    )
+
+
+def draw_table(table: Table, *, width: int, height: int) -> str:
+    """Whole lines, none wider than `width`. Colour is as TERM, COLORTERM and NO_COLOR say."""
+    from rich.console import Console as Screen
+    from rich.rule import Rule
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    shown = fit_table(table, height)
+    text = io.StringIO()
+    screen = Screen(file=text, force_terminal=True, width=width, highlight=False, legacy_windows=False)
+    screen.print(Rule(Text(shown.title, style="bold", overflow="ellipsis"), align="left", style="dim"))
+
+    def grid(rows: Sequence[tuple[str, ...]], heads: Sequence[str], wide: int | None, right: int) -> None:
+        """`wide`: the column that takes what room there is; columns from `right` on are numbers."""
+        made = Grid(
+            box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=wide is not None
+        )
+        for i, head in enumerate(heads):
+            made.add_column(
+                head, no_wrap=True, overflow="ellipsis", ratio=1 if i == wide else None,
+                justify="right" if i >= right else "left",
+            )  # fmt: skip
+        for row in rows:
+            made.add_row(*(Text(text, style=STYLES.get(text, "")) for text in row))
+        screen.print(made)
+
+    if shown.feeders:
+        grid(shown.feeders, ("feeder", "state", "since", "why"), wide=3, right=9)
+    if shown.ranks:
+        heads = ("rank", "batches", "batches/s", "GB/s", "stall", "pool", "ready")
+        grid(shown.ranks, heads, wide=None, right=1)
+    if shown.note:
+        screen.print(Text(shown.note, style="yellow"), no_wrap=True, overflow="ellipsis")
+    return text.getvalue()
+
+
+def progress_line(history: History, desired: int) -> str:
+    """`12.3 batches/s, 0.470 GB/s, stall 3.1 %, pools 45 % full, feeders 2/3`"""
+    last, (batches, gb, stall) = history.last, _cells(history.rates() or Rates())
+    pools = _fullness(last.receivers)
+    return f"{batches} batches/s, {gb} GB/s, stall {stall}, pools {pools}, feeders {last.ready}/{desired}"
 
 
 def summary(total: Mapping[str, int], seconds: float, restarts: int) -> str:
     """One line at the end."""
-    _, _, stall = over(dict.fromkeys(COUNTERS, 0), total, seconds)
+    stall = supervision.between({"": {}}, {"": total}, seconds).stall
     parts = [
         f"{total['next_calls']} batches", f"{total['nbytes'] / 1e9:.3f} GB", f"{seconds:.1f} s",
-        f"stall {'-' if stall is None else f'{100 * stall:.1f} %'}",
+        f"stall {percent(stall, 1)}",
     ]  # fmt: skip
     for name, text in (
         ("retries", "asked again"),
@@ -176,7 +325,7 @@ def summary(total: Mapping[str, int], seconds: float, restarts: int) -> str:
     return ", ".join(parts)
 
 
-def lines(run: LiveRun) -> Iterator[str]:
+def status_lines(run: LiveRun) -> Iterator[str]:
     """One for the run, one for each feeder and each pool."""
     found = run.snapshot()
     total = found.sidecar.get("totals", {})
@@ -188,30 +337,45 @@ def lines(run: LiveRun) -> Iterator[str]:
     for feeder in found.supervisor.get("feeders", ()):
         why = f": {feeder['why']}" if feeder.get("why") else ""
         yield f"  {feeder['name']} {feeder['state']} for {feeder['seconds']:.0f} s{why}"
-    for receiver in found.sidecar.get("receivers", ()):
-        full = supervision.occupancy([receiver])
+    for receiver in found.receivers:
         yield (
             f"  rank {receiver['rank']} (pid {receiver['trainer']}): {receiver['next_calls']} batches, pool "
-            f"{'-' if full is None else f'{100 * full:.0f} % full'}, {receiver['ready']} ready"
+            f"{_fullness([receiver])}, {receiver['ready']} ready"
         )
     for note in found.notes:
         yield f"  {note}"
 
 
-def watch(runs: Callable[[], Sequence[LiveRun]], console: Console, *, period_s: float | None = None) -> None:
+def watch(runs: Callable[[], Sequence[LiveRun]], console: Console) -> None:
     """Shows these runs again and again until there is none: as tables, or as lines where there is no terminal."""
-    period_s = period_s or (WATCH_LIVE_S if console.live else WATCH_LINES_S)
     histories: dict[Path, History] = {}
     try:
         while found := runs():
             if console.live:
                 for run in found:
                     histories.setdefault(run.home, History()).add(run.snapshot())
-                console.show(*(table.of(run.job, histories[run.home]) for run in found))
+                console.show(*(table_of(run.job, histories[run.home]) for run in found))
             else:
                 for run in found:
-                    for text in lines(run):
+                    for text in status_lines(run):
                         console.line("", text, False)
-            time.sleep(period_s)
+            time.sleep(WATCH_LIVE_S if console.live else WATCH_LINES_S)
     finally:
         console.leave()
+
+
+def _cells(found: Rates | None) -> tuple[str, str, str]:
+    """Batches/s, GB/s and stall."""
+    if found is None:
+        return NONE, NONE, NONE
+    return f"{found.batches_per_s:.1f}", f"{found.nbytes_per_s / 1e9:.3f}", percent(found.stall, 1)
+
+
+def _fullness(receivers: Sequence[Mapping[str, Any]]) -> str:
+    share = percent(supervision.occupancy(receivers))
+    return share if share == NONE else f"{share} full"
+
+
+def _one_line(text: str) -> str:
+    """Replaces what would move the cursor, line ends too, by a space."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -20,9 +20,7 @@ from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.settings import RayTuning
 from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.local.children import Loop
-from dataloaderjob.providers.ray.node import MAX_FOLDER_NBYTES, RayNode, without_ray
-
-__all__ = ["MAX_FOLDER_NBYTES", "VITAL", "RayHead"]
+from dataloaderjob.providers.ray.node import RayNode, without_ray
 
 VITAL = ("gcs_server", "raylet")
 """Processes without which a head is dead."""
@@ -38,30 +36,20 @@ class RayHead(RayNode):
         folder: Path,
         *,
         tuning: RayTuning | None = None,
-        resources: Mapping[str, float] | None = None,
-        env: Mapping[str, str] | None = None,
-        base_env: Mapping[str, str] | None = None,
-        host: str = "127.0.0.1",
+        num_feeders: int = MAX_FEEDERS,
+        env: Mapping[str, str] = os.environ,
         cwd: Path | None = None,
     ) -> None:
-        """`folder` is made; its owner removes it after `stop`.
-
-        `env` is added to `base_env`, or to this process's environment. `cwd` is where feeders run, and
-        user code in them; None: `folder`.
+        """`folder` is made; its owner removes it after `stop`. `num_feeders`: there is room for so many. `cwd` is where
+        feeders run, and user code in them; None: `folder`.
 
         Raises InputError when the folder's path is too long for Ray's Unix sockets.
         """
         super().__init__(
-            folder,
-            token_path=folder.absolute() / "token",
-            vital=VITAL,
-            tuning=tuning,
-            resources=resources or {"feeder": 64.0},
-            host=host,
-        )
-        self._base_env = base_env
-        self._extra_env = dict(env or {})
-        self._cwd = cwd or self.folder
+            folder, token_path=folder.absolute() / "token", vital=VITAL, tuning=tuning,
+            resources={"feeder": float(num_feeders)},
+        )  # fmt: skip
+        self._env, self._cwd = env, cwd or self.folder
 
     @property
     def log_path(self) -> Path:
@@ -75,22 +63,8 @@ class RayHead(RayNode):
             fd = os.open(self.token_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(fd, "w") as out:
                 out.write(secrets.token_hex(32))
-        base = os.environ if self._base_env is None else self._base_env
-        env = {**without_ray(base), **self._extra_env}
         options = ["--head", "--no-monitor", "--port=0", "--include-dashboard=false"]
-        self.launch(options, env=env, cwd=self._cwd, log_path=self.log_path)
-
-    def wait_up(self, timeout_s: float = 60.0) -> str:
-        """Waits until drivers can connect; returns the address, host:port.
-
-        Raises ServiceError with the last lines that Ray printed when it ends or is late.
-        """
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            if (address := self.poll_up()) is not None:
-                return address
-            time.sleep(0.05)
-        raise ServiceError(f"Ray's head was not up after {timeout_s:.0f} s:\n{self._last_lines()}")
+        self.launch(options, env=without_ray(self._env), cwd=self._cwd, log_path=self.log_path)
 
     def poll_up(self) -> str | None:
         """The address once drivers can connect. Raises ServiceError when the start failed."""
@@ -150,10 +124,7 @@ class Heads:
         return self._heads[number]
 
     def start(self, number: int) -> None:
-        head = RayHead(
-            self._home / f"r{number}", tuning=self._tuning, resources={"feeder": float(MAX_FEEDERS)},
-            base_env=self._env, cwd=self._cwd,
-        )  # fmt: skip
+        head = RayHead(self._home / f"r{number}", tuning=self._tuning, env=self._env, cwd=self._cwd)
         self._heads[number] = head
         head.start()
         self._await(number, time.monotonic() + UP_S)

@@ -120,14 +120,6 @@ class RestartPolicy:
     def state(self, part: Part) -> State:
         return self._parts[part].state
 
-    @property
-    def next_deadline(self) -> float:
-        """When `due` has something to do, if nothing happens before."""
-        times = [p.start_at for p in self._parts.values()] + [
-            since + KEEP_OLD_S for since in self.old.values()
-        ]
-        return min(times)
-
     def start(self) -> list[Instruction]:
         """All at the same time, what takes longest first; but a supervisor only once a Ray head serves."""
         if not self.ray:
@@ -207,9 +199,7 @@ class RestartPolicy:
             return [GiveUp(f"the {part.part.value} ended {times}: {why or 'it said nothing'}")]
         self.restarts += 1
         if crashes == 1:
-            return [self._start(part.part)] if self._may_start(part.part) else []
+            headless = self.ray and self.state(Part.HEAD) is not State.UP
+            return [] if headless and part.part is Part.SUPERVISOR else [self._start(part.part)]
         part.start_at = now + restart_wait_s(crashes)
         return []
-
-    def _may_start(self, part: Part) -> bool:
-        return not self.ray or part is not Part.SUPERVISOR or self.state(Part.HEAD) is State.UP

@@ -1,7 +1,6 @@
 """`dataloaderjob run job.yaml`: the service, then the trainers' command once per replica, then nothing left.
 
-`lifecycle` decides and `cluster` serves; here are the processes of the trainers, the deadlines, signals, and
-what is shown.
+`plan` decides and `cluster` serves; here are the processes of the trainers, deadlines, signals, and what is shown.
 """
 
 from __future__ import annotations
@@ -16,26 +15,24 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.places import SOCKET_VARIABLE
-from dataloaderjob.local import console, table
 from dataloaderjob.local.children import Child, Command, Loop, check_words, exit_code
-from dataloaderjob.local.cluster import LocalCluster
-from dataloaderjob.local.console import Console, Meter
-from dataloaderjob.local.lifecycle import (
+from dataloaderjob.local.cluster import LocalCluster, free_port
+from dataloaderjob.local.console import Console, progress_line, summary, table_of
+from dataloaderjob.local.plan import (
     EXIT_BROKEN,
     EXIT_LATE,
     Action,
     Event,
     Lifecycle,
+    RunPlan,
     State,
     Stop,
+    plan,
     stopped_by,
 )
-from dataloaderjob.local.plan import RunPlan, plan
-from dataloaderjob.local.poller import sidecar_status
-from dataloaderjob.local.table import History
+from dataloaderjob.local.status import WINDOW_S, History, Snapshot, sidecar_status
 from dataloaderjob.providers.provider import RAY
 
 PROGRESS_LIVE_S = 1.0
@@ -50,7 +47,7 @@ HOST_QUIET_S = 0.1
 def run(job: DataLoaderJob, manifest: Path, *, metrics_port: int | None = None, provider: str = RAY) -> int:
     """Returns the exit code. Raises InputError before anything is started."""
     planned = plan(
-        job, folder=manifest.resolve().parent, env=os.environ, master_port=_free_port(), provider=provider
+        job, folder=manifest.resolve().parent, env=os.environ, master_port=free_port(), provider=provider
     )
     planned = replace(planned, service=replace(planned.service, metrics_port=metrics_port))
     console = Console()
@@ -113,9 +110,8 @@ class Run:
         self._trainers: list[Child] = []
         self._state = State.PREPARING
         self._served = False
-        self._meter = Meter()
-        self._history = History()
-        self._shown: tuple[float, dict[str, int]] = (time.monotonic(), dict(self._meter.total))
+        self._progress_s = PROGRESS_LIVE_S if console.live else PROGRESS_LINE_S
+        self._history = History(max(WINDOW_S, self._progress_s))
         self._feeder_spoke_at: float | None = None
         self._started = time.monotonic()
 
@@ -133,10 +129,10 @@ class Run:
             if self._plan.active_s is not None:
                 self._loop.later(self._plan.active_s, self._active_over)
             self._loop.every(0.2, self._look)
-            self._loop.every(PROGRESS_LIVE_S if self._console.live else PROGRESS_LINE_S, self._progress)
+            self._loop.every(self._progress_s, self._progress)
             self._loop.run(until=lambda: self._lifecycle.state is State.OVER)
             self._flush()
-            self._meter.read(sidecar_status(self._cluster.socket) or {})
+            self._history.add(Snapshot(at=time.monotonic(), sidecar=sidecar_status(self._cluster.socket)))
         finally:
             self._console.clear()
             for child in self._trainers:
@@ -152,7 +148,7 @@ class Run:
         if self._cluster.sidecar_listens:
             self._act(self._lifecycle.move(Event.SERVED))
         snapshot = self._cluster.snapshot
-        self._meter.read(snapshot.sidecar)
+        self._history.add(snapshot)
         if not self._served and snapshot.desired is not None and snapshot.ready >= self._plan.min_feeders:
             self._served = True
             seconds = time.monotonic() - self._started
@@ -167,14 +163,9 @@ class Run:
 
     def _startup_over(self) -> None:
         if not self._served:
-            self._halt(Stop(EXIT_LATE, self._missing()))
-
-    def _missing(self) -> str:
-        """What keeps the job from being served, for the deadline's message."""
-        return (
-            f"the service was not up within spec.deadlines.startupSeconds ({self._plan.startup_s:g} s): "
-            f"{'; '.join((*self._awaited(), *self._cluster.snapshot.notes))}"
-        )
+            missing = "; ".join((*self._awaited(), *self._cluster.snapshot.notes))
+            late = f"the service was not up within spec.deadlines.startupSeconds ({self._plan.startup_s:g} s)"
+            self._halt(Stop(EXIT_LATE, f"{late}: {missing}"))
 
     def _awaited(self) -> list[str]:
         """What the run waits for before the job is served."""
@@ -249,25 +240,14 @@ class Run:
             self._console.line(who, text, is_err)
 
     def _progress(self) -> None:
+        desired, notes = self._cluster.num_desired, self._cluster.snapshot.notes
+        self._history.add(self._cluster.snapshot)
         if self._console.live:
-            self._history.add(self._cluster.snapshot)
             awaited = () if self._served else (f"starting: {'; '.join(self._awaited())}",)
-            desired = self._cluster.num_desired
-            self._console.show(table.of(self._plan.name, self._history, desired=desired, notes=awaited))
-            return
-        snapshot, now = self._cluster.snapshot, time.monotonic()
-        since, before = self._shown
-        self._shown = (now, dict(self._meter.total))
-        batches, nbytes, stall = supervision.over(before, self._meter.total, now - since)
-        text = console.line(
-            console.Metrics(
-                batches_per_s=batches, nbytes_per_s=nbytes, stall=stall,
-                occupancy=supervision.occupancy(snapshot.sidecar.get("receivers", ())),
-                ready=snapshot.ready, desired=self._cluster.num_desired,
-            )
-        )  # fmt: skip
-        notes = snapshot.notes
-        self._console.say(f"{text} ({notes[0]})" if notes else text)
+            self._console.show(table_of(self._plan.name, self._history, desired=desired, notes=awaited))
+        else:
+            text = progress_line(self._history, desired)
+            self._console.say(f"{text} ({notes[0]})" if notes else text)
 
     def _flush(self) -> None:
         """Waits for the last words of user code in feeders, if it speaks."""
@@ -289,21 +269,14 @@ class Run:
         else:
             how = "ended" if self._lifecycle.stop is None else "was stopped"
         seconds = time.monotonic() - self._started
-        total = console.summary(self._meter.total, seconds, self._cluster.policy.restarts)
+        total = summary(self._history.total, seconds, self._cluster.policy.restarts)
         self._console.say(f"{self._plan.name}: {how}; {total}")
 
 
 def _check_port(port: int) -> None:
     try:
-        with socket.create_server(("127.0.0.1", port)):
-            pass
+        socket.create_server(("127.0.0.1", port)).close()
     except (OSError, OverflowError) as exc:
         raise InputError(
             f"port {port} of 127.0.0.1 is needed for --metrics-port: {exc}; choose another"
         ) from exc
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

@@ -21,12 +21,13 @@ from pathlib import Path
 
 from dataloaderjob.core import folders, places
 from dataloaderjob.core.errors import DataLoaderJobError
+from dataloaderjob.core.processes import alive
 from dataloaderjob.core.settings import LoaderSettings, memory_limit
 from dataloaderjob.local.children import Loop, Started
 from dataloaderjob.local.cluster import LocalCluster, ServicePlan
 from dataloaderjob.local.forks import Forked, environments
-from dataloaderjob.local.poller import sidecar_status
 from dataloaderjob.local.reaper import give_up, locked
+from dataloaderjob.local.status import sidecar_status
 from dataloaderjob.providers.provider import LOCAL
 
 LINGER_S = 3.0
@@ -160,7 +161,7 @@ class Service:
             sys.stdout.flush()
 
     def _look(self) -> None:
-        starter_alive = self._starter is not None and not _readable(self._starter)
+        starter_alive = self._starter is not None and alive(self._starter)
         receivers = self._cluster.snapshot.sidecar.get("receivers")
         count = None if receivers is None else len(receivers)
         if self._idle.see(receivers=count, starter_alive=starter_alive, now=time.monotonic()):
@@ -174,7 +175,7 @@ class Service:
         with locked(self._folder):
             if unless_used:
                 status = sidecar_status(self._cluster.socket)
-                if status is None or status["receivers"]:
+                if not status or status["receivers"]:
                     return
             self._cluster.end_sidecar()
             folders.remove(self._folder, places.FILES)
@@ -244,7 +245,3 @@ def _open_starter() -> int | None:
         return os.pidfd_open(os.getppid())
     except OSError:
         return None
-
-
-def _readable(fd: int) -> bool:
-    return bool(select.select([fd], [], [], 0)[0])

@@ -23,7 +23,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -34,21 +34,21 @@ from dataloaderjob.core.settings import RayTuning, load
 from dataloaderjob.core.supervision import EXITS_RAY
 from dataloaderjob.providers.ray.node import RayNode
 
+log = logging.getLogger(__name__)
+S = TypeVar("S")
+
 NODE_FOLDER = "node"
 """Below temp_dir: what is ours and not Ray's."""
 _RAYS = ("session_*", "ray_current_cluster")
 POLL_S = 0.05
 MAX_RAY_EXITS = 3
 """Exits in a row with a Ray that seems to live."""
-_HANDED_ON = (signal.SIGTERM, signal.SIGINT)
-EXIT_BROKEN = 70
-log = logging.getLogger(__name__)
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 EXIT_FAILED = 1
-S = TypeVar("S")
+EXIT_BROKEN = 70
 ADDRESS_VARIABLE = "POD_IP"
 """The address of the pod; without it, one machine alone is meant."""
 TEMP_DIR = "/tmp/ray"  # noqa: S108  in a pod, /tmp is a volume of its own
-REMEDY = "give temp_dir a shorter path"
 PLAIN = "--log-color=false"
 ANY_PORTS = ("--min-worker-port=0", "--max-worker-port=0")
 """Workers listen at any free port. Ray's own range, 10002 to 19999, may have the head's port in it, and where
@@ -65,7 +65,7 @@ class Watch:
     def __init__(self) -> None:
         self._reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             signal.signal(number, lambda *_: None)
 
     def wait(self, timeout_s: float | None, fds: Iterable[int] = ()) -> set[int]:
@@ -77,6 +77,20 @@ class Watch:
         if self._reader in ready:
             raise Stopped
         return ready
+
+
+def ray_node(
+    settings: HeadSettings | FeederPodSettings,
+    vital: Sequence[str],
+    resources: Mapping[str, float] | None = None,
+) -> RayNode:
+    """This pod's part of the job's Ray, to be launched. Raises InputError for what cannot work."""
+    read_token(settings.token_path)
+    return RayNode(
+        Path(settings.temp_dir), token_path=Path(settings.token_path), vital=vital, tuning=settings.tuning,
+        resources=resources, host=os.environ.get(ADDRESS_VARIABLE) or "127.0.0.1",
+        remedy="give temp_dir a shorter path",
+    )  # fmt: skip
 
 
 def fresh_folder(temp_dir: Path) -> Path:
@@ -115,32 +129,25 @@ def await_started(
     return node.vital_pidfds()
 
 
-@dataclass(frozen=True, slots=True)
-class Again:
-    delay_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    why: str
-
-
 class Restarts:
-    """Restarts of one process."""
+    """Restarts of the supervisor."""
 
     def __init__(self) -> None:
         self._crashes = Crashes()
         self._ray_exits = 0
 
-    def ended(self, code: int, now: float) -> Again | GiveUp:
-        """The process ended. Once is no reason to wait, whatever the code: nobody else starts it."""
+    def ended(self, code: int, now: float) -> float:
+        """It ended; returns the seconds until it is started again. Once is no reason to wait, whatever the code: nobody
+        else starts it. Raises ServiceError when to start it again is of no use."""
         crashes = self._crashes.add(now)
         self._ray_exits = self._ray_exits + 1 if code in EXITS_RAY else 0
         if self._ray_exits >= MAX_RAY_EXITS:
-            return GiveUp(f"the supervisor ended {self._ray_exits} times because it cannot work with Ray")
-        if crashes > MAX_CRASHES:
-            return GiveUp(f"the supervisor ended {crashes} times within {CRASH_WINDOW_S:.0f} s")
-        return Again(restart_wait_s(crashes))
+            why = f"{self._ray_exits} times because it cannot work with Ray"
+        elif crashes > MAX_CRASHES:
+            why = f"{crashes} times within {CRASH_WINDOW_S:.0f} s"
+        else:
+            return restart_wait_s(crashes)
+        raise ServiceError(f"the supervisor ended {why}: its lines above say more")
 
 
 def run(main: Callable[[], int]) -> int:
@@ -150,7 +157,7 @@ def run(main: Callable[[], int]) -> int:
 
 def reap(main: Callable[[], int]) -> int:
     """Runs `main` in a child and reaps everything that ends meanwhile; returns as that child ends."""
-    awaited = {*_HANDED_ON, signal.SIGCHLD}
+    awaited = {*SIGNALS, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     pid = os.fork()
     if pid == 0:
@@ -194,7 +201,7 @@ def _end_as(main: Callable[[], int]) -> None:
 
 
 class Part(Protocol):
-    """A pod's work, in the main thread."""
+    """A pod's work, in the main thread: `run`, then `close`."""
 
     def run(self) -> None:
         """Serves for as long as it can. Raises ServiceError when it cannot go on, OSError, Stopped."""

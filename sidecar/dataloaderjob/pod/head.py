@@ -20,20 +20,17 @@ from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.settings import NODE_BLOBS, SupervisorSettings, dump, read_key
 from dataloaderjob.pod import entry
 from dataloaderjob.pod.entry import (
-    ADDRESS_VARIABLE,
     ANY_PORTS,
     NODE_FOLDER,
     PLAIN,
-    REMEDY,
-    GiveUp,
     HeadSettings,
     Restarts,
     Watch,
     await_started,
     fresh_folder,
-    read_token,
+    ray_node,
 )
-from dataloaderjob.providers.ray.node import RayNode, without_ray
+from dataloaderjob.providers.ray.node import without_ray
 
 log = logging.getLogger(__name__)
 
@@ -66,23 +63,18 @@ def supervisor_settings(settings: HeadSettings, address: str) -> SupervisorSetti
 
 
 class Head:
-    """`run`, then `close`, in the main thread."""
+    """The work of the head's pod: a `Part`."""
 
     def __init__(self, settings: HeadSettings, watch: Watch) -> None:
         """Clears the folder. Raises InputError for what cannot work."""
         self._settings, self._watch = settings, watch
         read_key(settings.key_path)
-        read_token(settings.token_path)
-        self._node = RayNode(
-            Path(settings.temp_dir), token_path=Path(settings.token_path), vital=VITAL, tuning=settings.tuning,
-            host=os.environ.get(ADDRESS_VARIABLE) or "127.0.0.1", remedy=REMEDY,
-        )  # fmt: skip
+        self._node = ray_node(settings, VITAL)
         self._folder = fresh_folder(self._node.folder)
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._restarts = Restarts()
 
     def run(self) -> None:
-        """Serves for as long as it can. Raises ServiceError when it cannot go on, Stopped, OSError."""
         port = f"--port={self._settings.gcs_port}"
         options = ["--head", "--no-monitor", port, "--include-dashboard=false", *ANY_PORTS, PLAIN]
         self._node.launch(options, env=without_ray(os.environ), cwd=Path.cwd())
@@ -92,11 +84,9 @@ class Head:
         dump(supervisor_settings(self._settings, address), self._folder / "supervisor.json")
         while True:
             code = self._supervise(vital)
-            verdict = self._restarts.ended(code, time.monotonic())
-            if isinstance(verdict, GiveUp):
-                raise ServiceError(f"{verdict.why}: its lines above say more")
+            delay_s = self._restarts.ended(code, time.monotonic())
             log.warning("the supervisor ended with code %d, it is started again", code)
-            self._wait(verdict.delay_s, vital)
+            self._wait(delay_s, vital)
 
     def _supervise(self, vital: dict[str, int]) -> int:
         """The exit code of one supervisor."""
@@ -121,7 +111,6 @@ class Head:
             raise ServiceError(f"{' and '.join(gone)} ended: this container cannot go on, a fresh one can")
 
     def close(self) -> None:
-        """Ends everything that was started here."""
         if self._supervisor is not None:
             self._supervisor.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

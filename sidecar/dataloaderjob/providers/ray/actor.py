@@ -6,7 +6,7 @@ again without anybody calling it.
 
 In a pod, the feeder hands its output to the pod's main process. People read `kubectl logs` of the pod, while Ray
 keeps what workers print in files that only grow. The reading ends of two pipes go to a datagram socket of the pod's
-(`pod.output`), the writing ends become file descriptors 1 and 2, so that output of native code and of child processes
+(`pod.feeder`), the writing ends become file descriptors 1 and 2, so that output of native code and of child processes
 goes there, too. Pipes and not sockets, because user code may open /dev/stdout. The pod's process always reads on,
 whether or not anybody reads what it prints, so user code does not wait.
 
@@ -17,7 +17,6 @@ lines are chosen by name.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import logging
@@ -28,7 +27,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +44,13 @@ from dataloaderjob.providers.ray.node import without_ray
 
 log = logging.getLogger(__name__)
 
+HOST_MODULE = "dataloaderjob.feeder.host"
 TIMEOUT_S = 5.0
+LAST_WORDS_S = 2.0
+"""A process of user code may hold the pipe open for longer than the host lived."""
+EXIT_BROKEN = 70
+_ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound
+_HANDLER = "dataloaderjob"
 
 
 def at_home(settings: FeederSettings, folder: Path) -> FeederSettings:
@@ -75,13 +79,6 @@ def hand_over(name: str, folder: Path) -> None:
             os.close(fd)
 
 
-HOST_MODULE = "dataloaderjob.feeder.host"
-EXIT_BROKEN = 70
-LAST_WORDS_S = 2.0
-"""A process of user code may hold the pipe open for longer than the host lived."""
-_ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound
-
-
 class Feeder:
     """One feeder of a job."""
 
@@ -92,11 +89,13 @@ class Feeder:
             settings = at_home(settings, Path(folder))
             hand_over(settings.name, Path(folder))
         logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
-        host = settings.advertise_host or settings.bind_host
+        address = settings.advertise_host or settings.bind_host
+        if address in _ANY:
+            address = str(ray_services.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._host = Host(
             dataclasses.replace(
                 settings,
-                advertise_host=_node_address() if host in _ANY else host,
+                advertise_host=address,
                 node=ray.get_runtime_context().get_node_id(),
             ),
             HOST_MODULE,
@@ -123,7 +122,9 @@ class Host:
         self._words = ""
         """The last line on its standard error."""
         reader, writer = os.pipe2(os.O_CLOEXEC)
-        with _file(settings) as path:
+        with tempfile.TemporaryDirectory(prefix="dlj-feeder-") as folder:
+            path = Path(folder) / "settings.json"
+            dump(settings, path)
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", module, "--settings", path, "--ready-fd", str(writer)],
@@ -168,27 +169,11 @@ class Host:
             self._words = line.strip()
 
 
-@contextlib.contextmanager
-def _file(settings: FeederSettings) -> Iterator[str]:
-    """The settings as a file, for as long as the block takes."""
-    with tempfile.TemporaryDirectory(prefix="dlj-feeder-") as folder:
-        path = Path(folder) / "settings.json"
-        dump(settings, path)
-        yield str(path)
-
-
 def _environment() -> dict[str, str]:
     """The environment without what Ray needs, its token among it: user code is not Ray's."""
     environment = without_ray(os.environ)
     environment.setdefault("PYTHONHASHSEED", "0")  # sets iterate alike in all feeders
     return environment
-
-
-def _node_address() -> str:
-    return str(ray_services.get_node_ip_address())  # type: ignore[no-untyped-call]
-
-
-_HANDLER = "dataloaderjob"
 
 
 def show() -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.processes import alive
 from dataloaderjob.core.settings import RayTuning
 
 OBJECT_STORE_NBYTES = 80 * 1024 * 1024
@@ -44,10 +44,6 @@ class _Process:
     pid: int
     name: str
     pidfd: int
-
-    def alive(self) -> bool:
-        """A process that has ended is readable, also while it is a zombie."""
-        return not select.select([self.pidfd], [], [], 0)[0]
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -139,7 +135,7 @@ class RayNode:
     def pids(self) -> dict[int, str]:
         """Processes of this node, recorded now or before, that live: pid to name."""
         self._record()
-        return {p.pid: p.name for p in self._processes.values() if p.alive()}
+        return {p.pid: p.name for p in self._processes.values() if alive(p.pidfd)}
 
     def alive(self) -> bool:
         """Whether all vital processes live."""
@@ -160,7 +156,7 @@ class RayNode:
         self._wait_ended(grace_s)
         for _ in range(20):  # a process that starts others while it is being ended
             self._record()
-            left = [p for p in self._processes.values() if p.alive()]
+            left = [p for p in self._processes.values() if alive(p.pidfd)]
             if not left:
                 break
             for process in left:
@@ -174,7 +170,7 @@ class RayNode:
 
     def _wait_ended(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and any(p.alive() for p in self._processes.values()):
+        while time.monotonic() < deadline and any(alive(p.pidfd) for p in self._processes.values()):
             if self._starter is not None:
                 self._starter.poll()
             time.sleep(0.02)
@@ -185,7 +181,7 @@ class RayNode:
             return
         for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             known = self._processes.get(pid)
-            if known is not None and known.alive():
+            if known is not None and alive(known.pidfd):
                 continue
             found = _session_and_name(pid)
             if found is None or found[0] != self._starter.pid:

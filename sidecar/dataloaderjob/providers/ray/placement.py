@@ -30,6 +30,10 @@ from dataloaderjob.providers.provider import Why, feeder_settings
 from dataloaderjob.providers.ray import actor
 from dataloaderjob.providers.ray.actor import Feeder
 
+log = logging.getLogger(__name__)
+
+GCS_GONE_S = 5.0
+"""Calls to Ray hang when its GCS is gone; after so long without it this process ends."""
 REGISTER_MARGIN_S = 1.0
 """The raylet looks at its own clock, and starts the process a moment after it has the actor."""
 JOIN_S = 10.0
@@ -135,12 +139,6 @@ class Explainer:
         )
 
 
-log = logging.getLogger(__name__)
-
-GCS_GONE_S = 5.0
-"""Calls to Ray hang when its GCS is gone; after so long without it this process ends."""
-
-
 class RayProvider:
     """Feeders as Ray sees them: detached named actors of one namespace."""
 
@@ -167,7 +165,7 @@ class RayProvider:
         with _deadline(settings.init_timeout_s, self._late_text()):
             try:
                 ray.init(
-                    address=settings.ray_address,
+                    settings.ray_address,
                     namespace=self._namespace,
                     log_to_driver=True,
                     configure_logging=False,
@@ -194,7 +192,6 @@ class RayProvider:
         )
 
     def found(self) -> list[int]:
-        """Numbers of the feeders that an earlier supervisor placed."""
         names = ray.util.list_named_actors(all_namespaces=False)
         return sorted(index for name in names if (index := index_of(name)) is not None)
 
@@ -217,7 +214,6 @@ class RayProvider:
         self._actors[index] = made._actor_id.hex()  # noqa: SLF001  no public way to an actor's id from outside
 
     def kill(self, index: int) -> None:
-        """Ends a feeder for good. One that is not there, or not yet, is fine."""
         try:
             ray.kill(ray.get_actor(name_of(index), namespace=self._namespace), no_restart=True)
         except ValueError:
@@ -226,7 +222,6 @@ class RayProvider:
             log.warning("%s could not be killed: %s", name_of(index), first_line(exc))
 
     def late(self, indices: Sequence[int], *, taken: int, now: float) -> list[Why]:
-        """Raises ServiceError when Ray does not say."""
         return list(
             self._explainer.explain(indices, self._lives(indices), self._room(), taken=taken, now=now)
         )

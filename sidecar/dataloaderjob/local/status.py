@@ -1,0 +1,288 @@
+"""What a run says of itself. Its folder has a file by which it is found; its sidecar and supervisor are asked how they
+are, once or again and again in a thread; and what they have answered so far makes sums and rates.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dataloaderjob.core import folders, ipc, sockets, supervision
+from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError
+from dataloaderjob.core.settings import read_key
+from dataloaderjob.core.supervision import COUNTERS, Rates
+
+RUN_FILE = "run.json"
+HOME_PREFIX = "dlj-run-"
+TIMEOUT_S = 3.0
+QUICK_S = 0.2
+"""Pause between two questions while feeders are awaited."""
+SLOW_S = 1.0
+WINDOW_S = 5.0
+"""Rates are those of so many seconds: over one second a few large batches jump up and down."""
+Trainer = tuple[str, int]
+"""Rank and pid: a trainer that has started again counts from nothing again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What both said last. Empty where one does not answer."""
+
+    at: float = 0.0
+    """time.monotonic()."""
+    sidecar: dict[str, Any] = field(default_factory=dict)
+    supervisor: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ready(self) -> int:
+        """Feeders that serve."""
+        return int(self.supervisor.get("ready", 0))
+
+    @property
+    def desired(self) -> int | None:
+        desired = self.supervisor.get("desired")
+        return None if desired is None else int(desired)
+
+    @property
+    def notes(self) -> list[str]:
+        return [str(note) for note in self.supervisor.get("notes", ())]
+
+    @property
+    def receivers(self) -> list[dict[str, Any]]:
+        """One entry for each trainer process and its pool."""
+        return list(self.sidecar.get("receivers", ()))
+
+
+class History:
+    """The snapshots of one run as they come: what it has counted in all, and its rates over the last seconds.
+
+    A sidecar that has started again counts from nothing, and soon takes its trainers over: what they count themselves
+    goes on from where it was, what their receivers count begins anew. So it is added up trainer by trainer.
+    """
+
+    def __init__(self, window_s: float = WINDOW_S) -> None:
+        self.last = Snapshot(at=-math.inf)
+        self._window_s = window_s
+        self._counted: dict[Trainer | None, Counter[str]] = {None: Counter()}
+        """Counters of each trainer and, under None, of the whole run."""
+        self._kept: deque[tuple[float, dict[Trainer | None, Counter[str]]]] = deque()
+        """The same at each time of the window."""
+        self._read: dict[Trainer, Counter[str]] = {}
+        """The last reading of each trainer."""
+        self._sidecar: int | None = None
+        self._live: dict[Trainer, int] = {}
+        """The sidecar's receivers, by pid."""
+        self._ended: Counter[str] = Counter()
+        """What its receivers that have ended had counted."""
+
+    @property
+    def total(self) -> Counter[str]:
+        """What the whole run has counted."""
+        return self._counted[None]
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Takes a snapshot, or the same one again."""
+        if snapshot.at <= self.last.at:
+            return
+        self.last = snapshot
+        if "totals" not in snapshot.sidecar:
+            return
+        self._count(snapshot)
+        self._kept.append((snapshot.at, self._counted.copy()))
+        while len(self._kept) > 2 and self._kept[1][0] <= snapshot.at - self._window_s:
+            self._kept.popleft()
+
+    def rates(self, receiver: Mapping[str, Any] | None = None) -> Rates | None:
+        """The rates of the run, or of an entry of the last snapshot's receivers; None without two readings of it."""
+        key = None if receiver is None else _trainer(receiver)
+        readings = [(at, counted[key]) for at, counted in self._kept if key in counted]
+        if len(readings) < 2:
+            return None
+        (began, before), (ended, after) = readings[0], readings[-1]
+        return supervision.between({"": before}, {"": after}, ended - began)
+
+    def _count(self, snapshot: Snapshot) -> None:
+        status = snapshot.sidecar
+        if status.get("pid") != self._sidecar:
+            self._sidecar, self._live, self._ended = status.get("pid"), {}, Counter()
+        live = {_trainer(receiver): int(receiver["receiver"]) for receiver in snapshot.receivers}
+        total, ended = self.total.copy(), _counters(status["totals"])
+        for trainer, pid in self._live.items():
+            if live.get(trainer) != pid:  # it is among those that have ended, and was counted while it lived
+                total.subtract(self._read[trainer])
+        for receiver in snapshot.receivers:
+            trainer, now = _trainer(receiver), _counters(receiver)
+            before = self._read.get(trainer, Counter())
+            rise = Counter({name: n - before[name] if n >= before[name] else n for name, n in now.items()})
+            self._counted[trainer] = self._counted.get(trainer, Counter()) + rise
+            self._read[trainer] = now
+            total.update(rise)
+            ended.subtract(now)
+        total.subtract(self._ended)
+        total.update(ended)
+        self._counted[None], self._live, self._ended = total, live, ended
+
+
+class Poller:
+    """`snapshot` is replaced whole; `changed` is called in the thread."""
+
+    def __init__(self, path: str, *, port: int, key: bytes, job: str, changed: Callable[[], None]) -> None:
+        self.snapshot = Snapshot()
+        self._path, self._port, self._key, self._job = path, port, key, job
+        self._changed = changed
+        self._control: socket.socket | None = None
+        self._stop = threading.Event()
+        self._pause = threading.Event()
+        """Set to ask at once."""
+        self._wanted = self._asked = 0
+        self._thread = threading.Thread(target=self._run, name="dlj-poll", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The thread ends within TIMEOUT_S; nobody waits for it."""
+        self._stop.set()
+        self._pause.set()
+
+    def raise_to(self, feeders: int) -> None:
+        """Has the supervisor keep at least so many feeders, as soon as it answers."""
+        self._wanted = max(self._wanted, feeders)
+        self._pause.set()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.snapshot = Snapshot(
+                at=time.monotonic(),
+                sidecar=sidecar_status(self._path),
+                supervisor=self._ask_supervisor(),
+            )
+            self._changed()
+            settled = self.snapshot.desired is not None and self.snapshot.ready == self.snapshot.desired
+            self._pause.wait(SLOW_S if settled else QUICK_S)
+            self._pause.clear()
+
+    def _ask_supervisor(self) -> dict[str, Any]:
+        try:
+            if self._control is None:
+                self._control = self._connect()
+            status = self._ask(self._control, {"type": "status"})
+            wanted = self._wanted
+            if wanted > self._asked:  # once: a later `scale` of the user's is the newer word
+                if wanted > int(status.get("desired", 0)):
+                    self._ask(self._control, {"type": "scale", "feeders": wanted})
+                self._asked = wanted
+            return status
+        except (OSError, ProtocolError):
+            if self._control is not None:
+                self._control.close()
+                self._control = None
+            return {}
+
+    def _ask(self, sock: socket.socket, message: dict[str, Any]) -> dict[str, Any]:
+        sockets.send_message(sock, message)
+        return sockets.recv_message(sock)
+
+    def _connect(self) -> socket.socket:
+        sock = socket.create_connection(("127.0.0.1", self._port), timeout=TIMEOUT_S)
+        try:
+            sockets.greet(sock, self._key, role="control", name="local", job=self._job)
+        except BaseException:
+            sock.close()
+            raise
+        sock.settimeout(TIMEOUT_S)
+        return sock
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRun:
+    """A run, or a private service, that answers."""
+
+    home: Path
+    about: dict[str, Any]
+
+    @property
+    def job(self) -> str:
+        return str(self.about["job"])
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The supervisor's answer. Raises OSError, ProtocolError, ServiceError."""
+        key = read_key(self.home / "key")
+        return supervision.ask("127.0.0.1", int(self.about["port"]), key, job=self.job, message=message)
+
+    def snapshot(self) -> Snapshot:
+        """What sidecar and supervisor report now; that one of them does not answer is a note."""
+        sidecar = sidecar_status(str(self.about["socket"]))
+        try:
+            supervisor = self.ask({"type": "status"})
+        except (OSError, DataLoaderJobError) as exc:
+            supervisor = {"notes": [f"the supervisor does not answer: {exc}"]}
+        return Snapshot(at=time.monotonic(), sidecar=sidecar, supervisor=supervisor)
+
+
+def live_runs(folder: str | None = None) -> list[LiveRun]:
+    """This user's runs that live on this machine; with `folder`, the one that has it, if it lives."""
+    homes = [] if folder is None else [Path(folder)]
+    if folder is None:
+        for base in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108  where runs have their folders
+            homes += sorted(path.parent for path in Path(base).glob(f"{HOME_PREFIX}*/{RUN_FILE}"))
+    return [run for home in homes if (run := _live_run(home)) is not None]
+
+
+def find_run(folder: str | None) -> LiveRun:
+    """The run of this folder, or the only one there is. Raises InputError with those that can be chosen."""
+    live = live_runs(folder)
+    if len(live) == 1:
+        return live[0]
+    if folder is not None:
+        raise InputError(f"a live run is needed in {folder}, none was found: see `dataloaderjob status`")
+    if not live:
+        raise InputError("no run of yours lives on this machine: start one with `dataloaderjob run job.yaml`")
+    which = ", ".join(f"{run.home} ({run.job})" for run in live)
+    raise InputError(f"one run is needed, found {len(live)}: choose by --dir one of {which}")
+
+
+def sidecar_status(path: str) -> dict[str, Any]:
+    """What the sidecar at this socket says of itself; empty if none answers."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
+            sock.settimeout(TIMEOUT_S)
+            sock.connect(path)
+            for packet in ipc.pack_json(ipc.Type.STATUS, {}):
+                sock.send(packet)
+            assembler = ipc.Assembler()
+            while data := ipc.recv_with_fds(sock)[0]:
+                if (answer := assembler.feed(data)) is not None:
+                    return ipc.parse_json(answer.payload)
+    except (OSError, ProtocolError):
+        pass
+    return {}
+
+
+def _live_run(home: Path) -> LiveRun | None:
+    try:
+        if not folders.is_own(home):
+            return None
+        about = json.loads((home / RUN_FILE).read_text())
+        os.kill(int(about["pid"]), 0)
+    except (OSError, ValueError, KeyError):
+        return None
+    return LiveRun(home, about)
+
+
+def _trainer(receiver: Mapping[str, Any]) -> Trainer:
+    return str(receiver["rank"]), int(receiver["trainer"])
+
+
+def _counters(reading: Mapping[str, Any]) -> Counter[str]:
+    return Counter({name: int(reading.get(name, 0)) for name in COUNTERS})
