@@ -1,6 +1,6 @@
 """How others see what the operator does: log lines, each about a job with its name, namespace, uid and generation;
-metrics for Prometheus, from which docs/reference/metrics.md is generated; /healthz, /readyz and /metrics, served by the loop that
-does the work: if that hangs, nothing answers.
+metrics for Prometheus, from which docs/reference/metrics.md is generated; /healthz, /readyz and /metrics, served by the
+loop that does the work: if that hangs, nothing answers.
 """
 
 from __future__ import annotations

@@ -75,5 +75,6 @@ VARIABLES = (
         "Folder of the pod in which its feeders keep blobs and find the socket for their output.",
     ),
 )  # fmt: skip
-"""A row for each variable: name, who sets it, who reads it, what holds without it, meaning (docs/reference/environment.md)."""
+"""A row for each variable: name, who sets it, who reads it, what holds without it, meaning. Of these rows
+docs/reference/environment.md is made."""
 REMEDY = "set DATALOADERJOB_DIR to a folder of yours that others may not write to"
