@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataloaderjob.core import auth, frames
+from dataloaderjob.core import frames, sockets
 from dataloaderjob.core.frames import HEADER_NBYTES, Header, Kind
 from dataloaderjob.sidecar.dispatch.instructions import Endpoint, Extent
 from dataloaderjob.sidecar.feeder_connection import WAITALL_ABOVE_NBYTES, FeederConnection
@@ -65,13 +65,13 @@ class Feeder:
         connection.connect(time.monotonic())
         sock, _ = self.listener.accept()
         self.links.append(sock)
-        handshake = auth.ServerHandshake(KEY, job=JOB, facts={"instance": INSTANCE})
+        handshake = sockets.ServerHandshake(KEY, job=JOB, facts={"instance": INSTANCE})
         sock.sendall(handshake.greeting)
         sock.setblocking(False)
         while not handshake.done:
             step(connection)
             with contextlib.suppress(BlockingIOError):
-                sock.sendall(handshake.receive(sock.recv(auth.MAX_HELLO_NBYTES)))
+                sock.sendall(handshake.receive(sock.recv(sockets.MAX_HELLO_NBYTES)))
         sock.setblocking(True)
         return sock
 

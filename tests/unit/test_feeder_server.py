@@ -23,7 +23,7 @@ from feeder_client import (
 )
 from feeder_serving import KEY, Connect, Served, blobs, connecting, serving
 
-from dataloaderjob.core import auth, frames, sockets
+from dataloaderjob.core import frames, sockets
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import AuthError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Kind
@@ -242,7 +242,7 @@ def test_a_peer_without_the_key_is_refused(server: Served):
 def test_a_silent_or_babbling_peer_is_cut_off_and_disturbs_nobody(
     server: Served, connect: Connect, squares: Bundle, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(sockets, "HANDSHAKE_TIMEOUT_S", 0.5)
     slow = socket.create_connection(("127.0.0.1", server.port))
     babbling = socket.create_connection(("127.0.0.1", server.port))
     babbling.sendall(struct.pack("<I", 1 << 30) + b"x" * 100)

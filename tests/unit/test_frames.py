@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.core import auth, frames, ipc, sockets, tickets
+from dataloaderjob.core import frames, ipc, sockets, tickets
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
 from dataloaderjob.core.frames import FROM_FEEDER, FROM_RECEIVER, Kind
 
@@ -178,7 +178,7 @@ def meet(key_a: bytes, key_b: bytes, job_a="j", job_b="j", tamper=None):
 
 
 def test_two_holders_of_the_key_learn_each_others_facts():
-    key = auth.new_key()
+    key = sockets.new_key()
     seen, result, errors = meet(key, key)
     assert (seen["role"], seen["name"], seen["facts"]) == ("receiver", "r", {"x": 1})
     assert result["facts"] == {"y": 2}
@@ -186,13 +186,13 @@ def test_two_holders_of_the_key_learn_each_others_facts():
 
 
 def test_another_key_is_refused_and_both_sides_are_told_why():
-    seen, _, errors = meet(auth.new_key(), auth.new_key())
+    seen, _, errors = meet(sockets.new_key(), sockets.new_key())
     assert isinstance(seen, AuthError)
     assert "does not hold this job's key" in str(errors[0])
 
 
 def test_another_job_with_the_same_key_is_refused():
-    key = auth.new_key()
+    key = sockets.new_key()
     seen, _, errors = meet(key, key, job_a="mine", job_b="yours")
     assert isinstance(seen, AuthError)
     assert "'yours'" in str(errors[0])
@@ -201,29 +201,33 @@ def test_another_job_with_the_same_key_is_refused():
 
 def test_another_protocol_version_is_refused_with_the_remedy():
     with pytest.raises(AuthError, match="same dataloaderjob version"):
-        auth.answer(b"k" * 32, {"nonce": "00", "protocol": 99}, role="r", name="n", job="j", facts={})
+        sockets.answer_challenge(
+            b"k" * 32, {"nonce": "00", "protocol": 99}, role="r", name="n", job="j", facts={}
+        )
 
 
 @pytest.mark.parametrize("field", ["nonce", "role", "name", "job", "facts"])
 def test_a_field_changed_on_the_way_is_noticed(field):
-    key = auth.new_key()
-    challenge = auth.challenge()
-    reply = auth.answer(key, challenge, role="receiver", name="n", job="j", facts={})
+    key = sockets.new_key()
+    challenge = sockets.new_challenge()
+    reply = sockets.answer_challenge(key, challenge, role="receiver", name="n", job="j", facts={})
     reply[field] = "other"
     with pytest.raises(AuthError):
-        auth.accept(key, challenge, reply, job="j", facts={})
+        sockets.accept_answer(key, challenge, reply, job="j", facts={})
 
 
 def test_an_answer_cannot_be_used_for_another_challenge():
-    key = auth.new_key()
-    reply = auth.answer(key, auth.challenge(), role="receiver", name="n", job="j", facts={})
+    key = sockets.new_key()
+    reply = sockets.answer_challenge(
+        key, sockets.new_challenge(), role="receiver", name="n", job="j", facts={}
+    )
     with pytest.raises(AuthError):
-        auth.accept(key, auth.challenge(), reply, job="j", facts={})
+        sockets.accept_answer(key, sockets.new_challenge(), reply, job="j", facts={})
 
 
 def test_an_unauthenticated_peer_cannot_make_us_hold_more_than_a_greeting():
     a, b = socket.socketpair()
-    a.sendall(struct.pack("<I", auth.MAX_HELLO_NBYTES + 1))
+    a.sendall(struct.pack("<I", sockets.MAX_HELLO_NBYTES + 1))
     with pytest.raises(RemoteProtocolError, match="exceeds"):
         sockets.welcome(b, b"k" * 32, job="j")
     a.close()

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dataloaderjob.core import supervision
-from dataloaderjob.core.backoff import Backoff
 from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, Bundle
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError, ServiceError
+from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import supervisor_client
 from dataloaderjob.feeder.feeding import Feeding

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 
 from dataloaderjob.core import sockets
-from dataloaderjob.core.backoff import Backoff
 from dataloaderjob.core.blobs import BlobStore, chunks
 from dataloaderjob.core.errors import ProtocolError, ServiceError
+from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.settings import FeederSettings, read_key
 
 log = logging.getLogger(__name__)

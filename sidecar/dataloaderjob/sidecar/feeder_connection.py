@@ -15,10 +15,10 @@ import zlib
 from enum import Enum
 from typing import Any, Protocol
 
-from dataloaderjob.core import auth, frames, sockets
-from dataloaderjob.core.backoff import Backoff
+from dataloaderjob.core import frames, sockets
 from dataloaderjob.core.errors import AuthError, ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, Header, Kind
+from dataloaderjob.core.processes import Backoff
 from dataloaderjob.sidecar.dispatch.instructions import Endpoint, Extent
 
 SCRATCH_NBYTES = 16 * 1024
@@ -66,7 +66,7 @@ class FeederConnection:
         self._sink = sink
         self._key, self._job, self._name, self._trainer = key, job, name, trainer
         self._out = bytearray()
-        self._handshake: auth.ClientHandshake
+        self._handshake: sockets.ClientHandshake
         self._scratch = memoryview(bytearray(SCRATCH_NBYTES))
         self._have = 0
         self._header: Header | None = None
@@ -86,7 +86,7 @@ class FeederConnection:
         sock.setblocking(False)
         self.sock, self.phase, self.started_at = sock, Phase.CONNECTING, now
         facts = {"trainer": self._trainer}
-        self._handshake = auth.ClientHandshake(
+        self._handshake = sockets.ClientHandshake(
             self._key, role="receiver", name=self._name, job=self._job, facts=facts
         )
         with contextlib.suppress(BlockingIOError):
@@ -107,7 +107,9 @@ class FeederConnection:
         self._left, self._filled, self._slow = 0, 0, False  # the next connection begins with a frame
 
     def handshake_late(self, now: float) -> bool:
-        return self.phase not in (Phase.UP, Phase.DOWN) and now - self.started_at > auth.HANDSHAKE_TIMEOUT_S
+        return (
+            self.phase not in (Phase.UP, Phase.DOWN) and now - self.started_at > sockets.HANDSHAKE_TIMEOUT_S
+        )
 
     @property
     def interest(self) -> int:
@@ -155,7 +157,7 @@ class FeederConnection:
     def _greet(self) -> None:
         assert self.sock is not None  # noqa: S101
         try:
-            data = self.sock.recv(auth.MAX_HELLO_NBYTES + auth.LENGTH.size)
+            data = self.sock.recv(sockets.MAX_HELLO_NBYTES + sockets.LENGTH.size)
         except BlockingIOError:
             return
         if not data:
