@@ -56,7 +56,7 @@ class Relay:
     def _frame(self, feeder: socket.socket, receiver: socket.socket) -> bool:
         """Whether the link goes on after the next frame: one body in two comes in part."""
         raw = sockets.recv_exactly(feeder, HEADER_NBYTES)
-        header = frames.unpack(raw, FROM_FEEDER)
+        header = frames.unpack_header(raw, FROM_FEEDER)
         receiver.sendall(raw)
         left = header.nbytes
         cut = header.kind == Kind.BODY and self.cuts < self._most and self._chance.random() < 0.5

@@ -88,7 +88,7 @@ def step(connection: FeederConnection) -> None:
 
 
 def frame(kind: Kind, payload: bytes, ticket: int) -> bytes:
-    return frames.pack(kind, generation=1, ticket=ticket, nbytes=len(payload)) + payload
+    return frames.pack_header(kind, generation=1, ticket=ticket, nbytes=len(payload)) + payload
 
 
 @pytest.fixture(scope="module")

@@ -263,8 +263,8 @@ def test_a_corrupt_frame_ends_its_link_only(connect: Connect, squares: Bundle, d
     with connect() as bad, connect() as good:
         header = {
             "magic": b"x" * HEADER_NBYTES,
-            "kind": frames.pack(Kind.BODY, generation=1),
-            "length": frames.pack(Kind.TICKET, generation=1, nbytes=frames.MAX_CONTROL_NBYTES + 1),
+            "kind": frames.pack_header(Kind.BODY, generation=1),
+            "length": frames.pack_header(Kind.TICKET, generation=1, nbytes=frames.MAX_CONTROL_NBYTES + 1),
         }[damage]
         bad.sock.sendall(header)
         with pytest.raises(ConnectionError):
@@ -281,7 +281,7 @@ def test_frames_cut_at_any_byte_are_understood(connect: Connect, squares: Bundle
         assert receiver.next().kind is Kind.BODY
         sent = bytearray()
         receiver.send = lambda kind, payload=b"", **f: sent.extend(  # type: ignore[method-assign]
-            frames.pack(kind, nbytes=len(payload), **f) + payload
+            frames.pack_header(kind, nbytes=len(payload), **f) + payload
         )
         receiver.ticket(1, [1, 2, 3], bundle)
         receiver.ticket(2, [4], bundle)

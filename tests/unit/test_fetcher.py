@@ -17,7 +17,7 @@ from trees import digest
 from dataloaderjob.codec.failures import as_raised
 from dataloaderjob.codec.fetcher import Fetcher, SampleError, stack_in_private_memory
 from dataloaderjob.codec.seeding import preserved_generators, seed_batch, seed_sample, seed_worker
-from dataloaderjob.core.tickets import Ticket, pack, unpack
+from dataloaderjob.core.frames import Ticket, pack_ticket, unpack_ticket
 
 
 class Squares(Dataset[Any]):
@@ -53,7 +53,7 @@ class Failing(Squares):
 
 
 def ticket(*keys: Any, first: int = 0, seed: int = 1234, bare: bool = False) -> Ticket:
-    return unpack(pack(seed, first, keys, bare=bare))
+    return unpack_ticket(pack_ticket(seed, first, keys, bare=bare))
 
 
 def as_list(batch: list[Any]) -> list[Any]:

@@ -30,7 +30,7 @@ from dataloaderjob.codec import names
 from dataloaderjob.codec.modules import MAINS
 from dataloaderjob.codec.pickling import UserCodePickler, with_main
 from dataloaderjob.codec.seeding import seed_batch, seed_sample
-from dataloaderjob.core.tickets import Ticket
+from dataloaderjob.core.frames import Ticket
 
 SAMPLE = "__getitem__"
 SAMPLES = "__getitems__"

@@ -42,7 +42,7 @@ class Type(IntEnum):
     OPEN = 4
     """T: a new stream. JSON {"bundle": manifest, ...}; `awaiting`: first ticket that is wanted."""
     TICKETS = 5
-    """T: any number of tickets, `tickets.join`. `awaiting`: the ticket that the trainer will take next; `ticket`
+    """T: any number of tickets, `join_tickets`. `awaiting`: the ticket that the trainer will take next; `ticket`
     is 1 when it sleeps until that one is ready."""
     CLOSE = 6
     """T: the stream ends; tickets from `awaiting` on were not taken."""

@@ -27,7 +27,7 @@ from dataloaderjob.codec.encoding import EncodedBatch, encode
 from dataloaderjob.codec.failures import pack_failure
 from dataloaderjob.codec.fetcher import Fetcher
 from dataloaderjob.codec.seeding import seed_batch, seed_worker
-from dataloaderjob.core import tickets
+from dataloaderjob.core import frames
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag
 from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Introduction, Kind, Message
@@ -248,10 +248,10 @@ class _FailedError(Exception):
         self.payload = payload
 
 
-def _unpack(payload: bytes) -> tickets.Ticket:
+def _unpack(payload: bytes) -> frames.Ticket:
     """Raises InputError for keys whose types this feeder does not have."""
     try:
-        return tickets.unpack(payload)
+        return frames.unpack_ticket(payload)
     except (ImportError, AttributeError) as exc:
         raise InputError(
             f"the sampler's keys cannot be loaded in a feeder: {exc}. Use ints, strings or tuples for keys, or types "

@@ -66,7 +66,7 @@ class Kind(IntEnum):
     INIT_FAILED = 8
     """B: worker_init_fn raised; payload: `codec.failures`. The builder ends."""
     BUILD = 9
-    """F to B: make ticket `b` (payload: `tickets.pack`) as job `a`; flags as in the ticket's frame."""
+    """F to B: make ticket `b` (payload: `frames.pack_ticket`) as job `a`; flags as in the ticket's frame."""
     BUFFER = 10
     """B: shared memory number `a` of `b` bytes; the descriptor is its memfd."""
     DROP = 11

@@ -102,7 +102,7 @@ class Task:
     room: int
     """Bytes that may be sent unasked."""
     payload: bytes = field(repr=False)
-    """`tickets.pack`; opaque here."""
+    """`frames.pack_ticket`; opaque here."""
     state: State
     nbytes: int = 0
     """Size of the built body."""

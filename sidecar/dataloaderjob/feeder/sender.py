@@ -146,7 +146,7 @@ class ReceiverConnection:
         at = 0
         try:
             while len(buffer) - at >= HEADER_NBYTES:
-                header = frames.unpack(bytes(buffer[at : at + HEADER_NBYTES]), frames.FROM_RECEIVER)
+                header = frames.unpack_header(bytes(buffer[at : at + HEADER_NBYTES]), frames.FROM_RECEIVER)
                 end = at + HEADER_NBYTES + header.nbytes
                 if len(buffer) < end:
                     break
@@ -202,7 +202,7 @@ class Sender:
         connection = self.connections.get(task.receiver)
         if connection is None:
             return set()
-        header = frames.pack(
+        header = frames.pack_header(
             kind, generation=task.generation, stream=task.stream, ticket=task.ticket, bundle=task.bundle,
             nbytes=len(payload), room=room, load=self._machine.load, flags=flags,
         )  # fmt: skip
@@ -211,7 +211,7 @@ class Sender:
 
     def confirm_cancelled(self, connection: ReceiverConnection, cancel: Header) -> None:
         """Queues the answer to a CANCEL frame."""
-        header = frames.pack(
+        header = frames.pack_header(
             Kind.CANCELLED, generation=cancel.generation, stream=cancel.stream, ticket=cancel.ticket,
             load=self._machine.load,
         )  # fmt: skip
@@ -219,7 +219,7 @@ class Sender:
 
     def _body_frame(self, task: Task) -> list[Buffer]:
         body: Body = task.body
-        header = frames.pack(
+        header = frames.pack_header(
             Kind.BODY, generation=task.generation, stream=task.stream, ticket=task.ticket, bundle=task.bundle,
             nbytes=task.nbytes, room=self._loads(), flags=task.flags & CHECKSUM, load=self._machine.load, crc=body.crc,
         )  # fmt: skip

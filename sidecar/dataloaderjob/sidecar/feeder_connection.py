@@ -206,7 +206,7 @@ class FeederConnection:
         """Takes the frames that lie in the scratch buffer; the start of a payload is copied from there."""
         at = 0
         while self._have - at >= HEADER_NBYTES:
-            header = frames.unpack(self._scratch[at : at + HEADER_NBYTES], FROM_FEEDER)
+            header = frames.unpack_header(self._scratch[at : at + HEADER_NBYTES], FROM_FEEDER)
             at += HEADER_NBYTES
             at += self._begin_payload(header, self._scratch[at : self._have])
             if self._left:

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import Any
 
-from dataloaderjob.core import ipc, supervision, tickets
+from dataloaderjob.core import frames, ipc, supervision
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.control import FAILED, Control
 from dataloaderjob.core.errors import ProtocolError
@@ -189,7 +189,7 @@ class Receiver:
                 self.machine.tickets(
                     now,
                     packet.stream,
-                    tickets.split(packet.payload),
+                    frames.split_tickets(packet.payload),
                     packet.awaiting,
                     waiting=bool(packet.ticket),
                 )

@@ -106,7 +106,7 @@ class Assignments:
         feeder.attempts[stream.id, ticket.number] = attempt
         self.counters.attempts += 1
         flags = (Flag.CHECKSUM if self.settings.checksum else 0) | (Flag.PROBE if ticket.probe else 0)
-        header = frames.pack(
+        header = frames.pack_header(
             Kind.TICKET, generation=self.generation, stream=stream.id, ticket=ticket.number, bundle=stream.bundle,
             nbytes=len(ticket.payload), room=attempt.extent.nbytes if attempt.extent else 0, flags=flags,
         )  # fmt: skip
@@ -133,7 +133,7 @@ class Assignments:
         self.retire(feeder)
 
     def cancel(self, feeder: FeederState, stream: int, ticket: int) -> None:
-        header = frames.pack(Kind.CANCEL, generation=self.generation, stream=stream, ticket=ticket)
+        header = frames.pack_header(Kind.CANCEL, generation=self.generation, stream=stream, ticket=ticket)
         self._out.append(Send(feeder.endpoint.instance, header, b""))
 
     def retire(self, feeder: FeederState) -> None:
@@ -162,7 +162,7 @@ class Assignments:
                 self.starved = True
                 continue
             attempt.extent, attempt.state, attempt.granted_at = extent, AttemptState.GRANTED, now
-            header = frames.pack(
+            header = frames.pack_header(
                 Kind.GRANT, generation=self.generation, stream=attempt.ticket.stream.id,
                 ticket=attempt.ticket.number, room=extent.nbytes,
             )  # fmt: skip
@@ -193,7 +193,7 @@ class Assignments:
         if any(stream.bundle == bundle for stream in self.streams.values()):
             return
         self._out.append(Released(bundle))
-        header = frames.pack(Kind.RELEASE, generation=self.generation, bundle=bundle)
+        header = frames.pack_header(Kind.RELEASE, generation=self.generation, bundle=bundle)
         for feeder in self.feeders.values():
             if bundle in feeder.bundles:
                 feeder.bundles.discard(bundle)
@@ -202,7 +202,7 @@ class Assignments:
     def send_bundle(self, feeder: FeederState, bundle: bytes) -> None:
         for stream in self.streams.values():
             if stream.bundle == bundle:
-                header = frames.pack(
+                header = frames.pack_header(
                     Kind.BUNDLE, generation=self.generation, bundle=bundle, nbytes=len(stream.manifest)
                 )
                 self._out.append(Send(feeder.endpoint.instance, header, stream.manifest))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataloaderjob.core import tickets
+from dataloaderjob.core import frames
 from dataloaderjob.sidecar.dispatch import choose, streams
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 from dataloaderjob.sidecar.dispatch.instructions import Close, Note, Replace
@@ -198,7 +198,7 @@ def _who(machine: Dispatcher, ticket: Ticket) -> str:
     if ticket.attempts:
         parts = [
             f"{a.feeder.endpoint.name} is {'making' if a.state is AttemptState.ASKED else a.state.value}"
-            f" {tickets.describe(ticket.payload, a.position)}"
+            f" {frames.describe_keys(ticket.payload, a.position)}"
             for a in ticket.attempts
         ]
         return "; ".join(parts)
