@@ -4,7 +4,7 @@
 
 Over a Unix stream socket between processes of one user: a message that makes no sense is a defect of ours.
 
-A feeder keeps sessions and templates as values; `builders` and `templates` change them.
+A feeder keeps sessions and templates as values; `builders` and `bundles` change them.
 
 A session is one loader's one epoch (`Bundle.id`); it has one builder at a time. Its bundle as loaded, the template,
 outlives it for the next epoch.
@@ -60,7 +60,7 @@ class Kind(IntEnum):
     ENDED = 5
     """T: the process of builder `a` ended; payload: `ENDED`."""
     INIT = 6
-    """F to B: whom it works for, JSON of `sessions.Introduction`. A descriptor: where it is to print."""
+    """F to B: whom it works for, JSON of `Introduction`. A descriptor: where it is to print."""
     UP = 7
     """B: worker_init_fn has run."""
     INIT_FAILED = 8

@@ -26,10 +26,9 @@ from dataloaderjob.core.sockets import Acceptor
 from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore
 from dataloaderjob.feeder.channel import Body, Channel
+from dataloaderjob.feeder.connections import ReceiverConnection, Registration, Sender
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import Instruction, Task
-from dataloaderjob.feeder.sender import ReceiverConnection, Sender
-from dataloaderjob.feeder.supervisor_client import Registration
 
 log = logging.getLogger(__name__)
 
