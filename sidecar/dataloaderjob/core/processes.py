@@ -8,7 +8,9 @@ import ctypes
 import os
 import re
 import select
+import selectors
 import signal
+import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,6 +75,45 @@ def alive(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return not poll.poll(0)
+
+
+class Loop:
+    """A parent that waits for descriptors and for its children. `run` until `over`."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._select = selectors.DefaultSelector()
+        self._wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.watch(self._wake_r, self.woken)
+
+    def watch(self, end: socket.socket | int, callback: Callable[[], None]) -> None:
+        self._select.register(end, selectors.EVENT_READ, callback)
+
+    def unwatch(self, end: socket.socket | int) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._select.unregister(end)
+
+    def run(self) -> None:
+        while not self.over:
+            self.turn()
+
+    def turn(self, timeout_s: float | None = None) -> None:
+        """Acts on what has happened, or waits until something happens."""
+        for key, _ in self._select.select(timeout_s):
+            key.data()
+
+    def woken(self) -> None:
+        """A signal came: a child may have ended."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_r, 4096)
+        with contextlib.suppress(ChildProcessError):
+            self.reap()
+
+    def reap(self) -> None:
+        """Takes in the children that have ended; ChildProcessError means that there are none."""
+        raise NotImplementedError
 
 
 class Lines:
