@@ -24,7 +24,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
@@ -167,10 +168,7 @@ class Handshake:
 
     def __init__(self) -> None:
         self._data = bytearray()
-
-    @property
-    def done(self) -> bool:
-        raise NotImplementedError
+        self.done = False
 
     def _on(self, message: dict[str, Any]) -> bytes:
         raise NotImplementedError
@@ -211,13 +209,9 @@ class ClientHandshake(Handshake):
         self.facts: dict[str, Any] | None = None
         """The peer's, once it is done."""
 
-    @property
-    def done(self) -> bool:
-        return self.facts is not None
-
     def _on(self, message: dict[str, Any]) -> bytes:
         if self._challenge is not None:
-            self.facts = confirm_acceptance(self._key, self._challenge, self._reply, message)
+            self.done, self.facts = True, confirm_acceptance(self._key, self._challenge, self._reply, message)
             return b""
         self._challenge, self._reply = message, answer_challenge(self._key, message, **self._fields)
         return pack_message(self._reply)
@@ -234,13 +228,9 @@ class ServerHandshake(Handshake):
         self.peer: dict[str, Any] | None = None
         """What the peer said of itself (role, name, facts), once it is done."""
 
-    @property
-    def done(self) -> bool:
-        return self.peer is not None
-
     def _on(self, message: dict[str, Any]) -> bytes:
         last = accept_answer(self._key, self._challenge, message, job=self._job, facts=self._facts)
-        self.peer = message
+        self.done, self.peer = True, message
         return pack_message(last)
 
 
@@ -375,3 +365,12 @@ def peer_uid(sock: socket.socket) -> int:
     """The user of the process that holds the other end of a connected Unix socket, as the kernel knows it."""
     _, uid, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid)
+
+
+def descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
+    """Those that came with a message, from what `recvmsg` gave beside it."""
+    received = array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received.frombytes(content[: len(content) - len(content) % received.itemsize])
+    return received.tolist()

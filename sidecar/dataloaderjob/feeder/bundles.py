@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from dataloaderjob.core import supervision
@@ -67,7 +68,7 @@ class BundleStore:
     ) -> None:
         """`here(bundle)`: its blobs are here. `lost(instructions, failure)`: they never will be."""
         self._settings, self._key, self._machine = settings, key, machine
-        self._store = BlobStore(settings.blob_path)
+        self._store = BlobStore(Path(settings.blob_folder))
         self._soon, self._here, self._lost = soon, here, lost
         self._bundles: dict[bytes, Bundle] = {}
         self._waits: dict[bytes, _Wait] = {}

@@ -46,6 +46,7 @@ STALL_TIMEOUT_S = 30.0
 _BACKOFF = Backoff(0.1, 2.0)
 TELL_AFTER_S = 3.0
 DRAIN_POLL_S = 0.05
+_jitter = random.Random()  # noqa: S311  the module's own generator is for seeding alone
 CHECKSUM = int(Flag.CHECKSUM)
 """A plain int: int & IntFlag costs 2 µs."""
 _READ_NBYTES = 256 * 1024
@@ -329,7 +330,7 @@ class Registration:
                     log.warning("%s has no supervisor, trying again: %s", self._settings.name, exc)
             was_up = time.monotonic() - since > _BACKOFF.last_s  # it was a connection for a while
             failures = 1 if was_up else failures + 1
-            time.sleep(_BACKOFF.wait_s(failures) * random.uniform(0.5, 1.0))  # noqa: S311  jitter
+            time.sleep(_BACKOFF.wait_s(failures) * _jitter.uniform(0.5, 1.0))
 
     def _listen(self, sock: socket.socket) -> None:
         """Listens until the connection ends, which raises ConnectionError."""

@@ -26,7 +26,7 @@ from dataloaderjob.codec.failures import pack_failure
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.processes import call_itself, die_with_parent, end_group, lead_group
 from dataloaderjob.feeder import builder
-from dataloaderjob.feeder.channel import ENDED, NOWHERE, Channel, Kind, Message
+from dataloaderjob.feeder.channel import ENDED, NOWHERE, Channel, Kind
 
 _OOM_SCORE = b"500"
 """Out of memory, the kernel takes a builder rather than the feeder that can tell of it."""
@@ -85,21 +85,15 @@ class Template:
     def _serve(self, feeder: Channel) -> None:
         messages, alive = feeder.read()
         for message in messages:
-            self._message(feeder, message)
+            if message.kind == Kind.FORK and message.fd is not None:
+                self._fork(feeder, message.a, message.fd, message.b)
+            elif message.kind == Kind.KILL and (child := self._children.get((feeder, message.a))):
+                _kill(child)
         if not alive:
             self._leave(feeder)
 
-    def _message(self, feeder: Channel, message: Message) -> None:
-        if message.kind == Kind.FORK and message.fd is not None:
-            self._fork(feeder, message)
-        elif message.kind == Kind.KILL:
-            child = self._children.get((feeder, message.a))
-            if child is not None:
-                _kill(child)
-
-    def _fork(self, feeder: Channel, message: Message) -> None:
-        number, fd = message.a, message.fd
-        assert fd is not None  # noqa: S101  FORK brings one
+    def _fork(self, feeder: Channel, number: int, fd: int, nbytes: int) -> None:
+        """Makes builder `number`, with `fd` for a channel. `nbytes`: of a body, 0 if none is known."""
         place = mmap.mmap(-1, mmap.PAGESIZE)
         parent = os.getpid()
         try:
@@ -113,7 +107,7 @@ class Template:
             die_with_parent(parent)
             lead_group(0)
             self._close_in_child()
-            _become_builder(self._code, fd, place, message.b, self._on_child)
+            _become_builder(self._code, fd, place, nbytes, self._on_child)
         lead_group(pid)
         os.close(fd)
         child = _Child(number, pid, os.pidfd_open(pid), feeder, place)
