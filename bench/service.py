@@ -57,12 +57,12 @@ class Service:
 def service(*, feeders: int, shared_memory_nbytes: int, prefetch: int) -> Iterator[Service]:
     """Starts both, announces the sidecar to `dataloaderjob.DataLoader` in this process, ends both by pid."""
     need("dataloaderjob.trainer.loader", "dataloaderjob.sidecar.__main__", "dataloaderjob.feeder.host")
-    from dataloaderjob.core import auth
+    from dataloaderjob.core import sockets
     from dataloaderjob.core.settings import FeederSettings, SidecarSettings, dump
 
     home = Path(tempfile.mkdtemp(prefix="s", dir=os.environ.get(SCRATCH, "/tmp")))
     key = home / "key"
-    key.write_bytes(auth.new_key())
+    key.write_bytes(sockets.new_key())
     started: list[subprocess.Popen[str]] = []
     try:
         endpoints = []

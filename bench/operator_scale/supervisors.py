@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from dataloaderjob.core import auth
+from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import AuthError, DataLoaderJobError, RemoteProtocolError
 from dataloaderjob_operator import names
 
@@ -118,22 +118,22 @@ class Supervisors:
             job = await self._welcome(reader, writer)
             while True:
                 answer = self._answer(job, await _receive(reader))
-                writer.write(auth.pack_message(answer))
+                writer.write(sockets.pack_message(answer))
         writer.close()
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Job:
         """The accepting side of the handshake. Raises AuthError for who does not hold the job's key."""
-        first = auth.challenge()
-        writer.write(auth.pack_message(first))
+        first = sockets.new_challenge()
+        writer.write(sockets.pack_message(first))
         hello = await _receive(reader)
         name = str(hello.get("job"))
         try:
             uid = name.rpartition("/")[2]
-            last = auth.accept(names.job_key(self._root_key, uid), first, hello, job=name, facts={})
+            last = sockets.accept_answer(names.job_key(self._root_key, uid), first, hello, job=name, facts={})
         except (AuthError, ValueError) as exc:
-            writer.write(auth.pack_message({"error": str(exc)}))
+            writer.write(sockets.pack_message({"error": str(exc)}))
             raise
-        writer.write(auth.pack_message(last))
+        writer.write(sockets.pack_message(last))
         now = time.monotonic()
         return self.jobs.setdefault(name, Job(name, self._feeders, self._mode, now))
 
@@ -148,7 +148,7 @@ class Supervisors:
 
 
 async def _receive(reader: asyncio.StreamReader) -> dict[str, Any]:
-    (n,) = auth.LENGTH.unpack(await reader.readexactly(auth.LENGTH.size))
+    (n,) = sockets.LENGTH.unpack(await reader.readexactly(sockets.LENGTH.size))
     if n > MAX_NBYTES:
         raise RemoteProtocolError(f"a message of {n} bytes exceeds {MAX_NBYTES}")
-    return auth.parse_message(await reader.readexactly(n))
+    return sockets.parse_message(await reader.readexactly(n))

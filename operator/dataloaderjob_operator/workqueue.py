@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
-from dataloaderjob.core.backoff import Backoff
+from dataloaderjob.core.processes import Backoff
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.monitoring import Metrics, about_job, error_kind
 from dataloaderjob_operator.observe.cache import JobKey

@@ -15,7 +15,7 @@ import torch
 
 from dataloaderjob.codec.bundles import make_bundle
 from dataloaderjob.codec.decoding import Decoder
-from dataloaderjob.core import frames, sockets, tickets
+from dataloaderjob.core import frames, sockets
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, Kind
 
@@ -78,7 +78,7 @@ class Receiver:
         base_seed: int = 7,
         bare: bool = False,
     ) -> None:
-        payload = tickets.pack(base_seed, 0, keys, bare=bare)
+        payload = frames.pack_ticket(base_seed, 0, keys, bare=bare)
         self.send(
             Kind.TICKET,
             payload,
@@ -97,11 +97,11 @@ class Receiver:
         self.send(Kind.CANCEL, generation=GENERATION, stream=stream, ticket=number)
 
     def send(self, kind: Kind, payload: bytes = b"", **fields: Any) -> None:
-        self.sock.sendall(frames.pack(kind, nbytes=len(payload), **fields) + payload)
+        self.sock.sendall(frames.pack_header(kind, nbytes=len(payload), **fields) + payload)
 
     def read(self) -> Frame:
         """The next frame, as it is."""
-        header = frames.unpack(sockets.recv_exactly(self.sock, HEADER_NBYTES), FROM_FEEDER)
+        header = frames.unpack_header(sockets.recv_exactly(self.sock, HEADER_NBYTES), FROM_FEEDER)
         return Frame(Kind(header.kind), header, sockets.recv_exactly(self.sock, header.nbytes))
 
     def next(self) -> Frame:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rig import Rig
 
-from dataloaderjob.core import auth, frames, sockets
+from dataloaderjob.core import frames, sockets
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Kind
 
 PIECE_NBYTES = 1 << 16
@@ -46,8 +46,8 @@ class Relay:
         ):
             threading.Thread(target=_copy, args=(receiver, feeder), daemon=True).start()
             for _ in ("challenge", "confirmation"):
-                length = sockets.recv_exactly(feeder, auth.LENGTH.size)
-                receiver.sendall(length + sockets.recv_exactly(feeder, *auth.LENGTH.unpack(length)))
+                length = sockets.recv_exactly(feeder, sockets.LENGTH.size)
+                receiver.sendall(length + sockets.recv_exactly(feeder, *sockets.LENGTH.unpack(length)))
             while self._frame(feeder, receiver):
                 pass
             for sock in (feeder, receiver):
@@ -56,7 +56,7 @@ class Relay:
     def _frame(self, feeder: socket.socket, receiver: socket.socket) -> bool:
         """Whether the link goes on after the next frame: one body in two comes in part."""
         raw = sockets.recv_exactly(feeder, HEADER_NBYTES)
-        header = frames.unpack(raw, FROM_FEEDER)
+        header = frames.unpack_header(raw, FROM_FEEDER)
         receiver.sendall(raw)
         left = header.nbytes
         cut = header.kind == Kind.BODY and self.cuts < self._most and self._chance.random() < 0.5

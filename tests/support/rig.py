@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Self
 
 from dataloaderjob.core import ipc
-from dataloaderjob.core.auth import new_key
 from dataloaderjob.core.settings import FeederSettings, SidecarSettings, dump
+from dataloaderjob.core.sockets import new_key
 
 JOB = "test-job"
 

@@ -236,10 +236,10 @@ class World:
         self._build(feeder)
 
     def _header(self, kind, key, *, nbytes=0, room=0, flags=0):
-        data = frames.pack(
+        data = frames.pack_header(
             kind, generation=GENERATION, stream=key[0], ticket=key[1], nbytes=nbytes, room=room, flags=flags
         )
-        return frames.unpack(data, frames.FROM_FEEDER)
+        return frames.unpack_header(data, frames.FROM_FEEDER)
 
     def _frame(self, feeder: SimFeeder, kind, key, *, room=0, flags=0) -> None:
         state = self.machine.feeders.get(feeder.endpoint.instance)
@@ -291,7 +291,7 @@ class World:
     def _do(self, item) -> None:
         match item:
             case Send(instance, header, payload):
-                decoded = frames.unpack(header, FROM_RECEIVER)
+                decoded = frames.unpack_header(header, FROM_RECEIVER)
                 assert decoded.nbytes == len(payload)
                 feeder = self.feeders[instance]
                 self.at(0.0005, lambda: self._to_feeder(feeder, decoded))

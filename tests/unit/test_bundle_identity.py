@@ -18,7 +18,7 @@ import torch
 from dataloaderjob.codec import snapshot
 from dataloaderjob.codec.bundles import load_bundle, make_bundle
 from dataloaderjob.codec.names import Names, content, update
-from dataloaderjob.core import tickets
+from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import InputError
 
@@ -211,7 +211,7 @@ KEYS = """
     import sys
     from collections import namedtuple
     from pathlib import Path
-    from dataloaderjob.core import tickets
+    from dataloaderjob.core import frames
     from dataloaderjob.core.blobs import BlobStore
     from dataloaderjob.codec.bundles import make_bundle
     from dataloaderjob.codec.fetcher import pickle_keys
@@ -234,20 +234,20 @@ KEYS = """
         folder = Path(sys.argv[1])
         bundle = make_bundle(Data(), None, None, store=BlobStore(folder), allow_pickle=False)
         keys = Known(1, 2), Other(5), Other(6), "plain"
-        packed = [tickets.pack(0, 0, [key], pickle_keys=pickle_keys) for key in keys]
+        packed = [frames.pack_ticket(0, 0, [key], pickle_keys=pickle_keys) for key in keys]
         import pickle
         (folder / "out").write_bytes(pickle.dumps((bundle.manifest(), packed)))
 """
 FEED = """
     import pickle, sys
     from pathlib import Path
-    from dataloaderjob.core import tickets
+    from dataloaderjob.core import frames
     from dataloaderjob.core.blobs import BlobStore, Bundle
     from dataloaderjob.codec.bundles import load_bundle
     folder = Path(sys.argv[1])
     manifest, packed = pickle.loads((folder / "out").read_bytes())
     dataset = load_bundle(Bundle.parse(manifest), BlobStore(folder)).dataset
-    keys = [tickets.unpack(ticket).keys[0] for ticket in packed]
+    keys = [frames.unpack_ticket(ticket).keys[0] for ticket in packed]
     print([dataset[key] for key in keys[:3]], keys[3], type(keys[1]) is type(keys[2]))
 """
 
@@ -264,7 +264,7 @@ def test_keys_of_the_scripts_classes_are_of_those_classes_in_a_feeder(tmp_path: 
 
 def test_a_key_that_does_not_pickle_says_why() -> None:
     with pytest.raises(TypeError, match="generator"):
-        tickets.pack(0, 0, [(i for i in "ab")])
+        frames.pack_ticket(0, 0, [(i for i in "ab")])
 
 
 Point = namedtuple("Point", "x y")  # noqa: PYI024  as scripts have them

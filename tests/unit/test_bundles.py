@@ -264,7 +264,7 @@ FEED = """
 import sys
 from pathlib import Path
 from dataloaderjob.core.blobs import BlobStore, Bundle
-from dataloaderjob.core.tickets import Ticket
+from dataloaderjob.core.frames import Ticket
 from dataloaderjob.codec.fetcher import Fetcher
 from dataloaderjob.codec.bundles import load_bundle
 from dataloaderjob.codec.encoding import encode

@@ -19,7 +19,7 @@ from PIL import Image
 from dataloaderjob.codec.failures import MAX_TRACEBACK_NBYTES, pack_failure, unpack_failure
 from dataloaderjob.codec.fetcher import Fetcher
 from dataloaderjob.core.errors import RemoteProtocolError, UnsupportedBatch, UserCodeError
-from dataloaderjob.core.tickets import Ticket
+from dataloaderjob.core.frames import Ticket
 
 
 class Simple(Exception):

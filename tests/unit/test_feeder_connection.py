@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataloaderjob.core import auth, frames
+from dataloaderjob.core import frames, sockets
 from dataloaderjob.core.frames import HEADER_NBYTES, Header, Kind
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
 from dataloaderjob.sidecar.feeder_connection import WAITALL_ABOVE_NBYTES, FeederConnection
@@ -63,13 +63,13 @@ class Feeder:
         connection.connect(time.monotonic())
         sock, _ = self.listener.accept()
         self.links.append(sock)
-        handshake = auth.ServerHandshake(KEY, job=JOB, facts={"instance": INSTANCE})
+        handshake = sockets.ServerHandshake(KEY, job=JOB, facts={"instance": INSTANCE})
         sock.sendall(handshake.greeting)
         sock.setblocking(False)
         while not handshake.done:
             step(connection)
             with contextlib.suppress(BlockingIOError):
-                sock.sendall(handshake.receive(sock.recv(auth.MAX_HELLO_NBYTES)))
+                sock.sendall(handshake.receive(sock.recv(sockets.MAX_HELLO_NBYTES)))
         sock.setblocking(True)
         return sock
 
@@ -86,7 +86,7 @@ def step(connection: FeederConnection) -> None:
 
 
 def frame(kind: Kind, payload: bytes, ticket: int) -> bytes:
-    return frames.pack(kind, generation=1, ticket=ticket, nbytes=len(payload)) + payload
+    return frames.pack_header(kind, generation=1, ticket=ticket, nbytes=len(payload)) + payload
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from dataloaderjob.codec.bundles import UserCode
 from dataloaderjob.codec.failures import unpack_failure
 from dataloaderjob.core.frames import Kind
 from dataloaderjob.feeder.builder import Builder
+from dataloaderjob.feeder.bundles import MAX_IDLE_TEMPLATES
 from dataloaderjob.feeder.channel import Channel, pair
-from dataloaderjob.feeder.templates import MAX_IDLE
 
 
 @pytest.fixture
@@ -181,11 +181,11 @@ def test_a_builder_that_is_forked_ahead_runs_nothing_of_the_users(monkeypatch: p
 def test_templates_of_loaders_that_are_gone_are_bounded(connect: Connect, tmp_path: Path):
     templates = []
     with connect() as receiver:
-        for loader in range(MAX_IDLE + 4):
+        for loader in range(MAX_IDLE_TEMPLATES + 4):
             shipped = bundle_of(Squares(loader + 1), blobs(tmp_path), collate_fn=lambda _: os.getppid())
             session = receiver.know(replace(shipped, loader=loader))
             receiver.ticket(0, [0], session, stream=loader + 1)
             templates.append(receiver.next().batch())
             receiver.send(Kind.RELEASE, generation=1, bundle=session)
-        wait_until(lambda: sum(map(alive, templates)) == MAX_IDLE, 10, "the oldest are gone")
+        wait_until(lambda: sum(map(alive, templates)) == MAX_IDLE_TEMPLATES, 10, "the oldest are gone")
         assert alive(templates[-1])

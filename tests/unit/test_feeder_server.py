@@ -23,7 +23,7 @@ from feeder_client import (
 )
 from feeder_serving import KEY, Connect, Served, blobs, connecting, serving
 
-from dataloaderjob.core import auth, frames, sockets
+from dataloaderjob.core import frames, sockets
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import AuthError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Kind
@@ -242,7 +242,7 @@ def test_a_peer_without_the_key_is_refused(server: Served):
 def test_a_silent_or_babbling_peer_is_cut_off_and_disturbs_nobody(
     server: Served, connect: Connect, squares: Bundle, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(sockets, "HANDSHAKE_TIMEOUT_S", 0.5)
     slow = socket.create_connection(("127.0.0.1", server.port))
     babbling = socket.create_connection(("127.0.0.1", server.port))
     babbling.sendall(struct.pack("<I", 1 << 30) + b"x" * 100)
@@ -263,8 +263,8 @@ def test_a_corrupt_frame_ends_its_link_only(connect: Connect, squares: Bundle, d
     with connect() as bad, connect() as good:
         header = {
             "magic": b"x" * HEADER_NBYTES,
-            "kind": frames.pack(Kind.BODY, generation=1),
-            "length": frames.pack(Kind.TICKET, generation=1, nbytes=frames.MAX_CONTROL_NBYTES + 1),
+            "kind": frames.pack_header(Kind.BODY, generation=1),
+            "length": frames.pack_header(Kind.TICKET, generation=1, nbytes=frames.MAX_CONTROL_NBYTES + 1),
         }[damage]
         bad.sock.sendall(header)
         with pytest.raises(ConnectionError):
@@ -281,7 +281,7 @@ def test_frames_cut_at_any_byte_are_understood(connect: Connect, squares: Bundle
         assert receiver.next().kind is Kind.BODY
         sent = bytearray()
         receiver.send = lambda kind, payload=b"", **f: sent.extend(  # type: ignore[method-assign]
-            frames.pack(kind, nbytes=len(payload), **f) + payload
+            frames.pack_header(kind, nbytes=len(payload), **f) + payload
         )
         receiver.ticket(1, [1, 2, 3], bundle)
         receiver.ticket(2, [4], bundle)

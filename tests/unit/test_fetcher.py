@@ -24,7 +24,7 @@ from dataloaderjob.codec.fetcher import (
     seed_worker,
     stack_in_private_memory,
 )
-from dataloaderjob.core.tickets import Ticket, pack, unpack
+from dataloaderjob.core.frames import Ticket, pack_ticket, unpack_ticket
 
 
 class Squares(Dataset[Any]):
@@ -60,7 +60,7 @@ class Failing(Squares):
 
 
 def ticket(*keys: Any, first: int = 0, seed: int = 1234, bare: bool = False) -> Ticket:
-    return unpack(pack(seed, first, keys, bare=bare))
+    return unpack_ticket(pack_ticket(seed, first, keys, bare=bare))
 
 
 def as_list(batch: list[Any]) -> list[Any]:

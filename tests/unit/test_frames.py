@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.core import auth, frames, ipc, sockets, tickets
+from dataloaderjob.core import frames, ipc, sockets
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
 from dataloaderjob.core.frames import FROM_FEEDER, FROM_RECEIVER, Kind
 
@@ -25,14 +25,14 @@ INTS = st.tuples(
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), INTS | st.binary(max_size=9)), min_size=1, max_size=5))
 def test_tickets_of_ints_packed_in_one_go_are_those_packed_one_by_one(entries):
-    found = tickets.join_ints([number for number, _ in entries], [entry for _, entry in entries])
+    found = frames.join_tickets_of_ints([number for number, _ in entries], [entry for _, entry in entries])
     if any(isinstance(entry, bytes) for _, entry in entries):
         assert found is None
         return
-    packed = [(number, tickets.pack_ints(*entry)) for number, entry in entries]
+    packed = [(number, frames.pack_ticket_of_ints(*entry)) for number, entry in entries]
     one_size = len({len(entry[2]) for _, entry in entries}) == 1
     in_range = all(-(2**63) <= key < 2**63 for _, entry in entries for key in entry[2])
-    assert found == (tickets.join(packed) if one_size and in_range else None)
+    assert found == (frames.join_tickets(packed) if one_size and in_range else None)
 
 
 @given(
@@ -42,7 +42,7 @@ def test_tickets_of_ints_packed_in_one_go_are_those_packed_one_by_one(entries):
     flags=st.integers(0, 3), load=st.integers(0, 2**20), crc=U32,
 )  # fmt: skip
 def test_a_header_comes_back_as_it_was(kind, **fields):
-    header = frames.unpack(frames.pack(kind, **fields), FROM_FEEDER)
+    header = frames.unpack_header(frames.pack_header(kind, **fields), FROM_FEEDER)
     assert header.kind == kind
     assert header.load == min(fields.pop("load"), 0xFFFF)
     assert all(getattr(header, name) == value for name, value in fields.items())
@@ -51,34 +51,34 @@ def test_a_header_comes_back_as_it_was(kind, **fields):
 @given(st.binary(min_size=64, max_size=64))
 def test_random_bytes_are_no_header(data):
     with pytest.raises(RemoteProtocolError):
-        frames.unpack(data, FROM_FEEDER)
+        frames.unpack_header(data, FROM_FEEDER)
 
 
 @given(bit=st.integers(0, 64 * 8 - 1))
 def test_one_flipped_bit_anywhere_is_noticed(bit):
-    data = bytearray(frames.pack(Kind.ANNOUNCE, generation=1, stream=2, ticket=3, room=1000))
+    data = bytearray(frames.pack_header(Kind.ANNOUNCE, generation=1, stream=2, ticket=3, room=1000))
     data[bit // 8] ^= 1 << bit % 8
     with pytest.raises(RemoteProtocolError):
-        frames.unpack(data, FROM_FEEDER)
+        frames.unpack_header(data, FROM_FEEDER)
 
 
 @pytest.mark.parametrize("nbytes", [frames.MAX_CONTROL_NBYTES + 1, 2**63, 2**64 - 1])
 def test_a_length_that_no_frame_has_is_refused_before_anything_is_allocated(nbytes):
     with pytest.raises(RemoteProtocolError, match="exceeds"):
-        frames.unpack(frames.pack(Kind.FAILED, generation=1, nbytes=nbytes), FROM_FEEDER)
+        frames.unpack_header(frames.pack_header(Kind.FAILED, generation=1, nbytes=nbytes), FROM_FEEDER)
 
 
 def test_a_kind_of_the_other_side_is_refused():
     with pytest.raises(RemoteProtocolError, match="not allowed"):
-        frames.unpack(frames.pack(Kind.TICKET, generation=1), FROM_FEEDER)
+        frames.unpack_header(frames.pack_header(Kind.TICKET, generation=1), FROM_FEEDER)
     assert not FROM_FEEDER & FROM_RECEIVER
 
 
 @given(seed=U64, first=U64, keys=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=50), bare=st.booleans())
 def test_a_ticket_of_ints_comes_back(seed, first, keys, bare):
-    data = tickets.pack(seed, first, keys, bare=bare)
-    assert len(data) == tickets.HEAD_NBYTES + 8 * len(keys)
-    assert tickets.unpack(data) == (seed, first, bare, keys)
+    data = frames.pack_ticket(seed, first, keys, bare=bare)
+    assert len(data) == frames.TICKET_HEAD_NBYTES + 8 * len(keys)
+    assert frames.unpack_ticket(data) == (seed, first, bare, keys)
 
 
 @given(
@@ -87,43 +87,46 @@ def test_a_ticket_of_ints_comes_back(seed, first, keys, bare):
     )
 )
 def test_a_ticket_of_any_keys_comes_back_with_their_types(keys):
-    found = tickets.unpack(tickets.pack(1, 2, keys)).keys
+    found = frames.unpack_ticket(frames.pack_ticket(1, 2, keys)).keys
     assert found == keys
     assert list(map(type, found)) == list(map(type, keys))
 
 
 @given(st.binary(max_size=100))
 def test_random_bytes_are_no_ticket_of_ints(data):
-    if len(data) > 17 and data[17] == tickets.KeyForm.PICKLED:
+    if len(data) > 17 and data[17] == frames.KeyForm.PICKLED:
         return  # authenticated peers only; nothing to prove about pickle
     try:
-        found = tickets.unpack(data)
+        found = frames.unpack_ticket(data)
     except RemoteProtocolError:
         return
-    assert tickets.pack(found.base_seed, found.first_position, found.keys, bare=found.bare)[24:] == data[24:]
+    assert (
+        frames.pack_ticket(found.base_seed, found.first_position, found.keys, bare=found.bare)[24:]
+        == data[24:]
+    )
 
 
 @given(st.lists(st.tuples(U64, st.binary(max_size=40)), max_size=20))
 def test_several_tickets_travel_as_one_message(entries):
-    assert tickets.split(tickets.join(entries)) == entries
+    assert frames.split_tickets(frames.join_tickets(entries)) == entries
 
 
 @given(st.lists(st.tuples(U64, st.binary(max_size=40)), min_size=1, max_size=5), st.integers(1, 60))
 def test_a_message_of_tickets_that_was_cut_is_refused_or_shorter(entries, cut):
-    data = tickets.join(entries)
+    data = frames.join_tickets(entries)
     try:
-        found = tickets.split(data[:-cut])
+        found = frames.split_tickets(data[:-cut])
     except RemoteProtocolError:
         return
     assert len(found) < len(entries)
 
 
 def test_a_ticket_is_described_by_its_indices():
-    data = tickets.pack(0, 0, [5, 6, 7])
-    assert tickets.describe(data) == "indices [5, 6, 7]"
-    assert tickets.describe(data, 1) == "index 6"
-    assert "40 in all" in tickets.describe(tickets.pack(0, 0, list(range(40))))
-    assert tickets.describe(tickets.pack(0, 0, ["a", "b"]), 1) == "key number 1 of 2"
+    data = frames.pack_ticket(0, 0, [5, 6, 7])
+    assert frames.describe_keys(data) == "indices [5, 6, 7]"
+    assert frames.describe_keys(data, 1) == "index 6"
+    assert "40 in all" in frames.describe_keys(frames.pack_ticket(0, 0, list(range(40))))
+    assert frames.describe_keys(frames.pack_ticket(0, 0, ["a", "b"]), 1) == "key number 1 of 2"
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, ipc.CHUNK_NBYTES, ipc.CHUNK_NBYTES + 1, 5 * ipc.CHUNK_NBYTES + 7])
@@ -178,7 +181,7 @@ def meet(key_a: bytes, key_b: bytes, job_a="j", job_b="j", tamper=None):
 
 
 def test_two_holders_of_the_key_learn_each_others_facts():
-    key = auth.new_key()
+    key = sockets.new_key()
     seen, result, errors = meet(key, key)
     assert (seen["role"], seen["name"], seen["facts"]) == ("receiver", "r", {"x": 1})
     assert result["facts"] == {"y": 2}
@@ -186,13 +189,13 @@ def test_two_holders_of_the_key_learn_each_others_facts():
 
 
 def test_another_key_is_refused_and_both_sides_are_told_why():
-    seen, _, errors = meet(auth.new_key(), auth.new_key())
+    seen, _, errors = meet(sockets.new_key(), sockets.new_key())
     assert isinstance(seen, AuthError)
     assert "does not hold this job's key" in str(errors[0])
 
 
 def test_another_job_with_the_same_key_is_refused():
-    key = auth.new_key()
+    key = sockets.new_key()
     seen, _, errors = meet(key, key, job_a="mine", job_b="yours")
     assert isinstance(seen, AuthError)
     assert "'yours'" in str(errors[0])
@@ -201,29 +204,33 @@ def test_another_job_with_the_same_key_is_refused():
 
 def test_another_protocol_version_is_refused_with_the_remedy():
     with pytest.raises(AuthError, match="same dataloaderjob version"):
-        auth.answer(b"k" * 32, {"nonce": "00", "protocol": 99}, role="r", name="n", job="j", facts={})
+        sockets.answer_challenge(
+            b"k" * 32, {"nonce": "00", "protocol": 99}, role="r", name="n", job="j", facts={}
+        )
 
 
 @pytest.mark.parametrize("field", ["nonce", "role", "name", "job", "facts"])
 def test_a_field_changed_on_the_way_is_noticed(field):
-    key = auth.new_key()
-    challenge = auth.challenge()
-    reply = auth.answer(key, challenge, role="receiver", name="n", job="j", facts={})
+    key = sockets.new_key()
+    challenge = sockets.new_challenge()
+    reply = sockets.answer_challenge(key, challenge, role="receiver", name="n", job="j", facts={})
     reply[field] = "other"
     with pytest.raises(AuthError):
-        auth.accept(key, challenge, reply, job="j", facts={})
+        sockets.accept_answer(key, challenge, reply, job="j", facts={})
 
 
 def test_an_answer_cannot_be_used_for_another_challenge():
-    key = auth.new_key()
-    reply = auth.answer(key, auth.challenge(), role="receiver", name="n", job="j", facts={})
+    key = sockets.new_key()
+    reply = sockets.answer_challenge(
+        key, sockets.new_challenge(), role="receiver", name="n", job="j", facts={}
+    )
     with pytest.raises(AuthError):
-        auth.accept(key, auth.challenge(), reply, job="j", facts={})
+        sockets.accept_answer(key, sockets.new_challenge(), reply, job="j", facts={})
 
 
 def test_an_unauthenticated_peer_cannot_make_us_hold_more_than_a_greeting():
     a, b = socket.socketpair()
-    a.sendall(struct.pack("<I", auth.MAX_HELLO_NBYTES + 1))
+    a.sendall(struct.pack("<I", sockets.MAX_HELLO_NBYTES + 1))
     with pytest.raises(RemoteProtocolError, match="exceeds"):
         sockets.welcome(b, b"k" * 32, job="j")
     a.close()

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.core import auth
+from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
 
-KEY = b"k" * auth.KEY_NBYTES
+KEY = b"k" * sockets.KEY_NBYTES
 
 
-def sides(key: bytes = KEY) -> tuple[auth.ClientHandshake, auth.ServerHandshake]:
-    client = auth.ClientHandshake(KEY, role="receiver", name="r", job="j", facts={"x": 1})
-    return client, auth.ServerHandshake(key, job="j", facts={"y": 2})
+def sides(key: bytes = KEY) -> tuple[sockets.ClientHandshake, sockets.ServerHandshake]:
+    client = sockets.ClientHandshake(KEY, role="receiver", name="r", job="j", facts={"x": 1})
+    return client, sockets.ServerHandshake(key, job="j", facts={"y": 2})
 
 
-def in_pieces(side: auth.Handshake, data: bytes, cuts: list[int]) -> bytes:
+def in_pieces(side: sockets.Handshake, data: bytes, cuts: list[int]) -> bytes:
     """What `side` sends in answer to `data`, which comes cut at these places."""
     places = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
     return b"".join(side.receive(data[a:b]) for a, b in itertools.pairwise(places))
@@ -62,15 +62,15 @@ def test_bytes_of_a_stranger_never_complete_a_handshake(data):
 
 
 def test_a_peer_with_another_key_is_refused_by_both():
-    client, server = sides(b"o" * auth.KEY_NBYTES)
+    client, server = sides(b"o" * sockets.KEY_NBYTES)
     hello = client.receive(server.greeting)
     with pytest.raises(AuthError, match="does not hold this job's key"):
         server.receive(hello)
     with pytest.raises(AuthError, match="the peer refused: no"):
-        client.receive(auth.pack_message({"error": "no"}))
+        client.receive(sockets.pack_message({"error": "no"}))
 
 
 def test_a_length_beyond_the_limit_is_refused_before_the_bytes_come():
     client, _ = sides()
     with pytest.raises(RemoteProtocolError, match="exceeds 4096"):
-        client.receive(auth.LENGTH.pack(auth.MAX_HELLO_NBYTES + 1))
+        client.receive(sockets.LENGTH.pack(sockets.MAX_HELLO_NBYTES + 1))

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from dataloaderjob.api.status import LoaderStatus
-from dataloaderjob.core import auth, supervision
+from dataloaderjob.core import sockets, supervision
 from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide import supervisor_status
@@ -220,13 +220,13 @@ async def _exchange(head: Head, port: int, job: _Job) -> Mapping[str, Any]:
     """
     reader, writer = await asyncio.open_connection(head.address, port)
     try:
-        handshake = auth.ClientHandshake(head.key, role="control", name="operator", job=head.job)
+        handshake = sockets.ClientHandshake(head.key, role="control", name="operator", job=head.job)
         while not handshake.done:
             writer.write(handshake.receive(await reader.readexactly(handshake.wanted)))
-        writer.write(auth.pack_message({"type": "status"}))
+        writer.write(sockets.pack_message({"type": "status"}))
         status = await _receive(reader, MAX_STATUS_NBYTES)
         if status.get("desired") != job.wanted:
-            writer.write(auth.pack_message({"type": "scale", "feeders": job.wanted}))
+            writer.write(sockets.pack_message({"type": "scale", "feeders": job.wanted}))
             answer = await _receive(reader, MAX_STATUS_NBYTES)
             if answer.get("type") != "ok":
                 log.warning(
@@ -238,7 +238,7 @@ async def _exchange(head: Head, port: int, job: _Job) -> Mapping[str, Any]:
 
 
 async def _receive(reader: asyncio.StreamReader, limit: int) -> dict[str, Any]:
-    (n,) = auth.LENGTH.unpack(await reader.readexactly(auth.LENGTH.size))
+    (n,) = sockets.LENGTH.unpack(await reader.readexactly(sockets.LENGTH.size))
     if n > limit:
         raise RemoteProtocolError(f"a message of {n} bytes exceeds {limit}")
-    return auth.parse_message(await reader.readexactly(n))
+    return sockets.parse_message(await reader.readexactly(n))

@@ -41,7 +41,7 @@ from dataloaderjob.codec import names
 from dataloaderjob.codec.modules import MAINS
 from dataloaderjob.codec.pickling import UserCodePickler, rest_of, with_main
 from dataloaderjob.core import values
-from dataloaderjob.core.tickets import Ticket
+from dataloaderjob.core.frames import Ticket
 
 SAMPLE = "__getitem__"
 SAMPLES = "__getitems__"

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +58,7 @@ class Bundle:
     """The loader's `num_workers`, which get_worker_info() tells user code; 0: the number of feeders."""
 
     def manifest(self) -> bytes:
-        body = {
-            "blobs": [list(b) for b in self.blobs],
-            "allow_pickle": self.allow_pickle,
-            "facts": self.facts,
-            "loader": self.loader,
-            "epoch": self.epoch,
-            "workers": self.workers,
-        }
+        body = {f.name: getattr(self, f.name) for f in fields(self)}
         return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
     @property
@@ -127,7 +120,7 @@ class BlobStore:
             with contextlib.suppress(OSError):
                 os.utime(self.path(digest))  # not to be swept before its bundle is told
         else:
-            self._write(digest, (view,), None)
+            self.write(digest, (view,), check=False)
         return digest, view.nbytes
 
     def touch(self, bundle: Bundle) -> None:
@@ -156,13 +149,9 @@ class BlobStore:
                         removed += 1
         return removed
 
-    def write(self, digest: str, chunks: Iterable[bytes | memoryview]) -> None:
-        """Stores the chunks under `digest`. Raises RemoteProtocolError if they hash to something else."""
-        self._write(digest, chunks, hashlib.sha256())
-
-    def _write(self, digest: str, chunks: Iterable[bytes | memoryview], found: Any) -> None:
-        """`found`: the hash to check with; None where the digest was made from the chunks."""
-        target = self.path(digest)
+    def write(self, digest: str, chunks: Iterable[bytes | memoryview], *, check: bool = True) -> None:
+        """Stores the chunks under `digest`. With `check`, RemoteProtocolError if they hash to something else."""
+        target, found = self.path(digest), hashlib.sha256() if check else None
         fd, name = tempfile.mkstemp(dir=self.folder, prefix=".part-")
         try:
             with os.fdopen(fd, "wb") as out:

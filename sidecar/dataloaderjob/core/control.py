@@ -20,14 +20,14 @@ read-modify-write with release order, then one with acquire order on the same wo
 LOCK-prefixed instruction; in ARM's memory model release followed by acquire orders all before against all
 after. 0.3 µs.
 
-membarrier(2), by which only the side about to sleep pays, was tried and dropped: its interrupts to the other
-CPUs cost the sleeper 45 to 170 µs on a virtual machine (1.5 µs while the others are idle), more than the
-whole hand-off of a batch.
+membarrier(2), by which only the side about to sleep pays, cost it 45 to 170 µs on a virtual machine (1.5 µs while
+the other CPUs are idle), more than the whole hand-off of a batch.
 """
 
 from __future__ import annotations
 
 import copy
+import fcntl
 import mmap
 import os
 import platform
@@ -124,16 +124,13 @@ class Control:
         self.ended = view[_ENDED_AT : _ENDED_AT + LEASES]
         # Counted here: what stands there may have been written by a stranger.
         self._published = self.words[W_PUBLISHED] & 0xFFFF_FFFF_FFFF
-        self._own_fence()
+        self._fence = Fence()
 
     def twin(self) -> Control:
         """The same memory, for use from another thread."""
         other = copy.copy(self)
-        other._own_fence()  # noqa: SLF001  this class
+        other._fence = Fence()  # noqa: SLF001  this class
         return other
-
-    def _own_fence(self) -> None:
-        self._fence = Fence()
 
     @staticmethod
     def create() -> int:
@@ -257,14 +254,10 @@ class Control:
 
 def seal(fd: int) -> None:
     """Seals a memfd against resizing, so that a peer's mapping can never be cut away under it (SIGBUS)."""
-    import fcntl
-
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
 def sealed(fd: int) -> bool:
-    import fcntl
-
     needed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
     try:
         return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & needed == needed

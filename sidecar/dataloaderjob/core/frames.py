@@ -1,4 +1,4 @@
-"""Frames of the TCP connection between a sidecar's receiver and a feeder. Pure: no sockets.
+"""Frames between a sidecar's receiver and a feeder, and what is in the first of them, a ticket. Pure: no sockets.
 
 A frame is a header of 64 bytes, then `nbytes` bytes of payload. Integers are little endian.
 
@@ -18,14 +18,28 @@ A frame is a header of 64 bytes, then `nbytes` bytes of payload. Integers are li
 |            |      | BODY: bundles that the feeder has loaded so far |
 | crc        | u32  | crc32 of the payload if `Flag.CHECKSUM`, else 0 |
 | check      | u32  | crc32 of the 60 bytes before |
+
+The payload of a ticket says seeds, position and keys of one batch. The trainer packs it, the receiver hands it on
+unread; a feeder, and a message about a late batch, decode it.
+
+    u64 base_seed, u64 first_position, u8 bare, u8 key_form, u16 0, u32 count, then the keys
+
+`bare` says how torch's fetcher sees the keys: 0 a batch (list), 1 one bare key (`batch_size=None`).
+`key_form`: INTS is count int64, a list; PICKLED is one pickle of what the batch sampler gave: a list of any other
+kind of key, a tuple, an array (trainer to feeder is the direction in which pickle is allowed); ITEMS is one
+pickle of an array, whose items are the keys in the list. STREAM_POSITION is kept for iterable datasets:
+a stream's name and a position instead of indices.
 """
 
 from __future__ import annotations
 
+import pickle
 import struct
 import zlib
+from collections.abc import Callable, Sequence
 from enum import IntEnum, IntFlag
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from dataloaderjob.core.errors import RemoteProtocolError
 
@@ -39,6 +53,13 @@ MAX_CONTROL_NBYTES = 64 * 1024 * 1024
 """Largest payload of any frame but BODY: a ticket with a million indices takes 8 MB."""
 MAX_BODY_NBYTES = 1 << 40
 NO_BUNDLE = bytes(16)
+_TICKET_HEAD = struct.Struct("<QQBBHI")
+TICKET_HEAD_NBYTES = _TICKET_HEAD.size
+TICKET_DEPTH = 2
+"""Tickets that a feeder has in hand wherever there are enough: one that it works on, one that hides the round trip."""
+_TICKET_ENTRY = struct.Struct("<QI")
+TicketOfInts = tuple[int, int, list[int], bool]
+"""The arguments of `pack_ticket_of_ints`."""
 
 assert HEADER_NBYTES == 64  # noqa: S101  the layout above is the protocol
 
@@ -47,7 +68,7 @@ class Kind(IntEnum):
     """What a frame says. R = sent by the receiver, F = by the feeder."""
 
     TICKET = 1
-    """R: make this batch. Payload: `tickets.pack`."""
+    """R: make this batch. Payload: `pack_ticket`."""
     GRANT = 2
     """R: the extent for the announced body exists; send it."""
     CANCEL = 3
@@ -57,7 +78,7 @@ class Kind(IntEnum):
     BODY = 5
     """F: the batch itself (`layout`)."""
     FAILED = 6
-    """F: user code failed. Payload: `failures.pack`. With Flag.ELSEWHERE another feeder may fare better."""
+    """F: user code failed. Payload: `codec.failures`. With Flag.ELSEWHERE another feeder may fare better."""
     PROGRESS = 7
     """F: about to make sample number `room` of this ticket. Only for tickets with Flag.PROBE."""
     NEED_BUNDLE = 8
@@ -86,20 +107,8 @@ class Flag(IntFlag):
     """Says in FAILED: the bundle could not be loaded here; nothing is said of other feeders."""
 
 
-FROM_FEEDER = frozenset(
-    {
-        Kind.ANNOUNCE,
-        Kind.BODY,
-        Kind.FAILED,
-        Kind.PROGRESS,
-        Kind.NEED_BUNDLE,
-        Kind.NOTE,
-        Kind.CANCELLED,
-        Kind.LOST,
-        Kind.ALIVE,
-    }
-)
 FROM_RECEIVER = frozenset({Kind.TICKET, Kind.GRANT, Kind.CANCEL, Kind.BUNDLE, Kind.RELEASE})
+FROM_FEEDER = frozenset(Kind) - FROM_RECEIVER
 
 
 class Header(NamedTuple):
@@ -117,7 +126,7 @@ class Header(NamedTuple):
     crc: int
 
 
-def pack(
+def pack_header(
     kind: int,
     *,
     generation: int,
@@ -137,7 +146,7 @@ def pack(
     return head + _CHECK.pack(zlib.crc32(head))
 
 
-def unpack(data: bytes | bytearray | memoryview, allowed: frozenset[Kind]) -> Header:
+def unpack_header(data: bytes | bytearray | memoryview, allowed: frozenset[Kind]) -> Header:
     """Checks and decodes the first 64 bytes of `data`.
 
     Raises RemoteProtocolError before anything is allocated when magic, version, checksum, kind
@@ -156,3 +165,172 @@ def unpack(data: bytes | bytearray | memoryview, allowed: frozenset[Kind]) -> He
     if nbytes > limit or room > MAX_BODY_NBYTES:
         raise RemoteProtocolError(f"a {Kind(kind).name} frame of {nbytes} bytes exceeds {limit}")
     return Header(kind, flags, load, generation, stream, ticket, bundle, nbytes, room, crc)
+
+
+class KeyForm(IntEnum):
+    INTS = 0
+    PICKLED = 1
+    STREAM_POSITION = 2
+    ITEMS = 3
+
+
+class Ticket(NamedTuple):
+    """What a feeder needs to make one batch."""
+
+    base_seed: int
+    first_position: int
+    bare: bool
+    keys: Sequence[Any]
+
+
+@lru_cache(maxsize=64)
+def _ticket_struct(count: int) -> struct.Struct:
+    return struct.Struct(f"<QQBBHI{count}q")
+
+
+def all_ints(keys: Sequence[Any]) -> bool:
+    """Whether these go as integers. Only `int` itself does: torch's workers see the type of a numpy integer."""
+    n = len(keys)
+    return type(keys[0]) is int if n == 1 else list(map(type, keys)).count(int) == n
+
+
+def pack_ticket(
+    base_seed: int,
+    first_position: int,
+    keys: Sequence[Any],
+    *,
+    bare: bool = False,
+    pickle_keys: Callable[[Any], bytes] = pickle.dumps,
+) -> bytes:
+    """Packs the keys of one batch; a list of ints in 8 bytes each, anything else as `pickle_keys` makes of it."""
+    if type(keys) is list and all_ints(keys):
+        return pack_ticket_of_ints(base_seed, first_position, keys, bare)
+    return _pack_pickled_ticket(base_seed, first_position, keys, bare, pickle_keys=pickle_keys)
+
+
+def pack_ticket_of_items(base_seed: int, first_position: int, keys: Any) -> bytes:
+    """Packs the list of an array's items, each of which would take a pickle of its own."""
+    return _pack_pickled_ticket(base_seed, first_position, keys, False, KeyForm.ITEMS)
+
+
+def pack_ticket_of_ints(base_seed: int, first_position: int, keys: Sequence[int], bare: bool) -> bytes:
+    """`pack_ticket` of what is known to be ints. Pickled beyond 64 bits."""
+    n = len(keys)
+    try:
+        return _ticket_struct(n).pack(base_seed, first_position, bare, KeyForm.INTS, 0, n, *keys)
+    except struct.error:
+        return _pack_pickled_ticket(base_seed, first_position, keys, bare)
+
+
+def _pack_pickled_ticket(
+    base_seed: int,
+    first_position: int,
+    keys: Any,
+    bare: bool,
+    form: KeyForm = KeyForm.PICKLED,
+    pickle_keys: Callable[[Any], bytes] = pickle.dumps,
+) -> bytes:
+    return _TICKET_HEAD.pack(base_seed, first_position, bare, form, 0, len(keys)) + pickle_keys(keys)
+
+
+def unpack_ticket(data: bytes | memoryview) -> Ticket:
+    """Decodes what `pack_ticket` made. Raises RemoteProtocolError on anything else."""
+    base_seed, first, bare, key_form, _, n = _ticket_head(data)
+    if key_form == KeyForm.INTS:
+        if len(data) != TICKET_HEAD_NBYTES + 8 * n:
+            raise RemoteProtocolError(
+                f"a ticket of {n} indices needs {TICKET_HEAD_NBYTES + 8 * n} bytes, found {len(data)}"
+            )
+        return Ticket(base_seed, first, bool(bare), list(_ticket_struct(n).unpack_from(data)[6:]))
+    if key_form in (KeyForm.PICKLED, KeyForm.ITEMS):
+        keys = pickle.loads(data[TICKET_HEAD_NBYTES:])  # noqa: S301  authenticated, trainer to feeder only
+        if len(keys) != n:
+            raise RemoteProtocolError(f"a ticket says {n} keys and holds {len(keys)}")
+        return Ticket(base_seed, first, bool(bare), list(keys) if key_form == KeyForm.ITEMS else keys)
+    raise RemoteProtocolError(f"key form {key_form} is not known: this feeder serves map-style datasets only")
+
+
+def base_seed_of(data: bytes | memoryview) -> int:
+    """The seed of a packed ticket, read without unpickling its keys, which are the user's."""
+    return _ticket_head(data)[0]
+
+
+def _ticket_head(data: bytes | memoryview) -> tuple[int, ...]:
+    if len(data) < TICKET_HEAD_NBYTES:
+        raise RemoteProtocolError(f"a ticket needs at least {TICKET_HEAD_NBYTES} bytes, found {len(data)}")
+    return _TICKET_HEAD.unpack_from(data)
+
+
+def join_tickets(entries: Sequence[tuple[int, bytes]]) -> bytes:
+    """Several tickets (number, payload) as one message's payload."""
+    parts = []
+    for number, data in entries:
+        parts.append(_TICKET_ENTRY.pack(number, len(data)))
+        parts.append(data)
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=64)
+def _tickets_struct(tickets: int, count: int) -> struct.Struct:
+    return struct.Struct("<" + f"QIQQBBHI{count}q" * tickets)
+
+
+def join_tickets_of_ints(numbers: Sequence[int], entries: Sequence[TicketOfInts | bytes]) -> bytes | None:
+    """`join_tickets` of what `pack_ticket_of_ints` makes of each, in one go.
+
+    Returns None where these have not as many keys each, all ints.
+    """
+    fields: list[int] = []
+    count = -1
+    for number, entry in zip(numbers, entries, strict=True):
+        if isinstance(entry, bytes):
+            return None
+        base_seed, first_position, keys, bare = entry
+        if len(keys) != count:
+            if count >= 0:
+                return None
+            count = len(keys)
+        fields += (
+            number,
+            TICKET_HEAD_NBYTES + 8 * count,
+            base_seed,
+            first_position,
+            bare,
+            KeyForm.INTS,
+            0,
+            count,
+        )
+        fields += keys
+    try:
+        return _tickets_struct(len(entries), count).pack(*fields)
+    except struct.error:  # a key beyond 64 bits
+        return None
+
+
+def split_tickets(data: bytes) -> list[tuple[int, bytes]]:
+    """Takes apart what `join_tickets` made. Raises RemoteProtocolError on anything else."""
+    entries, at = [], 0
+    while at < len(data):
+        if len(data) - at < _TICKET_ENTRY.size:
+            raise RemoteProtocolError("a message of tickets ends within a ticket's head")
+        number, nbytes = _TICKET_ENTRY.unpack_from(data, at)
+        at += _TICKET_ENTRY.size
+        if nbytes > len(data) - at:
+            raise RemoteProtocolError(f"ticket {number} says {nbytes} bytes, {len(data) - at} are left")
+        entries.append((number, data[at : at + nbytes]))
+        at += nbytes
+    return entries
+
+
+def describe_keys(data: bytes | memoryview, position: int | None = None, limit: int = 8) -> str:
+    """The keys of a packed ticket as text for a message, without unpickling anything."""
+    if len(data) < TICKET_HEAD_NBYTES:
+        return "unknown indices"
+    _, _, _, key_form, _, n = _TICKET_HEAD.unpack_from(data)
+    if key_form != KeyForm.INTS or len(data) != TICKET_HEAD_NBYTES + 8 * n:
+        return f"{n} keys" if position is None else f"key number {position} of {n}"
+    keys = _ticket_struct(n).unpack_from(data)[6:]
+    if position is not None and 0 <= position < n:
+        return f"index {keys[position]}"
+    more = f", ... {n} in all" if n > limit else ""
+    return f"indices [{', '.join(map(str, keys[:limit]))}{more}]"

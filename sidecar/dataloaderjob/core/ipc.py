@@ -16,12 +16,12 @@ import json
 import os
 import socket
 import struct
-from array import array
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import PROTOCOL
+from dataloaderjob.core.sockets import descriptors
 
 HEAD = struct.Struct("<BBHIQQ")
 HEAD_NBYTES = HEAD.size
@@ -42,7 +42,7 @@ class Type(IntEnum):
     OPEN = 4
     """T: a new stream. JSON {"bundle": manifest, ...}; `awaiting`: first ticket that is wanted."""
     TICKETS = 5
-    """T: any number of tickets, `tickets.join`. `awaiting`: the ticket that the trainer will take next; `ticket`
+    """T: any number of tickets, `join_tickets`. `awaiting`: the ticket that the trainer will take next; `ticket`
     is 1 when it sleeps until that one is ready."""
     CLOSE = 6
     """T: the stream ends; tickets from `awaiting` on were not taken."""
@@ -134,11 +134,7 @@ def recv_with_fds(sock: socket.socket, flags: int = 0) -> tuple[bytes, list[int]
     data, ancillary, msg_flags, _ = sock.recvmsg(
         HEAD_NBYTES + CHUNK_NBYTES, space, flags | socket.MSG_CMSG_CLOEXEC
     )
-    received = array("i")
-    for level, kind, content in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            received.frombytes(content[: len(content) - len(content) % received.itemsize])
-    fds = received.tolist()
+    fds = descriptors(ancillary)
     if msg_flags & socket.MSG_CTRUNC:
         for fd in fds:
             os.close(fd)

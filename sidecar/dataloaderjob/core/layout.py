@@ -27,8 +27,7 @@ A node is a tuple that starts with its kind:
 | (SAME, i) | leaf buffer number i again: one tensor or array that has two names |
 | (AGAIN, i) | MADE number i again, in the order in which their content ends |
 
-A class is (module, qualified name). To add a kind of leaf: a `Kind` here, a case in `_Parser`, one in
-`codec.encoding` and one in `codec.decoding`; often a way in `codec.objects` is enough.
+A class is (module, qualified name).
 """
 
 from __future__ import annotations

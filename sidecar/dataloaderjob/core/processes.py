@@ -1,4 +1,4 @@
-"""What parents and children owe each other: what a forked process does first, and the lines of a child's output."""
+"""Parents and children: what a fork does first, the lines of a child's output, the wait before another try."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ import ctypes
 import os
 import re
 import select
+import selectors
 import signal
+import socket
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
+MAX_LINE_CHARS = 64 * 1024
+"""A longer line is shown in pieces."""
+_ENDS = re.compile(r"\r\n|\n|\r")
+MAX_CRASHES = 6
+"""More of them within CRASH_WINDOW_S: it will not work the next time either."""
+CRASH_WINDOW_S = 120.0
 
 
 def die_with_parent(parent: int) -> None:
@@ -67,9 +77,43 @@ def alive(pidfd: int) -> bool:
     return not poll.poll(0)
 
 
-MAX_LINE_CHARS = 64 * 1024
-"""A longer line is shown in pieces."""
-_ENDS = re.compile(r"\r\n|\n|\r")
+class Loop:
+    """A parent that waits for descriptors and for its children. `run` until `over`."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._select = selectors.DefaultSelector()
+        self._wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.watch(self._wake_r, self.woken)
+
+    def watch(self, end: socket.socket | int, callback: Callable[[], None]) -> None:
+        self._select.register(end, selectors.EVENT_READ, callback)
+
+    def unwatch(self, end: socket.socket | int) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._select.unregister(end)
+
+    def run(self) -> None:
+        while not self.over:
+            self.turn()
+
+    def turn(self, timeout_s: float | None = None) -> None:
+        """Acts on what has happened, or waits until something happens."""
+        for key, _ in self._select.select(timeout_s):
+            key.data()
+
+    def woken(self) -> None:
+        """A signal came: a child may have ended."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_r, 4096)
+        with contextlib.suppress(ChildProcessError):
+            self.reap()
+
+    def reap(self) -> None:
+        """Takes in the children that have ended; ChildProcessError means that there are none."""
+        raise NotImplementedError
 
 
 class Lines:
@@ -95,3 +139,37 @@ class Lines:
         self._rest = rest + held
         for line in lines:
             self._take(line)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """`first_s`, then twice as long each time, at most `last_s`."""
+
+    first_s: float
+    last_s: float
+
+    def wait_s(self, failures: int) -> float:
+        """The wait after so many failures in a row, at least one."""
+        return min(self.last_s, self.first_s * 2.0 ** min(failures - 1, 30))
+
+
+_RESTART = Backoff(0.5, 8.0)
+
+
+class Crashes:
+    """Counts the crashes of one process and of those that were started in its place."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque()
+
+    def add(self, now: float) -> int:
+        """Returns how many the window has, this one among them."""
+        self._times.append(now)
+        while self._times[0] <= now - CRASH_WINDOW_S:
+            self._times.popleft()
+        return len(self._times)
+
+
+def restart_wait_s(crashes: int) -> float:
+    """One crash is no reason to wait."""
+    return 0.0 if crashes == 1 else _RESTART.wait_s(crashes - 1)

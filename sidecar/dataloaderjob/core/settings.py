@@ -160,10 +160,6 @@ class FeederSettings:
     max_idle_nbytes: int = 1 << 30
     """Bundles that no session uses are kept loaded up to so many bytes as shipped, the last one always."""
 
-    @property
-    def blob_path(self) -> Path:
-        return Path(self.blob_folder)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorSettings:

@@ -1,31 +1,84 @@
-"""Messages in JSON on a blocking socket, and the handshake that comes first. For connections outside the data path.
+"""Messages in JSON for connections outside the data path, and the handshake that every connection of a job begins with.
 
-An `Acceptor` lets in those that hold the job's key. Each handshake has a short-lived thread. A peer without the key
-costs at most 4 KiB and five seconds, however slowly it sends; beyond MAX_GUESTS at once, new ones are turned away.
+Each side shows the other that it holds the job's key (c = the side that connected):
+
+    s -> c   {"nonce": s, "protocol": n}
+    c -> s   {"nonce": c, "protocol": n, "role": ..., "name": ..., "job": ..., "facts": {...}, "mac": ...}
+    s -> c   {"mac": ..., "facts": {...}}       or  {"error": "..."} and the end
+
+Each mac is HMAC-SHA256 over a label for its direction, both nonces and the fields that it vouches for, so neither side
+can be replayed or reflected. It stops peers without the key; it does not stop somebody who sits on the path (TLS does).
+`ClientHandshake` and `ServerHandshake` take bytes and return bytes: whoever has a socket, of any kind, moves them.
+
+An `Acceptor` lets in those that hold the key. Each handshake has a short-lived thread. A peer without the key costs at
+most 4 KiB and five seconds, however slowly it sends; beyond MAX_GUESTS at once, new ones are turned away.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
+import json
+import os
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from dataloaderjob.core import auth
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
+from dataloaderjob.core.frames import PROTOCOL
 
+LENGTH = struct.Struct("<I")
 MAX_MESSAGE_NBYTES = 16 * 1024 * 1024
+MAX_HELLO_NBYTES = 4096
+"""What an unauthenticated peer may make us hold."""
+HANDSHAKE_TIMEOUT_S = 5.0
+KEY_NBYTES = 32
 MAX_GUESTS = 64
 Welcomed = Callable[[socket.socket, dict[str, Any]], None]
 
 
-def peer_uid(sock: socket.socket) -> int:
-    """The user of the process that holds the other end of a connected Unix socket, as the kernel knows it."""
-    _, uid, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(uid)
+def new_key() -> bytes:
+    return os.urandom(KEY_NBYTES)
+
+
+def pack_message(message: dict[str, Any]) -> bytes:
+    """u32 length, then JSON."""
+    data = json.dumps(message, separators=(",", ":")).encode()
+    return LENGTH.pack(len(data)) + data
+
+
+def parse_message(data: bytes | bytearray | memoryview) -> dict[str, Any]:
+    try:
+        message = json.loads(bytes(data))
+    except (ValueError, RecursionError) as exc:
+        raise RemoteProtocolError("a message is not JSON") from exc
+    if not isinstance(message, dict):
+        raise RemoteProtocolError("a message is not a JSON object")
+    return message
+
+
+def take_message(data: bytearray, limit: int) -> dict[str, Any] | None:
+    """Takes the first message off what has come; None until it is whole. Raises RemoteProtocolError."""
+    if len(data) < LENGTH.size:
+        return None
+    end = LENGTH.size + _length(data, limit)
+    if len(data) < end:
+        return None
+    message = parse_message(data[LENGTH.size : end])
+    del data[:end]
+    return message
+
+
+def _length(data: bytes | bytearray, limit: int) -> int:
+    """Bytes of the message whose length is at the start of `data`."""
+    (n,) = LENGTH.unpack_from(data)
+    if n > limit:
+        raise RemoteProtocolError(f"a message of {n} bytes exceeds {limit}")
+    return int(n)
 
 
 def recv_exactly(sock: socket.socket, n: int) -> bytes:
@@ -41,14 +94,144 @@ def recv_exactly(sock: socket.socket, n: int) -> bytes:
 
 
 def send_message(sock: socket.socket, message: dict[str, Any]) -> None:
-    sock.sendall(auth.pack_message(message))
+    sock.sendall(pack_message(message))
 
 
 def recv_message(sock: socket.socket) -> dict[str, Any]:
-    (n,) = auth.LENGTH.unpack(recv_exactly(sock, auth.LENGTH.size))
-    if n > MAX_MESSAGE_NBYTES:
-        raise RemoteProtocolError(f"a message of {n} bytes exceeds {MAX_MESSAGE_NBYTES}")
-    return auth.parse_message(recv_exactly(sock, n))
+    return parse_message(recv_exactly(sock, _length(recv_exactly(sock, LENGTH.size), MAX_MESSAGE_NBYTES)))
+
+
+def new_challenge() -> dict[str, Any]:
+    """First message, of the side that accepted."""
+    return {"nonce": os.urandom(16).hex(), "protocol": PROTOCOL}
+
+
+def answer_challenge(
+    key: bytes, challenge: dict[str, Any], *, role: str, name: str, job: str, facts: dict[str, Any]
+) -> dict[str, Any]:
+    """Second message, of the side that connected. Raises AuthError on another protocol version."""
+    _check_protocol(challenge)
+    nonce = os.urandom(16).hex()
+    fields = (challenge.get("nonce"), nonce, role, name, job, facts)
+    return {
+        "nonce": nonce, "protocol": PROTOCOL, "role": role, "name": name, "job": job, "facts": facts,
+        "mac": _mac(key, "connector", *fields),
+    }  # fmt: skip
+
+
+def accept_answer(
+    key: bytes, challenge: dict[str, Any], reply: dict[str, Any], *, job: str, facts: dict[str, Any]
+) -> dict[str, Any]:
+    """Third message: checks the answer and vouches for us. Raises AuthError with the reason."""
+    _check_protocol(reply)
+    fields = (challenge["nonce"], *(reply.get(k) for k in ("nonce", "role", "name", "job", "facts")))
+    if not _same(_mac(key, "connector", *fields), reply.get("mac")):
+        raise AuthError("the peer does not hold this job's key")
+    if reply["job"] != job:
+        raise AuthError(f"this is job {job!r}, the peer belongs to job {reply['job']!r}")
+    return {"mac": _mac(key, "acceptor", challenge["nonce"], reply["nonce"], facts), "facts": facts}
+
+
+def confirm_acceptance(
+    key: bytes, challenge: dict[str, Any], reply: dict[str, Any], last: dict[str, Any]
+) -> dict[str, Any]:
+    """Checks the third message; returns the acceptor's facts. Raises AuthError with the reason."""
+    if "error" in last:
+        raise AuthError(f"the peer refused: {last['error']}")
+    facts = last.get("facts", {})
+    expected = _mac(key, "acceptor", challenge.get("nonce"), reply["nonce"], facts)
+    if not _same(expected, last.get("mac")):
+        raise AuthError("the peer that answered does not hold this job's key")
+    return dict(facts)
+
+
+def _mac(key: bytes, label: str, *fields: object) -> str:
+    text = json.dumps([label, *fields], separators=(",", ":"), sort_keys=True)
+    return hmac.new(key, text.encode(), "sha256").hexdigest()
+
+
+def _same(expected: str, found: object) -> bool:
+    """Compares in constant time; a peer may tell anything, also what is no ASCII."""
+    return hmac.compare_digest(expected.encode(), str(found).encode("utf-8", "replace"))
+
+
+def _check_protocol(message: dict[str, Any]) -> None:
+    if message.get("protocol") != PROTOCOL:
+        raise AuthError(
+            f"protocol version {PROTOCOL} is needed, the peer speaks {message.get('protocol')}: "
+            "install the same dataloaderjob version in the trainer, sidecar and feeder images"
+        )
+
+
+class Handshake:
+    """Either side: send what `receive` returns, until `done`."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self.done = False
+
+    def _on(self, message: dict[str, Any]) -> bytes:
+        raise NotImplementedError
+
+    @property
+    def wanted(self) -> int:
+        """Bytes that are missing of the message that comes in, for who must not read more."""
+        have = len(self._data)
+        if have < LENGTH.size:
+            return LENGTH.size - have
+        return LENGTH.size + _length(self._data, MAX_HELLO_NBYTES) - have
+
+    def receive(self, data: bytes | bytearray | memoryview) -> bytes:
+        """Returns what is to be sent. Raises AuthError, RemoteProtocolError."""
+        self._data += data
+        answer = b""
+        while not self.done and (message := take_message(self._data, MAX_HELLO_NBYTES)) is not None:
+            answer += self._on(message)
+        return answer
+
+    @property
+    def rest(self) -> bytes:
+        """What came behind the handshake."""
+        return bytes(self._data)
+
+
+class ClientHandshake(Handshake):
+    """The side that connected."""
+
+    def __init__(
+        self, key: bytes, *, role: str, name: str, job: str, facts: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        self._key = key
+        self._fields: dict[str, Any] = {"role": role, "name": name, "job": job, "facts": facts or {}}
+        self._challenge: dict[str, Any] | None = None
+        self._reply: dict[str, Any] = {}
+        self.facts: dict[str, Any] | None = None
+        """The peer's, once it is done."""
+
+    def _on(self, message: dict[str, Any]) -> bytes:
+        if self._challenge is not None:
+            self.done, self.facts = True, confirm_acceptance(self._key, self._challenge, self._reply, message)
+            return b""
+        self._challenge, self._reply = message, answer_challenge(self._key, message, **self._fields)
+        return pack_message(self._reply)
+
+
+class ServerHandshake(Handshake):
+    """The side that accepted; it sends `greeting` first."""
+
+    def __init__(self, key: bytes, *, job: str, facts: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self._key, self._job, self._facts = key, job, facts or {}
+        self._challenge = new_challenge()
+        self.greeting = pack_message(self._challenge)
+        self.peer: dict[str, Any] | None = None
+        """What the peer said of itself (role, name, facts), once it is done."""
+
+    def _on(self, message: dict[str, Any]) -> bytes:
+        last = accept_answer(self._key, self._challenge, message, job=self._job, facts=self._facts)
+        self.done, self.peer = True, message
+        return pack_message(last)
 
 
 def greet(
@@ -59,11 +242,11 @@ def greet(
     name: str,
     job: str,
     facts: dict[str, Any] | None = None,
-    timeout_s: float = auth.HANDSHAKE_TIMEOUT_S,
+    timeout_s: float = HANDSHAKE_TIMEOUT_S,
 ) -> dict[str, Any]:
     """The connecting side of the handshake. Returns the peer's facts; leaves no timeout on the socket."""
     sock.settimeout(timeout_s)
-    handshake = auth.ClientHandshake(key, role=role, name=name, job=job, facts=facts)
+    handshake = ClientHandshake(key, role=role, name=name, job=job, facts=facts)
     while handshake.facts is None:
         sock.sendall(handshake.receive(recv_exactly(sock, handshake.wanted)))
     sock.settimeout(None)
@@ -74,8 +257,8 @@ def welcome(
     sock: socket.socket, key: bytes, *, job: str, facts: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """The accepting side. Returns the peer's answer (role, name, facts); refusals are told to the peer."""
-    sock.settimeout(auth.HANDSHAKE_TIMEOUT_S)
-    handshake = auth.ServerHandshake(key, job=job, facts=facts)
+    sock.settimeout(HANDSHAKE_TIMEOUT_S)
+    handshake = ServerHandshake(key, job=job, facts=facts)
     sock.sendall(handshake.greeting)
     while handshake.peer is None:
         data = recv_exactly(sock, handshake.wanted)
@@ -87,25 +270,6 @@ def welcome(
             raise
     sock.settimeout(None)
     return handshake.peer
-
-
-def tune(sock: socket.socket) -> None:
-    """Options of a bulk link: no delay, dead peers found in 15 s, cubic where the kernel has it.
-
-    Source of cubic: BBR took 0.25 to 0.27 CPU-s/GB where cubic took 0.20 to 0.25 (docs/benchmarks.md).
-    """
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", 5),
-        ("TCP_KEEPINTVL", 3),
-        ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", 15000),
-    ):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
 
 
 class Acceptor:
@@ -139,7 +303,7 @@ class Acceptor:
             with self._lock:
                 full = len(self._guests) >= MAX_GUESTS
                 if not full:
-                    self._guests[guest] = time.monotonic() + auth.HANDSHAKE_TIMEOUT_S
+                    self._guests[guest] = time.monotonic() + HANDSHAKE_TIMEOUT_S
             if full:
                 guest.close()
                 continue
@@ -173,9 +337,40 @@ class Acceptor:
             guest.close()
             return
         finally:
-            self._forget(guest)
+            with self._lock:
+                self._guests.pop(guest, None)
         self._welcomed(guest, answer)
 
-    def _forget(self, guest: socket.socket) -> None:
-        with self._lock:
-            self._guests.pop(guest, None)
+
+def tune(sock: socket.socket) -> None:
+    """Options of a bulk link: no delay, dead peers found in 15 s, cubic where the kernel has it.
+
+    Source of cubic: BBR took 0.25 to 0.27 CPU-s/GB where cubic took 0.20 to 0.25 (docs/benchmarks.md).
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", 5),
+        ("TCP_KEEPINTVL", 3),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", 15000),
+    ):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """The user of the process that holds the other end of a connected Unix socket, as the kernel knows it."""
+    _, uid, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
+
+
+def descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
+    """Those that came with a message, from what `recvmsg` gave beside it."""
+    received = array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received.frombytes(content[: len(content) - len(content) % received.itemsize])
+    return received.tolist()

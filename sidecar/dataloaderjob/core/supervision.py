@@ -1,4 +1,4 @@
-"""The supervisor's messages: who says what over its one port. JSON, after the handshake of `core.auth`.
+"""The supervisor's messages: who says what over its one port. JSON, after the handshake of `core.sockets`.
 
 The role in the handshake says what a connection is for:
 

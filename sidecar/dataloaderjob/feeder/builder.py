@@ -26,7 +26,7 @@ from dataloaderjob.codec.bundles import UserCode
 from dataloaderjob.codec.encoding import EncodedBatch, encode
 from dataloaderjob.codec.failures import pack_failure
 from dataloaderjob.codec.fetcher import Fetcher, seed_batch, seed_worker
-from dataloaderjob.core import tickets
+from dataloaderjob.core import frames
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag
 from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Introduction, Kind, Message
@@ -118,8 +118,10 @@ class Builder:
             elif message.kind == Kind.FREE:
                 self._buffers.free(message.a)
             elif message.kind == Kind.INIT:
-                if message.fd is not None:
-                    _write_to(message.fd)
+                if message.fd is not None:  # where to print from now on
+                    os.dup2(message.fd, 1)
+                    os.dup2(message.fd, 2)
+                    os.close(message.fd)
                 if not self._init(Introduction.parse(message.payload)):
                     return
 
@@ -168,35 +170,29 @@ class Builder:
     def _build(self, message: Message) -> None:
         serial = message.a
         PLACE.pack_into(self._place, 0, serial, NOWHERE)
-        try:
-            made = self._make(message)
-        except KeyboardInterrupt:
-            raise
-        except _FailedError as failed:
-            self._channel.send(Kind.FAILED, a=serial, payload=failed.payload)
-        else:
-            self._place_body(message, made)
+        made = self._make(message)
+        kind, payload = (Kind.FAILED, made) if isinstance(made, bytes) else self._place_body(message, made)
+        self._channel.send(kind, a=serial, payload=payload)
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
 
-    def _place_body(self, message: Message, made: EncodedBatch) -> None:
-        serial = message.a
+    def _place_body(self, message: Message, made: EncodedBatch) -> tuple[Kind, bytes]:
+        """Returns what to answer, and its payload."""
         try:
             number, view = self._buffers.take(made.nbytes)
         except ConnectionError:
             raise
         except OSError as exc:  # user code has used up the descriptors, or the memory
-            self._channel.send(Kind.FAILED, a=serial, payload=self._failure(exc, "placing the batch"))
-            return
+            return Kind.FAILED, self._failure(exc, "placing the batch")
         at = 0
         for part in made.buffers:
             view[at : at + len(part)] = part
             at += len(part)
         crc = zlib.crc32(view[:at]) if message.flags & CHECKSUM else 0
         view.release()
-        self._channel.send(Kind.BUILT, a=serial, payload=BUILT.pack(number, at, crc))
+        return Kind.BUILT, BUILT.pack(number, at, crc)
 
-    def _make(self, message: Message) -> EncodedBatch:
-        """Raises _FailedError for whatever user code raises."""
+    def _make(self, message: Message) -> EncodedBatch | bytes:
+        """Returns a batch, or the packed failure of whatever user code raises."""
         phase = "loading the sampler's keys"
         try:
             ticket = _unpack(message.payload)
@@ -208,7 +204,7 @@ class Builder:
         except KeyboardInterrupt:
             raise
         except BaseException as exc:
-            raise _FailedError(self._failure(exc, phase)) from exc
+            return self._failure(exc, phase)
 
     def _on_sample(self, message: Message) -> Callable[[int], None]:
         place, serial, write = self._place, message.a, PLACE.pack_into
@@ -241,28 +237,15 @@ class Builder:
         return pack_failure(exc, phase=phase, feeder=self._here.feeder)
 
 
-class _FailedError(Exception):
-    def __init__(self, payload: bytes) -> None:
-        super().__init__()
-        self.payload = payload
-
-
-def _unpack(payload: bytes) -> tickets.Ticket:
+def _unpack(payload: bytes) -> frames.Ticket:
     """Raises InputError for keys whose types this feeder does not have."""
     try:
-        return tickets.unpack(payload)
+        return frames.unpack_ticket(payload)
     except (ImportError, AttributeError) as exc:
         raise InputError(
             f"the sampler's keys cannot be loaded in a feeder: {exc}. Use ints, strings or tuples for keys, or types "
             "of a module that is installed in the feeders' image"
         ) from exc
-
-
-def _write_to(fd: int) -> None:
-    """Sends what this process prints from now on there."""
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
 
 
 def main(code: UserCode, channel: Channel, place: mmap.mmap, nbytes: int) -> NoReturn:

@@ -1,6 +1,6 @@
 """The sessions that a feeder serves, each by a builder. No user code runs in this process.
 
-All methods are called by the feeder's one loop. `sessions` has the table of phases.
+All methods are called by the feeder's one loop. `channel` has the table of phases.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataloaderjob.core import supervision
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
+from dataloaderjob.feeder.bundles import NOTE_AFTER_S, NOTE_EVERY_S, Templates
 from dataloaderjob.feeder.channel import (
     Body,
     Channel,
@@ -30,7 +31,6 @@ from dataloaderjob.feeder.channel import (
     Watching,
 )
 from dataloaderjob.feeder.feeding_states import State, Task
-from dataloaderjob.feeder.templates import Templates
 
 LINGER_S = 0.2
 """The end of a process takes some ms, which the next epoch's first batches would wait for."""
@@ -42,8 +42,6 @@ ORPHAN_S = 10.0
 """A session whose receivers are gone is kept so long: a receiver may come back."""
 MAX_FIRST_DEATHS = 2
 """A builder that ends so often before worker_init_fn is through fails its session."""
-NOTE_AFTER_S = 2.0
-NOTE_EVERY_S = 5.0
 
 
 class Owner(Watching, Protocol):

@@ -4,7 +4,7 @@
 
 Over a Unix stream socket between processes of one user: a message that makes no sense is a defect of ours.
 
-A feeder keeps sessions and templates as values; `builders` and `templates` change them.
+A feeder keeps sessions and templates as values; `builders` and `bundles` change them.
 
 A session is one loader's one epoch (`Bundle.id`); it has one builder at a time. Its bundle as loaded, the template,
 outlives it for the next epoch.
@@ -19,7 +19,6 @@ outlives it for the next epoch.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import json
 import mmap
@@ -27,17 +26,18 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from enum import Enum, IntEnum, auto
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypedDict, Unpack
 
 from dataloaderjob.core.blobs import Bundle
+from dataloaderjob.core.sockets import descriptors
 from dataloaderjob.feeder.feeding_states import Task
 
 _HEAD = struct.Struct("<BBHIQQ")
 _READ_NBYTES = 256 * 1024
-_FDS_NBYTES = socket.CMSG_SPACE(16 * array.array("i").itemsize)
+_FDS_NBYTES = socket.CMSG_SPACE(16 * 4)
 BUILT = struct.Struct("<QQI")
 """Payload of Kind.BUILT: number of the buffer, bytes of the body in it, crc32."""
 ENDED = struct.Struct("<qQq")
@@ -60,13 +60,13 @@ class Kind(IntEnum):
     ENDED = 5
     """T: the process of builder `a` ended; payload: `ENDED`."""
     INIT = 6
-    """F to B: whom it works for, JSON of `sessions.Introduction`. A descriptor: where it is to print."""
+    """F to B: whom it works for, JSON of `Introduction`. A descriptor: where it is to print."""
     UP = 7
     """B: worker_init_fn has run."""
     INIT_FAILED = 8
     """B: worker_init_fn raised; payload: `codec.failures`. The builder ends."""
     BUILD = 9
-    """F to B: make ticket `b` (payload: `tickets.pack`) as job `a`; flags as in the ticket's frame."""
+    """F to B: make ticket `b` (payload: `frames.pack_ticket`) as job `a`; flags as in the ticket's frame."""
     BUFFER = 10
     """B: shared memory number `a` of `b` bytes; the descriptor is its memfd."""
     DROP = 11
@@ -90,6 +90,19 @@ class Message(NamedTuple):
     b: int
     payload: bytes
     fd: int | None
+
+
+class Fields(TypedDict, total=False):
+    """What a message may have besides its kind and a descriptor."""
+
+    a: int
+    b: int
+    flags: int
+    payload: bytes
+
+
+def _packed(kind: int, has_fd: bool, a: int = 0, b: int = 0, flags: int = 0, payload: bytes = b"") -> bytes:
+    return _HEAD.pack(kind, has_fd, flags, len(payload), a, b) + payload
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -128,39 +141,20 @@ class Channel:
 
     # Out
 
-    def send(
-        self,
-        kind: int,
-        *,
-        a: int = 0,
-        b: int = 0,
-        flags: int = 0,
-        payload: bytes = b"",
-        fd: int | None = None,
-    ) -> None:
+    def send(self, kind: int, *, fd: int | None = None, **fields: Unpack[Fields]) -> None:
         """Sends a message, blocking. Raises OSError when the other end is gone."""
-        data = _HEAD.pack(kind, fd is not None, flags, len(payload), a, b) + payload
+        data = _packed(kind, fd is not None, **fields)
         if fd is not None:
             sent = socket.send_fds(self.sock, [data], [fd])
             data = data[sent:]
         if data:
             self.sock.sendall(data)
 
-    def post(
-        self,
-        kind: int,
-        *,
-        a: int = 0,
-        b: int = 0,
-        flags: int = 0,
-        payload: bytes = b"",
-        fd: int | None = None,
-    ) -> None:
+    def post(self, kind: int, *, fd: int | None = None, **fields: Unpack[Fields]) -> None:
         """Queues a message and sends what goes without blocking. Owns `fd`."""
         if fd is not None:
             self._out_fds.append((len(self._out), fd))
-        self._out += _HEAD.pack(kind, fd is not None, flags, len(payload), a, b)
-        self._out += payload
+        self._out += _packed(kind, fd is not None, **fields)
         self.flush()
 
     def flush(self) -> bool:
@@ -212,11 +206,7 @@ class Channel:
         with contextlib.suppress(BlockingIOError):
             while alive:
                 alive = self._fill(socket.MSG_DONTWAIT)
-        return list(self._messages()), alive
-
-    def _messages(self) -> Iterator[Message]:
-        while (message := self._next()) is not None:
-            yield message
+        return list(iter(self._next, None)), alive
 
     def _fill(self, flags: int) -> bool:
         try:
@@ -225,11 +215,7 @@ class Channel:
             )
         except ConnectionError:
             return False
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds = array.array("i")
-                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-                self._fds.extend(fds)
+        self._fds.extend(descriptors(ancillary))
         self._in += data
         return bool(data)
 

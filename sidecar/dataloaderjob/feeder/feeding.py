@@ -33,8 +33,6 @@ from dataloaderjob.feeder.feeding_states import (
     Withdraw,
 )
 
-DEFAULT_LIMIT = 2
-"""Built batches that a receiver may hold: one being sent, one ready behind it."""
 _HISTORY = 64
 Free = Callable[[bytes], bool]
 """Whether the builder of a bundle has nothing to do."""
@@ -85,7 +83,8 @@ class _Receiver:
 class Feeding:
     """The machine. Methods are events and return instructions, in the order in which to follow them."""
 
-    def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
+    def __init__(self, limit: int) -> None:
+        """`limit`: built batches that a receiver may hold; 2 are one being sent and one ready behind it."""
         self._limit = limit
         self._receivers: dict[int, _Receiver] = {}
         self._turns: deque[_Receiver] = deque()
@@ -164,7 +163,7 @@ class Feeding:
         self._parked.setdefault(bundle, []).append(task)
         if bundle not in self._coming and bundle not in owner.asked:
             owner.asked.add(bundle)
-            made.append(NeedBundle(receiver, task))
+            made.append(NeedBundle(task))
         return made
 
     def grant(

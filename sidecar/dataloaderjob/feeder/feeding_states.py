@@ -102,7 +102,7 @@ class Task:
     room: int
     """Bytes that may be sent unasked."""
     payload: bytes = field(repr=False)
-    """`tickets.pack`; opaque here."""
+    """`frames.pack_ticket`; opaque here."""
     state: State
     nbytes: int = 0
     """Size of the built body."""
@@ -111,44 +111,31 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class NeedBundle:
-    """Ask the receiver on this connection for a bundle's manifest."""
+class Instruction:
+    """What the shell is to do about a task."""
 
-    receiver: int
     task: Task
 
 
-@dataclass(frozen=True, slots=True)
-class Announce:
-    task: Task
+class NeedBundle(Instruction):
+    """Ask the task's receiver for its bundle's manifest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Announce(Instruction):
+    """Tell the receiver how large the body is."""
+
+
+class Send(Instruction):
     """Put the body into the connection's output; report START and SENT."""
 
-    task: Task
 
-
-@dataclass(frozen=True, slots=True)
-class Withdraw:
+class Withdraw(Instruction):
     """Take the body, of which no byte has gone, out of the connection's output."""
 
-    task: Task
 
-
-@dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(Instruction):
     """Tell the receiver that this ticket failed."""
 
-    task: Task
 
-
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Instruction):
     """Tell the receiver that the process that made this ticket ended."""
-
-    task: Task
-
-
-Instruction = NeedBundle | Announce | Send | Withdraw | Fail | Lost

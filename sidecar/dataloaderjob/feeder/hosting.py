@@ -6,19 +6,24 @@ import argparse
 import contextlib
 import json
 import os
-import selectors
 import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError
-from dataloaderjob.core.processes import Lines, call_itself, close_all_but, default_signals, die_with_parent
+from dataloaderjob.core.processes import (
+    Lines,
+    Loop,
+    call_itself,
+    close_all_but,
+    default_signals,
+    die_with_parent,
+)
 from dataloaderjob.core.settings import FeederSettings, load
 from dataloaderjob.feeder import server
 from dataloaderjob.feeder.zygote import EXIT_TOLD
@@ -39,42 +44,21 @@ class _Feeder:
     words: str = ""
 
 
-class Host:
+class Host(Loop):
     """`run` until `over`."""
 
     def __init__(self, zygote: Zygote, listener: socket.socket | None) -> None:
-        self.over = False
+        super().__init__()
         self.feeders: dict[str, _Feeder] = {}
         self._zygote, self._zygote_pid = zygote
-        self._select = selectors.DefaultSelector()
-        self._wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self.end())
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer
-        self.watch(self._wake_r, self._reap)
         if listener is not None:
             self.watch(listener, lambda: self._accept(listener))
-        self._reap()  # the zygote may have ended before its signal was caught
-
-    def watch(self, end: socket.socket | int, callback: Callable[[], None]) -> None:
-        self._select.register(end, selectors.EVENT_READ, callback)
-
-    def unwatch(self, end: socket.socket | int) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._select.unregister(end)
+        self.woken()  # the zygote may have ended before its signal was caught
 
     def end(self) -> None:
         self.over = True
-
-    def run(self) -> None:
-        while not self.over:
-            self.turn()
-
-    def turn(self) -> None:
-        """Waits until something happens, and acts on it."""
-        for key, _ in self._select.select():
-            key.data()
 
     # Feeders
 
@@ -122,15 +106,9 @@ class Host:
 
         self.watch(fd, read)
 
-    def _reap(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_r, 4096)
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if not pid:
-                    return
-                self._ended(pid, os.waitstatus_to_exitcode(status))
+    def reap(self) -> None:
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            self._ended(ended[0], os.waitstatus_to_exitcode(ended[1]))
 
     def _ended(self, pid: int, code: int) -> None:
         if pid == self._zygote_pid:

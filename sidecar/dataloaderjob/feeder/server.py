@@ -20,17 +20,15 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
-from dataloaderjob.core.frames import Flag, Header, Kind
+from dataloaderjob.core.frames import Flag, Header, Kind, base_seed_of
 from dataloaderjob.core.settings import FeederSettings, read_key
 from dataloaderjob.core.sockets import Acceptor
-from dataloaderjob.core.tickets import base_seed
 from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore
 from dataloaderjob.feeder.channel import Body, Channel
+from dataloaderjob.feeder.connections import ReceiverConnection, Registration, Sender
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import Instruction, Task
-from dataloaderjob.feeder.sender import ReceiverConnection, Sender
-from dataloaderjob.feeder.supervisor_client import Registration
 
 log = logging.getLogger(__name__)
 
@@ -284,7 +282,7 @@ class FeederServer:
         if not self._builders.has(bundle) and self._machine.known(bundle):
             waiting = self._machine.waiting(bundle)
             if waiting:
-                self._builders.open(self._bundles[bundle], base_seed(waiting[0].payload))
+                self._builders.open(self._bundles[bundle], base_seed_of(waiting[0].payload))
 
     def _bundle_lost(self, instructions: list[Instruction], failure: bytes) -> None:
         self._flush(self._sender.perform(instructions, failure))

@@ -26,17 +26,10 @@ from dataloaderjob.codec.failures import pack_failure
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.processes import call_itself, die_with_parent, end_group, lead_group
 from dataloaderjob.feeder import builder
-from dataloaderjob.feeder.channel import ENDED, NOWHERE, Channel, Kind, Message
+from dataloaderjob.feeder.channel import ENDED, NOWHERE, Channel, Kind
 
 _OOM_SCORE = b"500"
 """Out of memory, the kernel takes a builder rather than the feeder that can tell of it."""
-
-
-@dataclass(slots=True, eq=False)
-class _Client:
-    """A feeder that wants builders of this bundle."""
-
-    channel: Channel
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +39,7 @@ class _Child:
     number: int
     pid: int
     pidfd: int
-    client: _Client
+    feeder: Channel
     place: mmap.mmap
 
 
@@ -59,25 +52,25 @@ class Template:
         self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._code, self._loading_ns, self._requests = code, loading_ns, requests
         self._select = selectors.DefaultSelector()
-        self._clients: set[_Client] = set()
-        self._children: dict[tuple[_Client, int], _Child] = {}
+        self._feeders: set[Channel] = set()
+        self._children: dict[tuple[Channel, int], _Child] = {}
         self._select.register(requests, selectors.EVENT_READ, None)
 
     def attach(self, sock: socket.socket) -> None:
         """Another feeder that wants builders of this bundle."""
-        client = _Client(Channel(sock))
-        self._clients.add(client)
-        self._select.register(client.channel, selectors.EVENT_READ, client)
-        client.channel.post(Kind.LOADED, a=self._loading_ns)
+        feeder = Channel(sock)
+        self._feeders.add(feeder)
+        self._select.register(feeder, selectors.EVENT_READ, feeder)
+        feeder.post(Kind.LOADED, a=self._loading_ns)
 
     def run(self) -> None:
-        while self._clients:
+        while self._feeders:
             for key, _ in self._select.select():
                 if key.data is None:
                     self._another()
                 elif isinstance(key.data, _Child):
                     self._ended(key.data)
-                elif key.data in self._clients:
+                elif key.data in self._feeders:
                     self._serve(key.data)
         for child in list(self._children.values()):
             _kill(child)
@@ -89,24 +82,18 @@ class Template:
         for fd in fds:
             self.attach(socket.socket(fileno=fd))
 
-    def _serve(self, client: _Client) -> None:
-        messages, alive = client.channel.read()
+    def _serve(self, feeder: Channel) -> None:
+        messages, alive = feeder.read()
         for message in messages:
-            self._message(client, message)
-        if not alive:
-            self._leave(client)
-
-    def _message(self, client: _Client, message: Message) -> None:
-        if message.kind == Kind.FORK and message.fd is not None:
-            self._fork(client, message)
-        elif message.kind == Kind.KILL:
-            child = self._children.get((client, message.a))
-            if child is not None:
+            if message.kind == Kind.FORK and message.fd is not None:
+                self._fork(feeder, message.a, message.fd, message.b)
+            elif message.kind == Kind.KILL and (child := self._children.get((feeder, message.a))):
                 _kill(child)
+        if not alive:
+            self._leave(feeder)
 
-    def _fork(self, client: _Client, message: Message) -> None:
-        number, fd = message.a, message.fd
-        assert fd is not None  # noqa: S101  FORK brings one
+    def _fork(self, feeder: Channel, number: int, fd: int, nbytes: int) -> None:
+        """Makes builder `number`, with `fd` for a channel. `nbytes`: of a body, 0 if none is known."""
         place = mmap.mmap(-1, mmap.PAGESIZE)
         parent = os.getpid()
         try:
@@ -114,25 +101,25 @@ class Template:
         except OSError as exc:
             sys.stderr.write(f"no process for batches can be forked: {exc}\n")
             os.close(fd)
-            client.channel.post(Kind.ENDED, a=number, payload=ENDED.pack(1, 0, NOWHERE))
+            feeder.post(Kind.ENDED, a=number, payload=ENDED.pack(1, 0, NOWHERE))
             return
         if pid == 0:
             die_with_parent(parent)
             lead_group(0)
             self._close_in_child()
-            _become_builder(self._code, fd, place, message.b, self._on_child)
+            _become_builder(self._code, fd, place, nbytes, self._on_child)
         lead_group(pid)
         os.close(fd)
-        child = _Child(number, pid, os.pidfd_open(pid), client, place)
-        self._children[client, number] = child
+        child = _Child(number, pid, os.pidfd_open(pid), feeder, place)
+        self._children[feeder, number] = child
         self._select.register(child.pidfd, selectors.EVENT_READ, child)
 
     def _close_in_child(self) -> None:
         """The ends that are this process's alone; files that user code opened while it was loaded stay open."""
         self._select.close()
         self._requests.close()
-        for client in self._clients:
-            client.channel.close()
+        for feeder in self._feeders:
+            feeder.close()
         for child in self._children.values():
             os.close(child.pidfd)
 
@@ -140,18 +127,18 @@ class Template:
         self._select.unregister(child.pidfd)
         os.close(child.pidfd)
         code = end_group(child.pid)
-        del self._children[child.client, child.number]
-        if child.client in self._clients:
+        del self._children[child.feeder, child.number]
+        if child.feeder in self._feeders:
             serial, position = builder.PLACE.unpack_from(child.place)
-            child.client.channel.post(Kind.ENDED, a=child.number, payload=ENDED.pack(code, serial, position))
+            child.feeder.post(Kind.ENDED, a=child.number, payload=ENDED.pack(code, serial, position))
         child.place.close()
 
-    def _leave(self, client: _Client) -> None:
+    def _leave(self, feeder: Channel) -> None:
         """The feeder is gone, or wants this bundle no more."""
-        self._clients.discard(client)
-        self._select.unregister(client.channel)
-        client.channel.close()
-        for child in [c for c in self._children.values() if c.client is client]:
+        self._feeders.discard(feeder)
+        self._select.unregister(feeder)
+        feeder.close()
+        for child in [c for c in self._children.values() if c.feeder is feeder]:
             _kill(child)
 
 

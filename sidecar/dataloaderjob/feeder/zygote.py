@@ -15,17 +15,16 @@ import contextlib
 import gc
 import json
 import os
-import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.processes import (
+    Loop,
     call_itself,
     close_all_but,
     default_signals,
@@ -58,44 +57,27 @@ class _Template:
     """Channels of further feeders go there."""
 
 
-class Zygote:
+class Zygote(Loop):
     """`run` until the host is gone."""
 
     def __init__(self, host: socket.socket, facts: dict[str, Any]) -> None:
         """`host`: over which feeders' sockets come."""
+        super().__init__()
         self._facts = json.dumps({"facts": facts}).encode()
         self._host = host
         self._feeders: set[_Feeder] = set()
         self._templates: dict[bytes, _Template] = {}
-        self._over = False
-        self._select = selectors.DefaultSelector()
-        self._wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._watch(self._wake_r, self._reap)
-        self._watch(host, self._another)
-
-    def run(self) -> None:
-        while not self._over:
-            self.turn()
-
-    def turn(self, timeout_s: float | None = None) -> None:
-        """Acts on what has happened, or waits until something happens."""
-        for key, _ in self._select.select(timeout_s):
-            key.data()
-
-    def _watch(self, end: socket.socket | int, callback: Callable[[], None]) -> None:
-        self._select.register(end, selectors.EVENT_READ, callback)
+        self.watch(host, self._another)
 
     def _another(self) -> None:
         """A feeder was started."""
         data, fds, _, _ = socket.recv_fds(self._host, 256, 1)
         if not data or not fds:
-            self._over = True
+            self.over = True
             return
         feeder = _Feeder(data.decode(), socket.socket(fileno=fds[0]))
         self._feeders.add(feeder)
-        self._watch(feeder.requests, lambda: self._request(feeder))
+        self.watch(feeder.requests, lambda: self._request(feeder))
         with contextlib.suppress(OSError):
             feeder.requests.send(self._facts)
 
@@ -152,7 +134,7 @@ class Zygote:
 
     def _gone(self, feeder: _Feeder) -> None:
         self._feeders.discard(feeder)
-        self._select.unregister(feeder.requests)
+        self.unwatch(feeder.requests)
         feeder.requests.close()
         for code in list(feeder.templates):
             self._dismiss(feeder, code)
@@ -168,17 +150,13 @@ class Zygote:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(template.pid, signal.SIGKILL)
 
-    def _reap(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_r, 4096)
-        with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                pid = ended.si_pid
-                end_group(pid)
-                for code, template in list(self._templates.items()):
-                    if template.pid == pid:
-                        template.requests.close()
-                        del self._templates[code]
+    def reap(self) -> None:
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            end_group(ended.si_pid)
+            for code, template in list(self._templates.items()):
+                if template.pid == ended.si_pid:
+                    template.requests.close()
+                    del self._templates[code]
 
 
 def _become_template(

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataloaderjob.core import folders, places
-from dataloaderjob.core.auth import new_key
 from dataloaderjob.core.errors import InputError, ServiceUnavailable
 from dataloaderjob.core.ipc import MAX_PATH_NBYTES
 from dataloaderjob.core.settings import LoaderSettings, RayTuning, SidecarSettings, SupervisorSettings, dump
+from dataloaderjob.core.sockets import new_key
 from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.local import reaper
 from dataloaderjob.local.children import Child, Command, Loop, Started

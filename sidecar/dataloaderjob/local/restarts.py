@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from dataloaderjob.core.backoff import CRASH_WINDOW_S, MAX_CRASHES, Crashes, restart_wait_s
+from dataloaderjob.core.processes import CRASH_WINDOW_S, MAX_CRASHES, Crashes, restart_wait_s
 from dataloaderjob.core.supervision import EXITS_RAY
 
 MAX_FIRST_CRASHES = 2

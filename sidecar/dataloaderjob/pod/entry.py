@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from dataloaderjob.core.backoff import CRASH_WINDOW_S, MAX_CRASHES, Crashes, restart_wait_s
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceError
+from dataloaderjob.core.processes import CRASH_WINDOW_S, MAX_CRASHES, Crashes, restart_wait_s
 from dataloaderjob.core.settings import RayTuning, load
 from dataloaderjob.core.supervision import EXITS_RAY
 from dataloaderjob.providers.ray.node import RayNode

@@ -15,10 +15,10 @@ import zlib
 from enum import Enum
 from typing import Any, Protocol
 
-from dataloaderjob.core import auth, frames, sockets
-from dataloaderjob.core.backoff import Backoff
+from dataloaderjob.core import frames, sockets
 from dataloaderjob.core.errors import AuthError, ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, Header, Kind
+from dataloaderjob.core.processes import Backoff
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
 
 SCRATCH_NBYTES = 16 * 1024
@@ -64,7 +64,7 @@ class FeederConnection:
         self._sink = sink
         self._key, self._job, self._name, self._trainer = key, job, name, trainer
         self._out = bytearray()
-        self._handshake: auth.ClientHandshake
+        self._handshake: sockets.ClientHandshake
         self._scratch = memoryview(bytearray(SCRATCH_NBYTES))
         self._have = 0
         self._header: Header | None = None
@@ -84,7 +84,7 @@ class FeederConnection:
         sock.setblocking(False)
         self.sock, self.phase, self.started_at = sock, Phase.CONNECTING, now
         facts = {"trainer": self._trainer}
-        self._handshake = auth.ClientHandshake(
+        self._handshake = sockets.ClientHandshake(
             self._key, role="receiver", name=self._name, job=self._job, facts=facts
         )
         with contextlib.suppress(BlockingIOError):
@@ -105,7 +105,9 @@ class FeederConnection:
         self._left, self._filled, self._slow = 0, 0, False  # the next connection begins with a frame
 
     def handshake_late(self, now: float) -> bool:
-        return self.phase not in (Phase.UP, Phase.DOWN) and now - self.started_at > auth.HANDSHAKE_TIMEOUT_S
+        return (
+            self.phase not in (Phase.UP, Phase.DOWN) and now - self.started_at > sockets.HANDSHAKE_TIMEOUT_S
+        )
 
     @property
     def interest(self) -> int:
@@ -149,7 +151,7 @@ class FeederConnection:
     def _greet(self) -> None:
         assert self.sock is not None  # noqa: S101
         try:
-            data = self.sock.recv(auth.MAX_HELLO_NBYTES + auth.LENGTH.size)
+            data = self.sock.recv(sockets.MAX_HELLO_NBYTES + sockets.LENGTH.size)
         except BlockingIOError:
             return
         if not data:
@@ -198,7 +200,7 @@ class FeederConnection:
         """Takes the frames that lie in the scratch buffer; the start of a payload is copied from there."""
         at = 0
         while self._have - at >= HEADER_NBYTES:
-            header = frames.unpack(self._scratch[at : at + HEADER_NBYTES], FROM_FEEDER)
+            header = frames.unpack_header(self._scratch[at : at + HEADER_NBYTES], FROM_FEEDER)
             at += HEADER_NBYTES
             at += self._begin_payload(header, self._scratch[at : self._have])
             if self._left:

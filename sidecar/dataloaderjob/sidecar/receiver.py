@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import Any
 
-from dataloaderjob.core import ipc, supervision, tickets
+from dataloaderjob.core import frames, ipc, supervision
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.control import FAILED, Control
 from dataloaderjob.core.errors import ProtocolError
@@ -186,7 +186,7 @@ class Receiver:
             if packet.type in (ipc.Type.TICKETS, ipc.Type.CLOSE):
                 self._maybe_passed(packet)
             if packet.type == ipc.Type.TICKETS:
-                entries, waiting = tickets.split(packet.payload), bool(packet.ticket)
+                entries, waiting = frames.split_tickets(packet.payload), bool(packet.ticket)
                 self.machine.tickets(now, packet.stream, entries, packet.awaiting, waiting=waiting)
             elif packet.type == ipc.Type.OPEN:
                 self._open_stream(packet)

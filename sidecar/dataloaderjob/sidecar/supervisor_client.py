@@ -13,11 +13,10 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dataloaderjob.core import auth, sockets
-from dataloaderjob.core.backoff import Backoff
+from dataloaderjob.core import sockets
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.errors import ProtocolError
-from dataloaderjob.core.processes import close_all_but, default_signals, die_with_parent
+from dataloaderjob.core.processes import Backoff, close_all_but, default_signals, die_with_parent
 from dataloaderjob.core.supervision import FIELDS
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
 
@@ -100,7 +99,7 @@ class SupervisorClient:
 
     def _queue(self, message: dict[str, Any]) -> None:
         if self._sock is not None:
-            self._out += auth.pack_message(message)
+            self._out += sockets.pack_message(message)
             self.flush()
 
     def flush(self) -> None:
@@ -131,7 +130,7 @@ class SupervisorClient:
         self._in += data
         changed = False
         try:
-            while (message := auth.take_message(self._in, sockets.MAX_MESSAGE_NBYTES)) is not None:
+            while (message := sockets.take_message(self._in, sockets.MAX_MESSAGE_NBYTES)) is not None:
                 changed = self._message(message) or changed
         except (ProtocolError, KeyError, TypeError, ValueError):
             self.close(now)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from dataloaderjob.core.backoff import Backoff
+from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.supervision import LASTING, Cause, index_of, name_of
 
 BACKOFF = Backoff(1.0, 30.0)

@@ -21,7 +21,7 @@ from dataloaderjob.codec import failures
 from dataloaderjob.codec.bundles import make_bundle
 from dataloaderjob.codec.decoding import Decoder
 from dataloaderjob.codec.fetcher import Fetcher, SampleError, derive_seed, pickle_keys, preserved_generators
-from dataloaderjob.core import errors, tickets
+from dataloaderjob.core import errors, frames
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.trainer.client import Client
 from dataloaderjob.trainer.stream import Stream
@@ -92,7 +92,7 @@ class InProcessIterator(_Seeded):
 
     def _next_data(self) -> Any:
         keys = self._keys(next(self._sampler_iter))
-        ticket = tickets.Ticket(self._epoch_seed, self._position, self._bare, keys)
+        ticket = frames.Ticket(self._epoch_seed, self._position, self._bare, keys)
         number = self._drawn
         self._drawn, self._position = number + 1, self._position + len(keys)
         try:
@@ -236,7 +236,7 @@ class ServiceIterator(_Seeded):
         """Asks for a batch. Called again for the same one after an interrupt."""
         stream = self._stream
         assert stream is not None  # noqa: S101  drawn only while a stream is open
-        if type(keys) is list and tickets.all_ints(keys):
+        if type(keys) is list and frames.all_ints(keys):
             # Packed with its neighbours; the list may be the sampler's own.
             kept = keys if self._bare else keys.copy()
             stream.pending[number] = self._epoch_seed, self._position, kept, self._bare
@@ -250,8 +250,8 @@ class ServiceIterator(_Seeded):
         try:
             if type(keys) is list and len(keys) > 1 and set(map(type, keys)) == {np.int64}:
                 array = np.array(keys)  # one pickle of all, where each would have one of its own
-                return tickets.pack_items(self._epoch_seed, self._position, array)
-            return tickets.pack(
+                return frames.pack_ticket_of_items(self._epoch_seed, self._position, array)
+            return frames.pack_ticket(
                 self._epoch_seed, self._position, keys, bare=self._bare, pickle_keys=pickle_keys
             )
         except Exception as exc:

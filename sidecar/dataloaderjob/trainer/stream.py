@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dataloaderjob.core import ipc, tickets
-from dataloaderjob.core.tickets import DEPTH
+from dataloaderjob.core import frames, ipc
 
 MESSAGE_NBYTES = 4 << 20
 TOGETHER = 8
@@ -25,7 +24,7 @@ class Stream:
     manifest: str
     window: int
     awaited: int = 0
-    pending: dict[int, tickets.Ints | bytes] = field(default_factory=dict)
+    pending: dict[int, frames.TicketOfInts | bytes] = field(default_factory=dict)
     """Tickets not taken, sent or not: what is sent again when a sidecar dies. Those of ints are not packed yet: several
     are at a time, while that code is in the caches."""
     failures: dict[int, bytes] = field(default_factory=dict)
@@ -47,15 +46,15 @@ class Stream:
         self.regroup(0)
 
     def regroup(self, feeders: int) -> None:
-        """Tickets are held back only as far as each feeder has two in hand all the same (`DEPTH`)."""
+        """Tickets are held back only as far as each feeder has two in hand all the same (`TICKET_DEPTH`)."""
         self.feeders = feeders
-        spare = self.window - DEPTH * feeders if feeders else self.window // 4
+        spare = self.window - frames.TICKET_DEPTH * feeders if feeders else self.window // 4
         self.together = max(1, min(TOGETHER, spare))
 
     def messages(self, numbers: range, *, waiting: bool = False) -> list[bytes]:
         """Packets with these pending tickets, in messages of a few MB, each with one ticket at least."""
         if 0 < len(numbers) <= TOGETHER:
-            payload = tickets.join_ints(numbers, [self.pending[number] for number in numbers])
+            payload = frames.join_tickets_of_ints(numbers, [self.pending[number] for number in numbers])
             if payload is not None and len(payload) <= MESSAGE_NBYTES:
                 return self._message(payload, waiting=waiting)
         packets: list[bytes] = []
@@ -63,13 +62,13 @@ class Stream:
         nbytes = 0
         for number in numbers:
             ticket = self.pending[number]
-            payload = ticket if type(ticket) is bytes else tickets.pack_ints(*ticket)
+            payload = ticket if type(ticket) is bytes else frames.pack_ticket_of_ints(*ticket)
             if group and nbytes + len(payload) > MESSAGE_NBYTES:
-                packets += self._message(tickets.join(group), waiting=waiting)
+                packets += self._message(frames.join_tickets(group), waiting=waiting)
                 group, nbytes = [], 0
             group.append((number, payload))
             nbytes += len(payload)
-        return packets + self._message(tickets.join(group), waiting=waiting)
+        return packets + self._message(frames.join_tickets(group), waiting=waiting)
 
     def _message(self, payload: bytes, *, waiting: bool) -> list[bytes]:
         return ipc.pack(ipc.Type.TICKETS, payload, stream=self.id, ticket=waiting, awaiting=self.awaited)

@@ -65,7 +65,7 @@ class Assignments:
         self._out.append(instruction)
 
     def _send(self, feeder: FeederState, kind: Kind, payload: bytes = b"", **fields: Any) -> None:
-        header = frames.pack(kind, generation=self.generation, nbytes=len(payload), **fields)
+        header = frames.pack_header(kind, generation=self.generation, nbytes=len(payload), **fields)
         self._out.append(Send(feeder.endpoint.instance, header, payload))
 
     def dispatch(self, now: float) -> None:

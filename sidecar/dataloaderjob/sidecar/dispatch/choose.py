@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dataloaderjob.core.tickets import DEPTH
+from dataloaderjob.core.frames import TICKET_DEPTH
 from dataloaderjob.sidecar.dispatch.streams import FeederState, Stream
 
 DEPTH_QUICK = 6
@@ -26,7 +26,7 @@ def depth(stream: Stream) -> int:
     Not more than needed: what lies at a slow feeder holds up all that comes after it.
     """
     typical = stream.pace.typical
-    return DEPTH_QUICK if typical is not None and typical < QUICK_S else DEPTH
+    return DEPTH_QUICK if typical is not None and typical < QUICK_S else TICKET_DEPTH
 
 
 def eligible(feeder: FeederState, stream: Stream) -> bool:

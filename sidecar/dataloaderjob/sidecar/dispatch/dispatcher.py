@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dataloaderjob.core import tickets
+from dataloaderjob.core import frames
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import Flag, Header, Kind
 from dataloaderjob.sidecar.dispatch.assignments import Assignments
@@ -286,7 +286,8 @@ class Dispatcher(Assignments):
             ticket,
             "FeederLost",
             f"{ticket.strikes} feeder processes died, each while making "
-            f"{tickets.describe(ticket.payload, ticket.position)} of batch {ticket.number} (the last one: {reason}): "
+            f"{frames.describe_keys(ticket.payload, ticket.position)} of batch {ticket.number} "
+            f"(the last one: {reason}): "
             "look for os._exit, a crash in native code or too little memory there; see what the feeders "
             "printed last",
         )

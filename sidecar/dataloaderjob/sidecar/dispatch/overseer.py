@@ -6,7 +6,7 @@ pings would be silent whenever user code holds the interpreter lock.
 
 from __future__ import annotations
 
-from dataloaderjob.core import tickets
+from dataloaderjob.core import frames
 from dataloaderjob.sidecar.dispatch import choose
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 from dataloaderjob.sidecar.dispatch.placing import turn
@@ -216,7 +216,7 @@ def _who(machine: Dispatcher, ticket: Ticket) -> str:
     if ticket.attempts:
         return "; ".join(
             f"{a.feeder.endpoint.name} is {'making' if a.state is AttemptState.ASKED else a.state.value}"
-            f" {tickets.describe(ticket.payload, a.position)}"
+            f" {frames.describe_keys(ticket.payload, a.position)}"
             for a in ticket.attempts
         )
     up = sum(feeder.up for feeder in machine.feeders.values())

@@ -1,17 +1,30 @@
-"""Sends: the connection to one receiver, and the frames that the feeder's machine puts onto it.
+"""The connections of a feeder: one for each receiver, and those to its supervisor.
 
-A connection is bytes in, bytes out, never blocks, and knows frames but not tickets. `Sender` follows the machine's
-instructions and returns the connections to flush.
+A receiver's connection is bytes in, bytes out, never blocks, and knows frames but not tickets. `Sender` puts onto them
+what the feeder's machine instructs, and returns the connections to flush.
+
+Of those to the supervisor one says where the feeder serves; each blob that this node lacks has one of its own.
 """
 
 from __future__ import annotations
 
+import logging
+import math
+import os
+import random
+import select
 import socket
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from dataloaderjob.core import frames
+from dataloaderjob.core import frames, sockets
+from dataloaderjob.core.blobs import BlobStore, chunks
+from dataloaderjob.core.errors import ProtocolError, ServiceError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Header, Kind
+from dataloaderjob.core.processes import Backoff
+from dataloaderjob.core.settings import FeederSettings, read_key
 from dataloaderjob.feeder.channel import Body
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import (
@@ -25,8 +38,18 @@ from dataloaderjob.feeder.feeding_states import (
     Withdraw,
 )
 
-_READ_NBYTES = 256 * 1024
+log = logging.getLogger(__name__)
 
+CONNECT_TIMEOUT_S = 5.0
+STALL_TIMEOUT_S = 30.0
+"""No byte of a blob for so long: the connection is given up and the blob asked for again."""
+_BACKOFF = Backoff(0.1, 2.0)
+TELL_AFTER_S = 3.0
+DRAIN_POLL_S = 0.05
+_jitter = random.Random()  # noqa: S311  the module's own generator is for seeding alone
+CHECKSUM = int(Flag.CHECKSUM)
+"""A plain int: int & IntFlag costs 2 µs."""
+_READ_NBYTES = 256 * 1024
 Buffer = bytes | memoryview
 
 
@@ -146,7 +169,7 @@ class ReceiverConnection:
         at = 0
         try:
             while len(buffer) - at >= HEADER_NBYTES:
-                header = frames.unpack(bytes(buffer[at : at + HEADER_NBYTES]), frames.FROM_RECEIVER)
+                header = frames.unpack_header(bytes(buffer[at : at + HEADER_NBYTES]), frames.FROM_RECEIVER)
                 end = at + HEADER_NBYTES + header.nbytes
                 if len(buffer) < end:
                     break
@@ -155,10 +178,6 @@ class ReceiverConnection:
                 yield header, payload
         finally:
             del buffer[:at]
-
-
-CHECKSUM = int(Flag.CHECKSUM)
-"""A plain int: int & IntFlag costs 2 µs."""
 
 
 class Sender:
@@ -202,7 +221,7 @@ class Sender:
         connection = self.connections.get(task.receiver)
         if connection is None:
             return set()
-        header = frames.pack(
+        header = frames.pack_header(
             kind, generation=task.generation, stream=task.stream, ticket=task.ticket, bundle=task.bundle,
             nbytes=len(payload), room=room, load=self._machine.load, flags=flags,
         )  # fmt: skip
@@ -211,7 +230,7 @@ class Sender:
 
     def confirm_cancelled(self, connection: ReceiverConnection, cancel: Header) -> None:
         """Queues the answer to a CANCEL frame."""
-        header = frames.pack(
+        header = frames.pack_header(
             Kind.CANCELLED, generation=cancel.generation, stream=cancel.stream, ticket=cancel.ticket,
             load=self._machine.load,
         )  # fmt: skip
@@ -219,8 +238,104 @@ class Sender:
 
     def _body_frame(self, task: Task) -> list[Buffer]:
         body: Body = task.body
-        header = frames.pack(
+        header = frames.pack_header(
             Kind.BODY, generation=task.generation, stream=task.stream, ticket=task.ticket, bundle=task.bundle,
             nbytes=task.nbytes, room=self._loads(), flags=task.flags & CHECKSUM, load=self._machine.load, crc=body.crc,
         )  # fmt: skip
         return [header, body.view]
+
+
+def connect_to_supervisor(settings: FeederSettings, key: bytes, role: str) -> socket.socket:
+    """A connection to the supervisor after the handshake. Raises OSError, ProtocolError."""
+    if settings.supervisor_host is None:
+        raise ServiceError(f"{settings.name} has no supervisor to ask")
+    address = (settings.supervisor_host, settings.supervisor_port)
+    sock = socket.create_connection(address, timeout=CONNECT_TIMEOUT_S)
+    try:
+        sockets.greet(sock, key, role=role, name=settings.name, job=settings.job)
+        sockets.tune(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def fetch_blob(
+    settings: FeederSettings,
+    key: bytes,
+    store: BlobStore,
+    digest: str,
+    nbytes: int,
+    *,
+    wanted: Callable[[], bool],
+) -> bool:
+    """Has one blob in the node's folder, once for all feeders there.
+
+    Returns False when nobody wants it any more, or nobody has it yet. Raises OSError, ProtocolError.
+    """
+    with store.lock(digest):
+        if store.has(digest, nbytes):
+            return True
+        with connect_to_supervisor(settings, key, "blob") as sock:
+            sockets.send_message(sock, {"type": "get", "digest": digest, "nbytes": nbytes})
+            while not select.select([sock], [], [], 1.0)[0]:
+                if not wanted():
+                    return False
+            sock.settimeout(STALL_TIMEOUT_S)
+            if sockets.recv_message(sock)["type"] != "blob":
+                return False
+            store.write(digest, chunks(sock, nbytes))
+    return True
+
+
+class Registration:
+    """Runs in a thread of its own until the process ends.
+
+    `idle` tells whether the server has nothing left to do, as a feeder that is drained has to wait for.
+    """
+
+    def __init__(
+        self, settings: FeederSettings, *, host: str, port: int, instance: str, idle: Callable[[], bool]
+    ) -> None:
+        self._settings, self._idle = settings, idle
+        self._key = read_key(settings.key_path)
+        self._ready = {
+            "type": "ready",
+            "host": host,
+            "port": port,
+            "instance": instance,
+            "pid": os.getpid(),
+            "node": settings.node,
+            "session": settings.session,
+        }
+
+    def start(self) -> None:
+        threading.Thread(target=self._forever, name="dlj-registration", daemon=True).start()
+
+    def _forever(self) -> None:
+        failures = 0
+        logged, lost = "", -math.inf
+        while True:
+            since = time.monotonic()
+            try:
+                with connect_to_supervisor(self._settings, self._key, "feeder") as sock:
+                    sockets.send_message(sock, self._ready)
+                    logged, lost = "", math.inf
+                    self._listen(sock)
+            except (OSError, ProtocolError) as exc:
+                lost = min(lost, time.monotonic())
+                # At the end of a run the supervisor goes first.
+                if str(exc) != logged and time.monotonic() - lost >= TELL_AFTER_S:
+                    logged = str(exc)
+                    log.warning("%s has no supervisor, trying again: %s", self._settings.name, exc)
+            was_up = time.monotonic() - since > _BACKOFF.last_s  # it was a connection for a while
+            failures = 1 if was_up else failures + 1
+            time.sleep(_BACKOFF.wait_s(failures) * _jitter.uniform(0.5, 1.0))
+
+    def _listen(self, sock: socket.socket) -> None:
+        """Listens until the connection ends, which raises ConnectionError."""
+        while True:
+            if sockets.recv_message(sock).get("type") == "drain":
+                while not self._idle():
+                    time.sleep(DRAIN_POLL_S)
+                sockets.send_message(sock, {"type": "drained"})
