@@ -8,8 +8,6 @@ the user's modules under their own names from the shipped source, then gives the
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -82,7 +80,7 @@ def make_bundle(
     Raises InputError naming the attribute that cannot be pickled.
     """
     roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
-    with _one_at_a_time, _no_collections():
+    with _one_at_a_time:
         blobs = _snapshots.unchanged(roots, store)
         if blobs is None:
             began = time.perf_counter()
@@ -92,18 +90,6 @@ def make_bundle(
             if not _snapshots.remember(roots, snapshot, blobs, elapsed_s) and elapsed_s > SLOW_S and slow:
                 slow(elapsed_s)
     return Bundle(blobs=blobs, allow_pickle=allow_pickle, facts=facts())
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """A collection over all that torch's import made takes 0.1 s, and pickling makes no garbage that needs one."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _after_fork_in_child() -> None:
