@@ -1,7 +1,7 @@
 """Kinds of objects that the operator handles: one row for each says where the API has it, how the operator learns what
 becomes of it, how a live one is compared with what is wanted, and what of it the cache keeps. Pure.
 
-A further child, or a further watch, is one row here and its rights in the chart's `dataloaderjob.rules`.
+A further kind of child, or a further watch, is one row here and its rights in the chart's `dataloaderjob.rules`.
 
 If a live object already is what is wanted, nothing has to be sent. The API server fills in defaults, writes quantities
 in its own way, and others own fields of the same object: what counts is that each field that we set is there with our

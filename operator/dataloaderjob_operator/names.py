@@ -36,7 +36,7 @@ class Role(StrEnum):
 
 
 def unique(namespace: str, job: str, uid: str) -> str:
-    """The job's name on its links: no other job, nor an earlier one of this name, has it."""
+    """The job's name on its connections: no other job, nor an earlier one of this name, has it."""
     return f"{namespace}/{job}/{uid}"
 
 
@@ -110,7 +110,7 @@ def metadata(job: DataLoaderJob, name: str, role: Role | None = None) -> dict[st
 
 
 def job_key(root: bytes, uid: str) -> bytes:
-    """Key of the links between sidecars, feeders and supervisor, 32 bytes. Raises ValueError for a short root."""
+    """Key of the connections between sidecars, feeders and supervisor, 32 bytes. Raises ValueError for a short root."""
     return _derive(root, "links", uid)
 
 

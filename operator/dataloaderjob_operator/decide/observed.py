@@ -1,5 +1,5 @@
-"""One job as the operator observed it: its children, its supervisor's report, the troubles of its pods; and how times
-and texts of others are written. Values. Pure.
+"""One job as the operator observed it: its children, its supervisor's report, the troubles of its pods. The
+module also formats times and cleans texts that others wrote. Pure.
 """
 
 from __future__ import annotations

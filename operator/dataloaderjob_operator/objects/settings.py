@@ -93,7 +93,7 @@ def feeders_at_start(live: Mapping[str, Any] | None) -> int | None:
 
 
 def unique(job: DataLoaderJob) -> str:
-    """The job's name on its links."""
+    """The job's name on its connections."""
     return names.unique(job.metadata.namespace or "", job.name, job.metadata.uid or "")
 
 

@@ -1,4 +1,4 @@
-"""Messages between a trainer process and its sidecar over a Unix SEQPACKET socket. Pure.
+"""Messages between a trainer process and its sidecar over a Unix SEQPACKET socket. Pure but for `recv_with_fds`.
 
 One packet is a head of 24 bytes and a payload. A payload above CHUNK_NBYTES goes in several packets, all
 but the last with MORE set (a SEQPACKET message is capped by the send buffer, 208 KiB by default).
@@ -34,7 +34,7 @@ MAX_FDS = 250
 
 class Type(IntEnum):
     HELLO = 1
-    """T: JSON `Hello`; descriptors: pidfd, then those of an adoption."""
+    """T: JSON, who the trainer is; descriptors: pidfd, then those of an adoption."""
     WELCOME = 2
     """S: JSON settings; descriptors: control, wake-trainer, wake-receiver (none when adopted)."""
     REFUSED = 3

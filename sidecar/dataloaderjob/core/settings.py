@@ -19,10 +19,10 @@ from dataloaderjob.core.errors import InputError
 T = TypeVar("T")
 
 NODE_BLOBS = "blobs"
-"""Where a feeders' pod has a folder of its own (NODE_FOLDER_VARIABLE), its feeders keep blobs in this one there,
-whatever the supervisor says,"""
+"""Folder in a feeders' pod's own folder (NODE_FOLDER_VARIABLE) where its feeders keep blobs, whatever the supervisor
+says."""
 NODE_OUTPUT = "output"
-"""and hand their output to this socket."""
+"""Socket there to which they hand their output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

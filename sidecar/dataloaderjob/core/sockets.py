@@ -345,7 +345,7 @@ class Acceptor:
 def tune(sock: socket.socket) -> None:
     """Options of a bulk link: no delay, dead peers found in 15 s, cubic where the kernel has it.
 
-    Source of cubic: BBR took 0.25 to 0.27 CPU-s/GB where cubic took 0.20 to 0.25 (docs/benchmarks.md).
+    Source of cubic: BBR took 0.25 to 0.27 CPU-s/GB where cubic took 0.20 to 0.25, measured over loopback.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

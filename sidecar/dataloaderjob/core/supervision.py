@@ -26,8 +26,9 @@ control   c -> s  {"type": "scale", "feeders": n} | {"type": "status"} | {"type"
                    feeder placed, until Ray has answered. A failure outlives its sidecar, until any trainer takes
                    a batch: the next attempt of a job starts with the cause of the last one's end
 
-Here are also the rates that two readings of the counters give, and the line that stands for a failed ticket: the
-trainer raises the whole of it (`codec.failures`, or one of our own errors).
+`ask` puts one of these questions to a supervisor; `Cause` is why a feeder is not there. The module also computes rates
+from two readings of the counters, and shortens a failure to the line that a status shows: the trainer raises the whole
+of it (`codec.failures`, or one of our own errors).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Over a Unix stream socket between processes of one user: a message that makes no sense is a defect of ours.
 
-A feeder keeps sessions and templates as values; `builders` and `bundles` change them.
+Here are also the sessions and templates that a feeder keeps, as values; `builders` and `bundles` change them.
 
 A session is one loader's one epoch (`Bundle.id`); it has one builder at a time. Its bundle as loaded, the template,
 outlives it for the next epoch.

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 ALIVE_S = 5.0
-"""Well below the time after which a silent feeder is replaced (`sidecar.dispatch.streams`)."""
+"""Well below the time after which a silent feeder is replaced (`sidecar.dispatch.overseer`)."""
 EXIT_FAILED = 1
 _INPUT = select.EPOLLIN | select.EPOLLRDHUP
 _ELSEWHERE = int(Flag.ELSEWHERE)

@@ -1,5 +1,5 @@
-"""What a run says of itself. Its folder has a file by which it is found; its sidecar and supervisor are asked how they
-are, once or again and again in a thread; and what they have answered so far makes sums and rates.
+"""Finds the runs of this machine by a file in their folders, asks their sidecar and supervisor for their status, once
+or again and again in a thread, and computes sums and rates from the answers.
 """
 
 from __future__ import annotations

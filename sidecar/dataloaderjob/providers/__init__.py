@@ -1,1 +1,1 @@
-"""Who starts feeders: `ray` on clusters, `local` on one machine. The supervisor decides, a provider acts."""
+"""Providers start feeders: `ray` by actors of a Ray cluster, `local` as processes of this machine."""

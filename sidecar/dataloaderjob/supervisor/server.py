@@ -3,8 +3,8 @@
 Nothing here calls the provider: feeders and sidecars are told and heard while Ray is slow or gone.
 
 Blobs pass here on their way from a trainer's node to the feeders' nodes. A blob is asked of a sidecar only when a
-feeder lacks it: where feeders and trainer share a folder, none ever comes here. Used by the threads of the server's
-connections.
+feeder lacks it: where feeders and trainer share a folder, none ever comes here. The threads of the server's
+connections call `BlobRelay`.
 """
 
 from __future__ import annotations

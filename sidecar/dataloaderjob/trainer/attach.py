@@ -1,4 +1,4 @@
-"""How a trainer process comes to its sidecar: the socket, the first words, why it may fail, and the end."""
+"""Attaches a trainer process to its sidecar: dials the socket, exchanges hello and welcome, explains failures."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """All calls of the supervisor to Ray: connect, place, kill, find feeders. Only its main thread comes here.
 
-Says also why feeders that are long in coming do not come, from what Ray's GCS says of their actors (pure). A worker
+The module also explains why a feeder is late, from what Ray's GCS says of its actor (pure). A worker
 process that has not registered with its raylet in time is ended and started anew, six times; then the actor is dead
 (Ray 2.60). One whose constructor raises is dead at once.
 """
