@@ -2,9 +2,10 @@
 
     python -m dataloaderjob.supervisor.main --settings FILE.json
 
-`feeder_set` decides, a provider (`providers.provider`) acts, `server` has the connections, `Reports` what sidecars report.
-Only the main thread calls the provider. Started again, the supervisor adopts the feeders that it finds. It ends with
-EXIT_RAY_LATE or EXIT_RAY_LOST when Ray does not come or goes, and whoever started it starts it again; the feeders go on.
+`feeder_set` decides, a provider (`providers.provider`) acts, `server` has the connections, `Reports` what sidecars
+report. Only the main thread calls the provider. Started again, the supervisor adopts the feeders that it finds. It ends
+with EXIT_RAY_LATE or EXIT_RAY_LOST when Ray does not come or goes, and whoever started it starts it again; the feeders
+go on.
 """
 
 from __future__ import annotations
