@@ -79,7 +79,7 @@ def service(*, feeders: int, shared_memory_nbytes: int, prefetch: int) -> Iterat
             endpoints.append((f"feeder-{i}", ready["instance"], ready["host"], ready["port"]))
         sidecar_settings = SidecarSettings(
             job="bench", socket=str(home / "s"), key_path=str(key), blobs=str(home / "blobs"),
-            feeders=tuple(endpoints), shared_memory_nbytes=shared_memory_nbytes, prefetch=prefetch,
+            feeders=tuple(endpoints), shared_memory_nbytes=shared_memory_nbytes,
         )  # fmt: skip
         path = home / "sidecar.json"
         dump(sidecar_settings, path)
