@@ -1,0 +1,18 @@
+"""The benchmarks' own parts run: a change of settings or of the wire shall not be found by `make bench` alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from documents import ROOT
+
+
+def test_a_short_round_of_ours_measures_something_in_each_cell():
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.run", "--smoke", "--only", "B1,B2,B3", "--parties", "ours"],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    shown = done.stdout + done.stderr
+    assert "B1 ours" in shown
+    assert "FAILED" not in shown, shown
