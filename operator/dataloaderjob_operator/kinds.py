@@ -194,9 +194,8 @@ def manifest_to_send(desired: Manifest, live: Mapping[str, Any] | None) -> Manif
     wanted = sealed(_keep_template(desired, live))
     if compared is Comparison.EXACT and any(live["spec"].get(k) != v for k, v in desired["spec"].items()):
         return wanted
-    ours = {
-        name: value for name, value in wanted.items() if name not in ("apiVersion", "kind")
-    }  # not in lists
+    # Objects in the answer to a list have neither.
+    ours = {name: value for name, value in wanted.items() if name not in ("apiVersion", "kind")}
     return None if covers(live, ours) else wanted
 
 

@@ -374,9 +374,8 @@ def assign(module: str, path: str, value: Any) -> None:
     owner = look_up(module, owner_path) if owner_path else sys.modules.get(module)
     if owner is None or vars(owner).get(last) is value:
         return
-    with contextlib.suppress(
-        AttributeError, TypeError
-    ):  # a metaclass that allows no change; the import's value stays
+    # A metaclass may allow no change; the import's value stays then.
+    with contextlib.suppress(AttributeError, TypeError):
         if not _assign_kept(owner, last, value):
             setattr(owner, last, value)
 

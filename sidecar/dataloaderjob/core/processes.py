@@ -77,7 +77,7 @@ def alive(pidfd: int) -> bool:
     return not poll.poll(0)
 
 
-class Loop:
+class ReapingLoop:
     """A parent that waits for descriptors and for its children. `run` until `over`."""
 
     def __init__(self) -> None:

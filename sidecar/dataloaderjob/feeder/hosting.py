@@ -18,7 +18,7 @@ from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError
 from dataloaderjob.core.processes import (
     Lines,
-    Loop,
+    ReapingLoop,
     call_itself,
     close_all_but,
     default_signals,
@@ -44,7 +44,7 @@ class _Feeder:
     words: str = ""
 
 
-class Host(Loop):
+class Host(ReapingLoop):
     """`run` until `over`."""
 
     def __init__(self, zygote: Zygote, listener: socket.socket | None) -> None:

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.processes import (
-    Loop,
+    ReapingLoop,
     call_itself,
     close_all_but,
     default_signals,
@@ -57,7 +57,7 @@ class _Template:
     """Channels of further feeders go there."""
 
 
-class Zygote(Loop):
+class Zygote(ReapingLoop):
     """`run` until the host is gone."""
 
     def __init__(self, host: socket.socket, facts: dict[str, Any]) -> None:

@@ -153,10 +153,12 @@ class LocalCluster:
         Raises InputError, OSError.
         """
         self._reaper = reaper.start(self.run_id, self.home, self.tag(self.plan.env), self._folder)
-        found = {"pid": os.getpid(), "run": self.run_id, "job": self.plan.job, "port": self._port}
+        found = {
+            "pid": os.getpid(), "run": self.run_id, "job": self.plan.job, "port": self._port, "socket": self.socket,
+        }  # fmt: skip
         with self._room():
             _write(self.home / "key", self._key)
-            _write(self.home / RUN_FILE, json.dumps({**found, "socket": self.socket, **about}).encode())
+            _write(self.home / RUN_FILE, json.dumps({**found, **about}).encode())
         self._do(self.policy.start())
         self._forks = False
         self._poller.start()
