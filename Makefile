@@ -124,8 +124,9 @@ $(WHEEL): $(VENV)/.installed
 
 run: $(VENV)/.run-installed data  ## the main job: trains through feeders, draws it, proves the bytes (a few minutes)
 	rm -rf $(EXAMPLE)/out
-	dataloaderjob run $(EXAMPLE)/dataloaderjob.yaml
+	dataloaderjob run --record $(EXAMPLE)/out/record $(EXAMPLE)/dataloaderjob.yaml
 	python $(EXAMPLE)/plot.py $(EXAMPLE)/out
+	dataloaderjob verify $(EXAMPLE)/out/record
 	python $(EXAMPLE)/proof.py $(EXAMPLE)/out
 
 test: env apiserver  ## all tests but those on a cluster

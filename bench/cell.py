@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 OURS = "ours"
-MODULES = {"B1": "handoff", "B2": "transport", "B3": "endtoend", "B7": "start"}
+MODULES = {"B1": "handoff", "B2": "transport", "B3": "endtoend", "B7": "start", "B10": "samplers"}
 
 
 def run(benchmark: str, party: str, case: dict[str, Any]) -> dict[str, Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from bench import endtoend, handoff, machine, start, transport
+from bench import endtoend, handoff, machine, samplers, start, transport
 from bench.raybox import SCRATCH
 from bench.service import need, service
 from bench.work import KINDS, Contents, Proof, sums
@@ -20,10 +21,14 @@ TICKET_CASE = "a ticket of 256 indices"
 _TICKET_KEYS = 256
 
 
-def b1_handoff(case: handoff.Case) -> dict[str, Any]:
+def handoff_service(case: handoff.Case) -> Any:
     """One feeder; a window of batches ahead, as the peers have."""
     room = 3 * (case.window + case.burst) * case.nbytes + _SPARE_NBYTES
-    with service(feeders=1, shared_memory_nbytes=room, prefetch=case.window):
+    return service(feeders=1, shared_memory_nbytes=room, prefetch=case.window)
+
+
+def b1_handoff(case: handoff.Case) -> dict[str, Any]:
+    with handoff_service(case):
         from dataloaderjob import DataLoader
 
         loader = DataLoader(handoff.ReadyBatches(case), batch_size=None)
@@ -62,23 +67,44 @@ def b1_ticket(case: handoff.Case) -> dict[str, Any]:
     batches = 60 if case.smoke else 800
     with service(feeders=1, shared_memory_nbytes=_SPARE_NBYTES, prefetch=16):
         from dataloaderjob import DataLoader
+        from dataloaderjob.trainer import iterators
 
         dataset = _Indices(batches * _TICKET_KEYS)
         iterator: Any = iter(DataLoader(dataset, batch_size=_TICKET_KEYS, collate_fn=torch.tensor))
-        submit, spent, proof = iterator._submit, [], Proof()
+        submit, spent, proof = iterators.submit, [], Proof()
 
-        def timed(number: int, keys: list[int]) -> None:
+        def timed(*args: Any, **options: Any) -> None:
             began = time.thread_time_ns()
-            submit(number, keys)
+            submit(*args, **options)
             spent.append(time.thread_time_ns() - began)
 
-        iterator._submit = timed
+        iterators.submit = timed
         for number, batch in enumerate(iterator):
             expected = np.arange(number * _TICKET_KEYS, (number + 1) * _TICKET_KEYS)
             proof.add(number, [batch.numpy().view(np.uint8)], [sums(expected.view(np.uint8))])
         warm = spent[len(spent) // 4 :]
         figures = {TICKET_CASE: {"cpu_us": sum(warm) / len(warm) / 1e3}}
         return {"figures": figures, "proof": proof.as_json()}
+
+
+def b1_state(case: handoff.Case) -> dict[str, Any]:
+    """CPU of `state_dict()` in the middle of an epoch whose order torch's default generator gave."""
+    calls = 20 if case.smoke else 2000
+    with service(feeders=1, shared_memory_nbytes=_SPARE_NBYTES, prefetch=16):
+        from dataloaderjob import DataLoader
+
+        loader = DataLoader(_Indices(64 * _TICKET_KEYS), _TICKET_KEYS, shuffle=True, collate_fn=torch.tensor)
+        iterator, proof = iter(loader), Proof()
+        for number in range(8):
+            batch = next(iterator)
+            proof.add(number, [batch.numpy().view(np.uint8)], [sums(batch.numpy().view(np.uint8))])
+        if loader.state_dict()["batches"] != 8:
+            raise RuntimeError("the state is not that of the eighth batch")
+        began = time.thread_time_ns()
+        for _ in range(calls):
+            loader.state_dict()
+        cpu_us = (time.thread_time_ns() - began) / calls / 1e3
+        return {"figures": {"a loader's state": {"cpu_us": cpu_us}}, "proof": proof.as_json()}
 
 
 class _Bodies(torch.utils.data.Dataset[Any]):
@@ -151,10 +177,27 @@ def b7_start(case: start.Case) -> dict[str, Any]:
     return start.measure(new_loader, case)
 
 
+def b10_samplers(case: samplers.Case) -> dict[str, Any]:
+    """Of one rank, as the peers."""
+    need("dataloaderjob.samplers.distributed")
+    from dataloaderjob import ElasticDistributedSampler
+
+    def new_sampler(count: int) -> Any:
+        return ElasticDistributedSampler(range(count), num_replicas=1, rank=0)
+
+    def resume(sampler: Any, position: int) -> Iterator[int]:
+        sampler.load_state_dict({**sampler.state_dict(), "position": position})
+        return iter(sampler)
+
+    return samplers.measure(new_sampler, resume, case)
+
+
 OURS = {
     "B1": b1_handoff,
     "B1 ticket": b1_ticket,
+    "B1 state": b1_state,
     "B2": b2_transport,
     "B3": b3_end_to_end,
     "B7": b7_start,
+    "B10": b10_samplers,
 }

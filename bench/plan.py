@@ -21,13 +21,21 @@ TITLES = {
     "B2": "Transport: another process to a warm pool",
     "B3": "End to end, with a sleeping trainer",
     "B7": "Start and turn-around",
+    "B10": "Samplers: an order of indices",
 }
-FILES = {"B1": "b1-handoff", "B2": "b2-transport", "B3": "b3-end-to-end", "B7": "b7-start"}
+FILES = {
+    "B1": "b1-handoff",
+    "B2": "b2-transport",
+    "B3": "b3-end-to-end",
+    "B7": "b7-start",
+    "B10": "b10-samplers",
+}
 
 DATALOADER_FD = "DataLoader, file_descriptor"
 DATALOADER_FS = "DataLoader, file_system"
 SPDL = "SPDL segment pool"
 RAY_GET = "ray.get"
+CONTEXT = "torch's iterator on our feeders"
 FLIGHT = "Arrow Flight"
 RAY_COPY_FAR = "ray.get with copy, two raylets"
 TRANSPORTS = (FLIGHT, "grpcio", "pyzmq", "asyncio streams", RAY_COPY_FAR, "ray.get with copy, same store")
@@ -35,6 +43,9 @@ LOADERS = ("DataLoader", "Ray Data", "Ray actors")
 STARTERS = ("DataLoader", "Ray Data")
 KEEPING = STARTERS[:1]
 """Those that can keep their workers from one epoch to the next."""
+SAMPLERS = ("DistributedSampler", "RandomSampler")
+LISTED, UNLISTED = 10_000_000, 1_000_000_000
+"""Samples of which a list can be made here, and of which none can: 40 GB."""
 BEST_PEER = "best peer"
 """A peer name of claims: whichever has the best median."""
 
@@ -71,7 +82,8 @@ class Claim:
 
 def cells(benchmark: str, *, full: bool, smoke: bool) -> list[Cell]:
     """The cells of one round, ours first."""
-    made = list({"B1": _handoff, "B2": _transport, "B3": _end_to_end, "B7": _start}[benchmark](full))
+    makers = {"B1": _handoff, "B2": _transport, "B3": _end_to_end, "B7": _start, "B10": _samplers}
+    made = list(makers[benchmark](full))
     if full:
         made = [Cell(c.benchmark, c.party, c.case, FULL_ROUNDS, c.processes) for c in made]
     if smoke:
@@ -96,10 +108,12 @@ def _handoff(full: bool) -> Iterator[Cell]:
     for processes in (1, 2, 8) if full else (1,):
         for nbytes in _sizes(full):
             for tensors in _tensors(full):
-                for party in (*floored, DATALOADER_FS, SPDL, RAY_GET):
+                others = (DATALOADER_FS, SPDL, RAY_GET, *((CONTEXT,) if nbytes == SMALL_NBYTES else ()))
+                for party in (*floored, *others):
                     rounds = ROUNDS_WITH_FLOOR if party in floored else ROUNDS
                     yield Cell("B1", party, {"nbytes": nbytes, "tensors": tensors}, rounds, processes)
-    yield Cell("B1 ticket", OURS, {"nbytes": SMALL_NBYTES, "tensors": 1}, ROUNDS)
+    for part in ("B1 ticket", "B1 state"):
+        yield Cell(part, OURS, {"nbytes": SMALL_NBYTES, "tensors": 1}, ROUNDS)
 
 
 def _transport(full: bool) -> Iterator[Cell]:
@@ -128,9 +142,21 @@ def _start(full: bool) -> Iterator[Cell]:
             yield Cell("B7", party, {"persistent": True}, ROUNDS)
 
 
+def _samplers(full: bool) -> Iterator[Cell]:
+    yield Cell("B10", OURS, {"samples": UNLISTED}, ROUNDS_WITH_FLOOR)
+    for party in (OURS, *SAMPLERS):
+        yield Cell("B10", party, {"samples": LISTED}, ROUNDS)
+
+
 def claims(benchmark: str, *, full: bool) -> list[Claim]:
     """The rows of one benchmark, in the table's order."""
-    makers = {"B1": _handoff_claims, "B2": _transport_claims, "B3": _end_to_end_claims, "B7": _start_claims}
+    makers = {
+        "B1": _handoff_claims,
+        "B2": _transport_claims,
+        "B3": _end_to_end_claims,
+        "B7": _start_claims,
+        "B10": _sampler_claims,
+    }
     return list(makers[benchmark](full))
 
 
@@ -151,6 +177,8 @@ def _handoff_claims(full: bool) -> Iterator[Claim]:
                 yield Claim(**cpu, peer=DATALOADER_FS, target=target)
                 yield Claim(**cpu, peer=SPDL, target=8.0)
                 yield Claim(**cpu, peer=RAY_GET)
+                if nbytes == SMALL_NBYTES:
+                    yield Claim(**cpu, peer=CONTEXT)
                 yield Claim(**cpu, target=own_us)
             late: dict[str, Any] = {"benchmark": "B1", "case": f"{case}, ready"}
             yield Claim(**late, figure="p99_us", unit="µs", says="p99 of next()", target=100.0)
@@ -167,6 +195,10 @@ def _handoff_claims(full: bool) -> Iterator[Claim]:
     yield Claim(
         benchmark="B1", case="a ticket of 256 indices", figure="cpu_us", unit="µs CPU", says="made and sent",
         target=15.0,
+    )  # fmt: skip
+    yield Claim(
+        benchmark="B1", case="a loader's state", figure="cpu_us", unit="µs CPU", says="state_dict() in an epoch",
+        target=5.0,
     )  # fmt: skip
 
 
@@ -258,3 +290,21 @@ def _start_claims(full: bool) -> Iterator[Claim]:
                     benchmark="B7", case=case, figure=figure, unit=unit, says=says, peer=peer,
                     target=target if peer == STARTERS[0] else None,
                 )  # fmt: skip
+
+
+def _sampler_claims(full: bool) -> Iterator[Claim]:
+    rows: tuple[tuple[str, str, str, float | None, float | None], ...] = (
+        ("ns_per_index", "ns CPU", "an index, drawn in lists of 256", 150.0, 120.0),
+        ("peak_mb", "MB", "memory meanwhile", 10.0, 10.0),
+        ("resume_ms", "ms", "from a state at half of it to the next index", 10.0, 10.0),
+    )
+    for figure, unit, says, floor, target in rows:
+        yield Claim(
+            benchmark="B10", case=f"{UNLISTED:,} samples", figure=figure, unit=unit, says=says, floor=floor,
+            target=target,
+        )  # fmt: skip
+    for figure, unit, says, _, _ in rows:
+        for peer in SAMPLERS:
+            yield Claim(
+                benchmark="B10", case=f"{LISTED:,} samples", figure=figure, unit=unit, says=says, peer=peer
+            )

@@ -60,6 +60,8 @@ def _run_copies(cell: Cell, scratch: Path) -> list[Path]:
     for i, out in enumerate(outs):
         with (scratch / f"log-{i}").open("wb") as log:
             environment = {**os.environ, **_ONE_THREAD, SCRATCH: str(scratch), _STARTED: repr(time.time())}
+            # pip has compiled every peer; ours, which is installed editable, is compiled where that is allowed.
+            environment.pop("PYTHONDONTWRITEBYTECODE", None)
             command = [sys.executable, "-m", "bench.cell", spec, str(out)]
             started.append(
                 subprocess.Popen(

@@ -51,6 +51,12 @@ SUBJECTS = (
         "a second loader, or epoch, to its first batch",
         "short epochs, validation, sweeps in one process",
     ),
+    (
+        "B10",
+        "",
+        "the order of an epoch: time, memory, resuming",
+        "large datasets, checkpoints within an epoch",
+    ),
 )
 """Benchmark, words in its case, what is compared, for which work that matters; in the page's order. The first that fits
 takes a comparison. One that fits none stands for itself, so that none is left out."""

@@ -50,8 +50,10 @@ The last line on standard error says why, and what to do.
 | code | of | meaning |
 |---|---|---|
 | 0 | all | Success; `run`: all trainers ended with 0. |
-| {refused} | all | An argument or the manifest cannot work, or there is no such run; nothing was started. |
-| {failed} | all | The service cannot go on, or the system refused something, such as a file. |
+| {refused} | all | An argument or the manifest cannot work, or there is no such run or record; nothing was started. |
+| {failed} | all but `verify`, `replay` | The service cannot go on, or the system refused something, such as a file. |
+| {different} | `verify`, `replay` | There is a difference, which standard output names. |
+| {trouble} | `verify`, `replay` | Whatever else went wrong: whether there is a difference was not found out. |
 | {late} | `run` | A deadline of the manifest passed. |
 | 128 and the signal's number | `run` | Ended by a signal, such as 130 after Ctrl-C. |
 | any other | `run` | That of the first trainer that failed. |
@@ -153,7 +155,8 @@ def commands() -> str:
             for name, command in action.choices.items():
                 parts.append(f"## dataloaderjob {name}\n\n{_sentence(helps[name] or '')}\n\n")
                 parts.append(_arguments(command))
-    parts.append(CLI_EXITS.format(refused=cli.EXIT_INPUT, failed=cli.EXIT_FAILED, late=EXIT_LATE))
+    codes = {"different": cli.EXIT_DIFFERENT, "trouble": cli.EXIT_TROUBLE, "late": EXIT_LATE}
+    parts.append(CLI_EXITS.format(refused=cli.EXIT_INPUT, failed=cli.EXIT_FAILED, **codes))
     parser = operator.make_parser()
     parts.append(
         f"## The operator\n\n`python -m dataloaderjob_operator`: {parser.description} The chart gives it its "

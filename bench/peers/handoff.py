@@ -94,9 +94,24 @@ def _fetched(actor: Any, case: Case) -> Iterator[Any]:
         del value
 
 
+def on_our_feeders(case: Case) -> dict[str, Any]:
+    """torch's own iterator, with our context in the place of worker processes."""
+    from bench.ours import handoff_service
+
+    with handoff_service(case):
+        from dataloaderjob import context
+
+        loader = torch.utils.data.DataLoader(
+            ReadyBatches(case), batch_size=None, num_workers=1, prefetch_factor=case.window,
+            multiprocessing_context=context(),
+        )  # fmt: skip
+        return measure(iter(loader), case)
+
+
 PEERS = {
     "DataLoader, file_descriptor": functools.partial(torch_loader, strategy="file_descriptor"),
     "DataLoader, file_system": functools.partial(torch_loader, strategy="file_system"),
     "SPDL segment pool": spdl_pool,
     "ray.get": ray_get,
+    "torch's iterator on our feeders": on_our_feeders,
 }

@@ -3,6 +3,10 @@
 While a run with `--record out` trains, `Record` hashes every batch that a rank takes. Afterwards each
 rank's epochs are made again in this process, by the loader with num_workers=0 and, where nothing was
 augmented, by torch's own DataLoader over the same sampler. All digests have to be equal, byte for byte.
+
+`dataloaderjob verify` needs no line in a script, but it trusts the loader: feeders make its digests, and the
+record has the keys. This is the witness that does not: it hashes the tensors that the training loop got,
+draws the keys anew from the script's seeds, and asks torch's loader.
 """
 
 from __future__ import annotations

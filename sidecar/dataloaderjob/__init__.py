@@ -1,7 +1,8 @@
 """DataLoaderJob: a training job's input work, moved to CPU processes and pods.
 
-`from dataloaderjob import DataLoader` is all that a trainer needs; the classes of errors are here, too. Names are
-resolved on first use (PEP 562), so that the sidecar, which imports `dataloaderjob.core` only, never loads torch.
+`from dataloaderjob import DataLoader` is all that a trainer needs; samplers for any number of ranks and the classes of
+errors are here, too. Names are resolved on first use (PEP 562), so that the sidecar, which imports
+`dataloaderjob.core` only, never loads torch.
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
         UnsupportedBatch,
         UserCodeError,
     )
+    from dataloaderjob.samplers.balanced import ElasticBalancedBatchSampler
+    from dataloaderjob.samplers.distributed import ElasticDistributedSampler
+    from dataloaderjob.samplers.mixture import ElasticMixtureSampler
+    from dataloaderjob.samplers.tokens import ElasticTokenBatchSampler
+    from dataloaderjob.samplers.weighted import ElasticWeightedSampler
+    from dataloaderjob.trainer.context import context
     from dataloaderjob.trainer.loader import DataLoader
 
 __all__ = [
@@ -28,6 +35,11 @@ __all__ = [
     "DataLoader",
     "DataLoaderJobError",
     "DeadlineExceeded",
+    "ElasticBalancedBatchSampler",
+    "ElasticDistributedSampler",
+    "ElasticMixtureSampler",
+    "ElasticTokenBatchSampler",
+    "ElasticWeightedSampler",
     "FeederLost",
     "InputError",
     "ProtocolError",
@@ -37,19 +49,27 @@ __all__ = [
     "UnsupportedBatch",
     "UserCodeError",
     "__version__",
+    "context",
 ]
 __version__ = "0.1.0"
+_MODULES = {
+    "DataLoader": "trainer.loader",
+    "ElasticBalancedBatchSampler": "samplers.balanced",
+    "ElasticDistributedSampler": "samplers.distributed",
+    "ElasticMixtureSampler": "samplers.mixture",
+    "ElasticTokenBatchSampler": "samplers.tokens",
+    "ElasticWeightedSampler": "samplers.weighted",
+    "context": "trainer.context",
+}
+"""Where a name is; those that are not listed are errors."""
 
 
 def __getattr__(name: str) -> object:
-    if name == "DataLoader":
-        from dataloaderjob.trainer.loader import DataLoader
-
-        return DataLoader
     if name in __all__:
-        from dataloaderjob.core import errors
+        from importlib import import_module
 
-        return getattr(errors, name)
+        module = import_module(f"dataloaderjob.{_MODULES.get(name, 'core.errors')}")
+        return getattr(module, name)
     raise AttributeError(f"module 'dataloaderjob' has no attribute {name!r}")
 
 

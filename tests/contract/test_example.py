@@ -36,10 +36,10 @@ def fashion(monkeypatch) -> ModuleType:
     return importlib.import_module("fashion")
 
 
-def python(*words: str, cwd: Path, data: Path) -> subprocess.CompletedProcess[str]:
+def python(*words: str, cwd: Path, data: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """Runs a script of the example, without the variables of a job or of other runs of the example."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("FASHION_", "DATALOADERJOB_"))}
-    env |= {"FASHION_MNIST": str(data), "OMP_NUM_THREADS": "1"}
+    env |= {"FASHION_MNIST": str(data), "OMP_NUM_THREADS": "1"} | more
     return subprocess.run(
         [sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=200
     )
@@ -64,10 +64,18 @@ def test_the_script_needs_nothing_of_this_package_but_one_import(tmp_path, data)
     assert len(re.findall(r"^epoch \d: accuracy ", done.stdout, re.MULTILINE)) == 2
 
 
-def test_a_proof_says_so_when_a_digest_differs_or_a_record_is_missing(tmp_path, data):
-    out = tmp_path / "out"
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory, data) -> Path:
+    """What a run wrote: for proof.py, and the loader's own record within."""
+    out = tmp_path_factory.mktemp("recorded") / "out"
     words = ("train.py", "--epochs", "2", "--loader", "inprocess", "--record", str(out))
-    assert python(*words, cwd=EXAMPLE, data=data).returncode == 0
+    done = python(*words, cwd=EXAMPLE, data=data, DATALOADERJOB_RECORD=str(out / "record"))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_a_proof_says_so_when_a_digest_differs_or_a_record_is_missing(tmp_path, data, recorded):
+    out = shutil.copytree(recorded, tmp_path / "out")
     done = python("proof.py", str(out), cwd=EXAMPLE, data=data)
     assert re.fullmatch(VERDICT, done.stdout.splitlines()[-1]), done.stdout + done.stderr
     assert done.stdout.count("and torch's DataLoader") == 3  # two tests, and the epoch without augmentation
@@ -88,6 +96,21 @@ def test_a_proof_says_so_when_a_digest_differs_or_a_record_is_missing(tmp_path, 
     done = python("proof.py", str(out), cwd=EXAMPLE, data=data)
     assert done.returncode == 1
     assert "needs one record for each of 2 ranks, found 0 of 2: run again" in done.stderr
+
+
+def test_the_record_of_a_run_is_equal_to_its_dataset_and_that_of_another_seed_is_not(
+    tmp_path, data, recorded
+):
+    verify = ("-m", "dataloaderjob.local.cli", "verify", str(recorded / "record"))
+    done = python(*verify, cwd=tmp_path, data=tmp_path)
+    assert done.stdout == "equal: 12 batches of 1 rank, made again from what was recorded\n", done.stderr
+
+    other = str(tmp_path / "other")
+    words = ("train.py", "--epochs", "1", "--loader", "inprocess", "--seed", "1")
+    assert python(*words, cwd=EXAMPLE, data=data, DATALOADERJOB_RECORD=other).returncode == 0
+    done = python(*verify, other, cwd=tmp_path, data=data)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("rank 0, loader 0, epoch 0, batch 0: the keys differ: key number 0 is ")
 
 
 def test_an_image_is_about_normal_and_augmentation_changes_it(fashion, data):

@@ -32,7 +32,7 @@ def needed(*extras: str) -> Iterator[Requirement]:
     "requirement",
     [
         r
-        for r in {str(r): r for r in needed("operator", "feeder", "trainer", "api")}.values()
+        for r in {str(r): r for r in needed("operator", "feeder", "trainer", "sidecar", "api")}.values()
         if r.name != "torch"
     ],
     ids=str,
@@ -82,4 +82,4 @@ def test_every_extra_that_is_named_exists():
 
 
 def test_a_trainer_gets_what_its_process_imports():
-    assert {r.name for r in needed("trainer")} == {"torch", "numpy", "cloudpickle"}
+    assert {r.name for r in needed("trainer")} == {"torch", "numpy", "cloudpickle", "xxhash"}

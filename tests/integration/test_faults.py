@@ -9,12 +9,9 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -22,9 +19,10 @@ import torch
 from fault_data import Slow, digest_of
 from local_runs import started_as
 from rig import until
+from services import Service
 
 from dataloaderjob import DataLoader
-from dataloaderjob.local.status import LiveRun, live_runs
+from dataloaderjob.local.status import LiveRun
 
 SEEDS = int(os.environ.get("FAULT_SEEDS", "6"))
 FEEDERS = 3
@@ -34,7 +32,6 @@ FAULTS = {
     "ray": ("kill feeder", "stop feeder", "kill supervisor", "kill raylet", "kill gcs", "kill two feeders"),
     "local": ("kill feeder", "stop feeder", "kill supervisor", "kill host", "kill two feeders"),
 }
-SUPPORT = Path(__file__).parents[1] / "support"
 
 
 def vital(run: LiveRun, name: str) -> list[int]:
@@ -47,57 +44,10 @@ def vital(run: LiveRun, name: str) -> list[int]:
     return found
 
 
-class Service:
-    """A service of this machine, and what the tests ask of it."""
-
-    def __init__(self, folder: Path, provider: str) -> None:
-        self.provider = provider
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        self.log = folder / "log"
-        with self.log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, str(SUPPORT / "cluster_service.py"), str(folder), str(FEEDERS), provider],
-                stdout=out,
-                stderr=out,
-                env=environment,
-            )
-        self.socket = str(folder / "s")
-        until(lambda: os.path.exists(self.socket), 60, "the socket")
-        self.run = until(lambda: next((r for r in live_runs() if r.about["socket"] == self.socket), None), 10)
-
-    def status(self) -> dict:
-        return self.run.ask({"type": "status"})
-
-    def settled(self, feeders: int = FEEDERS) -> None:
-        def ready() -> bool:
-            try:
-                status = self.status()
-            except Exception:
-                return False
-            receivers = self.run.snapshot().sidecar.get("receivers", [])
-            connected = all(r["feeders_up"] == feeders and not r["feeders_suspect"] for r in receivers)
-            return status["ready"] == status["desired"] == feeders and connected
-
-        until(ready, 90, f"{feeders} ready feeders")
-
-    def feeder_pids(self) -> list[int]:
-        return [f["pid"] for f in self.status()["feeders"] if f.get("pid")]
-
-    def scale(self, feeders: int) -> None:
-        self.run.ask({"type": "scale", "feeders": feeders})
-
-    def end(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(30)
-        finally:
-            self.process.kill()
-
-
 @pytest.fixture(scope="module", params=list(FAULTS))
 def service(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("f")
-    made = Service(folder, request.param)
+    made = Service(folder, request.param, FEEDERS)
     os.environ["DATALOADERJOB_SOCKET"] = made.socket
     try:
         made.settled()

@@ -21,7 +21,7 @@ from rig import Rig
 from torch.utils import data
 
 from dataloaderjob import DataLoader
-from dataloaderjob.core.errors import InputError
+from dataloaderjob.trainer.context import FeedersContext
 
 
 @pytest.fixture(scope="module")
@@ -178,25 +178,23 @@ def test_lightning_on_two_ranks_gives_each_torchs_batches_in_every_epoch(rig: Ri
 # Accelerate
 
 
-def test_accelerate_is_refused_wherever_it_replaced_the_loader(rig: Rig) -> None:
+def test_accelerate_keeps_feeders_wherever_it_replaces_the_loader(rig: Rig) -> None:
     accelerate = pytest.importorskip("accelerate")
     from accelerate.data_loader import prepare_data_loader, skip_first_batches
 
     loader = DataLoader(Numbers(20), batch_size=4)
     accelerator = accelerate.Accelerator(cpu=True)
-    for replaced in (
-        accelerator.prepare(torch.nn.Linear(7, 1), loader)[1],
-        accelerator.prepare_data_loader(loader),
-        prepare_data_loader(loader, put_on_device=True),
-        accelerator.skip_first_batches(loader, 2),
-        skip_first_batches(loader, 2),
+    for replaced, first in (
+        (accelerator.prepare(torch.nn.Linear(7, 1), loader)[1], 0),
+        (accelerator.prepare_data_loader(loader), 0),
+        (prepare_data_loader(loader, put_on_device=True), 0),
+        (accelerator.skip_first_batches(loader, 2), 8),
+        (skip_first_batches(loader, 2), 8),
     ):
-        with pytest.raises(InputError, match=r"has replaced dataloaderjob.DataLoader by torch's own loader"):
-            next(iter(replaced))
-    assert isinstance(accelerator.prepare(data.DataLoader(Numbers(20))), data.DataLoader), (
-        "torch's own is let by"
-    )
-    assert ids(loader) == list(range(20))
+        assert isinstance(replaced.multiprocessing_context, FeedersContext)
+        assert ids(replaced) == list(range(first, 20))
+    theirs = accelerator.prepare(data.DataLoader(Numbers(20)))
+    assert theirs.multiprocessing_context is None, "torch's own is let by"
 
 
 def test_looking_into_a_loader_never_raises(rig: Rig) -> None:

@@ -17,8 +17,8 @@ from torch.utils import data
 
 from dataloaderjob import DataLoader
 from dataloaderjob.core.errors import InputError, UnsupportedBatch
-from dataloaderjob.trainer import loader as loaders
 from dataloaderjob.trainer import private
+from dataloaderjob.trainer import service as services
 from dataloaderjob.trainer.loader import MAX_PREFETCH, LeftOut
 
 
@@ -30,7 +30,7 @@ def rig() -> Iterator[Rig]:
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loaders, "_logged", set())
+    monkeypatch.setattr(services, "_logged", set())
 
 
 class Locked(Numbers):
@@ -118,8 +118,8 @@ def service(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.delenv("DATALOADERJOB_SOCKET")
     monkeypatch.setattr(private, "ensure", asked.append, raising=False)
     monkeypatch.setattr(private, "wait", lambda: rig.socket)
-    monkeypatch.setattr(loaders, "_most_workers", 0)
-    monkeypatch.setattr(loaders, "_ensured_workers", 0)
+    monkeypatch.setattr(services, "_most_workers", 0)
+    monkeypatch.setattr(services, "_ensured_workers", 0)
     return asked
 
 
@@ -201,7 +201,7 @@ class Sharded(data.IterableDataset):
 def test_a_stream_of_a_script_by_itself_has_torchs_workers_where_num_workers_is_given(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.delenv(loaders.SOCKET_VARIABLE, raising=False)
+    monkeypatch.delenv(services.SOCKET_VARIABLE, raising=False)
     expected = [b.tolist() for pair in data.DataLoader(Sharded(), 3, num_workers=2, **options) for b in pair]
     loader = DataLoader(Sharded(), 3, num_workers=2, **options)
     for _ in range(2):
@@ -231,7 +231,7 @@ def test_a_named_tuple_that_no_module_has_comes_back_as_itself(rig: Rig) -> None
 def test_a_loader_within_a_feeder_works_in_the_process_where_num_workers_was_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(loaders.IN_FEEDER_VARIABLE, "1")
+    monkeypatch.setenv(services.IN_FEEDER_VARIABLE, "1")
     assert ids(DataLoader(Numbers(5))) == list(range(5))
 
 

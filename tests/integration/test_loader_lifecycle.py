@@ -557,11 +557,12 @@ def test_interrupts_at_any_moment_leave_the_iterator_sound(
     rig: Rig, options: dict[str, int], next_within: Callable[[Any, float], Any]
 ) -> None:
     """What next() was about to return may be lost with the interrupt; nothing else is disturbed."""
-    interrupts = 0
+    interrupts, digests = 0, set()
     for _ in range(20):
         # a list's iterator is C code, which an interrupt cannot end, as it ends a generator
         batches = [[2 * i, 2 * i + 1] for i in range(120)]
-        iterator = iter(DataLoader(Numbers(240), batch_sampler=batches, **options))
+        loader = DataLoader(Numbers(240), batch_sampler=batches, **options)
+        iterator = iter(loader)
         found: list[int] = []
         before, disturb, batch = interrupts, True, None
         while True:
@@ -579,9 +580,11 @@ def test_interrupts_at_any_moment_leave_the_iterator_sound(
             found.append(batch[0].tolist()[0])
         assert found == sorted(set(found)), "each batch at most once, in order"
         assert 120 - len(found) <= interrupts - before, "only an interrupt may cost a batch"
+        digests.add(loader.digest)
         del iterator
     assert interrupts > 10
     if "timeout" in options:
+        assert len(digests) == 1, "what is given counts once, and so does what is lost on the way"
         gc.collect()
         assert ids(DataLoader(Numbers(50), batch_size=5)) == list(range(50))
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from local_runs import Project, broken_host, called, digest, path_first
 from rig import until
 
 from dataloaderjob.local import reaper
+from dataloaderjob.local.service import LINGER_S
+from dataloaderjob.local.status import sidecar_status
 
 
 @pytest.fixture
@@ -61,8 +64,17 @@ class Rank:
 
 
 def sleeps(pid: int) -> bool:
-    """Whether the process is in time.sleep; True where the kernel does not say."""
-    return Path(f"/proc/{pid}/wchan").read_text() in ("hrtimer_nanosleep", "do_nanosleep", "0")
+    """Whether the process is in time.sleep: the system call that it is in."""
+    number = Path(f"/proc/{pid}/syscall").read_text().split()[0]
+    return number in ("35", "230")  # nanosleep, clock_nanosleep of x86-64
+
+
+def depends_on_its_service(rank: Rank, base: Path) -> bool:
+    """Whether the rank waits for its service, or is attached to it: from then on it starts no other."""
+    folders = list(base.iterdir())
+    return sleeps(rank.process.pid) or any(
+        sidecar_status(str(folder / "s")).get("receivers") for folder in folders
+    )
 
 
 def services(base: Path) -> dict[int, str]:
@@ -230,19 +242,57 @@ def test_nothing_is_left_behind_when_something_is_killed(
             "the host, the reaper, the sidecar and the supervisor start",
         )
         # A service that ends before the rank waits for it is replaced.
-        until(lambda: sleeps(rank.process.pid), 30, "the rank waits for its service")
+        until(lambda: depends_on_its_service(rank, base), 30, "the rank waits for its service")
     os.kill(rank.process.pid if which == "the script" else pid, signal.SIGKILL)
     if which == "the service":
         assert rank.end() == 1
-        why = (
-            "its folder is gone"
-            if started
-            else "the private service ended while it started, and said nothing"
-        )
-        assert why in rank.text
+        why = ["its folder is gone"]
+        if not started:
+            why.append("the private service ended while it started, and said nothing")
+        assert any(words in rank.text for words in why), rank.text
     until(lambda: not reaper.tagged(run_id) and not os.listdir(base), 20, "all has ended")
     assert services(base) == {}
     rank.end()
+
+
+def test_a_service_whose_folder_somebody_removes_ends_after_its_script(tmp_path: Path, base: Path):
+    project = Project(tmp_path, 100_000, 0.001)
+    rank = Rank(project, base)
+    until(lambda: "batch 20" in rank.text, 60, "it iterates")
+    (run_id,) = services(base).values()
+    (folder,) = base.iterdir()
+    shutil.rmtree(folder)
+    seen = len(rank.text.splitlines())
+    until(lambda: len(rank.text.splitlines()) > seen + 100, 30, "it is served all the same")
+    time.sleep(LINGER_S + 1)
+    assert rank.process.poll() is None
+    assert reaper.tagged(run_id)
+    rank.process.kill()
+    until(lambda: not reaper.tagged(run_id), 15, "the service ends")
+    assert services(base) == {}
+    rank.end()
+
+
+def test_a_service_leaves_the_folder_to_the_one_that_has_it_now(tmp_path: Path, base: Path):
+    launch = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    first = Rank(Project(tmp_path, 100_000, 0.001), base, RANK="0", **launch)
+    until(lambda: "batch 20" in first.text, 60, "it iterates")
+    (run_id,) = services(base).values()
+    (folder,) = base.iterdir()
+    shutil.rmtree(folder)
+    second = Rank(Project(tmp_path, 100_000, 0.001), base, RANK="1", **launch)
+    until(lambda: "batch 20" in second.text, 60, "it has a service of its own in the same folder")
+    first.process.kill()
+    until(lambda: not reaper.tagged(run_id), 15, "the first service ends")
+    assert list(base.iterdir()) == [folder]
+    assert (folder / "s").is_socket()
+    assert (folder / "pid").is_file()
+    seen = len(second.text.splitlines())
+    until(lambda: len(second.text.splitlines()) > seen + 100, 30, "the second goes on")
+    second.process.kill()
+    until(lambda: not services(base) and not os.listdir(base), 15, "the second service ends, too")
+    first.end()
+    second.end()
 
 
 def test_a_service_that_is_killed_is_replaced_for_the_next_loader_and_leaves_nothing(

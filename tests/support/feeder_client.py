@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -15,7 +14,7 @@ import torch
 
 from dataloaderjob.codec.bundles import make_bundle
 from dataloaderjob.codec.decoding import Decoder
-from dataloaderjob.core import frames, sockets
+from dataloaderjob.core import digests, frames, sockets
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, Kind
 
@@ -142,7 +141,7 @@ def bundle_of(
 
 
 def checksum_holds(frame: Frame) -> bool:
-    return bool(frame.header.flags & Flag.CHECKSUM) and zlib.crc32(frame.payload) == frame.header.crc
+    return bool(frame.header.flags & Flag.CHECKSUM) and digests.intact(memoryview(frame.payload))
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float, what: str = "") -> Any:

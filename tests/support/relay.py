@@ -1,4 +1,4 @@
-"""A relay of TCP links that cuts them within bodies, between feeders and the sidecar of a `Rig`."""
+"""A relay of TCP links that cuts them within bodies, or damages a body, between feeders and the sidecar of a `Rig`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ PIECE_NBYTES = 1 << 16
 
 
 class Relay:
-    """Hands links on to one feeder, and ends each within a body, as long as cuts are left."""
+    """Hands links on to one feeder; ends each within a body while cuts are left, and flips a bit of some bodies."""
 
-    def __init__(self, host: str, port: int, *, cuts: int, seed: int) -> None:
+    def __init__(self, host: str, port: int, *, cuts: int = 0, flips: int = 0, seed: int = 0) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.cuts = 0
         """So far."""
+        self.flips = 0
+        """So far."""
+        self._most_flips = flips
         self._feeder, self._most, self._chance = (host, port), cuts, random.Random(seed)
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -63,8 +66,14 @@ class Relay:
         if cut:
             self.cuts += 1
             left = self._chance.randrange(1, left)
+        flip = header.kind == Kind.BODY and self.flips < self._most_flips and self._chance.random() < 0.5
+        self.flips += flip
         while left:
             piece = sockets.recv_exactly(feeder, min(left, PIECE_NBYTES))
+            if flip:
+                bit = self._chance.randrange(8 * len(piece))
+                piece = bytes([*piece[: bit // 8], piece[bit // 8] ^ 1 << bit % 8, *piece[bit // 8 + 1 :]])
+                flip = False
             receiver.sendall(piece)
             left -= len(piece)
         return not cut
@@ -77,12 +86,12 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 
 class CutRig(Rig):
-    """Its sidecar reaches the feeders by relays, which cut `cuts` bodies of each."""
+    """Its sidecar reaches the feeders by relays, which cut `cuts` bodies of each, and flip a bit in `flips`."""
 
-    def __init__(self, feeders: int, *, cuts: int, **sidecar: Any) -> None:
+    def __init__(self, feeders: int, *, cuts: int = 0, flips: int = 0, **sidecar: Any) -> None:
         super().__init__(feeders, **sidecar)
         self.relays: dict[str, Relay] = {}
-        self._cuts = cuts
+        self._troubles = {"cuts": cuts, "flips": flips}
 
     def __exit__(self, *exc: object) -> None:
         super().__exit__(*exc)
@@ -97,5 +106,5 @@ class CutRig(Rig):
 
     def _relay(self, instance: str, host: str, port: int) -> Relay:
         if instance not in self.relays:
-            self.relays[instance] = Relay(host, port, cuts=self._cuts, seed=len(self.relays))
+            self.relays[instance] = Relay(host, port, **self._troubles, seed=len(self.relays))
         return self.relays[instance]

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, Bundle
-from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.errors import RemoteProtocolError, ServiceUnavailable
 
 DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
 
@@ -114,3 +114,10 @@ def test_what_this_process_stores_is_hashed_once(tmp_path, monkeypatch):
     monkeypatch.setattr(hashlib, "sha256", lambda *data: hashed.append(data) or sha256(*data))
     BlobStore(tmp_path).put(b"content")
     assert len(hashed) == 1
+
+
+def test_a_folder_that_went_with_its_service_is_said(tmp_path):
+    store = BlobStore(tmp_path / "blobs")
+    (tmp_path / "blobs").rmdir()
+    with pytest.raises(ServiceUnavailable, match="its folder is gone"):
+        store.put(b"data")

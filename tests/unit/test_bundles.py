@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from dataloaderjob.codec import bundles, snapshot
+from dataloaderjob.codec import bundles, pickling, snapshot
 from dataloaderjob.codec.bundles import FIRST_BUFFER, load_bundle, make_bundle
 from dataloaderjob.codec.pickling import MIN_BUFFER_NBYTES
 from dataloaderjob.core.blobs import BlobStore, Bundle
@@ -460,3 +460,22 @@ def test_copying_that_is_slow_each_time_is_told(tmp_path, monkeypatch):
         )
     assert len(told) == 2
     assert all(seconds > 0 for seconds in told)
+
+
+def test_what_cannot_be_copied_holds_no_caller() -> None:
+    """An exception's frames know their callers, the iterator that is being made among them."""
+
+    class Iterator:
+        pass
+
+    def made() -> weakref.ref[Any]:
+        iterator = Iterator()
+        assert not pickling.picklable([threading.Lock()], None, ())
+        return weakref.ref(iterator)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert made()() is None
+    finally:
+        gc.enable()

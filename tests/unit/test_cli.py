@@ -1,12 +1,14 @@
-"""The command where something that it needs is not installed."""
+"""The command where something that it needs is not installed, or an option makes no sense."""
 
 from __future__ import annotations
 
+import struct
 import sys
 from pathlib import Path
 
 import pytest
 
+from dataloaderjob.core.errors import InputError, RemoteProtocolError, ServiceUnavailable
 from dataloaderjob.local import cli
 
 
@@ -18,3 +20,66 @@ def test_run_without_pydantic_names_what_to_install(
     monkeypatch.setitem(sys.modules, "pydantic", None)
     assert cli.main(["run", "--provider", "local", str(tmp_path / "job.yaml")]) == 2
     assert "'dataloaderjob[trainer,cli]' for --provider local" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["a", "b", "--sample", "3"], ["a", "--sample", "0"]], ids=["two-records", "zero"]
+)
+def test_a_sample_is_of_one_record(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", *words]) == 2
+    assert "--sample is a number of batches, 1 at least, for one record" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(5, "Input/output error"), RemoteProtocolError("no bundle"), ServiceUnavailable("nobody there"),
+        InputError("no record"), ModuleNotFoundError("no module"), struct.error("too short"),
+    ],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["verify", "a"], "verify.check"),
+        (["verify", "a", "b"], "verify.compare"),
+        (["replay", "a", "--epoch", "0", "--batch", "0"], "replay.Replay"),
+    ],
+)
+def test_verify_and_replay_end_with_1_for_a_difference_only(
+    words: list[str],
+    name: str,
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(f"dataloaderjob.local.{name}", fails)
+    assert cli.main(words) == 2
+    assert str(error) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("equal", "code"), [(True, 0), (False, 1)])
+@pytest.mark.parametrize("words", [["a"], ["a", "b"]], ids=["dataset", "two-records"])
+def test_what_verify_found_is_its_exit_code(
+    words: list[str], equal: bool, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("check", "compare"):
+        monkeypatch.setattr(f"dataloaderjob.local.verify.{name}", lambda *_, **__: (equal, ["a line"]))
+    assert cli.main(["verify", *words]) == code
+
+
+@pytest.mark.parametrize("words", [[], ["a", "b", "c"], ["a", "--epoch", "x"]])
+def test_verify_ends_with_2_for_words_that_it_does_not_know(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as found:
+        cli.main(["verify", *words])
+    assert found.value.code == 2
+
+
+@pytest.mark.parametrize("command", ["verify", "replay"])
+def test_whoever_runs_recorded_code_is_told_so(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    assert "use records that you trust" in " ".join(capsys.readouterr().out.split())

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataloaderjob.core import frames, sockets
-from dataloaderjob.core.frames import HEADER_NBYTES, Header, Kind
+from dataloaderjob.core import digests, frames, sockets
+from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Header, Kind
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
 from dataloaderjob.sidecar.feeder_connection import WAITALL_ABOVE_NBYTES, FeederConnection
 
@@ -151,3 +152,30 @@ def test_a_link_that_breaks_and_comes_back_swallows_nothing(feeder: Feeder, cut:
 @settings(max_examples=60, deadline=None)
 def test_a_link_may_break_anywhere(feeder: Feeder, cut: int, takes: bool, reset: bool) -> None:
     cut_and_come_back(feeder, Sink(takes=takes), STREAM[:cut], reset=reset)
+
+
+@pytest.mark.parametrize(
+    "bit", [None, 3, 70, 8 * len(BODY) - 1], ids=["intact", "digest", "identity", "last-bit"]
+)
+def test_a_body_that_came_damaged_ends_the_link_where_it_is_checked(feeder: Feeder, bit: int | None) -> None:
+    body = bytearray(BODY)
+    digests.seal(memoryview(body), 7)
+    if bit is not None:
+        body[bit // 8] ^= 1 << bit % 8
+    sink = Sink()
+    connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
+    link = feeder.link(connection)
+    for flags in (0, Flag.CHECKSUM):
+        header = frames.pack_header(Kind.BODY, generation=1, ticket=flags, nbytes=len(body), flags=flags)
+        link.sendall(header + body)
+    while not sink.came:
+        step(connection)
+    assert sink.came == [(0, bytes(body))], "unchecked"
+    if bit is None:
+        while len(sink.came) < 2:
+            step(connection)
+    else:
+        with pytest.raises(RemoteProtocolError, match="batch 1 came damaged from feeder-0"):
+            while len(sink.came) < 2:
+                step(connection)
+    connection.close()

@@ -136,14 +136,16 @@ def test_depth_is_bounded() -> None:
 @pytest.mark.parametrize(
     ("head", "why"),
     [
-        pytest.param(b"", "at least 16 bytes", id="empty"),
-        pytest.param(bytes(16), "no batch of version", id="zeros"),
-        pytest.param(layout.HEADER.pack(layout.MAGIC, 9, 0, 0, 0), "no batch of version", id="later-version"),
+        pytest.param(b"", "at least 32 bytes", id="empty"),
+        pytest.param(bytes(32), "no batch of version", id="zeros"),
         pytest.param(
-            layout.HEADER.pack(layout.MAGIC, layout.VERSION, 0, 1 << 31, 0), "exceeds", id="huge-schema"
+            layout.HEADER.pack(0, 0, layout.MAGIC, 9, 0, 0, 0), "no batch of version", id="later-version"
         ),
         pytest.param(
-            layout.HEADER.pack(layout.MAGIC, layout.VERSION, 0, 50, 0), "ends after 16 of 66", id="cut"
+            layout.HEADER.pack(0, 0, layout.MAGIC, layout.VERSION, 0, 1 << 31, 0), "exceeds", id="huge-schema"
+        ),
+        pytest.param(
+            layout.HEADER.pack(0, 0, layout.MAGIC, layout.VERSION, 0, 50, 0), "ends after 32 of 82", id="cut"
         ),
     ],
 )
@@ -155,7 +157,7 @@ def test_a_header_of_a_stranger_is_refused_with_the_reason(head: bytes, why: str
 def test_a_schema_that_does_not_fit_its_digest_is_refused() -> None:
     key = bytearray(layout.pack_schema(node(Kind.LIST, ())))
     layout.parse(bytes(key))
-    key[8] ^= 1
+    key[24] ^= 1
     with pytest.raises(RemoteProtocolError, match="digest"):
         layout.parse(bytes(key))
 

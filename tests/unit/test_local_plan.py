@@ -11,7 +11,7 @@ import pytest
 from dataloaderjob.api import parse_object
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.local.plan import RunPlan, expand, inherited_env, plan
-from dataloaderjob.local.run import check
+from dataloaderjob.local.run import check, recorded
 from dataloaderjob.local.service import plan as private_plan
 
 FOLDER = Path("/job")
@@ -182,3 +182,16 @@ def test_a_private_service_serves_all_local_ranks_and_feeders_import_what_traine
     assert made.env == {"LOCAL_WORLD_SIZE": "2", "X": "1"}
     assert (made.provider, made.feeder_env["PYTHONHASHSEED"]) == ("local", "0")
     assert private_plan(FOLDER, 1, {"PYTHONHASHSEED": "7"}).feeder_env["PYTHONHASHSEED"] == "7"
+
+
+def test_a_recorded_run_tells_every_trainer_and_no_feeder_where(tmp_path: Path) -> None:
+    made = recorded(planned(trainer={"replicas": 2}), tmp_path / "new" / "record")
+    assert [t.env["DATALOADERJOB_RECORD"] for t in made.trainers] == [str(tmp_path / "new" / "record")] * 2
+    assert (tmp_path / "new" / "record").is_dir()
+    assert "DATALOADERJOB_RECORD" not in made.service.feeder_env
+
+
+def test_a_record_needs_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"--record needs a folder that can be written to, .*file is none"):
+        recorded(planned(), tmp_path / "file")

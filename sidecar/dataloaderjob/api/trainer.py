@@ -346,7 +346,7 @@ class SidecarSpec(Model):
     prefetch: Whole = Field(default=16, ge=2, le=512)
     """Batches that are asked for ahead of the trainer, for each iterator."""
     checksum: Flag = False
-    """Feeders hash each batch and the sidecar verifies it, which costs CPU on both sides."""
+    """The sidecar compares each batch with the digest that its feeder gave it, which costs the sidecar CPU."""
     image: Image | None = None
     """Image of the sidecar. Left out: the operator's default. Ignored on one machine."""
     resources: Resources = resources(requests={"cpu": "250m"}, limits={"cpu": "2"})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
@@ -35,7 +36,10 @@ _MAX_SCHEMAS = 256
 _MAX_KEY_NBYTES = 1 << 20
 _SMALL_NBYTES = 1 << 16
 
-_HEAD_NBYTES = layout.HEADER.size
+_HEAD_AT = layout.SEAL.size
+_HEAD_END = layout.HEADER.size
+_read_words: Callable[[Memory, int], tuple[int, ...]] = struct.Struct("<4Q").unpack_from
+"""The header as four words: digest, identity, what says how long the schema is, its digest. One call for all."""
 _ndarray: Callable[..., np.ndarray[Any, Any]] = np.ndarray
 _from_numpy = torch.from_numpy
 
@@ -54,16 +58,19 @@ class Plan:
         "_num_values",
         "_still",
         "_values_offset",
+        "first_word",
         "head",
         "make",
         "nbytes",
         "num_leaves",
         "plain",
+        "second_word",
     )
 
     def __init__(self, head: bytes, parsed: layout.Layout, allow_pickle: bool) -> None:
         self.head = head
-        """The header with which each of these bodies begins."""
+        """The header that each of these bodies has behind its seal."""
+        self.first_word, self.second_word = layout.SEAL.unpack(head)
         self.plain = all(map(_is_plain, parsed.buffers))
         """Whether all leaves with buffers are tensors of ordinary types: `make` then needs no byte of the body."""
         self.num_leaves = len(parsed.buffers)
@@ -111,12 +118,14 @@ def _nodes(node: Node) -> Iterator[Node]:
 class Decoder:
     """Decodes bodies; one for each thread."""
 
-    __slots__ = ("_allow_pickle", "_last", "_plans")
+    __slots__ = ("_allow_pickle", "_last", "_plans", "digest")
 
     def __init__(self, *, allow_pickle: bool) -> None:
         self._allow_pickle = allow_pickle
         self._plans: dict[bytes, Plan] = {}
         self._last: Plan | None = None
+        self.digest = 0
+        """The digest of the body that `plan` saw last."""
 
     def decode(self, base: Body) -> Any:
         """Returns the batch of the body that `base` covers exactly; every tensor and array is a view of it.
@@ -130,7 +139,11 @@ class Decoder:
     def plan(self, memory: Memory, at: int, nbytes: int) -> Plan:
         """The plan of the body of `nbytes` that `memory` has at `at`. Raises as `decode` does."""
         plan = self._last
-        if plan is None or memory[at : at + _HEAD_NBYTES] != plan.head:
+        try:
+            self.digest, _, first, second = _read_words(memory, at)
+        except struct.error:
+            first = second = 0  # too short for any
+        if plan is None or second != plan.second_word or first != plan.first_word:
             plan = self._find(memory, at, nbytes)
         if nbytes != plan.nbytes:
             plan.check(nbytes)
@@ -138,15 +151,15 @@ class Decoder:
 
     def _find(self, memory: Memory, at: int, nbytes: int) -> Plan:
         """The plan of a body that is not like the one before it."""
-        head = bytes(memory[at : at + min(_HEAD_NBYTES, nbytes)])
-        plan = self._plans.get(head) or self._prepare(head, memory, at, nbytes)
+        start = bytes(memory[at : at + min(_HEAD_END, nbytes)])
+        plan = self._plans.get(start[_HEAD_AT:]) or self._prepare(start, memory, at, nbytes)
         self._last = plan
         return plan
 
-    def _prepare(self, head: bytes, memory: Memory, at: int, nbytes: int) -> Plan:
+    def _prepare(self, start: bytes, memory: Memory, at: int, nbytes: int) -> Plan:
         """Works out a schema and tries its buffers once, so that later only their end has to be checked."""
-        key = bytes(memory[at : at + min(layout.key_nbytes(head), nbytes)])
-        plan = Plan(head, layout.parse(key), self._allow_pickle)
+        key = bytes(memory[at : at + min(layout.key_nbytes(start), nbytes)])
+        plan = Plan(start[_HEAD_AT:], layout.parse(key), self._allow_pickle)
         plan.check(nbytes)
         try:
             plan.make(np.ndarray((nbytes,), np.uint8, memory, at))
@@ -155,7 +168,7 @@ class Decoder:
         if len(key) <= _MAX_KEY_NBYTES:
             if len(self._plans) >= _MAX_SCHEMAS:
                 del self._plans[next(iter(self._plans))]
-            self._plans[head] = plan
+            self._plans[plan.head] = plan
         return plan
 
 

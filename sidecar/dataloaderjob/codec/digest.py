@@ -1,7 +1,7 @@
-"""A canonical digest of a batch tree, to prove that two loaders give the same batches.
+"""Digests of a batch tree: that which it would have on its way to a trainer, and one to compare loaders of two kinds.
 
-It covers structure, classes, keys, attributes, dtypes, shapes and the bytes of every leaf, so that equal NaNs count
-as equal and 0.0 and -0.0 do not. It does not cover strides, requires_grad of tensors and identity.
+The second is canonical. It covers structure, classes, keys, attributes, dtypes, shapes and bytes of every leaf, so that
+equal NaNs count as equal and 0.0 and -0.0 do not. It does not cover strides, requires_grad of tensors and identity.
 """
 
 from __future__ import annotations
@@ -15,9 +15,19 @@ import numpy as np
 import torch
 
 from dataloaderjob.codec import objects, special
-from dataloaderjob.codec.encoding import is_class_of_items
+from dataloaderjob.codec.encoding import encode, is_class_of_items
 from dataloaderjob.codec.special import StaysError, attributes_beside
-from dataloaderjob.core import values
+from dataloaderjob.core import digests, values
+from dataloaderjob.core.consumption import error_mark
+
+
+def batch_digest(batch: Any, identity: int, *, allow_pickle: bool) -> int:
+    """The digest of a batch as a feeder would send it; of one that no feeder could send, the mark of the error."""
+    try:
+        encoded = encode(batch, allow_pickle=allow_pickle)
+    except Exception as exc:  # user code is asked for the state of its objects
+        return error_mark(exc)
+    return digests.of_parts(encoded.buffers, identity)
 
 
 class Hasher(Protocol):

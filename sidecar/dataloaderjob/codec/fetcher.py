@@ -40,8 +40,8 @@ from torch.utils.data._utils.worker import _generate_state
 from dataloaderjob.codec import names
 from dataloaderjob.codec.modules import MAINS
 from dataloaderjob.codec.pickling import UserCodePickler, rest_of, with_main
-from dataloaderjob.core import values
-from dataloaderjob.core.frames import Ticket
+from dataloaderjob.core import digests, values
+from dataloaderjob.core.frames import Ticket, all_ints
 
 SAMPLE = "__getitem__"
 SAMPLES = "__getitems__"
@@ -180,6 +180,13 @@ def key_number(key: Any) -> int:
     except values.NotPlainError:
         data = f"{type(key).__module__}.{type(key).__qualname__}".encode()
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+
+def identity_of(ticket_no: int, ticket: Ticket) -> int:
+    """Names the batch of a ticket by its place and its keys, as `key_number` has them, the same in every process."""
+    keys = ticket.keys
+    numbers = keys if type(keys) is list and all_ints(keys) else list(map(key_number, keys))
+    return digests.identity(ticket_no, ticket.first_position, ticket.bare, numbers)
 
 
 def seed_generators(seed: int) -> None:

@@ -344,10 +344,22 @@ def why_not(
         for part in (obj,) if alone else with_main(obj, pickler.reached):
             pickler.dump(part)
     except Exception as exc:  # whatever a __reduce__ of the user raises
-        return exc
+        return _without_frames(exc)
     finally:
         pickler.close()
     return None
+
+
+def _without_frames(exc: BaseException) -> BaseException:
+    """The exception, and those that led to it, without tracebacks.
+
+    Whoever keeps it in a variable would be among its frames: a circle that holds all callers, a loader's iterator, say.
+    """
+    one: BaseException | None = exc
+    while one is not None and one.__traceback__ is not None:
+        one.__traceback__ = None
+        one = one.__cause__ or one.__context__
+    return exc
 
 
 def changed_meanwhile(exc: BaseException) -> bool:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.errors import RemoteProtocolError, ServiceUnavailable
 
 CHUNK_NBYTES = 4 * 1024 * 1024
 NODE_KEEP_S = 600.0
@@ -150,7 +150,21 @@ class BlobStore:
         return removed
 
     def write(self, digest: str, chunks: Iterable[bytes | memoryview], *, check: bool = True) -> None:
-        """Stores the chunks under `digest`. With `check`, RemoteProtocolError if they hash to something else."""
+        """Stores the chunks under `digest`. With `check`, RemoteProtocolError if they hash to something else.
+
+        Raises ServiceUnavailable where the folder went with the service that it belongs to; OSError.
+        """
+        try:
+            self._write(digest, chunks, check=check)
+        except FileNotFoundError as exc:
+            if self.folder.is_dir():
+                raise
+            raise ServiceUnavailable(
+                f"the service ended while it was given data, its folder is gone ({self.folder}): iterate anew, and see "
+                "what ended it"
+            ) from exc
+
+    def _write(self, digest: str, chunks: Iterable[bytes | memoryview], *, check: bool) -> None:
         target, found = self.path(digest), hashlib.sha256() if check else None
         fd, name = tempfile.mkstemp(dir=self.folder, prefix=".part-")
         try:

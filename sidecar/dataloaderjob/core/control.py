@@ -102,6 +102,7 @@ W_LEASED_NBYTES = 27  # T: bytes under lease
 W_STREAMS = 28  # T: live iterators
 W_STEP_NS = 29  # T: time between the end of one next() and the start of the following one
 W_READY_CALLS = 30  # T: calls of next() that found their batch ready
+W_DIGEST = 31  # T: sum of the rolling digests of all loaders (`core.consumption`), modulo 2**64
 W_METRICS = 64  # R: its own of `sidecar.metrics.METRICS`, in their order
 
 _EMPTY_ROW = memoryview(bytes(8 * WINDOW)).cast("Q")

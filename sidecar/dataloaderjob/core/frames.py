@@ -16,7 +16,7 @@ A frame is a header of 64 bytes, then `nbytes` bytes of payload. Integers are li
 | nbytes     | u64  | payload bytes behind this header |
 | room       | u64  | TICKET: bytes reserved, may be sent unasked. ANNOUNCE: size of the body. PROGRESS: position.
 |            |      | BODY: bundles that the feeder has loaded so far |
-| crc        | u32  | crc32 of the payload if `Flag.CHECKSUM`, else 0 |
+|            | u32  | 0 |
 | check      | u32  | crc32 of the 60 bytes before |
 
 The payload of a ticket says seeds, position and keys of one batch. The trainer packs it, the receiver hands it on
@@ -43,11 +43,11 @@ from typing import Any, NamedTuple
 
 from dataloaderjob.core.errors import RemoteProtocolError
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAGIC = 0x4A44
-HEADER = struct.Struct("<HBBHHIIQ16sQQII")
+HEADER = struct.Struct("<HBBHHIIQ16sQQ4xI")
 HEADER_NBYTES = HEADER.size
-_HEAD = struct.Struct("<HBBHHIIQ16sQQI")
+_HEAD = struct.Struct("<HBBHHIIQ16sQQ4x")
 _CHECK = struct.Struct("<I")
 MAX_CONTROL_NBYTES = 64 * 1024 * 1024
 """Largest payload of any frame but BODY: a ticket with a million indices takes 8 MB."""
@@ -100,7 +100,7 @@ class Kind(IntEnum):
 
 class Flag(IntFlag):
     CHECKSUM = 1
-    """`crc` covers the payload. In a TICKET: the body must carry it."""
+    """The receiver compares this BODY with its digest (`core.digests`); a TICKET asks for such a body."""
     PROBE = 2
     """Asks in a TICKET: report PROGRESS before each sample; this ticket was out when a feeder died or hung."""
     ELSEWHERE = 4
@@ -123,7 +123,6 @@ class Header(NamedTuple):
     bundle: bytes
     nbytes: int
     room: int
-    crc: int
 
 
 def pack_header(
@@ -137,11 +136,10 @@ def pack_header(
     room: int = 0,
     flags: int = 0,
     load: int = 0,
-    crc: int = 0,
 ) -> bytes:
     """Returns the 64 bytes of a header."""
     head = _HEAD.pack(
-        MAGIC, PROTOCOL, kind, flags, min(load, 0xFFFF), generation, stream, ticket, bundle, nbytes, room, crc
+        MAGIC, PROTOCOL, kind, flags, min(load, 0xFFFF), generation, stream, ticket, bundle, nbytes, room
     )
     return head + _CHECK.pack(zlib.crc32(head))
 
@@ -152,7 +150,7 @@ def unpack_header(data: bytes | bytearray | memoryview, allowed: frozenset[Kind]
     Raises RemoteProtocolError before anything is allocated when magic, version, checksum, kind
     or length are not what a peer of this role may send.
     """
-    magic, version, kind, flags, load, generation, stream, ticket, bundle, nbytes, room, crc, check = (
+    magic, version, kind, flags, load, generation, stream, ticket, bundle, nbytes, room, check = (
         HEADER.unpack_from(data)
     )
     if magic != MAGIC or zlib.crc32(memoryview(data)[: _HEAD.size]) != check:
@@ -164,7 +162,7 @@ def unpack_header(data: bytes | bytearray | memoryview, allowed: frozenset[Kind]
     limit = MAX_BODY_NBYTES if kind == Kind.BODY else MAX_CONTROL_NBYTES
     if nbytes > limit or room > MAX_BODY_NBYTES:
         raise RemoteProtocolError(f"a {Kind(kind).name} frame of {nbytes} bytes exceeds {limit}")
-    return Header(kind, flags, load, generation, stream, ticket, bundle, nbytes, room, crc)
+    return Header(kind, flags, load, generation, stream, ticket, bundle, nbytes, room)
 
 
 class KeyForm(IntEnum):
@@ -248,6 +246,12 @@ def unpack_ticket(data: bytes | memoryview) -> Ticket:
             raise RemoteProtocolError(f"a ticket says {n} keys and holds {len(keys)}")
         return Ticket(base_seed, first, bool(bare), list(keys) if key_form == KeyForm.ITEMS else keys)
     raise RemoteProtocolError(f"key form {key_form} is not known: this feeder serves map-style datasets only")
+
+
+def positions_of(data: bytes | memoryview) -> tuple[int, int]:
+    """(position of the first sample, samples) of a packed ticket."""
+    _, first, _, _, _, n = _ticket_head(data)
+    return first, n
 
 
 def base_seed_of(data: bytes | memoryview) -> int:

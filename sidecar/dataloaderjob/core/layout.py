@@ -1,13 +1,17 @@
 """The bytes of a batch: header, schema, leaf buffers, values. Pure: knows neither torch nor numpy.
 
+    u64 digest, u64 identity
     u16 magic, u8 version, u8 0, u32 schema bytes, u64 digest of the schema
     schema          one value of `core.values`: the tree, with a tuple for each node
     leaf buffers    in the order of the tree, depth first, each at a multiple of 64 bytes
     values          what is plain in the tree, one after the other, to the end of the body
 
-The schema says all about structure, types, shapes and places, and nothing about content. So the header, with
-the schema's digest in it, is the same for every batch of one kind, and serves a decoder as the key of what it
-worked out before; numbers and strings that change lie behind, in the values.
+The first two words are the seal of a batch (`core.digests`): the digest covers every byte behind it, the identity
+says of which ticket and keys the batch was made.
+
+The schema says all about structure, types, shapes and places, and nothing about content. So the header behind the seal,
+with the schema's digest in it, is the same for every batch of one kind, and serves a decoder as the key of what
+it worked out before; numbers and strings that change lie behind, in the values.
 
 A node is a tuple that starts with its kind:
 
@@ -43,8 +47,9 @@ from dataloaderjob.core import values
 from dataloaderjob.core.errors import RemoteProtocolError
 
 MAGIC = 0x4A42
-VERSION = 3
-HEADER = struct.Struct("<HBBIQ")
+VERSION = 4
+SEAL = struct.Struct("<QQ")
+HEADER = struct.Struct("<QQHBBIQ")
 ALIGNMENT = 64
 MAX_SCHEMA_NBYTES = 64 * 1024 * 1024
 MAX_DEPTH = values.MAX_DEPTH // 2 - 8
@@ -150,9 +155,9 @@ def place(start: int, sizes: Iterable[int]) -> tuple[list[int], int]:
 
 
 def pack_schema(node: tuple[Any, ...]) -> bytes:
-    """Header and schema, the first bytes of a body."""
+    """Header and schema, the first bytes of a body; the seal is still to be filled in."""
     schema = values.pack(node)
-    return HEADER.pack(MAGIC, VERSION, 0, len(schema), digest(schema)) + schema
+    return HEADER.pack(0, 0, MAGIC, VERSION, 0, len(schema), digest(schema)) + schema
 
 
 def digest(schema: bytes) -> int:
@@ -163,9 +168,10 @@ def key_nbytes(head: bytes | memoryview) -> int:
     """Bytes of header and schema together, from the first bytes of a body. Raises RemoteProtocolError."""
     if len(head) < HEADER.size:
         raise RemoteProtocolError(f"a batch needs at least {HEADER.size} bytes, found {len(head)}")
-    magic, version, _, nbytes, _ = HEADER.unpack_from(head)
+    _, _, magic, version, _, nbytes, _ = HEADER.unpack_from(head)
     if magic != MAGIC or version != VERSION:
-        raise RemoteProtocolError(f"no batch of version {VERSION} begins with {bytes(head[:3]).hex()}")
+        found = bytes(head[SEAL.size : SEAL.size + 3]).hex()
+        raise RemoteProtocolError(f"no batch of version {VERSION} has {found} behind its digests")
     if nbytes > MAX_SCHEMA_NBYTES:
         raise RemoteProtocolError(f"a batch's schema of {nbytes} bytes exceeds {MAX_SCHEMA_NBYTES}")
     return HEADER.size + int(nbytes)
@@ -175,7 +181,7 @@ def parse(key: bytes) -> Layout:
     """Checks and parses header and schema. Raises RemoteProtocolError on anything that is not one."""
     if len(key) != key_nbytes(key):
         raise RemoteProtocolError(f"a batch's schema ends after {len(key)} of {key_nbytes(key)} bytes")
-    if HEADER.unpack_from(key)[4] != digest(key[HEADER.size :]):
+    if HEADER.unpack_from(key)[-1] != digest(key[HEADER.size :]):
         raise RemoteProtocolError("a batch's schema does not fit its digest")
     schema = values.unpack(key[HEADER.size :])
     parser = _Parser(end=len(key))

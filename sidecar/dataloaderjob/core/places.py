@@ -37,6 +37,9 @@ PATH_VARIABLE = "DATALOADERJOB_PATH"
 RUN_VARIABLE = "DATALOADERJOB_RUN_ID"
 IN_FEEDER_VARIABLE = "DATALOADERJOB_IN_FEEDER"
 NODE_FOLDER_VARIABLE = "DATALOADERJOB_NODE_FOLDER"
+RECORD_VARIABLE = "DATALOADERJOB_RECORD"
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+"""Where launchers say which rank a process is; the first that is set counts."""
 VARIABLES = (
     (
         SOCKET_VARIABLE, "job", "trainer", "the private service of the script",
@@ -53,6 +56,10 @@ VARIABLES = (
     (
         ALLOW_PICKLE_VARIABLE, "job, you", "trainer", "not allowed",
         "`1`: batches may hold objects that only pickle can carry, as with `allow_pickle=True`.",
+    ),
+    (
+        RECORD_VARIABLE, "`dataloaderjob run --record`, you", "trainer", "nothing is recorded",
+        "Folder in which each trainer process writes down what it takes, for `verify` and `replay`.",
     ),
     (
         FOLDER_VARIABLE, "you", "trainer", "`dataloaderjob` in `XDG_RUNTIME_DIR`, else in the temporary folder",

@@ -73,7 +73,7 @@ class LoaderSettings:
     batch_deadline_s: float = 300.0
     progress_after_s: float = 30.0
     checksum: bool = False
-    """crc32 over every body."""
+    """The receiver compares every body with its digest."""
 
     @property
     def limit_nbytes(self) -> int:

@@ -14,30 +14,28 @@ import os
 import struct
 import sys
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-from torch.utils.data import _utils
 
 from dataloaderjob.codec.bundles import UserCode
 from dataloaderjob.codec.encoding import EncodedBatch, encode
 from dataloaderjob.codec.failures import pack_failure
-from dataloaderjob.codec.fetcher import Fetcher, seed_batch, seed_worker
-from dataloaderjob.core import frames
+from dataloaderjob.codec.fetcher import Fetcher, identity_of, seed_batch, seed_worker
+from dataloaderjob.codec.sessions import begin_session, introduce
+from dataloaderjob.core import digests, frames
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag
 from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Introduction, Kind, Message
 
-CHECKSUM, PROBE = int(Flag.CHECKSUM), int(Flag.PROBE)
+PROBE = int(Flag.PROBE)
 PROBE_WAIT_S = 0.5
 """A PROGRESS message gets so long to leave the feeder before its sample, which may end the process, is made."""
 SPARE_BUFFERS = 3
 """Free buffers kept: what a feeder may hold of one session, and one to build into."""
 _ROUND_NBYTES = 64 * 1024
-_MASK63 = (1 << 63) - 1
 PLACE = struct.Struct("<Qq")
 """Words of the page that a builder shares with its template: serial of the task, position of the sample."""
 
@@ -131,13 +129,12 @@ class Builder:
     # worker_init_fn
 
     def _init(self, session: Introduction) -> bool:
-        """Begins as torch's worker does: seeds, then worker_init_fn. Returns False when that failed."""
+        """Begins a session. Returns False when that failed."""
         self._session = session
         try:
-            self._introduce(session.base_seed)
-            seed_worker(session.base_seed & _MASK63, session.index)
-            if self._code.worker_init_fn is not None:
-                self._code.worker_init_fn(session.index)
+            begin_session(
+                self._code, index=session.index, num_workers=session.num_workers, base_seed=session.base_seed
+            )
         except KeyboardInterrupt:
             raise
         except BaseException as exc:  # user code may raise anything, SystemExit too
@@ -145,19 +142,6 @@ class Builder:
             return False
         self._channel.send(Kind.UP)
         return True
-
-    def _introduce(self, base_seed: int) -> None:
-        """Makes torch's get_worker_info() answer, with the seed of the iterator that is served now."""
-        session, worker = self._here, _utils.worker
-        seed = (base_seed & _MASK63) + session.index
-        info = worker._worker_info  # noqa: SLF001  torch offers no other way to be a worker
-        if info is None or info.seed != seed:
-            worker._worker_info = worker.WorkerInfo(  # noqa: SLF001
-                id=session.index,
-                num_workers=max(session.num_workers, session.index + 1),
-                seed=seed,
-                dataset=self._code.dataset,
-            )
 
     @property
     def _here(self) -> Introduction:
@@ -171,12 +155,12 @@ class Builder:
         serial = message.a
         PLACE.pack_into(self._place, 0, serial, NOWHERE)
         made = self._make(message)
-        kind, payload = (Kind.FAILED, made) if isinstance(made, bytes) else self._place_body(message, made)
+        kind, payload = (Kind.FAILED, made) if isinstance(made, bytes) else self._place_body(*made)
         self._channel.send(kind, a=serial, payload=payload)
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
 
-    def _place_body(self, message: Message, made: EncodedBatch) -> tuple[Kind, bytes]:
-        """Returns what to answer, and its payload."""
+    def _place_body(self, made: EncodedBatch, identity: int) -> tuple[Kind, bytes]:
+        """Copies a batch and seals it. Returns what to answer, and its payload."""
         try:
             number, view = self._buffers.take(made.nbytes)
         except ConnectionError:
@@ -187,20 +171,25 @@ class Builder:
         for part in made.buffers:
             view[at : at + len(part)] = part
             at += len(part)
-        crc = zlib.crc32(view[:at]) if message.flags & CHECKSUM else 0
+        with view[:at] as body:
+            digests.seal(body, identity)
         view.release()
-        return Kind.BUILT, BUILT.pack(number, at, crc)
+        return Kind.BUILT, BUILT.pack(number, at)
 
-    def _make(self, message: Message) -> EncodedBatch | bytes:
-        """Returns a batch, or the packed failure of whatever user code raises."""
+    def _make(self, message: Message) -> tuple[EncodedBatch, int] | bytes:
+        """Returns a batch with its identity, or the packed failure of whatever user code raises."""
         phase = "loading the sampler's keys"
         try:
             ticket = _unpack(message.payload)
-            self._introduce(ticket.base_seed)
+            introduce(
+                self._code.dataset, index=self._here.index, num_workers=self._here.num_workers,
+                base_seed=ticket.base_seed,
+            )  # fmt: skip
             phase = ""  # of the user's code: the fetcher says which
             batch = self._fetcher.fetch(message.b, ticket, self._on_sample(message))
             phase = "encoding the batch"
-            return encode(batch, allow_pickle=self._here.allow_pickle)
+            made = encode(batch, allow_pickle=self._here.allow_pickle)
+            return made, identity_of(message.b, ticket)
         except KeyboardInterrupt:
             raise
         except BaseException as exc:

@@ -230,8 +230,8 @@ class Builders:
         elif message.kind == Kind.PROGRESS:
             self._owner.progress(task, message.b)
         elif message.kind == Kind.BUILT:
-            number, nbytes, crc = ch.BUILT.unpack(message.payload)
-            body = Body(session, number, memoryview(session.buffers[number])[:nbytes], crc)
+            number, nbytes = ch.BUILT.unpack(message.payload)
+            body = Body(session, number, memoryview(session.buffers[number])[:nbytes])
             self._finished(session)
             self.templates.fork_ahead(session.template, nbytes)
             self._owner.built(task, body)

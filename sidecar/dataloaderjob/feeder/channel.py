@@ -38,8 +38,8 @@ from dataloaderjob.feeder.feeding_states import Task
 _HEAD = struct.Struct("<BBHIQQ")
 _READ_NBYTES = 256 * 1024
 _FDS_NBYTES = socket.CMSG_SPACE(16 * 4)
-BUILT = struct.Struct("<QQI")
-"""Payload of Kind.BUILT: number of the buffer, bytes of the body in it, crc32."""
+BUILT = struct.Struct("<QQ")
+"""Payload of Kind.BUILT: number of the buffer, bytes of the body in it."""
 ENDED = struct.Struct("<qQq")
 """Payload of Kind.ENDED: exit code (negative: signal), serial of the task being made, position of its sample."""
 NOWHERE = -1
@@ -245,7 +245,6 @@ class Body(NamedTuple):
     session: Session
     buffer: int
     view: memoryview
-    crc: int
 
 
 @dataclass(slots=True, eq=False)

@@ -240,7 +240,7 @@ class Sender:
         body: Body = task.body
         header = frames.pack_header(
             Kind.BODY, generation=task.generation, stream=task.stream, ticket=task.ticket, bundle=task.bundle,
-            nbytes=task.nbytes, room=self._loads(), flags=task.flags & CHECKSUM, load=self._machine.load, crc=body.crc,
+            nbytes=task.nbytes, room=self._loads(), flags=task.flags & CHECKSUM, load=self._machine.load,
         )  # fmt: skip
         return [header, body.view]
 

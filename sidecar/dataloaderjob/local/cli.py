@@ -1,11 +1,13 @@
-"""The command `dataloaderjob`: run, status, scale, version."""
+"""The command `dataloaderjob`: run, status, scale, verify, replay, version."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dataloaderjob import __version__
 from dataloaderjob.core.errors import DataLoaderJobError, InputError
@@ -13,6 +15,9 @@ from dataloaderjob.providers.provider import NAMES as PROVIDERS
 
 EXIT_INPUT = 2
 EXIT_FAILED = 1
+EXIT_DIFFERENT = 1
+"""The code of verify and replay for a difference only, as of diff and cmp: what goes wrong ends with EXIT_TROUBLE."""
+EXIT_TROUBLE = 2
 EXIT_INTERRUPTED = 130
 
 
@@ -23,7 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(args.command(args))
     except (DataLoaderJobError, OSError) as exc:
         sys.stderr.write(f"dataloaderjob: {exc}\n")
-        return EXIT_INPUT if isinstance(exc, InputError) else EXIT_FAILED
+        return EXIT_INPUT if isinstance(exc, InputError) else int(args.failed)
+    except Exception:  # user code in a record, or an error of ours
+        traceback.print_exc()
+        return int(args.failed)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -32,6 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="dataloaderjob",
         description="Runs a DataLoaderJob on this machine: feeders, sidecar and trainers.",
     )
+    parser.set_defaults(failed=EXIT_FAILED)
     commands = parser.add_subparsers(required=True, metavar="command")
     run = commands.add_parser("run", help="run a manifest here; ends with the trainers' exit code")
     run.add_argument("manifest", type=Path, help="a DataLoaderJob manifest")
@@ -41,6 +50,10 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--provider", choices=PROVIDERS, default=PROVIDERS[0],
         help="who starts feeders: ray as on a cluster (default), or plain processes of this machine",
+    )  # fmt: skip
+    run.add_argument(
+        "--record", type=Path, metavar="FOLDER",
+        help="write down what each rank consumes, for verify and replay; a run that is resumed takes the same folder",
     )  # fmt: skip
     run.set_defaults(command=_run)
     status = commands.add_parser("status", help="show what runs here")
@@ -53,8 +66,54 @@ def make_parser() -> argparse.ArgumentParser:
     scale.add_argument("replicas", type=int, help="the new number")
     scale.add_argument("--dir", help="folder of the run, where several live")
     scale.set_defaults(command=_scale)
+    _add_verify(commands)
+    _add_replay(commands)
     commands.add_parser("version", help="show the version").set_defaults(command=_version)
     return parser
+
+
+_TRUST = "This runs the code in the record: use records that you trust."
+
+
+def _add_verify(commands: Any) -> None:
+    verify = commands.add_parser(
+        "verify", help="compare two recorded runs, or one with its dataset",
+        description="Compares what two runs consumed, or one run with what its own code and data make here, and names "
+        f"the first difference. {_TRUST} Exit codes: 0 equal, 1 a difference was found, 2 nothing "
+        "was found out, for a reason that standard error has.",
+    )  # fmt: skip
+    verify.add_argument("record", type=Path, help="the folder of a run's --record")
+    verify.add_argument(
+        "other", type=Path, nargs="?", help="that of another run; left out: batches are made again"
+    )
+    verify.add_argument("--epoch", type=int, metavar="E", help="look at this epoch only; the first is 0")
+    verify.add_argument(
+        "--sample", type=int, metavar="N", help="make N batches again, evenly spread, instead of all"
+    )
+    verify.set_defaults(command=_verify, failed=EXIT_TROUBLE)
+
+
+def _add_replay(commands: Any) -> None:
+    replay = commands.add_parser(
+        "replay", help="make one recorded batch again in this process",
+        description="Makes one batch of a recorded run again in this process and says whether it is what was consumed. "
+        f"{_TRUST} Exit codes: 0 equal, 1 not equal, 2 nothing was found out, for a reason that standard error has.",
+    )  # fmt: skip
+    replay.add_argument("record", type=Path, help="the folder of a run's --record")
+    replay.add_argument("--rank", default="0", metavar="R", help="the rank (default: 0)")
+    replay.add_argument(
+        "--loader", type=int, default=0, metavar="L",
+        help="number of the loader, in the order in which the script made them (default: 0)",
+    )  # fmt: skip
+    replay.add_argument(
+        "--epoch", type=int, required=True, metavar="E", help="the loader's epoch; the first is 0"
+    )
+    replay.add_argument(
+        "--batch", type=int, required=True, metavar="N", help="number in the epoch; the first is 0"
+    )
+    replay.add_argument("--pdb", action="store_true", help="stop in the debugger where each sample is made")
+    replay.add_argument("--output", type=Path, metavar="FILE", help="write the batch there with torch.save")
+    replay.set_defaults(command=_replay, failed=EXIT_TROUBLE)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -68,7 +127,7 @@ def _run(args: argparse.Namespace) -> int:
     from dataloaderjob.local.run import run
 
     job = load_manifest(args.manifest)
-    return run(job, args.manifest, metrics_port=args.metrics_port, provider=args.provider)
+    return run(job, args.manifest, metrics_port=args.metrics_port, provider=args.provider, record=args.record)
 
 
 def _status(args: argparse.Namespace) -> int:
@@ -116,6 +175,35 @@ def _scale(args: argparse.Namespace) -> int:
     run.ask({"type": "scale", "feeders": feeders})
     _print(f"{run.job}: {feeders} feeders from now on")
     return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from dataloaderjob.local.verify import check, compare
+
+    if args.sample is not None and (args.other is not None or args.sample < 1):
+        raise InputError(
+            "--sample is a number of batches, 1 at least, for one record that is compared with its dataset"
+        )
+    if args.other is not None:
+        equal, lines = compare(args.record, args.other, epoch=args.epoch)
+    else:
+        equal, lines = check(args.record, epoch=args.epoch, sample=args.sample)
+    for line in lines:
+        _print(line)
+    return 0 if equal else EXIT_DIFFERENT
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from dataloaderjob.local.replay import Replay
+
+    output = None if args.output is None else args.output.absolute()
+    replay = Replay(args.record, rank=args.rank, loader=args.loader, epoch=args.epoch, batch=args.batch)
+    replay.make(debug=args.pdb)
+    for line in replay.lines():
+        _print(line)
+    if output is not None:
+        replay.save(output)
+    return 0 if replay.equal else EXIT_DIFFERENT
 
 
 def _version(_: argparse.Namespace) -> int:

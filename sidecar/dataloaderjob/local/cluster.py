@@ -351,8 +351,9 @@ class LocalCluster:
             return
         self._sidecar_over = True
         self._stop(Part.SIDECAR, 2.0)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.socket)
+        if self._folder is None or not reaper.is_anothers(self._folder, os.getpid()):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.socket)
 
     def close(self) -> None:
         """Ends everything, here and now. Safe to call twice."""

@@ -57,8 +57,13 @@ def main() -> None:
 def give_up(folder: Path, pid: int) -> None:
     """Removes the files of a private service, unless another than `pid` has the folder."""
     with locked(folder):
-        if service_of(folder) in (None, pid):
+        if not is_anothers(folder, pid):
             folders.remove(folder, places.FILES)
+
+
+def is_anothers(folder: Path, pid: int) -> bool:
+    """Whether another service than `pid` has this folder: somebody removed it, and a rank made it anew."""
+    return service_of(folder) not in (None, pid)
 
 
 def service_of(folder: Path) -> int | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.core.places import SOCKET_VARIABLE
+from dataloaderjob.core.places import RECORD_VARIABLE, SOCKET_VARIABLE
 from dataloaderjob.local.children import Child, Command, Loop, check_words, exit_code
 from dataloaderjob.local.cluster import LocalCluster, free_port
 from dataloaderjob.local.console import Console, progress_line, summary, table_of
@@ -44,12 +44,22 @@ HOST_QUIET_S = 0.1
 """The feeder host hands on at once what its feeders print."""
 
 
-def run(job: DataLoaderJob, manifest: Path, *, metrics_port: int | None = None, provider: str = RAY) -> int:
-    """Returns the exit code. Raises InputError before anything is started."""
+def run(
+    job: DataLoaderJob,
+    manifest: Path,
+    *,
+    metrics_port: int | None = None,
+    provider: str = RAY,
+    record: Path | None = None,
+) -> int:
+    """Returns the exit code. Raises InputError before anything is started. `record`: where trainers write what they
+    take."""
     planned = plan(
         job, folder=manifest.resolve().parent, env=os.environ, master_port=free_port(), provider=provider
     )
     planned = replace(planned, service=replace(planned.service, metrics_port=metrics_port))
+    if record is not None:
+        planned = recorded(planned, record)
     console = Console()
     if planned.ignored:
         console.say(f"one machine has no use for, and ignores: {', '.join(planned.ignored)}")
@@ -58,6 +68,17 @@ def run(job: DataLoaderJob, manifest: Path, *, metrics_port: int | None = None, 
         return 0
     check(planned)
     return Run(planned, manifest, console).run()
+
+
+def recorded(planned: RunPlan, folder: Path) -> RunPlan:
+    """The same run, whose trainers write down what they take. Raises InputError where they cannot."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise InputError(f"--record needs a folder that can be written to, {folder} is none: {exc}") from exc
+    variable = {RECORD_VARIABLE: str(folder.resolve())}
+    trainers = tuple(replace(trainer, env={**trainer.env, **variable}) for trainer in planned.trainers)
+    return replace(planned, trainers=trainers)
 
 
 def check(planned: RunPlan) -> None:

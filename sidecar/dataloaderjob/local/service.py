@@ -26,7 +26,7 @@ from dataloaderjob.core.settings import LoaderSettings, memory_limit
 from dataloaderjob.local.children import Loop, Started
 from dataloaderjob.local.cluster import LocalCluster, ServicePlan
 from dataloaderjob.local.forks import Forked, environments
-from dataloaderjob.local.reaper import give_up, locked
+from dataloaderjob.local.reaper import give_up, is_anothers, locked, service_of
 from dataloaderjob.local.status import sidecar_status
 from dataloaderjob.providers.provider import LOCAL
 
@@ -162,10 +162,24 @@ class Service:
 
     def _look(self) -> None:
         starter_alive = self._starter is not None and alive(self._starter)
-        receivers = self._cluster.snapshot.sidecar.get("receivers")
-        count = None if receivers is None else len(receivers)
-        if self._idle.see(receivers=count, starter_alive=starter_alive, now=time.monotonic()):
+        if self._idle.see(receivers=self._receivers(), starter_alive=starter_alive, now=time.monotonic()):
             self._leave(unless_used=True)
+
+    def _receivers(self) -> int | None:
+        """Trainer processes that use the service; None while nobody says.
+
+        Where somebody removed the folder (a cleaner of temporary files), the sidecar can no longer be asked, or it is
+        another service's that answers there. The supervisor still hears from ours.
+        """
+        snapshot = self._cluster.snapshot
+        if self._has_folder():
+            said = snapshot.sidecar.get("receivers")
+            return None if said is None else len(said)
+        reports = snapshot.supervisor.get("sidecars", {}).values()
+        return sum(int(report.get("receivers", 0)) for report in reports) if reports else None
+
+    def _has_folder(self) -> bool:
+        return service_of(self._folder) == os.getpid()
 
     def _leave(self, *, unless_used: bool = False) -> None:
         """Gives the folder up. From then on a rank that looks finds no service and starts another there.
@@ -173,18 +187,20 @@ class Service:
         Under the lock, so that no rank is between finding this service and attaching to it.
         """
         with locked(self._folder):
-            if unless_used:
+            if unless_used and self._has_folder():
                 status = sidecar_status(self._cluster.socket)
                 if not status or status["receivers"]:
                     return
             self._cluster.end_sidecar()
-            folders.remove(self._folder, places.FILES)
+            if not is_anothers(self._folder, os.getpid()):
+                folders.remove(self._folder, places.FILES)
         self._over = True
 
     def _broken(self, why: str) -> None:
         """The folder stays, with the reason in it, for ranks that wait or lose their sidecar now."""
         self._why = why
-        fail(self._folder, why)
+        if not is_anothers(self._folder, os.getpid()):
+            fail(self._folder, why)
         self._over = True
 
     def _keep_reason(self) -> None:

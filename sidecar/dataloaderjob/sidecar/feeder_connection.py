@@ -11,11 +11,10 @@ import contextlib
 import select
 import socket
 import struct
-import zlib
 from enum import Enum
 from typing import Any, Protocol
 
-from dataloaderjob.core import frames, sockets
+from dataloaderjob.core import digests, frames, sockets
 from dataloaderjob.core.errors import AuthError, ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, Header, Kind
 from dataloaderjob.core.processes import Backoff
@@ -260,8 +259,8 @@ class FeederConnection:
             self._sink.connection_frame(self, header, bytes(control or b""))
             return
         if target is not None:
-            if header.flags & Flag.CHECKSUM and zlib.crc32(target[: header.nbytes]) != header.crc:
+            if header.flags & Flag.CHECKSUM and not digests.intact(target[: header.nbytes]):
                 raise RemoteProtocolError(
-                    f"batch {header.ticket} came damaged from {self.endpoint.name} (crc32)"
+                    f"batch {header.ticket} came damaged from {self.endpoint.name}: its bytes do not fit their digest"
                 )
             self._sink.connection_body_done(self, header)

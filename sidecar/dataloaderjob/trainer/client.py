@@ -139,6 +139,16 @@ class Client:
             stream.sent_waiting = None
             self._send(stream.messages(range(stream.awaited, asked)))
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the sidecar is there, as far as the kernel knows."""
+        sock = self._opened.sock
+        if sock is None or self.dead is not None:
+            return False
+        poll = select.poll()
+        poll.register(sock, select.POLLRDHUP)
+        return not poll.poll(0)
+
     def check(self) -> None:
         """Raises ServiceUnavailable when this client is of no more use."""
         if self.dead is not None:
@@ -146,8 +156,8 @@ class Client:
 
     # Streams
 
-    def open(self, manifest: str, window: int) -> Stream:
-        """Raises ServiceError when too many iterators live at once."""
+    def open(self, manifest: str, window: int, first: int = 0) -> Stream:
+        """first: number of the first ticket. Raises ServiceError when too many iterators live at once."""
         self.check()
         with self.lock:
             self._close_collected()
@@ -159,7 +169,7 @@ class Client:
                     raise ServiceError(f"at most {ctl.ROWS} iterators can live at once: let go of some")
             self._last_stream = number
             self.control.clear_row(number)
-            stream = Stream(number, manifest, window)
+            stream = Stream(number, manifest, window, first, asked=first, sent=first)
             self.streams[number] = stream
             self._guarded(self._send_open, stream)
             self.control.words[ctl.W_STREAMS] = len(self.streams)

@@ -6,13 +6,13 @@ The service's runs the user's own sampler a window ahead, as torch's with worker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import repeat, starmap
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -20,12 +20,20 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from dataloaderjob.codec import failures
 from dataloaderjob.codec.bundles import make_bundle
 from dataloaderjob.codec.decoding import Decoder
-from dataloaderjob.codec.fetcher import Fetcher, SampleError, derive_seed, pickle_keys, preserved_generators
+from dataloaderjob.codec.digest import batch_digest
+from dataloaderjob.codec.fetcher import Fetcher, SampleError, identity_of, preserved_generators
 from dataloaderjob.core import errors, frames
 from dataloaderjob.core.blobs import BlobStore, Bundle
+from dataloaderjob.core.consumption import FOLD, Consumption, error_mark, fold
+from dataloaderjob.core.control import W_DIGEST
+from dataloaderjob.core.records import NO_BUNDLE, Kind
 from dataloaderjob.trainer.client import Client
-from dataloaderjob.trainer.stream import Stream
+from dataloaderjob.trainer.progress import Epoch, Progress
+from dataloaderjob.trainer.recording import Recording, record_here, recorder
+from dataloaderjob.trainer.sampling import Recorded, first_keys
+from dataloaderjob.trainer.stream import RECENT, Stream
 from dataloaderjob.trainer.taking import NOTHING, PinningTaker, Taker
+from dataloaderjob.trainer.tickets import as_keys, submit
 
 _U64 = (1 << 64) - 1
 _is_profiling: Any = vars(torch.autograd)["_profiler_enabled"]
@@ -37,25 +45,54 @@ class _Seeded(_BaseDataLoaderIter):
     Slots, here and below, make next() cheaper: beyond 30 attributes CPython looks each up in a dict.
     """
 
-    __slots__ = ("_bare", "_drawn", "_epoch_seed", "_first_seed", "_position", "_resets")
+    __slots__ = ("_bare", "_consumption", "_drawn", "_epoch", "_epoch_seed", "_first", "_over", "_position")
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: Any, epoch: Epoch) -> None:
         super().__init__(loader)  # iter(sampler), then the base seed from loader.generator, in torch's order
-        self._seed(loader)
-
-    def _seed(self, loader: DataLoader[Any]) -> None:
+        self._consumption: Consumption = loader.consumption
         self._bare = not loader._auto_collation  # noqa: SLF001  torch's word for batches made of samples
-        self._first_seed = int(self._base_seed) & _U64
-        self._epoch_seed = self._first_seed
-        self._resets = 0
-        self._drawn = self._position = 0
+        self._begin(epoch, int(self._base_seed) & _U64)
+
+    def _begin(self, epoch: Epoch, base_seed: int) -> None:
+        self._epoch = epoch
+        self._epoch_seed = epoch.seeded(base_seed)
+        self._drawn, self._position = epoch.first_batches, epoch.first_samples
+        self._first = self._num_yielded = self._drawn
+        """Batches of the epoch that were returned before this iterator was made."""
+        self._over = False
+        epoch.follow(self)
+        self._begin_consumption()
+
+    def _begin_consumption(self) -> int:
+        """Returns what the loader's digest grew by since the last batch."""
+        return self._consumption.begin()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """`persistent_workers=True`: a new epoch of the same iterator; torch draws no seed here either."""
+        epoch = loader.begin_epoch(again=True)
         super()._reset(loader, first_iter)
-        self._resets += 1
-        self._epoch_seed = derive_seed(self._first_seed, self._resets)
-        self._drawn = self._position = 0
+        self._begin(epoch, epoch.base_seed)
+
+    def progress(self) -> Progress:
+        """How far the epoch is. A batch that failed counts as returned."""
+        batches, samples, keys = self._returned()
+        source = self._sampler_iter
+        sampler = source.after(batches) if type(source) is Recorded else None
+        return batches, samples, self._over, first_keys(keys), sampler
+
+    def _returned(self) -> tuple[int, int, Any]:
+        """Batches and samples returned, and the keys of the last batch."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's state, as of this iterator."""
+        return self._epoch.state()
+
+    def __del__(self) -> None:
+        epoch = getattr(self, "_epoch", None)
+        if epoch is not None:
+            with contextlib.suppress(Exception):  # it may be half made
+                epoch.ended(self, self.progress())
 
     def __next__(self) -> Any:
         if _is_profiling():
@@ -63,48 +100,90 @@ class _Seeded(_BaseDataLoaderIter):
                 return self._next_data()
         return self._next_data()
 
-    def _keys(self, given: Any) -> Sequence[Any]:
-        """The keys of one batch, as the object that torch hands to its fetcher.
-
-        What can be walked once only, or elsewhere in another order, becomes a list.
-        """
-        if self._bare:
-            return [given]
-        if isinstance(given, Sequence | np.ndarray | torch.Tensor):
-            len(given)  # raises TypeError for a scalar
-            return given  # type: ignore[return-value]
-        return list(given)
-
 
 class InProcessIterator(_Seeded):
     """`num_workers=0`: the reference that every other mode must equal."""
 
-    __slots__ = ("_fetcher",)
+    __slots__ = ("_fetcher", "_given", "_keys_of_last", "_pickle_allowed", "_recording")
 
-    def __init__(self, loader: DataLoader[Any], begun: _Seeded | None = None) -> None:
+    def __init__(self, loader: Any, epoch: Epoch, begun: _Seeded | None = None) -> None:
         """`begun`: an iterator that drew from the loader's generators already, whose epoch this is."""
         if begun is None:
-            super().__init__(loader)
+            super().__init__(loader, epoch)
         else:
             vars(self).update(vars(begun))
-            self._seed(loader)
+            self._bare = not loader._auto_collation  # noqa: SLF001
+            self._consumption = loader.consumption
+            self._begin(epoch, int(self._base_seed) & _U64)
         self._fetcher = Fetcher(loader.dataset, loader.collate_fn)
+        self._keys_of_last: Any = None
+        self._given: Any = NOTHING
+        """What the sampler gave and of which no batch was made: an interrupt came in between."""
+        self._place(self._sampler_iter)
+        epoch.settle()
+        self._pickle_allowed = bool(loader.pickle_allowed)
+        self._recording = record_here(loader, self._consumption)
+
+    def _place(self, iterator: Any) -> None:
+        self._given = NOTHING
+        self._sampler_iter = self._epoch.place(iterator, 0, bare=self._bare)
+        self._position = self._epoch.first_samples
+        self._epoch.waits()
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        self._place(self._sampler_iter)
+        self._epoch.settle()
+        self._recording = record_here(loader, self._consumption)
+
+    def _returned(self) -> tuple[int, int, Any]:
+        return self._drawn, self._position, self._keys_of_last
 
     def _next_data(self) -> Any:
-        keys = self._keys(next(self._sampler_iter))
+        if self._drawn == self._first:
+            if self._epoch.late():
+                self._place(iter(self._index_sampler))
+            self._epoch.draws()
+        if self._given is NOTHING:
+            try:
+                self._given = next(self._sampler_iter)
+            except StopIteration:
+                self._over = True
+                if self._recording is not None:
+                    self._recording.end()
+                raise
+        try:
+            keys, number = as_keys(self._given, bare=self._bare), self._drawn
+        except Exception:
+            self._given = NOTHING
+            raise
         ticket = frames.Ticket(self._epoch_seed, self._position, self._bare, keys)
-        number = self._drawn
-        self._drawn, self._position = number + 1, self._position + len(keys)
+        if self._recording is not None:
+            self._recording.ask_here(number, ticket)
         try:
             with preserved_generators():
                 batch = self._fetcher.fetch(number, ticket)
         except SampleError as exc:
             error = failures.as_raised(exc)
+            self._count(keys)
+            self._consume(number, error_mark(error), Kind.FAILED)
             raise error from error.__cause__
+        self._count(keys)
+        identity = identity_of(number, ticket)
+        self._consume(number, batch_digest(batch, identity, allow_pickle=self._pickle_allowed), Kind.BATCH)
         if self._pin_memory:
             batch = _utils.pin_memory.pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
         self._num_yielded += 1
         return batch
+
+    def _count(self, keys: Any) -> None:
+        self._drawn, self._position = self._drawn + 1, self._position + len(keys)
+        self._keys_of_last, self._given = keys, NOTHING
+
+    def _consume(self, number: int, digest: int, kind: Kind) -> None:
+        self._consumption.rolling = rolling = fold(self._consumption.rolling, digest)
+        if self._recording is not None:
+            self._recording.give(number, digest, rolling, kind)
 
 
 class ServiceIterator(_Seeded):
@@ -114,19 +193,22 @@ class ServiceIterator(_Seeded):
     """
 
     __slots__ = (
-        "_bundle", "_client", "_exhausted", "_key", "_pickle_allowed", "_sampler_error", "_source", "_stream",
-        "_taken", "_taker", "_window",
+        "_bundle", "_client", "_exhausted", "_kept", "_key", "_pickle_allowed", "_recording", "_sampler_error",
+        "_source", "_stream", "_taken", "_taker", "_window", "_words",
     )  # fmt: skip
     _workers: tuple[()] = ()
     """Empty, for those who look at torch's: this process has none."""
 
-    def __init__(self, loader: DataLoader[Any], client: Client, window: int, *, pickle_allowed: bool) -> None:
+    def __init__(
+        self, loader: Any, epoch: Epoch, client: Client, window: int, *, pickle_allowed: bool
+    ) -> None:
         self._client = client
+        self._words: Any = client.control.words if loader.consumption.counts else {W_DIGEST: 0}
         self._window = window
         self._bundle: Bundle | None = None
         self._stream: Stream | None = None
         self._taker: Taker | PinningTaker | None = None
-        super().__init__(loader)
+        super().__init__(loader, epoch)
         self._pickle_allowed = pickle_allowed
 
     @property
@@ -156,6 +238,8 @@ class ServiceIterator(_Seeded):
         )
         number, epoch = begin_session()
         self._bundle = replace(made, loader=number, epoch=epoch, workers=int(loader.num_workers))
+        own = recorder(self._consumption)
+        self._kept = NO_BUNDLE if own is None else own.keep(self._bundle, store)
 
     def start(self, *, again: bool = False) -> None:
         """Asks for the first batches of an epoch. `again`: of the sampler's second iter(), which torch's loader with
@@ -167,32 +251,66 @@ class ServiceIterator(_Seeded):
             self._window,
             Decoder(allow_pickle=self._pickle_allowed),
             0.0 if self._pin_memory else float(self._timeout),
+            self._first,
         )
         self._taker = taker
         self._stream = taker.stream
+        own = recorder(self._consumption)
+        self._recording = None if own is None else Recording(own, self._consumption, self._kept)
         if self._pin_memory:
             self._taker = PinningTaker(taker, self._pin_memory_device, float(self._timeout))
         if again:
             self._sampler_iter = iter(self._index_sampler)
+        self._sampler_iter = self._epoch.place(self._sampler_iter, self._window, bare=self._bare)
+        self._position = self._epoch.first_samples
         # Not iter() of it: Lightning has a sampler's iterator that begins anew then.
         self._source = starmap(self._sampler_iter.__next__, repeat(()))
-        self._taken = 0
+        self._taken = self._first
         self._key: Any = NOTHING
         """What the sampler gave and was not submitted: an interrupt came in between."""
         self._exhausted = False
         self._sampler_error: BaseException | None = None
         self._draw()
+        self._epoch.settle()
         self._client.flush(taker.stream)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         before = self._taker if self._stream is not None else None
         super()._reset(loader, first_iter)
+        self._restart(before)
+
+    def _restart(self, before: Taker | PinningTaker | None) -> None:
         try:
             self.start()  # first: feeders keep what a stream uses, which is the meaning of persistent_workers
         finally:
             if before is not None:
                 before.leave()
                 self._client.close_collected()
+
+    def _begin_consumption(self) -> int:
+        words, grown = self._words, super()._begin_consumption()
+        words[W_DIGEST] = (words[W_DIGEST] + grown) & _U64
+        return grown
+
+    def _begin_late(self, before: Taker | PinningTaker) -> Taker | PinningTaker:
+        """The epoch was set after iter(): draws anew. Nothing was returned yet."""
+        self._drawn = self._first
+        self._sampler_iter = iter(self._index_sampler)
+        self._restart(before)
+        return self._taker or before
+
+    def _returned(self) -> tuple[int, int, Any]:
+        taker = self._taker
+        batches = self._first if taker is None else taker.taken - (taker.kept is not NOTHING)
+        if taker is None or batches == self._first:
+            return self._first, self._epoch.first_samples, None
+        ticket = taker.stream.recent[(batches - 1) % RECENT]
+        if isinstance(ticket, tuple):
+            _, position, keys, bare = ticket
+            return batches, position + (1 if bare else len(keys)), keys
+        assert ticket is not None  # noqa: S101  it was taken
+        first, samples = frames.positions_of(ticket)
+        return batches, first + samples, None
 
     def _draw(self) -> None:
         """Advances the sampler to a window ahead of what was taken. A key is the same until it counts as drawn."""
@@ -220,8 +338,14 @@ class ServiceIterator(_Seeded):
                 self._sampler_error = None
             key = self._key
             try:
-                keys = key if type(key) is list and not self._bare else self._keys(key)
-                self._submit(self._drawn, keys)
+                keys = key if type(key) is list and not self._bare else as_keys(key, bare=self._bare)
+                stream = self._stream
+                assert stream is not None  # noqa: S101  drawn only while a stream is open
+                submit(stream, self._epoch_seed, self._position, self._drawn, keys, bare=self._bare)
+                if self._recording is not None:
+                    self._recording.ask(self._drawn, stream.pending[self._drawn])
+                if stream.asked - stream.sent >= stream.together:
+                    self._client.flush(stream)
             except errors.ServiceError:
                 raise
             except Exception as exc:  # keys that are none, or cannot travel: the sampler's error, too
@@ -232,49 +356,28 @@ class ServiceIterator(_Seeded):
         if type(taker) is PinningTaker:
             taker.order(self._drawn)
 
-    def _submit(self, number: int, keys: Sequence[Any]) -> None:
-        """Asks for a batch. Called again for the same one after an interrupt."""
-        stream = self._stream
-        assert stream is not None  # noqa: S101  drawn only while a stream is open
-        if type(keys) is list and frames.all_ints(keys):
-            # Packed with its neighbours; the list may be the sampler's own.
-            kept = keys if self._bare else keys.copy()
-            stream.pending[number] = self._epoch_seed, self._position, kept, self._bare
-        else:
-            stream.pending[number] = self._pack(number, keys)
-        stream.asked = number + 1
-        if stream.asked - stream.sent >= stream.together:
-            self._client.flush(stream)
-
-    def _pack(self, number: int, keys: Sequence[Any]) -> bytes:
-        try:
-            if type(keys) is list and len(keys) > 1 and set(map(type, keys)) == {np.int64}:
-                array = np.array(keys)  # one pickle of all, where each would have one of its own
-                return frames.pack_ticket_of_items(self._epoch_seed, self._position, array)
-            return frames.pack_ticket(
-                self._epoch_seed, self._position, keys, bare=self._bare, pickle_keys=pickle_keys
-            )
-        except Exception as exc:
-            raise errors.InputError(
-                f"the sampler's keys for batch {number} cannot be sent to feeders ({exc}): use keys that pickle"
-            ) from exc
-
     def _next_data(self) -> Any:
         taker = self._taker
         if taker is None or self._stream is None:
             self._finish()
         if taker.kept is NOTHING:
             number = taker.taken
+            if number == self._first and self._epoch.late():
+                taker = self._begin_late(taker)
             if not self._exhausted and self._drawn < number + self._window:
                 self._taken = number
                 self._draw()  # an interrupt kept an earlier call from it
             if number >= self._drawn:
+                if self._recording is not None:
+                    self._recording.end()
                 if not self._persistent_workers:
                     self._close()
                 self._finish()
             try:
                 taker.take()
-            except Exception:
+            except Exception as exc:
+                if taker.taken != number:
+                    self._fail(number, error_mark(exc))
                 self._taken = taker.taken
                 self._draw()
                 raise
@@ -284,8 +387,24 @@ class ServiceIterator(_Seeded):
             self._draw()
         except errors.ServiceError:
             pass  # the next call meets it again, and has no batch to lose
-        batch, taker.kept = taker.kept, NOTHING
+        consumption, words = self._consumption, self._words
+        before = consumption.rolling
+        after = (before * FOLD + taker.digest) & _U64
+        if self._recording is not None:
+            self._recording.give(taker.taken - 1, taker.digest, after)
+        # No call from here on, so that no signal's handler runs before the batch is given.
+        batch, taker.kept, consumption.rolling = taker.kept, NOTHING, after
+        words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
         return batch
+
+    def _fail(self, number: int, mark: int) -> None:
+        """Batch `number` counts by its error."""
+        consumption, words = self._consumption, self._words
+        before = consumption.rolling
+        consumption.rolling = after = fold(before, mark)
+        words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
+        if self._recording is not None:
+            self._recording.give(number, mark, after, Kind.FAILED)
 
     def _finish(self) -> NoReturn:
         """No batch is left."""
@@ -293,6 +412,7 @@ class ServiceIterator(_Seeded):
         if error is not None:
             self._sampler_error = None
             raise error
+        self._over = True
         raise StopIteration
 
     def _close(self) -> None:
@@ -303,5 +423,6 @@ class ServiceIterator(_Seeded):
             self._client.close_collected()
 
     def __del__(self) -> None:
+        super().__del__()
         if getattr(self, "_stream", None) is not None and self._taker is not None:
             self._taker.leave()

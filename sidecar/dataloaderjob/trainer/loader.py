@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import os
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import context as contexts
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.utils.data
@@ -19,19 +18,17 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from dataloaderjob.core.consumption import PROBING, Consumption
 from dataloaderjob.core.control import WINDOW
-from dataloaderjob.core.errors import InputError, ServiceUnavailable
-from dataloaderjob.core.places import (
-    ALLOW_PICKLE_VARIABLE,
-    FEEDERS_VARIABLE,
-    IN_FEEDER_VARIABLE,
-    PREFETCH_VARIABLE,
-    SOCKET_VARIABLE,
-)
-from dataloaderjob.trainer import private
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.places import IN_FEEDER_VARIABLE, PREFETCH_VARIABLE
+from dataloaderjob.trainer import service
+from dataloaderjob.trainer.context import FeedersContext
 
 if TYPE_CHECKING:  # at run time they are imported while the private service starts
     from dataloaderjob.trainer.client import Client
+    from dataloaderjob.trainer.progress import Epoch
+    from dataloaderjob.trainer.state import Resume, State
 
 LEAST_PREFETCH = 16
 """Batches ahead where neither the loader nor the job says so, however few the feeders."""
@@ -40,40 +37,18 @@ PER_WORKER = 2
 MAX_PREFETCH = WINDOW - 24
 _HERE = "num_workers was left out, so batches are made in this process"
 _MAP_STYLE = "the service needs a map-style dataset (__getitem__ and __len__)"
-_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _TORCHS_CONTEXT: Any = torch.utils.data.DataLoader.multiprocessing_context
 _T_co = TypeVar("_T_co", covariant=True)
-_logged: set[str] = set()
 _numbers = itertools.count()
-_most_workers = 0
-"""What any loader of this process asked of the private service so far."""
-_ensured_workers = 0
-"""What the private service was last asked for."""
+_made = itertools.count()
+PROBE_S = 2.0
+"""Time for a sample that is made for a state. A state may be what is saved before the process is ended."""
 
 
 class LeftOut(int):
     """`num_workers` where the user gave none: the number that stands for it, also after a rebuild."""
 
     __slots__ = ()
-
-
-class FeedersContext(contexts.ForkContext):
-    """`multiprocessing_context` of our loaders. It starts no worker.
-
-    Whoever rebuilds a loader of ours as torch's own, from its attributes, meets it at the first `iter()`.
-    """
-
-    def Process(self, *_: Any, **__: Any) -> NoReturn:  # type: ignore[override]  # noqa: N802  as there
-        """Raises InputError."""
-        raise InputError(
-            "Accelerate, or what else rebuilt this loader, has replaced dataloaderjob.DataLoader by torch's own "
-            "loader: leave it out of accelerator.prepare(), give it a sampler for this rank (for instance "
-            "DistributedSampler(dataset, accelerator.num_processes, accelerator.process_index)) and move "
-            "batches with .to(accelerator.device)"
-        )
-
-
-FEEDERS_CONTEXT = FeedersContext()
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -88,6 +63,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             pickled from feeders to this process. Off by default: feeders are then not trusted with code.
         multiprocessing_context: checked, and ignored where feeders make the batches.
         in_order: accepted; batches are always in order.
+        dataset_id: what the dataset is called in `state_dict()`. Without it a state knows a dataset by its type, its
+            length and three samples, which are made for that.
+        snapshot_every_n_steps: accepted for torchdata's sake; each state is exact.
 
     Raises:
         ValueError, TypeError: bad arguments, as torch raises them.
@@ -115,9 +93,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         allow_pickle: bool = False,
+        dataset_id: str | None = None,
+        snapshot_every_n_steps: int | None = 1,
     ) -> None:
-        workers = LeftOut(_default_feeders()) if num_workers is None else num_workers
-        if multiprocessing_context is FEEDERS_CONTEXT:
+        workers = LeftOut(service.default_feeders()) if num_workers is None else num_workers
+        if isinstance(multiprocessing_context, FeedersContext):
             multiprocessing_context = None
         super().__init__(
             dataset, batch_size, shuffle, sampler, batch_sampler, workers, collate_fn, pin_memory, drop_last,
@@ -127,35 +107,48 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if isinstance(workers, LeftOut):
             self.prefetch_factor = prefetch_factor  # torch puts 2 for None
         self.allow_pickle = allow_pickle
+        self.consumption = Consumption(next(_made))
+        """What was taken so far; its iterators keep it."""
         self._client: Client | None = None
         self._number: int | None = None
         """Number of this loader among those of the process that were iterated."""
         self._epochs = 0
+        self.dataset_id = dataset_id
+        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self._epoch: Epoch | None = None
+        """The last one that was begun."""
+        self._resume: Resume | None = None
+        """What was loaded, until the next `iter()`."""
+        self._probes: list[str | None] | None = None
         self._stays_here = False
-        self.own_workers = False
-        """Torch's worker processes are to make the batches."""
         if multiprocessing_context is not None and not isinstance(dataset, IterableDataset):
-            _say_once("multiprocessing_context is ignored: feeders are processes of the service")
+            service.say_once("multiprocessing_context is ignored: feeders are processes of the service")
         if workers > 0:
             self._window()
             if not isinstance(dataset, IterableDataset):
-                _expect(workers)
+                service.expect(workers)
 
     @property
     def multiprocessing_context(self) -> contexts.BaseContext | None:
-        """What keeps a rebuild as torch's own loader from starting workers; the user's with `num_workers=0`."""
-        if self.num_workers > 0 and not self.__dict__.get("own_workers"):
-            return FEEDERS_CONTEXT
+        """What keeps feeders in a rebuild as torch's own loader. The user's where this process makes the batches, and
+        for an IterableDataset."""
+        if self.num_workers > 0 and not isinstance(self.dataset, IterableDataset):
+            return FeedersContext(allow_pickle=self.__dict__.get("allow_pickle", False))
         return cast("contexts.BaseContext | None", _TORCHS_CONTEXT.fget(self))
 
     @multiprocessing_context.setter
     def multiprocessing_context(self, value: Any) -> None:
-        _TORCHS_CONTEXT.fset(self, None if value is FEEDERS_CONTEXT else value)
+        _TORCHS_CONTEXT.fset(self, None if isinstance(value, FeedersContext) else value)
 
     @property
     def pickle_allowed(self) -> bool:
         """Whether batches may bring pickles: this side alone decides, by the argument or its environment."""
-        return self.allow_pickle or os.environ.get(ALLOW_PICKLE_VARIABLE) == "1"
+        return self.allow_pickle or service.is_pickle_allowed()
+
+    @property
+    def digest(self) -> str:
+        """Names all that this loader gave so far: keys, order and bytes, epoch after epoch; 16 hex digits."""
+        return f"{self.consumption.total:016x}"
 
     def _window(self) -> int:
         """Index lists that the sampler is ahead. Fixed by the arguments and the job, by nothing else."""
@@ -165,7 +158,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             if factor == PER_WORKER:
                 window = min(window, MAX_PREFETCH)
         else:
-            window = _number(PREFETCH_VARIABLE, 0)
+            window = service.number(PREFETCH_VARIABLE, 0)
             if not os.environ.get(PREFETCH_VARIABLE):
                 window = min(max(LEAST_PREFETCH, PER_WORKER * self.num_workers), MAX_PREFETCH)
         if not 1 <= window <= MAX_PREFETCH:
@@ -177,7 +170,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def check_worker_number_rationality(self) -> None:
         """Warns as torch does, where the feeders will be processes of this machine."""
-        if not isinstance(self.num_workers, LeftOut) and _private():
+        if not isinstance(self.num_workers, LeftOut) and service.is_private():
             super().check_worker_number_rationality()
 
     def __iter__(self) -> _BaseDataLoaderIter:
@@ -191,32 +184,51 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if isinstance(self.dataset, IterableDataset):
             return self._stream_here()
         self._begin_service()
+        resume, previous = self._resume, self._epoch
+        try:
+            return self._begin_iterator()
+        except BaseException:
+            # What was loaded is there for the next try.
+            if self._epoch is not None and self._epoch is not previous:
+                self._epoch.settle()
+            self._resume, self._epoch = resume, previous
+            raise
+
+    def _begin_iterator(self) -> _BaseDataLoaderIter:
         from dataloaderjob.trainer.iterators import InProcessIterator, ServiceIterator
 
         left_out = isinstance(self.num_workers, LeftOut)
-        if self.num_workers == 0:
-            if self.timeout != 0:
-                raise AssertionError("an iterator of this process (num_workers=0) requires timeout == 0")
-            return InProcessIterator(self)
-        if left_out and (self._stays_here or os.environ.get(IN_FEEDER_VARIABLE)):
-            return InProcessIterator(self)
+        if self.num_workers == 0 and self.timeout != 0:
+            raise AssertionError("an iterator of this process (num_workers=0) requires timeout == 0")
+        if self._is_made_here():
+            self._check_resume()
+            return InProcessIterator(self, self.begin_epoch())
         client, window = self._connect(), self._window()
-        _compare_with_feeders(window)
-        iterator = ServiceIterator(self, client, window, pickle_allowed=self.pickle_allowed)
+        service.compare_with_feeders(window)
+        self._check_resume()
+        epoch = self.begin_epoch()
+        iterator = ServiceIterator(self, epoch, client, window, pickle_allowed=self.pickle_allowed)
         try:
             iterator.ship(self, self.begin_session, self._say_slow)
         except InputError as exc:
             if not left_out:
                 raise
             self._stays_here = True
-            _say_once(f"{_HERE}: {exc}")
-            return InProcessIterator(self, begun=iterator)
+            service.say_once(f"{_HERE}: {exc}")
+            return InProcessIterator(self, epoch, begun=iterator)
         iterator.start(again=not left_out)
         return iterator
 
+    def _is_made_here(self) -> bool:
+        """Whether this process makes the batches, as far as is known."""
+        left_out = isinstance(self.num_workers, LeftOut)
+        return self.num_workers == 0 or (
+            left_out and (self._stays_here or bool(os.environ.get(IN_FEEDER_VARIABLE)))
+        )
+
     def _say_slow(self, elapsed_s: float) -> None:
         if not self.persistent_workers:
-            _say_once(
+            service.say_once(
                 f"copying {type(self.dataset).__name__} for feeders took {elapsed_s:.1f} s, and is done at each "
                 "iter(): persistent_workers=True does it once",
                 about="copying",
@@ -229,138 +241,136 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         what = f"{type(self.dataset).__name__} is an IterableDataset"
         here = copy.copy(self)
         if isinstance(self.num_workers, LeftOut):
-            _say_once(f"{_HERE}: {what}; {_MAP_STYLE}")
+            service.say_once(f"{_HERE}: {what}; {_MAP_STYLE}")
             here.num_workers, here.timeout = 0, 0
             return _SingleProcessDataLoaderIter(here)
-        if not _private():
+        if not service.is_private():
             raise InputError(f"{what}; {_MAP_STYLE}: wrap it, or use num_workers=0")
-        _say_once(f"{what}, which feeders do not serve: torch's worker processes make its batches")
-        here.own_workers = True
+        service.say_once(f"{what}, which feeders do not serve: torch's worker processes make its batches")
         return _MultiProcessingDataLoaderIter(here)
 
     def begin_session(self) -> tuple[int, int]:
         """Numbers of this loader and of its next iterator, the same in all ranks that run one script."""
+        self._epochs += 1
+        return self._number_of_this(), self._epochs - 1
+
+    def _number_of_this(self) -> int:
         if self._number is None:
             self._number = next(_numbers)
-        self._epochs += 1
-        return self._number, self._epochs - 1
+        return self._number
 
     def _begin_service(self) -> None:
         """Starts the private service, if this loader is about to need one, before anything else."""
-        waits = self.num_workers > 0 and self._client is None and not self._stays_here
-        if waits and _private():
-            _expect(self.num_workers)
-            _ensure()
+        if self.num_workers > 0 and self._client is None and not self._stays_here:
+            service.begin(self.num_workers)
 
     def _connect(self) -> Client:
-        client = self._client
-        if os.environ.get(IN_FEEDER_VARIABLE):
-            raise ServiceUnavailable(
-                "a dataloaderjob.DataLoader cannot be iterated inside a feeder: use num_workers=0. If it is a module's "
-                "top level that iterates it, put that into a function or under if __name__ == '__main__', since "
-                "feeders import the module, too"
-            )
-        if _private():
-            _expect(self.num_workers)
-        if client is None or client.dead is not None:
-            client = _attach_private() if _private() else _attach_announced(os.environ[SOCKET_VARIABLE])
-            self._client = client
-        elif _private() and _most_workers > _ensured_workers:
-            _ensure()
-        return client
+        self._client = service.connect(self._client, self.num_workers)
+        return self._client
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_client": None, "_number": None, "_iterator": None}
+        lost = dict.fromkeys(("_client", "_number", "_iterator", "_epoch"))
+        return {**self.__dict__, **lost, "consumption": Consumption(self.consumption.loader)}
+
+    # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is, counted by the batches that `next()` has returned; `trainer/state.py` has the keys.
+
+        A new dict each time, which JSON can hold unless a sampler's own state is none. In an epoch, also after
+        `break`: that epoch, from the next batch on. Before or after one: the next epoch.
+        """
+        epoch = self._epoch
+        if epoch is not None and self._resume is None:
+            return epoch.state()
+        return self._state_between()
+
+    def _state_between(self) -> State:
+        from dataloaderjob.trainer import progress
+        from dataloaderjob.trainer import state as states
+
+        if isinstance(self.dataset, IterableDataset):
+            return {"version": 1, "iterable": True, "batches": 0}
+        if self._resume is not None:
+            return dict(self._resume.state)
+        facts = {**states.described(self, self.dataset_id), "probes": self.probes()}
+        return progress.fresh(self, facts)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Has the next `iter()` go on where `state_dict()` was called, in this loader or one like it.
+
+        {} means nothing to load; {"batches": n} skips n batches of the next epoch.
+        Raises InputError, a ValueError, naming the difference, if the state is another loader's; what a sample tells
+        is found out at `iter()`.
+        """
+        from dataloaderjob.trainer import sampling
+        from dataloaderjob.trainer import state as states
+
+        if not state_dict:
+            return
+        if isinstance(self.dataset, IterableDataset) or state_dict.get("iterable"):
+            service.say_once(
+                "an IterableDataset cannot be resumed: the next epoch begins at its first sample"
+            )
+            return
+        resume = states.Resume.of(state_dict)
+        states.compare(resume.state.get("loader") or {}, states.described(self, self.dataset_id))
+        sampling.mark_unset(self._index_sampler)
+        self._iterator = None
+        self._resume = resume
+
+    def skip(self, batches: int) -> None:
+        """Has the next `iter()` begin after so many batches of its epoch. None of them is made."""
+        self.load_state_dict({"batches": batches})
+
+    def begin_epoch(self, *, again: bool = False) -> Epoch:
+        """The epoch of the next iterator, or of the same one (`again`)."""
+        from dataloaderjob.trainer import state as states
+        from dataloaderjob.trainer.progress import Epoch
+
+        resume, self._resume = self._resume, None
+        facts = states.described(self, self.dataset_id)
+        self._epoch = Epoch(self, facts, self._epoch, resume, again=again)
+        return self._epoch
+
+    def probes(self) -> list[str | None] | None:
+        """Digests of three samples, by which a state knows the dataset; made at the first call that can make them.
+
+        None: the dataset has an id, or the service is not at hand.
+        """
+        if self.dataset_id is not None:
+            return None
+        if self._probes is None and (self._is_made_here() or _is_connected(self._client)):
+            from dataloaderjob.trainer import state as states
+
+            keys = states.probe_keys(states.length_of(self.dataset))
+            self._probes = states.steady(*(states.probe(self._probing(keys), len(keys)) for _ in range(2)))
+        return self._probes
+
+    def _check_resume(self) -> None:
+        """Compares samples with those of a state that was loaded. Raises InputError."""
+        from dataloaderjob.trainer import state as states
+
+        saved = {} if self._resume is None else (self._resume.state.get("loader") or {})
+        probes = None if saved.get("dataset_id") else saved.get("probes")
+        own = self.probes() if probes else None
+        if probes and own:
+            states.compare_probes(probes, own, states.probe_keys(saved.get("length")))
+
+    def _probing(self, keys: list[int]) -> DataLoader[Any]:
+        """A loader of the same samples, one by one, made where this one's are made."""
+        from dataloaderjob.trainer import state as states
+
+        probing: DataLoader[Any] = type(self).__new__(type(self))
+        vars(probing).update(vars(self))
+        vars(probing).update(
+            batch_size=None, batch_sampler=None, sampler=keys, collate_fn=states.unchanged, drop_last=False,
+            persistent_workers=False, pin_memory=False, generator=torch.Generator().manual_seed(0),
+            timeout=0 if self._is_made_here() else PROBE_S, _iterator=None, _resume=None, _epoch=None, _probes=[],
+            _number=PROBING + self._number_of_this(), consumption=Consumption(PROBING),
+        )  # fmt: skip
+        return probing
 
 
-def _attach_announced(path: str) -> Client:
-    """Attaches to a sidecar that somebody else starts, and may be starting again just now."""
-    from dataloaderjob.trainer import client as clients
-    from dataloaderjob.trainer.attach import Absence
-
-    absence = Absence(path)
-    while True:
-        try:
-            return clients.connect(path, _rank())
-        except (ConnectionError, FileNotFoundError) as exc:
-            if not os.path.isdir(os.path.dirname(path)):
-                raise ServiceUnavailable(
-                    f"no sidecar listens at {path} ({SOCKET_VARIABLE}): is the sidecar container running, and is its "
-                    "socket's folder mounted here?"
-                ) from exc
-            absence.wait(exc)
-        except OSError as exc:
-            raise ServiceUnavailable(f"the sidecar at {path} does not answer: {exc}") from exc
-
-
-def _attach_private() -> Client:
-    """A service that ended between being found and being attached to is started again."""
-    from dataloaderjob.trainer import client as clients
-
-    for attempt in range(3):
-        _ensure()
-        path = private.wait()
-        try:
-            return clients.connect(path, _rank())
-        except OSError as exc:
-            if attempt == 2 or os.path.exists(path):
-                raise ServiceUnavailable(f"the sidecar at {path} does not answer: {exc}") from exc
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _expect(workers: int) -> None:
-    """Notes a loader's number of feeders: the private service gets the largest at the next `iter()`."""
-    global _most_workers
-    _most_workers = max(_most_workers, int(workers))
-
-
-def _ensure() -> None:
-    """Starts the private service, or has it scale up to what the loaders of this process ask for."""
-    global _ensured_workers
-    private.ensure(_most_workers)
-    _ensured_workers = _most_workers
-
-
-def _private() -> bool:
-    return not os.environ.get(SOCKET_VARIABLE) and not os.environ.get(IN_FEEDER_VARIABLE)
-
-
-def _rank() -> str:
-    """What this process claims at the sidecar: its rank in the job, else its own pid."""
-    for name in _RANK_VARIABLES:
-        if os.environ.get(name):
-            return os.environ[name]
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return str(torch.distributed.get_rank())
-    return f"pid-{os.getpid()}"
-
-
-def _default_feeders() -> int:
-    return max(1, _number(FEEDERS_VARIABLE, min(8, len(os.sched_getaffinity(0)) - 1)))
-
-
-def _compare_with_feeders(window: int) -> None:
-    """Says it when some of a job's feeders cannot have anything to do."""
-    feeders, ranks = _number(FEEDERS_VARIABLE, 0), max(1, _number("WORLD_SIZE", 1))
-    per_rank = -(-feeders // ranks)
-    if not _private() and window < per_rank:
-        _say_once(
-            f"{window} batches ahead cannot keep {per_rank} feeders busy ({feeders} of the job, {ranks} ranks): "
-            "leave num_workers out, or raise prefetch_factor (times num_workers)"
-        )
-
-
-def _number(variable: str, default: int) -> int:
-    """A whole number that the job put into the environment. Raises InputError."""
-    text = os.environ.get(variable)
-    try:
-        return int(text) if text else default
-    except ValueError:
-        raise InputError(f"{variable} must be a whole number, found {text!r}: correct or unset it") from None
-
-
-def _say_once(text: str, about: str = "") -> None:
-    if (about or text) not in _logged:
-        _logged.add(about or text)
-        sys.stderr.write(f"[dataloaderjob] {text}\n")
-        sys.stderr.flush()
+def _is_connected(client: Client | None) -> bool:
+    return client is not None and client.is_connected

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from dataloaderjob.core import frames, ipc
 
 MESSAGE_NBYTES = 4 << 20
+RECENT = 4
+"""Tickets kept after they were taken: one more than a thread that pins is ahead of what next() has returned."""
 TOGETHER = 8
 """Tickets in one message at most: the system call, which wakes the receiver, costs more than all else in a
 `next()` whose batch is ready."""
@@ -27,6 +29,8 @@ class Stream:
     pending: dict[int, frames.TicketOfInts | bytes] = field(default_factory=dict)
     """Tickets not taken, sent or not: what is sent again when a sidecar dies. Those of ints are not packed yet: several
     are at a time, while that code is in the caches."""
+    recent: list[frames.TicketOfInts | bytes | None] = field(default_factory=lambda: [None] * RECENT)
+    """The last tickets taken, each at its number modulo `RECENT`."""
     failures: dict[int, bytes] = field(default_factory=dict)
     asked: int = 0
     sent: int = 0

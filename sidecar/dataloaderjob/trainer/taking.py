@@ -41,7 +41,7 @@ from dataloaderjob.core.control import (
 )
 from dataloaderjob.trainer.client import Client
 from dataloaderjob.trainer.pool import Pool, Views
-from dataloaderjob.trainer.stream import Stream, StreamLeftError
+from dataloaderjob.trainer.stream import RECENT, Stream, StreamLeftError
 
 AHEAD = 2
 """Batches that lie pinned, or are being pinned, before the trainer asks for them."""
@@ -64,15 +64,18 @@ WAKE_WITHIN_NS = 1_000_000
 class Timed:
     """take(), with its times told to the sidecar. Subclasses say how a batch comes to be kept."""
 
-    __slots__ = ("_returned_ns", "_words", "kept", "taken")
+    __slots__ = ("_returned_ns", "_words", "digest", "kept", "taken")
+    stream: Stream
 
-    def __init__(self, words: Any) -> None:
+    def __init__(self, words: Any, first: int) -> None:
         self._words = words
         self._returned_ns = 0
-        self.taken = 0
+        self.taken = first
         """Batches taken, those that failed among them."""
         self.kept: Any = NOTHING
         """A batch that was taken and not returned. Whoever returns it puts `NOTHING` here."""
+        self.digest = 0
+        """The digest of the batch in `kept`."""
 
     def take(self) -> None:
         """Keeps the next batch, counted as taken; waits for it. Raises its error, which counts as taking it."""
@@ -105,21 +108,26 @@ class Taker(Timed):
     )  # fmt: skip
 
     def __init__(
-        self, client: Client, manifest: str, window: int, decoder: Decoder, timeout_s: float
+        self, client: Client, manifest: str, window: int, decoder: Decoder, timeout_s: float, first: int = 0
     ) -> None:
-        super().__init__(client.control.words)
+        """first: number of the first batch."""
+        super().__init__(client.control.words, first)
         self.client = client
         self._control = client.control.twin()
         self._pool = client.pool
         self._decoder = decoder
         self._window = window
         self._timeout_s = timeout_s
-        self._woken = 0, 0
+        self._woken = first, 0
         """(number, time) of the last batch that was waited for."""
         self._wake_after = 1
         self._held: tuple[int, int, Views] | None = None
         """(number, attachment, views) of the batch that is being taken: it outlives an interrupt."""
-        self.stream = client.open(manifest, window)
+        self.stream = client.open(manifest, window, first)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """0: the job's deadline for a batch."""
+        self._timeout_s = timeout_s
 
     def take_later(self) -> None:
         """Sleeps until the next batch is ready, and keeps it.
@@ -185,6 +193,7 @@ class Taker(Timed):
         region = pool.regions[entry[2]]
         try:
             plan = self._decoder.plan(region.map, entry[3], entry[4])
+            self.digest = self._decoder.digest
             if held is None:
                 self._held = held = number, attachment, pool.lend(lease, region, entry, plan)
         except Exception:
@@ -208,7 +217,7 @@ class Taker(Timed):
         if held is not None:
             held[2][1].tail = self._pool.tail
             self._held = None
-        stream.pending.pop(number, None)
+        stream.recent[number % RECENT] = stream.pending.pop(number, None)
         if stream.failures:
             stream.failures.pop(number, None)
         words[W_NEXT_CALLS] += 1
@@ -268,20 +277,30 @@ def _users_level() -> int:
 
 _threads: weakref.WeakSet[PinningTaker] = weakref.WeakSet()
 
-Result = tuple[int, Any, BaseException | None]
-"""Batches taken so far; the batch, or why there is none."""
+Result = tuple[int, Any, int, BaseException | None]
+"""Batches taken so far; the batch and its digest, or why there is none."""
 
 
 class PinningTaker(Timed):
     """A `Taker` whose batches are pinned, by a thread of its own."""
 
-    __slots__ = ("__weakref__", "_ordered", "_orders", "_results", "_taker", "_thread", "_timeout_s")
+    __slots__ = (
+        "__weakref__",
+        "_ordered",
+        "_orders",
+        "_results",
+        "_taker",
+        "_thread",
+        "_timeout_s",
+        "stream",
+    )
 
     def __init__(self, taker: Taker, device: str | None, timeout_s: float) -> None:
-        super().__init__(taker.client.control.words)
+        super().__init__(taker.client.control.words, taker.taken)
         self._taker = taker
+        self.stream = taker.stream
         self._timeout_s = timeout_s
-        self._ordered = 0
+        self._ordered = taker.taken
         self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         index = torch.accelerator.current_device_index()
@@ -320,9 +339,9 @@ class PinningTaker(Timed):
         self._accept(result)
 
     def _accept(self, result: Result) -> None:
-        taken, batch, error = result
+        taken, batch, digest, error = result
         if error is None:
-            self.kept, self.taken = batch, taken
+            self.kept, self.digest, self.taken = batch, digest, taken
             return
         if taken == self.taken:  # it was not taken: the next call tries again
             self._ordered -= 1
@@ -362,7 +381,7 @@ def _pin_all(
             break
         except BaseException as exc:
             batch, error = None, exc
-        results.put((taker.taken, batch, error))
+        results.put((taker.taken, batch, taker.digest, error))
         del batch, error  # else the frame holds them until the next one comes
     taker.leave()
     with contextlib.suppress(Exception):  # the next call of another stream's meets it again

@@ -1,0 +1,169 @@
+"""Our own iterator, and its state, in a loader that Accelerate has prepared.
+
+`accelerator.prepare()` rebuilds a loader as torch's own. One that was a `dataloaderjob.DataLoader` keeps its feeders,
+by its `multiprocessing_context`; `adopt` gives it back the iterator that costs less for each batch, and the state by
+which `accelerator.save_state()` and `load_state()` resume it to the batch.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import BatchSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from dataloaderjob.codec.fetcher import derive_seed
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.trainer import sampling, service
+from dataloaderjob.trainer.context import FeedersContext
+from dataloaderjob.trainer.loader import DataLoader, LeftOut
+from dataloaderjob.trainer.tickets import Placed
+
+_KEPT = (
+    "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator", "prefetch_factor", "persistent_workers",
+    "pin_memory_device", "in_order",
+)  # fmt: skip
+_Prepared = TypeVar("_Prepared")
+
+
+class Placing(BatchSampler):
+    """A batch sampler whose batches know their place in the epoch.
+
+    `skip_first_batches`, by which Accelerate and Hugging Face's Trainer resume, makes a loader of torch's that knows
+    neither how many batches it skips nor the seed that the epoch began with. So the seed depends on the epoch and on
+    the seed of the process alone.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self.batch_sampler = inner
+        self._epoch = 0
+        self.begun = 0
+        """How often it was iterated, by whatever loader."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "batch_sampler":
+            raise AttributeError(name)
+        return getattr(self.batch_sampler, name)
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    @property
+    def sampler(self) -> Any:
+        """The innermost, which Accelerate takes out and puts back when it saves and loads a checkpoint."""
+        return self._innermost.sampler
+
+    @sampler.setter
+    def sampler(self, sampler: Any) -> None:
+        self._innermost.sampler = sampler
+
+    @property
+    def _innermost(self) -> Any:
+        one = self.batch_sampler
+        while getattr(one, "batch_sampler", None) is not None:
+            one = one.batch_sampler
+        return one
+
+    @property
+    def epoch(self) -> int:
+        """The sampler's, where it has one."""
+        epoch = sampling.epoch_of(self.batch_sampler)
+        return self._epoch if epoch is None else epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        sampling.set_epoch(self.batch_sampler, epoch)
+
+    def epoch_seed(self) -> int:
+        """What torch would draw for an iterator."""
+        return derive_seed(torch.initial_seed(), self.epoch) >> 1
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        self.begun += 1
+        seed, position = self.epoch_seed(), 0
+        for number, keys in enumerate(self.batch_sampler):
+            yield Placed(keys, number, position, seed)
+            position += len(keys)
+
+
+class _Adopted(DataLoader[Any]):
+    """What a prepared loader has in place of torch's."""
+
+    prepared: weakref.ref[Any] | None = None
+    _begun_before = 0
+    """Iterations of the batch sampler when a state was loaded."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        if state_dict:
+            self._begun_before = self._begun()
+        epoch, prepared = state_dict.get("epoch"), None if self.prepared is None else self.prepared()
+        if epoch is not None and prepared is not None:
+            is_over = state_dict.get("finished") and state_dict.get("iterations")
+            prepared.iteration = epoch + bool(is_over)  # by which it sets the sampler's epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        self._leave_to_another()
+        return super().state_dict()
+
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        self._leave_to_another()
+        return super()._get_iterator()
+
+    def _begun(self) -> int:
+        return getattr(self.batch_sampler, "begun", 0)
+
+    def _leave_to_another(self) -> None:
+        """Drops what was loaded, if a loader that skips batches has gone on with that epoch since."""
+        if self._resume is not None and self._begun() != self._begun_before:
+            self._resume = None
+            service.say_once(
+                "skip_first_batches goes on with the epoch, so the loader's place that load_state() has is not used"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "prepared": None}
+
+
+def adopt(prepared: _Prepared, *, allow_pickle: bool = False, dataset_id: str | None = None) -> _Prepared:
+    """Puts our loader into what `accelerator.prepare()` returned for a loader, and returns that.
+
+    prepared: a map-style loader, of whatever kind before. allow_pickle and dataset_id are those of
+    `dataloaderjob.DataLoader`. Raises InputError for anything else.
+    """
+    base = getattr(prepared, "base_dataloader", None)
+    if base is None or not hasattr(prepared, "use_stateful_dataloader"):
+        raise InputError(
+            f"adopt() takes what accelerator.prepare() returned for a DataLoader, found {type(prepared).__name__}"
+        )
+    if base.batch_sampler is None and base.batch_size is not None:
+        raise InputError(
+            "adopt() takes loaders of map-style datasets (__getitem__ and __len__), found an iterable one"
+        )
+    if isinstance(base, _Adopted):
+        return prepared
+    workers, given = base.num_workers, base.multiprocessing_context
+    sampler: dict[str, Any] = {"batch_size": None, "sampler": base.sampler}
+    if base.batch_sampler is not None:
+        sampler = {"batch_sampler": Placing(base.batch_sampler)}
+    if not workers:
+        service.say_once(
+            "num_workers is 0: this process makes the batches, and a loader that skips some of them, as Hugging Face's "
+            "Trainer does to resume, draws other random numbers; give it workers"
+        )
+    ours: _Adopted = _Adopted(
+        base.dataset,
+        **sampler,
+        num_workers=None if isinstance(workers, LeftOut) else workers,
+        allow_pickle=allow_pickle or (isinstance(given, FeedersContext) and given.allow_pickle),
+        dataset_id=dataset_id,
+        **{name: getattr(base, name) for name in _KEPT if not (name == "prefetch_factor" and not workers)},
+    )
+    ours.prepared = weakref.ref(prepared)
+    holder: Any = prepared
+    holder.base_dataloader, holder.use_stateful_dataloader = ours, True
+    holder.dl_state_dict = {}
+    return prepared

@@ -1,0 +1,34 @@
+"""What a process that makes batches is to user code: torch's worker of one loader. Neighbour: `fetcher`.
+
+Builders are that in a feeder, and `remaking` is it again afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import _utils
+
+from dataloaderjob.codec.bundles import UserCode
+from dataloaderjob.codec.fetcher import seed_worker
+
+_MASK63 = (1 << 63) - 1
+
+
+def begin_session(code: UserCode, *, index: int, num_workers: int, base_seed: int) -> None:
+    """Begins as torch's worker does: seeds, then worker_init_fn. Raises what that raises."""
+    introduce(code.dataset, index=index, num_workers=num_workers, base_seed=base_seed)
+    seed_worker(base_seed & _MASK63, index)
+    if code.worker_init_fn is not None:
+        code.worker_init_fn(index)
+
+
+def introduce(dataset: Any, *, index: int, num_workers: int, base_seed: int) -> None:
+    """Makes torch's get_worker_info() answer, with the seed of the iterator that is served now."""
+    worker = _utils.worker
+    seed = (base_seed & _MASK63) + index
+    info = worker._worker_info  # noqa: SLF001  torch offers no other way to be a worker
+    if info is None or info.seed != seed:
+        worker._worker_info = worker.WorkerInfo(  # noqa: SLF001
+            id=index, num_workers=max(num_workers, index + 1), seed=seed, dataset=dataset
+        )

@@ -1,0 +1,167 @@
+"""What a run consumed, in a folder: the format, and how it is read. The writer is `trainer.recording`.
+
+    blobs/                      bundles' blobs, by their SHA-256
+    rank-R/START-PID.rows       a head, then 48 bytes for each batch that next() gave
+    rank-R/START-PID.tickets    the payloads of their tickets, one after the other
+    rank-R/START-PID.bundles    a line of JSON for each bundle: its manifest, `in_process` if no feeder made it
+
+One process writes one piece, whose name begins with the time of its start. A piece that goes on where an earlier one
+was before its end, as a run does that is resumed from a checkpoint, stands in place of what came after that batch.
+A process that is killed in the middle of a row leaves a part of it, which is no row.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from dataloaderjob.core.blobs import BlobStore, Bundle
+from dataloaderjob.core.consumption import fold
+from dataloaderjob.core.errors import InputError, RemoteProtocolError
+
+HEAD = struct.Struct("<8s40x")
+ROW = struct.Struct("<IIQQQQIHBx")
+MAGIC = b"DLJREC01"
+BLOBS = "blobs"
+RANK = "rank-"
+NO_BUNDLE = 0xFFFF
+"""Stands in a row's `bundle` where what made the batch could not be kept."""
+
+
+class Kind(IntEnum):
+    BATCH = 0
+    FAILED = 1
+    """next() raised: `digest` is the mark of the error."""
+
+
+class Row(NamedTuple):
+    """One batch. 48 bytes, in this order."""
+
+    loader: int
+    """Number of the loader among those that its process made."""
+    epoch: int
+    ticket: int
+    """Number of the batch in its epoch."""
+    digest: int
+    rolling: int
+    """The epoch's digest with this batch (`core.consumption`)."""
+    offset: int
+    """Where the ticket's payload begins."""
+    nbytes: int
+    bundle: int
+    kind: int
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.epoch, self.ticket
+
+
+class Recorded(NamedTuple):
+    """One batch, and the piece that has its ticket."""
+
+    piece: Piece
+    row: Row
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one process wrote."""
+
+    path: Path
+    """The file of the rows."""
+    _bundles: list[bytes] | None = None
+
+    def rows(self) -> Iterator[Row]:
+        """Raises InputError for a file that is none of these."""
+        data = self.path.read_bytes()
+        if len(data) < HEAD.size or HEAD.unpack_from(data)[0] != MAGIC:
+            raise InputError(f"{self.path} is no record of this version of dataloaderjob")
+        whole = len(data) - (len(data) - HEAD.size) % ROW.size
+        return (Row(*fields) for fields in ROW.iter_unpack(data[HEAD.size : whole]))
+
+    def ticket(self, row: Row) -> bytes:
+        """The payload. Raises InputError where it is not there."""
+        path = self.path.with_suffix(".tickets")
+        with path.open("rb") as file:
+            file.seek(row.offset)
+            data = file.read(row.nbytes)
+        if len(data) != row.nbytes or not data:
+            raise InputError(f"{path} has no ticket for epoch {row.epoch}, batch {row.ticket}")
+        return data
+
+    def bundle(self, row: Row) -> tuple[Bundle, bool] | None:
+        """What made the batch, and whether in the trainer's process; None where that could not be kept."""
+        if row.bundle == NO_BUNDLE:
+            return None
+        path = self.path.with_suffix(".bundles")
+        try:
+            if self._bundles is None:
+                self._bundles = path.read_bytes().splitlines()
+            line = self._bundles[row.bundle]
+            return Bundle.parse(line), bool(json.loads(line)["in_process"])
+        except (OSError, IndexError, KeyError, RemoteProtocolError) as exc:
+            raise InputError(f"{path} has no bundle number {row.bundle}: {exc}") from exc
+
+
+@dataclass(slots=True)
+class Record:
+    """All that one folder holds."""
+
+    folder: Path
+    ranks: dict[str, list[Piece]] = field(default_factory=dict)
+
+    @staticmethod
+    def open(folder: Path) -> Record:
+        """Raises InputError for a folder without a record."""
+        found = Record(folder)
+        for rows in sorted(folder.glob(f"{RANK}*/*.rows"), key=_started):
+            found.ranks.setdefault(rows.parent.name.removeprefix(RANK), []).append(Piece(rows))
+        if not found.ranks:
+            raise InputError(
+                f"{folder} holds no record: give the folder of `dataloaderjob run --record FOLDER`, or of "
+                "DATALOADERJOB_RECORD"
+            )
+        return found
+
+    @property
+    def store(self) -> BlobStore:
+        return BlobStore(self.folder / BLOBS)
+
+    def batches(self, rank: str) -> dict[int, list[Recorded]]:
+        """What each loader of a rank gave, in that order, as if the run had never been resumed.
+
+        Raises InputError where a row is missing.
+        """
+        loaders: dict[int, list[Recorded]] = {}
+        for piece in self.ranks.get(rank, ()):
+            before = {loader: len(found) for loader, found in loaders.items()}
+            for row in piece.rows():
+                found = loaders.setdefault(row.loader, [])
+                if before.get(row.loader) == len(found):  # this piece's first of the loader
+                    while found and found[-1].row.place >= row.place:
+                        found.pop()
+                before[row.loader] = -1
+                _check(piece, found[-1].row if found else None, row)
+                found.append(Recorded(piece, row))
+        return loaders
+
+
+def _started(path: Path) -> tuple[int, str]:
+    start = path.name.partition("-")[0]
+    return (int(start) if start.isdigit() else 0), path.name
+
+
+def _check(piece: Piece, before: Row | None, row: Row) -> None:
+    """Raises InputError unless `row` follows `before`: their digests are a chain."""
+    rolling = before.rolling if before is not None and before.epoch == row.epoch else row.epoch + 1
+    if fold(rolling, row.digest) != row.rolling:
+        what = f"loader {row.loader}, epoch {row.epoch}, batch {row.ticket}"
+        raise InputError(
+            f"{piece.path} is incomplete: what comes before {what} is missing. Keep all files of a run that was "
+            "resumed in one folder, and let two runs have two folders"
+        )

@@ -1,0 +1,110 @@
+"""`dataloaderjob replay`: makes one batch of a record again in this process, under a debugger if asked."""
+
+from __future__ import annotations
+
+import pdb
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dataloaderjob.codec.differences import describe
+from dataloaderjob.codec.remaking import Remade, Remaker
+from dataloaderjob.core import frames
+from dataloaderjob.core.errors import DataLoaderJobError, InputError
+from dataloaderjob.core.records import Kind, Record, Recorded
+
+
+class Replay:
+    """One batch. `make` once; then `lines` tells of it."""
+
+    def __init__(self, folder: Path, *, rank: str, loader: int, epoch: int, batch: int) -> None:
+        """Raises InputError where the record has no such batch."""
+        self.record = Record.open(folder.absolute())
+        self.found = _find(self.record, rank, loader, epoch, batch)
+        self.remade: Remade | None = None
+        self._body: bytes | None = None
+
+    @property
+    def equal(self) -> bool:
+        """Whether it is what was consumed."""
+        return self.remade is not None and self.remade.digest == self.found.row.digest
+
+    def make(self, *, debug: bool) -> None:
+        """Loads the recorded code and data, and makes the batch. Raises InputError where they cannot be loaded."""
+        piece, row = self.found
+        bundle = piece.bundle(row)
+        if bundle is None or not row.nbytes:
+            raise InputError("what made this batch was not kept: the trainer could not pickle it")
+        payload = piece.ticket(row)
+        remaker = Remaker(bundle[0], self.record.store, in_process=bundle[1])
+        stepped = stepping(remaker.code.dataset, pdb.Pdb()) if debug else None
+        self.remade = remaker.make(row.ticket, payload, stepped)
+        error = self.remade.error
+        if error is not None:
+            if debug:
+                pdb.post_mortem(error.__traceback__)
+            return
+        try:
+            self._body = remaker.body(self.remade)
+        except DataLoaderJobError:
+            self._body = None
+
+    def save(self, path: Path) -> None:
+        """Writes the batch with torch.save. Raises InputError where there is none."""
+        if self.remade is None or self.remade.error is not None:
+            raise InputError(f"nothing is written to {path}: making the batch raised an error")
+        torch.save(self.remade.batch, path)
+
+    def lines(self) -> Iterator[str]:
+        """What was made, and whether it is what was consumed."""
+        assert self.remade is not None  # noqa: S101  made before
+        row, ticket = self.found.row, self.remade.ticket
+        payload = self.found.piece.ticket(row)
+        yield (
+            f"loader {row.loader}, epoch {row.epoch}, batch {row.ticket}: {frames.describe_keys(payload)}, "
+            f"seed {ticket.base_seed}"
+        )
+        if self.remade.error is not None:
+            yield from "".join(traceback.format_exception(self.remade.error)).splitlines()
+        elif self._body is not None:
+            yield from describe(self._body)
+        else:
+            yield f"batch: {type(self.remade.batch).__name__}, which feeders cannot send"
+        recorded = "next() raised an error of this type" if row.kind == Kind.FAILED else "what was consumed"
+        if self.equal:
+            yield f"digest {self.remade.digest:016x}: it is {recorded}"
+        else:
+            yield f"digest {self.remade.digest:016x}: it is not {recorded}, which has {row.digest:016x}"
+
+
+def stepping(dataset: Any, debugger: pdb.Pdb) -> Any:
+    """A dataset whose samples are made by `dataset` under the debugger, which stops at their first line."""
+
+    class Stepping:
+        def __getitem__(self, key: Any) -> Any:
+            return debugger.runcall(dataset.__getitem__, key)
+
+    class SteppingThroughBatches(Stepping):
+        def __getitems__(self, keys: Any) -> Any:
+            return debugger.runcall(dataset.__getitems__, keys)
+
+    return SteppingThroughBatches() if getattr(dataset, "__getitems__", None) else Stepping()
+
+
+def _find(record: Record, rank: str, loader: int, epoch: int, batch: int) -> Recorded:
+    if rank not in record.ranks:
+        raise InputError(f"{record.folder} has no rank {rank}, only {', '.join(sorted(record.ranks))}")
+    loaders = record.batches(rank)
+    if loader not in loaders:
+        raise InputError(f"rank {rank} has no loader {loader}, only {', '.join(map(str, sorted(loaders)))}")
+    found = [one for one in loaders[loader] if one.row.place == (epoch, batch)]
+    if not found:
+        last = loaders[loader][-1].row
+        raise InputError(
+            f"loader {loader} of rank {rank} has no epoch {epoch}, batch {batch}: its last is epoch {last.epoch}, "
+            f"batch {last.ticket}"
+        )
+    return found[-1]

@@ -1,0 +1,242 @@
+"""`dataloaderjob verify`: compares two records, or one with what its dataset makes, and names the first difference."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dataloaderjob.core import frames
+from dataloaderjob.core.errors import InputError, RemoteProtocolError
+from dataloaderjob.core.records import NO_BUNDLE, Kind, Record, Recorded
+from dataloaderjob.local.remake import remake
+
+_MAX_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The first batch in which two runs differ."""
+
+    rank: str
+    loader: int
+    place: tuple[int, int]
+    """Epoch and batch."""
+    one: Recorded | None
+    """None: that run has no such batch."""
+    other: Recorded | None
+
+    @property
+    def where(self) -> str:
+        epoch, batch = self.place
+        return f"rank {self.rank}, loader {self.loader}, epoch {epoch}, batch {batch}"
+
+
+# Two records
+
+
+def compare(one: Path, other: Path, *, epoch: int | None = None) -> tuple[bool, list[str]]:
+    """Whether two runs consumed the same, and lines for people. Raises InputError."""
+    a, b = Record.open(one), Record.open(other)
+    if a.ranks.keys() != b.ranks.keys():
+        raise InputError(
+            f"runs of the same ranks can be compared: {one} has {', '.join(sorted(a.ranks))}, "
+            f"{other} has {', '.join(sorted(b.ranks))}"
+        )
+    count = 0
+    found: Difference | None = None
+    for rank in sorted(a.ranks):
+        mine, theirs = a.batches(rank), b.batches(rank)
+        for loader in sorted(mine.keys() | theirs.keys()):
+            left, right = _of_epoch(mine.get(loader, ()), epoch), _of_epoch(theirs.get(loader, ()), epoch)
+            count += len(left)
+            difference = first_difference(rank, loader, left, right)
+            if difference is not None and (found is None or difference.place < found.place):
+                found = difference
+    if found is None and not count:
+        raise InputError(
+            f"{one} and {other} have no batch{'' if epoch is None else f' of epoch {epoch}'} to compare"
+        )
+    if found is None:
+        return True, [f"equal: {count} batches of {_ranks(a)}"]
+    return False, [f"{found.where}: {line}" for line in _explain(found, (one, a), (other, b))]
+
+
+def first_difference(
+    rank: str, loader: int, left: list[Recorded], right: list[Recorded]
+) -> Difference | None:
+    """Compares what one loader gave in two runs, in order."""
+    for at in range(max(len(left), len(right))):
+        one = left[at] if at < len(left) else None
+        other = right[at] if at < len(right) else None
+        if one is not None and other is not None and one.row.place != other.row.place:
+            # One of them ended its epoch before: what is missing is named.
+            one, other = (one, None) if one.row.place < other.row.place else (None, other)
+        elif one is not None and other is not None and one.row.digest == other.row.digest:
+            continue
+        there = one or other
+        assert there is not None  # noqa: S101  one of the lists is as long
+        return Difference(rank=rank, loader=loader, place=there.row.place, one=one, other=other)
+    return None
+
+
+def _of_epoch(batches: Iterable[Recorded], epoch: int | None) -> list[Recorded]:
+    return [batch for batch in batches if epoch is None or batch.row.epoch == epoch]
+
+
+def _explain(found: Difference, a: tuple[Path, Record], b: tuple[Path, Record]) -> list[str]:
+    one, other = found.one, found.other
+    if one is None or other is None:
+        has, lacks = (a[0], b[0]) if other is None else (b[0], a[0])
+        return [f"{has} has this batch, {lacks} has it not"]
+    failed = [path for batch, (path, _) in ((one, a), (other, b)) if batch.row.kind == Kind.FAILED]
+    if len(failed) == 2:
+        return ["next() raised errors of two types"]
+    if failed:
+        return [f"next() raised an error in {failed[0]}, and gave a batch in the other"]
+    left, right = one.piece.ticket(one.row), other.piece.ticket(other.row)
+    if left[frames.TICKET_HEAD_NBYTES :] != right[frames.TICKET_HEAD_NBYTES :]:
+        said = _other_keys(left, right)
+        if said:
+            return [said]
+    lines = ["the keys are the same, and the content differs"]
+    if frames.base_seed_of(left) != frames.base_seed_of(right):
+        lines.append("the seeds differ: torch.manual_seed, or the loader's generator, was not the same")
+    return lines + _compare_content(a, one, b, other)
+
+
+def _other_keys(left: bytes, right: bytes) -> str:
+    """Names the first key that differs; nothing where none does, whatever the bytes of their pickles."""
+    try:
+        mine, theirs = (list(frames.unpack_ticket(payload).keys) for payload in (left, right))
+    except Exception:  # classes of the user's that this process does not have
+        return "the keys differ"
+    if len(mine) != len(theirs):
+        return f"the keys differ: {len(mine)} in one and {len(theirs)} in the other"
+    for at, (x, y) in enumerate(zip(mine, theirs, strict=True)):
+        if not _same(x, y):
+            return f"the keys differ: key number {at} is {_cut(x)} in one and {_cut(y)} in the other"
+    return ""
+
+
+def _same(x: Any, y: Any) -> bool:
+    try:
+        return bool(x == y)
+    except Exception:  # user code
+        return False
+
+
+def _compare_content(
+    a: tuple[Path, Record], one: Recorded, b: tuple[Path, Record], other: Recorded
+) -> list[str]:
+    """Makes both again: says which leaf differs, and which of them is still what was consumed."""
+    from dataloaderjob.codec.differences import first_difference as difference_of
+
+    lines, bodies = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, ((path, record), batch) in enumerate(((a, one), (b, other))):
+            place = Path(folder) / str(number)
+            place.mkdir()
+            try:
+                (result,) = remake(record, [batch], bodies=place)
+            except InputError as exc:
+                return [f"the leaf is not known: {exc}"]
+            if result.error:
+                lines.append(f"made again from {path} it raises {result.error}")
+            elif result.digest != batch.row.digest:
+                lines.append(f"made again from {path} it is not what was consumed")
+            if result.body is not None:
+                bodies.append(result.body.read_bytes())
+    if len(bodies) == 2:
+        try:
+            said = difference_of(*bodies)
+        except RemoteProtocolError as exc:
+            said = str(exc)
+        lines.append(said or "made again, both are equal: it depends on more than code, data, keys and seed")
+    return lines
+
+
+def _cut(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+
+
+# A record and its dataset
+
+
+def check(folder: Path, *, epoch: int | None = None, sample: int | None = None) -> tuple[bool, list[str]]:
+    """Makes batches of a run again: whether they are what was consumed, and lines for people. Raises InputError."""
+    record = Record.open(folder)
+    wanted = [
+        (rank, batch)
+        for rank in sorted(record.ranks)
+        for batches in record.batches(rank).values()
+        for batch in _of_epoch(batches, epoch)
+    ]
+    known = [(rank, b) for rank, b in wanted if b.row.bundle != NO_BUNDLE and b.row.nbytes]
+    if sample is not None and sample < len(known):
+        known = [known[i * len(known) // sample] for i in range(sample)]
+    if not known:
+        raise InputError(
+            f"{folder} has no batch to make again: {len(wanted)} were found, none with what made it"
+        )
+    lines, first = [], None
+    for batches in _by_bundle(known):
+        said = _first_wrong(record, batches, before=None if first is None else first[0])
+        first = said or first
+    if first is not None:
+        return False, [first[1]]
+    if len(known) < len(wanted):
+        lines.append(f"{len(wanted) - len(known)} batches were not made again")
+    return True, [
+        f"equal: {len(known)} batches of {_ranks(record)}, made again from what was recorded",
+        *lines,
+    ]
+
+
+def _by_bundle(batches: list[tuple[str, Recorded]]) -> list[list[tuple[str, Recorded]]]:
+    """Batches that one process can make, in the order of their places."""
+    groups: dict[Any, list[tuple[str, Recorded]]] = {}
+    for rank, batch in batches:
+        found = batch.piece.bundle(batch.row)
+        assert found is not None  # noqa: S101  left out before
+        bundle, in_process = found
+        groups.setdefault((bundle.code, bundle.workers, bundle.allow_pickle, in_process), []).append(
+            (rank, batch)
+        )
+    return [
+        sorted(group, key=lambda one: (one[1].row.place, one[0], one[1].row.loader))
+        for group in groups.values()
+    ]
+
+
+def _first_wrong(
+    record: Record, batches: list[tuple[str, Recorded]], *, before: tuple[int, int] | None
+) -> tuple[tuple[int, int], str] | None:
+    """The place of the first batch that is not what was consumed, and what to say; only of those `before` a place."""
+    wanted = [(rank, b) for rank, b in batches if before is None or b.row.place < before]
+    if not wanted:
+        return None
+    results = remake(record, [batch for _, batch in wanted])
+    for (rank, batch), result in zip(wanted, results, strict=True):
+        row = batch.row
+        if result.digest == row.digest:
+            continue
+        where = f"rank {rank}, loader {row.loader}, epoch {row.epoch}, batch {row.ticket}"
+        if row.kind == Kind.FAILED:
+            why = "next() raised an error, which the recorded code and data do not raise here"
+        elif result.error:
+            why = f"a batch was consumed, and the recorded code and data raise {result.error}"
+        else:
+            why = (
+                "what was consumed is not what the recorded code and data make: "
+                f"digest {row.digest:016x}, made again {result.digest:016x}"
+            )
+        return row.place, f"{where}: {why}"
+    return None
+
+
+def _ranks(record: Record) -> str:
+    return f"{len(record.ranks)} rank{'s' * (len(record.ranks) != 1)}"

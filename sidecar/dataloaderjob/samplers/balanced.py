@@ -1,0 +1,120 @@
+"""Batches of one size whose work is the same on all ranks: lengths decide who gets what of a global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.samplers import lengths as of
+from dataloaderjob.samplers.distributed import BLOCK, check_shares
+from dataloaderjob.samplers.elastic import ElasticSampler, Place, Tail, fit
+from dataloaderjob.samplers.permutation import I64, Permutation
+
+WEIGHED = 32
+"""Rows of a global batch that are dealt by sums, 7 µs each. The rest goes back and forth: of 8,192 samples of lengths
+that vary as those of texts the heaviest of 64 ranks is 0.02 % above the mean, 0.01 % with all rows weighed, and 0.27 %
+with none."""
+
+
+class ElasticBalancedBatchSampler(ElasticSampler[list[int]]):
+    """A `batch_sampler` that deals each global batch to the ranks such that their sums of lengths are close.
+
+    The global batches are the same for every world size that divides their size; only who gets which samples differs.
+    Without `look_ahead` they are those of a plain shuffle, so balance costs no randomness.
+
+    Args:
+        lengths: one for each sample, or its cost, where that grows otherwise.
+        global_batch_size: samples of a step on all ranks together; each gets as many.
+        look_ahead: global batches whose samples are sorted by length together, so that those of one batch are similar
+            and need little padding. Their order is shuffled again.
+        num_replicas, rank, shuffle, seed, drop_last, tail: as those of `ElasticDistributedSampler`; the tail is that
+            of the last global batch.
+
+    Raises:
+        InputError: lengths that are none, or a global batch that the ranks cannot share.
+    """
+
+    def __init__(
+        self,
+        lengths: of.Lengths,
+        global_batch_size: int,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        look_ahead: int = 1,
+        tail: Tail | None = None,
+    ) -> None:
+        self.lengths = lengths
+        self._lengths = of.check_lengths(lengths)
+        super().__init__(
+            self._lengths, num_replicas, rank, shuffle=shuffle, seed=seed, drop_last=drop_last, tail=tail
+        )
+        check_shares(global_batch_size, self.num_replicas)
+        if look_ahead < 1:
+            raise InputError(f"look_ahead must be one global batch or more, found {look_ahead}")
+        self.global_batch_size = self.stride = global_batch_size
+        self.look_ahead = look_ahead
+        self.batch_size = global_batch_size // self.num_replicas
+        self._digest = of.digest(self._lengths)
+        self.total_size = fit(
+            self._lengths.size, global_batch_size, self.tail, what="samples over global batches"
+        )
+        self.num_samples = self.total_size // self.num_replicas
+
+    def __len__(self) -> int:
+        return self.total_size // self.global_batch_size
+
+    def identity(self) -> dict[str, Any]:
+        own = {
+            "lengths": self._digest,
+            "global_batch_size": self.global_batch_size,
+            "look_ahead": self.look_ahead,
+        }
+        return {"samples": self._lengths.size, **super().identity(), **own}
+
+    def blocks(self, place: Place) -> Iterator[list[list[int]]]:
+        chunk = self.global_batch_size * self.look_ahead
+        span = chunk * max(BLOCK // chunk, 1)
+        order = Permutation(self._lengths.size, self.seed, place.epoch)
+        for first in range(place.position // span * span, self.total_size, span):
+            indices = np.arange(first, min(first + span, self.total_size)) % self._lengths.size
+            if self.shuffle:
+                indices = order(indices)
+            batches = [
+                batch
+                for at in range(0, indices.size, chunk)
+                for batch in self._batches(indices[at : at + chunk], place.epoch, (first + at) // chunk)
+            ]
+            done = max(place.position - first, 0) // self.global_batch_size
+            # One by one: a rank's part is worked out when it is asked for.
+            yield from ([self._part(batch)] for batch in batches[done:])
+
+    def _batches(self, indices: I64, epoch: int, chunk: int) -> list[I64]:
+        """The global batches of a chunk."""
+        if self.look_ahead == 1:
+            return [indices]
+        batches = of.longest_first(indices, self._lengths).reshape(-1, self.global_batch_size)
+        if self.shuffle:
+            batches = batches[of.shuffled(len(batches), self.seed, epoch, chunk)]
+        return list(batches)
+
+    def _part(self, batch: I64) -> list[int]:
+        """This rank's samples: of each W in falling order of length one, of the longest ones by what each rank has."""
+        ranks, rank = self.num_replicas, self.rank
+        rows = of.longest_first(batch, self._lengths).reshape(-1, ranks)
+        sums = np.zeros(ranks, dtype=np.int64)
+        mine: list[int] = []
+        for row, costs in zip(rows[:WEIGHED], self._lengths[rows[:WEIGHED]], strict=True):
+            turns = np.argsort(sums, kind="stable")  # the rank with the least gets the longest
+            sums[turns] += costs
+            mine.append(int(row[turns == rank][0]))
+        rest = rows[WEIGHED:].copy()
+        rest[1::2] = rest[1::2, ::-1]
+        mine += rest[:, rank].tolist()
+        return mine

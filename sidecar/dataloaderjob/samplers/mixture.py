@@ -1,0 +1,168 @@
+"""Several datasets by weights, each in an order of its own: what stands where follows from the position alone."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.samplers.distributed import ElasticDistributedSampler, Order
+from dataloaderjob.samplers.elastic import Place, Tail
+from dataloaderjob.samplers.permutation import I64, Permutation, hash_below, make_keys
+from dataloaderjob.samplers.shares import Shares
+from dataloaderjob.samplers.weighted import check_weights
+
+if TYPE_CHECKING:
+    from torch.utils.data import ConcatDataset
+
+Weights = Sequence[float] | Mapping[int, Sequence[float]] | Callable[[int], Sequence[float]]
+_permutation = functools.lru_cache(maxsize=64)(Permutation)
+"""Kept from block to block: to make their keys anew would take a tenth of the time."""
+_OF_TURNS = 2
+"""A stream of keys beside that of the permutations."""
+
+
+class ElasticMixtureSampler(ElasticDistributedSampler):
+    """Samples of several datasets in proportion to weights, for a loader over their `ConcatDataset`.
+
+    Every beginning of an epoch has each dataset's share of samples, give or take two (half a sample where there are two
+    datasets). A dataset that comes to its end begins another pass, in another order. Ranks take turns at random, so no
+    rank gets more of a dataset than others.
+
+    Args:
+        datasets: a `ConcatDataset`, or its parts in their order.
+        weights: one for each dataset; or for a curriculum {epoch: weights from that epoch on}, or a function of the
+            epoch, which is called once for each. A state has those of its epoch; a function's are taken from there.
+        num_samples: samples of an epoch on all ranks together; None: as many as all datasets have.
+        continuous: each dataset goes on in an epoch where it stopped in the last, so that nothing of it is seen less
+            often than the rest; else each epoch begins all datasets anew.
+        num_replicas, rank, shuffle, seed, drop_last, tail, global_batch_size: as those of `ElasticDistributedSampler`.
+
+    Raises:
+        InputError: weights that do not fit the datasets, or a weight for one without samples.
+    """
+
+    def __init__(
+        self,
+        datasets: ConcatDataset[Any] | Sequence[Sized],
+        weights: Weights,
+        num_samples: int | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        continuous: bool = False,
+        tail: Tail | None = None,
+        global_batch_size: int | None = None,
+    ) -> None:
+        self.datasets = datasets
+        parts: Any = getattr(datasets, "datasets", datasets)
+        self._lengths = [len(part) for part in parts]
+        samples = sum(self._lengths) if num_samples is None else num_samples
+        super().__init__(
+            range(samples), num_replicas, rank, shuffle, seed, drop_last, tail=tail,
+            global_batch_size=global_batch_size,
+        )  # fmt: skip
+        self.weights = weights
+        self.continuous = continuous
+        self._offsets = [sum(self._lengths[:part]) for part in range(len(self._lengths))]
+        self._known: dict[int, tuple[float, ...]] = {}
+        """Weights of epochs."""
+        self._drawn = 0, [0] * len(self._lengths)
+        """An epoch, and how many samples of each dataset came before it."""
+        self.weights_of(0)
+
+    def weights_of(self, epoch: int) -> tuple[float, ...]:
+        """The weights of an epoch, one for each dataset."""
+        if epoch not in self._known:
+            self._known[epoch] = self._checked(self._given(epoch), epoch)
+        return self._known[epoch]
+
+    def order(self, epoch: int) -> Order:
+        shares, drawn = Shares(self.weights_of(epoch)), self._drawn_before(epoch)
+
+        def mix(positions: I64) -> I64:
+            found = np.empty_like(positions)
+            for part, which, numbers in shares.split(positions):
+                found[which] = self._of_part(part, numbers + drawn[part], epoch)
+            return found
+
+        return mix
+
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity(), "lengths": list(self._lengths), "continuous": self.continuous}
+
+    def details(self, place: Place) -> dict[str, Any]:
+        return {"weights": list(self.weights_of(place.epoch)), "drawn": list(self._drawn_before(place.epoch))}
+
+    def read_details(self, place: Place, state: Mapping[str, Any]) -> None:
+        weights = self._checked(state["weights"], place.epoch)
+        drawn = [operator.index(count) for count in state["drawn"]]
+        if not callable(self.weights) and weights != self.weights_of(place.epoch):
+            raise InputError(
+                f"the weights of epoch {place.epoch} are {list(self.weights_of(place.epoch))} here and "
+                f"{list(weights)} in the state, so its position has no meaning: give the weights of before, or begin a "
+                "new epoch"
+            )
+        self._known[place.epoch] = weights
+        if self.continuous:
+            self._drawn = place.epoch, drawn
+
+    def _own(self, turns: I64, epoch: int) -> I64:
+        # The datasets' turns are regular: without this, of two ranks and two datasets each rank would get one.
+        key = make_keys(1, self.seed, epoch, _OF_TURNS)[0]
+        first = hash_below(turns.astype(np.uint64), key, np.uint64(self.num_replicas)).view(np.int64)
+        return turns + (first + self.rank) % self.num_replicas
+
+    def _of_part(self, part: int, numbers: I64, epoch: int) -> I64:
+        """Indices of the dataset's samples `numbers`, counted through all its passes."""
+        length = self._lengths[part]
+        passes = numbers // length
+        found = numbers - passes * length
+        if self.shuffle:
+            for number in np.unique(passes).tolist():
+                mine = passes == number
+                stream = (number,) if self.continuous else (number, epoch)
+                found[mine] = _permutation(length, self.seed, part, *stream)(found[mine])
+        found += self._offsets[part]
+        return found
+
+    def _drawn_before(self, epoch: int) -> list[int]:
+        since, drawn = self._drawn if self._drawn[0] <= epoch else (0, [0] * len(self._lengths))
+        if not self.continuous or since == epoch:
+            return drawn
+        for earlier in range(since, epoch):
+            counts = Shares(self.weights_of(earlier)).counts(self._samples)
+            drawn = list(map(operator.add, drawn, counts))
+        self._drawn = epoch, drawn
+        return drawn
+
+    def _given(self, epoch: int) -> Sequence[float]:
+        if callable(self.weights):
+            return self.weights(epoch)
+        if isinstance(self.weights, Mapping):
+            begun = [first for first in self.weights if first <= epoch]
+            if not begun:
+                raise InputError(
+                    f"weights of epoch {epoch} are needed, found those from {sorted(self.weights)} on: "
+                    "add those from 0 on"
+                )
+            return self.weights[max(begun)]
+        return self.weights
+
+    def _checked(self, weights: Sequence[float], epoch: int) -> tuple[float, ...]:
+        values = check_weights(weights).tolist()
+        if len(values) != len(self._lengths):
+            raise InputError(
+                f"a weight is needed for each of {len(self._lengths)} datasets, found {values} for epoch {epoch}"
+            )
+        empty = [part for part, weight in enumerate(values) if weight and not self._lengths[part]]
+        if empty:
+            raise InputError(f"datasets {empty} have no samples and weights above 0: give them weight 0")
+        return tuple(values)

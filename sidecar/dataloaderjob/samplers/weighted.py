@@ -1,0 +1,81 @@
+"""Draws with replacement by weights, each by itself, so that any rank makes its own and no list is kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.samplers.alias import AliasTable
+from dataloaderjob.samplers.distributed import ElasticDistributedSampler, Order
+from dataloaderjob.samplers.elastic import Tail
+from dataloaderjob.samplers.permutation import make_keys, uniform
+
+if TYPE_CHECKING:
+    import torch
+
+_OF_DRAWS = 1
+"""A stream of keys beside that of the permutations."""
+
+
+class ElasticWeightedSampler(ElasticDistributedSampler):
+    """`WeightedRandomSampler` for ranks, with replacement: any number of ranks can go on with its state.
+
+    What is drawn at a position depends on (seed, epoch, position) only. A table of 16 bytes for each weight is kept.
+
+    Args:
+        weights: 0 or more for each sample; they need not sum up to 1.
+        num_samples: draws of an epoch on all ranks together.
+        num_replicas, rank, seed, drop_last, tail, global_batch_size: as those of `ElasticDistributedSampler`.
+
+    Raises:
+        InputError: weights that are negative, infinite or all 0.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[float] | npt.NDArray[Any] | torch.Tensor,
+        num_samples: int,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        tail: Tail | None = None,
+        global_batch_size: int | None = None,
+    ) -> None:
+        super().__init__(
+            range(num_samples), num_replicas, rank, seed=seed, drop_last=drop_last, tail=tail,
+            global_batch_size=global_batch_size,
+        )  # fmt: skip
+        self.weights = weights
+        values = check_weights(weights)
+        self._table = AliasTable(values)
+        self._digest = hashlib.sha256(values.astype("<f8").tobytes()).hexdigest()[:16]
+
+    def order(self, epoch: int) -> Order:
+        keys = make_keys(2, self.seed, epoch, _OF_DRAWS)
+
+        return lambda positions: self._table.draw(uniform(positions, keys))
+
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity(), "weights": self._digest}
+
+
+def check_weights(weights: Any) -> npt.NDArray[np.float64]:
+    """Weights as an array. Raises InputError where nothing can be drawn by them."""
+    values = np.asarray(weights, dtype=np.float64)
+    if values.ndim != 1 or not np.isfinite(values.sum()) or (values < 0).any() or not (values > 0).any():
+        shown = (
+            f"{values.tolist()}"
+            if values.size <= 10
+            else f"{values.size} of {values.min()} to {values.max()}"
+        )
+        raise InputError(
+            f"weights must be a row of finite numbers, 0 or more and not all 0, found {shown}: correct them"
+        )
+    return values

@@ -1,0 +1,61 @@
+"""`dataloaderjob.context()`: what torch's own iterator, or another's, takes for a multiprocessing context.
+
+It asks the context for queues, an event and processes, puts index lists into the one kind of queue and gets batches
+from the other. Ours start no process: `trainer/queues.py` sends the index lists to feeders.
+"""
+
+from __future__ import annotations
+
+import threading
+from multiprocessing import context as contexts
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dataloaderjob.trainer.client import Client
+    from dataloaderjob.trainer.queues import Queue, Worker
+
+
+class FeedersContext(contexts.ForkContext):
+    """A multiprocessing context for `DataLoader(..., num_workers=n, multiprocessing_context=...)`.
+
+    Any loader of torch's kind that has it gets its batches from feeders. Of map-style datasets only. It pickles, and
+    a copy of it is as good.
+    """
+
+    def __init__(self, *, allow_pickle: bool = False) -> None:
+        self.allow_pickle = allow_pickle
+        self.client: Client | None = None
+        """Kept between epochs, each of which has queues of its own."""
+
+    def Queue(self, maxsize: int = 0) -> Queue:  # type: ignore[override]  # noqa: ARG002, N802  as there
+        from dataloaderjob.trainer.queues import Queue
+
+        return Queue()
+
+    def Event(self) -> threading.Event:  # type: ignore[override]  # noqa: N802
+        return threading.Event()
+
+    def Process(self, *, target: Any, args: tuple[Any, ...] = (), **_: Any) -> Worker:  # type: ignore[override]  # noqa: N802
+        from dataloaderjob.trainer.queues import Worker
+
+        return Worker(target, args, self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FeedersContext) and other.allow_pickle == self.allow_pickle
+
+    def __hash__(self) -> int:
+        return hash((FeedersContext, self.allow_pickle))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return context, (self.allow_pickle,)
+
+    def __repr__(self) -> str:
+        return f"dataloaderjob.context({'allow_pickle=True' if self.allow_pickle else ''})"
+
+
+def context(allow_pickle: bool = False) -> FeedersContext:
+    """A `multiprocessing_context` for torch's own DataLoader, or another's, whose batches feeders then make.
+
+    `allow_pickle` is that of `dataloaderjob.DataLoader`.
+    """
+    return FeedersContext(allow_pickle=allow_pickle)

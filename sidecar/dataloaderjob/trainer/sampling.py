@@ -1,0 +1,193 @@
+"""What a loader's state has to know of samplers, torch's and others': epoch, rank, state of their own."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import BatchSampler
+
+from dataloaderjob.core.places import RANK_VARIABLES
+
+_NESTED = ("batch_sampler", "sampler")
+_RANKS = ("rank", "num_replicas"), ("process_index", "num_processes")
+"""Attributes of torch's samplers, and of Accelerate's."""
+_PLAIN = (int, float, str, bytes, bool, type(None))
+
+
+def chain(sampler: Any) -> Iterator[tuple[str, Any]]:
+    """A loader's index sampler and the samplers within it, with their paths, the outermost first."""
+    seen: set[int] = set()
+    open_: list[tuple[str, Any]] = [("", sampler)]
+    while open_:
+        path, one = open_.pop(0)
+        if one is None or id(one) in seen or isinstance(one, list | tuple | range):
+            continue
+        seen.add(id(one))
+        yield path, one
+        inner = getattr(one, "__dict__", {})
+        open_ += [(f"{path}.{name}".lstrip("."), inner[name]) for name in _NESTED if name in inner]
+
+
+# Epochs
+
+
+class Unset(int):
+    """An epoch that nobody has set since a state was loaded. In states and copies it is a plain number."""
+
+    __slots__ = ()
+
+    def __deepcopy__(self, _: Any) -> int:
+        return int(self)
+
+
+def _with_epoch(sampler: Any) -> Iterator[Any]:
+    for _, one in chain(sampler):
+        if isinstance(getattr(one, "epoch", None), int) and callable(getattr(one, "set_epoch", None)):
+            yield one
+
+
+def epoch_of(sampler: Any) -> int | None:
+    """The epoch that `set_epoch` has set, or that will count if nobody does; None where there is none."""
+    return next((int(one.epoch) for one in _with_epoch(sampler)), None)
+
+
+def set_epoch(sampler: Any, epoch: int) -> None:
+    """Sets the epoch of each sampler that has one."""
+    for _, one in chain(sampler):
+        if callable(getattr(one, "set_epoch", None)):
+            one.set_epoch(epoch)
+
+
+def mark_unset(sampler: Any) -> None:
+    """Makes it known whether somebody sets the epoch from now on; it stays what it is."""
+    for one in _with_epoch(sampler):
+        if type(getattr(one, "__dict__", {}).get("epoch")) is int:
+            one.epoch = Unset(one.epoch)
+
+
+def is_unset(sampler: Any) -> bool:
+    """Whether nobody has set the epoch since `mark_unset`."""
+    return any(type(one.epoch) is Unset for one in _with_epoch(sampler))
+
+
+# Ranks
+
+
+def _place(sampler: Any) -> tuple[int, int] | None:
+    for _, one in chain(sampler):
+        for names in _RANKS:
+            rank, count = (getattr(one, name, None) for name in names)
+            if type(count) is int and type(rank) is int:
+                return rank, count
+    return None
+
+
+def ranks_of(sampler: Any) -> int | None:
+    """The number of ranks that a sampler deals to; None where it does not say."""
+    place = _place(sampler)
+    return None if place is None else place[1]
+
+
+def rank_of(sampler: Any) -> int:
+    """The rank that a sampler deals to, else that of the process; 0 where nobody says."""
+    place = _place(sampler)
+    if place is not None:
+        return place[0]
+    named = next((os.environ[name] for name in RANK_VARIABLES if os.environ.get(name)), "0")
+    return int(named) if named.isdecimal() else 0
+
+
+# State of their own
+
+
+def with_state(sampler: Any) -> Any:
+    """The sampler that can be asked for its state, if there is one: the index sampler, or what torch's own
+    BatchSampler takes from."""
+    for one in (sampler, sampler.sampler) if type(sampler) is BatchSampler else (sampler,):
+        if callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None)):
+            return one
+    return None
+
+
+def state_of(sampler: Any) -> Any:
+    """A copy of a sampler's state, which may hold what the sampler goes on changing."""
+    state = sampler.state_dict()
+    if type(state) is dict and all(type(value) in _PLAIN for value in state.values()):
+        return dict(state)
+    return copy.deepcopy(state)
+
+
+def order_of(sampler: Any) -> str | None:
+    """What the order of an epoch is made by: the innermost sampler's class, and whether it shuffles."""
+    innermost = [None, *(one for _, one in chain(sampler))][-1]
+    if innermost is None:
+        return None
+    kind, shuffle = type(innermost), getattr(innermost, "shuffle", None)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return name if type(shuffle) is not bool else f"{name}(shuffle={shuffle})"
+
+
+class Recorded:
+    """Batches of a sampler with state, which is noted after each: the sampler is ahead of what next() returns."""
+
+    __slots__ = ("_drawn", "_first", "_iterator", "_kept", "_sampler", "_states")
+
+    def __init__(self, sampler: Any, iterator: Iterator[Any], first: int, kept: int) -> None:
+        """sampler: the one with the state. first: number of the next batch. kept: how far it may be ahead."""
+        self._sampler, self._iterator, self._first, self._kept = sampler, iterator, first, kept + 2
+        self._states: list[Any] = [state_of(sampler)]
+        self._drawn: list[Any] = []
+
+    def begin_anew(self, index_sampler: Any) -> None:
+        """Has a sampler whose state was loaded begin an epoch: it may take the state for the end of the one before."""
+        try:
+            keys = next(self)
+        except StopIteration:
+            self._iterator = iter(index_sampler)
+        else:
+            self._drawn.append(keys)
+
+    def __iter__(self) -> Recorded:
+        return self
+
+    def __next__(self) -> Any:
+        if self._drawn:
+            return self._drawn.pop()
+        keys = next(self._iterator)
+        self._states.append(state_of(self._sampler))
+        if len(self._states) > 2 * self._kept:
+            drop = len(self._states) - self._kept
+            del self._states[:drop]
+            self._first += drop
+        return keys
+
+    def after(self, batches: int) -> Any:
+        """The state when so many batches had been drawn."""
+        return self._states[batches - self._first]
+
+
+SEEN = 4
+"""Keys of the last batch that a state has."""
+
+
+def first_keys(keys: Any) -> list[int] | None:
+    """The first keys of a batch, if they are integers."""
+    if type(keys) is int:
+        return [keys]
+    if not isinstance(keys, list):
+        return None
+    some = keys[:SEEN]
+    return some if all(type(key) is int for key in some) else None
+
+
+def skipped(batches: Iterator[Any], count: int, *, bare: bool) -> tuple[int, int, Any]:
+    """Draws so many batches. Returns how many there were, the samples in them, and the last one's keys."""
+    number, samples, last = 0, 0, None
+    for last in itertools.islice(batches, count):
+        number += 1
+        samples += 1 if bare else len(last)
+    return number, samples, last

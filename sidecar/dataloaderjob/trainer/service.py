@@ -1,0 +1,151 @@
+"""The service of this process: the job's sidecar, or a private one, which the first loader that needs it starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+import torch.utils.data
+
+from dataloaderjob.core.errors import InputError, ServiceUnavailable
+from dataloaderjob.core.places import (
+    ALLOW_PICKLE_VARIABLE,
+    FEEDERS_VARIABLE,
+    IN_FEEDER_VARIABLE,
+    RANK_VARIABLES,
+    SOCKET_VARIABLE,
+)
+from dataloaderjob.trainer import private
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # at run time it is imported while the private service starts
+    from dataloaderjob.trainer.client import Client
+
+_logged: set[str] = set()
+_most_workers = 0
+"""What any loader of this process asked of the private service so far."""
+_ensured_workers = 0
+"""What the private service was last asked for."""
+
+
+def begin(workers: int) -> None:
+    """Starts the private service, where there is no other, for a loader that is about to need it."""
+    if is_private():
+        expect(workers)
+        _ensure()
+
+
+def connect(client: Client | None, workers: int) -> Client:
+    """The client of this process's service. `client`: the one that the loader had. Raises ServiceUnavailable."""
+    if os.environ.get(IN_FEEDER_VARIABLE):
+        raise ServiceUnavailable(
+            "a dataloaderjob.DataLoader cannot be iterated inside a feeder: use num_workers=0. If it is a module's "
+            "top level that iterates it, put that into a function or under if __name__ == '__main__', since "
+            "feeders import the module, too"
+        )
+    if is_private():
+        expect(workers)
+    if client is None or client.dead is not None:
+        client = _attach_private() if is_private() else _attach_announced(os.environ[SOCKET_VARIABLE])
+    elif is_private() and _most_workers > _ensured_workers:
+        _ensure()
+    return client
+
+
+def _attach_announced(path: str) -> Client:
+    """Attaches to a sidecar that somebody else starts, and may be starting again just now."""
+    from dataloaderjob.trainer import client as clients
+    from dataloaderjob.trainer.attach import Absence
+
+    absence = Absence(path)
+    while True:
+        try:
+            return clients.connect(path, _rank())
+        except (ConnectionError, FileNotFoundError) as exc:
+            if not os.path.isdir(os.path.dirname(path)):
+                raise ServiceUnavailable(
+                    f"no sidecar listens at {path} ({SOCKET_VARIABLE}): is the sidecar container running, and is its "
+                    "socket's folder mounted here?"
+                ) from exc
+            absence.wait(exc)
+        except OSError as exc:
+            raise ServiceUnavailable(f"the sidecar at {path} does not answer: {exc}") from exc
+
+
+def _attach_private() -> Client:
+    """A service that ended between being found and being attached to is started again."""
+    from dataloaderjob.trainer import client as clients
+
+    for attempt in range(3):
+        _ensure()
+        path = private.wait()
+        try:
+            return clients.connect(path, _rank())
+        except OSError as exc:
+            if attempt == 2 or os.path.exists(path):
+                raise ServiceUnavailable(f"the sidecar at {path} does not answer: {exc}") from exc
+    raise AssertionError("the last attempt returns or raises")
+
+
+def expect(workers: int) -> None:
+    """Notes a loader's number of feeders: the private service gets the largest at the next `iter()`."""
+    global _most_workers
+    _most_workers = max(_most_workers, int(workers))
+
+
+def _ensure() -> None:
+    """Starts the private service, or has it scale up to what the loaders of this process ask for."""
+    global _ensured_workers
+    private.ensure(_most_workers)
+    _ensured_workers = _most_workers
+
+
+def is_private() -> bool:
+    return not os.environ.get(SOCKET_VARIABLE) and not os.environ.get(IN_FEEDER_VARIABLE)
+
+
+def is_pickle_allowed() -> bool:
+    """Whether the job lets batches bring pickles."""
+    return os.environ.get(ALLOW_PICKLE_VARIABLE) == "1"
+
+
+def _rank() -> str:
+    """What this process claims at the sidecar: its rank in the job, else its own pid."""
+    for name in RANK_VARIABLES:
+        if os.environ.get(name):
+            return os.environ[name]
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return str(torch.distributed.get_rank())
+    return f"pid-{os.getpid()}"
+
+
+def default_feeders() -> int:
+    return max(1, number(FEEDERS_VARIABLE, min(8, len(os.sched_getaffinity(0)) - 1)))
+
+
+def compare_with_feeders(window: int) -> None:
+    """Says it when some of a job's feeders cannot have anything to do."""
+    feeders, ranks = number(FEEDERS_VARIABLE, 0), max(1, number("WORLD_SIZE", 1))
+    per_rank = -(-feeders // ranks)
+    if not is_private() and window < per_rank:
+        say_once(
+            f"{window} batches ahead cannot keep {per_rank} feeders busy ({feeders} of the job, {ranks} ranks): "
+            "leave num_workers out, or raise prefetch_factor (times num_workers)"
+        )
+
+
+def number(variable: str, default: int) -> int:
+    """A whole number that the job put into the environment. Raises InputError."""
+    text = os.environ.get(variable)
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise InputError(f"{variable} must be a whole number, found {text!r}: correct or unset it") from None
+
+
+def say_once(text: str, about: str = "") -> None:
+    if (about or text) not in _logged:
+        _logged.add(about or text)
+        sys.stderr.write(f"[dataloaderjob] {text}\n")
+        sys.stderr.flush()

@@ -1,0 +1,36 @@
+"""Feeders for Hugging Face's Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dataloaderjob.accelerate import adopt
+from dataloaderjob.core.errors import InputError
+
+
+class FeedersMixin:
+    """`class MyTrainer(FeedersMixin, Trainer)`: feeders make the batches of training, evaluation and prediction.
+
+    `dataloader_num_workers` of the arguments says how many where the service is private to the process, and has to be
+    1 at least: 0 keeps the work in the process. With workers `resume_from_checkpoint` goes on with the batches,
+    augmentation and all, that an uninterrupted run has.
+    """
+
+    def get_train_dataloader(self) -> Any:
+        return self._with_feeders("get_train_dataloader")
+
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        return self._with_feeders("get_eval_dataloader", *args, **kwargs)
+
+    def get_test_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        return self._with_feeders("get_test_dataloader", *args, **kwargs)
+
+    def _with_feeders(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        made = getattr(super(), method, None)
+        if made is None:
+            raise InputError("FeedersMixin has no Trainer behind it: class MyTrainer(FeedersMixin, Trainer)")
+        loader = made(*args, **kwargs)
+        base = getattr(loader, "base_dataloader", None)
+        if base is None or (base.batch_sampler is None and base.batch_size is not None):
+            return loader  # of an IterableDataset
+        return adopt(loader)
