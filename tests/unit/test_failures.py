@@ -86,7 +86,7 @@ def travelled(error: BaseException, key: Any = 17) -> BaseException:
         WithCode(5, "broken"),
         OSError("no number"),
     ],
-    ids=repr,
+    ids=lambda error: repr(error).split(" at 0x")[0],
 )
 def test_an_error_arrives_with_its_type_its_text_and_where_it_was_raised(error: Exception) -> None:
     found = travelled(error)
