@@ -1,15 +1,17 @@
 # Two commands do everything on a fresh Linux machine: `make run` and `make test`.
 #
 # Variables: PYTHON (3.11 or newer), TORCH (any pip requirement, or the path of a wheel), FASHION_MNIST (folder
-# of the data), KUBEBUILDER_ASSETS (folder with etcd and kube-apiserver), PYTEST_ARGS; options of the main job as
-# FASHION_EPOCHS=2, FASHION_LIMIT=6000 and so on. For images and the cluster: REGISTRY, TAG, PYTHON_IMAGE, TORCH_INDEX,
-# NODE_IMAGE (kind's, of another version of Kubernetes).
+# of the data), KUBEBUILDER_ASSETS (folder with etcd and kube-apiserver), PYTEST_ARGS,
+# TEST_PROCESSES (how many files of tests `make test` runs at a time); options of the main job as FASHION_EPOCHS=2,
+# FASHION_LIMIT=6000 and so on. For images and the cluster: REGISTRY, TAG, PYTHON_IMAGE, TORCH_INDEX, NODE_IMAGE (kind's,
+# of another version of Kubernetes).
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 PACKAGED_DATA := /usr/share/datasets/fashion-mnist
 FASHION_MNIST ?= $(PACKAGED_DATA)
 PYTEST_ARGS ?=
+TEST_PROCESSES ?= 2
 
 KUBEBUILDER_ASSETS ?= /usr/local/kubebuilder/bin
 APISERVER_VERSION ?= 1.34.1
@@ -130,7 +132,7 @@ run: $(VENV)/.run-installed data  ## the main job: trains through feeders, draws
 	python $(EXAMPLE)/proof.py $(EXAMPLE)/out
 
 test: env apiserver  ## all tests but those on a cluster
-	python -m pytest $(PYTEST_ARGS)
+	python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 test-unit: env  ## tests of single parts: no service, no Ray
 	python -m pytest tests/unit $(PYTEST_ARGS)

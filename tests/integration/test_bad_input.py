@@ -109,7 +109,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, text: st
 def script_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """As if the training script were tmp_path/train.py, whose modules travel along."""
     main = sys.modules["__main__"]
-    monkeypatch.setattr(main, "__file__", str(tmp_path / "train.py"))
+    monkeypatch.setattr(main, "__file__", str(tmp_path / "train.py"), raising=False)
     monkeypatch.setattr(main, "__spec__", None)
     return tmp_path
 

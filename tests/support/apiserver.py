@@ -61,14 +61,27 @@ class ApiServer:
         """The object in the answer. Raises Refused."""
         headers = {"Content-Type": content_type, "Authorization": f"Bearer {self.token}"}
         data = None if body is None else json.dumps(body).encode()
-        self.connection.request(method, path, body=data, headers=headers)
-        answer = self.connection.getresponse()
-        text = answer.read().decode(errors="replace")
+        try:
+            answer, text = self._exchange(method, path, data, headers)
+        except (http.client.RemoteDisconnected, ssl.SSLEOFError, ConnectionError):
+            # It closes connections that were idle for minutes, as between two files of tests.
+            answer, text = self._exchange(method, path, data, headers)
         if answer.status < 400:
             return dict(json.loads(text))
         with contextlib.suppress(ValueError, KeyError, TypeError):
             text = json.loads(text)["message"]
         raise Refused(answer.status, text)
+
+    def _exchange(
+        self, method: str, path: str, data: bytes | None, headers: dict[str, str]
+    ) -> tuple[http.client.HTTPResponse, str]:
+        try:
+            self.connection.request(method, path, body=data, headers=headers)
+            answer = self.connection.getresponse()
+            return answer, answer.read().decode(errors="replace")
+        except BaseException:
+            self.connection.close()
+            raise
 
     def ready(self) -> bool:
         """Whether it answers as one that is up."""
