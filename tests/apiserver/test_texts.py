@@ -203,3 +203,4 @@ def test_a_job_that_the_operator_fails_at_has_a_condition_for_it(
     with contextlib.suppress(TypeError):
         assert job.reconcile() == 0
     assert job.get(KIND, "mnist")["metadata"]["resourceVersion"] == version, "it is written once"
+    job.delete(KIND, "mnist")  # else the operator of another test fails at it, too
