@@ -27,6 +27,7 @@ from dataloaderjob_operator.monitoring import (
     serve,
 )
 from dataloaderjob_operator.objects import OperatorConfig, OwnPod
+from dataloaderjob_operator.objects.settings import cluster_domain
 from dataloaderjob_operator.observe import watch
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
@@ -37,6 +38,7 @@ from dataloaderjob_operator.workqueue import RESYNC_S, Workers
 log = logging.getLogger("dataloaderjob_operator")
 
 METRICS_PORT = 9440
+RESOLV_CONF = Path("/etc/resolv.conf")
 CHILD_S = 0.1
 """Seconds from a change of a job's child until the reconcile, for all that happens meanwhile."""
 
@@ -51,6 +53,8 @@ class Options:
     """The operator's own pod, if it runs in the cluster."""
     root_key: Path
     sidecar_image: str
+    cluster_domain: str | None = None
+    """None: as the operator's own resolv.conf has it."""
     workers: int
     resync_s: float
     """Interval between reconciles of a job to which nothing happens."""
@@ -84,6 +88,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--sidecar-image", required=True, help="sidecar image for manifests that name none")
     parser.add_argument(
+        "--cluster-domain",
+        help="domain of the cluster's names, such as cluster.local (default: what /etc/resolv.conf says)",
+    )
+    parser.add_argument(
         "--workers", type=int, default=8, help="number of jobs that are reconciled at the same time"
     )
     parser.add_argument(
@@ -111,8 +119,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     return Options(
         operator=_own_pod(parser, found.own_namespace, found.own_label),
         namespaces=tuple(found.namespace), root_key=found.root_key, sidecar_image=found.sidecar_image,
-        workers=found.workers, resync_s=found.resync_seconds, metrics_port=found.metrics_port,
-        log_format=found.log_format,
+        cluster_domain=found.cluster_domain, workers=found.workers, resync_s=found.resync_seconds,
+        metrics_port=found.metrics_port, log_format=found.log_format,
     )  # fmt: skip
 
 
@@ -137,9 +145,16 @@ def make_setup(options: Options) -> OperatorConfig:
     root = options.root_key.read_bytes()
     names.job_key(root, "try")
     version = importlib.metadata.version("dataloaderjob")
+    domain = options.cluster_domain
+    if domain is None:
+        try:
+            domain = cluster_domain(RESOLV_CONF.read_text())
+        except OSError:
+            domain = ""
     return OperatorConfig(
-        version=version, sidecar_image=options.sidecar_image, root_key=root, operator=options.operator
-    )
+        version=version, sidecar_image=options.sidecar_image, root_key=root, operator=options.operator,
+        cluster_domain=domain,
+    )  # fmt: skip
 
 
 async def run(options: Options, setup: OperatorConfig) -> None:

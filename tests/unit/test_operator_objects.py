@@ -13,7 +13,7 @@ from dataloaderjob.api import DataLoaderJob, parse_object
 from dataloaderjob.core.settings import RayTuning, SidecarSettings
 from dataloaderjob_operator import names, objects
 from dataloaderjob_operator.kinds import manifest_to_send, sealed
-from dataloaderjob_operator.objects import settings, workloads
+from dataloaderjob_operator.objects import pods, settings, workloads
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 FEEDER = "spec.feeders.template.spec"
@@ -91,7 +91,10 @@ def test_settings_files_are_what_the_processes_read():
     sidecar = SidecarSettings(**json.loads(data["sidecar.json"]))
     assert sidecar.job == "team/mnist/u-1"
     assert (sidecar.processes, sidecar.pool_nbytes, sidecar.shared_memory_nbytes) == (2, 64 << 20, 2 << 30)
-    assert (sidecar.supervisor_host, sidecar.supervisor_port) == ("mnist-head", settings.SUPERVISOR_PORT)
+    assert (sidecar.supervisor_host, sidecar.supervisor_port) == (
+        "mnist-head.team.svc",
+        settings.SUPERVISOR_PORT,
+    )
     for file in ("head.json", "feeder.json"):
         assert RayTuning(**json.loads(data[file])["tuning"]).worker_register_timeout_s == 120
 
@@ -166,7 +169,7 @@ def test_trainers_learn_their_rank_from_their_index_and_the_first_ones_name_from
     index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
     assert found["RANK"] == found["PET_NODE_RANK"] == {"fieldRef": {"fieldPath": index}}
     assert found["WORLD_SIZE"] == found["PET_NNODES"] == "3"
-    assert found["MASTER_ADDR"] == "mnist-trainers-2-0.mnist-trainers.team"
+    assert found["MASTER_ADDR"] == "mnist-trainers-2-0.mnist-trainers.team.svc"
     assert pod(made)["subdomain"] == "mnist-trainers"
 
 
@@ -251,7 +254,7 @@ def test_pods_are_replaced_when_the_user_asks_for_something_else_and_not_for_a_n
 
 def test_what_a_later_operator_makes_otherwise_replaces_no_pod(monkeypatch):
     before = {child["metadata"]["name"]: child for child in objects.feeding(job(), SETUP)}
-    monkeypatch.setattr(workloads, "LAST_WORDS", {"terminationMessagePolicy": "File"})
+    monkeypatch.setattr(pods, "LAST_WORDS", {"terminationMessagePolicy": "File"})
     monkeypatch.setattr(workloads, "STARTS", 90)
     newer = objects.OperatorConfig(version="2.0", sidecar_image="example/sidecar:2", root_key=b"r" * 32)
     for child in objects.feeding(job(), newer):

@@ -33,6 +33,7 @@ from dataloaderjob.pod.entry import (
 from dataloaderjob.pod.feeder import Backlog
 from dataloaderjob.pod.head import supervisor_settings
 from dataloaderjob.providers.ray import actor
+from dataloaderjob_operator.objects import OperatorConfig
 from dataloaderjob_operator.objects import settings as built
 from processes import alive, go_on, line, script
 
@@ -48,6 +49,8 @@ JOB = parse_object(
     )
 )
 
+SETUP = OperatorConfig(version="1.0", sidecar_image="i:1", root_key=b"r" * 32)
+
 
 def written(folder: Path, content: Any) -> Path:
     path = folder / "settings.json"
@@ -56,8 +59,8 @@ def written(folder: Path, content: Any) -> Path:
 
 
 def test_what_the_operator_writes_is_what_the_pods_read(tmp_path: Path):
-    head = load(HeadSettings, written(tmp_path, built.head(JOB)))
-    feeder = load(FeederPodSettings, written(tmp_path, built.feeder(JOB)))
+    head = load(HeadSettings, written(tmp_path, built.head(JOB, SETUP)))
+    feeder = load(FeederPodSettings, written(tmp_path, built.feeder(JOB, SETUP)))
     assert head.tuning == feeder.tuning == JOB.spec.ray.tuning.settings()
     assert isinstance(head.tuning, RayTuning)
     assert (head.tuning.worker_register_timeout_s, head.tuning.health_check_period_s) == (77, 1.5)
@@ -67,15 +70,15 @@ def test_what_the_operator_writes_is_what_the_pods_read(tmp_path: Path):
 
 
 def test_a_field_that_the_tuning_does_not_have_is_named(tmp_path: Path):
-    content = {**built.head(JOB), "tuning": {"worker_register_timeout": 1}}
+    content = {**built.head(JOB, SETUP), "tuning": {"worker_register_timeout": 1}}
     with pytest.raises(InputError, match=r"RayTuning in .*: unknown \['worker_register_timeout'\]"):
         load(HeadSettings, written(tmp_path, content))
     with pytest.raises(InputError, match=r"RayTuning in .* must be a JSON object"):
-        load(HeadSettings, written(tmp_path, {**built.head(JOB), "tuning": 5}))
+        load(HeadSettings, written(tmp_path, {**built.head(JOB, SETUP), "tuning": 5}))
 
 
 def test_the_supervisor_of_a_pod_serves_other_pods(tmp_path: Path):
-    head = load(HeadSettings, written(tmp_path, built.head(JOB)))
+    head = load(HeadSettings, written(tmp_path, built.head(JOB, SETUP)))
     made = supervisor_settings(head, "10.0.0.7:6379")
     assert isinstance(made, SupervisorSettings)
     assert (made.bind_host, made.feeder_bind_host) == ("0.0.0.0", "0.0.0.0")

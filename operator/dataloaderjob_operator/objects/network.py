@@ -29,7 +29,7 @@ def head_service(job: DataLoaderJob) -> Manifest:
 def trainers_service(job: DataLoaderJob) -> Manifest:
     """Makes each trainer pod found by the name that its Indexed Job gives it."""
     return _headless(
-        job, names.trainers_service(job.name), names.Role.TRAINER, {"metrics": settings.METRICS_PORT}
+        job, names.trainers_service(job.name), names.Role.TRAINER, {"metrics": settings.ports(job).metrics}
     )
 
 
@@ -102,7 +102,7 @@ def _policy(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig, *, s
         "policyTypes": ["Ingress"],
         "ingress": [
             *(_rule("from", [_pods(job, way.sources)], way.ports) for way in WAYS if way.to is role),
-            *_from_outside(role, setup),
+            *_from_outside(job, role, setup),
         ],
     }
     if strict:
@@ -119,10 +119,10 @@ def _policy(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig, *, s
     }
 
 
-def _from_outside(role: Role, setup: settings.OperatorConfig) -> list[Manifest]:
+def _from_outside(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig) -> list[Manifest]:
     """Lets in who is none of the job's pods. Probes come from the pod's own node, which no policy shuts out."""
     if role is Role.TRAINER:
-        return [{"ports": [_port(settings.METRICS_PORT)]}]  # whoever collects metrics
+        return [{"ports": [_port(settings.ports(job).metrics)]}]  # whoever collects metrics
     if role is Role.HEAD and setup.operator is not None:
         own = {
             "namespaceSelector": {"matchLabels": {NAMESPACE_NAME: setup.operator.namespace}},

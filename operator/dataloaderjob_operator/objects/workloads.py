@@ -1,62 +1,46 @@
 """The workloads of a job: Deployments of head and feeders, which are its Ray cluster, and the trainers' Indexed Job,
-whose pods have the sidecar beside the user's containers. Pod specs are the user's template with the operator's
-containers, volumes and restrictions put in. Pure.
+whose pods have the sidecar beside the user's containers. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import Quantity
 from dataloaderjob.api.feeders import CONTAINER
-from dataloaderjob.api.trainer import Container, PodTemplate
 from dataloaderjob.core.places import SOCKET_VARIABLE
 from dataloaderjob_operator import names
-from dataloaderjob_operator.kinds import Manifest, digest
+from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.objects import settings
+from dataloaderjob_operator.objects.pods import (
+    LAST_WORDS,
+    MOUNTS,
+    RESTRICTED,
+    SCRATCH_VOLUMES,
+    add,
+    environment,
+    joined,
+    plain,
+    ray_container,
+    resources,
+    shared_fields,
+    template,
+    user_part,
+    volumes,
+)
 
 HEAD_MODULE = "dataloaderjob.pod.head"
 FEEDER_MODULE = "dataloaderjob.pod.feeder"
 STARTS = 60
 """Probes of a head that comes up, five seconds apart."""
-MASTER_PORT = 29500
 SIDECAR = "dataloaderjob-sidecar"
 INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
 BY_INDEX = ("PET_NODE_RANK", "RANK")
+RUN_SIZE = "10Gi"
+"""The user's code and data on their way to the feeders."""
 _RUN = {"name": "dataloaderjob-run", "mountPath": settings.RUN_FOLDER}
-SHM_SIZE = "256Mi"
-"""Ray's object store, of which the data path uses nothing, and torch's own."""
-TMP_SIZE = "10Gi"
-"""Ray's sockets and logs, and the arrays of the dataset."""
-FS_GROUP = 65532
-"""Group for templates that give none: it makes key and token readable, and trainer and sidecar share the socket,
-whoever they run as."""
-INHERITED = ("imagePullSecrets", "securityContext")
-"""Fields of the trainers' pods that head and feeders take over: by default they run the trainers' image."""
-RESTRICTED = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "readOnlyRootFilesystem": True,
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
-LAST_WORDS = {"terminationMessagePolicy": "FallbackToLogsOnError"}
-"""Puts what a container printed last into its status, and from there into the job's conditions."""
-_OWNED = ("containers", "initContainers", "volumes", "restartPolicy")
-SCRATCH_VOLUMES = (
-    {"name": "dataloaderjob-tmp", "emptyDir": {"sizeLimit": TMP_SIZE}},
-    {"name": "dataloaderjob-shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
-)
-"""Volumes of what Ray writes, /tmp and /dev/shm, of a size."""
-SCRATCH_MOUNTS = (
-    {"name": "dataloaderjob-tmp", "mountPath": "/tmp"},  # noqa: S108  a volume of the pod's own
-    {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"},  # noqa: S108
-)
-MOUNTS = (
-    {"name": "dataloaderjob-key", "mountPath": settings.KEY_FOLDER, "readOnly": True},
-    {"name": "dataloaderjob-settings", "mountPath": settings.SETTINGS_FOLDER, "readOnly": True},
-)
 
 
 def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
@@ -80,7 +64,7 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
         "volumes": [*volumes(job), *SCRATCH_VOLUMES],
     }
     spec.pop("hostNetwork", None)  # the operator reaches it by a policy, which knows pods by their labels
-    asked = [user_part(job, user), resources(job.spec.ray.head_resources), settings.head(job)["tuning"]]
+    asked = [user_part(job, user), resources(job.spec.ray.head_resources), settings.tuning(job)]
     return _deployment(job, setup, names.Role.HEAD, spec, asked, replicas=1, strategy={"type": "Recreate"})
 
 
@@ -101,7 +85,7 @@ def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     if "initContainers" in user:
         pod["initContainers"] = user["initContainers"]
     asked = [
-        user_part(job, spec.template), resources(spec.resources), settings.feeder(job)["tuning"],
+        user_part(job, spec.template), resources(spec.resources), settings.tuning(job),
         spec.processes_per_pod,
     ]  # fmt: skip
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%", "maxSurge": "25%"}}
@@ -161,29 +145,31 @@ def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manif
         "subdomain": names.trainers_service(job.name),
         "restartPolicy": "Never",
         "initContainers": [sidecar(job, setup), *user.get("initContainers", [])],
-        "containers": [_trainer(job, trainer, name), *others],
+        "containers": [_trainer(job, setup, trainer, name), *others],
         "volumes": [
             *volumes(job),
-            {"name": "dataloaderjob-run", "emptyDir": {"sizeLimit": TMP_SIZE}},
+            {"name": "dataloaderjob-run", "emptyDir": {"sizeLimit": RUN_SIZE}},
             *user.get("volumes", []),
         ],
     }
 
 
-def _trainer(job: DataLoaderJob, theirs: dict[str, Any], name: str) -> Manifest:
+def _trainer(
+    job: DataLoaderJob, setup: settings.OperatorConfig, theirs: dict[str, Any], name: str
+) -> Manifest:
     """The user's container with the launch's variables before his own, which may refer to them."""
-    namespace = job.metadata.namespace
-    master = f"{name}-0.{names.trainers_service(job.name)}.{namespace}"
-    launch = job.spec.trainer.launch_environment(replica=0, master_addr=master, master_port=MASTER_PORT)
+    master = f"{name}-0.{settings.service_host(job, names.trainers_service(job.name), setup)}"
+    port = settings.ports(job).master
+    launch = job.spec.trainer.launch_environment(replica=0, master_addr=master, master_port=port)
     ours = [
         {"name": variable, "valueFrom": INDEX} if variable in BY_INDEX else {"name": variable, "value": value}
         for variable, value in launch.items()
     ]
-    ours += _environment({SOCKET_VARIABLE: settings.SOCKET, **job.spec.loader_environment()})
+    ours += environment({SOCKET_VARIABLE: settings.SOCKET, **job.spec.loader_environment()})
     return {
         **LAST_WORDS,
         **theirs,
-        "env": _joined(ours, theirs.get("env", [])),
+        "env": joined(ours, theirs.get("env", [])),
         "volumeMounts": [_RUN, *theirs.get("volumeMounts", [])],
     }
 
@@ -197,7 +183,7 @@ def sidecar(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
         "restartPolicy": "Always",
         "command": ["python", "-m", "dataloaderjob.sidecar"],
         "args": ["--settings", f"{settings.SETTINGS_FOLDER}/sidecar.json"],
-        "ports": [{"name": "metrics", "containerPort": settings.METRICS_PORT}],
+        "ports": [{"name": "metrics", "containerPort": settings.ports(job).metrics}],
         "resources": _resources(job),
         "securityContext": {**RESTRICTED, "runAsNonRoot": True},
         "startupProbe": {
@@ -235,103 +221,3 @@ def _guaranteed(user: Mapping[str, Any]) -> bool:
         ):
             return False
     return True
-
-
-def plain(model: PodTemplate | Container) -> dict[str, Any]:
-    """Dumps a model as the user wrote it."""
-    return model.model_dump(mode="json", by_alias=True, exclude_unset=True)
-
-
-def image(job: DataLoaderJob) -> str:
-    """The image of head and feeders."""
-    return job.spec.feeders.image or job.spec.trainer.container.image or ""
-
-
-def template(
-    job: DataLoaderJob, role: names.Role, user: PodTemplate, spec: Manifest, *, asked: Any, version: str
-) -> Manifest:
-    """Makes a pod template. `asked`: all that the user decides about it, whose change replaces the pods."""
-    annotations = {
-        **user.metadata.annotations,
-        names.ANNOTATION_TEMPLATE: digest(asked),
-        names.ANNOTATION_MADE_BY: version,
-    }
-    labels = {**user.metadata.labels, **names.child_labels(job, role)}
-    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
-
-
-def shared_fields(job: DataLoaderJob, user: PodTemplate) -> dict[str, Any]:
-    """The pod's own fields: the user's, what head and feeders take from the trainers, no token of the cluster."""
-    found = {name: value for name, value in plain(user).get("spec", {}).items() if name not in _OWNED}
-    found = {**_inherited(job), **found}
-    found["securityContext"] = {"fsGroup": FS_GROUP, **found.get("securityContext", {})}
-    found.setdefault("automountServiceAccountToken", False)
-    found["enableServiceLinks"] = False
-    return found
-
-
-def user_part(job: DataLoaderJob, user: PodTemplate) -> list[Any]:
-    """The user's part of the pods of head or feeders, as written: a later operator finds the same."""
-    return [image(job), plain(user), _inherited(job)]
-
-
-def _inherited(job: DataLoaderJob) -> dict[str, Any]:
-    trainer = plain(job.spec.trainer.template)["spec"]
-    return {name: trainer[name] for name in INHERITED if name in trainer}
-
-
-def volumes(job: DataLoaderJob) -> list[Manifest]:
-    """Key and settings, for every pod of the job."""
-    return [
-        {
-            "name": "dataloaderjob-key",
-            "secret": {"secretName": names.key_secret(job.name), "defaultMode": 0o440},
-        },
-        {"name": "dataloaderjob-settings", "configMap": {"name": names.settings_map(job.name)}},
-    ]
-
-
-def ray_container(
-    job: DataLoaderJob, role: names.Role, module: str, file: str, resources: Mapping[str, Any]
-) -> Manifest:
-    """The container of a Ray node of the job: head or feeders."""
-    return {
-        "name": role.value,
-        "image": image(job),
-        "command": ["python", "-m", module, "--settings", f"{settings.SETTINGS_FOLDER}/{file}"],
-        "env": [
-            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            *_environment({"HOME": "/tmp", "PYTHONUNBUFFERED": "1"}),  # noqa: S108  as above
-        ],
-        "resources": dict(resources),
-        "securityContext": dict(RESTRICTED),
-        "volumeMounts": [*MOUNTS, *SCRATCH_MOUNTS],
-        **LAST_WORDS,
-    }
-
-
-def add(container: Manifest, theirs: Mapping[str, Any]) -> Manifest:
-    """A container of the operator's with what the user's of the same name adds to it."""
-    made = {**container, **{k: v for k, v in theirs.items() if k not in container}}
-    for field in ("env", "volumeMounts"):
-        key = "name" if field == "env" else "mountPath"
-        made[field] = _joined(container.get(field, []), theirs.get(field, []), key)
-    if "securityContext" in theirs:
-        made["securityContext"] = {**container.get("securityContext", {}), **theirs["securityContext"]}
-    return made
-
-
-def resources(model: Any) -> dict[str, Any]:
-    """Requests and limits of a spec, without those that are empty."""
-    dumped = model.model_dump(mode="json", by_alias=True)
-    return {kind: values for kind, values in dumped.items() if values}
-
-
-def _joined(ours: Iterable[Manifest], theirs: Iterable[Manifest], key: str = "name") -> list[Manifest]:
-    """Joins things with keys, such as variables and volumes: ours first, then theirs whose keys are not ours."""
-    found = {item[key]: item for item in ours}
-    return [*found.values(), *(item for item in theirs if item[key] not in found)]
-
-
-def _environment(variables: Mapping[str, str]) -> list[Manifest]:
-    return [{"name": name, "value": value} for name, value in variables.items()]

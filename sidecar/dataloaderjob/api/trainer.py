@@ -52,6 +52,7 @@ Name = Annotated[
 Image = Annotated[
     str, Field(min_length=1, max_length=512, pattern=r"^\S+$"), Use("an image's name, no spaces")
 ]
+Port = Annotated[Whole, Field(ge=1, le=65_535)]
 Words = Annotated[
     tuple[Annotated[str, Field(max_length=131072)], ...],
     Field(max_length=1024),
@@ -251,6 +252,11 @@ class TrainerSpec(Model):
     """Trainer pods. On one machine: how often the command is started."""
     processes_per_replica: Whole = Field(default=1, ge=1, le=64)
     """Trainer processes (ranks) that one command starts, as torchrun does. Each gets a pool."""
+    master_port: Port | None = None
+    """Port at which the first rank waits for the others. Left out: 29500; with hostNetwork, one made of the job's uid.
+
+    Ignored on one machine.
+    """
     template: TrainerPodTemplate
     """Template of the trainer pods. Its first container is the trainer."""
 
@@ -349,6 +355,11 @@ class SidecarSpec(Model):
     """The sidecar compares each batch with the digest that its feeder gave it, which costs the sidecar CPU."""
     image: Image | None = None
     """Image of the sidecar. Left out: the operator's default. Ignored on one machine."""
+    metrics_port: Port | None = None
+    """Port of the sidecar's metrics and probe. Left out: 9400; with hostNetwork, one made of the job's uid.
+
+    Ignored on one machine.
+    """
     resources: Resources = resources(requests={"cpu": "250m"}, limits={"cpu": "2"})
     """Resources of the sidecar. Memory left out: sharedMemory plus what the sidecar itself needs."""
 
@@ -385,6 +396,7 @@ class SidecarSpec(Model):
     )
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
         Immutable(field="poolSize", use="a new job: the layout of pools is fixed when trainers start"),
+        Immutable(field="metricsPort", use="a new job: the trainers that run are probed there"),
     )
 
     def overhead_nbytes(self, num_pools: int) -> int:

@@ -160,7 +160,8 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
         yield from _given(spec.ray, ("headResources",), "spec.ray")
     else:
         yield from _given(spec, ("ray",), "spec")
-    yield from _given(spec.sidecar, ("image", "resources"), "spec.sidecar")
+    yield from _given(spec.sidecar, ("image", "resources", "metricsPort"), "spec.sidecar")
+    yield from _given(spec.trainer, ("masterPort",), "spec.trainer")
     yield from _given(spec.feeders, ("image", "resources"), "spec.feeders")
     for path, template in (
         ("spec.feeders.template", spec.feeders.template),

@@ -1,0 +1,146 @@
+"""Pods of a job: the user's template with the operator's fields, containers, volumes and restrictions put in. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.api.trainer import Container, PodTemplate
+from dataloaderjob_operator import names
+from dataloaderjob_operator.kinds import Manifest, digest
+from dataloaderjob_operator.objects import settings
+
+SHM_SIZE = "256Mi"
+"""Ray's object store, of which the data path uses nothing, and torch's own."""
+TMP_SIZE = "10Gi"
+"""Ray's sockets and logs, and the arrays of the dataset."""
+FS_GROUP = 65532
+"""Group for templates that give none: it makes key and token readable, and trainer and sidecar share the socket,
+whoever they run as."""
+INHERITED = ("imagePullSecrets", "securityContext")
+"""Fields of the trainers' pods that head and feeders take over: by default they run the trainers' image."""
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+LAST_WORDS = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+"""Puts what a container printed last into its status, and from there into the job's conditions."""
+_OWNED = ("containers", "initContainers", "volumes", "restartPolicy")
+SCRATCH_VOLUMES = (
+    {"name": "dataloaderjob-tmp", "emptyDir": {"sizeLimit": TMP_SIZE}},
+    {"name": "dataloaderjob-shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
+)
+"""Volumes of what Ray writes, /tmp and /dev/shm, of a size."""
+SCRATCH_MOUNTS = (
+    {"name": "dataloaderjob-tmp", "mountPath": "/tmp"},  # noqa: S108  a volume of the pod's own
+    {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"},  # noqa: S108
+)
+MOUNTS = (
+    {"name": "dataloaderjob-key", "mountPath": settings.KEY_FOLDER, "readOnly": True},
+    {"name": "dataloaderjob-settings", "mountPath": settings.SETTINGS_FOLDER, "readOnly": True},
+)
+
+
+def plain(model: PodTemplate | Container) -> dict[str, Any]:
+    """Dumps a model as the user wrote it."""
+    return model.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+def image(job: DataLoaderJob) -> str:
+    """The image of head and feeders."""
+    return job.spec.feeders.image or job.spec.trainer.container.image or ""
+
+
+def template(
+    job: DataLoaderJob, role: names.Role, user: PodTemplate, spec: Manifest, *, asked: Any, version: str
+) -> Manifest:
+    """Makes a pod template. `asked`: all that the user decides about it, whose change replaces the pods."""
+    annotations = {
+        **user.metadata.annotations,
+        names.ANNOTATION_TEMPLATE: digest(asked),
+        names.ANNOTATION_MADE_BY: version,
+    }
+    labels = {**user.metadata.labels, **names.child_labels(job, role)}
+    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
+
+
+def shared_fields(job: DataLoaderJob, user: PodTemplate) -> dict[str, Any]:
+    """The pod's own fields: the user's, what head and feeders take from the trainers, no token of the cluster."""
+    found = {name: value for name, value in plain(user).get("spec", {}).items() if name not in _OWNED}
+    found = {**_inherited(job), **found}
+    found["securityContext"] = {"fsGroup": FS_GROUP, **found.get("securityContext", {})}
+    found.setdefault("automountServiceAccountToken", False)
+    if found.get("hostNetwork"):  # the node's own DNS knows none of the job's Services
+        found.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
+    found["enableServiceLinks"] = False
+    return found
+
+
+def user_part(job: DataLoaderJob, user: PodTemplate) -> list[Any]:
+    """The user's part of the pods of head or feeders, as written: a later operator finds the same."""
+    return [image(job), plain(user), _inherited(job)]
+
+
+def _inherited(job: DataLoaderJob) -> dict[str, Any]:
+    trainer = plain(job.spec.trainer.template)["spec"]
+    return {name: trainer[name] for name in INHERITED if name in trainer}
+
+
+def volumes(job: DataLoaderJob) -> list[Manifest]:
+    """Key and settings, for every pod of the job."""
+    return [
+        {
+            "name": "dataloaderjob-key",
+            "secret": {"secretName": names.key_secret(job.name), "defaultMode": 0o440},
+        },
+        {"name": "dataloaderjob-settings", "configMap": {"name": names.settings_map(job.name)}},
+    ]
+
+
+def ray_container(
+    job: DataLoaderJob, role: names.Role, module: str, file: str, resources: Mapping[str, Any]
+) -> Manifest:
+    """The container of a Ray node of the job: head or feeders."""
+    return {
+        "name": role.value,
+        "image": image(job),
+        "command": ["python", "-m", module, "--settings", f"{settings.SETTINGS_FOLDER}/{file}"],
+        "env": [
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            *environment({"HOME": "/tmp", "PYTHONUNBUFFERED": "1"}),  # noqa: S108  as above
+        ],
+        "resources": dict(resources),
+        "securityContext": dict(RESTRICTED),
+        "volumeMounts": [*MOUNTS, *SCRATCH_MOUNTS],
+        **LAST_WORDS,
+    }
+
+
+def add(container: Manifest, theirs: Mapping[str, Any]) -> Manifest:
+    """A container of the operator's with what the user's of the same name adds to it."""
+    made = {**container, **{k: v for k, v in theirs.items() if k not in container}}
+    for field in ("env", "volumeMounts"):
+        key = "name" if field == "env" else "mountPath"
+        made[field] = joined(container.get(field, []), theirs.get(field, []), key)
+    if "securityContext" in theirs:
+        made["securityContext"] = {**container.get("securityContext", {}), **theirs["securityContext"]}
+    return made
+
+
+def resources(model: Any) -> dict[str, Any]:
+    """Requests and limits of a spec, without those that are empty."""
+    dumped = model.model_dump(mode="json", by_alias=True)
+    return {kind: values for kind, values in dumped.items() if values}
+
+
+def joined(ours: Iterable[Manifest], theirs: Iterable[Manifest], key: str = "name") -> list[Manifest]:
+    """Joins things with keys, such as variables and volumes: ours first, then theirs whose keys are not ours."""
+    found = {item[key]: item for item in ours}
+    return [*found.values(), *(item for item in theirs if item[key] not in found)]
+
+
+def environment(variables: Mapping[str, str]) -> list[Manifest]:
+    return [{"name": name, "value": value} for name, value in variables.items()]

@@ -1,0 +1,137 @@
+"""Children of jobs on other than plain clusters: the node's network, meshes, namespaces that give uids."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from manifests import manifest
+
+from dataloaderjob.api import DataLoaderJob, parse_object
+from dataloaderjob_operator import objects
+from dataloaderjob_operator.__main__ import make_setup, parse
+from dataloaderjob_operator.objects import settings
+
+FEEDER = "spec.feeders.template.spec"
+TRAINER = "spec.trainer.template.spec"
+ON_NODE = {
+    "spec.networkPolicy.mode": "None",
+    f"{FEEDER}.hostNetwork": True,
+    f"{TRAINER}.hostNetwork": True,
+}
+
+
+def operator(**more: Any) -> objects.OperatorConfig:
+    found = {"version": "1.0", "sidecar_image": "example/sidecar:1", "root_key": b"r" * 32, **more}
+    return objects.OperatorConfig(**found)
+
+
+def job(changes: dict[str, Any] | None = None, uid: str = "u-1") -> DataLoaderJob:
+    on_cluster = {"metadata.uid": uid, "metadata.namespace": "team"}
+    return parse_object(manifest({**on_cluster, **(changes or {})}))
+
+
+def children(
+    changes: dict[str, Any] | None = None, uid: str = "u-1", **setup: Any
+) -> dict[str, dict[str, Any]]:
+    made, config = job(changes, uid), operator(**setup)
+    found = [
+        *objects.base(made, config),
+        *objects.feeding(made, config),
+        objects.trainers(made, config, 0),
+    ]
+    return {f"{child['kind']}/{child['metadata']['name']}": child for child in found}
+
+
+def pod(child: dict[str, Any]) -> dict[str, Any]:
+    return dict(child["spec"]["template"]["spec"])
+
+
+def trainer_pod(changes: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    return pod(children(changes, **more)["Job/mnist-trainers-0"])
+
+
+def env(container: dict[str, Any]) -> dict[str, Any]:
+    return {item["name"]: item.get("value", item.get("valueFrom")) for item in container["env"]}
+
+
+# The node's network
+
+
+def test_pods_on_their_nodes_network_ask_the_clusters_dns_unless_told_otherwise():
+    made = children(ON_NODE)
+    for name in ("Deployment/mnist-feeders", "Job/mnist-trainers-0"):
+        assert pod(made[name])["dnsPolicy"] == "ClusterFirstWithHostNet"
+    assert "dnsPolicy" not in trainer_pod()
+    assert trainer_pod({**ON_NODE, f"{TRAINER}.dnsPolicy": "None"})["dnsPolicy"] == "None"
+
+
+@pytest.mark.parametrize("domain", ["cluster.local", "prod.example", ""])
+def test_pods_find_each_other_by_full_names(domain: str):
+    end = f".team.svc.{domain}".rstrip(".")
+    made = children(cluster_domain=domain)
+    files = {name: json.loads(text) for name, text in made["ConfigMap/mnist-settings"]["data"].items()}
+    assert files["sidecar.json"]["supervisor_host"] == files["head.json"]["host"] == f"mnist-head{end}"
+    assert files["feeder.json"]["head"] == f"mnist-head{end}:6379"
+    trainer = pod(made["Job/mnist-trainers-0"])["containers"][0]
+    assert env(trainer)["MASTER_ADDR"] == f"mnist-trainers-0-0.mnist-trainers{end}"
+
+
+@pytest.mark.parametrize(
+    ("text", "domain"),
+    [
+        (
+            "search ops.svc.cluster.local svc.cluster.local cluster.local\nnameserver 10.96.0.10",
+            "cluster.local",
+        ),
+        ("nameserver 10.0.0.1\nsearch ops.svc.prod.example svc.prod.example. prod.example", "prod.example"),
+        ("search fritz.box\nnameserver 192.168.0.1", ""),
+        ("search\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_operator_reads_the_clusters_domain_from_its_own_search_list(text: str, domain: str):
+    assert settings.cluster_domain(text) == domain
+
+
+def test_a_domain_on_the_command_line_goes_before_the_operators_own(tmp_path):
+    key = tmp_path / "root"
+    key.write_bytes(b"r" * 32)
+    options = parse(["--root-key", str(key), "--sidecar-image", "i:1", "--cluster-domain", "prod.example"])
+    assert make_setup(options).cluster_domain == "prod.example"
+
+
+def ports(changes: dict[str, Any] | None = None, uid: str = "u-1") -> tuple[int, int]:
+    """Those of the sidecar and of the first rank; all that know the sidecar's say the same."""
+    made = children(changes, uid)
+    sidecar = pod(made["Job/mnist-trainers-0"])["initContainers"][0]
+    (port,) = sidecar["ports"]
+    assert port["name"] == sidecar["startupProbe"]["httpGet"]["port"] == "metrics"
+    told = json.loads(made["ConfigMap/mnist-settings"]["data"]["sidecar.json"])["metrics_port"]
+    (service,) = made["Service/mnist-trainers"]["spec"]["ports"]
+    assert port["containerPort"] == told == service["port"]
+    found = env(pod(made["Job/mnist-trainers-0"])["containers"][0])
+    assert found["MASTER_PORT"] == found["PET_MASTER_PORT"]
+    return port["containerPort"], int(found["MASTER_PORT"])
+
+
+def test_trainers_of_several_jobs_share_a_node_and_its_network():
+    assert ports() == (9400, 29500)
+    pairs = [ports(ON_NODE, uid=f"u-{number}") for number in range(5)]
+    assert len({port for pair in pairs for port in pair}) == 10, "no port is of two jobs"
+    assert all(20_000 <= port < 28_000 for pair in pairs for port in pair), (
+        "none that the node's own may draw"
+    )
+    assert ports(ON_NODE) == ports(ON_NODE), "they stay"
+
+
+@pytest.mark.parametrize("where", [{}, ON_NODE], ids=["pod", "node"])
+def test_the_manifest_may_choose_the_ports_of_trainers(where: dict[str, Any]):
+    assert ports({**where, "spec.sidecar.metricsPort": 9500, "spec.trainer.masterPort": 9501}) == (9500, 9501)
+
+
+def test_a_second_trainer_of_a_job_on_one_nodes_network_is_the_schedulers_to_refuse():
+    """A container's port is its node's there, and the scheduler names it: it must be declared."""
+    sidecar = trainer_pod(ON_NODE)["initContainers"][0]
+    assert sidecar["ports"] == [{"name": "metrics", "containerPort": ports(ON_NODE)[0]}]
