@@ -81,7 +81,7 @@ def test_the_supervisor_of_a_pod_serves_other_pods(tmp_path: Path):
     head = load(HeadSettings, written(tmp_path, built.head(JOB, SETUP)))
     made = supervisor_settings(head, "10.0.0.7:6379")
     assert isinstance(made, SupervisorSettings)
-    assert (made.bind_host, made.feeder_bind_host) == ("0.0.0.0", "0.0.0.0")
+    assert (made.bind_host, made.feeder_bind_host) == ("::", "::")
     assert (made.feeder_supervisor_host, made.port) == (head.host, head.supervisor_port)
     assert made.feeder_key_path == made.key_path == head.key_path
     assert made.feeder_resources == {"feeder": 1.0}

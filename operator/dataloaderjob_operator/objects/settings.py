@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.core.sockets import EVERYWHERE
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest
 
@@ -153,7 +154,7 @@ def sidecar(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "supervisor_host": service_host(job, names.head(job.name), setup),
         "supervisor_port": SUPERVISOR_PORT,
         **dataclasses.asdict(job.spec.loader_settings()),
-        "metrics_host": "0.0.0.0",  # noqa: S104  probes and Prometheus come from outside the pod
+        "metrics_host": EVERYWHERE,  # probes and Prometheus come from outside the pod
         "metrics_port": ports(job).metrics,
     }
 

@@ -31,6 +31,7 @@ from typing import Protocol, TypeVar
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceError
 from dataloaderjob.core.processes import CRASH_WINDOW_S, MAX_CRASHES, Crashes, restart_wait_s
 from dataloaderjob.core.settings import RayTuning, load
+from dataloaderjob.core.sockets import parse_address
 from dataloaderjob.core.supervision import EXITS_RAY
 from dataloaderjob.providers.ray.node import RayNode
 
@@ -281,10 +282,10 @@ class FeederPodSettings:
 
 def split_address(address: str) -> tuple[str, int]:
     """Raises InputError unless it is host:port."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InputError(f"the head's address is needed as host:port, found {address!r}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    try:
+        return parse_address(address)
+    except ValueError as exc:
+        raise InputError(f"the head's address is needed as host:port, found {address!r}") from exc
 
 
 def read_token(path: str) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.settings import NODE_BLOBS, SupervisorSettings, dump, read_key
+from dataloaderjob.core.sockets import EVERYWHERE
 from dataloaderjob.pod import entry
 from dataloaderjob.pod.entry import (
     ANY_PORTS,
@@ -50,12 +51,12 @@ def supervisor_settings(settings: HeadSettings, address: str) -> SupervisorSetti
         ray_address=address,
         num_feeders=settings.num_feeders,
         state_path=str(folder / "feeders.json"),
-        bind_host="0.0.0.0",  # noqa: S104  feeders and sidecars are in other pods; both sides show the job's key
+        bind_host=EVERYWHERE,  # feeders and sidecars are in other pods; both sides show the job's key
         port=settings.supervisor_port,
         feeder_supervisor_host=settings.host,
         feeder_blob_folder=str(folder / NODE_BLOBS),
         feeder_key_path=settings.feeder_key_path or settings.key_path,
-        feeder_bind_host="0.0.0.0",  # noqa: S104  as above
+        feeder_bind_host=EVERYWHERE,
         feeder_resources={"feeder": 1.0},
         ready_timeout_s=settings.tuning.worker_register_timeout_s + REGISTER_MARGIN_S,
         worker_register_timeout_s=settings.tuning.worker_register_timeout_s,
