@@ -27,7 +27,7 @@ from dataloaderjob_operator.monitoring import (
     serve,
 )
 from dataloaderjob_operator.objects import OperatorConfig, OwnPod
-from dataloaderjob_operator.objects.settings import cluster_domain
+from dataloaderjob_operator.objects.settings import USER, cluster_domain
 from dataloaderjob_operator.observe import watch
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
@@ -53,6 +53,8 @@ class Options:
     """The operator's own pod, if it runs in the cluster."""
     root_key: Path
     sidecar_image: str
+    fs_group: int | None = USER
+    """None: namespaces give one."""
     cluster_domain: str | None = None
     """None: as the operator's own resolv.conf has it."""
     workers: int
@@ -88,6 +90,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--sidecar-image", required=True, help="sidecar image for manifests that name none")
     parser.add_argument(
+        "--fs-group",
+        type=_group,
+        default=USER,
+        metavar="NUMBER",
+        help="fsGroup of pods whose template gives none; none leaves it to the namespace, as on OpenShift",
+    )
+    parser.add_argument(
         "--cluster-domain",
         help="domain of the cluster's names, such as cluster.local (default: what /etc/resolv.conf says)",
     )
@@ -119,8 +128,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     return Options(
         operator=_own_pod(parser, found.own_namespace, found.own_label),
         namespaces=tuple(found.namespace), root_key=found.root_key, sidecar_image=found.sidecar_image,
-        cluster_domain=found.cluster_domain, workers=found.workers, resync_s=found.resync_seconds,
-        metrics_port=found.metrics_port, log_format=found.log_format,
+        fs_group=found.fs_group, cluster_domain=found.cluster_domain, workers=found.workers,
+        resync_s=found.resync_seconds, metrics_port=found.metrics_port, log_format=found.log_format,
     )  # fmt: skip
 
 
@@ -130,6 +139,15 @@ def _seconds(text: str) -> float:
     if not 1.0 <= found <= 86_400.0:
         raise argparse.ArgumentTypeError(f"{text} is no time from 1 second to a day")
     return found
+
+
+def _group(text: str) -> int | None:
+    """Raises ArgumentTypeError for what is neither a number nor "none"."""
+    if text == "none":
+        return None
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is neither a group's number nor none")
+    return int(text)
 
 
 def _own_pod(parser: argparse.ArgumentParser, namespace: str | None, labels: Sequence[str]) -> OwnPod | None:
@@ -153,7 +171,7 @@ def make_setup(options: Options) -> OperatorConfig:
             domain = ""
     return OperatorConfig(
         version=version, sidecar_image=options.sidecar_image, root_key=root, operator=options.operator,
-        cluster_domain=domain,
+        fs_group=options.fs_group, cluster_domain=domain,
     )  # fmt: skip
 
 

@@ -304,3 +304,13 @@ def test_pods_of_trainers_say_which_attempt_they_are_of():
     made = children(attempt=3)["Job/mnist-trainers-3"]
     for labels in (made["metadata"]["labels"], made["spec"]["template"]["metadata"]["labels"]):
         assert labels["dataloading.dev/attempt"] == "3"
+
+
+@pytest.mark.parametrize(
+    "field", ["initContainers", "volumes", "securityContext", "imagePullSecrets", "affinity"]
+)
+def test_a_field_of_a_template_that_is_null_counts_as_left_out(field: str):
+    nothing = {f"{TRAINER}.{field}": None, f"{FEEDER}.{field}": None}
+    for name, child in children(nothing).items():
+        if "template" in child.get("spec", {}):
+            assert pod(child) == pod(children()[name])

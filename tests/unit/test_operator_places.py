@@ -135,3 +135,43 @@ def test_a_second_trainer_of_a_job_on_one_nodes_network_is_the_schedulers_to_ref
     """A container's port is its node's there, and the scheduler names it: it must be declared."""
     sidecar = trainer_pod(ON_NODE)["initContainers"][0]
     assert sidecar["ports"] == [{"name": "metrics", "containerPort": ports(ON_NODE)[0]}]
+
+
+# Users and groups
+
+
+@pytest.mark.parametrize(
+    ("security", "user"),
+    [({"runAsUser": 0}, 65532), ({"runAsUser": 1000}, None), ({}, None), (None, None)],
+    ids=["root", "user", "empty", "none"],
+)
+def test_the_sidecar_is_no_root_where_the_trainers_pod_is(security: dict[str, Any] | None, user: int | None):
+    (sidecar,) = trainer_pod({f"{TRAINER}.securityContext": security})["initContainers"]
+    assert sidecar["securityContext"].get("runAsUser") == user
+    assert sidecar["securityContext"]["runAsNonRoot"] is True
+
+
+@pytest.mark.parametrize("given", [{}, {"fsGroup": 7}], ids=["no-group", "own-group"])
+def test_a_namespace_that_gives_groups_and_users_finds_none_that_the_template_does_not_give(
+    given: dict[str, int],
+):
+    changes = {f"{TRAINER}.securityContext": given}
+    made = children(changes, fs_group=None)
+    for name in ("Deployment/mnist-head", "Deployment/mnist-feeders", "Job/mnist-trainers-0"):
+        found = pod(made[name])
+        assert found["securityContext"] == given
+        for container in (*found["containers"], *found.get("initContainers", [])):
+            assert not {"runAsUser", "runAsGroup"} & set(container.get("securityContext", {}))
+    assert trainer_pod(changes)["securityContext"] == {"fsGroup": 65532, **given}
+
+
+@pytest.mark.parametrize(("text", "group"), [("none", None), ("0", 0), ("1234", 1234)])
+def test_the_group_is_the_operators_to_say(text: str, group: int | None):
+    assert parse(["--root-key", "k", "--sidecar-image", "i:1", "--fs-group", text]).fs_group == group
+    assert parse(["--root-key", "k", "--sidecar-image", "i:1"]).fs_group == 65532
+
+
+def test_a_group_that_is_none_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--root-key", "k", "--sidecar-image", "i:1", "--fs-group", "users"])
+    assert "neither a group's number nor none" in capsys.readouterr().err

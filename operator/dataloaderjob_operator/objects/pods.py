@@ -15,9 +15,6 @@ SHM_SIZE = "256Mi"
 """Ray's object store, of which the data path uses nothing, and torch's own."""
 TMP_SIZE = "10Gi"
 """Ray's sockets and logs, and the arrays of the dataset."""
-FS_GROUP = 65532
-"""Group for templates that give none: it makes key and token readable, and trainer and sidecar share the socket,
-whoever they run as."""
 INHERITED = ("imagePullSecrets", "securityContext")
 """Fields of the trainers' pods that head and feeders take over: by default they run the trainers' image."""
 RESTRICTED = {
@@ -45,8 +42,14 @@ MOUNTS = (
 
 
 def plain(model: PodTemplate | Container) -> dict[str, Any]:
-    """Dumps a model as the user wrote it."""
-    return model.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    """Dumps a model as the user wrote it, less what he set to null: that counts as left out, at any depth."""
+    return dict(_without_nulls(model.model_dump(mode="json", by_alias=True, exclude_unset=True)))
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def image(job: DataLoaderJob) -> str:
@@ -67,11 +70,12 @@ def template(
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
 
 
-def shared_fields(job: DataLoaderJob, user: PodTemplate) -> dict[str, Any]:
+def shared_fields(job: DataLoaderJob, setup: settings.OperatorConfig, user: PodTemplate) -> dict[str, Any]:
     """The pod's own fields: the user's, what head and feeders take from the trainers, no token of the cluster."""
     found = {name: value for name, value in plain(user).get("spec", {}).items() if name not in _OWNED}
     found = {**_inherited(job), **found}
-    found["securityContext"] = {"fsGroup": FS_GROUP, **found.get("securityContext", {})}
+    group = {} if setup.fs_group is None else {"fsGroup": setup.fs_group}
+    found["securityContext"] = {**group, **found.get("securityContext", {})}
     found.setdefault("automountServiceAccountToken", False)
     if found.get("hostNetwork"):  # the node's own DNS knows none of the job's Services
         found.setdefault("dnsPolicy", "ClusterFirstWithHostNet")

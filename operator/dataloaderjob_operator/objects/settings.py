@@ -26,6 +26,8 @@ GCS_PORT = 6379
 SUPERVISOR_PORT = 6400
 METRICS_PORT = 9400
 MASTER_PORT = 29500
+USER = 65532
+"""User of our own images, and group of the pods' files: see `OperatorConfig.fs_group`."""
 HOST_PORTS = range(20_000, 28_000, 2)
 """Pairs of ports for trainers that share their node's: below those that Services and connections draw, and not those of
 dcgm-exporter (9400) or of any other job's torchrun."""
@@ -55,6 +57,9 @@ class OperatorConfig:
     """Key from which jobs' keys are derived."""
     operator: OwnPod | None = None
     """None: it is in none of the cluster's pods, and policies let it in nowhere."""
+    fs_group: int | None = USER
+    """Group for templates that give none: it makes key and token readable, and trainer and sidecar share the socket,
+    whoever they run as. None: namespaces give one, as OpenShift's do."""
     cluster_domain: str = ""
     """Domain of the cluster's names, such as cluster.local; empty: pods add it themselves."""
 

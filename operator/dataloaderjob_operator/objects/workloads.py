@@ -59,7 +59,7 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
         "readinessProbe": {**probe, "failureThreshold": 3},
     }
     spec = {
-        **shared_fields(job, user),
+        **shared_fields(job, setup, user),
         "containers": [container],
         "volumes": [*volumes(job), *SCRATCH_VOLUMES],
     }
@@ -78,7 +78,7 @@ def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     )
     user = plain(spec.template).get("spec", {})
     pod = {
-        **shared_fields(job, spec.template),
+        **shared_fields(job, setup, spec.template),
         "containers": [container, *(c for c in user.get("containers", []) if c["name"] != CONTAINER)],
         "volumes": [*volumes(job), *SCRATCH_VOLUMES, *user.get("volumes", [])],
     }
@@ -141,7 +141,7 @@ def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manif
     user = plain(job.spec.trainer.template)["spec"]
     trainer, *others = user["containers"]
     return {
-        **shared_fields(job, job.spec.trainer.template),
+        **shared_fields(job, setup, job.spec.trainer.template),
         "subdomain": names.trainers_service(job.name),
         "restartPolicy": "Never",
         "initContainers": [sidecar(job, setup), *user.get("initContainers", [])],
@@ -185,13 +185,19 @@ def sidecar(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
         "args": ["--settings", f"{settings.SETTINGS_FOLDER}/sidecar.json"],
         "ports": [{"name": "metrics", "containerPort": settings.ports(job).metrics}],
         "resources": _resources(job),
-        "securityContext": {**RESTRICTED, "runAsNonRoot": True},
+        "securityContext": {**RESTRICTED, "runAsNonRoot": True, **_user(job)},
         "startupProbe": {
             "httpGet": {"path": "/healthz", "port": "metrics"}, "periodSeconds": 1, "failureThreshold": 120,
         },
         "volumeMounts": [*MOUNTS, _RUN],
         **LAST_WORDS,
     }  # fmt: skip
+
+
+def _user(job: DataLoaderJob) -> dict[str, int]:
+    """The sidecar's user where the pod's is root, which it may not be; else its image or the namespace says."""
+    pod = plain(job.spec.trainer.template)["spec"].get("securityContext") or {}
+    return {"runAsUser": settings.USER} if pod.get("runAsUser") == 0 else {}
 
 
 def _resources(job: DataLoaderJob) -> dict[str, Any]:
