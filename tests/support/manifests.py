@@ -44,6 +44,7 @@ def manifest(changes: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 FEEDER = "spec.feeders.template.spec.containers"
+HEAD = "spec.ray.head.template.spec.containers"
 REGISTER = "spec.ray.tuning.workerRegisterTimeoutSeconds"
 CHECK = "spec.ray.tuning.healthCheck"
 
@@ -75,6 +76,9 @@ REFUSED_FIELDS = [
         {"spec.ray.tuning.numHeartbeatsTimeout": 30},
         "found an unknown field; use healthCheck.failureThreshold, which replaced it in Ray",
         id="old-name-of-ray",
+    ),
+    pytest.param(
+        {"spec.ray.headResources": {}}, "found an unknown field; use spec.ray.head.resources", id="old-head"
     ),
     pytest.param(
         {"spec.xyzzy": 1}, "found an unknown field; use one of ray, feeders, sidecar", id="no-such-name"
@@ -224,6 +228,24 @@ REFUSED_BY_RULES = [
         )
         for field, value in {"command": ["a"], "args": ["a"], "image": "a", "resources": {}}.items()
     ),
+    *(
+        pytest.param(
+            {HEAD: [{"name": "head", field: value}]},
+            f"{field} of the container head; use",
+            id=f"head-{field}",
+        )
+        for field, value in {"command": ["a"], "args": ["a"], "image": "a", "resources": {}}.items()
+    ),
+    pytest.param(
+        {"spec.ray.head.template.spec.hostNetwork": True},
+        "hostNetwork: found true; use false: sidecars, feeders and the operator find the head by its Service",
+        id="head-on-the-host",
+    ),
+    pytest.param(
+        {FEEDER: [{"name": "feeder", "env": [{"name": "POD_IP", "value": "::1"}]}]},
+        "use another name: dataloaderjob sets this one itself",
+        id="feeder-ip",
+    ),
     pytest.param(
         {FEEDER: [{"name": "feeder", "env": [{"name": "RAY_ADDRESS", "value": "x"}]}]},
         "use another name: dataloaderjob sets this one itself",
@@ -283,7 +305,7 @@ REFUSED_BY_RULES = [
         id="milli-bytes",
     ),
     pytest.param(
-        {"spec.ray.headResources": {"limits": {"memory": 4096}}},
+        {"spec.ray.head.resources": {"limits": {"memory": 4096}}},
         "4096, less than 1Mi; use bytes",
         id="no-unit",
     ),
@@ -311,6 +333,11 @@ REFUSED_BY_RULES = [
         {"spec.trainer.template.spec.restartPolicy": "OnFailure"},
         '"OnFailure"; use Never, or leave it out',
         id="restart-policy",
+    ),
+    pytest.param(
+        {"spec.feeders.template.spec.restartPolicy": "Never"},
+        '"Never"; use Always, or leave it out: head and feeders are Deployments',
+        id="restart-policy-of-feeders",
     ),
     pytest.param(
         {"spec.trainer.template.spec.hostNetwork": True},
@@ -368,4 +395,9 @@ ACCEPTED = [
         {"spec.networkPolicy.mode": "None", "spec.trainer.template.spec.hostNetwork": True}, id="host-network"
     ),
     pytest.param({"spec.feeders.template.spec.hostNetwork": False}, id="own-network"),
+    pytest.param({"spec.feeders.template.spec.restartPolicy": "Always"}, id="restarts-of-feeders"),
+    pytest.param(
+        {HEAD: [{"name": "head", "env": [{"name": "A", "value": "1"}]}, {"name": "other", "image": "o:1"}]},
+        id="head-additions",
+    ),
 ]

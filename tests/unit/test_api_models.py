@@ -18,8 +18,9 @@ from manifests import (
 
 from dataloaderjob.api import DataLoaderJob, ManifestError, parse_object
 from dataloaderjob.api.base import Quantity
-from dataloaderjob.api.feeders import FeedersSpec, RayTuning
+from dataloaderjob.api.feeders import FeedersSpec
 from dataloaderjob.api.job import Deadlines
+from dataloaderjob.api.ray import RayTuning
 from dataloaderjob.core.errors import InputError
 
 

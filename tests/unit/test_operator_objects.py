@@ -263,14 +263,6 @@ def test_what_a_later_operator_makes_otherwise_replaces_no_pod(monkeypatch):
         assert manifest_to_send(child, sealed(old)) is None, "the pods that there are stay"
 
 
-def test_the_head_is_not_on_its_nodes_network():
-    made = children(
-        {"spec.networkPolicy": {"mode": "None"}, "spec.feeders.template.spec": {"hostNetwork": True}}
-    )
-    assert pod(made["Deployment/mnist-feeders"])["hostNetwork"] is True
-    assert "hostNetwork" not in pod(made["Deployment/mnist-head"])
-
-
 def test_a_change_of_the_number_of_feeders_replaces_no_pod():
     before, after = children(), children({"spec.feeders.replicas": 7})
     assert after["Deployment/mnist-feeders"]["spec"]["replicas"] == 7

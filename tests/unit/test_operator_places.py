@@ -175,3 +175,75 @@ def test_a_group_that_is_none_is_refused(capsys):
     with pytest.raises(SystemExit):
         parse(["--root-key", "k", "--sidecar-image", "i:1", "--fs-group", "users"])
     assert "neither a group's number nor none" in capsys.readouterr().err
+
+
+# The head
+
+
+def head_pod(changes: dict[str, Any]) -> dict[str, Any]:
+    return pod(children(changes)["Deployment/mnist-head"])
+
+
+OF_FEEDERS = {
+    "nodeSelector": {"pool": "spot"}, "priorityClassName": "low", "runtimeClassName": "kata", "hostPID": True,
+    "resourceClaims": [{"name": "nic"}], "tolerations": [{"key": "spot", "operator": "Exists"}],
+    "dnsConfig": {"searches": ["x"]}, "serviceAccountName": "reader",
+    "volumes": [{"name": "data", "emptyDir": {}}], "initContainers": [{"name": "fetch", "image": "f:1"}],
+}  # fmt: skip
+
+
+def test_the_head_wears_nothing_of_the_feeders():
+    made = children({FEEDER: OF_FEEDERS, "spec.feeders.template.metadata": {"labels": {"of": "feeders"}}})
+    head = made["Deployment/mnist-head"]
+    assert head == children()["Deployment/mnist-head"]
+    assert pod(made["Deployment/mnist-feeders"])["nodeSelector"] == {"pool": "spot"}
+
+
+def test_the_head_has_a_template_and_resources_of_its_own():
+    container = {
+        "name": "head", "env": [{"name": "A", "value": "1"}], "volumeMounts": [{"name": "logs", "mountPath": "/logs"}],
+    }  # fmt: skip
+    spec = {
+        "nodeSelector": {"pool": "stable"}, "priorityClassName": "high", "volumes": [{"name": "logs", "emptyDir": {}}],
+        "containers": [{"name": "shipper", "image": "s:1"}, container],
+    }  # fmt: skip
+    metadata = {"labels": {"team": "vision"}, "annotations": {"note": "x"}}
+    resources = {"requests": {"cpu": "1"}, "limits": {"memory": "3Gi"}}
+    made = children(
+        {"spec.ray.head": {"template": {"metadata": metadata, "spec": spec}, "resources": resources}}
+    )
+    deployment = made["Deployment/mnist-head"]
+    found = pod(deployment)
+    assert (found["nodeSelector"], found["priorityClassName"]) == ({"pool": "stable"}, "high")
+    head, shipper = found["containers"]
+    assert (head["name"], head["resources"], env(head)["A"]) == ("head", resources, "1")
+    assert shipper == {"name": "shipper", "image": "s:1"}
+    assert {"name": "logs", "mountPath": "/logs"} in head["volumeMounts"]
+    assert {"name": "logs", "emptyDir": {}} in found["volumes"]
+    assert deployment["spec"]["template"]["metadata"]["labels"]["team"] == "vision"
+    assert "nodeSelector" not in pod(made["Deployment/mnist-feeders"])
+
+
+@pytest.mark.parametrize(
+    ("given", "secret"),
+    [
+        (("trainer",), "trainer"),
+        (("trainer", "feeders"), "feeders"),
+        (("trainer", "feeders", "ray.head"), "ray.head"),
+    ],
+)
+def test_the_heads_image_is_pulled_as_that_of_the_feeders_unless_it_says_how(
+    given: tuple[str, ...], secret: str
+):
+    changes = {f"spec.{part}.template.spec.imagePullSecrets": [{"name": part}] for part in given}
+    assert head_pod(changes)["imagePullSecrets"] == [{"name": secret}]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"spec.ray.head.resources": {"limits": {"cpu": "9"}}}, {"spec.ray.head.template.spec.hostIPC": True}],
+)
+def test_a_change_of_the_head_replaces_the_head_alone(changes: dict[str, Any]):
+    before, after = children(), children(changes)
+    assert after["Deployment/mnist-head"] != before["Deployment/mnist-head"]
+    assert after["Deployment/mnist-feeders"] == before["Deployment/mnist-feeders"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob.api.trainer import Container, PodTemplate
+from dataloaderjob.api.pods import Container, PodTemplate
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest, digest
 from dataloaderjob_operator.objects import settings
@@ -16,7 +17,7 @@ SHM_SIZE = "256Mi"
 TMP_SIZE = "10Gi"
 """Ray's sockets and logs, and the arrays of the dataset."""
 INHERITED = ("imagePullSecrets", "securityContext")
-"""Fields of the trainers' pods that head and feeders take over: by default they run the trainers' image."""
+"""Fields that head and feeders take over from the templates whose image they run, unless they have their own."""
 RESTRICTED = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -70,10 +71,12 @@ def template(
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
 
 
-def shared_fields(job: DataLoaderJob, setup: settings.OperatorConfig, user: PodTemplate) -> dict[str, Any]:
-    """The pod's own fields: the user's, what head and feeders take from the trainers, no token of the cluster."""
+def shared_fields(
+    setup: settings.OperatorConfig, user: PodTemplate, taken: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """The pod's own fields: the user's, what is taken from other templates, no token of the cluster."""
     found = {name: value for name, value in plain(user).get("spec", {}).items() if name not in _OWNED}
-    found = {**_inherited(job), **found}
+    found = {**taken, **found}
     group = {} if setup.fs_group is None else {"fsGroup": setup.fs_group}
     found["securityContext"] = {**group, **found.get("securityContext", {})}
     found.setdefault("automountServiceAccountToken", False)
@@ -83,14 +86,29 @@ def shared_fields(job: DataLoaderJob, setup: settings.OperatorConfig, user: PodT
     return found
 
 
-def user_part(job: DataLoaderJob, user: PodTemplate) -> list[Any]:
-    """The user's part of the pods of head or feeders, as written: a later operator finds the same."""
-    return [image(job), plain(user), _inherited(job)]
+def ray_pod(
+    setup: settings.OperatorConfig, job: DataLoaderJob, container: Manifest, user: PodTemplate,
+    taken: Mapping[str, Any],
+) -> Manifest:  # fmt: skip
+    """A pod of a Ray node of the job: the operator's container, with what the user's of its name adds, and the user's
+    others."""
+    spec = plain(user).get("spec", {})
+    theirs = {found["name"]: found for found in spec.get("containers", [])}
+    ours = add(container, theirs.pop(container["name"], {}))
+    pod = {
+        **shared_fields(setup, user, taken),
+        "containers": [ours, *theirs.values()],
+        "volumes": [*volumes(job), *SCRATCH_VOLUMES, *spec.get("volumes", [])],
+    }
+    return pod | {name: spec[name] for name in ("initContainers",) if name in spec}
 
 
-def _inherited(job: DataLoaderJob) -> dict[str, Any]:
-    trainer = plain(job.spec.trainer.template)["spec"]
-    return {name: trainer[name] for name in INHERITED if name in trainer}
+def inherited(*templates: PodTemplate) -> dict[str, Any]:
+    """Fields of `INHERITED`, each of the first template that has it."""
+    specs = [plain(user).get("spec", {}) for user in templates]
+    return {
+        name: next(s[name] for s in specs if name in s) for name in INHERITED if any(name in s for s in specs)
+    }
 
 
 def volumes(job: DataLoaderJob) -> list[Manifest]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import Quantity
-from dataloaderjob.api.feeders import CONTAINER
 from dataloaderjob.core.places import SOCKET_VARIABLE
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest
@@ -18,16 +17,16 @@ from dataloaderjob_operator.objects.pods import (
     LAST_WORDS,
     MOUNTS,
     RESTRICTED,
-    SCRATCH_VOLUMES,
-    add,
     environment,
+    image,
+    inherited,
     joined,
     plain,
     ray_container,
+    ray_pod,
     resources,
     shared_fields,
     template,
-    user_part,
     volumes,
 )
 
@@ -45,10 +44,8 @@ _RUN = {"name": "dataloaderjob-run", "mountPath": settings.RUN_FOLDER}
 
 def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     """One pod, replaced and never doubled: two heads would place feeders twice."""
-    user = job.spec.feeders.template
-    container = ray_container(
-        job, names.Role.HEAD, HEAD_MODULE, "head.json", resources(job.spec.ray.head_resources)
-    )
+    spec = job.spec.ray.head
+    container = ray_container(job, names.Role.HEAD, HEAD_MODULE, "head.json", resources(spec.resources))
     probe = {"tcpSocket": {"port": "supervisor"}, "periodSeconds": 5}
     container |= {
         "ports": [
@@ -58,46 +55,32 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
         "startupProbe": {**probe, "failureThreshold": STARTS},
         "readinessProbe": {**probe, "failureThreshold": 3},
     }
-    spec = {
-        **shared_fields(job, setup, user),
-        "containers": [container],
-        "volumes": [*volumes(job), *SCRATCH_VOLUMES],
-    }
-    spec.pop("hostNetwork", None)  # the operator reaches it by a policy, which knows pods by their labels
-    asked = [user_part(job, user), resources(job.spec.ray.head_resources), settings.tuning(job)]
-    return _deployment(job, setup, names.Role.HEAD, spec, asked, replicas=1, strategy={"type": "Recreate"})
+    taken = inherited(job.spec.feeders.template, job.spec.trainer.template)
+    pod = ray_pod(setup, job, container, spec.template, taken)
+    asked = [image(job), plain(spec.template), taken, resources(spec.resources), settings.tuning(job)]
+    made = template(job, names.Role.HEAD, spec.template, pod, asked=asked, version=setup.version)
+    return _deployment(job, names.Role.HEAD, made, replicas=1, strategy={"type": "Recreate"})
 
 
 def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     """`replicas` pods that are all alike: one that goes is replaced by any other."""
     spec = job.spec.feeders
-    theirs = next((c for c in spec.template.spec.containers if c.name == CONTAINER), None)
-    container = add(
-        ray_container(job, names.Role.FEEDER, FEEDER_MODULE, "feeder.json", resources(spec.resources)),
-        {} if theirs is None else plain(theirs),
-    )
-    user = plain(spec.template).get("spec", {})
-    pod = {
-        **shared_fields(job, setup, spec.template),
-        "containers": [container, *(c for c in user.get("containers", []) if c["name"] != CONTAINER)],
-        "volumes": [*volumes(job), *SCRATCH_VOLUMES, *user.get("volumes", [])],
-    }
-    if "initContainers" in user:
-        pod["initContainers"] = user["initContainers"]
+    container = ray_container(job, names.Role.FEEDER, FEEDER_MODULE, "feeder.json", resources(spec.resources))
+    taken = inherited(job.spec.trainer.template)
+    pod = ray_pod(setup, job, container, spec.template, taken)
     asked = [
-        user_part(job, spec.template), resources(spec.resources), settings.tuning(job),
+        image(job), plain(spec.template), taken, resources(spec.resources), settings.tuning(job),
         spec.processes_per_pod,
     ]  # fmt: skip
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%", "maxSurge": "25%"}}
-    return _deployment(job, setup, names.Role.FEEDER, pod, asked, replicas=spec.replicas, strategy=rolling)
+    made = template(job, names.Role.FEEDER, spec.template, pod, asked=asked, version=setup.version)
+    return _deployment(job, names.Role.FEEDER, made, replicas=spec.replicas, strategy=rolling)
 
 
 def _deployment(
-    job: DataLoaderJob, setup: settings.OperatorConfig, role: names.Role, pod: Manifest, asked: Any,
-    *, replicas: int, strategy: Manifest,
-) -> Manifest:  # fmt: skip
+    job: DataLoaderJob, role: names.Role, pod: Manifest, *, replicas: int, strategy: Manifest
+) -> Manifest:
     name = names.head(job.name) if role is names.Role.HEAD else names.feeders(job.name)
-    user = job.spec.feeders.template
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -107,7 +90,7 @@ def _deployment(
             "revisionHistoryLimit": 2,
             "selector": {"matchLabels": names.labels(job.name, role)},
             "strategy": strategy,
-            "template": template(job, role, user, pod, asked=asked, version=setup.version),
+            "template": pod,
         },
     }
 
@@ -141,7 +124,7 @@ def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manif
     user = plain(job.spec.trainer.template)["spec"]
     trainer, *others = user["containers"]
     return {
-        **shared_fields(job, setup, job.spec.trainer.template),
+        **shared_fields(setup, job.spec.trainer.template),
         "subdomain": names.trainers_service(job.name),
         "restartPolicy": "Never",
         "initContainers": [sidecar(job, setup), *user.get("initContainers", [])],

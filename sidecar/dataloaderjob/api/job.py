@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from dataloaderjob.api.base import Flag, Free, Immutable, Model, Path, Rule, Use, Whole, in_units, nested
-from dataloaderjob.api.feeders import FeedersSpec, RaySpec
+from dataloaderjob.api.feeders import FeedersSpec
+from dataloaderjob.api.ray import RaySpec
 from dataloaderjob.api.trainer import (
     FIRST_POOL_OVERHEAD_NBYTES,
     FURTHER_POOL_OVERHEAD_NBYTES,

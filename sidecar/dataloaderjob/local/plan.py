@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import spell
 from dataloaderjob.api.feeders import CONTAINER as FEEDER_CONTAINER
-from dataloaderjob.api.trainer import EnvVar, PodSpec
+from dataloaderjob.api.pods import EnvVar, PodSpec
 from dataloaderjob.local.cluster import ServicePlan
 from dataloaderjob.providers.provider import RAY
 
@@ -157,7 +157,7 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
         yield "metadata.namespace"
     yield from _given(spec, _IGNORED_JOB, "spec")
     if provider == RAY:
-        yield from _given(spec.ray, ("headResources",), "spec.ray")
+        yield from _given(spec.ray, ("head",), "spec.ray")
     else:
         yield from _given(spec, ("ray",), "spec")
     yield from _given(spec.sidecar, ("image", "resources", "metricsPort"), "spec.sidecar")
