@@ -335,6 +335,14 @@ REFUSED_BY_RULES = [
         id="restart-policy",
     ),
     pytest.param(
+        {"spec.feeders.scratch": {"size": "1Gi", "volume": {"emptyDir": {}}}},
+        "both size and volume; use one of the two: a volume has its own size",
+        id="scratch-of-both",
+    ),
+    pytest.param(
+        {"spec.sidecar.scratch.size": "1Mi"}, "found 1Mi; use at least 64Mi, such as 100Gi", id="tiny-scratch"
+    ),
+    pytest.param(
         {"spec.feeders.template.spec.restartPolicy": "Never"},
         '"Never"; use Always, or leave it out: head and feeders are Deployments',
         id="restart-policy-of-feeders",
@@ -395,6 +403,13 @@ ACCEPTED = [
         {"spec.networkPolicy.mode": "None", "spec.trainer.template.spec.hostNetwork": True}, id="host-network"
     ),
     pytest.param({"spec.feeders.template.spec.hostNetwork": False}, id="own-network"),
+    pytest.param(
+        {
+            "spec.feeders.scratch": {"volume": {"ephemeral": {"volumeClaimTemplate": {"spec": {}}}}},
+            "spec.sidecar.scratch": {"size": "40Gi"},
+        },
+        id="scratches",
+    ),
     pytest.param({"spec.feeders.template.spec.restartPolicy": "Always"}, id="restarts-of-feeders"),
     pytest.param(
         {HEAD: [{"name": "head", "env": [{"name": "A", "value": "1"}]}, {"name": "other", "image": "o:1"}]},

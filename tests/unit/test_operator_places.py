@@ -247,3 +247,99 @@ def test_a_change_of_the_head_replaces_the_head_alone(changes: dict[str, Any]):
     before, after = children(), children(changes)
     assert after["Deployment/mnist-head"] != before["Deployment/mnist-head"]
     assert after["Deployment/mnist-feeders"] == before["Deployment/mnist-feeders"]
+
+
+# Scratch and shared memory
+
+CLAIM = {"ephemeral": {"volumeClaimTemplate": {"spec": {"resources": {"requests": {"storage": "1Ti"}}}}}}
+
+
+def volume(made: dict[str, Any], name: str) -> dict[str, Any] | None:
+    return next((v for v in made["volumes"] if v["name"] == name), None)
+
+
+@pytest.mark.parametrize(
+    ("given", "source"),
+    [
+        ({}, {"emptyDir": {"sizeLimit": "10Gi"}}),
+        ({"size": "100Gi"}, {"emptyDir": {"sizeLimit": "100Gi"}}),
+        ({"volume": CLAIM}, CLAIM),
+        ({"volume": {"hostPath": {"path": "/nvme"}}}, {"hostPath": {"path": "/nvme"}}),
+    ],
+    ids=["default", "size", "claim", "host-path"],
+)
+def test_scratch_is_of_the_size_or_on_the_volume_that_the_manifest_says(given: Any, source: Any):
+    made = children({"spec.feeders.scratch": given})
+    for name in ("Deployment/mnist-head", "Deployment/mnist-feeders"):
+        assert volume(pod(made[name]), "dataloaderjob-tmp") == {"name": "dataloaderjob-tmp", **source}
+    of_trainers = trainer_pod({"spec.sidecar.scratch": given})
+    assert volume(of_trainers, "dataloaderjob-run") == {"name": "dataloaderjob-run", **source}
+
+
+def mounted(container: dict[str, Any]) -> dict[str, str]:
+    paths = [mount["mountPath"].rstrip("/") for mount in container["volumeMounts"]]
+    assert len(paths) == len(set(paths)), "the API server refuses two at one path"
+    return {mount["mountPath"].rstrip("/"): mount["name"] for mount in container["volumeMounts"]}
+
+
+@pytest.mark.parametrize("path", ["/tmp", "/tmp/", "/dev/shm"])
+@pytest.mark.parametrize(("part", "name"), [("feeders", "feeder"), ("ray.head", "head")])
+def test_a_mount_of_the_users_at_a_path_of_the_scratch_is_the_one_that_counts(
+    part: str, name: str, path: str
+):
+    mine = {"name": "mine", "mountPath": path}
+    spec = {
+        "volumes": [{"name": "mine", "emptyDir": {}}], "containers": [{"name": name, "volumeMounts": [mine]}],
+    }  # fmt: skip
+    child = {"feeder": "Deployment/mnist-feeders", "head": "Deployment/mnist-head"}[name]
+    made = pod(children({f"spec.{part}.template.spec": spec})[child])
+    found = mounted(made["containers"][0])
+    assert found[path.rstrip("/")] == "mine"
+    assert {mount for mount in found.values() if mount.startswith("dataloaderjob")} == {
+        v["name"] for v in made["volumes"] if v["name"].startswith("dataloaderjob")
+    }, "no volume without a mount"
+
+
+def scratch(changes: dict[str, Any]) -> dict[str, int]:
+    text = children(changes)["ConfigMap/mnist-settings"]["data"]["sidecar.json"]
+    return dict(json.loads(text)["scratch"])
+
+
+def test_trainers_learn_what_fits_into_every_scratch_on_the_way_of_their_data():
+    size = "spec.sidecar.scratch.size", "spec.feeders.scratch.size"
+    assert scratch({}) == dict.fromkeys(size, 10 << 30)
+    given = {"spec.sidecar.scratch.size": "1Gi", "spec.feeders.scratch.volume": CLAIM}
+    assert scratch(given) == {size[0]: 1 << 30, "spec.feeders.scratch.volume": 1 << 40}
+    unknown = {"hostPath": {"path": "/nvme"}}
+    assert scratch({"spec.sidecar.scratch.volume": unknown}) == {size[1]: 10 << 30}
+
+
+def test_a_scratch_that_head_and_feeders_do_not_use_limits_nothing():
+    def own(name: str) -> list[dict[str, Any]]:
+        return [{"name": name, "volumeMounts": [{"name": "v", "mountPath": "/tmp"}]}]
+
+    feeders = {f"{FEEDER}.containers": own("feeder")}
+    both = {**feeders, "spec.ray.head.template.spec.containers": own("head")}
+    assert "spec.feeders.scratch.size" in scratch(feeders), "all data passes the head"
+    assert "spec.feeders.scratch.size" not in scratch(both)
+
+
+def test_another_scratch_replaces_the_pods_that_have_it():
+    before, after = children(), children({"spec.feeders.scratch.size": "20Gi"})
+    for name in ("Deployment/mnist-head", "Deployment/mnist-feeders"):
+        key = "dataloading.dev/template"
+        hashes = [made[name]["spec"]["template"]["metadata"]["annotations"][key] for made in (before, after)]
+        assert hashes[0] != hashes[1]
+
+
+def test_trainers_have_shared_memory_unless_they_bring_their_own():
+    made = trainer_pod()
+    assert mounted(made["containers"][0])["/dev/shm"] == "dataloaderjob-shm"
+    assert volume(made, "dataloaderjob-shm") == {
+        "name": "dataloaderjob-shm",
+        "emptyDir": {"medium": "Memory"},
+    }
+    mine = [{"name": "mine", "mountPath": "/dev/shm"}]
+    own = trainer_pod({f"{TRAINER}.containers.0.volumeMounts": mine})
+    assert mounted(own["containers"][0])["/dev/shm"] == "mine"
+    assert volume(own, "dataloaderjob-shm") is None

@@ -7,15 +7,13 @@ from types import MappingProxyType
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob.api.pods import Container, PodTemplate
+from dataloaderjob.api.pods import Container, PodTemplate, ScratchSpec
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest, digest
 from dataloaderjob_operator.objects import settings
 
 SHM_SIZE = "256Mi"
 """Ray's object store, of which the data path uses nothing, and torch's own."""
-TMP_SIZE = "10Gi"
-"""Ray's sockets and logs, and the arrays of the dataset."""
 INHERITED = ("imagePullSecrets", "securityContext")
 """Fields that head and feeders take over from the templates whose image they run, unless they have their own."""
 RESTRICTED = {
@@ -27,22 +25,16 @@ RESTRICTED = {
 LAST_WORDS = {"terminationMessagePolicy": "FallbackToLogsOnError"}
 """Puts what a container printed last into its status, and from there into the job's conditions."""
 _OWNED = ("containers", "initContainers", "volumes", "restartPolicy")
-SCRATCH_VOLUMES = (
-    {"name": "dataloaderjob-tmp", "emptyDir": {"sizeLimit": TMP_SIZE}},
-    {"name": "dataloaderjob-shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
-)
-"""Volumes of what Ray writes, /tmp and /dev/shm, of a size."""
-SCRATCH_MOUNTS = (
-    {"name": "dataloaderjob-tmp", "mountPath": "/tmp"},  # noqa: S108  a volume of the pod's own
-    {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"},  # noqa: S108
-)
-MOUNTS = (
+TMP: Manifest = {"name": "dataloaderjob-tmp", "mountPath": "/tmp"}  # noqa: S108  a volume of the pod's own
+SHM: Manifest = {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"}  # noqa: S108
+"""Mounts that the user's at the same path replace."""
+MOUNTS: tuple[Manifest, ...] = (
     {"name": "dataloaderjob-key", "mountPath": settings.KEY_FOLDER, "readOnly": True},
     {"name": "dataloaderjob-settings", "mountPath": settings.SETTINGS_FOLDER, "readOnly": True},
 )
 
 
-def plain(model: PodTemplate | Container) -> dict[str, Any]:
+def plain(model: PodTemplate | Container | ScratchSpec) -> dict[str, Any]:
     """Dumps a model as the user wrote it, less what he set to null: that counts as left out, at any depth."""
     return dict(_without_nulls(model.model_dump(mode="json", by_alias=True, exclude_unset=True)))
 
@@ -95,10 +87,18 @@ def ray_pod(
     spec = plain(user).get("spec", {})
     theirs = {found["name"]: found for found in spec.get("containers", [])}
     ours = add(container, theirs.pop(container["name"], {}))
+    scratch = [
+        found
+        for mount, found in (
+            (TMP, scratch_volume(TMP["name"], job.spec.feeders.scratch)),
+            (SHM, {"name": SHM["name"], "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}}),
+        )
+        if mount in ours["volumeMounts"]
+    ]
     pod = {
         **shared_fields(setup, user, taken),
         "containers": [ours, *theirs.values()],
-        "volumes": [*volumes(job), *SCRATCH_VOLUMES, *spec.get("volumes", [])],
+        "volumes": [*volumes(job), *scratch, *spec.get("volumes", [])],
     }
     return pod | {name: spec[name] for name in ("initContainers",) if name in spec}
 
@@ -122,6 +122,21 @@ def volumes(job: DataLoaderJob) -> list[Manifest]:
     ]
 
 
+def scratch_volume(name: str, scratch: ScratchSpec) -> Manifest:
+    """The volume of a scratch."""
+    if scratch.volume is not None:
+        return {**scratch.volume, "name": name}
+    return {"name": name, "emptyDir": {"sizeLimit": str(scratch.size or settings.SCRATCH_SIZE)}}
+
+
+def mounts(ours: Iterable[Manifest], theirs: Iterable[Mapping[str, Any]]) -> list[Manifest]:
+    """Mounts of a container: of ours, /tmp and /dev/shm give way to the user's at the same path. Others do not: two at
+    one path are the API server's to refuse."""
+    taken = {str(mount.get("mountPath")).rstrip("/") for mount in theirs}
+    kept = [mount for mount in ours if mount not in (TMP, SHM) or mount["mountPath"] not in taken]
+    return [*kept, *map(dict, theirs)]
+
+
 def ray_container(
     job: DataLoaderJob, role: names.Role, module: str, file: str, resources: Mapping[str, Any]
 ) -> Manifest:
@@ -136,19 +151,20 @@ def ray_container(
         ],
         "resources": dict(resources),
         "securityContext": dict(RESTRICTED),
-        "volumeMounts": [*MOUNTS, *SCRATCH_MOUNTS],
+        "volumeMounts": [*MOUNTS, TMP, SHM],
         **LAST_WORDS,
     }
 
 
 def add(container: Manifest, theirs: Mapping[str, Any]) -> Manifest:
-    """A container of the operator's with what the user's of the same name adds to it."""
-    made = {**container, **{k: v for k, v in theirs.items() if k not in container}}
-    for field in ("env", "volumeMounts"):
-        key = "name" if field == "env" else "mountPath"
-        made[field] = joined(container.get(field, []), theirs.get(field, []), key)
-    if "securityContext" in theirs:
-        made["securityContext"] = {**container.get("securityContext", {}), **theirs["securityContext"]}
+    """A container of the operator's with what the user's of the same name adds to it, or has otherwise: what he may not
+    have otherwise, the manifest's rules refuse."""
+    made = {**container, **theirs}
+    for field in ("env", "ports"):
+        if field in container:
+            made[field] = joined(container[field], theirs.get(field, []))
+    made["volumeMounts"] = mounts(container["volumeMounts"], theirs.get("volumeMounts", []))
+    made["securityContext"] = {**container["securityContext"], **theirs.get("securityContext", {})}
     return made
 
 
@@ -158,10 +174,11 @@ def resources(model: Any) -> dict[str, Any]:
     return {kind: values for kind, values in dumped.items() if values}
 
 
-def joined(ours: Iterable[Manifest], theirs: Iterable[Manifest], key: str = "name") -> list[Manifest]:
-    """Joins things with keys, such as variables and volumes: ours first, then theirs whose keys are not ours."""
-    found = {item[key]: item for item in ours}
-    return [*found.values(), *(item for item in theirs if item[key] not in found)]
+def joined(ours: Iterable[Manifest], theirs: Iterable[Manifest]) -> list[Manifest]:
+    """Joins things with names, such as variables: ours first, less those that are theirs, which may refer to ours."""
+    found = list(theirs)
+    taken = {item["name"] for item in found}
+    return [*(item for item in ours if item["name"] not in taken), *found]
 
 
 def environment(variables: Mapping[str, str]) -> list[Manifest]:

@@ -5,6 +5,7 @@ read at their start. Pure.
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.api.base import Quantity
+from dataloaderjob.api.pods import PodTemplate
 from dataloaderjob.core.sockets import EVERYWHERE
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest
@@ -26,6 +29,7 @@ GCS_PORT = 6379
 SUPERVISOR_PORT = 6400
 METRICS_PORT = 9400
 MASTER_PORT = 29500
+SCRATCH_SIZE = "10Gi"
 USER = 65532
 """User of our own images, and group of the pods' files: see `OperatorConfig.fs_group`."""
 HOST_PORTS = range(20_000, 28_000, 2)
@@ -156,6 +160,7 @@ def sidecar(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "socket": SOCKET,
         "key_path": f"{KEY_FOLDER}/{JOB_KEY}",
         "blobs": f"{RUN_FOLDER}/blobs",
+        "scratch": scratch(job),
         "supervisor_host": service_host(job, names.head(job.name), setup),
         "supervisor_port": SUPERVISOR_PORT,
         **dataclasses.asdict(job.spec.loader_settings()),
@@ -187,6 +192,40 @@ def feeder(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "processes": job.spec.feeders.processes_per_pod,
         "tuning": tuning(job),
     }
+
+
+def scratch(job: DataLoaderJob) -> dict[str, int]:
+    """Bytes for user code and data in trainer pods, and in those of feeders and head: each field that says how many."""
+    found = {}
+    parts = {"sidecar": job.spec.sidecar.scratch}
+    if not (_own_tmp(job.spec.feeders.template, "feeder") and _own_tmp(job.spec.ray.head.template, "head")):
+        parts["feeders"] = job.spec.feeders.scratch
+    for part, spec in parts.items():
+        field, size = "size", str(spec.size or SCRATCH_SIZE)
+        if spec.volume is not None:
+            field, size = "volume", _volume_size(spec.volume)
+        with contextlib.suppress(ValueError):
+            found[f"spec.{part}.scratch.{field}"] = Quantity(size).nbytes
+    return found
+
+
+def _own_tmp(user: PodTemplate, name: str) -> bool:
+    """Checks whether the user's container of this name mounts a volume of his at /tmp."""
+    found = ((c.model_extra or {}).get("volumeMounts") for c in user.spec.containers if c.name == name)
+    paths = {str(_at(mount, "mountPath")).rstrip("/") for mounts in found for mount in mounts or ()}
+    return "/tmp" in paths  # noqa: S108  a path in a pod
+
+
+def _volume_size(volume: Mapping[str, Any]) -> str:
+    """What the volume says of its size; empty where it says nothing."""
+    claim = _at(volume, "ephemeral", "volumeClaimTemplate", "spec", "resources", "requests", "storage")
+    return str(claim or _at(volume, "emptyDir", "sizeLimit") or "")
+
+
+def _at(thing: Any, *names: str) -> Any:
+    for name in names:
+        thing = thing.get(name) if isinstance(thing, Mapping) else None
+    return thing
 
 
 def tuning(job: DataLoaderJob) -> dict[str, Any]:

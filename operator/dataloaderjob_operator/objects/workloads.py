@@ -17,14 +17,17 @@ from dataloaderjob_operator.objects.pods import (
     LAST_WORDS,
     MOUNTS,
     RESTRICTED,
+    SHM,
     environment,
     image,
     inherited,
     joined,
+    mounts,
     plain,
     ray_container,
     ray_pod,
     resources,
+    scratch_volume,
     shared_fields,
     template,
     volumes,
@@ -37,8 +40,6 @@ STARTS = 60
 SIDECAR = "dataloaderjob-sidecar"
 INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
 BY_INDEX = ("PET_NODE_RANK", "RANK")
-RUN_SIZE = "10Gi"
-"""The user's code and data on their way to the feeders."""
 _RUN = {"name": "dataloaderjob-run", "mountPath": settings.RUN_FOLDER}
 
 
@@ -57,7 +58,10 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     }
     taken = inherited(job.spec.feeders.template, job.spec.trainer.template)
     pod = ray_pod(setup, job, container, spec.template, taken)
-    asked = [image(job), plain(spec.template), taken, resources(spec.resources), settings.tuning(job)]
+    asked = [
+        image(job), plain(spec.template), taken, resources(spec.resources), settings.tuning(job),
+        plain(job.spec.feeders.scratch),
+    ]  # fmt: skip
     made = template(job, names.Role.HEAD, spec.template, pod, asked=asked, version=setup.version)
     return _deployment(job, names.Role.HEAD, made, replicas=1, strategy={"type": "Recreate"})
 
@@ -70,7 +74,7 @@ def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     pod = ray_pod(setup, job, container, spec.template, taken)
     asked = [
         image(job), plain(spec.template), taken, resources(spec.resources), settings.tuning(job),
-        spec.processes_per_pod,
+        spec.processes_per_pod, plain(spec.scratch),
     ]  # fmt: skip
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%", "maxSurge": "25%"}}
     made = template(job, names.Role.FEEDER, spec.template, pod, asked=asked, version=setup.version)
@@ -122,16 +126,20 @@ def trainers(job: DataLoaderJob, setup: settings.OperatorConfig, attempt: int) -
 
 def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manifest:
     user = plain(job.spec.trainer.template)["spec"]
-    trainer, *others = user["containers"]
+    theirs, *others = user["containers"]
+    trainer = _trainer(job, setup, theirs, name)
+    # The runtime's own has 64 MiB, too little for NCCL between ranks of one pod. It counts as the container's memory.
+    shm = [{"name": SHM["name"], "emptyDir": {"medium": "Memory"}}] if SHM in trainer["volumeMounts"] else []
     return {
         **shared_fields(setup, job.spec.trainer.template),
         "subdomain": names.trainers_service(job.name),
         "restartPolicy": "Never",
         "initContainers": [sidecar(job, setup), *user.get("initContainers", [])],
-        "containers": [_trainer(job, setup, trainer, name), *others],
+        "containers": [trainer, *others],
         "volumes": [
             *volumes(job),
-            {"name": "dataloaderjob-run", "emptyDir": {"sizeLimit": RUN_SIZE}},
+            scratch_volume(_RUN["name"], job.spec.sidecar.scratch),
+            *shm,
             *user.get("volumes", []),
         ],
     }
@@ -153,7 +161,7 @@ def _trainer(
         **LAST_WORDS,
         **theirs,
         "env": joined(ours, theirs.get("env", [])),
-        "volumeMounts": [_RUN, *theirs.get("volumeMounts", [])],
+        "volumeMounts": mounts([_RUN, SHM], theirs.get("volumeMounts", [])),
     }
 
 

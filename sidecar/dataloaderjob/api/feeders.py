@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from dataloaderjob.api.base import Model, Path, Resources, Rule, Whole, nested, resources
-from dataloaderjob.api.pods import RAY_NODE_ENV, Image, PodTemplate, owned_field_rules
+from dataloaderjob.api.pods import RAY_NODE_ENV, Image, PodTemplate, ScratchSpec, owned_field_rules
 from dataloaderjob.core.supervision import MAX_FEEDERS
 
 CONTAINER = "feeder"
@@ -59,6 +59,8 @@ class FeedersSpec(Model):
         requests={"cpu": "1", "memory": "2Gi"}, limits={"cpu": "1", "memory": "2Gi"}
     )
     """Resources of each feeder pod, all of its processes together. Ignored on one machine."""
+    scratch: ScratchSpec = nested(ScratchSpec)
+    """Where each pod of feeders, and the head, keeps data that the Dataset holds. Ignored on one machine."""
     image: Image | None = None
     """Image of feeders and Ray head. Left out: the trainer's, which then needs `dataloaderjob[feeder]`."""
     template: PodTemplate = nested(PodTemplate)

@@ -12,6 +12,8 @@ from pydantic import AfterValidator, Field
 
 from dataloaderjob.api.base import (
     BY_NAME,
+    MIB,
+    Bytes,
     ContainerResources,
     Flag,
     Free,
@@ -197,6 +199,46 @@ def reserved_env_rule(*, names: tuple[str, ...], prefixes: tuple[str, ...], use:
         f" {containers}.all(c, !has(c.env) || c.env.all(e, !({bad})))",
         found="'an environment variable that dataloaderjob sets itself'",
         check=check,
+    )
+
+
+MIN_SCRATCH_NBYTES = 64 * MIB
+
+
+def _two_scratches(scratch: ScratchSpec) -> Iterator[tuple[Path, str]]:
+    if scratch.size is not None and scratch.volume is not None:
+        yield ("size",), "both size and volume"
+
+
+def _small_scratch(scratch: ScratchSpec) -> Iterator[tuple[Path, str]]:
+    if scratch.size is not None and scratch.size.nbytes < MIN_SCRATCH_NBYTES:
+        yield ("size",), f"{scratch.size}"
+
+
+class ScratchSpec(Model):
+    """Disk for what a pod may lose: the user's code and data as they travel, and what Ray writes."""
+
+    size: Bytes | None = None
+    """Most that it may hold, of its node's disk. Left out: 10Gi."""
+    volume: Free | None = None
+    """Another place for it: a volume as in `volumes` of a pod, without a name, such as
+    `{ephemeral: {volumeClaimTemplate: ...}}`. Each pod must be able to have it."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="size",
+            use="one of the two: a volume has its own size",
+            cel="!has(self.size) || !has(self.volume)",
+            found="'both size and volume'",
+            check=_two_scratches,
+        ),
+        Rule(
+            field="size",
+            use="at least 64Mi, such as 100Gi",
+            cel="!has(self.size) || !quantity(string(self.size)).isLessThan(quantity('64Mi'))",
+            found="string(self.size)",
+            check=_small_scratch,
+        ),
     )
 
 

@@ -19,6 +19,7 @@ from dataloaderjob.api.base import (
     Resources,
     Rule,
     Whole,
+    nested,
     resources,
 )
 from dataloaderjob.api.pods import (
@@ -29,6 +30,7 @@ from dataloaderjob.api.pods import (
     PodSpec,
     PodTemplate,
     Port,
+    ScratchSpec,
     reserved_env_rule,
     restart_rule,
 )
@@ -190,6 +192,8 @@ class SidecarSpec(Model):
     """The sidecar compares each batch with the digest that its feeder gave it, which costs the sidecar CPU."""
     image: Image | None = None
     """Image of the sidecar. Left out: the operator's default. Ignored on one machine."""
+    scratch: ScratchSpec = nested(ScratchSpec)
+    """Where each trainer pod keeps data that the Dataset holds until feeders have it. Ignored on one machine."""
     metrics_port: Port | None = None
     """Port of the sidecar's metrics and probe. Left out: 9400; with hostNetwork, one made of the job's uid.
 

@@ -160,9 +160,9 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
         yield from _given(spec.ray, ("head",), "spec.ray")
     else:
         yield from _given(spec, ("ray",), "spec")
-    yield from _given(spec.sidecar, ("image", "resources", "metricsPort"), "spec.sidecar")
+    yield from _given(spec.sidecar, ("image", "resources", "scratch", "metricsPort"), "spec.sidecar")
     yield from _given(spec.trainer, ("masterPort",), "spec.trainer")
-    yield from _given(spec.feeders, ("image", "resources"), "spec.feeders")
+    yield from _given(spec.feeders, ("image", "resources", "scratch"), "spec.feeders")
     for path, template in (
         ("spec.feeders.template", spec.feeders.template),
         ("spec.trainer.template", spec.trainer.template),
