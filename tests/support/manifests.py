@@ -309,12 +309,6 @@ REFUSED_BY_RULES = [
         "4096, less than 1Mi; use bytes",
         id="no-unit",
     ),
-    pytest.param(
-        {f"{CONTAINER}.command": []}, "an empty command; use the training command", id="empty-command"
-    ),
-    pytest.param(
-        {f"{CONTAINER}.command": ABSENT}, "an empty command; use the training command", id="no-command"
-    ),
     pytest.param({f"{CONTAINER}.command": [""]}, "use the training command, such as", id="empty-program"),
     pytest.param(
         {f"{CONTAINER}.image": ABSENT}, "no image; use the image with your training code", id="no-image"
@@ -366,6 +360,9 @@ REFUSED_BY_RULES = [
 
 ACCEPTED = [
     pytest.param({}, id="minimal"),
+    pytest.param({f"{CONTAINER}.command": ABSENT, f"{CONTAINER}.args": ["--lr", "1"]}, id="entrypoint"),
+    pytest.param({f"{CONTAINER}.command": []}, id="empty-command"),
+    pytest.param({f"{CONTAINER}.env": [{"name": "PET_MAX_RESTARTS", "value": "3"}]}, id="torchruns-own"),
     pytest.param({"spec.feeders.replicas": 0, "spec.feeders.minReplicas": 0}, id="no-feeders-on-purpose"),
     pytest.param({"spec.feeders": None, "spec.sidecar.poolSize": None}, id="null-is-left-out"),
     pytest.param({"spec.trainer.replicas": 4, "spec.trainer.processesPerReplica": 8}, id="torchrun"),

@@ -51,7 +51,9 @@ def test_a_manifest_that_can_work_is_accepted_and_survives_a_round_trip(changes:
         pytest.param(
             {f"{CONTAINER}.env": [{"name": "RANK"}]}, f"{CONTAINER}.env[0].name", id="rule-in-a-list"
         ),
-        pytest.param({f"{CONTAINER}.command": []}, f"{CONTAINER}.command", id="rule-of-the-first-container"),
+        pytest.param(
+            {f"{CONTAINER}.command": [""]}, f"{CONTAINER}.command", id="rule-of-the-first-container"
+        ),
         pytest.param({"metadata.labels": {"a.b/c": 1}}, 'metadata.labels["a.b/c"]', id="key-with-dots"),
     ],
 )

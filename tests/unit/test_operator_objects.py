@@ -306,3 +306,10 @@ def test_a_field_of_a_template_that_is_null_counts_as_left_out(field: str):
     for name, child in children(nothing).items():
         if "template" in child.get("spec", {}):
             assert pod(child) == pod(children()[name])
+
+
+def test_an_images_own_entrypoint_is_left_to_it():
+    trainer = {"name": "trainer", "image": "a:1", "args": ["--lr", "1"]}
+    (made,) = pod(children({f"{TRAINER}.containers": [trainer]})["Job/mnist-trainers-0"])["containers"]
+    assert "command" not in made
+    assert made["args"] == ["--lr", "1"]

@@ -83,7 +83,7 @@ class Container(OpenModel):
     image: Image | None = None
     """Its image. Ignored on one machine."""
     command: Words = ()
-    """Program and first arguments; replaces the image's entrypoint."""
+    """Program and first arguments; replaces the image's entrypoint. One machine has no image, and needs it."""
     args: Words = ()
     """Further arguments, behind `command`."""
     env: Annotated[

@@ -35,6 +35,11 @@ from dataloaderjob.api.pods import (
     restart_rule,
 )
 
+SET_FOR_TRAINERS = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+    "PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT",
+)  # fmt: skip
+"""What `TrainerSpec.launch_environment` sets. Others that torchrun reads (PET_MAX_RESTARTS) are the user's."""
 MIN_POOL_NBYTES = MIB
 MAX_SHARED_NBYTES = 16 * TIB
 FIRST_POOL_OVERHEAD_NBYTES = 64 * MIB
@@ -63,11 +68,8 @@ class TrainerPodTemplate(PodTemplate):
     """The pods' spec."""
 
 
-def _no_command(trainer: TrainerSpec) -> Iterator[tuple[Path, str]]:
-    command = trainer.container.command
-    if not command:
-        yield (*_FIRST, "command"), "an empty command"
-    elif not command[0]:
+def _no_program(trainer: TrainerSpec) -> Iterator[tuple[Path, str]]:
+    if trainer.container.command and not trainer.container.command[0]:
         yield (*_FIRST, "command"), 'an empty program ""'
 
 
@@ -100,11 +102,11 @@ class TrainerSpec(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="template.spec.containers[0].command",
-            use='the training command, such as ["python", "train.py"]',
-            cel=f"has({_CEL_FIRST}.command) && size({_CEL_FIRST}.command) > 0"
-            f" && {_CEL_FIRST}.command[0] != ''",
-            found="'an empty command'",
-            check=_no_command,
+            use='the training command, such as ["python", "train.py"], or leave it out: the image has its own',
+            cel=f"!has({_CEL_FIRST}.command) || size({_CEL_FIRST}.command) == 0"
+            f" || {_CEL_FIRST}.command[0] != ''",
+            found="'an empty program'",
+            check=_no_program,
         ),
         Rule(
             field="template.spec.containers[0].image",
@@ -121,8 +123,8 @@ class TrainerSpec(Model):
             check=_reserved_names,
         ),
         reserved_env_rule(
-            names=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-            prefixes=("PET_", "DATALOADERJOB_"),
+            names=SET_FOR_TRAINERS,
+            prefixes=("DATALOADERJOB_",),
             use="another name: this one is set from spec.trainer.replicas and processesPerReplica",
         ),
     )

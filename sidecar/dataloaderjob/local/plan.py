@@ -25,6 +25,7 @@ from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import spell
 from dataloaderjob.api.feeders import CONTAINER as FEEDER_CONTAINER
 from dataloaderjob.api.pods import EnvVar, PodSpec
+from dataloaderjob.core.errors import InputError
 from dataloaderjob.local.cluster import ServicePlan
 from dataloaderjob.providers.provider import RAY
 
@@ -75,9 +76,17 @@ class RunPlan:
 def plan(
     job: DataLoaderJob, *, folder: Path, env: Mapping[str, str], master_port: int, provider: str = RAY
 ) -> RunPlan:
-    """`folder`: the manifest's. `env`: this process's, which trainers and feeders inherit."""
+    """`folder`: the manifest's. `env`: this process's, which trainers and feeders inherit.
+
+    Raises InputError for what a cluster could run and one machine cannot.
+    """
     spec = job.spec
     container = spec.trainer.container
+    if not container.command:
+        raise InputError(
+            f"job {job.name} has no command: one machine runs no image, whose entrypoint it could be; write "
+            'spec.trainer.template.spec.containers[0].command, such as ["python", "train.py"]'
+        )
     cwd = folder / (container.working_dir or "")
     per_pod, active_s = spec.feeders.processes_per_pod, spec.deadlines.active_deadline_seconds
     inherited = inherited_env(env)
