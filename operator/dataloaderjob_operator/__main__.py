@@ -6,12 +6,14 @@ import argparse
 import asyncio
 import contextlib
 import importlib.metadata
+import json
 import logging
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import kopf
 
@@ -53,6 +55,9 @@ class Options:
     """The operator's own pod, if it runs in the cluster."""
     root_key: Path
     sidecar_image: str
+    sidecar_pull_secrets: tuple[str, ...] = ()
+    metrics_from: tuple[dict[str, Any], ...] = ()
+    """Peers of a NetworkPolicy; empty: nobody."""
     fs_group: int | None = USER
     """None: namespaces give one."""
     cluster_domain: str | None = None
@@ -89,6 +94,20 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"file with the root key, at least {names.ROOT_NBYTES} bytes",
     )
     parser.add_argument("--sidecar-image", required=True, help="sidecar image for manifests that name none")
+    parser.add_argument(
+        "--sidecar-pull-secret",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="Secret of a job's own namespace with which that image is pulled; may be repeated",
+    )
+    parser.add_argument(
+        "--metrics-from",
+        type=_peers,
+        default=(),
+        metavar="JSON",
+        help="list of a NetworkPolicy's peers that may collect metrics of jobs' sidecars (default: nobody)",
+    )
     parser.add_argument(
         "--fs-group",
         type=_group,
@@ -128,6 +147,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     return Options(
         operator=_own_pod(parser, found.own_namespace, found.own_label),
         namespaces=tuple(found.namespace), root_key=found.root_key, sidecar_image=found.sidecar_image,
+        sidecar_pull_secrets=tuple(found.sidecar_pull_secret), metrics_from=found.metrics_from,
         fs_group=found.fs_group, cluster_domain=found.cluster_domain, workers=found.workers,
         resync_s=found.resync_seconds, metrics_port=found.metrics_port, log_format=found.log_format,
     )  # fmt: skip
@@ -139,6 +159,18 @@ def _seconds(text: str) -> float:
     if not 1.0 <= found <= 86_400.0:
         raise argparse.ArgumentTypeError(f"{text} is no time from 1 second to a day")
     return found
+
+
+def _peers(text: str) -> tuple[dict[str, Any], ...]:
+    """Raises ArgumentTypeError for what is no list of peers: an empty one would mean everybody."""
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"a list of peers is needed as JSON, found {text}: {exc}") from exc
+    known = {"podSelector", "namespaceSelector", "ipBlock"}
+    if not isinstance(found, list) or not all(isinstance(p, dict) and p and p.keys() <= known for p in found):
+        raise argparse.ArgumentTypeError(f"a list of peers with {sorted(known)} is needed, found {text}")
+    return tuple(found)
 
 
 def _group(text: str) -> int | None:
@@ -171,6 +203,7 @@ def make_setup(options: Options) -> OperatorConfig:
             domain = ""
     return OperatorConfig(
         version=version, sidecar_image=options.sidecar_image, root_key=root, operator=options.operator,
+        sidecar_pull_secrets=options.sidecar_pull_secrets, metrics_from=options.metrics_from,
         fs_group=options.fs_group, cluster_domain=domain,
     )  # fmt: skip
 

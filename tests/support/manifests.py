@@ -328,6 +328,15 @@ REFUSED_BY_RULES = [
         '"OnFailure"; use Never, or leave it out',
         id="restart-policy",
     ),
+    *(
+        pytest.param(
+            {f"spec.{where}": {field: {"dataloading.dev/job": "other"}}},
+            '"dataloading.dev/job"; use names that do not begin with dataloading.dev/',
+            id=f"our-{field}-{where}",
+        )
+        for where in ("trainer.metadata", "feeders.template.metadata")
+        for field in ("labels", "annotations")
+    ),
     pytest.param(
         {"spec.feeders.scratch": {"size": "1Gi", "volume": {"emptyDir": {}}}},
         "both size and volume; use one of the two: a volume has its own size",
@@ -400,6 +409,10 @@ ACCEPTED = [
         {"spec.networkPolicy.mode": "None", "spec.trainer.template.spec.hostNetwork": True}, id="host-network"
     ),
     pytest.param({"spec.feeders.template.spec.hostNetwork": False}, id="own-network"),
+    pytest.param(
+        {f"spec.{part}.metadata.labels": {"a/b": "c"} for part in ("trainer", "feeders", "ray.head")},
+        id="labels-of-workloads",
+    ),
     pytest.param(
         {
             "spec.feeders.scratch": {"volume": {"ephemeral": {"volumeClaimTemplate": {"spec": {}}}}},

@@ -343,3 +343,135 @@ def test_trainers_have_shared_memory_unless_they_bring_their_own():
     own = trainer_pod({f"{TRAINER}.containers.0.volumeMounts": mine})
     assert mounted(own["containers"][0])["/dev/shm"] == "mine"
     assert volume(own, "dataloaderjob-shm") is None
+
+
+# Meshes
+
+INJECT, MODE = "sidecar.istio.io/inject", "istio.io/dataplane-mode"
+PODS = {
+    "spec.ray.head": "Deployment/mnist-head", "spec.feeders": "Deployment/mnist-feeders",
+    "spec.trainer": "Job/mnist-trainers-0",
+}  # fmt: skip
+
+
+def pod_metadata(child: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    metadata = child["spec"]["template"]["metadata"]
+    return metadata["labels"], metadata["annotations"]
+
+
+@pytest.mark.parametrize("part", PODS)
+def test_no_mesh_takes_a_pod_of_a_job_in_unless_its_template_says_so(part: str):
+    labels, annotations = pod_metadata(children()[PODS[part]])
+    assert (labels[INJECT], labels[MODE], annotations["linkerd.io/inject"]) == ("false", "none", "disabled")
+    asked = {
+        f"{part}.template.metadata.labels": {MODE: "ambient"},
+        f"{part}.template.metadata.annotations": {"linkerd.io/inject": "enabled"},
+    }
+    labels, annotations = pod_metadata(children(asked)[PODS[part]])
+    assert (labels[MODE], annotations["linkerd.io/inject"]) == ("ambient", "enabled")
+
+
+@pytest.mark.parametrize("where", ["labels", "annotations"])
+def test_an_injected_proxy_is_kept_off_the_jobs_own_connections(where: str):
+    made = children({f"spec.trainer.template.metadata.{where}": {INJECT: "true"}})
+    labels, annotations = pod_metadata(made["Job/mnist-trainers-0"])
+    assert "false" not in (labels.get(INJECT), annotations.get(INJECT))
+    assert annotations["traffic.sidecar.istio.io/includeInboundPorts"] == ""
+    assert annotations["traffic.sidecar.istio.io/excludeOutboundPorts"] == "6379,6400"
+    mine = {"traffic.sidecar.istio.io/includeInboundPorts": "8080"}
+    own = {f"{TRAINER[:-5]}.metadata": {"labels": {INJECT: "true"}, "annotations": mine}}
+    assert mine.items() <= pod_metadata(children(own)["Job/mnist-trainers-0"])[1].items()
+
+
+def ingress(made: dict[str, dict[str, Any]], role: str) -> list[dict[str, Any]]:
+    return list(made[f"NetworkPolicy/mnist-{role}"]["spec"]["ingress"])
+
+
+def test_tunnels_and_probes_of_an_ambient_mesh_come_to_pods_that_are_in_one():
+    own = objects.OwnPod(namespace="ops", labels={"app": "operator"})
+    ambient = {
+        "spec.ray.head.template.metadata.labels": {MODE: "ambient"},
+        "spec.networkPolicy.mode": "Strict",
+    }
+    made, plain = (
+        children(ambient, operator=own),
+        children({"spec.networkPolicy.mode": "Strict"}, operator=own),
+    )
+    tunnel = {"protocol": "TCP", "port": 15008}
+    rules = ingress(made, "head")
+    assert {"from": [{"ipBlock": {"cidr": "169.254.7.127/32"}}, {"ipBlock": {"cidr": IPV6_PROBES}}]} in rules
+    numbered = [rule["ports"] for rule in rules if any("port" in port for port in rule.get("ports", []))]
+    assert len(numbered) == 2, "trainers and the operator"
+    assert all(tunnel in found for found in numbered)
+    to_head = made["NetworkPolicy/mnist-trainer"]["spec"]["egress"][0]
+    assert tunnel in to_head["ports"], "a trainer connects by the tunnel"
+    assert "15008" not in json.dumps([child for name, child in plain.items() if name.startswith("Network")])
+    assert "169.254.7.127" not in json.dumps(ingress(made, "trainer"))
+
+
+IPV6_PROBES = "fd16:9254:7127:1337:ffff:ffff:ffff:ffff/128"
+
+
+# Metrics, images, queues
+
+
+def test_metrics_of_sidecars_are_for_nobody_but_whom_the_operator_names():
+    assert "9400" not in json.dumps(ingress(children(), "trainer"))
+    peer = {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
+    rules = ingress(children(metrics_from=(peer,)), "trainer")
+    assert {"from": [peer], "ports": [{"protocol": "TCP", "port": 9400}]} in rules
+
+
+ARGUMENTS = ["--root-key", "k", "--sidecar-image", "i:1"]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[{}]", "[1]", '[{"pods": {}}]'])
+def test_who_collects_metrics_is_a_list_of_peers_or_an_error(text: str, capsys):
+    with pytest.raises(SystemExit):
+        parse([*ARGUMENTS, "--metrics-from", text])
+    assert "--metrics-from" in capsys.readouterr().err
+
+
+def test_who_collects_metrics_is_the_operators_to_say():
+    peers = [{"podSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}]
+    assert parse([*ARGUMENTS, "--metrics-from", json.dumps(peers)]).metrics_from == tuple(peers)
+    assert parse([*ARGUMENTS, "--metrics-from", "[]"]).metrics_from == parse(ARGUMENTS).metrics_from == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "secrets"),
+    [
+        ({}, ["mirror"]),
+        ({f"{TRAINER}.imagePullSecrets": [{"name": "mine"}]}, ["mine", "mirror"]),
+        ({f"{TRAINER}.imagePullSecrets": [{"name": "mirror"}]}, ["mirror"]),
+        ({"spec.sidecar.image": "mine:1"}, []),
+    ],
+    ids=["none", "own", "same", "own-sidecar"],
+)
+def test_the_sidecars_image_is_pulled_with_the_secrets_that_the_operator_names(
+    changes: Any, secrets: list[str]
+):
+    found = trainer_pod(changes, sidecar_pull_secrets=("mirror",)).get("imagePullSecrets", [])
+    assert [secret["name"] for secret in found] == secrets
+    assert parse([*ARGUMENTS, "--sidecar-pull-secret", "mirror"]).sidecar_pull_secrets == ("mirror",)
+
+
+@pytest.mark.parametrize("part", PODS)
+def test_labels_and_annotations_reach_what_makes_the_pods_and_not_the_pods(part: str):
+    queue = {"kueue.x-k8s.io/queue-name": "gpu"}
+    made = children({f"{part}.metadata": {"labels": queue, "annotations": {"note": "x"}}})
+    metadata = made[PODS[part]]["metadata"]
+    assert queue.items() <= metadata["labels"].items()
+    assert metadata["annotations"] == {"note": "x"}
+    assert metadata["labels"]["dataloading.dev/job"] == "mnist"
+    labels, annotations = pod_metadata(made[PODS[part]])
+    assert not {*queue, "note"} & {*labels, *annotations}
+    for other in set(PODS.values()) - {PODS[part]}:
+        assert made[other] == children()[other]
+
+
+def test_other_metadata_of_a_template_is_handed_on():
+    made = children({"spec.trainer.template.metadata": {"finalizers": ["a/b"], "creationTimestamp": None}})
+    metadata = made["Job/mnist-trainers-0"]["spec"]["template"]["metadata"]
+    assert metadata["finalizers"] == ["a/b"]
+    assert "creationTimestamp" not in metadata

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob.api.pods import Container, PodTemplate, ScratchSpec
+from dataloaderjob.api.pods import Container, PodMetadata, PodTemplate, ScratchSpec
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest, digest
 from dataloaderjob_operator.objects import settings
@@ -24,6 +24,8 @@ RESTRICTED = {
 }
 LAST_WORDS = {"terminationMessagePolicy": "FallbackToLogsOnError"}
 """Puts what a container printed last into its status, and from there into the job's conditions."""
+ISTIO = "sidecar.istio.io/inject"
+AMBIENT = "istio.io/dataplane-mode"
 _OWNED = ("containers", "initContainers", "volumes", "restartPolicy")
 TMP: Manifest = {"name": "dataloaderjob-tmp", "mountPath": "/tmp"}  # noqa: S108  a volume of the pod's own
 SHM: Manifest = {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"}  # noqa: S108
@@ -54,13 +56,33 @@ def template(
     job: DataLoaderJob, role: names.Role, user: PodTemplate, spec: Manifest, *, asked: Any, version: str
 ) -> Manifest:
     """Makes a pod template. `asked`: all that the user decides about it, whose change replaces the pods."""
+    mesh = outside_mesh(user.metadata)
     annotations = {
+        **mesh["annotations"],
         **user.metadata.annotations,
         names.ANNOTATION_TEMPLATE: digest(asked),
         names.ANNOTATION_MADE_BY: version,
     }
-    labels = {**user.metadata.labels, **names.child_labels(job, role)}
-    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
+    labels = {**mesh["labels"], **names.child_labels(job, role, user.metadata.labels)}
+    others = {name: value for name, value in (user.metadata.model_extra or {}).items() if value is not None}
+    return {"metadata": {**others, "labels": labels, "annotations": annotations}, "spec": spec}
+
+
+def outside_mesh(user: PodMetadata) -> dict[str, dict[str, str]]:
+    """Labels and annotations that keep service meshes off a pod: its connections are authenticated by the job's key, at
+    ports that no proxy knows. Where the user wants Istio's sidecar, they keep the job's own off it."""
+    labels, annotations = user.labels, user.annotations
+    found = {"labels": {AMBIENT: "none"}, "annotations": {"linkerd.io/inject": "disabled"}}
+    wanted = labels.get(ISTIO, annotations.get(ISTIO))
+    if wanted is None:
+        found["labels"][ISTIO] = found["annotations"][ISTIO] = "false"
+    elif wanted == "true":
+        ports = f"{settings.GCS_PORT},{settings.SUPERVISOR_PORT}"
+        found["annotations"] |= {
+            "traffic.sidecar.istio.io/includeInboundPorts": "",
+            "traffic.sidecar.istio.io/excludeOutboundPorts": ports,
+        }
+    return found
 
 
 def shared_fields(

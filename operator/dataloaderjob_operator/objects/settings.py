@@ -61,6 +61,10 @@ class OperatorConfig:
     """Key from which jobs' keys are derived."""
     operator: OwnPod | None = None
     """None: it is in none of the cluster's pods, and policies let it in nowhere."""
+    sidecar_pull_secrets: tuple[str, ...] = ()
+    """Secrets of the jobs' namespaces with which `sidecar_image` is pulled."""
+    metrics_from: tuple[Manifest, ...] = ()
+    """Who may collect the sidecars' metrics, as peers of a NetworkPolicy; empty: nobody."""
     fs_group: int | None = USER
     """Group for templates that give none: it makes key and token readable, and trainer and sidecar share the socket,
     whoever they run as. None: namespaces give one, as OpenShift's do."""

@@ -63,7 +63,8 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
         plain(job.spec.feeders.scratch),
     ]  # fmt: skip
     made = template(job, names.Role.HEAD, spec.template, pod, asked=asked, version=setup.version)
-    return _deployment(job, names.Role.HEAD, made, replicas=1, strategy={"type": "Recreate"})
+    metadata = names.metadata(job, names.head(job.name), names.Role.HEAD, spec.metadata)
+    return _deployment(metadata, made, replicas=1, strategy={"type": "Recreate"})
 
 
 def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
@@ -78,21 +79,20 @@ def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     ]  # fmt: skip
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%", "maxSurge": "25%"}}
     made = template(job, names.Role.FEEDER, spec.template, pod, asked=asked, version=setup.version)
-    return _deployment(job, names.Role.FEEDER, made, replicas=spec.replicas, strategy=rolling)
+    metadata = names.metadata(job, names.feeders(job.name), names.Role.FEEDER, spec.metadata)
+    return _deployment(metadata, made, replicas=spec.replicas, strategy=rolling)
 
 
-def _deployment(
-    job: DataLoaderJob, role: names.Role, pod: Manifest, *, replicas: int, strategy: Manifest
-) -> Manifest:
-    name = names.head(job.name) if role is names.Role.HEAD else names.feeders(job.name)
+def _deployment(metadata: Manifest, pod: Manifest, *, replicas: int, strategy: Manifest) -> Manifest:
+    selecting = {name: metadata["labels"][name] for name in (names.LABEL_JOB, names.LABEL_ROLE)}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": names.metadata(job, name, role),
+        "metadata": metadata,
         "spec": {
             "replicas": replicas,
             "revisionHistoryLimit": 2,
-            "selector": {"matchLabels": names.labels(job.name, role)},
+            "selector": {"matchLabels": selecting},
             "strategy": strategy,
             "template": pod,
         },
@@ -103,7 +103,7 @@ def trainers(job: DataLoaderJob, setup: settings.OperatorConfig, attempt: int) -
     """Makes all replicas, started together. One that fails ends them all: the operator starts them anew, or not."""
     name = names.trainers(job.name, attempt)
     user = job.spec.trainer.template
-    metadata = names.metadata(job, name, names.Role.TRAINER)
+    metadata = names.metadata(job, name, names.Role.TRAINER, job.spec.trainer.metadata)
     pod = template(
         job, names.Role.TRAINER, user, _pod(job, setup, name), asked=plain(user), version=setup.version
     )  # fmt: skip
@@ -130,8 +130,13 @@ def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manif
     trainer = _trainer(job, setup, theirs, name)
     # The runtime's own has 64 MiB, too little for NCCL between ranks of one pod. It counts as the container's memory.
     shm = [{"name": SHM["name"], "emptyDir": {"medium": "Memory"}}] if SHM in trainer["volumeMounts"] else []
+    shared = shared_fields(setup, job.spec.trainer.template)
+    if job.spec.sidecar.image is None:  # of the operator's own, which the user may not know of
+        known = shared.get("imagePullSecrets", [])
+        more = [{"name": name} for name in setup.sidecar_pull_secrets if {"name": name} not in known]
+        shared |= {"imagePullSecrets": [*known, *more]} if more else {}
     return {
-        **shared_fields(setup, job.spec.trainer.template),
+        **shared,
         "subdomain": names.trainers_service(job.name),
         "restartPolicy": "Never",
         "initContainers": [sidecar(job, setup), *user.get("initContainers", [])],

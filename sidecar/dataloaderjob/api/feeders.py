@@ -8,7 +8,14 @@ from typing import ClassVar
 from pydantic import Field
 
 from dataloaderjob.api.base import Model, Path, Resources, Rule, Whole, nested, resources
-from dataloaderjob.api.pods import RAY_NODE_ENV, Image, PodTemplate, ScratchSpec, owned_field_rules
+from dataloaderjob.api.pods import (
+    RAY_NODE_ENV,
+    Image,
+    PodTemplate,
+    ScratchSpec,
+    WorkloadMetadata,
+    owned_field_rules,
+)
 from dataloaderjob.core.supervision import MAX_FEEDERS
 
 CONTAINER = "feeder"
@@ -63,6 +70,8 @@ class FeedersSpec(Model):
     """Where each pod of feeders, and the head, keeps data that the Dataset holds. Ignored on one machine."""
     image: Image | None = None
     """Image of feeders and Ray head. Left out: the trainer's, which then needs `dataloaderjob[feeder]`."""
+    metadata: WorkloadMetadata = nested(WorkloadMetadata)
+    """Labels and annotations of the feeders' Deployment."""
     template: PodTemplate = nested(PodTemplate)
     """What to add to the feeder pods: volumes, tolerations, ...
 

@@ -33,7 +33,8 @@ class NetworkPolicySpec(Model):
     """
 
     mode: Mode = "Ingress"
-    """`Ingress`: what connects to the job's pods is the job itself, the operator, and anyone to the sidecars' metrics.
+    """`Ingress`: what connects to the job's pods is the job itself and the operator, and to the sidecars'
+    metrics whom the operator's `--metrics-from` names.
 
     `Strict`: besides, the pods connect to the job itself and to DNS only. `None`: no NetworkPolicy is made.
     """

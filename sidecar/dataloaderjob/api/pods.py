@@ -126,6 +126,37 @@ Volumes = Annotated[
 ]
 
 
+OURS = "dataloading.dev/"
+"""Beginning of labels and annotations by which the operator knows its own."""
+
+
+def _ours(field: str) -> Rule:
+    def check(metadata: WorkloadMetadata | PodMetadata) -> Iterator[tuple[Path, str]]:
+        for name in getattr(metadata, field):
+            if name.startswith(OURS):
+                yield (field, name), f'"{name}"'
+
+    return Rule(
+        field=field,
+        use=f"names that do not begin with {OURS}, which the operator sets itself",
+        cel=f"!has(self.{field}) || self.{field}.all(k, !k.startsWith('{OURS}'))",
+        found=f"'a name that begins with {OURS}'",
+        check=check,
+    )
+
+
+class WorkloadMetadata(Model):
+    """Labels and annotations of what makes the pods (a Deployment, the trainers' Job), not of the pods: Kueue's queue,
+    for one. Ignored on one machine."""
+
+    labels: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
+    """Labels, such as `kueue.x-k8s.io/queue-name`."""
+    annotations: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
+    """Annotations."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (_ours("labels"), _ours("annotations"))
+
+
 class PodMetadata(OpenModel):
     """Labels and annotations of the pods."""
 
@@ -133,6 +164,8 @@ class PodMetadata(OpenModel):
     """Labels, added to those of the operator."""
     annotations: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
     """Annotations, added to those of the operator."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (_ours("labels"), _ours("annotations"))
 
 
 def restart_rule(policy: str, use: str) -> Rule:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from dataloaderjob.api.base import Model, Path, Resources, Rule, Use, Whole, nested, resources
-from dataloaderjob.api.pods import RAY_NODE_ENV, PodTemplate, owned_field_rules
+from dataloaderjob.api.pods import RAY_NODE_ENV, PodTemplate, WorkloadMetadata, owned_field_rules
 from dataloaderjob.core import settings
 
 HEAD_CONTAINER = "head"
@@ -111,6 +111,8 @@ class HeadSpec(Model):
         requests={"cpu": "500m", "memory": "2Gi"}, limits={"cpu": "2", "memory": "2Gi"}
     )
     """Resources of the head. Ignored on one machine."""
+    metadata: WorkloadMetadata = nested(WorkloadMetadata)
+    """Labels and annotations of the head's Deployment."""
     template: PodTemplate = nested(PodTemplate)
     """What to add to the head's pod: nodeSelector, tolerations, priorityClassName, ... Nothing of the feeders' is.
 

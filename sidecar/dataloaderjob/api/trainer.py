@@ -31,6 +31,7 @@ from dataloaderjob.api.pods import (
     PodTemplate,
     Port,
     ScratchSpec,
+    WorkloadMetadata,
     reserved_env_rule,
     restart_rule,
 )
@@ -96,6 +97,8 @@ class TrainerSpec(Model):
 
     Ignored on one machine.
     """
+    metadata: WorkloadMetadata = nested(WorkloadMetadata)
+    """Labels and annotations of the trainers' Job. They count from the next start."""
     template: TrainerPodTemplate
     """Template of the trainer pods. Its first container is the trainer."""
 

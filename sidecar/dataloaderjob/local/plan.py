@@ -170,8 +170,8 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
     else:
         yield from _given(spec, ("ray",), "spec")
     yield from _given(spec.sidecar, ("image", "resources", "scratch", "metricsPort"), "spec.sidecar")
-    yield from _given(spec.trainer, ("masterPort",), "spec.trainer")
-    yield from _given(spec.feeders, ("image", "resources", "scratch"), "spec.feeders")
+    yield from _given(spec.trainer, ("metadata", "masterPort"), "spec.trainer")
+    yield from _given(spec.feeders, ("image", "resources", "scratch", "metadata"), "spec.feeders")
     for path, template in (
         ("spec.feeders.template", spec.feeders.template),
         ("spec.trainer.template", spec.trainer.template),
