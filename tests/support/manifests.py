@@ -330,12 +330,11 @@ REFUSED_BY_RULES = [
     ),
     *(
         pytest.param(
-            {f"spec.{where}": {field: {"dataloading.dev/job": "other"}}},
+            {f"spec.{where}.labels": {"dataloading.dev/job": "other"}},
             '"dataloading.dev/job"; use names that do not begin with dataloading.dev/',
-            id=f"our-{field}-{where}",
+            id=f"our-label-{where}",
         )
         for where in ("trainer.metadata", "feeders.template.metadata")
-        for field in ("labels", "annotations")
     ),
     pytest.param(
         {"spec.feeders.scratch": {"size": "1Gi", "volume": {"emptyDir": {}}}},

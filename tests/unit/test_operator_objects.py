@@ -313,3 +313,21 @@ def test_an_images_own_entrypoint_is_left_to_it():
     (made,) = pod(children({f"{TRAINER}.containers": [trainer]})["Job/mnist-trainers-0"])["containers"]
     assert "command" not in made
     assert made["args"] == ["--lr", "1"]
+
+
+@pytest.mark.parametrize(("part", "name"), [("feeders", "feeder"), ("ray.head", "head")])
+def test_what_the_user_says_of_a_container_of_ours_is_not_dropped(part: str, name: str):
+    mine = {
+        "name": name, "env": [{"name": "HOME", "value": "/data"}], "terminationMessagePolicy": "File",
+        "livenessProbe": {"tcpSocket": {"port": 1}}, "ports": [{"name": "debug", "containerPort": 5678}],
+    }  # fmt: skip
+    made = children({f"spec.{part}.template.spec.containers": [mine]})
+    child = {"feeder": "Deployment/mnist-feeders", "head": "Deployment/mnist-head"}[name]
+    container = pod(made[child])["containers"][0]
+    assert env(container)["HOME"] == "/data"
+    assert len(env(container)) == len(container["env"]), "each variable once"
+    assert (container["terminationMessagePolicy"], container["livenessProbe"]) == (
+        "File",
+        mine["livenessProbe"],
+    )
+    assert mine["ports"][0] in container["ports"]

@@ -18,7 +18,7 @@ from dataloaderjob.api import parse_object
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.settings import FeederSettings, RayTuning, SupervisorSettings, load
 from dataloaderjob.core.sockets import Acceptor
-from dataloaderjob.pod import feeder
+from dataloaderjob.pod import entry, feeder
 from dataloaderjob.pod.entry import (
     CRASH_WINDOW_S,
     MAX_CRASHES,
@@ -284,3 +284,29 @@ def test_a_node_that_joins_a_head_that_is_gone_ends_instead_of_waiting_for_it(mo
         there()
     with pytest.raises(ServiceError, match=f"127.0.0.1:{address[1]} is gone"):
         there()
+
+
+def test_the_head_refuses_an_image_with_another_ray_than_the_manifest_asks_for(monkeypatch):
+    monkeypatch.setattr(entry.importlib.metadata, "version", lambda _: "2.56.1")
+    for fits in (None, "2.56", "2.56.1"):
+        entry.check_ray(fits)
+    for other in ("2.5", "2.57", "2.56.0", "2.56.10"):
+        with pytest.raises(
+            InputError, match=f"Ray {other} is asked for by spec.ray.version, this image has 2.56.1"
+        ):
+            entry.check_ray(other)
+
+
+def test_the_head_is_told_the_version_of_ray(tmp_path: Path):
+    asked = parse_object(
+        manifest({"metadata.uid": "u-1", "metadata.namespace": "team", "spec.ray.version": "2.60.0"})
+    )
+    assert load(HeadSettings, written(tmp_path, built.head(asked, SETUP))).ray_version == "2.60.0"
+    assert load(HeadSettings, written(tmp_path, built.head(JOB, SETUP))).ray_version is None
+
+
+def test_flags_of_rays_configuration_are_handed_on_and_what_is_not_is_told(caplog):
+    given = {"RAY_memory_usage_threshold": "0.9", "RAY_ADDRESS": "x:1", "HOME": "/tmp"}
+    with caplog.at_level(logging.WARNING):
+        assert entry.node_environment(given) == {"RAY_memory_usage_threshold": "0.9", "HOME": "/tmp"}
+    assert "not handed on to Ray, since dataloaderjob sets it up: RAY_ADDRESS" in caplog.text

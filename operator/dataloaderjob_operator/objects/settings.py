@@ -183,6 +183,7 @@ def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "gcs_port": GCS_PORT,
         "supervisor_port": SUPERVISOR_PORT,
         FEEDERS: job.spec.feeders.count,
+        "ray_version": job.spec.ray.version,
         "tuning": tuning(job),
     }
 

@@ -60,7 +60,7 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     pod = ray_pod(setup, job, container, spec.template, taken)
     asked = [
         image(job), plain(spec.template), taken, resources(spec.resources), settings.tuning(job),
-        plain(job.spec.feeders.scratch),
+        plain(job.spec.feeders.scratch), job.spec.ray.version,
     ]  # fmt: skip
     made = template(job, names.Role.HEAD, spec.template, pod, asked=asked, version=setup.version)
     metadata = names.metadata(job, names.head(job.name), names.Role.HEAD, spec.metadata)

@@ -127,22 +127,22 @@ Volumes = Annotated[
 
 
 OURS = "dataloading.dev/"
-"""Beginning of labels and annotations by which the operator knows its own."""
+"""Beginning of labels by which the operator knows its own."""
 
 
-def _ours(field: str) -> Rule:
-    def check(metadata: WorkloadMetadata | PodMetadata) -> Iterator[tuple[Path, str]]:
-        for name in getattr(metadata, field):
-            if name.startswith(OURS):
-                yield (field, name), f'"{name}"'
+def _our_labels(metadata: WorkloadMetadata | PodMetadata) -> Iterator[tuple[Path, str]]:
+    for name in metadata.labels:
+        if name.startswith(OURS):
+            yield ("labels", name), f'"{name}"'
 
-    return Rule(
-        field=field,
-        use=f"names that do not begin with {OURS}, which the operator sets itself",
-        cel=f"!has(self.{field}) || self.{field}.all(k, !k.startsWith('{OURS}'))",
-        found=f"'a name that begins with {OURS}'",
-        check=check,
-    )
+
+NO_LABELS_OF_OURS = Rule(
+    field="labels",
+    use=f"names that do not begin with {OURS}, which the operator sets itself",
+    cel=f"!has(self.labels) || self.labels.all(k, !k.startsWith('{OURS}'))",
+    found=f"'a name that begins with {OURS}'",
+    check=_our_labels,
+)
 
 
 class WorkloadMetadata(Model):
@@ -154,7 +154,7 @@ class WorkloadMetadata(Model):
     annotations: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
     """Annotations."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (_ours("labels"), _ours("annotations"))
+    RULES: ClassVar[tuple[Rule, ...]] = (NO_LABELS_OF_OURS,)
 
 
 class PodMetadata(OpenModel):
@@ -165,7 +165,7 @@ class PodMetadata(OpenModel):
     annotations: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
     """Annotations, added to those of the operator."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (_ours("labels"), _ours("annotations"))
+    RULES: ClassVar[tuple[Rule, ...]] = (NO_LABELS_OF_OURS,)
 
 
 def restart_rule(policy: str, use: str) -> Rule:

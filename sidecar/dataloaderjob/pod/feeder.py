@@ -37,10 +37,10 @@ from dataloaderjob.pod.entry import (
     Watch,
     await_started,
     fresh_folder,
+    node_environment,
     ray_node,
     split_address,
 )
-from dataloaderjob.providers.ray.node import without_ray
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class FeederPod:
 
     def run(self) -> None:
         address = self._await_head()
-        env = {**without_ray(os.environ), NODE_FOLDER_VARIABLE: str(self._folder)}
+        env = {**node_environment(os.environ), NODE_FOLDER_VARIABLE: str(self._folder)}
         self._node.launch([f"--address={address}", *ANY_PORTS, PLAIN], env=env, cwd=Path.cwd())
         what = (
             f"this node of the Ray at {self._settings.head}, with the token of {self._settings.token_path},"

@@ -28,7 +28,9 @@ from dataloaderjob.pod.entry import (
     Restarts,
     Watch,
     await_started,
+    check_ray,
     fresh_folder,
+    node_environment,
     ray_node,
 )
 from dataloaderjob.providers.ray.node import without_ray
@@ -70,6 +72,7 @@ class Head:
         """Clears the folder. Raises InputError for what cannot work."""
         self._settings, self._watch = settings, watch
         read_key(settings.key_path)
+        check_ray(settings.ray_version)
         self._node = ray_node(settings, VITAL)
         self._folder = fresh_folder(self._node.folder)
         self._supervisor: subprocess.Popen[bytes] | None = None
@@ -78,7 +81,7 @@ class Head:
     def run(self) -> None:
         port = f"--port={self._settings.gcs_port}"
         options = ["--head", "--no-monitor", port, "--include-dashboard=false", *ANY_PORTS, PLAIN]
-        self._node.launch(options, env=without_ray(os.environ), cwd=Path.cwd())
+        self._node.launch(options, env=node_environment(os.environ), cwd=Path.cwd())
         vital = await_started(self._node, self._watch, self._settings.up_timeout_s, "Ray's head")
         address = self._node.address_path.read_text().strip()
         log.info("Ray's head is up at %s", address)
