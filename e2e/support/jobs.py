@@ -41,7 +41,9 @@ def job(
         "spec": {
             "feeders": {"replicas": feeders, "resources": SMALL},
             "ray": {
-                "headResources": {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
+                "head": {
+                    "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
+                }
             },
             "sidecar": {"sharedMemory": "64Mi", "resources": {"requests": {"cpu": "20m"}}},
             "trainer": {

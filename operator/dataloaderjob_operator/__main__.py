@@ -6,12 +6,14 @@ import argparse
 import asyncio
 import contextlib
 import importlib.metadata
+import json
 import logging
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import kopf
 
@@ -27,6 +29,7 @@ from dataloaderjob_operator.monitoring import (
     serve,
 )
 from dataloaderjob_operator.objects import OperatorConfig, OwnPod
+from dataloaderjob_operator.objects.settings import USER, cluster_domain
 from dataloaderjob_operator.observe import watch
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
@@ -37,6 +40,7 @@ from dataloaderjob_operator.workqueue import RESYNC_S, Workers
 log = logging.getLogger("dataloaderjob_operator")
 
 METRICS_PORT = 9440
+RESOLV_CONF = Path("/etc/resolv.conf")
 CHILD_S = 0.1
 """Seconds from a change of a job's child until the reconcile, for all that happens meanwhile."""
 
@@ -51,6 +55,13 @@ class Options:
     """The operator's own pod, if it runs in the cluster."""
     root_key: Path
     sidecar_image: str
+    sidecar_pull_secrets: tuple[str, ...] = ()
+    metrics_from: tuple[dict[str, Any], ...] = ()
+    """Peers of a NetworkPolicy; empty: nobody."""
+    fs_group: int | None = USER
+    """None: namespaces give one."""
+    cluster_domain: str | None = None
+    """None: as the operator's own resolv.conf has it."""
     workers: int
     resync_s: float
     """Interval between reconciles of a job to which nothing happens."""
@@ -84,6 +95,31 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--sidecar-image", required=True, help="sidecar image for manifests that name none")
     parser.add_argument(
+        "--sidecar-pull-secret",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="Secret of a job's own namespace with which that image is pulled; may be repeated",
+    )
+    parser.add_argument(
+        "--metrics-from",
+        type=_peers,
+        default=(),
+        metavar="JSON",
+        help="list of a NetworkPolicy's peers that may collect metrics of jobs' sidecars (default: nobody)",
+    )
+    parser.add_argument(
+        "--fs-group",
+        type=_group,
+        default=USER,
+        metavar="NUMBER",
+        help="fsGroup of pods whose template gives none; none leaves it to the namespace, as on OpenShift",
+    )
+    parser.add_argument(
+        "--cluster-domain",
+        help="domain of the cluster's names, such as cluster.local (default: what /etc/resolv.conf says)",
+    )
+    parser.add_argument(
         "--workers", type=int, default=8, help="number of jobs that are reconciled at the same time"
     )
     parser.add_argument(
@@ -111,8 +147,9 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     return Options(
         operator=_own_pod(parser, found.own_namespace, found.own_label),
         namespaces=tuple(found.namespace), root_key=found.root_key, sidecar_image=found.sidecar_image,
-        workers=found.workers, resync_s=found.resync_seconds, metrics_port=found.metrics_port,
-        log_format=found.log_format,
+        sidecar_pull_secrets=tuple(found.sidecar_pull_secret), metrics_from=found.metrics_from,
+        fs_group=found.fs_group, cluster_domain=found.cluster_domain, workers=found.workers,
+        resync_s=found.resync_seconds, metrics_port=found.metrics_port, log_format=found.log_format,
     )  # fmt: skip
 
 
@@ -122,6 +159,27 @@ def _seconds(text: str) -> float:
     if not 1.0 <= found <= 86_400.0:
         raise argparse.ArgumentTypeError(f"{text} is no time from 1 second to a day")
     return found
+
+
+def _peers(text: str) -> tuple[dict[str, Any], ...]:
+    """Raises ArgumentTypeError for what is no list of peers: an empty one would mean everybody."""
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"a list of peers is needed as JSON, found {text}: {exc}") from exc
+    known = {"podSelector", "namespaceSelector", "ipBlock"}
+    if not isinstance(found, list) or not all(isinstance(p, dict) and p and p.keys() <= known for p in found):
+        raise argparse.ArgumentTypeError(f"a list of peers with {sorted(known)} is needed, found {text}")
+    return tuple(found)
+
+
+def _group(text: str) -> int | None:
+    """Raises ArgumentTypeError for what is neither a number nor "none"."""
+    if text == "none":
+        return None
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is neither a group's number nor none")
+    return int(text)
 
 
 def _own_pod(parser: argparse.ArgumentParser, namespace: str | None, labels: Sequence[str]) -> OwnPod | None:
@@ -137,9 +195,17 @@ def make_setup(options: Options) -> OperatorConfig:
     root = options.root_key.read_bytes()
     names.job_key(root, "try")
     version = importlib.metadata.version("dataloaderjob")
+    domain = options.cluster_domain
+    if domain is None:
+        try:
+            domain = cluster_domain(RESOLV_CONF.read_text())
+        except OSError:
+            domain = ""
     return OperatorConfig(
-        version=version, sidecar_image=options.sidecar_image, root_key=root, operator=options.operator
-    )
+        version=version, sidecar_image=options.sidecar_image, root_key=root, operator=options.operator,
+        sidecar_pull_secrets=options.sidecar_pull_secrets, metrics_from=options.metrics_from,
+        fs_group=options.fs_group, cluster_domain=domain,
+    )  # fmt: skip
 
 
 async def run(options: Options, setup: OperatorConfig) -> None:

@@ -44,7 +44,7 @@ INTERNED = frozenset(
 ANNOTATION_APPLIED = "dataloading.dev/applied"
 """Hash of what we sent last: a field that we no longer set is taken back by sending anew."""
 _KEYS = ("name", "mountPath", "containerPort", "type", "uid", "key")
-"""Fields by which items of a list are distinguished, in this order."""
+"""Fields by which items of a list are distinguished: the first of them that tells all of them apart."""
 _QUANTITIES = frozenset({"requests", "limits", "capacity"})
 _SIZE = "sizeLimit"
 
@@ -232,11 +232,15 @@ def covers(live: Any, wanted: Any, field: str = "") -> bool:
 def _covers_list(live: Any, wanted: list[Any]) -> bool:
     if not isinstance(live, list):
         return not wanted and live is None
-    key = next((k for k in _KEYS if wanted and all(isinstance(w, Mapping) and k in w for w in wanted)), None)
-    if key is None:
+    keys = [k for k in _KEYS if wanted and all(isinstance(w, Mapping) and k in w for w in wanted)]
+    if not keys:
         return len(live) == len(wanted) and all(covers(a, b) for a, b in zip(live, wanted, strict=True))
-    found = {item.get(key): item for item in live if isinstance(item, Mapping)}
-    return all(covers(found.get(item[key]), item) for item in wanted)
+    for key in keys:
+        found = {item.get(key): item for item in live if isinstance(item, Mapping)}
+        if len(found) == len(live) and len({w[key] for w in wanted}) == len(wanted):
+            return all(covers(found.get(item[key]), item) for item in wanted)
+    # One port of two protocols, two tolerations of a key: nothing tells them apart but the whole.
+    return all(any(covers(item, w) for item in live) for w in wanted)
 
 
 def _same_quantity(live: Any, wanted: Any) -> bool:

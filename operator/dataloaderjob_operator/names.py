@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 from dataloaderjob.api import API_VERSION, KIND, DataLoaderJob
+from dataloaderjob.api.pods import WorkloadMetadata
 
 MANAGER = "dataloaderjob-operator"
 """Field manager of everything that the operator applies."""
@@ -83,23 +86,29 @@ def selector(job: str, role: Role) -> str:
     return ",".join(f"{name}={value}" for name, value in sorted(labels(job, role).items()))
 
 
-def child_labels(job: DataLoaderJob, role: Role | None = None) -> dict[str, str]:
-    """All labels of a child, or of its pods: those that select it, and Kubernetes' own."""
+def child_labels(
+    job: DataLoaderJob, role: Role | None = None, theirs: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """All labels of a child, or of its pods: Kubernetes' own, the user's, and those that select it."""
     return {
-        **labels(job.name, role),
         "app.kubernetes.io/managed-by": MANAGER,
         "app.kubernetes.io/part-of": job.name,
+        **theirs,
+        **labels(job.name, role),
     }
 
 
-def metadata(job: DataLoaderJob, name: str, role: Role | None = None) -> dict[str, Any]:
-    """Name, namespace, labels and owner of a child. Raises ValueError for a job that is on no cluster."""
+def metadata(
+    job: DataLoaderJob, name: str, role: Role | None = None, theirs: WorkloadMetadata | None = None
+) -> dict[str, Any]:
+    """Name, namespace, labels, annotations and owner of a child. Raises ValueError for a job that is on no cluster."""
     if not job.metadata.uid or not job.metadata.namespace:
         raise ValueError(f"job {job.name} has no uid or namespace: it is on no cluster")
     return {
         "name": name,
         "namespace": job.metadata.namespace,
-        "labels": child_labels(job, role),
+        "labels": child_labels(job, role, theirs.labels if theirs else {}),
+        **({"annotations": dict(theirs.annotations)} if theirs and theirs.annotations else {}),
         "ownerReferences": [
             {
                 "apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.metadata.uid,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from typing import Any
 
@@ -157,3 +158,18 @@ def test_a_root_key_that_is_there_is_taken_and_none_made() -> None:
     assert not [name for kind, name in made if kind == "Secret"]
     (volume,) = made["Deployment", "r-operator"]["spec"]["template"]["spec"]["volumes"]
     assert volume["secret"]["secretName"] == "ours"
+
+
+def test_what_jobs_pods_get_is_the_administrators_to_say() -> None:
+    default = parse(container(render())["args"])
+    assert (default.fs_group, default.cluster_domain, default.metrics_from) == (65532, None, ())
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    found = render(
+        "--set", "fsGroup=null", "--set", "clusterDomain=prod.example", "--set", "sidecarImage.pullSecrets={mirror}",
+        "--set-json", f"networkPolicy.metricsFrom={json.dumps([peer])}",
+    )  # fmt: skip
+    options = parse(container(found)["args"])
+    assert (options.fs_group, options.cluster_domain) == (None, "prod.example")
+    assert (options.sidecar_pull_secrets, options.metrics_from) == (("mirror",), (peer,))
+    (deployment,) = [child for (kind, _), child in found.items() if kind == "Deployment"]
+    assert "fsGroup" not in deployment["spec"]["template"]["spec"]["securityContext"]

@@ -44,6 +44,7 @@ def manifest(changes: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 FEEDER = "spec.feeders.template.spec.containers"
+HEAD = "spec.ray.head.template.spec.containers"
 REGISTER = "spec.ray.tuning.workerRegisterTimeoutSeconds"
 CHECK = "spec.ray.tuning.healthCheck"
 
@@ -75,6 +76,9 @@ REFUSED_FIELDS = [
         {"spec.ray.tuning.numHeartbeatsTimeout": 30},
         "found an unknown field; use healthCheck.failureThreshold, which replaced it in Ray",
         id="old-name-of-ray",
+    ),
+    pytest.param(
+        {"spec.ray.headResources": {}}, "found an unknown field; use spec.ray.head.resources", id="old-head"
     ),
     pytest.param(
         {"spec.xyzzy": 1}, "found an unknown field; use one of ray, feeders, sidecar", id="no-such-name"
@@ -224,6 +228,24 @@ REFUSED_BY_RULES = [
         )
         for field, value in {"command": ["a"], "args": ["a"], "image": "a", "resources": {}}.items()
     ),
+    *(
+        pytest.param(
+            {HEAD: [{"name": "head", field: value}]},
+            f"{field} of the container head; use",
+            id=f"head-{field}",
+        )
+        for field, value in {"command": ["a"], "args": ["a"], "image": "a", "resources": {}}.items()
+    ),
+    pytest.param(
+        {"spec.ray.head.template.spec.hostNetwork": True},
+        "hostNetwork: found true; use false: sidecars, feeders and the operator find the head by its Service",
+        id="head-on-the-host",
+    ),
+    pytest.param(
+        {FEEDER: [{"name": "feeder", "env": [{"name": "POD_IP", "value": "::1"}]}]},
+        "use another name: dataloaderjob sets this one itself",
+        id="feeder-ip",
+    ),
     pytest.param(
         {FEEDER: [{"name": "feeder", "env": [{"name": "RAY_ADDRESS", "value": "x"}]}]},
         "use another name: dataloaderjob sets this one itself",
@@ -283,15 +305,9 @@ REFUSED_BY_RULES = [
         id="milli-bytes",
     ),
     pytest.param(
-        {"spec.ray.headResources": {"limits": {"memory": 4096}}},
+        {"spec.ray.head.resources": {"limits": {"memory": 4096}}},
         "4096, less than 1Mi; use bytes",
         id="no-unit",
-    ),
-    pytest.param(
-        {f"{CONTAINER}.command": []}, "an empty command; use the training command", id="empty-command"
-    ),
-    pytest.param(
-        {f"{CONTAINER}.command": ABSENT}, "an empty command; use the training command", id="no-command"
     ),
     pytest.param({f"{CONTAINER}.command": [""]}, "use the training command, such as", id="empty-program"),
     pytest.param(
@@ -312,6 +328,27 @@ REFUSED_BY_RULES = [
         '"OnFailure"; use Never, or leave it out',
         id="restart-policy",
     ),
+    *(
+        pytest.param(
+            {f"spec.{where}.labels": {"dataloading.dev/job": "other"}},
+            '"dataloading.dev/job"; use names that do not begin with dataloading.dev/',
+            id=f"our-label-{where}",
+        )
+        for where in ("trainer.metadata", "feeders.template.metadata")
+    ),
+    pytest.param(
+        {"spec.feeders.scratch": {"size": "1Gi", "volume": {"emptyDir": {}}}},
+        "both size and volume; use one of the two: a volume has its own size",
+        id="scratch-of-both",
+    ),
+    pytest.param(
+        {"spec.sidecar.scratch.size": "1Mi"}, "found 1Mi; use at least 64Mi, such as 100Gi", id="tiny-scratch"
+    ),
+    pytest.param(
+        {"spec.feeders.template.spec.restartPolicy": "Never"},
+        '"Never"; use Always, or leave it out: head and feeders are Deployments',
+        id="restart-policy-of-feeders",
+    ),
     pytest.param(
         {"spec.trainer.template.spec.hostNetwork": True},
         "Ingress with hostNetwork in trainer.template; use None where pods use the network of their node",
@@ -331,6 +368,9 @@ REFUSED_BY_RULES = [
 
 ACCEPTED = [
     pytest.param({}, id="minimal"),
+    pytest.param({f"{CONTAINER}.command": ABSENT, f"{CONTAINER}.args": ["--lr", "1"]}, id="entrypoint"),
+    pytest.param({f"{CONTAINER}.command": []}, id="empty-command"),
+    pytest.param({f"{CONTAINER}.env": [{"name": "PET_MAX_RESTARTS", "value": "3"}]}, id="torchruns-own"),
     pytest.param({"spec.feeders.replicas": 0, "spec.feeders.minReplicas": 0}, id="no-feeders-on-purpose"),
     pytest.param({"spec.feeders": None, "spec.sidecar.poolSize": None}, id="null-is-left-out"),
     pytest.param({"spec.trainer.replicas": 4, "spec.trainer.processesPerReplica": 8}, id="torchrun"),
@@ -368,4 +408,20 @@ ACCEPTED = [
         {"spec.networkPolicy.mode": "None", "spec.trainer.template.spec.hostNetwork": True}, id="host-network"
     ),
     pytest.param({"spec.feeders.template.spec.hostNetwork": False}, id="own-network"),
+    pytest.param(
+        {f"spec.{part}.metadata.labels": {"a/b": "c"} for part in ("trainer", "feeders", "ray.head")},
+        id="labels-of-workloads",
+    ),
+    pytest.param(
+        {
+            "spec.feeders.scratch": {"volume": {"ephemeral": {"volumeClaimTemplate": {"spec": {}}}}},
+            "spec.sidecar.scratch": {"size": "40Gi"},
+        },
+        id="scratches",
+    ),
+    pytest.param({"spec.feeders.template.spec.restartPolicy": "Always"}, id="restarts-of-feeders"),
+    pytest.param(
+        {HEAD: [{"name": "head", "env": [{"name": "A", "value": "1"}]}, {"name": "other", "image": "o:1"}]},
+        id="head-additions",
+    ),
 ]

@@ -124,7 +124,7 @@ class Pods:
 
     def head(self, **more: Any) -> Pod:
         fields = {
-            **settings.head(self.job), "key_path": self._at(settings.JOB_KEY),
+            **settings.head(self.job, SETUP), "key_path": self._at(settings.JOB_KEY),
             "token_path": self._at(settings.RAY_TOKEN), "host": HEAD, "gcs_port": self.gcs_port,
             "supervisor_port": self.port, "temp_dir": self._at("h"), **more,
         }  # fmt: skip
@@ -133,7 +133,7 @@ class Pods:
     def feeder(self, number: int, **more: Any) -> Pod:
         name = f"f{number}"
         fields = {
-            **settings.feeder(self.job), "token_path": self._at(settings.RAY_TOKEN),
+            **settings.feeder(self.job, SETUP), "token_path": self._at(settings.RAY_TOKEN),
             "head": f"{HEAD}:{self.gcs_port}", "temp_dir": self._at(name), **more,
         }  # fmt: skip
         return self._start("dataloaderjob.pod.feeder", name, f"127.0.0.{3 + number}", fields)
@@ -141,7 +141,7 @@ class Pods:
     def sidecar(self) -> None:
         """In the trainer's pod, which this process is."""
         fields = {
-            **settings.sidecar(self.job), "socket": self.socket, "key_path": self._at(settings.JOB_KEY),
+            **settings.sidecar(self.job, SETUP), "socket": self.socket, "key_path": self._at(settings.JOB_KEY),
             "blobs": self._at("blobs"), "supervisor_host": HEAD, "supervisor_port": self.port,
             "shared_memory_nbytes": 256 * 1024**2, "metrics_host": "127.0.0.1", "metrics_port": 0,
         }  # fmt: skip

@@ -82,8 +82,8 @@ def refusal(text: str | bytes) -> str:
             id="line-of-a-value",
         ),
         pytest.param(
-            GOOD.replace("            command: [python, train.py]\n", ""),
-            "job.yaml:12: spec.trainer.template.spec.containers[0].command: found an empty command; use",
+            GOOD.replace("            image: example/mnist:1\n", ""),
+            "job.yaml:12: spec.trainer.template.spec.containers[0].image: found no image; use",
             id="line-of-the-part-that-lacks-a-field",
         ),
         pytest.param(

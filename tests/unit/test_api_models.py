@@ -18,8 +18,9 @@ from manifests import (
 
 from dataloaderjob.api import DataLoaderJob, ManifestError, parse_object
 from dataloaderjob.api.base import Quantity
-from dataloaderjob.api.feeders import FeedersSpec, RayTuning
+from dataloaderjob.api.feeders import FeedersSpec
 from dataloaderjob.api.job import Deadlines
+from dataloaderjob.api.ray import RayTuning
 from dataloaderjob.core.errors import InputError
 
 
@@ -50,7 +51,9 @@ def test_a_manifest_that_can_work_is_accepted_and_survives_a_round_trip(changes:
         pytest.param(
             {f"{CONTAINER}.env": [{"name": "RANK"}]}, f"{CONTAINER}.env[0].name", id="rule-in-a-list"
         ),
-        pytest.param({f"{CONTAINER}.command": []}, f"{CONTAINER}.command", id="rule-of-the-first-container"),
+        pytest.param(
+            {f"{CONTAINER}.command": [""]}, f"{CONTAINER}.command", id="rule-of-the-first-container"
+        ),
         pytest.param({"metadata.labels": {"a.b/c": 1}}, 'metadata.labels["a.b/c"]', id="key-with-dots"),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, Bundle
-from dataloaderjob.core.errors import RemoteProtocolError, ServiceUnavailable
+from dataloaderjob.core.errors import InputError, RemoteProtocolError, ServiceUnavailable
 
 DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
 
@@ -121,3 +121,23 @@ def test_a_folder_that_went_with_its_service_is_said(tmp_path):
     (tmp_path / "blobs").rmdir()
     with pytest.raises(ServiceUnavailable, match="its folder is gone"):
         store.put(b"data")
+
+
+NARROW = {"spec.sidecar.scratch.size": 64 << 20, "spec.feeders.scratch.size": 1 << 20}
+
+
+def test_data_that_fit_into_no_scratch_are_refused_before_a_byte_is_written(tmp_path):
+    store = BlobStore(tmp_path, NARROW)
+    with pytest.raises(
+        InputError, match=r"need 2 MiB, scratch has 1 MiB: raise spec\.feeders\.scratch\.size"
+    ):
+        store.put(bytes(2 << 20))
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_fit_beside_what_is_kept_or_the_message_says_what_is(tmp_path):
+    store = BlobStore(tmp_path, NARROW)
+    store.put(b"a" * (900 << 10))
+    store.put(b"a" * (900 << 10))  # it is there already
+    with pytest.raises(InputError, match=r"need 0\.879 MiB beside 0\.879 MiB that are there"):
+        store.put(b"b" * (900 << 10))

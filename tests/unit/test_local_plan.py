@@ -195,3 +195,10 @@ def test_a_record_needs_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"--record needs a folder that can be written to, .*file is none"):
         recorded(planned(), tmp_path / "file")
+
+
+def test_the_entrypoint_of_an_image_is_for_clusters_only():
+    with pytest.raises(
+        InputError, match=r"has no command: one machine runs no image.*containers\[0\]\.command"
+    ):
+        planned(container={"command": [], "args": ["--lr", "1"]})

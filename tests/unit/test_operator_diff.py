@@ -23,6 +23,32 @@ from dataloaderjob_operator.kinds import covers, manifest_to_send, sealed
         ({"requests": {"cpu": "1", "memory": "2Gi"}}, {"requests": {"cpu": "1000m", "memory": "2048Mi"}}),
         ({"limits": {"cpu": "500m"}}, {"limits": {"cpu": 0.5}}),
         ({"emptyDir": {"sizeLimit": "1Gi"}}, {"emptyDir": {"sizeLimit": "1024Mi"}}),
+        (
+            {
+                "volumeMounts": [
+                    {"name": "d", "mountPath": "/a", "subPath": "a"},
+                    {"name": "d", "mountPath": "/b"},
+                ]
+            },
+            {
+                "volumeMounts": [
+                    {"name": "d", "mountPath": "/a", "subPath": "a"},
+                    {"name": "d", "mountPath": "/b"},
+                ]
+            },
+        ),
+        (
+            {"tolerations": [{"key": "a", "effect": "E"}, {"key": "a", "effect": "S"}, {"key": "b"}]},
+            {"tolerations": [{"key": "a", "effect": "E"}, {"key": "a", "effect": "S"}]},
+        ),
+        (
+            {"tolerations": [{"key": "a", "effect": "E"}, {"key": "a"}]},
+            {"tolerations": [{"key": "a", "effect": "E"}]},
+        ),
+        (
+            {"ports": [{"containerPort": 53, "protocol": "UDP"}, {"containerPort": 53, "protocol": "TCP"}]},
+            {"ports": [{"containerPort": 53, "protocol": "UDP"}, {"containerPort": 53, "protocol": "TCP"}]},
+        ),
         ({}, {"readOnly": False, "labels": {}, "items": [], "value": ""}),
     ],
 )
@@ -40,6 +66,19 @@ def test_defaults_order_units_and_what_others_add_are_no_difference(live: Any, w
         ({"args": ["x", "y", "z"]}, {"args": ["x", "y"]}),
         ({"ports": [{"name": "b", "port": 1}]}, {"ports": [{"name": "a", "port": 1}]}),
         ({"ports": None}, {"ports": [{"name": "a"}]}),
+        (
+            {"tolerations": [{"key": "a", "effect": "E"}, {"key": "a", "effect": "S"}]},
+            {"tolerations": [{"key": "a", "effect": "E"}, {"key": "a", "effect": "X"}]},
+        ),
+        (
+            {"volumeMounts": [{"name": "d", "mountPath": "/a"}, {"name": "d", "mountPath": "/b"}]},
+            {
+                "volumeMounts": [
+                    {"name": "d", "mountPath": "/a", "subPath": "x"},
+                    {"name": "d", "mountPath": "/b"},
+                ]
+            },
+        ),
         ({"requests": {"cpu": "1"}}, {"requests": {"cpu": "2"}}),
         ({"limits": {"memory": "lots"}}, {"limits": {"memory": "2Gi"}}),
         ({"cpu": "1"}, {"cpu": "1000m"}),

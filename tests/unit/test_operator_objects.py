@@ -13,7 +13,7 @@ from dataloaderjob.api import DataLoaderJob, parse_object
 from dataloaderjob.core.settings import RayTuning, SidecarSettings
 from dataloaderjob_operator import names, objects
 from dataloaderjob_operator.kinds import manifest_to_send, sealed
-from dataloaderjob_operator.objects import settings, workloads
+from dataloaderjob_operator.objects import pods, settings, workloads
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 FEEDER = "spec.feeders.template.spec"
@@ -91,7 +91,10 @@ def test_settings_files_are_what_the_processes_read():
     sidecar = SidecarSettings(**json.loads(data["sidecar.json"]))
     assert sidecar.job == "team/mnist/u-1"
     assert (sidecar.processes, sidecar.pool_nbytes, sidecar.shared_memory_nbytes) == (2, 64 << 20, 2 << 30)
-    assert (sidecar.supervisor_host, sidecar.supervisor_port) == ("mnist-head", settings.SUPERVISOR_PORT)
+    assert (sidecar.supervisor_host, sidecar.supervisor_port) == (
+        "mnist-head.team.svc",
+        settings.SUPERVISOR_PORT,
+    )
     for file in ("head.json", "feeder.json"):
         assert RayTuning(**json.loads(data[file])["tuning"]).worker_register_timeout_s == 120
 
@@ -166,7 +169,7 @@ def test_trainers_learn_their_rank_from_their_index_and_the_first_ones_name_from
     index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
     assert found["RANK"] == found["PET_NODE_RANK"] == {"fieldRef": {"fieldPath": index}}
     assert found["WORLD_SIZE"] == found["PET_NNODES"] == "3"
-    assert found["MASTER_ADDR"] == "mnist-trainers-2-0.mnist-trainers.team"
+    assert found["MASTER_ADDR"] == "mnist-trainers-2-0.mnist-trainers.team.svc"
     assert pod(made)["subdomain"] == "mnist-trainers"
 
 
@@ -251,21 +254,13 @@ def test_pods_are_replaced_when_the_user_asks_for_something_else_and_not_for_a_n
 
 def test_what_a_later_operator_makes_otherwise_replaces_no_pod(monkeypatch):
     before = {child["metadata"]["name"]: child for child in objects.feeding(job(), SETUP)}
-    monkeypatch.setattr(workloads, "LAST_WORDS", {"terminationMessagePolicy": "File"})
+    monkeypatch.setattr(pods, "LAST_WORDS", {"terminationMessagePolicy": "File"})
     monkeypatch.setattr(workloads, "STARTS", 90)
     newer = objects.OperatorConfig(version="2.0", sidecar_image="example/sidecar:2", root_key=b"r" * 32)
     for child in objects.feeding(job(), newer):
         old = before[child["metadata"]["name"]]
         assert pod(child)["containers"] != pod(old)["containers"]
         assert manifest_to_send(child, sealed(old)) is None, "the pods that there are stay"
-
-
-def test_the_head_is_not_on_its_nodes_network():
-    made = children(
-        {"spec.networkPolicy": {"mode": "None"}, "spec.feeders.template.spec": {"hostNetwork": True}}
-    )
-    assert pod(made["Deployment/mnist-feeders"])["hostNetwork"] is True
-    assert "hostNetwork" not in pod(made["Deployment/mnist-head"])
 
 
 def test_a_change_of_the_number_of_feeders_replaces_no_pod():
@@ -301,3 +296,38 @@ def test_pods_of_trainers_say_which_attempt_they_are_of():
     made = children(attempt=3)["Job/mnist-trainers-3"]
     for labels in (made["metadata"]["labels"], made["spec"]["template"]["metadata"]["labels"]):
         assert labels["dataloading.dev/attempt"] == "3"
+
+
+@pytest.mark.parametrize(
+    "field", ["initContainers", "volumes", "securityContext", "imagePullSecrets", "affinity"]
+)
+def test_a_field_of_a_template_that_is_null_counts_as_left_out(field: str):
+    nothing = {f"{TRAINER}.{field}": None, f"{FEEDER}.{field}": None}
+    for name, child in children(nothing).items():
+        if "template" in child.get("spec", {}):
+            assert pod(child) == pod(children()[name])
+
+
+def test_an_images_own_entrypoint_is_left_to_it():
+    trainer = {"name": "trainer", "image": "a:1", "args": ["--lr", "1"]}
+    (made,) = pod(children({f"{TRAINER}.containers": [trainer]})["Job/mnist-trainers-0"])["containers"]
+    assert "command" not in made
+    assert made["args"] == ["--lr", "1"]
+
+
+@pytest.mark.parametrize(("part", "name"), [("feeders", "feeder"), ("ray.head", "head")])
+def test_what_the_user_says_of_a_container_of_ours_is_not_dropped(part: str, name: str):
+    mine = {
+        "name": name, "env": [{"name": "HOME", "value": "/data"}], "terminationMessagePolicy": "File",
+        "livenessProbe": {"tcpSocket": {"port": 1}}, "ports": [{"name": "debug", "containerPort": 5678}],
+    }  # fmt: skip
+    made = children({f"spec.{part}.template.spec.containers": [mine]})
+    child = {"feeder": "Deployment/mnist-feeders", "head": "Deployment/mnist-head"}[name]
+    container = pod(made[child])["containers"][0]
+    assert env(container)["HOME"] == "/data"
+    assert len(env(container)) == len(container["env"]), "each variable once"
+    assert (container["terminationMessagePolicy"], container["livenessProbe"]) == (
+        "File",
+        mine["livenessProbe"],
+    )
+    assert mine["ports"][0] in container["ports"]

@@ -19,8 +19,14 @@ from dataloaderjob_operator.__main__ import parse
 from dataloaderjob_operator.objects import settings
 
 ROOT = Path(__file__).resolve().parents[2]
+PROMETHEUS = {
+    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
+    "podSelector": {"matchLabels": {"app": "prometheus"}},
+}
 OWN = objects.OwnPod(namespace="ops", labels={"app.kubernetes.io/name": "dataloaderjob-operator"})
-SETUP = objects.OperatorConfig(version="1.0", sidecar_image="i:1", root_key=b"r" * 32, operator=OWN)
+SETUP = objects.OperatorConfig(
+    version="1.0", sidecar_image="i:1", root_key=b"r" * 32, operator=OWN, metrics_from=(PROMETHEUS,)
+)
 GCS, SUPERVISOR, METRICS = settings.GCS_PORT, settings.SUPERVISOR_PORT, settings.METRICS_PORT
 SOME_PORT, RENDEZVOUS, ROCE = 41217, 29500, 4791
 JOBS = {"": ("team", "mnist"), "other-": ("team", "other"), "namesake-": ("elsewhere", "mnist")}
@@ -94,7 +100,6 @@ NEEDED = [
     ("trainer2", "trainer", SOME_PORT, "TCP"),  # gloo, NCCL
     ("trainer", "trainer2", ROCE, "UDP"),
     ("prometheus", "trainer", METRICS, "TCP"),
-    ("storage", "trainer", METRICS, "TCP"),  # a Prometheus outside
     ("node", "head", SUPERVISOR, "TCP"),  # probes
     ("node", "trainer", METRICS, "TCP"),
     ("operator", "head", SUPERVISOR, "TCP"),  # the job's metrics
@@ -109,6 +114,7 @@ FORBIDDEN = [
     *((stranger, "head", port, "TCP") for stranger in STRANGERS for port in (SUPERVISOR, GCS, SOME_PORT)),
     *((stranger, "feeder", SOME_PORT, "TCP") for stranger in STRANGERS),
     *((stranger, "trainer", RENDEZVOUS, "TCP") for stranger in STRANGERS),
+    *((stranger, "trainer", METRICS, "TCP") for stranger in STRANGERS if stranger != "prometheus"),
     ("trainer", "head", GCS, "TCP"),  # no trainer, nor its sidecar, knows Ray
     ("trainer", "head", SOME_PORT, "TCP"),
     ("trainer", "head", SUPERVISOR, "UDP"),

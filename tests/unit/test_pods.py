@@ -18,7 +18,7 @@ from dataloaderjob.api import parse_object
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.settings import FeederSettings, RayTuning, SupervisorSettings, load
 from dataloaderjob.core.sockets import Acceptor
-from dataloaderjob.pod import feeder
+from dataloaderjob.pod import entry, feeder
 from dataloaderjob.pod.entry import (
     CRASH_WINDOW_S,
     MAX_CRASHES,
@@ -33,6 +33,7 @@ from dataloaderjob.pod.entry import (
 from dataloaderjob.pod.feeder import Backlog
 from dataloaderjob.pod.head import supervisor_settings
 from dataloaderjob.providers.ray import actor
+from dataloaderjob_operator.objects import OperatorConfig
 from dataloaderjob_operator.objects import settings as built
 from processes import alive, go_on, line, script
 
@@ -48,6 +49,8 @@ JOB = parse_object(
     )
 )
 
+SETUP = OperatorConfig(version="1.0", sidecar_image="i:1", root_key=b"r" * 32)
+
 
 def written(folder: Path, content: Any) -> Path:
     path = folder / "settings.json"
@@ -56,8 +59,8 @@ def written(folder: Path, content: Any) -> Path:
 
 
 def test_what_the_operator_writes_is_what_the_pods_read(tmp_path: Path):
-    head = load(HeadSettings, written(tmp_path, built.head(JOB)))
-    feeder = load(FeederPodSettings, written(tmp_path, built.feeder(JOB)))
+    head = load(HeadSettings, written(tmp_path, built.head(JOB, SETUP)))
+    feeder = load(FeederPodSettings, written(tmp_path, built.feeder(JOB, SETUP)))
     assert head.tuning == feeder.tuning == JOB.spec.ray.tuning.settings()
     assert isinstance(head.tuning, RayTuning)
     assert (head.tuning.worker_register_timeout_s, head.tuning.health_check_period_s) == (77, 1.5)
@@ -67,18 +70,18 @@ def test_what_the_operator_writes_is_what_the_pods_read(tmp_path: Path):
 
 
 def test_a_field_that_the_tuning_does_not_have_is_named(tmp_path: Path):
-    content = {**built.head(JOB), "tuning": {"worker_register_timeout": 1}}
+    content = {**built.head(JOB, SETUP), "tuning": {"worker_register_timeout": 1}}
     with pytest.raises(InputError, match=r"RayTuning in .*: unknown \['worker_register_timeout'\]"):
         load(HeadSettings, written(tmp_path, content))
     with pytest.raises(InputError, match=r"RayTuning in .* must be a JSON object"):
-        load(HeadSettings, written(tmp_path, {**built.head(JOB), "tuning": 5}))
+        load(HeadSettings, written(tmp_path, {**built.head(JOB, SETUP), "tuning": 5}))
 
 
 def test_the_supervisor_of_a_pod_serves_other_pods(tmp_path: Path):
-    head = load(HeadSettings, written(tmp_path, built.head(JOB)))
+    head = load(HeadSettings, written(tmp_path, built.head(JOB, SETUP)))
     made = supervisor_settings(head, "10.0.0.7:6379")
     assert isinstance(made, SupervisorSettings)
-    assert (made.bind_host, made.feeder_bind_host) == ("0.0.0.0", "0.0.0.0")
+    assert (made.bind_host, made.feeder_bind_host) == ("::", "::")
     assert (made.feeder_supervisor_host, made.port) == (head.host, head.supervisor_port)
     assert made.feeder_key_path == made.key_path == head.key_path
     assert made.feeder_resources == {"feeder": 1.0}
@@ -281,3 +284,29 @@ def test_a_node_that_joins_a_head_that_is_gone_ends_instead_of_waiting_for_it(mo
         there()
     with pytest.raises(ServiceError, match=f"127.0.0.1:{address[1]} is gone"):
         there()
+
+
+def test_the_head_refuses_an_image_with_another_ray_than_the_manifest_asks_for(monkeypatch):
+    monkeypatch.setattr(entry.importlib.metadata, "version", lambda _: "2.56.1")
+    for fits in (None, "2.56", "2.56.1"):
+        entry.check_ray(fits)
+    for other in ("2.5", "2.57", "2.56.0", "2.56.10"):
+        with pytest.raises(
+            InputError, match=f"Ray {other} is asked for by spec.ray.version, this image has 2.56.1"
+        ):
+            entry.check_ray(other)
+
+
+def test_the_head_is_told_the_version_of_ray(tmp_path: Path):
+    asked = parse_object(
+        manifest({"metadata.uid": "u-1", "metadata.namespace": "team", "spec.ray.version": "2.60.0"})
+    )
+    assert load(HeadSettings, written(tmp_path, built.head(asked, SETUP))).ray_version == "2.60.0"
+    assert load(HeadSettings, written(tmp_path, built.head(JOB, SETUP))).ray_version is None
+
+
+def test_flags_of_rays_configuration_are_handed_on_and_what_is_not_is_told(caplog):
+    given = {"RAY_memory_usage_threshold": "0.9", "RAY_ADDRESS": "x:1", "HOME": "/tmp"}
+    with caplog.at_level(logging.WARNING):
+        assert entry.node_environment(given) == {"RAY_memory_usage_threshold": "0.9", "HOME": "/tmp"}
+    assert "not handed on to Ray, since dataloaderjob sets it up: RAY_ADDRESS" in caplog.text

@@ -7,9 +7,10 @@ metadata:
   namespace: {{ .namespace }}
 spec:
   ray:
-    headResources:
-      requests: {cpu: 250m, memory: 1Gi}
-      limits: {cpu: "1", memory: 2Gi}
+    head:
+      resources:
+        requests: {cpu: 250m, memory: 1Gi}
+        limits: {cpu: "1", memory: 2Gi}
   feeders:
     replicas: 1
     resources:

@@ -18,7 +18,7 @@ def base(job: DataLoaderJob, setup: OperatorConfig, *, feeders_at_start: int | N
     """
     return [
         settings.secret(job, setup),
-        settings.config_map(job, feeders_at_start),
+        settings.config_map(job, setup, feeders_at_start),
         network.head_service(job),
         network.trainers_service(job),
         *network.policies(job, setup),

@@ -14,6 +14,7 @@ from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import Role
 from dataloaderjob_operator.objects import settings
+from dataloaderjob_operator.objects.pods import AMBIENT
 
 
 def head_service(job: DataLoaderJob) -> Manifest:
@@ -29,7 +30,7 @@ def head_service(job: DataLoaderJob) -> Manifest:
 def trainers_service(job: DataLoaderJob) -> Manifest:
     """Makes each trainer pod found by the name that its Indexed Job gives it."""
     return _headless(
-        job, names.trainers_service(job.name), names.Role.TRAINER, {"metrics": settings.METRICS_PORT}
+        job, names.trainers_service(job.name), names.Role.TRAINER, {"metrics": settings.ports(job).metrics}
     )
 
 
@@ -90,6 +91,15 @@ DNS = {
 }
 
 
+HBONE = 15008
+"""Port of an ambient mesh's tunnels: connections within the mesh arrive there."""
+AMBIENT_PROBES = [
+    {"ipBlock": {"cidr": "169.254.7.127/32"}},
+    {"ipBlock": {"cidr": "fd16:9254:7127:1337:ffff:ffff:ffff:ffff/128"}},
+]
+"""Whence probes come to pods of an ambient mesh: Istio gives them these addresses."""
+
+
 def policies(job: DataLoaderJob, setup: settings.OperatorConfig) -> list[Manifest]:
     """Makes the policies of all roles: none in mode None, and egress in mode Strict only."""
     mode = job.spec.network_policy.mode
@@ -101,14 +111,22 @@ def _policy(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig, *, s
         "podSelector": {"matchLabels": names.labels(job.name, role)},
         "policyTypes": ["Ingress"],
         "ingress": [
-            *(_rule("from", [_pods(job, way.sources)], way.ports) for way in WAYS if way.to is role),
-            *_from_outside(role, setup),
+            *(
+                _rule("from", [_pods(job, way.sources)], _ports(job, role, way.ports))
+                for way in WAYS
+                if way.to is role
+            ),
+            *_from_outside(job, role, setup),
         ],
     }
     if strict:
         spec["policyTypes"] = ["Ingress", "Egress"]
         spec["egress"] = [
-            *(_rule("to", [_pods(job, [way.to])], way.ports) for way in WAYS if role in way.sources),
+            *(
+                _rule("to", [_pods(job, [way.to])], _ports(job, way.to, way.ports))
+                for way in WAYS
+                if role in way.sources
+            ),
             DNS,
         ]
     return {
@@ -119,17 +137,35 @@ def _policy(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig, *, s
     }
 
 
-def _from_outside(role: Role, setup: settings.OperatorConfig) -> list[Manifest]:
+def _from_outside(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig) -> list[Manifest]:
     """Lets in who is none of the job's pods. Probes come from the pod's own node, which no policy shuts out."""
-    if role is Role.TRAINER:
-        return [{"ports": [_port(settings.METRICS_PORT)]}]  # whoever collects metrics
+    rules = [{"from": AMBIENT_PROBES}] if _in_ambient(job, role) else []
+    if role is Role.TRAINER and setup.metrics_from:
+        metrics = _ports(job, role, [_port(settings.ports(job).metrics)])
+        rules.append(_rule("from", list(setup.metrics_from), metrics))
     if role is Role.HEAD and setup.operator is not None:
         own = {
             "namespaceSelector": {"matchLabels": {NAMESPACE_NAME: setup.operator.namespace}},
             "podSelector": {"matchLabels": dict(setup.operator.labels)},
         }
-        return [_rule("from", [own], [_port(settings.SUPERVISOR_PORT)])]
-    return []
+        rules.append(_rule("from", [own], _ports(job, role, [_port(settings.SUPERVISOR_PORT)])))
+    return rules
+
+
+def _in_ambient(job: DataLoaderJob, role: Role) -> bool:
+    """Checks whether the user has put pods of this role into an ambient mesh."""
+    template = {
+        Role.HEAD: job.spec.ray.head.template, Role.FEEDER: job.spec.feeders.template,
+        Role.TRAINER: job.spec.trainer.template,
+    }[role]  # fmt: skip
+    return template.metadata.labels.get(AMBIENT) == "ambient"
+
+
+def _ports(job: DataLoaderJob, to: Role, ports: Iterable[Manifest]) -> list[Manifest]:
+    """Ports of a rule, and the mesh's own where pods of `to` are in one. No ports mean all."""
+    found = list(ports)
+    numbered = any("port" in port for port in found)
+    return [*found, _port(HBONE)] if numbered and _in_ambient(job, to) else found
 
 
 def _pods(job: DataLoaderJob, roles: Iterable[Role]) -> Manifest:

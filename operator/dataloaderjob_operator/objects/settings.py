@@ -5,13 +5,18 @@ read at their start. Pure.
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.api.base import Quantity
+from dataloaderjob.api.pods import PodTemplate
+from dataloaderjob.core.sockets import EVERYWHERE
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest
 
@@ -23,6 +28,13 @@ SOCKET = f"{RUN_FOLDER}/s"
 GCS_PORT = 6379
 SUPERVISOR_PORT = 6400
 METRICS_PORT = 9400
+MASTER_PORT = 29500
+SCRATCH_SIZE = "10Gi"
+USER = 65532
+"""User of our own images, and group of the pods' files: see `OperatorConfig.fs_group`."""
+HOST_PORTS = range(20_000, 28_000, 2)
+"""Pairs of ports for trainers that share their node's: below those that Services and connections draw, and not those of
+dcgm-exporter (9400) or of any other job's torchrun."""
 JOB_KEY = "links"
 HEAD_FILE = "head.json"
 FEEDERS = "num_feeders"
@@ -49,6 +61,54 @@ class OperatorConfig:
     """Key from which jobs' keys are derived."""
     operator: OwnPod | None = None
     """None: it is in none of the cluster's pods, and policies let it in nowhere."""
+    sidecar_pull_secrets: tuple[str, ...] = ()
+    """Secrets of the jobs' namespaces with which `sidecar_image` is pulled."""
+    metrics_from: tuple[Manifest, ...] = ()
+    """Who may collect the sidecars' metrics, as peers of a NetworkPolicy; empty: nobody."""
+    fs_group: int | None = USER
+    """Group for templates that give none: it makes key and token readable, and trainer and sidecar share the socket,
+    whoever they run as. None: namespaces give one, as OpenShift's do."""
+    cluster_domain: str = ""
+    """Domain of the cluster's names, such as cluster.local; empty: pods add it themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Ports of a trainer pod that others have to know."""
+
+    metrics: int
+    """The sidecar's."""
+    master: int
+    """The first rank's, where the others find it."""
+
+
+def ports(job: DataLoaderJob) -> Ports:
+    """The manifest's ports, else the usual ones; on the node's network, a pair made of the job's uid.
+
+    So trainers of several jobs may share a node. Of two pods of one job the scheduler puts only one onto a node there.
+    """
+    first, second = METRICS_PORT, MASTER_PORT
+    if job.spec.trainer.template.spec.host_network:
+        number = int.from_bytes(hashlib.sha256((job.metadata.uid or "").encode()).digest()[:4])
+        first = HOST_PORTS[number % len(HOST_PORTS)]
+        second = first + 1
+    return Ports(job.spec.sidecar.metrics_port or first, job.spec.trainer.master_port or second)
+
+
+def service_host(job: DataLoaderJob, service: str, setup: OperatorConfig) -> str:
+    """The full name of a Service: also a pod without the cluster's search list finds it."""
+    domain = f".{setup.cluster_domain}" if setup.cluster_domain else ""
+    return f"{service}.{job.metadata.namespace}.svc{domain}"
+
+
+def cluster_domain(resolv_conf: str) -> str:
+    """The cluster's domain as the search list of a pod's resolv.conf has it; empty where it has none."""
+    for line in resolv_conf.splitlines():
+        if line.split()[:1] == ["search"]:
+            for name in line.split()[1:]:
+                if name.startswith("svc."):
+                    return name.removeprefix("svc.").rstrip(".")
+    return ""
 
 
 def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
@@ -68,17 +128,17 @@ def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
     }
 
 
-def config_map(job: DataLoaderJob, feeders_at_start: int | None = None) -> Manifest:
+def config_map(job: DataLoaderJob, setup: OperatorConfig, feeders_at_start: int | None = None) -> Manifest:
     """Makes the settings as JSON, one file for each kind of process."""
-    for_head = head(job) | ({} if feeders_at_start is None else {FEEDERS: feeders_at_start})
+    for_head = head(job, setup) | ({} if feeders_at_start is None else {FEEDERS: feeders_at_start})
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": names.metadata(job, names.settings_map(job.name)),
         "data": {
-            "sidecar.json": _json(sidecar(job)),
+            "sidecar.json": _json(sidecar(job, setup)),
             HEAD_FILE: _json(for_head),
-            "feeder.json": _json(feeder(job)),
+            "feeder.json": _json(feeder(job, setup)),
         },
     }
 
@@ -97,44 +157,85 @@ def unique(job: DataLoaderJob) -> str:
     return names.unique(job.metadata.namespace or "", job.name, job.metadata.uid or "")
 
 
-def sidecar(job: DataLoaderJob) -> dict[str, Any]:
+def sidecar(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
     """Fields of `dataloaderjob.core.settings.SidecarSettings`."""
     return {
         "job": unique(job),
         "socket": SOCKET,
         "key_path": f"{KEY_FOLDER}/{JOB_KEY}",
         "blobs": f"{RUN_FOLDER}/blobs",
-        "supervisor_host": names.head(job.name),
+        "scratch": scratch(job),
+        "supervisor_host": service_host(job, names.head(job.name), setup),
         "supervisor_port": SUPERVISOR_PORT,
         **dataclasses.asdict(job.spec.loader_settings()),
-        "metrics_host": "0.0.0.0",  # noqa: S104  probes and Prometheus come from outside the pod
-        "metrics_port": METRICS_PORT,
+        "metrics_host": EVERYWHERE,  # probes and Prometheus come from outside the pod
+        "metrics_port": ports(job).metrics,
     }
 
 
-def head(job: DataLoaderJob) -> dict[str, Any]:
+def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
     """Settings of the head's pod: Ray's own, and those of the supervisor."""
     return {
         "job": unique(job),
         "key_path": f"{KEY_FOLDER}/{JOB_KEY}",
         "token_path": f"{KEY_FOLDER}/{RAY_TOKEN}",
-        "host": names.head(job.name),
+        "host": service_host(job, names.head(job.name), setup),
         "gcs_port": GCS_PORT,
         "supervisor_port": SUPERVISOR_PORT,
         FEEDERS: job.spec.feeders.count,
-        "tuning": dataclasses.asdict(job.spec.ray.tuning.settings()),
+        "ray_version": job.spec.ray.version,
+        "tuning": tuning(job),
     }
 
 
-def feeder(job: DataLoaderJob) -> dict[str, Any]:
+def feeder(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
     """Settings with which a feeder's pod joins."""
     return {
         "job": unique(job),
         "token_path": f"{KEY_FOLDER}/{RAY_TOKEN}",
-        "head": f"{names.head(job.name)}:{GCS_PORT}",
+        "head": f"{service_host(job, names.head(job.name), setup)}:{GCS_PORT}",
         "processes": job.spec.feeders.processes_per_pod,
-        "tuning": dataclasses.asdict(job.spec.ray.tuning.settings()),
+        "tuning": tuning(job),
     }
+
+
+def scratch(job: DataLoaderJob) -> dict[str, int]:
+    """Bytes for user code and data in trainer pods, and in those of feeders and head: each field that says how many."""
+    found = {}
+    parts = {"sidecar": job.spec.sidecar.scratch}
+    if not (_own_tmp(job.spec.feeders.template, "feeder") and _own_tmp(job.spec.ray.head.template, "head")):
+        parts["feeders"] = job.spec.feeders.scratch
+    for part, spec in parts.items():
+        field, size = "size", str(spec.size or SCRATCH_SIZE)
+        if spec.volume is not None:
+            field, size = "volume", _volume_size(spec.volume)
+        with contextlib.suppress(ValueError):
+            found[f"spec.{part}.scratch.{field}"] = Quantity(size).nbytes
+    return found
+
+
+def _own_tmp(user: PodTemplate, name: str) -> bool:
+    """Checks whether the user's container of this name mounts a volume of his at /tmp."""
+    found = ((c.model_extra or {}).get("volumeMounts") for c in user.spec.containers if c.name == name)
+    paths = {str(_at(mount, "mountPath")).rstrip("/") for mounts in found for mount in mounts or ()}
+    return "/tmp" in paths  # noqa: S108  a path in a pod
+
+
+def _volume_size(volume: Mapping[str, Any]) -> str:
+    """What the volume says of its size; empty where it says nothing."""
+    claim = _at(volume, "ephemeral", "volumeClaimTemplate", "spec", "resources", "requests", "storage")
+    return str(claim or _at(volume, "emptyDir", "sizeLimit") or "")
+
+
+def _at(thing: Any, *names: str) -> Any:
+    for name in names:
+        thing = thing.get(name) if isinstance(thing, Mapping) else None
+    return thing
+
+
+def tuning(job: DataLoaderJob) -> dict[str, Any]:
+    """Fields of `dataloaderjob.core.settings.RayTuning`."""
+    return dataclasses.asdict(job.spec.ray.tuning.settings())
 
 
 def _json(value: dict[str, Any]) -> str:

@@ -157,7 +157,9 @@ class SupervisorPoller:
                     message = await _exchange(head, self._port, job)
                 received: SupervisorStatus | str = supervisor_status.parse(message)
             except TimeoutError:
-                received = f"nothing within {TIMEOUT_S:g} s at {head.address}:{self._port}"
+                received = (
+                    f"nothing within {TIMEOUT_S:g} s at {sockets.address_text(head.address, self._port)}"
+                )
             except EOFError:
                 received = "it closed the connection"
             except (OSError, DataLoaderJobError) as exc:

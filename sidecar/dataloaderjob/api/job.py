@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from dataloaderjob.api.base import Flag, Free, Immutable, Model, Path, Rule, Use, Whole, in_units, nested
-from dataloaderjob.api.feeders import FeedersSpec, RaySpec
+from dataloaderjob.api.feeders import FeedersSpec
+from dataloaderjob.api.ray import RaySpec
 from dataloaderjob.api.trainer import (
     FIRST_POOL_OVERHEAD_NBYTES,
     FURTHER_POOL_OVERHEAD_NBYTES,
@@ -32,7 +33,8 @@ class NetworkPolicySpec(Model):
     """
 
     mode: Mode = "Ingress"
-    """`Ingress`: what connects to the job's pods is the job itself, the operator, and anyone to the sidecars' metrics.
+    """`Ingress`: what connects to the job's pods is the job itself and the operator, and to the sidecars'
+    metrics whom the operator's `--metrics-from` names.
 
     `Strict`: besides, the pods connect to the job itself and to DNS only. `None`: no NetworkPolicy is made.
     """

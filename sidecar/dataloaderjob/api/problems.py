@@ -134,6 +134,7 @@ OLD_NAMES = {
     "numHeartbeatsTimeout": "healthCheck.failureThreshold, which replaced it in Ray",
     "workerRegisterTimeout": "workerRegisterTimeoutSeconds",
     "startupDeadlineSeconds": "spec.deadlines.startupSeconds",
+    "headResources": "spec.ray.head.resources",
     "sharedMemorySize": "spec.sidecar.sharedMemory",
     "numWorkers": "spec.feeders.replicas",
 }

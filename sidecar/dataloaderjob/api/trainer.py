@@ -1,41 +1,46 @@
-"""spec.trainer: the training command, how often it runs, and its pods' template; spec.sidecar: the process beside it.
-Pure.
-
-The models of a pod template, which feeders have too, type what this package reads; the rest is Kubernetes' and is
-handed on.
-"""
+"""spec.trainer: the trainers' pods, by Kubernetes' own pod template; spec.sidecar: the process beside it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from dataloaderjob.api.base import (
-    BY_NAME,
     MIB,
     TIB,
     Bytes,
     ByteSize,
-    ContainerResources,
     Flag,
-    Free,
     Immutable,
     Model,
-    OpenModel,
     Path,
     Resources,
     Rule,
-    Use,
     Whole,
     nested,
     resources,
-    unique_names,
+)
+from dataloaderjob.api.pods import (
+    RESERVED_PREFIX,
+    Container,
+    Containers,
+    Image,
+    PodSpec,
+    PodTemplate,
+    Port,
+    ScratchSpec,
+    WorkloadMetadata,
+    reserved_env_rule,
+    restart_rule,
 )
 
-RESERVED_PREFIX = "dataloaderjob-"
-"""Beginning of the names that belong to what the operator adds to a pod."""
+SET_FOR_TRAINERS = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+    "PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT",
+)  # fmt: skip
+"""What `TrainerSpec.launch_environment` sets. Others that torchrun reads (PET_MAX_RESTARTS) are the user's."""
 MIN_POOL_NBYTES = MIB
 MAX_SHARED_NBYTES = 16 * TIB
 FIRST_POOL_OVERHEAD_NBYTES = 64 * MIB
@@ -44,171 +49,6 @@ FURTHER_POOL_OVERHEAD_NBYTES = 16 * MIB
 """Memory of a sidecar for each further pool, beside the pool."""
 _FIRST: Path = ("template", "spec", "containers", 0)
 _CEL_FIRST = "self.template.spec.containers[0]"
-Name = Annotated[
-    str,
-    Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"),
-    Use("lower-case letters, digits and hyphens, at most 63"),
-]
-Image = Annotated[
-    str, Field(min_length=1, max_length=512, pattern=r"^\S+$"), Use("an image's name, no spaces")
-]
-Words = Annotated[
-    tuple[Annotated[str, Field(max_length=131072)], ...],
-    Field(max_length=1024),
-    Use('a list of strings such as ["python", "train.py"]'),
-]
-
-
-def _two_sources(env: EnvVar) -> Iterator[tuple[Path, str]]:
-    if env.value and env.value_from is not None:
-        yield ("valueFrom",), "both value and valueFrom"
-
-
-class EnvVar(Model):
-    """A variable of a container's environment."""
-
-    name: Annotated[
-        str, Field(min_length=1, max_length=256, pattern=r"^[^=\s]+$"), Use("a name without = or spaces")
-    ]
-    """Name of the variable."""
-    value: Annotated[
-        str | None, Field(max_length=131072), Use("a string (numbers and true or false in quotes)")
-    ] = None
-    """Its value. Kubernetes expands `$(OTHER)`."""
-    value_from: Free | None = None
-    """Where the cluster finds the value (Secret, ConfigMap, field of the pod). Ignored on one machine."""
-
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            field="valueFrom",
-            use="one of the two",
-            cel="!has(self.value) || size(self.value) == 0 || !has(self.valueFrom)",
-            found="'both value and valueFrom'",
-            check=_two_sources,
-        ),
-    )
-
-
-class Container(OpenModel):
-    """A container of a pod template. All other fields of Kubernetes' Container pass through."""
-
-    name: Name
-    """Name of the container."""
-    image: Image | None = None
-    """Its image. Ignored on one machine."""
-    command: Words = ()
-    """Program and first arguments; replaces the image's entrypoint."""
-    args: Words = ()
-    """Further arguments, behind `command`."""
-    env: Annotated[
-        tuple[EnvVar, ...], Field(max_length=256, json_schema_extra=BY_NAME), AfterValidator(unique_names)
-    ] = ()
-    """Its environment. User code in feeders sees it too, less what belongs to one process or machine."""
-    resources: ContainerResources | None = None
-    """What it asks of its node. Ignored on one machine."""
-    working_dir: Annotated[str | None, Field(max_length=4096)] = None
-    """Folder in which the command runs. On one machine: relative to the manifest's folder."""
-
-
-def _reserved_volume(volume: Volume) -> Iterator[tuple[Path, str]]:
-    if volume.name.startswith(RESERVED_PREFIX):
-        yield ("name",), f'"{volume.name}"'
-
-
-class Volume(OpenModel):
-    """A volume of a pod template. Everything but its name passes through."""
-
-    name: Name
-    """Name of the volume."""
-
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            field="name",
-            use=f"a name that does not begin with {RESERVED_PREFIX}, which the operator uses",
-            cel=f"!self.name.startsWith('{RESERVED_PREFIX}')",
-            found="self.name",
-            check=_reserved_volume,
-        ),
-    )
-
-
-Containers = Annotated[
-    tuple[Container, ...], Field(max_length=8, json_schema_extra=BY_NAME), AfterValidator(unique_names)
-]
-Volumes = Annotated[
-    tuple[Volume, ...], Field(max_length=64, json_schema_extra=BY_NAME), AfterValidator(unique_names)
-]
-
-
-class PodMetadata(OpenModel):
-    """Labels and annotations of the pods."""
-
-    labels: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
-    """Labels, added to those of the operator."""
-    annotations: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
-    """Annotations, added to those of the operator."""
-
-
-def _restarts(pod: PodSpec) -> Iterator[tuple[Path, str]]:
-    if pod.restart_policy not in (None, "Never"):
-        yield ("restartPolicy",), f'"{pod.restart_policy}"'
-
-
-class PodSpec(OpenModel):
-    """The pods' spec. All other fields of Kubernetes' PodSpec pass through (tolerations, affinity, ...)."""
-
-    containers: Containers = ()
-    """Containers of the pod."""
-    volumes: Volumes = ()
-    """Volumes of the pod. Ignored on one machine."""
-    restart_policy: Annotated[str | None, Field(max_length=16)] = None
-    """`Never`, or left out."""
-    host_network: Flag | None = None
-    """Whether the pods use the network of their node; needs networkPolicy.mode None. Ignored on one machine."""
-
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            field="restartPolicy",
-            use="Never, or leave it out: spec.backoffLimit says how often the trainers start anew",
-            cel="!has(self.restartPolicy) || self.restartPolicy == 'Never'",
-            found="self.restartPolicy",
-            check=_restarts,
-        ),
-    )
-
-
-class PodTemplate(Model):
-    """Labels, annotations and spec of pods."""
-
-    metadata: PodMetadata = nested(PodMetadata)
-    """Labels and annotations."""
-    spec: PodSpec = nested(PodSpec)
-    """The pod's spec."""
-
-
-def reserved_env_rule(*, names: tuple[str, ...], prefixes: tuple[str, ...], use: str) -> Rule:
-    """Refuses, in every container of `template`, variables that this package sets itself."""
-    tests = [f"e.name.startsWith('{prefix}')" for prefix in prefixes]
-    if names:
-        tests.append(f"e.name in [{', '.join(repr(name) for name in names)}]")
-    bad = " || ".join(tests)
-
-    def check(owner: object) -> Iterator[tuple[Path, str]]:
-        template: PodTemplate = owner.template  # type: ignore[attr-defined]  # TrainerSpec or FeedersSpec
-        for i, container in enumerate(template.spec.containers):
-            for j, env in enumerate(container.env):
-                if env.name in names or env.name.startswith(prefixes):
-                    yield ("template", "spec", "containers", i, "env", j, "name"), f'"{env.name}"'
-
-    containers = "self.template.spec.containers"
-    return Rule(
-        field="template",
-        use=use,
-        cel=f"!has(self.template) || !has(self.template.spec) || !has({containers}) ||"
-        f" {containers}.all(c, !has(c.env) || c.env.all(e, !({bad})))",
-        found="'an environment variable that dataloaderjob sets itself'",
-        check=check,
-    )
 
 
 class TrainerPodSpec(PodSpec):
@@ -216,6 +56,10 @@ class TrainerPodSpec(PodSpec):
 
     containers: Containers = Field(min_length=1)
     """The trainer, then any others."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        restart_rule("Never", "spec.backoffLimit says how often the trainers start anew"),
+    )
 
 
 class TrainerPodTemplate(PodTemplate):
@@ -225,11 +69,8 @@ class TrainerPodTemplate(PodTemplate):
     """The pods' spec."""
 
 
-def _no_command(trainer: TrainerSpec) -> Iterator[tuple[Path, str]]:
-    command = trainer.container.command
-    if not command:
-        yield (*_FIRST, "command"), "an empty command"
-    elif not command[0]:
+def _no_program(trainer: TrainerSpec) -> Iterator[tuple[Path, str]]:
+    if trainer.container.command and not trainer.container.command[0]:
         yield (*_FIRST, "command"), 'an empty program ""'
 
 
@@ -251,17 +92,24 @@ class TrainerSpec(Model):
     """Trainer pods. On one machine: how often the command is started."""
     processes_per_replica: Whole = Field(default=1, ge=1, le=64)
     """Trainer processes (ranks) that one command starts, as torchrun does. Each gets a pool."""
+    master_port: Port | None = None
+    """Port at which the first rank waits for the others. Left out: 29500; with hostNetwork, one made of the job's uid.
+
+    Ignored on one machine.
+    """
+    metadata: WorkloadMetadata = nested(WorkloadMetadata)
+    """Labels and annotations of the trainers' Job. They count from the next start."""
     template: TrainerPodTemplate
     """Template of the trainer pods. Its first container is the trainer."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="template.spec.containers[0].command",
-            use='the training command, such as ["python", "train.py"]',
-            cel=f"has({_CEL_FIRST}.command) && size({_CEL_FIRST}.command) > 0"
-            f" && {_CEL_FIRST}.command[0] != ''",
-            found="'an empty command'",
-            check=_no_command,
+            use='the training command, such as ["python", "train.py"], or leave it out: the image has its own',
+            cel=f"!has({_CEL_FIRST}.command) || size({_CEL_FIRST}.command) == 0"
+            f" || {_CEL_FIRST}.command[0] != ''",
+            found="'an empty program'",
+            check=_no_program,
         ),
         Rule(
             field="template.spec.containers[0].image",
@@ -278,8 +126,8 @@ class TrainerSpec(Model):
             check=_reserved_names,
         ),
         reserved_env_rule(
-            names=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-            prefixes=("PET_", "DATALOADERJOB_"),
+            names=SET_FOR_TRAINERS,
+            prefixes=("DATALOADERJOB_",),
             use="another name: this one is set from spec.trainer.replicas and processesPerReplica",
         ),
     )
@@ -349,6 +197,13 @@ class SidecarSpec(Model):
     """The sidecar compares each batch with the digest that its feeder gave it, which costs the sidecar CPU."""
     image: Image | None = None
     """Image of the sidecar. Left out: the operator's default. Ignored on one machine."""
+    scratch: ScratchSpec = nested(ScratchSpec)
+    """Where each trainer pod keeps data that the Dataset holds until feeders have it. Ignored on one machine."""
+    metrics_port: Port | None = None
+    """Port of the sidecar's metrics and probe. Left out: 9400; with hostNetwork, one made of the job's uid.
+
+    Ignored on one machine.
+    """
     resources: Resources = resources(requests={"cpu": "250m"}, limits={"cpu": "2"})
     """Resources of the sidecar. Memory left out: sharedMemory plus what the sidecar itself needs."""
 
@@ -385,6 +240,7 @@ class SidecarSpec(Model):
     )
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
         Immutable(field="poolSize", use="a new job: the layout of pools is fixed when trainers start"),
+        Immutable(field="metricsPort", use="a new job: the trainers that run are probed there"),
     )
 
     def overhead_nbytes(self, num_pools: int) -> int:

@@ -103,6 +103,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 def _stored(snapshot: Snapshot, store: BlobStore) -> tuple[tuple[str, int], ...]:
     places: list[Place] = []
     groups = list(_groups(snapshot.buffers))
+    store.check_room(sum(_padded(buffer.nbytes) for buffer in snapshot.buffers))
     for blob, group in enumerate(groups, start=FIRST_BUFFER):
         offset = 0
         for buffer in group:

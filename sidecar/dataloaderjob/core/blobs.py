@@ -19,19 +19,21 @@ import re
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core.errors import RemoteProtocolError, ServiceUnavailable
+from dataloaderjob.core.errors import InputError, RemoteProtocolError, ServiceUnavailable
 
 CHUNK_NBYTES = 4 * 1024 * 1024
 NODE_KEEP_S = 600.0
 """A blob that no process of a feeders' or head's node has used for so long is removed; it can be had again."""
 MAX_NBYTES = 1 << 48
 """Most bytes of one blob: a stranger's manifest may say any number."""
+SPARE = 16
+"""Part of a scratch that stays free: Ray's logs are there too, and sizes are taken by blocks."""
 _MAX_THREADS = 4
 """Hash in parallel: each may hold a copy of a blob."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
@@ -94,8 +96,9 @@ class Bundle:
 class BlobStore:
     """A folder of blobs. Safe for several processes: a blob appears whole, by rename."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, scratch: Mapping[str, int] | None = None) -> None:
+        """`scratch`: bytes that there are wherever these blobs go, by the field of the manifest that says so."""
+        self.folder, self._scratch = folder, scratch or {}
         folder.mkdir(parents=True, exist_ok=True, mode=0o770)
 
     def path(self, digest: str) -> Path:
@@ -120,8 +123,27 @@ class BlobStore:
             with contextlib.suppress(OSError):
                 os.utime(self.path(digest))  # not to be swept before its bundle is told
         else:
+            self.check_room(view.nbytes, self._nbytes() if self._scratch else 0)
             self.write(digest, (view,), check=False)
         return digest, view.nbytes
+
+    def check_room(self, nbytes: int, kept: int = 0) -> None:
+        """Raises InputError where so many bytes more than the `kept` ones fit into no scratch: a pod that writes more
+        than it may is evicted."""
+        for where, limit in self._scratch.items():
+            if nbytes + kept > limit - limit // SPARE:
+                beside = f" beside {_size_text(kept)} that are there" if kept else ""
+                raise InputError(
+                    f"the dataset and its code need {_size_text(nbytes)}{beside}, scratch has {_size_text(limit)}: "
+                    f"raise {where}, or have the dataset open files instead of holding arrays"
+                )
+
+    def _nbytes(self) -> int:
+        sizes = 0
+        for path in self.folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                sizes += path.stat().st_size
+        return sizes
 
     def touch(self, bundle: Bundle) -> None:
         """Its blobs were used now."""
@@ -193,6 +215,10 @@ class BlobStore:
             yield
         finally:
             os.close(fd)
+
+
+def _size_text(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):.3g} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.3g} MiB"
 
 
 def chunks(sock: socket.socket, nbytes: int) -> Iterator[memoryview]:

@@ -98,6 +98,8 @@ class SidecarSettings(LoaderSettings):
     supervisor_port: int = 0
     feeders: Sequence[tuple[str, str, str, int]] = ()
     """Fixed feeders (name, instance, host, port), used when there is no supervisor."""
+    scratch: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that there are for user code and data, here and where feeders are, by the field of the manifest."""
     private: bool = False
     """Trainers of this user's only: on a cluster those of a group may come."""
     metrics_host: str = "127.0.0.1"

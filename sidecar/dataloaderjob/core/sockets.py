@@ -39,6 +39,37 @@ HANDSHAKE_TIMEOUT_S = 5.0
 KEY_NBYTES = 32
 MAX_GUESTS = 64
 Welcomed = Callable[[socket.socket, dict[str, Any]], None]
+EVERYWHERE = "::"
+"""All addresses of a machine, of IPv6 and IPv4 alike."""
+
+
+def listen(host: str, port: int, *, backlog: int = 128) -> socket.socket:
+    """Listens at a name or number; EVERYWHERE means IPv4 alone where there is no IPv6. Raises OSError."""
+    if host == EVERYWHERE:
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(
+                (host, port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True
+            )
+        host = "0.0.0.0"  # noqa: S104  what the caller asked for
+    return socket.create_server((host, port), family=family_of(host), backlog=backlog)
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def address_text(host: str, port: int) -> str:
+    """host:port, where a number of IPv6 stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """The host, without brackets, and the port. Raises ValueError unless it is host:port."""
+    host, _, port = text.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    if not bare or (":" in bare and bare == host) or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"an address is needed as host:port, found {text!r}")
+    return bare, int(port)
 
 
 def new_key() -> bytes:
@@ -285,8 +316,7 @@ class Acceptor:
         self._key, self._job, self._facts, self._welcomed = key, job, facts, welcomed
         self._lock = threading.Lock()
         self._guests: dict[socket.socket, float] = {}
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.sock = socket.create_server((host, port), family=family, backlog=128)
+        self.sock = listen(host, port)
         self.sock.setblocking(False)
 
     @property

@@ -18,6 +18,7 @@ from typing import Protocol
 from dataloaderjob.core import folders
 from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.settings import RayTuning
+from dataloaderjob.core.sockets import parse_address
 from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.local.children import Loop
 from dataloaderjob.providers.ray.node import RayNode, without_ray
@@ -71,8 +72,7 @@ class RayHead(RayNode):
         if not self.launched or self.start_code() not in (None, 0):
             raise ServiceError(f"Ray's head ended while it started:\n{self._last_lines()}")
         with contextlib.suppress(OSError, ValueError):
-            host, port = self.address.rsplit(":", 1)
-            socket.create_connection((host, int(port)), timeout=1.0).close()
+            socket.create_connection(parse_address(self.address), timeout=1.0).close()
             self._record()
             return self.address
         return None

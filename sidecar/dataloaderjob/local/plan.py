@@ -24,7 +24,8 @@ from pydantic import BaseModel
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import spell
 from dataloaderjob.api.feeders import CONTAINER as FEEDER_CONTAINER
-from dataloaderjob.api.trainer import EnvVar, PodSpec
+from dataloaderjob.api.pods import EnvVar, PodSpec
+from dataloaderjob.core.errors import InputError
 from dataloaderjob.local.cluster import ServicePlan
 from dataloaderjob.providers.provider import RAY
 
@@ -75,9 +76,17 @@ class RunPlan:
 def plan(
     job: DataLoaderJob, *, folder: Path, env: Mapping[str, str], master_port: int, provider: str = RAY
 ) -> RunPlan:
-    """`folder`: the manifest's. `env`: this process's, which trainers and feeders inherit."""
+    """`folder`: the manifest's. `env`: this process's, which trainers and feeders inherit.
+
+    Raises InputError for what a cluster could run and one machine cannot.
+    """
     spec = job.spec
     container = spec.trainer.container
+    if not container.command:
+        raise InputError(
+            f"job {job.name} has no command: one machine runs no image, whose entrypoint it could be; write "
+            'spec.trainer.template.spec.containers[0].command, such as ["python", "train.py"]'
+        )
     cwd = folder / (container.working_dir or "")
     per_pod, active_s = spec.feeders.processes_per_pod, spec.deadlines.active_deadline_seconds
     inherited = inherited_env(env)
@@ -157,11 +166,12 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
         yield "metadata.namespace"
     yield from _given(spec, _IGNORED_JOB, "spec")
     if provider == RAY:
-        yield from _given(spec.ray, ("headResources",), "spec.ray")
+        yield from _given(spec.ray, ("head",), "spec.ray")
     else:
         yield from _given(spec, ("ray",), "spec")
-    yield from _given(spec.sidecar, ("image", "resources"), "spec.sidecar")
-    yield from _given(spec.feeders, ("image", "resources"), "spec.feeders")
+    yield from _given(spec.sidecar, ("image", "resources", "scratch", "metricsPort"), "spec.sidecar")
+    yield from _given(spec.trainer, ("metadata", "masterPort"), "spec.trainer")
+    yield from _given(spec.feeders, ("image", "resources", "scratch", "metadata"), "spec.feeders")
     for path, template in (
         ("spec.feeders.template", spec.feeders.template),
         ("spec.trainer.template", spec.trainer.template),

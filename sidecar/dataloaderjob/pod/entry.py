@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.metadata
 import logging
 import os
 import select
@@ -31,8 +32,9 @@ from typing import Protocol, TypeVar
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceError
 from dataloaderjob.core.processes import CRASH_WINDOW_S, MAX_CRASHES, Crashes, restart_wait_s
 from dataloaderjob.core.settings import RayTuning, load
+from dataloaderjob.core.sockets import parse_address
 from dataloaderjob.core.supervision import EXITS_RAY
-from dataloaderjob.providers.ray.node import RayNode
+from dataloaderjob.providers.ray.node import RayNode, without_ray
 
 log = logging.getLogger(__name__)
 S = TypeVar("S")
@@ -91,6 +93,25 @@ def ray_node(
         resources=resources, host=os.environ.get(ADDRESS_VARIABLE) or "127.0.0.1",
         remedy="give temp_dir a shorter path",
     )  # fmt: skip
+
+
+def check_ray(wanted: str | None) -> None:
+    """Raises InputError unless this image has the Ray that the manifest asks for; of 2.56 any 2.56.x will do."""
+    installed = importlib.metadata.version("ray")
+    if wanted is not None and not f"{installed}.".startswith(f"{wanted}."):
+        raise InputError(
+            f"Ray {wanted} is asked for by spec.ray.version, this image has {installed}: use an image with that "
+            "version, or change spec.ray.version"
+        )
+
+
+def node_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """A container's environment for Ray's processes. Of what it says to Ray, flags of its configuration are handed on,
+    such as RAY_memory_usage_threshold: the rest is ours to say."""
+    flags = {name for name in environment if name.startswith("RAY_") and name[4:5].islower()}
+    if others := sorted({name for name in environment if name.startswith("RAY_")} - flags):
+        log.warning("not handed on to Ray, since dataloaderjob sets it up: %s", ", ".join(others))
+    return {**without_ray(environment), **{name: environment[name] for name in flags}}
 
 
 def fresh_folder(temp_dir: Path) -> Path:
@@ -251,6 +272,8 @@ class HeadSettings:
     supervisor_port: int
     num_feeders: int
     tuning: RayTuning = field(default_factory=RayTuning)
+    ray_version: str | None = None
+    """What the image has to have; None: any."""
     feeder_key_path: str | None = None
     temp_dir: str = TEMP_DIR
     """Ray's state and ours; at most 40 bytes, for the sake of Unix sockets. What an earlier container left
@@ -281,10 +304,10 @@ class FeederPodSettings:
 
 def split_address(address: str) -> tuple[str, int]:
     """Raises InputError unless it is host:port."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InputError(f"the head's address is needed as host:port, found {address!r}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    try:
+        return parse_address(address)
+    except ValueError as exc:
+        raise InputError(f"the head's address is needed as host:port, found {address!r}") from exc
 
 
 def read_token(path: str) -> str:

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.places import NODE_FOLDER_VARIABLE
 from dataloaderjob.core.processes import Lines
@@ -36,10 +37,10 @@ from dataloaderjob.pod.entry import (
     Watch,
     await_started,
     fresh_folder,
+    node_environment,
     ray_node,
     split_address,
 )
-from dataloaderjob.providers.ray.node import without_ray
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class FeederPod:
 
     def run(self) -> None:
         address = self._await_head()
-        env = {**without_ray(os.environ), NODE_FOLDER_VARIABLE: str(self._folder)}
+        env = {**node_environment(os.environ), NODE_FOLDER_VARIABLE: str(self._folder)}
         self._node.launch([f"--address={address}", *ANY_PORTS, PLAIN], env=env, cwd=Path.cwd())
         what = (
             f"this node of the Ray at {self._settings.head}, with the token of {self._settings.token_path},"
@@ -94,8 +95,7 @@ class FeederPod:
         while True:
             try:
                 with socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S) as sock:
-                    number = str(sock.getpeername()[0])
-                    return f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
+                    return sockets.address_text(str(sock.getpeername()[0]), port)
             except OSError as exc:
                 waited_s = time.monotonic() - began
                 if waited_s > settings.head_timeout_s:
@@ -131,9 +131,9 @@ class StillThere:
         except OSError as exc:
             self._misses += 1
             if self._misses == GONE_AFTER:
-                host, port = self._address
+                address = sockets.address_text(*self._address)
                 raise ServiceError(
-                    f"the head's GCS at {host}:{port} is gone while this node joins it: {exc}; "
+                    f"the head's GCS at {address} is gone while this node joins it: {exc}; "
                     "a fresh container finds the one that is there now"
                 ) from exc
         self._due = time.monotonic() + LOOK_S

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.settings import NODE_BLOBS, SupervisorSettings, dump, read_key
+from dataloaderjob.core.sockets import EVERYWHERE
 from dataloaderjob.pod import entry
 from dataloaderjob.pod.entry import (
     ANY_PORTS,
@@ -27,7 +28,9 @@ from dataloaderjob.pod.entry import (
     Restarts,
     Watch,
     await_started,
+    check_ray,
     fresh_folder,
+    node_environment,
     ray_node,
 )
 from dataloaderjob.providers.ray.node import without_ray
@@ -50,12 +53,12 @@ def supervisor_settings(settings: HeadSettings, address: str) -> SupervisorSetti
         ray_address=address,
         num_feeders=settings.num_feeders,
         state_path=str(folder / "feeders.json"),
-        bind_host="0.0.0.0",  # noqa: S104  feeders and sidecars are in other pods; both sides show the job's key
+        bind_host=EVERYWHERE,  # feeders and sidecars are in other pods; both sides show the job's key
         port=settings.supervisor_port,
         feeder_supervisor_host=settings.host,
         feeder_blob_folder=str(folder / NODE_BLOBS),
         feeder_key_path=settings.feeder_key_path or settings.key_path,
-        feeder_bind_host="0.0.0.0",  # noqa: S104  as above
+        feeder_bind_host=EVERYWHERE,
         feeder_resources={"feeder": 1.0},
         ready_timeout_s=settings.tuning.worker_register_timeout_s + REGISTER_MARGIN_S,
         worker_register_timeout_s=settings.tuning.worker_register_timeout_s,
@@ -69,6 +72,7 @@ class Head:
         """Clears the folder. Raises InputError for what cannot work."""
         self._settings, self._watch = settings, watch
         read_key(settings.key_path)
+        check_ray(settings.ray_version)
         self._node = ray_node(settings, VITAL)
         self._folder = fresh_folder(self._node.folder)
         self._supervisor: subprocess.Popen[bytes] | None = None
@@ -77,7 +81,7 @@ class Head:
     def run(self) -> None:
         port = f"--port={self._settings.gcs_port}"
         options = ["--head", "--no-monitor", port, "--include-dashboard=false", *ANY_PORTS, PLAIN]
-        self._node.launch(options, env=without_ray(os.environ), cwd=Path.cwd())
+        self._node.launch(options, env=node_environment(os.environ), cwd=Path.cwd())
         vital = await_started(self._node, self._watch, self._settings.up_timeout_s, "Ray's head")
         address = self._node.address_path.read_text().strip()
         log.info("Ray's head is up at %s", address)

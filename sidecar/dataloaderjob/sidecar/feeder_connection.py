@@ -78,8 +78,7 @@ class FeederConnection:
 
     def connect(self, now: float) -> None:
         """Begins to connect; `on_ready` goes on. Raises nothing: a failure is seen there too."""
-        family = socket.AF_INET6 if ":" in self.endpoint.host else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        sock = socket.socket(sockets.family_of(self.endpoint.host), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         sock.setblocking(False)
         self.sock, self.phase, self.started_at = sock, Phase.CONNECTING, now
         facts = {"trainer": self._trainer}

@@ -125,12 +125,12 @@ class HttpServer(Listener[Client]):
 
     def __init__(self, host: str, port: int, handler: Handler, select: selectors.BaseSelector) -> None:
         """Raises InputError when it cannot listen there."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            sock = socket.create_server((host, port), family=family)
+            sock = sockets.listen(host, port)
         except OSError as exc:
+            address = sockets.address_text(host, port)
             raise InputError(
-                f"metrics are to be served at {host}:{port}, which cannot be had ({exc.strerror}): choose another port"
+                f"metrics are to be served at {address}, which cannot be had ({exc.strerror}): choose another port"
             ) from exc
         self.port: int = sock.getsockname()[1]
         self._handler = handler

@@ -298,7 +298,7 @@ class Sidecar:
         return {
             "protocol": PROTOCOL, "job": self.settings.job, "blobs": self.settings.blobs,
             "batch_deadline_s": self.settings.batch_deadline_s, "limit_nbytes": self.settings.limit_nbytes,
-            "feeders": self._desired(),
+            "feeders": self._desired(), "scratch": dict(self.settings.scratch),
         }  # fmt: skip
 
     # Receivers

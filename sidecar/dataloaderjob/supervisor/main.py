@@ -25,6 +25,7 @@ from typing import Any
 from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError, ServiceError
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, read_key
+from dataloaderjob.core.sockets import address_text
 from dataloaderjob.providers.provider import LOCAL, NAMES, RAY, Provider
 from dataloaderjob.supervisor.feeder_set import Endpoint, FeederSet, Instruction, Kill, Member, Place, State
 from dataloaderjob.supervisor.server import SupervisorServer
@@ -209,7 +210,10 @@ class Supervisor:
             placed = self._feeders.report(endpoint, time.monotonic())
             self._changed.notify()
         log.info(
-            "%s (%s) reported from %s:%d", endpoint.name, endpoint.instance, endpoint.host, endpoint.port
+            "%s (%s) reported from %s",
+            endpoint.name,
+            endpoint.instance,
+            address_text(endpoint.host, endpoint.port),
         )
         if placed:
             self._server.publish()

@@ -227,7 +227,8 @@ class ServiceIterator(_Seeded):
         `begin_session` gives the numbers of the loader and of this epoch; it is called once all is packed.
         `slow` is called with the seconds that it took, if they are many and another iterator will take as many.
         """
-        store = BlobStore(Path(str(self._client.settings["blobs"])))
+        told = self._client.settings
+        store = BlobStore(Path(str(told["blobs"])), told.get("scratch"))
         made = make_bundle(
             loader.dataset,
             loader.collate_fn,

@@ -166,7 +166,8 @@ class Session:
         self._client = context.client = service.connect(context.client, workers)
         allow_pickle = context.allow_pickle or service.is_pickle_allowed()
         self._decoder = Decoder(allow_pickle=allow_pickle)
-        store = BlobStore(Path(str(self._client.settings["blobs"])))
+        told = self._client.settings
+        store = BlobStore(Path(str(told["blobs"])), told.get("scratch"))
         made = make_bundle(
             given["dataset"], given["collate_fn"], given["init_fn"],
             store=store, allow_pickle=allow_pickle,

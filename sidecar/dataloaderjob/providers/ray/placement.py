@@ -25,6 +25,7 @@ from ray.core.generated import gcs_pb2
 
 from dataloaderjob.core.errors import ServiceError, first_line
 from dataloaderjob.core.settings import SupervisorSettings
+from dataloaderjob.core.sockets import parse_address
 from dataloaderjob.core.supervision import EXIT_RAY_LATE, EXIT_RAY_LOST, Cause, index_of, name_of
 from dataloaderjob.providers.provider import Why, feeder_settings
 from dataloaderjob.providers.ray import actor
@@ -283,13 +284,13 @@ def _end_when_gone(address: str, raylet: int | None) -> None:
 
     `raylet` is its pidfd. Ray itself leaves a driver without them, in calls that do not return.
     """
-    host, port = address.rsplit(":", 1)
+    gcs = parse_address(address)
     seen = time.monotonic()
     while time.monotonic() - seen < GCS_GONE_S:
         if select.select([raylet] if raylet is not None else [], [], [], 0.5)[0]:
             _end(EXIT_RAY_LOST, "Ray is gone: this node's raylet has ended")
         with contextlib.suppress(OSError):
-            socket.create_connection((host, int(port)), timeout=1.0).close()
+            socket.create_connection(gcs, timeout=1.0).close()
             seen = time.monotonic()
     _end(EXIT_RAY_LOST, f"Ray is gone: nothing has listened at {address} for {GCS_GONE_S:.0f} s")
 

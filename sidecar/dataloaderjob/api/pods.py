@@ -1,0 +1,312 @@
+"""Templates of pods, of trainers, feeders and head alike. Pure.
+
+What this package reads of them is typed; the rest is Kubernetes' and is handed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, Field
+
+from dataloaderjob.api.base import (
+    BY_NAME,
+    MIB,
+    Bytes,
+    ContainerResources,
+    Flag,
+    Free,
+    Model,
+    OpenModel,
+    Path,
+    Rule,
+    Use,
+    Whole,
+    nested,
+    unique_names,
+)
+
+RESERVED_PREFIX = "dataloaderjob-"
+"""Beginning of the names that belong to what the operator adds to a pod."""
+Name = Annotated[
+    str,
+    Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"),
+    Use("lower-case letters, digits and hyphens, at most 63"),
+]
+Image = Annotated[
+    str, Field(min_length=1, max_length=512, pattern=r"^\S+$"), Use("an image's name, no spaces")
+]
+Port = Annotated[Whole, Field(ge=1, le=65_535)]
+Words = Annotated[
+    tuple[Annotated[str, Field(max_length=131072)], ...],
+    Field(max_length=1024),
+    Use('a list of strings such as ["python", "train.py"]'),
+]
+
+
+def _two_sources(env: EnvVar) -> Iterator[tuple[Path, str]]:
+    if env.value and env.value_from is not None:
+        yield ("valueFrom",), "both value and valueFrom"
+
+
+class EnvVar(Model):
+    """A variable of a container's environment."""
+
+    name: Annotated[
+        str, Field(min_length=1, max_length=256, pattern=r"^[^=\s]+$"), Use("a name without = or spaces")
+    ]
+    """Name of the variable."""
+    value: Annotated[
+        str | None, Field(max_length=131072), Use("a string (numbers and true or false in quotes)")
+    ] = None
+    """Its value. Kubernetes expands `$(OTHER)`."""
+    value_from: Free | None = None
+    """Where the cluster finds the value (Secret, ConfigMap, field of the pod). Ignored on one machine."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="valueFrom",
+            use="one of the two",
+            cel="!has(self.value) || size(self.value) == 0 || !has(self.valueFrom)",
+            found="'both value and valueFrom'",
+            check=_two_sources,
+        ),
+    )
+
+
+class Container(OpenModel):
+    """A container of a pod template. All other fields of Kubernetes' Container pass through."""
+
+    name: Name
+    """Name of the container."""
+    image: Image | None = None
+    """Its image. Ignored on one machine."""
+    command: Words = ()
+    """Program and first arguments; replaces the image's entrypoint. One machine has no image, and needs it."""
+    args: Words = ()
+    """Further arguments, behind `command`."""
+    env: Annotated[
+        tuple[EnvVar, ...], Field(max_length=256, json_schema_extra=BY_NAME), AfterValidator(unique_names)
+    ] = ()
+    """Its environment. User code in feeders sees it too, less what belongs to one process or machine."""
+    resources: ContainerResources | None = None
+    """What it asks of its node. Ignored on one machine."""
+    working_dir: Annotated[str | None, Field(max_length=4096)] = None
+    """Folder in which the command runs. On one machine: relative to the manifest's folder."""
+
+
+def _reserved_volume(volume: Volume) -> Iterator[tuple[Path, str]]:
+    if volume.name.startswith(RESERVED_PREFIX):
+        yield ("name",), f'"{volume.name}"'
+
+
+class Volume(OpenModel):
+    """A volume of a pod template. Everything but its name passes through."""
+
+    name: Name
+    """Name of the volume."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="name",
+            use=f"a name that does not begin with {RESERVED_PREFIX}, which the operator uses",
+            cel=f"!self.name.startsWith('{RESERVED_PREFIX}')",
+            found="self.name",
+            check=_reserved_volume,
+        ),
+    )
+
+
+Containers = Annotated[
+    tuple[Container, ...], Field(max_length=8, json_schema_extra=BY_NAME), AfterValidator(unique_names)
+]
+Volumes = Annotated[
+    tuple[Volume, ...], Field(max_length=64, json_schema_extra=BY_NAME), AfterValidator(unique_names)
+]
+
+
+OURS = "dataloading.dev/"
+"""Beginning of labels by which the operator knows its own."""
+
+
+def _our_labels(metadata: WorkloadMetadata | PodMetadata) -> Iterator[tuple[Path, str]]:
+    for name in metadata.labels:
+        if name.startswith(OURS):
+            yield ("labels", name), f'"{name}"'
+
+
+NO_LABELS_OF_OURS = Rule(
+    field="labels",
+    use=f"names that do not begin with {OURS}, which the operator sets itself",
+    cel=f"!has(self.labels) || self.labels.all(k, !k.startsWith('{OURS}'))",
+    found=f"'a name that begins with {OURS}'",
+    check=_our_labels,
+)
+
+
+class WorkloadMetadata(Model):
+    """Labels and annotations of what makes the pods (a Deployment, the trainers' Job), not of the pods: Kueue's queue,
+    for one. Ignored on one machine."""
+
+    labels: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
+    """Labels, such as `kueue.x-k8s.io/queue-name`."""
+    annotations: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
+    """Annotations."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (NO_LABELS_OF_OURS,)
+
+
+class PodMetadata(OpenModel):
+    """Labels and annotations of the pods."""
+
+    labels: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
+    """Labels, added to those of the operator."""
+    annotations: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
+    """Annotations, added to those of the operator."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (NO_LABELS_OF_OURS,)
+
+
+def restart_rule(policy: str, use: str) -> Rule:
+    """Refuses another policy of restarts than the one that pods of this kind have."""
+
+    def check(pod: PodSpec) -> Iterator[tuple[Path, str]]:
+        if pod.restart_policy not in (None, policy):
+            yield ("restartPolicy",), f'"{pod.restart_policy}"'
+
+    return Rule(
+        field="restartPolicy",
+        use=f"{policy}, or leave it out: {use}",
+        cel=f"!has(self.restartPolicy) || self.restartPolicy == '{policy}'",
+        found="self.restartPolicy",
+        check=check,
+    )
+
+
+class PodSpec(OpenModel):
+    """The pods' spec. All other fields of Kubernetes' PodSpec pass through (tolerations, affinity, ...)."""
+
+    containers: Containers = ()
+    """Containers of the pod."""
+    volumes: Volumes = ()
+    """Volumes of the pod. Ignored on one machine."""
+    restart_policy: Annotated[str | None, Field(max_length=16)] = None
+    """`Always` for head and feeders, `Never` for trainers, or left out."""
+    host_network: Flag | None = None
+    """Whether the pods use the network of their node; needs networkPolicy.mode None. Ignored on one machine."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        restart_rule("Always", "head and feeders are Deployments, whose pods have no other"),
+    )
+
+
+class PodTemplate(Model):
+    """Labels, annotations and spec of pods."""
+
+    metadata: PodMetadata = nested(PodMetadata)
+    """Labels and annotations."""
+    spec: PodSpec = nested(PodSpec)
+    """The pod's spec."""
+
+
+def reserved_env_rule(*, names: tuple[str, ...], prefixes: tuple[str, ...], use: str) -> Rule:
+    """Refuses, in every container of `template`, variables that this package sets itself."""
+    tests = [f"e.name.startsWith('{prefix}')" for prefix in prefixes]
+    if names:
+        tests.append(f"e.name in [{', '.join(repr(name) for name in names)}]")
+    bad = " || ".join(tests)
+
+    def check(owner: object) -> Iterator[tuple[Path, str]]:
+        template: PodTemplate = owner.template  # type: ignore[attr-defined]  # TrainerSpec or FeedersSpec
+        for i, container in enumerate(template.spec.containers):
+            for j, env in enumerate(container.env):
+                if env.name in names or env.name.startswith(prefixes):
+                    yield ("template", "spec", "containers", i, "env", j, "name"), f'"{env.name}"'
+
+    containers = "self.template.spec.containers"
+    return Rule(
+        field="template",
+        use=use,
+        cel=f"!has(self.template) || !has(self.template.spec) || !has({containers}) ||"
+        f" {containers}.all(c, !has(c.env) || c.env.all(e, !({bad})))",
+        found="'an environment variable that dataloaderjob sets itself'",
+        check=check,
+    )
+
+
+MIN_SCRATCH_NBYTES = 64 * MIB
+
+
+def _two_scratches(scratch: ScratchSpec) -> Iterator[tuple[Path, str]]:
+    if scratch.size is not None and scratch.volume is not None:
+        yield ("size",), "both size and volume"
+
+
+def _small_scratch(scratch: ScratchSpec) -> Iterator[tuple[Path, str]]:
+    if scratch.size is not None and scratch.size.nbytes < MIN_SCRATCH_NBYTES:
+        yield ("size",), f"{scratch.size}"
+
+
+class ScratchSpec(Model):
+    """Disk for what a pod may lose: the user's code and data as they travel, and what Ray writes."""
+
+    size: Bytes | None = None
+    """Most that it may hold, of its node's disk. Left out: 10Gi."""
+    volume: Free | None = None
+    """Another place for it: a volume as in `volumes` of a pod, without a name, such as
+    `{ephemeral: {volumeClaimTemplate: ...}}`. Each pod must be able to have it."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="size",
+            use="one of the two: a volume has its own size",
+            cel="!has(self.size) || !has(self.volume)",
+            found="'both size and volume'",
+            check=_two_scratches,
+        ),
+        Rule(
+            field="size",
+            use="at least 64Mi, such as 100Gi",
+            cel="!has(self.size) || !quantity(string(self.size)).isLessThan(quantity('64Mi'))",
+            found="string(self.size)",
+            check=_small_scratch,
+        ),
+    )
+
+
+def owned_field_rules(name: str, owned: Mapping[str, str]) -> tuple[Rule, ...]:
+    """Refuses fields of the operator's own container `name` in `template`; `owned`: what to use, by field."""
+    return tuple(_owned_field(name, field, use) for field, use in owned.items())
+
+
+def _owned_field(name: str, field: str, use: str) -> Rule:
+    def check(owner: object) -> Iterator[tuple[Path, str]]:
+        template: PodTemplate = owner.template  # type: ignore[attr-defined]  # FeedersSpec or HeadSpec
+        for i, container in enumerate(template.spec.containers):
+            if container.name == name and field in container.model_fields_set:
+                yield ("template", "spec", "containers", i, field), f"{field} of the container {name}"
+
+    containers = "self.template.spec.containers"
+    return Rule(
+        field="template",
+        use=use,
+        cel=f"!has({containers}) || {containers}.all(c, c.name != '{name}' || !has(c.{field}))",
+        found=f"'{field} of the container {name}'",
+        check=check,
+    )
+
+
+RAY_NODE_ENV = (
+    reserved_env_rule(
+        names=("RAY_ADDRESS", "POD_IP"),
+        prefixes=("DATALOADERJOB_", "RAY_AUTH_"),
+        use="another name: dataloaderjob sets this one itself",
+    ),
+    reserved_env_rule(
+        names=("RAY_worker_register_timeout_seconds",),
+        prefixes=("RAY_health_check_",),
+        use="spec.ray.tuning, which sets it for the head and all feeders alike",
+    ),
+)
+"""Rules on the environment of pods that are nodes of the job's Ray."""

@@ -1,0 +1,165 @@
+"""spec.ray: the Ray cluster that places feeders. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from dataloaderjob.api.base import Model, Path, Resources, Rule, Use, Whole, nested, resources
+from dataloaderjob.api.pods import RAY_NODE_ENV, PodTemplate, WorkloadMetadata, owned_field_rules
+from dataloaderjob.core import settings
+
+HEAD_CONTAINER = "head"
+"""Name of the container of Ray's head; `template` may add to it."""
+HEAD_OWNED = {
+    "command": "nothing: the operator starts the head",
+    "args": "nothing: the operator starts the head",
+    "image": "spec.feeders.image",
+    "resources": "spec.ray.head.resources",
+}
+MIN_WINDOW_MS = 1_000
+MAX_WINDOW_MS = 3_600_000
+OLDEST_RAY = "2.56"
+_SUPPORTED = "^(([3-9]|[1-9][0-9]+)[.]|2[.](5[6-9]|[6-9][0-9]|[1-9][0-9]{2}))"
+"""Versions from OLDEST_RAY on, as CEL sees them (no backslash, so that CEL needs no escapes)."""
+
+
+def _short_window(check: HealthCheck) -> Iterator[tuple[Path, str]]:
+    window_ms = check.failure_threshold * check.period_ms
+    if window_ms < MIN_WINDOW_MS:
+        yield ("failureThreshold",), f"failureThreshold * periodMs = {window_ms} ms"
+
+
+def _long_window(check: HealthCheck) -> Iterator[tuple[Path, str]]:
+    window_ms = check.failure_threshold * (check.period_ms + check.timeout_ms)
+    if window_ms > MAX_WINDOW_MS:
+        yield ("failureThreshold",), f"failureThreshold * (periodMs + timeoutMs) = {window_ms} ms"
+
+
+class HealthCheck(Model):
+    """When Ray's GCS calls a node dead.
+
+    A node that refuses connections is dead after failureThreshold * periodMs (30 s), one that hangs
+    after failureThreshold * (periodMs + timeoutMs) (150 s): Ray's own 15 s and 65 s are too short for
+    nodes whose CPUs are all busy. The batches of a dead node are asked for elsewhere long before that.
+    `numHeartbeatsTimeout` is not a field: Ray replaced it by these four, and two names of one number
+    could contradict each other. Its successor is `failureThreshold`.
+    """
+
+    initial_delay_ms: Whole = Field(default=10_000, ge=0, le=600_000)
+    """Time from a node's registration to its first check. Ray's own default is 5000."""
+    period_ms: Whole = Field(default=5_000, ge=100, le=60_000)
+    """Time between two checks. Ray's own default is 3000."""
+    timeout_ms: Whole = Field(default=20_000, ge=100, le=300_000)
+    """How long a check waits for its answer. Ray's own default is 10000."""
+    failure_threshold: Whole = Field(default=6, ge=1, le=1_000)
+    """Failed checks in a row after which a node is dead. Ray's own default is 5."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="failureThreshold",
+            use="values whose product is at least 1000 ms: a shorter pause is no death",
+            cel=f"self.failureThreshold * self.periodMs >= {MIN_WINDOW_MS}",
+            found="'failureThreshold * periodMs = ' + string(self.failureThreshold * self.periodMs) + ' ms'",
+            check=_short_window,
+        ),
+        Rule(
+            field="failureThreshold",
+            use="values that find a dead node within 3600000 ms (an hour)",
+            cel=f"self.failureThreshold * (self.periodMs + self.timeoutMs) <= {MAX_WINDOW_MS}",
+            found="'failureThreshold * (periodMs + timeoutMs) = ' +"
+            " string(self.failureThreshold * (self.periodMs + self.timeoutMs)) + ' ms'",
+            check=_long_window,
+        ),
+    )
+
+
+class RayTuning(Model):
+    """Timeouts of Ray, in force in the head's and all feeders' processes."""
+
+    worker_register_timeout_seconds: Whole = Field(default=120, ge=1, le=3_600)
+    """How long a worker process may take to start, imports included, before Ray ends it and starts another.
+
+    Ray's own default is 60; a cold import of torch from a network disk takes longer than that.
+    """
+    health_check: HealthCheck = nested(HealthCheck)
+    """When a node counts as dead."""
+
+    def settings(self) -> settings.RayTuning:
+        """The same in the units of the processes."""
+        check = self.health_check
+        return settings.RayTuning(
+            worker_register_timeout_s=self.worker_register_timeout_seconds,
+            health_check_initial_delay_s=check.initial_delay_ms / 1000,
+            health_check_period_s=check.period_ms / 1000,
+            health_check_timeout_s=check.timeout_ms / 1000,
+            health_check_failure_threshold=check.failure_threshold,
+        )
+
+
+def _on_its_nodes_network(head: HeadSpec) -> Iterator[tuple[Path, str]]:
+    if head.template.spec.host_network:
+        yield ("template", "spec", "hostNetwork"), "true"
+
+
+class HeadSpec(Model):
+    """The pod of Ray's head."""
+
+    resources: Resources = resources(
+        requests={"cpu": "500m", "memory": "2Gi"}, limits={"cpu": "2", "memory": "2Gi"}
+    )
+    """Resources of the head. Ignored on one machine."""
+    metadata: WorkloadMetadata = nested(WorkloadMetadata)
+    """Labels and annotations of the head's Deployment."""
+    template: PodTemplate = nested(PodTemplate)
+    """What to add to the head's pod: nodeSelector, tolerations, priorityClassName, ... Nothing of the feeders' is.
+
+    A container named `head` adds to the head's own (env, volumeMounts, ...). Ignored on one machine.
+    """
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        *owned_field_rules(HEAD_CONTAINER, HEAD_OWNED),
+        *RAY_NODE_ENV,
+        Rule(
+            field="template.spec.hostNetwork",
+            use="false: sidecars, feeders and the operator find the head by its Service",
+            cel="!has(self.template.spec.hostNetwork) || !self.template.spec.hostNetwork",
+            found="'true'",
+            check=_on_its_nodes_network,
+        ),
+    )
+
+
+def _old_ray(ray: RaySpec) -> Iterator[tuple[Path, str]]:
+    if ray.version is None:
+        return
+    major, minor = (int(part) for part in ray.version.split(".")[:2])
+    if (major, minor) < (2, 56):
+        yield ("version",), f'"{ray.version}"'
+
+
+class RaySpec(Model):
+    """The Ray cluster of the job."""
+
+    version: Annotated[
+        str | None,
+        Field(max_length=32, pattern=r"^[1-9][0-9]{0,2}\.[0-9]{1,3}(\.[0-9]{1,3})?$"),
+        Use('a version in quotes such as "2.60.0"'),
+    ] = None
+    """Version of Ray in the feeders' image or on this machine. Checked where given; nothing is installed."""
+    tuning: RayTuning = nested(RayTuning)
+    """Timeouts of Ray."""
+    head: HeadSpec = nested(HeadSpec)
+    """The pod of Ray's head, which runs the supervisor and no feeder. It uses the feeders' image."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="version",
+            use=f"Ray {OLDEST_RAY} or newer",
+            cel=f"!has(self.version) || self.version.matches('{_SUPPORTED}')",
+            found="self.version",
+            check=_old_ray,
+        ),
+    )

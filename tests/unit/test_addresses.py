@@ -1,0 +1,147 @@
+"""Addresses of IPv6 and IPv4: who listens everywhere is found by both, and texts can be read back."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from feeder_client import wait_until
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataloaderjob.core import sockets
+from dataloaderjob.core.errors import InputError, ServiceError
+from dataloaderjob.core.sockets import EVERYWHERE, Acceptor, address_text, listen, parse_address
+from dataloaderjob.pod import feeder
+from dataloaderjob.sidecar.dispatch.streams import Endpoint
+from dataloaderjob.sidecar.feeder_connection import FeederConnection, Phase
+from dataloaderjob.sidecar.listeners import HttpServer
+
+KEY = bytes(range(32))
+LOOPBACKS = ("::1", "127.0.0.1")
+NO_IPV6 = not socket.has_dualstack_ipv6()
+needs_ipv6 = pytest.mark.skipif(NO_IPV6, reason="this machine has no IPv6")
+
+
+@needs_ipv6
+@pytest.mark.parametrize("address", LOOPBACKS)
+def test_who_listens_everywhere_is_found_by_ipv6_and_ipv4(address: str):
+    with listen(EVERYWHERE, 0) as sock, socket.create_connection((address, sock.getsockname()[1]), timeout=5):
+        sock.accept()[0].close()
+
+
+def test_without_ipv6_everywhere_is_all_addresses_of_ipv4(monkeypatch):
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    with listen(EVERYWHERE, 0) as sock:
+        assert sock.family is socket.AF_INET
+        assert sock.getsockname()[0] == "0.0.0.0"
+
+
+@pytest.fixture
+def acceptor() -> Iterator[Acceptor]:
+    """It is told of its guests, and closes them."""
+    made = Acceptor(
+        EVERYWHERE, 0, key=KEY, job="job", facts={"instance": "i0"}, welcomed=lambda s, _: s.close()
+    )
+    done = threading.Event()
+
+    def accept() -> None:
+        while not done.wait(0.01):
+            made.accept_all()
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    yield made
+    done.set()
+    thread.join()
+    made.close()
+
+
+@needs_ipv6
+@pytest.mark.parametrize("address", LOOPBACKS)
+def test_the_handshake_is_made_over_either(acceptor: Acceptor, address: str):
+    with socket.create_connection((address, acceptor.port), timeout=5) as sock:
+        sockets.tune(sock)
+        assert sockets.greet(sock, KEY, role="feeder", name="f", job="job") == {"instance": "i0"}
+
+
+@needs_ipv6
+@pytest.mark.parametrize("address", LOOPBACKS)
+def test_a_receiver_connects_to_a_feeder_over_either(acceptor: Acceptor, address: str):
+    endpoint = Endpoint("feeder-0", "i0", address, acceptor.port)
+    connection = FeederConnection(endpoint, Sink(), key=KEY, job="job", name="r")
+    wait_until(lambda: connected(connection), 10, f"a feeder at {address_text(address, acceptor.port)}")
+    connection.close()
+
+
+class Sink:
+    def connection_up(self, connection, facts) -> None: ...
+    def connection_moved(self, connection) -> None: ...
+
+
+def connected(connection: FeederConnection) -> bool:
+    """One step of a connection that is made, or made again."""
+    if connection.sock is None:
+        connection.connect(time.monotonic())
+    assert connection.sock is not None
+    with selectors.DefaultSelector() as ready:
+        ready.register(connection.sock, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        ready.select(0.5)
+    try:
+        connection.on_ready(connection.interest)
+    except BlockingIOError:
+        pass
+    except OSError:
+        connection.give_up(time.monotonic())
+    return connection.phase is Phase.UP
+
+
+@needs_ipv6
+@pytest.mark.parametrize("address", LOOPBACKS)
+def test_probes_and_metrics_are_answered_over_either(address: str):
+    with selectors.DefaultSelector() as ready:
+        server = HttpServer(EVERYWHERE, 0, lambda _: (200, "text/plain", "well\n"), ready)
+        answers: list[bytes] = []
+        url = f"http://{address_text(address, server.port)}/healthz"
+        thread = threading.Thread(
+            target=lambda: answers.append(urllib.request.urlopen(url, timeout=5).read())
+        )
+        thread.start()
+        while thread.is_alive():
+            for key, _ in ready.select(0.05):
+                key.data()
+        server.close_in_child()
+    assert answers == [b"well\n"]
+
+
+@needs_ipv6
+def test_messages_have_numbers_of_ipv6_in_brackets():
+    with listen("::1", 0) as taken, selectors.DefaultSelector() as ready:
+        port = taken.getsockname()[1]
+        with pytest.raises(InputError, match=rf"served at \[::1\]:{port},"):
+            HttpServer("::1", port, lambda _: (200, "text/plain", ""), ready)
+    gone = feeder.StillThere(("::1", port))
+    with pytest.raises(ServiceError, match=rf"GCS at \[::1\]:{port} is gone"):
+        for _ in range(feeder.GONE_AFTER):
+            gone._due = 0.0
+            gone()
+
+
+@given(
+    st.one_of(st.ip_addresses().map(str), st.sampled_from(["mnist-head", "a.b.svc"])), st.integers(1, 65535)
+)
+def test_an_address_is_read_as_it_was_written(address: str, port: int):
+    assert parse_address(address_text(address, port)) == (address, port)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x", "fd00::7:6379", "[]:1"]
+)
+def test_what_is_no_address_is_refused(text: str):
+    with pytest.raises(ValueError, match="needed as host:port"):
+        parse_address(text)
