@@ -147,11 +147,13 @@ async def run(options: Options, setup: OperatorConfig) -> None:
     cache, metrics = Cache(), Metrics()
     client = await Client.connect(metrics)
     poller = SupervisorPoller(cache, setup.root_key, lambda key: work.add(key))
-    reconciler = Reconciler(client, cache, setup, poller)
+    reconciler = Reconciler(client, cache, setup, poller, metrics=metrics)
     work = Workers(reconciler.reconcile, workers=options.workers, metrics=metrics, resync_s=options.resync_s)
     lookup = reconciler.lookup = EventLookup(client, work.add)
-    secret_poller = reconciler.secret_poller = SecretPoller(client, work.add, cache.ended)
-    health = Health(watches=watch.alive, expected=watch.expected(options.namespaces))
+    secret_poller = reconciler.children.secret_poller = SecretPoller(client, work.add, cache.ended)
+    health = Health(
+        watches=watch.alive, expected=watch.expected(options.namespaces), remark=reconciler.cannot_write
+    )
     metrics.watches.set_function(watch.alive)
     metrics.describe(version=setup.version, kopf=importlib.metadata.version("kopf"), phases=cache.phases)
     if (this := asyncio.current_task()) is not None:

@@ -189,7 +189,8 @@ def test_when_the_trainers_end_well_head_and_feeders_go_at_once_and_their_logs_s
     assert set(made.delete) == {HEAD, FEEDERS}
     assert keys(made) == BASE
     assert condition(made, ConditionType.COMPLETE).status == "True"
-    assert condition(made, ConditionType.READY).status == "False"
+    assert condition(made, ConditionType.READY).status == "True"
+    assert condition(made, ConditionType.READY).reason == "Completed"
     assert made.requeue_after_s is None
     gone = decided(after(done, made, children={}, pods=()), 99)
     assert (gone.status.phase, gone.status.completion_time) == (Phase.COMPLETE, made.status.completion_time)

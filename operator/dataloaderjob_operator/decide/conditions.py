@@ -25,6 +25,8 @@ from dataloaderjob_operator.decide.observed import (
 
 STARTS = frozenset({"NotMade", "PodsStart", "SupervisorStarts", "RayStarts", "FeedersStart", "FeederStarts"})
 """Reasons that are no cause for worry yet."""
+FAULTS = frozenset({"InvalidSpec", "NotUnderstood"})
+"""Reasons of a job about which nothing can be done until its spec changes."""
 MAX_MESSAGE = 4096
 """Characters, as the CRD has it."""
 WITHHELD = "the API server refused the text of this condition: the operator's log has it"
@@ -225,7 +227,7 @@ def conditions(observed: Observed, result: StageResult, found: Parts, now: datet
         _condition(
             observed.status, kind, state, observed.generation, now, refused_texts=observed.refused_texts
         )
-        for kind, state in _all(result, found, observed.refused)
+        for kind, state in _all(result, found, _hindrance(observed))
     )
 
 
@@ -238,9 +240,14 @@ def not_ready(
     refused_texts: frozenset[str],
 ) -> DataLoaderJobStatus:
     """The status of a job of which only this is known anew: why it is not ready."""
-    made = _condition(before, ConditionType.READY, why, generation, now, refused_texts=refused_texts)
-    others = (condition for condition in before.conditions if condition.type != ConditionType.READY)
-    return before.model_copy(update={"conditions": (made, *others)})
+    stalled = ConditionState(True, why.reason, why.message)
+    made = [
+        _condition(before, kind, state, generation, now, refused_texts=refused_texts)
+        for kind, state in ((ConditionType.READY, why), (ConditionType.STALLED, stalled))
+    ]
+    known = {condition.type: condition for condition in (*before.conditions, *made)}
+    ordered = tuple(known[kind] for kind in ConditionType if kind in known)
+    return before.model_copy(update={"conditions": ordered, "observed_generation": generation})
 
 
 def reason_word(text: str, most: int = 128) -> str:
@@ -268,12 +275,21 @@ def _condition(
     )  # fmt: skip
 
 
-def _all(result: StageResult, found: Parts, refused: str) -> Iterator[tuple[ConditionType, ConditionState]]:
+def _hindrance(observed: Observed) -> ConditionState | None:
+    """What keeps children from being made."""
+    if observed.not_understood:
+        return ConditionState(False, "NotUnderstood", observed.not_understood)
+    return ConditionState(False, "ChildRefused", observed.refused) if observed.refused else None
+
+
+def _all(
+    result: StageResult, found: Parts, hindrance: ConditionState | None
+) -> Iterator[tuple[ConditionType, ConditionState]]:
     stage = result.stage
     if stage in ENDED or stage in HELD:
         gone = ConditionState(False, stage.value, "its pods are released")
         found = dict.fromkeys(found, gone)
-    ready = ConditionState(False, "ChildRefused", refused) if refused else _ready(result, found)
+    ready = _ready(result, found) if hindrance is None or stage in ENDED else hindrance
     yield ConditionType.READY, ready
     yield from found.items()
     why = ConditionState(stage in MOVING, result.reason, result.message)
@@ -281,9 +297,21 @@ def _all(result: StageResult, found: Parts, refused: str) -> Iterator[tuple[Cond
     at_rest = ConditionState(True, result.reason, result.message)
     for kind in (ConditionType.SUSPENDED, ConditionType.COMPLETE, ConditionType.FAILED):
         yield kind, at_rest if stage.value == kind.value else ConditionState(False, f"Not{kind.value}")
+    yield ConditionType.STALLED, _stalled(result, ready)
+
+
+def _stalled(result: StageResult, ready: ConditionState) -> ConditionState:
+    """What ends in failure, or waits for another spec, is stalled for those who wait for it."""
+    if result.stage is Stage.FAILED:
+        return ConditionState(True, result.reason, result.message)
+    if ready.reason in FAULTS:
+        return ConditionState(True, ready.reason, ready.message)
+    return ConditionState(False, "NotStalled")
 
 
 def _ready(result: StageResult, found: Parts) -> ConditionState:
+    if result.stage is Stage.COMPLETE:
+        return ConditionState(True, "Completed", result.message)
     if result.stage in ENDED or result.stage in HELD:
         return ConditionState(False, result.stage.value, result.message)
     lacking = [state for state in found.values() if not state.holds]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from dataloaderjob.api.status import (
@@ -43,6 +43,11 @@ from dataloaderjob_operator.objects import OperatorConfig, settings
 
 COUNTS_EVERY_S = 1.0
 """Minimum interval between two writes for the sake of counts and messages alone: pods become ready one by one."""
+NOT_UNDERSTOOD = (
+    "the operator fails at this job: check the templates for a part that has the wrong type or is null"
+)
+WORKLOADS = frozenset({"Deployment", "Job"})
+"""Kinds of children that have pods, made of the user's templates."""
 ROLES = {
     ConditionType.HEAD_READY: names.Role.HEAD,
     ConditionType.FEEDERS_READY: names.Role.FEEDER,
@@ -67,6 +72,8 @@ class Decision:
     """Seconds until a deadline of which no watch reports anything; None: there is none."""
     event_queries: tuple[EventQuery, ...] = ()
     """Objects whose events to list: a part of the job does not serve, and no status has the cause."""
+    bug: Exception | None = None
+    """The error of a child that could not be built; the status has it too."""
 
 
 def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision | None:
@@ -76,6 +83,9 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     health = diagnose(observed)
     found = parts(observed, health)
     result = find_stage(observed, health, found, now)
+    wanted, bug = _children(observed, setup, result)
+    if bug is not None:
+        observed = replace(observed, not_understood=not_understood(bug))
     started = _started_at(observed, result, now)
     ended = observed.status.completion_time or show_time(now) if result.stage in ENDED else None
     status = DataLoaderJobStatus(
@@ -94,7 +104,6 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     )
     status, counts_s = _counted(observed, status, now)
     loader, metrics_s = _loader(observed, result, now, changes=status != observed.status)
-    wanted = _children(observed, setup, result)
     due = _due(observed, result, started, ended, now)
     looked_up = _queries(health, result, found, now)
     waits = [
@@ -106,12 +115,18 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     return Decision(
         status=status.model_copy(update={"loader": loader}),
         apply=tuple(wanted.values()),
-        delete=tuple(_unwanted(observed, result, set(wanted))),
+        delete=() if bug is not None else tuple(_unwanted(observed, result, set(wanted))),
         delete_job=result.stage in ENDED and due is not None and due <= now,
         feeders=observed.job.spec.feeders.count if Part.FEEDING in WANTED[result.stage] else None,
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
         event_queries=looked_up.queries,
+        bug=bug,
     )
+
+
+def not_understood(error: Exception) -> str:
+    """Describes an error of the operator's own, for the job that it fails at."""
+    return f"{NOT_UNDERSTOOD}: {type(error).__name__}: {error}"
 
 
 def _counted(
@@ -165,19 +180,42 @@ def _loader(
     return (fresh, None) if wait_s <= 0.0 else (written, wait_s)
 
 
-def _children(observed: Observed, setup: OperatorConfig, result: StageResult) -> dict[Key, Manifest]:
-    parts_, made = WANTED[result.stage], []
-    if Part.BASE in parts_:
-        made += objects.base(observed.job, setup, feeders_at_start=_feeders_at_start(observed))
-    if Part.FEEDING in parts_:
-        made += objects.feeding(observed.job, setup)
+def _children(
+    observed: Observed, setup: OperatorConfig, result: StageResult
+) -> tuple[dict[Key, Manifest], Exception | None]:
+    """Builds the children that shall be there. If one cannot be built, the others are still kept up, and none is begun
+    with: what has no pods yet shall not have some of them only."""
+    made, bug = list[Manifest](), None
+    for part in sorted(WANTED[result.stage]):
+        try:
+            made += _BUILDERS[part](observed, setup, result)
+        except Exception as exc:
+            bug = exc
+    if bug is not None and not any(kind in WORKLOADS for kind, _ in observed.children):
+        made = []
+    return {(child["kind"], child["metadata"]["name"]): child for child in made}, bug
+
+
+def _base(observed: Observed, setup: OperatorConfig, _: StageResult) -> list[Manifest]:
+    return objects.base(observed.job, setup, feeders_at_start=_feeders_at_start(observed))
+
+
+def _feeding(observed: Observed, setup: OperatorConfig, _: StageResult) -> list[Manifest]:
+    return objects.feeding(observed.job, setup)
+
+
+def _attempt(observed: Observed, setup: OperatorConfig, result: StageResult) -> list[Manifest]:
     # Not beside an attempt that is still there: its pods hold what the next ones need. Deleted in the foreground, a
     # Job is there as long as its pods are.
     job = ("Job", names.trainers(observed.job.name, result.attempt))
-    others = any(key[0] == "Job" and key != job for key in observed.children)
-    if Part.TRAINERS in parts_ and not others and observed.trainers() is not Trainers.LEAVING:
-        made.append(objects.trainers(observed.job, setup, result.attempt))
-    return {(child["kind"], child["metadata"]["name"]): child for child in made}
+    if observed.trainers() is Trainers.LEAVING or any(
+        key[0] == "Job" and key != job for key in observed.children
+    ):
+        return []
+    return [objects.trainers(observed.job, setup, result.attempt)]
+
+
+_BUILDERS = {Part.BASE: _base, Part.FEEDING: _feeding, Part.TRAINERS: _attempt}
 
 
 def _feeders_at_start(observed: Observed) -> int | None:

@@ -7,15 +7,15 @@ its name follows from its content.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from dataloaderjob.api import KIND, DataLoaderJob
-from dataloaderjob.api.job import API_VERSION
+from dataloaderjob.api import KIND
+from dataloaderjob.api.job import API_VERSION, Metadata
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
-from dataloaderjob_operator.decide.conditions import STARTS
+from dataloaderjob_operator.decide.conditions import FAULTS, STARTS
 from dataloaderjob_operator.decide.observed import show_time
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import MANAGER
@@ -51,9 +51,13 @@ class Reason(StrEnum):
     """The trainers all ended with exit code 0."""
     FAILED = "Failed"
     """It ended otherwise."""
+    UNKNOWN_FIELD = "UnknownField"
+    """A field of a template resembles one that there is."""
 
 
-WARNINGS = frozenset({Reason.NOT_READY, Reason.DEGRADED, Reason.RESTARTED, Reason.FAILED})
+WARNINGS = frozenset(
+    {Reason.NOT_READY, Reason.DEGRADED, Reason.RESTARTED, Reason.FAILED, Reason.UNKNOWN_FIELD}
+)
 REPEATED = frozenset({Reason.NOT_READY, Reason.SERVING, Reason.DEGRADED, Reason.RECOVERED})
 """Reasons that a job whose parts come and go has again and again."""
 HELD = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
@@ -98,17 +102,22 @@ def cut(text: str, nbytes: int) -> str:
     return text.encode(errors="replace")[:nbytes].decode(errors="ignore")
 
 
-def manifest(event: Event, job: DataLoaderJob, now: datetime, host: str) -> Manifest:
+def unknown_fields(doubts: Sequence[str], generation: int) -> Event:
+    """The event for fields that resemble misspelt ones, once for a spec."""
+    return Event(Reason.UNKNOWN_FIELD, cut("; ".join(doubts), MAX_MESSAGE_NBYTES), str(generation))
+
+
+def manifest(event: Event, about: Metadata, now: datetime, host: str) -> Manifest:
     """Makes the object for the API server. The same event has the same name each time."""
-    about = f"{job.metadata.uid}/{event.reason.value}/{event.once}"
-    digest = hashlib.sha256(about.encode()).hexdigest()[:16]
+    identity = f"{about.uid}/{event.reason.value}/{event.once}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": f"{job.name}.{digest}", "namespace": job.metadata.namespace},
+        "metadata": {"name": f"{about.name}.{digest}", "namespace": about.namespace},
         "involvedObject": {
-            "apiVersion": API_VERSION, "kind": KIND, "name": job.name, "namespace": job.metadata.namespace,
-            "uid": job.metadata.uid,
+            "apiVersion": API_VERSION, "kind": KIND, "name": about.name, "namespace": about.namespace,
+            "uid": about.uid,
         },
         "type": event.type,
         "reason": event.reason.value,
@@ -205,19 +214,19 @@ def _degraded(before: Status, after: Status) -> bool:
 
 
 def _serves(before: Status, after: Status) -> bool:
-    return _became(ConditionType.READY)(before, after) and before.phase is not Phase.DEGRADED
+    return (
+        _became(ConditionType.READY)(before, after) and before.phase is not Phase.DEGRADED and not _end(after)
+    )
 
 
 def _new_cause(before: Status, after: Status) -> bool:
     """A cause is new if its reason is another than before, and no event `Degraded` or `Restarted` has it."""
-    if (
-        _degraded(before, after)
-        or _restarted(before, after)
-        or after.phase not in {Phase.STARTING, Phase.DEGRADED}
-    ):
-        return False
     old, new = before.condition(ConditionType.READY), after.condition(ConditionType.READY)
     if new is None or new.status == "True" or new.reason in STARTS:
+        return False
+    if _degraded(before, after) or _restarted(before, after):
+        return False
+    if after.phase not in {Phase.STARTING, Phase.DEGRADED} and new.reason not in FAULTS:
         return False
     return old is None or old.reason != new.reason
 

@@ -113,8 +113,12 @@ class Observed:
     children: Mapping[Key, Manifest] = field(default_factory=dict)
     """Live ones that the job owns, but pods."""
     pods: tuple[Manifest, ...] = ()
+    doubts: tuple[str, ...] = ()
+    """Fields of the templates that resemble misspelt ones."""
     refused: str = ""
     """The API server's message when it refused a child last; empty if it took them all."""
+    not_understood: str = ""
+    """Why the operator itself fails at a child."""
     refused_texts: frozenset[str] = frozenset()
     """Messages for which it refused a status."""
     supervisor: SupervisorStatus | None = None

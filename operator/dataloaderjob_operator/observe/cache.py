@@ -11,7 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dataloaderjob.api import KIND, parse_object
+from dataloaderjob.api import KIND, parse_live
+from dataloaderjob.api.job import Metadata
 from dataloaderjob.api.status import DataLoaderJobStatus, Phase
 from dataloaderjob_operator.decide.observed import Key, Observed
 from dataloaderjob_operator.kinds import Manifest, transform
@@ -174,6 +175,10 @@ class Cache:
         """Checks whether the job is another controller's, as far as it can be read."""
         return bool((self._jobs.get(owner, {}).get("spec") or {}).get("managedBy"))
 
+    def about(self, owner: JobKey) -> Metadata:
+        """Name, namespace and uid of a job, which may be one that cannot be read."""
+        return Metadata.model_construct(name=owner[1], namespace=owner[0], uid=self.uid(owner))
+
     def generation(self, owner: JobKey) -> int:
         """The job's generation, as far as it is known."""
         return int(self._jobs.get(owner, {}).get("metadata", {}).get("generation") or 0)
@@ -186,8 +191,10 @@ class Cache:
             return None
         uid = thing["metadata"].get("uid")
         mine = {k: c for k, c in self._children.get(owner, {}).items() if _owned_by(c, uid)}
+        job, doubts = parse_live({k: v for k, v in thing.items() if k != "status"})
         return Observed(
-            job=parse_object({k: v for k, v in thing.items() if k != "status"}),
+            job=job,
+            doubts=tuple(str(doubt) for doubt in doubts),
             status=_status(thing.get("status")),
             children={k: c for k, c in mine.items() if k[0] != "Pod"},
             pods=tuple(c for k, c in sorted(mine.items()) if k[0] == "Pod"),

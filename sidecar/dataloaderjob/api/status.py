@@ -18,7 +18,8 @@ class ConditionType(StrEnum):
     """All of them are there from the first reconcile on."""
 
     READY = "Ready"
-    """Head, sidecars and at least `minReplicas` feeders serve, and the trainers run."""
+    """Head, sidecars and at least `minReplicas` feeders serve, and the trainers run; or they all ended with exit code
+    0."""
     HEAD_READY = "HeadReady"
     """The Ray head answers, and the supervisor in it."""
     FEEDERS_READY = "FeedersReady"
@@ -36,6 +37,8 @@ class ConditionType(StrEnum):
     """All trainers ended with exit code 0."""
     FAILED = "Failed"
     """The job ended otherwise; the reason says how."""
+    STALLED = "Stalled"
+    """The job has failed, or waits for another spec: Helm and Flux wait no longer for what is stalled."""
 
 
 class Phase(StrEnum):
