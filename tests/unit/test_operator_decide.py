@@ -452,3 +452,20 @@ class Cluster(RuleBasedStateMachine):
 
 TestCluster = Cluster.TestCase
 TestCluster.settings = profile(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+def test_a_restart_is_told_with_the_trainer_that_was_evicted_though_its_pod_is_being_deleted():
+    observed = failed_trainers(after(serving(), decided(serving())))
+    (crashed,) = observed.pods
+    target = {"type": "DisruptionTarget", "status": "True", "message": "drained"}
+    gone = pod("trainer", started=False, conditions=[target])
+    labels = {**gone["metadata"]["labels"], "dataloading.dev/attempt": "0"}
+    leaving = {"name": "mnist-trainers-0-1", "labels": labels, "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    made = decided(replace(observed, pods=(crashed, {**gone, "metadata": leaving})))
+    assert (
+        condition(made, ConditionType.PROGRESSING).message
+        == "pod mnist-trainers-0-1: drained; restart 1 of 3"
+    )
+    earlier = {**leaving, "labels": {**labels, "dataloading.dev/attempt": "7"}}
+    made = decided(replace(observed, pods=(crashed, {**gone, "metadata": earlier})))
+    assert "CUDA error" in condition(made, ConditionType.PROGRESSING).message

@@ -137,7 +137,7 @@ def _late(observed: Observed, health: Health, now: datetime) -> StageResult | No
 
 def _failed(observed: Observed, health: Health, attempt: int) -> StageResult:
     """All trainers are started anew after one failed, as often as the manifest allows."""
-    trouble = health.roles[names.Role.TRAINER].trouble
+    trouble = health.roles[names.Role.TRAINER].culprit
     job = observed.children[("Job", names.trainers(observed.job.name, attempt))]
     message = (condition_of(job, "Failed") or condition_of(job, "FailureTarget") or {}).get("message", "")
     cause = str(trouble) if trouble else message or "a trainer failed"
@@ -221,13 +221,15 @@ def _feeders(observed: Observed, pods: ConditionState) -> ConditionState:
     return ConditionState(False, "FeedersStart", count) if pods.holds else pods
 
 
-def conditions(observed: Observed, result: StageResult, found: Parts, now: datetime) -> tuple[Condition, ...]:
+def conditions(
+    observed: Observed, result: StageResult, found: Parts, short: ConditionState | None, now: datetime
+) -> tuple[Condition, ...]:
     """Makes all conditions, in the order of `ConditionType`."""
     return tuple(
         _condition(
             observed.status, kind, state, observed.generation, now, refused_texts=observed.refused_texts
         )
-        for kind, state in _all(result, found, _hindrance(observed))
+        for kind, state in _all(result, found, _hindrance(observed), short)
     )
 
 
@@ -283,7 +285,7 @@ def _hindrance(observed: Observed) -> ConditionState | None:
 
 
 def _all(
-    result: StageResult, found: Parts, hindrance: ConditionState | None
+    result: StageResult, found: Parts, hindrance: ConditionState | None, short: ConditionState | None
 ) -> Iterator[tuple[ConditionType, ConditionState]]:
     stage = result.stage
     if stage in ENDED or stage in HELD:
@@ -293,7 +295,7 @@ def _all(
     yield ConditionType.READY, ready
     yield from found.items()
     why = ConditionState(stage in MOVING, result.reason, result.message)
-    yield ConditionType.PROGRESSING, why if stage in MOVING or stage in ENDED else _moves(stage, found)
+    yield ConditionType.PROGRESSING, why if stage in MOVING or stage in ENDED else _moves(stage, found, short)
     at_rest = ConditionState(True, result.reason, result.message)
     for kind in (ConditionType.SUSPENDED, ConditionType.COMPLETE, ConditionType.FAILED):
         yield kind, at_rest if stage.value == kind.value else ConditionState(False, f"Not{kind.value}")
@@ -321,8 +323,11 @@ def _ready(result: StageResult, found: Parts) -> ConditionState:
     return ConditionState(True, "Serving", "head, sidecars and feeders serve, trainers run")
 
 
-def _moves(stage: Stage, found: Parts) -> ConditionState:
-    """A job that runs makes no progress, unless a part of it is on its way back."""
+def _moves(stage: Stage, found: Parts, short: ConditionState | None) -> ConditionState:
+    """A job that runs makes no progress, unless a part of it is on its way back, or feeders that are asked for are on
+    theirs."""
     if stage is Stage.RUNNING and not serves(found):
         return ConditionState(True, "Recovering", next(f.message for f in found.values() if not f.holds))
+    if stage is Stage.RUNNING and short is not None:
+        return short
     return ConditionState(False, "AsAskedFor")

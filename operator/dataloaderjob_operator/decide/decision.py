@@ -20,7 +20,6 @@ from dataloaderjob_operator.decide.conditions import (
     HELD,
     WANTED,
     Part,
-    Parts,
     Stage,
     StageResult,
     conditions,
@@ -28,7 +27,7 @@ from dataloaderjob_operator.decide.conditions import (
     parts,
     serves,
 )
-from dataloaderjob_operator.decide.health import EventQuery, Health, Queries, diagnose, queries
+from dataloaderjob_operator.decide.health import EventQuery, Health, Queries, diagnose, queries, shortage
 from dataloaderjob_operator.decide.observed import (
     Key,
     Observed,
@@ -88,10 +87,11 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         observed = replace(observed, not_understood=not_understood(bug))
     started = _started_at(observed, result, now)
     ended = observed.status.completion_time or show_time(now) if result.stage in ENDED else None
+    short = shortage(observed, health)
     status = DataLoaderJobStatus(
         observed_generation=observed.generation,
         phase=_phase(result.stage, serves=serves(found)),
-        conditions=conditions(observed, result, found, now),
+        conditions=conditions(observed, result, found, short, now),
         feeders=_feeders(observed, result),
         trainers=_trainers(observed, result),
         loader=LoaderStatus() if result.stage in HELD else observed.status.loader,
@@ -105,7 +105,9 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     status, counts_s = _counted(observed, status, now)
     loader, metrics_s = _loader(observed, result, now, changes=status != observed.status)
     due = _due(observed, result, started, ended, now)
-    looked_up = _queries(health, result, found, now)
+    lacking = {role for kind, role in ROLES.items() if not found[kind].holds}
+    lacking |= {names.Role.FEEDER} if short is not None else set()
+    looked_up = _queries(health, result, lacking, now)
     waits = [
         looked_up.again_s,
         counts_s,
@@ -236,10 +238,10 @@ def _unwanted(observed: Observed, result: StageResult, wanted: set[Key]) -> list
     return sorted(k for k, child in observed.children.items() if k not in kept and not leaving(child))
 
 
-def _queries(health: Health, result: StageResult, found: Parts, now: datetime) -> Queries:
+def _queries(health: Health, result: StageResult, lacking: set[names.Role], now: datetime) -> Queries:
     if result.stage not in {Stage.STARTING, Stage.RUNNING}:
         return Queries()
-    return queries((health.roles[role] for kind, role in ROLES.items() if not found[kind].holds), now)
+    return queries((health.roles[role] for role in names.Role if role in lacking), now)
 
 
 def _phase(stage: Stage, *, serves: bool) -> Phase:

@@ -51,15 +51,27 @@ class Reason(StrEnum):
     """The trainers all ended with exit code 0."""
     FAILED = "Failed"
     """It ended otherwise."""
+    FEEDERS_MISSING = "FeedersMissing"
+    """Fewer feeders serve than are asked for, and a job that runs goes on with those."""
     UNKNOWN_FIELD = "UnknownField"
     """A field of a template resembles one that there is."""
 
 
 WARNINGS = frozenset(
-    {Reason.NOT_READY, Reason.DEGRADED, Reason.RESTARTED, Reason.FAILED, Reason.UNKNOWN_FIELD}
+    {
+        Reason.NOT_READY,
+        Reason.DEGRADED,
+        Reason.RESTARTED,
+        Reason.FAILED,
+        Reason.FEEDERS_MISSING,
+        Reason.UNKNOWN_FIELD,
+    }
 )
-REPEATED = frozenset({Reason.NOT_READY, Reason.SERVING, Reason.DEGRADED, Reason.RECOVERED})
+REPEATED = frozenset(
+    {Reason.NOT_READY, Reason.SERVING, Reason.DEGRADED, Reason.RECOVERED, Reason.FEEDERS_MISSING}
+)
 """Reasons that a job whose parts come and go has again and again."""
+MISSING = "FeedersMissing"
 HELD = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
 Status = DataLoaderJobStatus
 
@@ -237,6 +249,11 @@ def _cause(status: Status) -> str:
     return f"{ready.reason if ready else ''}/{status.observed_generation}/{_start(status)}/{status.trainers.restarts}"
 
 
+def _misses_feeders(before: Status, after: Status) -> bool:
+    old, new = (status.condition(ConditionType.PROGRESSING) for status in (before, after))
+    return new is not None and new.reason == MISSING and (old is None or old.reason != MISSING)
+
+
 _ROWS = (
     _Row(Reason.STARTED, _started, lambda _: "the operator makes the job's children", _start),
     _Row(Reason.RESUMED, _resumed, lambda _: "the operator makes the job's pods anew", _start),
@@ -246,6 +263,7 @@ _ROWS = (
         _message(ConditionType.PROGRESSING, "a trainer failed"),
         lambda after: str(after.trainers.restarts),
     ),
+    _Row(Reason.FEEDERS_MISSING, _misses_feeders, _message(ConditionType.PROGRESSING), _cause),
     _Row(Reason.NOT_READY, _new_cause, _why(ConditionType.READY), _cause),
     _Row(Reason.SERVING, _serves, _message(ConditionType.READY), _since(ConditionType.READY)),
     _Row(

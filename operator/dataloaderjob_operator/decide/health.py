@@ -98,7 +98,9 @@ class RoleHealth:
     pods: tuple[Manifest, ...]
     """Pods that are not being deleted."""
     trouble: Trouble | None
-    """The first one, by the pod's name, that a pod's own status shows."""
+    """The first one that a pod's own status shows."""
+    culprit: Trouble | None
+    """The same, also of pods that are being deleted: an evicted trainer is, and has brought down the others."""
     held_up: tuple[tuple[EventQuery, datetime], ...]
     """Objects that wait for something that their own status does not name, and since when."""
     event_trouble: Trouble | None
@@ -116,7 +118,7 @@ class Health:
 
     roles: Mapping[Role, RoleHealth]
     trouble: Trouble | None
-    """The first one, by the pod's name, that a status shows, also that of a pod which is being deleted."""
+    """The first one that a status shows, also that of a pod which is being deleted."""
     head_pods: ConditionState
     """The head's pod is ready, or why not."""
     feeder_pods: ConditionState
@@ -187,19 +189,48 @@ _Diagnosed = Sequence[tuple[Manifest, Trouble | None]]
 
 
 def _role(observed: Observed, role: Role, found: _Diagnosed) -> RoleHealth:
-    mine = [
+    every = [
         (pod, trouble)
         for pod, trouble in found
-        if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == role.value and not leaving(pod)
+        if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == role.value
     ]
+    mine = [(pod, trouble) for pod, trouble in every if not leaving(pod)]
     held_up = tuple(_held_up(observed, role, mine))
     reported = (observed.event_troubles.get(query.uid) for query, _ in held_up)
     return RoleHealth(
         role=role,
         pods=tuple(pod for pod, _ in mine),
         trouble=first_trouble(trouble for _, trouble in mine),
+        culprit=first_trouble(trouble for pod, trouble in every if _of_attempt(pod, observed.attempt)),
         held_up=held_up,
         event_trouble=next((trouble for trouble in reported if trouble is not None), None),
+    )
+
+
+def _of_attempt(pod: Manifest, attempt: int) -> bool:
+    """Checks whether a pod is of this attempt; those of head and feeders are of all."""
+    return str(pod["metadata"].get("labels", {}).get(names.LABEL_ATTEMPT, attempt)) == str(attempt)
+
+
+def shortage(observed: Observed, health: Health) -> ConditionState | None:
+    """Fewer feeders serve than are asked for, and why; None if there are enough."""
+    feeders, wanted, serving = (
+        health.roles[Role.FEEDER],
+        observed.job.spec.feeders.replicas,
+        observed.serving(),
+    )
+    if serving >= wanted:
+        return None
+    live = observed.children.get(("Deployment", names.feeders(observed.job.name)), {"metadata": {}})
+    supervisor, refused = observed.supervisor, condition_of(live, "ReplicaFailure") or {}
+    cause = str(feeders.cause or "")
+    if not cause and refused.get("status") == "True":
+        cause = refused.get("message", "")
+    if not cause and supervisor is not None and supervisor.cause is not None:
+        cause = observed.describe(supervisor.cause)
+    count = f"feeder pods that serve: {serving} of {wanted}"
+    return ConditionState(
+        True, "FeedersMissing" if cause else "FeedersStart", f"{count}; {cause}" if cause else count
     )
 
 
