@@ -146,6 +146,8 @@ class Reconciler:
         observed = self._with_what_is_kept(key, observed)
         decision = decide(observed, self.setup, self.now())
         if decision is None:
+            elsewhere = events.managed_elsewhere(observed.job.spec.managed_by or "")
+            await self.recorder.remark(key, observed.job.metadata, elsewhere)
             return None
         self.supervisors.want(key, decision.feeders)
         if self.lookup is not None:

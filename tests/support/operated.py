@@ -202,10 +202,30 @@ class Operated:
         """The pod of that role has this status; it is made if it is not there."""
         folder, name = self.path("Pod"), f"{self.name}-{role.value}-0"
         if not any(pod["metadata"]["name"] == name for pod in self.pods()):
-            metadata = {"name": name, "labels": names.labels(self.name, role)}
+            metadata = {
+                "name": name,
+                "labels": names.labels(self.name, role),
+                "ownerReferences": [self.owner(role)],
+            }
             spec = {"containers": [{"name": role.value, "image": "i"}], "restartPolicy": "Never"}
             self.server.request("POST", folder, {"metadata": metadata, "spec": spec})
         self.server.request("PATCH", f"{folder}/{name}/status", {"status": status}, content_type=MERGE)
+
+    def owner(self, role: names.Role) -> dict[str, Any]:
+        """The reference to what makes pods of a role."""
+        if role is names.Role.TRAINER:
+            name = names.trainers(self.name, 0)
+            jobs = {name: found for (_, name), found in self.children().items()}
+            uid = jobs[name]["metadata"]["uid"] if name in jobs else "gone"
+            return {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid, "controller": True}
+        name = names.head(self.name) if role is names.Role.HEAD else names.feeders(self.name)
+        return {
+            "apiVersion": "apps/v1",
+            "kind": "ReplicaSet",
+            "name": f"{name}-7c",
+            "uid": "r",
+            "controller": True,
+        }
 
     def edit(self, **spec: Any) -> None:
         """A user's change of the job."""

@@ -214,6 +214,23 @@ def test_an_attempt_that_cannot_be_counted_is_not_replaced():
     assert "Job/mnist-trainers-0" in job.made()
 
 
+def test_a_job_of_another_controller_is_left_alone_and_says_so_once():
+    job = Job({"spec.managedBy": "example.com/other"})
+    for _ in range(2):
+        assert job.reconcile() is None
+    assert (job.made(), job.status) == (set(), {})
+    ((reason, text),) = reasons(job)
+    assert reason == "ManagedElsewhere"
+    assert "example.com/other" in text
+    assert "dataloading.dev/operator" in text
+
+
+def test_the_operators_own_name_is_reserved_for_it():
+    job = Job({"spec.managedBy": "dataloading.dev/operator"})
+    job.reconcile()
+    assert len(job.made()) == CHILDREN
+
+
 @pytest.fixture(autouse=True)
 def _logs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)

@@ -22,12 +22,13 @@ from observed_jobs import (
     serving,
 )
 
+from dataloaderjob.api.crd import COLUMNS
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob_operator.decide import conditions
 from dataloaderjob_operator.decide.decision import Decision
 from dataloaderjob_operator.decide.events import Reason, events_of
 from dataloaderjob_operator.decide.health import ConditionState
-from dataloaderjob_operator.decide.observed import Cause, Observed
+from dataloaderjob_operator.decide.observed import Cause, Observed, SupervisorStatus
 
 PROGRESSING, READY = ConditionType.PROGRESSING, ConditionType.READY
 BACKOFF = {"name": "feeder", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
@@ -142,3 +143,40 @@ def test_the_end_of_a_job_is_no_event_of_serving():
     trainers = {"conditions": [{"type": "Complete", "status": "True"}]}
     done = replace(whole, children={**whole.children, **live(("Job", "mnist-trainers-0"), **trainers)})
     assert [event.reason for event in events_of(whole.status, decided(done).status)] == [Reason.COMPLETED]
+
+
+def test_a_head_whose_supervisor_hangs_is_made_anew_once():
+    whole = after(serving(), decided(serving()))
+    silent = SupervisorStatus(silent="nothing within 5 s")
+    assert decided(replace(whole, supervisor=silent)).delete == ()
+    hangs = replace(whole, supervisor=replace(silent, hung=True))
+    made = decided(hangs)
+    assert made.delete == (HEAD,)
+    assert condition(made, ConditionType.HEAD_READY).message.endswith("; the pod is replaced")
+    going = {"metadata": {"name": HEAD[1], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    assert decided(replace(hangs, children={**hangs.children, HEAD: going})).delete == ()
+
+
+def test_trainers_are_counted_as_those_that_run_or_ended_well_of_those_asked_for():
+    two = job(
+        trainer={
+            **job().spec.trainer.model_dump(mode="json", by_alias=True, exclude_unset=True),
+            "replicas": 2,
+        }
+    )
+    observed = replace(serving(), job=two)
+    assert decided(observed).status.trainers.summary == "1/2"
+    over = {"conditions": [{"type": "Complete", "status": "True"}], "succeeded": 2}
+    done = replace(
+        observed, pods=(), children={**observed.children, **live(("Job", "mnist-trainers-0"), **over)}
+    )
+    assert decided(done).status.trainers.summary == "2/2"
+    starting = replace(observed, pods=(pod("trainer", started=False),))
+    assert decided(starting).status.trainers.summary == "0/2", (
+        "the Indexed Job counts pods that wait as active"
+    )
+    assert decided(replace(observed, job=job(suspend=True))).status.trainers.summary == "0/1"
+
+
+def test_the_header_of_kubectl_get_has_one_word_for_each_column():
+    assert [name for name, *_ in COLUMNS if len(name.split()) != 1] == []

@@ -194,7 +194,10 @@ def _head(observed: Observed, pods: ConditionState) -> ConditionState:
         )
     if supervisor.silent:
         return ConditionState(
-            False, "SupervisorSilent", f"the supervisor in its pod does not answer: {supervisor.silent}"
+            False,
+            "SupervisorSilent",
+            f"the supervisor in its pod does not answer: {supervisor.silent}"
+            + ("; the pod is replaced" if supervisor.hung else ""),
         )
     if not supervisor.ray.version:
         return ConditionState(False, "RayStarts", "Ray has not answered the supervisor in its pod yet")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from dataloaderjob.api.job import MANAGED_BY
 from dataloaderjob.api.status import (
     ConditionType,
     DataLoaderJobStatus,
@@ -77,7 +78,7 @@ class Decision:
 
 def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision | None:
     """Decides what becomes of a job; None: it is another controller's."""
-    if observed.job.spec.managed_by is not None:
+    if observed.job.spec.managed_by not in (None, MANAGED_BY):
         return None
     health = diagnose(observed)
     found = parts(observed, health)
@@ -93,7 +94,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         phase=_phase(result.stage, serves=serves(found)),
         conditions=conditions(observed, result, found, short, now),
         feeders=_feeders(observed, result),
-        trainers=_trainers(observed, result),
+        trainers=_trainers(observed, health, result),
         loader=LoaderStatus() if result.stage in HELD else observed.status.loader,
         ray=observed.supervisor.ray
         if observed.supervisor and observed.supervisor.ray.version
@@ -117,7 +118,9 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     return Decision(
         status=status.model_copy(update={"loader": loader}),
         apply=tuple(wanted.values()),
-        delete=() if bug is not None else tuple(_unwanted(observed, result, set(wanted))),
+        delete=()
+        if bug is not None
+        else (*_unwanted(observed, result, set(wanted)), *_hung(observed, set(wanted))),
         delete_job=result.stage in ENDED and due is not None and due <= now,
         feeders=observed.job.spec.feeders.count if Part.FEEDING in WANTED[result.stage] else None,
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
@@ -154,7 +157,7 @@ def _wait_s(every_s: float, last: datetime, now: datetime) -> float:
 def _uncounted(status: DataLoaderJobStatus) -> DataLoaderJobStatus:
     """Drops what changes with each pod that comes or goes."""
     feeders = FeedersStatus(desired=status.feeders.desired)
-    trainers = status.trainers.model_copy(update={"active": 0, "succeeded": 0})
+    trainers = status.trainers.model_copy(update={"active": 0, "succeeded": 0, "summary": ""})
     bare = tuple(condition.model_copy(update={"message": ""}) for condition in status.conditions)
     return status.model_copy(update={"feeders": feeders, "trainers": trainers, "conditions": bare})
 
@@ -238,6 +241,14 @@ def _unwanted(observed: Observed, result: StageResult, wanted: set[Key]) -> list
     return sorted(k for k, child in observed.children.items() if k not in kept and not leaving(child))
 
 
+def _hung(observed: Observed, wanted: set[Key]) -> list[Key]:
+    """The head whose supervisor answers no more: it is made anew, with its pod."""
+    key = "Deployment", names.head(observed.job.name)
+    live = observed.children.get(key)
+    hangs = observed.supervisor is not None and observed.supervisor.hung
+    return [key] if hangs and key in wanted and live is not None and not leaving(live) else []
+
+
 def _queries(health: Health, result: StageResult, lacking: set[names.Role], now: datetime) -> Queries:
     if result.stage not in {Stage.STARTING, Stage.RUNNING}:
         return Queries()
@@ -266,16 +277,16 @@ def _feeders(observed: Observed, result: StageResult) -> FeedersStatus:
     )
 
 
-def _trainers(observed: Observed, result: StageResult) -> TrainersStatus:
+def _trainers(observed: Observed, health: Health, result: StageResult) -> TrainersStatus:
     live = observed.children.get(("Job", names.trainers(observed.job.name, result.attempt)), {}).get(
         "status", {}
     )
+    desired, succeeded = observed.job.spec.trainer.replicas, int(live.get("succeeded") or 0)
+    running = 0 if result.stage in HELD else max(succeeded, health.trainers_running)
     return TrainersStatus(
-        desired=observed.job.spec.trainer.replicas,
-        active=int(live.get("active") or 0),
-        succeeded=int(live.get("succeeded") or 0),
-        restarts=result.attempt,
-    )
+        desired=desired, active=int(live.get("active") or 0), succeeded=succeeded, restarts=result.attempt,
+        summary=f"{min(running, desired)}/{desired}",
+    )  # fmt: skip
 
 
 def _due(

@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from dataloaderjob.api import KIND
-from dataloaderjob.api.job import API_VERSION, Metadata
+from dataloaderjob.api.job import API_VERSION, MANAGED_BY, Metadata
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob_operator.decide.conditions import FAULTS, STARTS
 from dataloaderjob_operator.decide.observed import show_time
@@ -53,6 +53,8 @@ class Reason(StrEnum):
     """It ended otherwise."""
     FEEDERS_MISSING = "FeedersMissing"
     """Fewer feeders serve than are asked for, and a job that runs goes on with those."""
+    MANAGED_ELSEWHERE = "ManagedElsewhere"
+    """`spec.managedBy` names another controller: the operator does nothing about the job."""
     UNKNOWN_FIELD = "UnknownField"
     """A field of a template resembles one that there is."""
 
@@ -117,6 +119,12 @@ def cut(text: str, nbytes: int) -> str:
 def unknown_fields(doubts: Sequence[str], generation: int) -> Event:
     """The event for fields that resemble misspelt ones, once for a spec."""
     return Event(Reason.UNKNOWN_FIELD, cut("; ".join(doubts), MAX_MESSAGE_NBYTES), str(generation))
+
+
+def managed_elsewhere(manager: str) -> Event:
+    """The event for a job that the operator leaves alone."""
+    text = f"spec.managedBy is {manager}: the operator leaves the job to it; its own name is {MANAGED_BY}"
+    return Event(Reason.MANAGED_ELSEWHERE, text, manager)
 
 
 def manifest(event: Event, about: Metadata, now: datetime, host: str) -> Manifest:

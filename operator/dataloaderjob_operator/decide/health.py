@@ -127,6 +127,8 @@ class Health:
     """Each trainer pod's sidecar listens, or why not."""
     trainer_pods: ConditionState
     """All trainer pods run, or why not."""
+    trainers_running: int
+    """Trainer pods that run, or ended well."""
 
     @property
     def event_trouble(self) -> Trouble | None:
@@ -147,6 +149,7 @@ def diagnose(observed: Observed) -> Health:
         feeder_pods=_deployment(observed, names.feeders(name), roles[Role.FEEDER], needed),
         sidecars=_trainer_pods(observed, trainers, _sidecar_listens, "sidecars listen"),
         trainer_pods=_trainer_pods(observed, trainers, _trains, "trainer pods run"),
+        trainers_running=_doing(observed, trainers, _trains),
     )
 
 
@@ -254,12 +257,16 @@ def _trainer_pods(
 ) -> ConditionState:
     """Checks whether as many trainer pods do it as there shall be."""
     needed = observed.job.spec.trainer.replicas
-    found = sum(does(pod.get("status") or {}) for pod in health.pods) + _succeeded_and_gone(observed, health)
+    found = _doing(observed, health, does)
     if found >= needed:
         return ConditionState(True, "Serving", f"{found} of {needed} {what}")
     if (cause := health.cause) is not None:
         return ConditionState(False, cause.reason, str(cause))
     return ConditionState(False, "PodsStart", f"{found} of {needed} {what}")
+
+
+def _doing(observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, Any]], bool]) -> int:
+    return sum(does(pod.get("status") or {}) for pod in health.pods) + _succeeded_and_gone(observed, health)
 
 
 def _succeeded_and_gone(observed: Observed, health: RoleHealth) -> int:

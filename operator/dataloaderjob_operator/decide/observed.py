@@ -108,6 +108,8 @@ class SupervisorStatus:
 
     silent: str = ""
     """Why several polls in a row had no answer; empty while the supervisor answers."""
+    hung: bool = False
+    """It has been silent for minutes, though its pod is ready and it answered before."""
     desired: int = 0
     """Feeder processes that it keeps in place."""
     ready: int = 0

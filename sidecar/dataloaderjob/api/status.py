@@ -108,6 +108,8 @@ class TrainersStatus(Model):
     """Pods that ended with exit code 0."""
     restarts: Whole = Field(default=0, ge=0)
     """How often all were started anew; `spec.backoffLimit` bounds it."""
+    summary: Metric = "0/0"
+    """Pods that run or ended with exit code 0, of those asked for; for `kubectl get`."""
 
 
 class LoaderStatus(Model):
