@@ -176,7 +176,8 @@ class Metrics:
         )
         self.watches = Gauge(
             f"{PREFIX}_watches",
-            "Watches that are open: one for each kind of objects, in each namespace if some are named.",
+            "Watches that are open by their own last word: one for each kind of objects, in each namespace if some are "
+            "named. One whose last request failed does not count.",
             registry=made,
         )
         self.statuses_unwritten = Gauge(

@@ -261,7 +261,7 @@ def test_only_a_ready_head_is_asked_and_another_one_begins_anew(tmp_path: Path):
 
 def test_an_answer_of_as_many_feeders_as_there_may_be_is_read(job: Job):
     supervisor = job.supervisor(feeders=MAX_FEEDERS)
-    supervisor.ready(*range(MAX_FEEDERS))
+    supervisor.ready(*range(MAX_FEEDERS), host=253 * "h")
 
     async def scenario() -> None:
         job.poller.want(KEY, MAX_FEEDERS)
