@@ -37,7 +37,7 @@ from dataloaderjob_operator.workqueue import NEVER
 log = logging.getLogger(__name__)
 
 METRICS_PER_S = 10
-"""Writes for the sake of metrics alone, of all jobs together: with more than 150 of them each has fewer."""
+"""Writes for the sake of metrics alone, of all jobs together: with more than 600 of them each has fewer."""
 FOR_TEXT = frozenset({400, 413, 422})
 """Status codes for a write of a status that one without texts may not get."""
 MAX_REFUSED_TEXTS = 64

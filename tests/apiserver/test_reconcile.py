@@ -369,6 +369,7 @@ def test_the_supervisors_report_is_in_the_status_and_noise_is_not_written(job: O
     job.supervisor.reported = SupervisorStatus(desired=1, ready=1, ray=ray, rates=rates)
     job.settle()
     status = job.get(KIND, "mnist")["status"]
+    assert status["loader"].pop("observedTime")
     assert status["loader"] == {
         "batchesPerSecond": "12.3", "gbPerSecond": "2.5", "stallPercent": "50", "occupancyPercent": "25",
     }  # fmt: skip
@@ -386,7 +387,7 @@ def test_the_supervisors_report_is_in_the_status_and_noise_is_not_written(job: O
     job.reconcile_with(operator)
     assert job.get(KIND, "mnist")["status"]["loader"]["batchesPerSecond"] == "0"
     job.supervisor.reported = replace(job.supervisor.reported, rates=rates)
-    assert (job.reconcile_with(operator) or 0.0) > 1.0, "it is due when 15 seconds have passed"
+    assert (job.reconcile_with(operator) or 0.0) > 1.0, "it is due when a minute has passed"
     assert job.get(KIND, "mnist")["status"]["loader"]["batchesPerSecond"] == "0"
 
 

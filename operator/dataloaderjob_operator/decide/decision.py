@@ -21,6 +21,7 @@ from dataloaderjob_operator.decide.conditions import (
     HELD,
     WANTED,
     Part,
+    Parts,
     Stage,
     StageResult,
     conditions,
@@ -104,7 +105,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         completion_time=ended,
     )
     status, counts_s = _counted(observed, status, now)
-    loader, metrics_s = _loader(observed, result, now, changes=status != observed.status)
+    loader, metrics_s = _loader(observed, result, found, now, changes=status != observed.status)
     due = _due(observed, result, started, ended, now)
     lacking = {role for kind, role in ROLES.items() if not found[kind].holds}
     lacking |= {names.Role.FEEDER} if short is not None else set()
@@ -163,18 +164,21 @@ def _uncounted(status: DataLoaderJobStatus) -> DataLoaderJobStatus:
 
 
 def _loader(
-    observed: Observed, result: StageResult, now: datetime, *, changes: bool
+    observed: Observed, result: StageResult, found: Parts, now: datetime, *, changes: bool
 ) -> tuple[LoaderStatus, float | None]:
     """The metrics to write, and the seconds until others may be written. `changes`: the status is written anyway.
 
-    Those of a job's last seconds of work stay after its end; a job that is held has none.
+    Those of a job's last seconds of work stay after its end; a job that is held has none, nor one whose head does not
+    answer: figures that nobody can measure any more are no figures.
     """
     written, rates = observed.status.loader, observed.supervisor.rates if observed.supervisor else None
     if result.stage in HELD:
         return LoaderStatus(), None
-    if rates is None or result.stage in ENDED:
+    if result.stage in ENDED:
         return written, None
-    fresh = supervisor_status.loader_status(rates)
+    if rates is None:
+        return (written if found[ConditionType.HEAD_READY].holds else LoaderStatus()), None
+    fresh = supervisor_status.loader_status(rates).model_copy(update={"observed_time": show_time(now)})
     if changes:
         return fresh, None
     if not supervisor_status.notable(written, fresh):

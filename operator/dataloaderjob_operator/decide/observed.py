@@ -17,7 +17,7 @@ from dataloaderjob.core.supervision import Rates
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest
 
-METRICS_EVERY_S = 15.0
+METRICS_EVERY_S = 60.0
 Key = tuple[str, str]
 """(kind, name) of a child."""
 Pod = Mapping[str, Any]

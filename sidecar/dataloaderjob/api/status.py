@@ -115,17 +115,22 @@ class TrainersStatus(Model):
 class LoaderStatus(Model):
     """What the loader does, from the supervisor, over some 10 s.
 
-    Written when it changes by more than 5 %, every 15 s at most, with n jobs in the cluster every n/10 s. After the end
-    these are the last metrics that were written, not those of the whole job; a suspended job has none.
+    Written when it changes by more than 5 %, once a minute at most, with n jobs in the cluster every n/10 s. Empty
+    while nobody knows: the supervisor has not answered yet, or answers no more. After the end these are the last
+    metrics that were written, not those of the whole job; a suspended job has none.
     """
 
-    batches_per_second: Metric = "0"
+    observed_time: Annotated[str | None, Field(max_length=64, json_schema_extra={"format": "date-time"})] = (
+        None
+    )
+    """When they were measured; they have not changed by more than 5 % since, as long as they are not empty."""
+    batches_per_second: Metric = ""
     """Batches that trainers take, of all ranks together."""
-    gb_per_second: Metric = "0"
+    gb_per_second: Metric = ""
     """10^9 bytes of batches, of all ranks together."""
-    stall_percent: Metric = "0"
+    stall_percent: Metric = ""
     """Share of the time that trainers wait for a batch."""
-    occupancy_percent: Metric = "0"
+    occupancy_percent: Metric = ""
     """Share of the pools that ready and lent batches take."""
 
 
