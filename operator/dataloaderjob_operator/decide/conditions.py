@@ -23,7 +23,9 @@ from dataloaderjob_operator.decide.observed import (
     shown,
 )
 
-STARTS = frozenset({"NotMade", "PodsStart", "SupervisorStarts", "RayStarts", "FeedersStart", "FeederStarts"})
+STARTS = frozenset(
+    {"NotMade", "PodsStart", "PodsLeave", "SupervisorStarts", "RayStarts", "FeedersStart", "FeederStarts"}
+)
 """Reasons that are no cause for worry yet."""
 FAULTS = frozenset({"InvalidSpec", "NotUnderstood"})
 """Reasons of a job about which nothing can be done until its spec changes."""

@@ -34,13 +34,12 @@ from dataloaderjob_operator.decide.observed import (
     Key,
     Observed,
     Trainers,
-    has_condition,
     leaving,
     parse_time,
     show_time,
 )
 from dataloaderjob_operator.kinds import Manifest
-from dataloaderjob_operator.objects import OperatorConfig, settings
+from dataloaderjob_operator.objects import OperatorConfig
 
 COUNTS_EVERY_S = 1.0
 """Minimum interval between two writes for the sake of counts and messages alone: pods become ready one by one."""
@@ -206,7 +205,7 @@ def _children(
 
 
 def _base(observed: Observed, setup: OperatorConfig, _: StageResult) -> list[Manifest]:
-    return objects.base(observed.job, setup, feeders_at_start=_feeders_at_start(observed))
+    return objects.base(observed.job, setup)
 
 
 def _feeding(observed: Observed, setup: OperatorConfig, _: StageResult) -> list[Manifest]:
@@ -225,15 +224,6 @@ def _attempt(observed: Observed, setup: OperatorConfig, result: StageResult) -> 
 
 
 _BUILDERS = {Part.BASE: _base, Part.FEEDING: _feeding, Part.TRAINERS: _attempt}
-
-
-def _feeders_at_start(observed: Observed) -> int | None:
-    """A supervisor reads it only as it starts, and is sent later numbers: while its pod is ready, none is written."""
-    if not any(has_condition(pod, "Ready") for pod in observed.of_role(names.Role.HEAD)):
-        return None
-    return settings.feeders_at_start(
-        observed.children.get(("ConfigMap", names.settings_map(observed.job.name)))
-    )
 
 
 def _unwanted(observed: Observed, result: StageResult, wanted: set[Key]) -> list[Key]:

@@ -101,6 +101,8 @@ class RoleHealth:
     """The first one that a pod's own status shows."""
     culprit: Trouble | None
     """The same, also of pods that are being deleted: an evicted trainer is, and has brought down the others."""
+    leaving: tuple[Manifest, ...]
+    """Pods that are being deleted."""
     held_up: tuple[tuple[EventQuery, datetime], ...]
     """Objects that wait for something that their own status does not name, and since when."""
     event_trouble: Trouble | None
@@ -205,6 +207,7 @@ def _role(observed: Observed, role: Role, found: _Diagnosed) -> RoleHealth:
         pods=tuple(pod for pod, _ in mine),
         trouble=first_trouble(trouble for _, trouble in mine),
         culprit=first_trouble(trouble for pod, trouble in every if _of_attempt(pod, observed.attempt)),
+        leaving=tuple(pod for pod, _ in every if leaving(pod)),
         held_up=held_up,
         event_trouble=next((trouble for trouble in reported if trouble is not None), None),
     )
@@ -249,7 +252,7 @@ def _deployment(observed: Observed, name: str, health: RoleHealth, needed: int) 
     refused = condition_of(live, "ReplicaFailure")
     if refused is not None and refused["status"] == "True":
         return ConditionState(False, refused.get("reason") or "PodsRefused", refused.get("message", ""))
-    return ConditionState(False, "PodsStart", f"{role} pods ready: {ready}, needed: {needed}")
+    return _starts(health, f"{role} pods ready: {ready}, needed: {needed}")
 
 
 def _trainer_pods(
@@ -262,7 +265,16 @@ def _trainer_pods(
         return ConditionState(True, "Serving", f"{found} of {needed} {what}")
     if (cause := health.cause) is not None:
         return ConditionState(False, cause.reason, str(cause))
-    return ConditionState(False, "PodsStart", f"{found} of {needed} {what}")
+    return _starts(health, f"{found} of {needed} {what}")
+
+
+def _starts(health: RoleHealth, count: str) -> ConditionState:
+    """Nothing is known to be wrong; what still leaves may be what is waited for."""
+    if not health.leaving:
+        return ConditionState(False, "PodsStart", count)
+    first = min(health.leaving, key=lambda pod: str(pod["metadata"]["deletionTimestamp"]))["metadata"]
+    text = f"{count}; pod {first['name']} is being deleted since {first['deletionTimestamp']}"
+    return ConditionState(False, "PodsLeave", text)
 
 
 def _doing(observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, Any]], bool]) -> int:

@@ -25,7 +25,6 @@ SUPERVISOR_PORT = 6400
 METRICS_PORT = 9400
 JOB_KEY = "links"
 HEAD_FILE = "head.json"
-FEEDERS = "num_feeders"
 RAY_TOKEN = "ray"  # noqa: S105  the name of a file
 
 
@@ -68,28 +67,18 @@ def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
     }
 
 
-def config_map(job: DataLoaderJob, feeders_at_start: int | None = None) -> Manifest:
+def config_map(job: DataLoaderJob) -> Manifest:
     """Makes the settings as JSON, one file for each kind of process."""
-    for_head = head(job) | ({} if feeders_at_start is None else {FEEDERS: feeders_at_start})
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": names.metadata(job, names.settings_map(job.name)),
         "data": {
             "sidecar.json": _json(sidecar(job)),
-            HEAD_FILE: _json(for_head),
+            HEAD_FILE: _json(head(job)),
             "feeder.json": _json(feeder(job)),
         },
     }
-
-
-def feeders_at_start(live: Mapping[str, Any] | None) -> int | None:
-    """Reads the number in a live ConfigMap; None if it has none."""
-    try:
-        found = json.loads((live or {})["data"][HEAD_FILE])[FEEDERS]
-    except (KeyError, TypeError, ValueError):
-        return None
-    return found if type(found) is int and found >= 0 else None
 
 
 def unique(job: DataLoaderJob) -> str:
@@ -121,7 +110,7 @@ def head(job: DataLoaderJob) -> dict[str, Any]:
         "host": names.head(job.name),
         "gcs_port": GCS_PORT,
         "supervisor_port": SUPERVISOR_PORT,
-        FEEDERS: job.spec.feeders.count,
+        "num_feeders": job.spec.feeders.count,
         "tuning": dataclasses.asdict(job.spec.ray.tuning.settings()),
     }
 
