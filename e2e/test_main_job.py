@@ -47,11 +47,14 @@ def runs_to_complete(operator: Cluster, namespace: str, local_digest: str) -> Sn
     pods_are_closed(job)
     snapshot = Snapshot.take(operator)
     until(
-        lambda: float(job.status()["loader"]["gbPerSecond"]) > 0, timeout_s=90, what="metrics", also=job.why
+        lambda: float(job.status()["loader"]["gbPerSecond"] or 0) > 0,
+        timeout_s=90,
+        what="metrics",
+        also=job.why,
     )
     header, line = operator.kubectl("get", "dlj", "-n", namespace).splitlines()
-    assert header.split() == ["NAME", "PHASE", "FEEDERS", "TRAINERS", "GB/S", "STALL", "%", "AGE"]
-    assert line.split()[:4] == ["fashion-mnist", "Running", "2/2", "2"]
+    assert header.split() == ["NAME", "PHASE", "FEEDERS", "TRAINERS", "GB/S", "STALL%", "AGE"]
+    assert line.split()[:4] == ["fashion-mnist", "Running", "2/2", "2/2"]
     in_force = job.status()["ray"]
     assert in_force["version"], in_force
     assert (

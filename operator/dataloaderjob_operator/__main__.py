@@ -32,6 +32,7 @@ from dataloaderjob_operator.objects import OperatorConfig, OwnPod
 from dataloaderjob_operator.objects.settings import USER, cluster_domain
 from dataloaderjob_operator.observe import watch
 from dataloaderjob_operator.observe.cache import Cache, JobKey
+from dataloaderjob_operator.observe.requests import Requests
 from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
 from dataloaderjob_operator.observe.watch import EventLookup, SecretPoller
 from dataloaderjob_operator.reconcile import Reconciler
@@ -211,14 +212,15 @@ def make_setup(options: Options) -> OperatorConfig:
 async def run(options: Options, setup: OperatorConfig) -> None:
     """Runs until a signal comes. Raises CancelledError if that is before the first list is done."""
     cache, metrics = Cache(), Metrics()
+    requests = Requests(cache, watch.list_paths(options.namespaces))
     client = await Client.connect(metrics)
     poller = SupervisorPoller(cache, setup.root_key, lambda key: work.add(key))
-    reconciler = Reconciler(client, cache, setup, poller)
+    reconciler = Reconciler(client, cache, setup, poller, metrics=metrics)
     work = Workers(reconciler.reconcile, workers=options.workers, metrics=metrics, resync_s=options.resync_s)
     lookup = reconciler.lookup = EventLookup(client, work.add)
-    secret_poller = reconciler.secret_poller = SecretPoller(client, work.add, cache.ended)
-    health = Health(watches=watch.alive, expected=watch.expected(options.namespaces))
-    metrics.watches.set_function(watch.alive)
+    secret_poller = reconciler.children.secret_poller = SecretPoller(client, work.add, cache.ended)
+    health = Health(watches=requests.open, expected=requests.expected, remark=reconciler.cannot_write)
+    metrics.watches.set_function(requests.open)
     metrics.describe(version=setup.version, kopf=importlib.metadata.version("kopf"), phases=cache.phases)
     if (this := asyncio.current_task()) is not None:
         for number in (signal.SIGTERM, signal.SIGINT):  # kopf sets its own later
@@ -227,6 +229,10 @@ async def run(options: Options, setup: OperatorConfig) -> None:
     def changed(key: JobKey, itself: bool) -> None:
         work.add(key, 0.0 if itself else CHILD_S)
         poller.wake(key)
+
+    def received(kind: str, uid: str) -> None:
+        metrics.received(kind)
+        requests.reported(kind, uid)
 
     def gone(key: JobKey) -> None:
         work.forget(key)
@@ -239,7 +245,7 @@ async def run(options: Options, setup: OperatorConfig) -> None:
             settings = kopf.OperatorSettings()
             watch.configure(settings)
             watching = kopf.operator(
-                registry=watch.registry(cache, changed, gone, metrics.received), settings=settings, standalone=True,
+                registry=watch.registry(cache, changed, gone, received, requests), settings=settings, standalone=True,
                 clusterwide=not options.namespaces, namespaces=options.namespaces,
             )  # fmt: skip
             health.tasks += [
@@ -249,7 +255,7 @@ async def run(options: Options, setup: OperatorConfig) -> None:
                 asyncio.create_task(secret_poller.run(), name="secrets"),
                 asyncio.create_task(pulse(metrics), name="pulse"),
                 asyncio.create_task(
-                    watch.keep_sweeping(client, cache, work.add, options.namespaces), name="sweeps"
+                    watch.keep_sweeping(client, cache, work.add, options.namespaces, requests), name="sweeps"
                 ),
             ]
             await asyncio.sleep(0)  # tasks that kopf finds are not its own: it waits for others at its end

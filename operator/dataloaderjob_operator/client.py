@@ -81,6 +81,13 @@ class Client:
         what = manifest["kind"], "apply"
         return await self._write(what, "PATCH", path, manifest, APPLY, fieldManager=MANAGER, force="true")
 
+    async def try_apply(self, manifest: Manifest) -> None:
+        """Asks the API server whether it would take an object, without an effect."""
+        metadata = manifest["metadata"]
+        path = f"{_path(metadata['namespace'], manifest['kind'])}/{metadata['name']}"
+        query = {"fieldManager": MANAGER, "force": "true", "dryRun": "All"}
+        await self._write((manifest["kind"], "dry_run"), "PATCH", path, manifest, APPLY, **query)
+
     async def apply_status(
         self, namespace: str, name: str, version: str, status: Mapping[str, Any]
     ) -> Manifest:

@@ -176,7 +176,13 @@ class Metrics:
         )
         self.watches = Gauge(
             f"{PREFIX}_watches",
-            "Watches that are open: one for each kind of objects, in each namespace if some are named.",
+            "Watches that are open by their own last word: one for each kind of objects, in each namespace if some are "
+            "named. One whose last request failed does not count.",
+            registry=made,
+        )
+        self.statuses_unwritten = Gauge(
+            f"{PREFIX}_statuses_unwritten",
+            "Jobs whose status could not be written at the last try: what kubectl shows of them is old.",
             registry=made,
         )
         self.build = Info(f"{PREFIX}_build", "Versions of the operator; always 1.", registry=made)
@@ -233,6 +239,8 @@ class Health:
     expected: int
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     """Tasks that shall never end."""
+    remark: Callable[[], str] = str
+    """What is wrong beside that, and no reason to start the process anew; empty if nothing is."""
     listed: bool = False
     """Everything has been listed once: from then on decisions are made."""
     _full_at: float | None = None
@@ -282,11 +290,12 @@ async def serve(port: int, metrics: Metrics, health: Health) -> AsyncIterator[No
 
 
 def _app(metrics: Metrics, health: Health) -> web.Application:
-    def answer(why: str) -> web.Response:
-        return _last(web.Response(status=503 if why else 200, text=f"{why or 'ok'}\n"))
+    def answer(why: str, remark: str = "") -> web.Response:
+        text = "\n".join(filter(None, (why or "ok", remark)))
+        return _last(web.Response(status=503 if why else 200, text=f"{text}\n"))
 
     async def healthz(_: web.Request) -> web.Response:
-        return answer(health.not_alive(asyncio.get_running_loop().time()))
+        return answer(health.not_alive(asyncio.get_running_loop().time()), health.remark())
 
     async def readyz(_: web.Request) -> web.Response:
         return answer(health.not_ready())

@@ -15,7 +15,7 @@ from processes_of_operator import ALL, Operator, until
 
 from apiserver import ApiServer
 from dataloaderjob.api import KIND
-from dataloaderjob_operator.names import LABEL_JOB, LABEL_ROLE
+from dataloaderjob_operator.names import LABEL_JOB, LABEL_ROLE, Role
 
 QUOTA = (
     'Error creating: pods "mnist-trainers-0-0-x7k2p" is forbidden: exceeded quota: team, requested: cpu=64'
@@ -56,7 +56,8 @@ def stuck_pod(job: Operated, role: str) -> dict[str, Any]:
     name, labels = f"mnist-{role}-x", {LABEL_JOB: job.name, LABEL_ROLE: role}
     spec = {"containers": [{"name": role, "image": "i:1"}], "nodeName": "n"}
     path = f"/api/v1/namespaces/{job.namespace}/pods"
-    made = job.server.request("POST", path, {"metadata": {"name": name, "labels": labels}, "spec": spec})
+    metadata = {"name": name, "labels": labels, "ownerReferences": [job.owner(Role(role))]}
+    made = job.server.request("POST", path, {"metadata": metadata, "spec": spec})
     placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": now()}
     waiting = {"name": role, "image": "i:1", "imageID": "", "ready": False, "restartCount": 0}
     waiting["state"] = {"waiting": {"reason": "ContainerCreating"}}

@@ -17,6 +17,7 @@ from dataloaderjob.api import KIND
 from dataloaderjob.api.status import ConditionType, RayStatus
 from dataloaderjob.core.supervision import Rates
 from dataloaderjob_operator import objects
+from dataloaderjob_operator.children import Refusal
 from dataloaderjob_operator.client import ApiError, Changed
 from dataloaderjob_operator.decide.observed import SupervisorStatus
 from dataloaderjob_operator.kinds import ANNOTATION_APPLIED
@@ -172,9 +173,9 @@ def test_a_job_that_took_the_name_of_another_gets_none_of_its_status_and_is_not_
         job.run(operator.api.apply_status(*job.key, old.version(job.key), status))
     assert job.run(operator.api.delete(job.namespace, (KIND, "mnist"), uid)) is None
     assert "status" not in job.get(KIND, "mnist")
-    operator.refused[job.key] = "of the other"
+    operator.children.refusals[job.key] = {("Job", "a"): Refusal("of the other", reported=True)}
     assert job.reconcile_with(operator) == AFTER_WRITE_S
-    assert job.key not in operator.refused
+    assert not operator.children.refused(job.key)
 
 
 def test_a_job_whose_time_is_over_is_deleted_once(server: ApiServer) -> None:
@@ -182,7 +183,7 @@ def test_a_job_whose_time_is_over_is_deleted_once(server: ApiServer) -> None:
     operator = job.operator()
     job.reconcile_with(operator)
     job.ends("mnist-trainers-0", "Complete")
-    operator.cache = job.observe()
+    operator.cache = operator.children.cache = job.observe()
     written = operator.api.writes
     waits = [job.run(operator.reconcile(job.key)) for _ in range(3)]
     assert waits[1:] == [NEVER, NEVER]
@@ -197,7 +198,7 @@ def test_a_child_that_is_gone_and_still_known_is_deleted_once(job: Operated) -> 
     job.edit(suspend=True)
     job.reconcile_with(operator)
     job.collect_garbage()
-    operator.cache = job.observe()
+    operator.cache = operator.children.cache = job.observe()
     operator.cache.put(ghost)
     written = operator.api.writes
     for _ in range(3):
@@ -322,7 +323,7 @@ def test_a_failed_attempt_is_replaced_by_the_next_and_counted_once(job: Operated
     assert job.get(KIND, "mnist")["status"]["trainers"]["restarts"] == 1
 
 
-@pytest.mark.parametrize("codes", [{1: 500}, {2: 429, 3: 429}, {4: 409}, {8: 503}, {1: 409, 5: 0}])
+@pytest.mark.parametrize("codes", [{1: 500}, {2: 429, 3: 429}, {4: 409}, {8: 503}, {3: 0, 5: 0}])
 def test_writes_that_the_server_refuses_for_now_are_made_later(job: Operated, codes: dict[int, int]) -> None:
     left = dict(codes)
     for _ in range(len(codes)):
@@ -368,6 +369,7 @@ def test_the_supervisors_report_is_in_the_status_and_noise_is_not_written(job: O
     job.supervisor.reported = SupervisorStatus(desired=1, ready=1, ray=ray, rates=rates)
     job.settle()
     status = job.get(KIND, "mnist")["status"]
+    assert status["loader"].pop("observedTime")
     assert status["loader"] == {
         "batchesPerSecond": "12.3", "gbPerSecond": "2.5", "stallPercent": "50", "occupancyPercent": "25",
     }  # fmt: skip
@@ -385,7 +387,7 @@ def test_the_supervisors_report_is_in_the_status_and_noise_is_not_written(job: O
     job.reconcile_with(operator)
     assert job.get(KIND, "mnist")["status"]["loader"]["batchesPerSecond"] == "0"
     job.supervisor.reported = replace(job.supervisor.reported, rates=rates)
-    assert (job.reconcile_with(operator) or 0.0) > 1.0, "it is due when 15 seconds have passed"
+    assert (job.reconcile_with(operator) or 0.0) > 1.0, "it is due when a minute has passed"
     assert job.get(KIND, "mnist")["status"]["loader"]["batchesPerSecond"] == "0"
 
 
@@ -449,3 +451,17 @@ def test_a_field_of_a_template_that_kubernetes_does_not_take_is_reported_by_name
     ready = job.conditions()["Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "ChildRefused")
     assert field in ready["message"]
+    assert job.children() == {}, "no head and no feeder waits for trainers that cannot be"
+
+
+def test_a_child_that_the_server_finds_invalid_is_reported_by_the_users_own_field(server: ApiServer) -> None:
+    env = [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "spec.no"}}}]
+    job = Operated(server, manifest({"spec.trainer.template.spec.containers[0].env": env}))
+    operator = job.operator()
+    for _ in range(2):
+        with pytest.raises(ApiError):
+            job.reconcile_with(operator)
+    ready = job.conditions()["Ready"]
+    assert ready["reason"] == "ChildRefused"
+    assert "spec.trainer.template.spec.containers[0].env[1].valueFrom.fieldRef.fieldPath" in ready["message"]
+    assert job.children() == {}

@@ -16,7 +16,9 @@ from supervisor_alone import SupervisorAlone, says
 
 from dataloaderjob.api import KIND
 from dataloaderjob.core.settings import RayTuning
+from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob_operator import names
+from dataloaderjob_operator.decide.observed import SupervisorStatus
 from dataloaderjob_operator.observe import supervisor_poller
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
@@ -52,6 +54,7 @@ class Job:
         labels = names.labels("mnist", names.Role.HEAD)
         conditions = [{"type": "Ready", "status": str(ready)}]
         metadata = {"name": f"mnist-head-{address}", "namespace": KEY[0], "labels": labels}
+        metadata["ownerReferences"] = [{"kind": "ReplicaSet", "name": "mnist-head-7c", "controller": True}]
         return {
             "kind": "Pod", "metadata": metadata, "status": {"podIP": address, "conditions": conditions},
         }  # fmt: skip
@@ -254,3 +257,47 @@ def test_only_a_ready_head_is_asked_and_another_one_begins_anew(tmp_path: Path):
         assert job.poller.status(KEY) is None, "a job that ended is not polled"
 
     job.run(scenario)
+
+
+def test_an_answer_of_as_many_feeders_as_there_may_be_is_read(job: Job):
+    supervisor = job.supervisor(feeders=MAX_FEEDERS)
+    supervisor.ready(*range(MAX_FEEDERS), host=253 * "h")
+
+    async def scenario() -> None:
+        job.poller.want(KEY, MAX_FEEDERS)
+        status = await job.until(lambda a: a.silent or a.ready)
+        assert (status.silent, status.ready) == ("", MAX_FEEDERS)
+
+    job.run(scenario)
+
+
+def stop_answering(job: Job) -> None:
+    """As if its process hung: the port is there, and what connects gets nothing."""
+    job.poller._port = free_port()
+
+
+def test_a_supervisor_that_has_answered_and_falls_silent_for_long_is_taken_to_hang(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(supervisor_poller, "HUNG_S", 2.0)
+    job.supervisor()
+
+    async def scenario() -> None:
+        job.poller.want(KEY, 1)
+        await job.until(lambda a: a.desired == 1)
+        stop_answering(job)
+        await job.until(lambda a: a.silent and not a.hung)
+        await job.until(lambda a: a.hung)
+
+    job.run(scenario)
+
+
+@pytest.mark.parametrize("others", [0, 1], ids=["never-answered", "others-are-silent-too"])
+def test_a_supervisor_that_the_operator_cannot_reach_is_not_replaced(job: Job, others: int):
+    made = supervisor_poller._Job(1, status=SupervisorStatus(silent="refused"))
+    made.answered_at = None if others == 0 else -1e9
+    job.poller._jobs = {("team", str(number)): made for number in range(1 + others)}
+    assert not job.poller._hangs(made)
+    made.answered_at = -1e9
+    job.poller._jobs = {KEY: made}
+    assert job.poller._hangs(made)

@@ -27,14 +27,14 @@ MERGE = "application/merge-patch+json"
 _NUMBERS = itertools.count()
 
 
-class Killed(Exception):
-    """The operator died here."""
+class Killed(BaseException):
+    """The operator died here: nothing in it catches that."""
 
 
 class Api:
     """`Client`, which may fail before a write: `fault` is asked with the number of the write."""
 
-    def __init__(self, client: Client, fault: Callable[[int], Exception | None]) -> None:
+    def __init__(self, client: Client, fault: Callable[[int], BaseException | None]) -> None:
         self._client, self._fault, self.writes, self.reported = client, fault, 0, 0
 
     def _count(self) -> None:
@@ -48,6 +48,10 @@ class Api:
     async def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
         self._count()
         return await self._client.apply(manifest)
+
+    async def try_apply(self, manifest: dict[str, Any]) -> None:
+        """Not counted as a write: nothing is written."""
+        await self._client.try_apply(manifest)
 
     async def apply_status(
         self, namespace: str, name: str, version: str, status: Mapping[str, Any]
@@ -114,7 +118,7 @@ class Operated:
 
     def reconcile(
         self,
-        fault: Callable[[int], Exception | None] = lambda number: None,
+        fault: Callable[[int], BaseException | None] = lambda number: None,
         setup: objects.OperatorConfig = SETUP,
     ) -> int:
         """One reconcile. Returns how many writes it made. Raises what `fault` does."""
@@ -128,7 +132,7 @@ class Operated:
         return Reconciler(_operator(self.server)[1], self.observe(), SETUP, self.supervisor)
 
     def reconcile_with(self, operator: Reconciler) -> float | None:
-        operator.cache = self.observe()
+        operator.cache = operator.children.cache = self.observe()
         return self.run(operator.reconcile(self.key))
 
     def run(self, what: Coroutine[Any, Any, T]) -> T:
@@ -198,10 +202,30 @@ class Operated:
         """The pod of that role has this status; it is made if it is not there."""
         folder, name = self.path("Pod"), f"{self.name}-{role.value}-0"
         if not any(pod["metadata"]["name"] == name for pod in self.pods()):
-            metadata = {"name": name, "labels": names.labels(self.name, role)}
+            metadata = {
+                "name": name,
+                "labels": names.labels(self.name, role),
+                "ownerReferences": [self.owner(role)],
+            }
             spec = {"containers": [{"name": role.value, "image": "i"}], "restartPolicy": "Never"}
             self.server.request("POST", folder, {"metadata": metadata, "spec": spec})
         self.server.request("PATCH", f"{folder}/{name}/status", {"status": status}, content_type=MERGE)
+
+    def owner(self, role: names.Role) -> dict[str, Any]:
+        """The reference to what makes pods of a role."""
+        if role is names.Role.TRAINER:
+            name = names.trainers(self.name, 0)
+            jobs = {name: found for (_, name), found in self.children().items()}
+            uid = jobs[name]["metadata"]["uid"] if name in jobs else "gone"
+            return {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid, "controller": True}
+        name = names.head(self.name) if role is names.Role.HEAD else names.feeders(self.name)
+        return {
+            "apiVersion": "apps/v1",
+            "kind": "ReplicaSet",
+            "name": f"{name}-7c",
+            "uid": "r",
+            "controller": True,
+        }
 
     def edit(self, **spec: Any) -> None:
         """A user's change of the job."""
@@ -236,11 +260,11 @@ class Operated:
         return {c["type"]: c for c in self.get(KIND, self.name)["status"]["conditions"]}
 
 
-def dies_at(write: int) -> Callable[[int], Exception | None]:
+def dies_at(write: int) -> Callable[[int], BaseException | None]:
     """The operator is killed before its write of that number."""
     return lambda number: Killed() if number == write else None
 
 
-def refuses(codes: Mapping[int, int]) -> Callable[[int], Exception | None]:
+def refuses(codes: Mapping[int, int]) -> Callable[[int], BaseException | None]:
     """The API server answers these writes so."""
     return lambda number: ApiError(codes[number], "not now") if number in codes else None

@@ -122,7 +122,11 @@ def converse(root: bytes, *wanted: int) -> list[dict[str, Any]]:
         async with Supervisors(ROOT, feeders=2).serving("127.0.0.1", 0) as port:
             head = supervisor_poller.Head("127.0.0.1", f"team/mnist/{uid}", names.job_key(root, uid))
             return [
-                dict(await supervisor_poller._exchange(head, port, supervisor_poller._Job(feeders)))
+                dict(
+                    await supervisor_poller._exchange(
+                        head, port, supervisor_poller._Job(feeders), asyncio.Semaphore(1)
+                    )
+                )
                 for feeders in wanted
             ]
 

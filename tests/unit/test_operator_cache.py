@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from manifests import manifest
 
 from dataloaderjob_operator.decide.observed import trouble_of
 from dataloaderjob_operator.kinds import transform
+from dataloaderjob_operator.names import Role
 from dataloaderjob_operator.observe.cache import GONE, WRITE_WINS_S, Cache
 
 KEY, MAP = ("team", "mnist"), ("ConfigMap", "mnist-settings")
@@ -152,3 +155,61 @@ def test_a_write_that_changed_nothing_does_not_let_older_news_in():
     cache.put_written(settings("7", a="ours"))
     cache.put(settings("7", a="ours"))
     assert cache.put(settings("5", a="before")) is None
+
+
+MADE = "2026-01-01T00:00:00Z"
+
+
+def of_job(kind: str, owner_name: str, owner_uid: str, **more: Any) -> dict[str, Any]:
+    """An object with the job's label, made by a controller."""
+    labels = {"dataloading.dev/job": "mnist", "dataloading.dev/role": "trainer"}
+    owner = {"kind": kind, "name": owner_name, "uid": owner_uid, "controller": True}
+    metadata = {
+        "name": "p", "namespace": "team", "labels": labels, "uid": "p", "creationTimestamp": MADE,
+        "ownerReferences": [owner],
+    }  # fmt: skip
+    return {"kind": "Pod", "metadata": {**metadata, **more}, "status": {}}
+
+
+def with_pod(pod: dict[str, Any]) -> list[str]:
+    """The pods that a job with this one in its namespace has."""
+    cache = Cache(Clock())
+    on_cluster = {"metadata.uid": "u", "metadata.namespace": "team", "metadata.creationTimestamp": MADE}
+    cache.put({**manifest(on_cluster), "kind": "DataLoaderJob"})
+    trainers = of_job("DataLoaderJob", "mnist", "u", name="mnist-trainers-0", uid="t")
+    cache.put({**trainers, "kind": "Job"})
+    cache.put(pod)
+    observed = cache.observed(("team", "mnist"))
+    assert observed is not None
+    found = [pod["metadata"]["name"] for pod in cache.of_role(("team", "mnist"), Role.TRAINER)]
+    assert [pod["metadata"]["name"] for pod in observed.pods] == found
+    return found
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        ("Job", "mnist-trainers-0", "t"), ("Job", "mnist-trainers-7", "gone"), ("ReplicaSet", "mnist-head-7c", "r"),
+        ("ReplicaSet", "mnist-feeders-7c", "r"),
+    ],
+)  # fmt: skip
+def test_a_pod_that_a_child_of_the_job_made_is_the_jobs(owner):
+    assert with_pod(of_job(*owner)) == ["p"]
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        pytest.param(of_job("Job", "mnist-trainers-0", "t", ownerReferences=[]), id="a-copy-for-debugging"),
+        pytest.param(of_job("Job", "mnist-trainers-0", "old"), id="of-an-earlier-job"),
+        pytest.param(of_job("Job", "their-own", "x"), id="of-another-controller"),
+        pytest.param(of_job("ReplicaSet", "mnist-web-7c", "x"), id="of-another-deployment"),
+        pytest.param(of_job("StatefulSet", "mnist-head-7c", "x"), id="of-another-kind"),
+        pytest.param(
+            of_job("ReplicaSet", "mnist-head-7c", "r", creationTimestamp="2025-12-31T23:59:59Z"),
+            id="older-than-the-job",
+        ),
+    ],
+)
+def test_labels_alone_make_no_pod_a_jobs(pod):
+    assert with_pod(pod) == []

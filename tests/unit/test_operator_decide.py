@@ -189,7 +189,8 @@ def test_when_the_trainers_end_well_head_and_feeders_go_at_once_and_their_logs_s
     assert set(made.delete) == {HEAD, FEEDERS}
     assert keys(made) == BASE
     assert condition(made, ConditionType.COMPLETE).status == "True"
-    assert condition(made, ConditionType.READY).status == "False"
+    assert condition(made, ConditionType.READY).status == "True"
+    assert condition(made, ConditionType.READY).reason == "Completed"
     assert made.requeue_after_s is None
     gone = decided(after(done, made, children={}, pods=()), 99)
     assert (gone.status.phase, gone.status.completion_time) == (Phase.COMPLETE, made.status.completion_time)
@@ -317,17 +318,11 @@ def at_start(decision: Decision) -> int:
     return json.loads(settings["data"]["head.json"])["num_feeders"]
 
 
-def test_a_supervisor_that_runs_is_sent_the_number_of_feeders_and_its_file_is_left_alone():
-    observed = serving()
-    made = next(child for child in decided(observed).apply if child["kind"] == "ConfigMap")
-    children = {**observed.children, ("ConfigMap", "mnist-settings"): made}
-    wider = replace(observed, job=job(**{"feeders.replicas": 8}), children=children)
+def test_a_supervisor_finds_the_number_of_feeders_of_now_whenever_it_starts_again():
+    wider = replace(serving(), job=job(**{"feeders.replicas": 8}))
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     runs = decided(replace(wider, pods=(pod("head", **ready), pod("feeder"), pod("trainer"))))
-    assert (runs.feeders, at_start(runs)) == (8, 1)
-    assert at_start(decided(wider)) == 8, "one that starts reads it"
-    unreadable = {**children, ("ConfigMap", "mnist-settings"): {**made, "data": {"head.json": "{"}}}
-    assert at_start(decided(replace(wider, pods=(pod("head", **ready),), children=unreadable))) == 8
+    assert (runs.feeders, at_start(runs)) == (8, 8), "the operator may be away when the head starts anew"
 
 
 def test_policies_go_when_they_are_no_longer_asked_for_and_stay_as_long_as_any_pod_may():
@@ -451,3 +446,20 @@ class Cluster(RuleBasedStateMachine):
 
 TestCluster = Cluster.TestCase
 TestCluster.settings = profile(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+def test_a_restart_is_told_with_the_trainer_that_was_evicted_though_its_pod_is_being_deleted():
+    observed = failed_trainers(after(serving(), decided(serving())))
+    (crashed,) = observed.pods
+    target = {"type": "DisruptionTarget", "status": "True", "message": "drained"}
+    gone = pod("trainer", started=False, conditions=[target])
+    labels = {**gone["metadata"]["labels"], "dataloading.dev/attempt": "0"}
+    leaving = {"name": "mnist-trainers-0-1", "labels": labels, "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    made = decided(replace(observed, pods=(crashed, {**gone, "metadata": leaving})))
+    assert (
+        condition(made, ConditionType.PROGRESSING).message
+        == "pod mnist-trainers-0-1: drained; restart 1 of 3"
+    )
+    earlier = {**leaving, "labels": {**labels, "dataloading.dev/attempt": "7"}}
+    made = decided(replace(observed, pods=(crashed, {**gone, "metadata": earlier})))
+    assert "CUDA error" in condition(made, ConditionType.PROGRESSING).message

@@ -56,6 +56,11 @@ RESTARTED = status(
     Progressing=("True", "TrainerFailed", "exit code 3; restart 1 of 3"),
     Ready=("False", "ContainerFailed", "pod a: exit code 3"),
 )
+SHORT = status(
+    Phase.RUNNING,
+    Ready=("True", "Serving", "all serve", T0),
+    Progressing=("True", "FeedersMissing", "feeder pods that serve: 1 of 8; no such image", T1),
+)
 STUCK = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "pod a: no secret"))
 
 
@@ -98,13 +103,28 @@ def test_a_status_that_stays_as_it_is_has_no_event(same):
 
 
 def test_each_reason_belongs_to_some_change():
-    every = (NONE, STARTING, SERVING, DEGRADED, SUSPENDING, SUSPENDED, COMPLETE, FAILED, RESTARTED, STUCK)
-    assert {e.reason for before in every for after in every for e in events_of(before, after)} == set(Reason)
+    every = (
+        NONE,
+        STARTING,
+        SERVING,
+        DEGRADED,
+        SUSPENDING,
+        SUSPENDED,
+        COMPLETE,
+        FAILED,
+        RESTARTED,
+        STUCK,
+        SHORT,
+    )
+    found = {e.reason for before in every for after in every for e in events_of(before, after)}
+    assert found == set(Reason) - {Reason.UNKNOWN_FIELD, Reason.MANAGED_ELSEWHERE}, (
+        "which no change of a status makes"
+    )
 
 
 def name(before: DataLoaderJobStatus, after: DataLoaderJobStatus, job: Any = JOB) -> str:
     (event,) = events_of(before, after)
-    made = events.manifest(event, job, datetime(2026, 1, 1, tzinfo=UTC), "host")
+    made = events.manifest(event, job.metadata, datetime(2026, 1, 1, tzinfo=UTC), "host")
     return str(made["metadata"]["name"])
 
 

@@ -19,6 +19,8 @@ from dataloaderjob_operator.kinds import (
     transform,
 )
 from dataloaderjob_operator.observe import watch
+from dataloaderjob_operator.observe.cache import Cache
+from dataloaderjob_operator.observe.requests import Requests
 
 
 def made() -> list[Manifest]:
@@ -58,8 +60,8 @@ def test_the_jobs_are_listed_first_and_each_kind_that_is_watched_once():
     paths = watch.list_paths([])
     assert next(iter(paths)) == KIND
     assert list(paths) == [kind.name for kind in WATCHED]
-    assert watch.expected([]) == len(WATCHED)
-    assert watch.expected(["a", "b"]) == 2 * len(WATCHED)
+    assert Requests(Cache(), watch.list_paths([])).expected == len(WATCHED)
+    assert Requests(Cache(), watch.list_paths(["a", "b"])).expected == 2 * len(WATCHED)
 
 
 @pytest.mark.parametrize(

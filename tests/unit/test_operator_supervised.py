@@ -191,15 +191,16 @@ def test_metrics_are_written_when_they_changed_by_more_than_noise():
     assert quiet.requeue_after_s == decided(running(**same)).requeue_after_s
     moved = decided(replace(running(batches_per_second=5), supervisor=replace(SUPERVISOR, rates=RATES)))
     assert moved.status.loader == LoaderStatus(
-        batches_per_second="10", gb_per_second="1", stall_percent="5", occupancy_percent="50"
-    )
+        batches_per_second="10", gb_per_second="1", stall_percent="5", occupancy_percent="50",
+        observed_time="2026-01-01T00:00:00Z",
+    )  # fmt: skip
 
 
-def test_metrics_alone_are_written_every_15_seconds_at_most():
+def test_metrics_alone_are_written_once_a_minute_at_most():
     observed = replace(running(), supervisor=replace(SUPERVISOR, rates=RATES), metrics_at=T0)
     early = decided(observed, 4)
-    assert (early.status.loader, early.requeue_after_s) == (LoaderStatus(), 11.0)
-    assert decided(observed, 15).status.loader.batches_per_second == "10"
+    assert (early.status.loader, early.requeue_after_s) == (LoaderStatus(), 56.0)
+    assert decided(observed, 60).status.loader.batches_per_second == "10"
 
 
 def test_metrics_go_along_with_any_other_change():
@@ -223,12 +224,21 @@ def test_the_last_metrics_stay_after_the_end_and_a_held_job_has_none():
     assert decided(replace(observed, job=job(suspend=True))).status.loader == LoaderStatus()
 
 
-def test_a_silent_supervisor_leaves_the_metrics_as_they_are():
+def test_figures_that_nobody_can_measure_any_more_are_blank():
     observed = running(batches_per_second=10, gb_per_second=1)
     assert (
-        decided(replace(observed, supervisor=SupervisorStatus(silent="gone"))).status.loader
-        == observed.status.loader
+        decided(replace(observed, supervisor=SupervisorStatus(silent="gone"))).status.loader == LoaderStatus()
     )
+    headless = replace(observed, supervisor=None, children={**observed.children, **live(HEAD)})
+    assert decided(headless).status.loader == LoaderStatus(), "its node is lost"
+    assert decided(replace(observed, supervisor=None)).status.loader == observed.status.loader, (
+        "not asked yet"
+    )
+    assert decided(replace(observed, supervisor=SUPERVISOR)).status.loader == observed.status.loader, (
+        "it has just begun"
+    )
+    back = replace(running(), supervisor=replace(SUPERVISOR, rates=Rates()))
+    assert decided(back).status.loader.gb_per_second == "0", "which is a figure"
 
 
 def test_a_head_that_is_not_ready_is_reported_by_its_pod_whatever_came_before():

@@ -67,7 +67,7 @@ def test_a_status_and_its_events_are_made_of_any_last_words(words: str) -> None:
     assert made.trainers.restarts == 1
     for event in events.events_of(observed.status, made):
         assert len(event.message.encode()) <= events.MAX_MESSAGE_NBYTES
-        assert events.manifest(event, observed.job, T0, "h")["message"] == event.message
+        assert events.manifest(event, observed.job.metadata, T0, "h")["message"] == event.message
 
 
 @given(ANY)
@@ -128,8 +128,11 @@ def test_a_job_that_nothing_can_be_decided_about_is_not_ready_and_otherwise_as_i
     assert (ready.status, ready.reason, ready.message) == ("False", "NotUnderstood", f"TypeError: {EMOJI}")
     assert ready.observed_generation == 3
     assert after.phase is before.phase
-    assert [c for c in after.conditions if c.type != "Ready"] == [
-        c for c in before.conditions if c.type != "Ready"
-    ]
+    others = [c for c in after.conditions if c.type not in ("Ready", "Stalled")]
+    assert others == [c for c in before.conditions if c.type not in ("Ready", "Stalled")]
+    stalled = after.condition(ConditionType.STALLED)
+    assert stalled is not None
+    assert stalled.status == "True"
+    assert after.observed_generation == 3
     assert conditions.not_ready(after, why, 3, T0, refused_texts=frozenset()) == after
     assert decided(Observed(job=job(), status=after)).status.phase in (Phase.STARTING, Phase.DEGRADED)

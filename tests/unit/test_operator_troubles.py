@@ -175,3 +175,57 @@ def test_the_end_of_a_containers_last_lines_is_reported():
     assert found is not None
     assert found.message.startswith("exit code 1: …")
     assert found.message.endswith("ValueError: sample 7 is broken")
+
+
+def at(second: int, code: int = 1, name: str = "trainer", **more: Any) -> dict[str, Any]:
+    return ended(code, name, finishedAt=f"2026-01-01T00:00:{second:02d}Z", **more)
+
+
+def trainer(rank: int, *containers: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return pod(
+        f"mnist-trainers-0-{rank}", "Never", phase="Failed", containerStatuses=list(containers), **more
+    )
+
+
+def culprit(*pods: dict[str, Any]) -> str:
+    return str(observed.first_trouble(map(observed.trouble_of, pods)))
+
+
+NCCL = "NCCL error: remote process exited"
+
+
+def test_the_culprit_is_the_first_that_failed_in_time():
+    assert "mnist-trainers-0-3" in culprit(
+        trainer(0, at(9, message=NCCL)), trainer(3, at(1, message="KeyError"))
+    )
+
+
+def test_want_of_memory_comes_before_what_it_brought_down_also_within_the_same_second():
+    killed = trainer(3, at(9, 137, reason="OOMKilled"))
+    for second in (1, 9):
+        assert "raise its memory limit" in culprit(trainer(0, at(second, message=NCCL)), killed)
+
+
+def test_a_disrupted_pod_comes_before_what_it_brought_down():
+    since = {"lastTransitionTime": "2026-01-01T00:00:01Z", "message": "preempted by team/big"}
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", **since}
+    preempted = trainer(3, at(31, 143), conditions=[target])
+    assert (
+        culprit(trainer(0, at(9, message=NCCL)), preempted) == "pod mnist-trainers-0-3: preempted by team/big"
+    )
+    evicted = trainer(3, reason="Evicted", message="The node was low on resource: memory")
+    assert "low on resource" in culprit(trainer(0, at(9, message=NCCL)), evicted)
+
+
+def test_within_a_pod_the_container_that_was_killed_for_memory_comes_before_one_that_missed_it():
+    last = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T00:00:07Z"}}
+    sidecar = {"name": "dataloaderjob-sidecar", "state": {"running": {}}, "ready": True, "lastState": last}
+    found = observed.trouble_of(trainer(0, at(9, message="sidecar is gone"), initContainerStatuses=[sidecar]))
+    assert found is not None
+    assert (found.container, found.reason) == ("dataloaderjob-sidecar", "OutOfMemory")
+    long_after = trainer(
+        0, ended(1, "trainer", finishedAt="2026-01-01T00:30:00Z"), initContainerStatuses=[sidecar]
+    )
+    assert "container trainer" in str(observed.trouble_of(long_after))
+    both = trainer(0, at(9, name="a", message=NCCL), at(3, name="b", message="KeyError"))
+    assert "container b" in culprit(both)

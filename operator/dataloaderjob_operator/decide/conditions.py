@@ -23,8 +23,12 @@ from dataloaderjob_operator.decide.observed import (
     shown,
 )
 
-STARTS = frozenset({"NotMade", "PodsStart", "SupervisorStarts", "RayStarts", "FeedersStart", "FeederStarts"})
+STARTS = frozenset(
+    {"NotMade", "PodsStart", "PodsLeave", "SupervisorStarts", "RayStarts", "FeedersStart", "FeederStarts"}
+)
 """Reasons that are no cause for worry yet."""
+FAULTS = frozenset({"InvalidSpec", "NotUnderstood"})
+"""Reasons of a job about which nothing can be done until its spec changes."""
 MAX_MESSAGE = 4096
 """Characters, as the CRD has it."""
 WITHHELD = "the API server refused the text of this condition: the operator's log has it"
@@ -135,7 +139,7 @@ def _late(observed: Observed, health: Health, now: datetime) -> StageResult | No
 
 def _failed(observed: Observed, health: Health, attempt: int) -> StageResult:
     """All trainers are started anew after one failed, as often as the manifest allows."""
-    trouble = health.roles[names.Role.TRAINER].trouble
+    trouble = health.roles[names.Role.TRAINER].culprit
     job = observed.children[("Job", names.trainers(observed.job.name, attempt))]
     message = (condition_of(job, "Failed") or condition_of(job, "FailureTarget") or {}).get("message", "")
     cause = str(trouble) if trouble else message or "a trainer failed"
@@ -192,7 +196,10 @@ def _head(observed: Observed, pods: ConditionState) -> ConditionState:
         )
     if supervisor.silent:
         return ConditionState(
-            False, "SupervisorSilent", f"the supervisor in its pod does not answer: {supervisor.silent}"
+            False,
+            "SupervisorSilent",
+            f"the supervisor in its pod does not answer: {supervisor.silent}"
+            + ("; the pod is replaced" if supervisor.hung else ""),
         )
     if not supervisor.ray.version:
         return ConditionState(False, "RayStarts", "Ray has not answered the supervisor in its pod yet")
@@ -219,13 +226,15 @@ def _feeders(observed: Observed, pods: ConditionState) -> ConditionState:
     return ConditionState(False, "FeedersStart", count) if pods.holds else pods
 
 
-def conditions(observed: Observed, result: StageResult, found: Parts, now: datetime) -> tuple[Condition, ...]:
+def conditions(
+    observed: Observed, result: StageResult, found: Parts, short: ConditionState | None, now: datetime
+) -> tuple[Condition, ...]:
     """Makes all conditions, in the order of `ConditionType`."""
     return tuple(
         _condition(
             observed.status, kind, state, observed.generation, now, refused_texts=observed.refused_texts
         )
-        for kind, state in _all(result, found, observed.refused)
+        for kind, state in _all(result, found, _hindrance(observed), short)
     )
 
 
@@ -238,9 +247,14 @@ def not_ready(
     refused_texts: frozenset[str],
 ) -> DataLoaderJobStatus:
     """The status of a job of which only this is known anew: why it is not ready."""
-    made = _condition(before, ConditionType.READY, why, generation, now, refused_texts=refused_texts)
-    others = (condition for condition in before.conditions if condition.type != ConditionType.READY)
-    return before.model_copy(update={"conditions": (made, *others)})
+    stalled = ConditionState(True, why.reason, why.message)
+    made = [
+        _condition(before, kind, state, generation, now, refused_texts=refused_texts)
+        for kind, state in ((ConditionType.READY, why), (ConditionType.STALLED, stalled))
+    ]
+    known = {condition.type: condition for condition in (*before.conditions, *made)}
+    ordered = tuple(known[kind] for kind in ConditionType if kind in known)
+    return before.model_copy(update={"conditions": ordered, "observed_generation": generation})
 
 
 def reason_word(text: str, most: int = 128) -> str:
@@ -268,22 +282,43 @@ def _condition(
     )  # fmt: skip
 
 
-def _all(result: StageResult, found: Parts, refused: str) -> Iterator[tuple[ConditionType, ConditionState]]:
+def _hindrance(observed: Observed) -> ConditionState | None:
+    """What keeps children from being made."""
+    if observed.not_understood:
+        return ConditionState(False, "NotUnderstood", observed.not_understood)
+    return ConditionState(False, "ChildRefused", observed.refused) if observed.refused else None
+
+
+def _all(
+    result: StageResult, found: Parts, hindrance: ConditionState | None, short: ConditionState | None
+) -> Iterator[tuple[ConditionType, ConditionState]]:
     stage = result.stage
     if stage in ENDED or stage in HELD:
         gone = ConditionState(False, stage.value, "its pods are released")
         found = dict.fromkeys(found, gone)
-    ready = ConditionState(False, "ChildRefused", refused) if refused else _ready(result, found)
+    ready = _ready(result, found) if hindrance is None or stage in ENDED else hindrance
     yield ConditionType.READY, ready
     yield from found.items()
     why = ConditionState(stage in MOVING, result.reason, result.message)
-    yield ConditionType.PROGRESSING, why if stage in MOVING or stage in ENDED else _moves(stage, found)
+    yield ConditionType.PROGRESSING, why if stage in MOVING or stage in ENDED else _moves(stage, found, short)
     at_rest = ConditionState(True, result.reason, result.message)
     for kind in (ConditionType.SUSPENDED, ConditionType.COMPLETE, ConditionType.FAILED):
         yield kind, at_rest if stage.value == kind.value else ConditionState(False, f"Not{kind.value}")
+    yield ConditionType.STALLED, _stalled(result, ready)
+
+
+def _stalled(result: StageResult, ready: ConditionState) -> ConditionState:
+    """What ends in failure, or waits for another spec, is stalled for those who wait for it."""
+    if result.stage is Stage.FAILED:
+        return ConditionState(True, result.reason, result.message)
+    if ready.reason in FAULTS:
+        return ConditionState(True, ready.reason, ready.message)
+    return ConditionState(False, "NotStalled")
 
 
 def _ready(result: StageResult, found: Parts) -> ConditionState:
+    if result.stage is Stage.COMPLETE:
+        return ConditionState(True, "Completed", result.message)
     if result.stage in ENDED or result.stage in HELD:
         return ConditionState(False, result.stage.value, result.message)
     lacking = [state for state in found.values() if not state.holds]
@@ -293,8 +328,11 @@ def _ready(result: StageResult, found: Parts) -> ConditionState:
     return ConditionState(True, "Serving", "head, sidecars and feeders serve, trainers run")
 
 
-def _moves(stage: Stage, found: Parts) -> ConditionState:
-    """A job that runs makes no progress, unless a part of it is on its way back."""
+def _moves(stage: Stage, found: Parts, short: ConditionState | None) -> ConditionState:
+    """A job that runs makes no progress, unless a part of it is on its way back, or feeders that are asked for are on
+    theirs."""
     if stage is Stage.RUNNING and not serves(found):
         return ConditionState(True, "Recovering", next(f.message for f in found.values() if not f.holds))
+    if stage is Stage.RUNNING and short is not None:
+        return short
     return ConditionState(False, "AsAskedFor")

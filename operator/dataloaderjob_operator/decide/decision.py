@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from dataloaderjob.api.job import MANAGED_BY
 from dataloaderjob.api.status import (
     ConditionType,
     DataLoaderJobStatus,
@@ -28,21 +29,25 @@ from dataloaderjob_operator.decide.conditions import (
     parts,
     serves,
 )
-from dataloaderjob_operator.decide.health import EventQuery, Health, Queries, diagnose, queries
+from dataloaderjob_operator.decide.health import EventQuery, Health, Queries, diagnose, queries, shortage
 from dataloaderjob_operator.decide.observed import (
     Key,
     Observed,
     Trainers,
-    has_condition,
     leaving,
     parse_time,
     show_time,
 )
 from dataloaderjob_operator.kinds import Manifest
-from dataloaderjob_operator.objects import OperatorConfig, settings
+from dataloaderjob_operator.objects import OperatorConfig
 
 COUNTS_EVERY_S = 1.0
 """Minimum interval between two writes for the sake of counts and messages alone: pods become ready one by one."""
+NOT_UNDERSTOOD = (
+    "the operator fails at this job: check the templates for a part that has the wrong type or is null"
+)
+WORKLOADS = frozenset({"Deployment", "Job"})
+"""Kinds of children that have pods, made of the user's templates."""
 ROLES = {
     ConditionType.HEAD_READY: names.Role.HEAD,
     ConditionType.FEEDERS_READY: names.Role.FEEDER,
@@ -67,23 +72,29 @@ class Decision:
     """Seconds until a deadline of which no watch reports anything; None: there is none."""
     event_queries: tuple[EventQuery, ...] = ()
     """Objects whose events to list: a part of the job does not serve, and no status has the cause."""
+    bug: Exception | None = None
+    """The error of a child that could not be built; the status has it too."""
 
 
 def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision | None:
     """Decides what becomes of a job; None: it is another controller's."""
-    if observed.job.spec.managed_by is not None:
+    if observed.job.spec.managed_by not in (None, MANAGED_BY):
         return None
     health = diagnose(observed)
     found = parts(observed, health)
     result = find_stage(observed, health, found, now)
+    wanted, bug = _children(observed, setup, result)
+    if bug is not None:
+        observed = replace(observed, not_understood=not_understood(bug))
     started = _started_at(observed, result, now)
     ended = observed.status.completion_time or show_time(now) if result.stage in ENDED else None
+    short = shortage(observed, health)
     status = DataLoaderJobStatus(
         observed_generation=observed.generation,
         phase=_phase(result.stage, serves=serves(found)),
-        conditions=conditions(observed, result, found, now),
+        conditions=conditions(observed, result, found, short, now),
         feeders=_feeders(observed, result),
-        trainers=_trainers(observed, result),
+        trainers=_trainers(observed, health, result),
         loader=LoaderStatus() if result.stage in HELD else observed.status.loader,
         ray=observed.supervisor.ray
         if observed.supervisor and observed.supervisor.ray.version
@@ -93,10 +104,11 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         completion_time=ended,
     )
     status, counts_s = _counted(observed, status, now)
-    loader, metrics_s = _loader(observed, result, now, changes=status != observed.status)
-    wanted = _children(observed, setup, result)
+    loader, metrics_s = _loader(observed, result, found, now, changes=status != observed.status)
     due = _due(observed, result, started, ended, now)
-    looked_up = _queries(health, result, found, now)
+    lacking = {role for kind, role in ROLES.items() if not found[kind].holds}
+    lacking |= {names.Role.FEEDER} if short is not None else set()
+    looked_up = _queries(health, result, lacking, now)
     waits = [
         looked_up.again_s,
         counts_s,
@@ -106,12 +118,20 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     return Decision(
         status=status.model_copy(update={"loader": loader}),
         apply=tuple(wanted.values()),
-        delete=tuple(_unwanted(observed, result, set(wanted))),
+        delete=()
+        if bug is not None
+        else (*_unwanted(observed, result, set(wanted)), *_hung(observed, set(wanted))),
         delete_job=result.stage in ENDED and due is not None and due <= now,
         feeders=observed.job.spec.feeders.count if Part.FEEDING in WANTED[result.stage] else None,
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
         event_queries=looked_up.queries,
+        bug=bug,
     )
+
+
+def not_understood(error: Exception) -> str:
+    """Describes an error of the operator's own, for the job that it fails at."""
+    return f"{NOT_UNDERSTOOD}: {type(error).__name__}: {error}"
 
 
 def _counted(
@@ -137,24 +157,27 @@ def _wait_s(every_s: float, last: datetime, now: datetime) -> float:
 def _uncounted(status: DataLoaderJobStatus) -> DataLoaderJobStatus:
     """Drops what changes with each pod that comes or goes."""
     feeders = FeedersStatus(desired=status.feeders.desired)
-    trainers = status.trainers.model_copy(update={"active": 0, "succeeded": 0})
+    trainers = status.trainers.model_copy(update={"active": 0, "succeeded": 0, "summary": ""})
     bare = tuple(condition.model_copy(update={"message": ""}) for condition in status.conditions)
     return status.model_copy(update={"feeders": feeders, "trainers": trainers, "conditions": bare})
 
 
 def _loader(
-    observed: Observed, result: StageResult, now: datetime, *, changes: bool
+    observed: Observed, result: StageResult, found: Parts, now: datetime, *, changes: bool
 ) -> tuple[LoaderStatus, float | None]:
     """The metrics to write, and the seconds until others may be written. `changes`: the status is written anyway.
 
-    Those of a job's last seconds of work stay after its end; a job that is held has none.
+    Those of a job's last seconds of work stay after its end; a job that is held has none, nor one whose head does not
+    answer: figures that nobody can measure any more are no figures.
     """
     written, rates = observed.status.loader, observed.supervisor.rates if observed.supervisor else None
     if result.stage in HELD:
         return LoaderStatus(), None
-    if rates is None or result.stage in ENDED:
+    if result.stage in ENDED:
         return written, None
-    fresh = supervisor_status.loader_status(rates)
+    if rates is None:
+        return (written if found[ConditionType.HEAD_READY].holds else LoaderStatus()), None
+    fresh = supervisor_status.loader_status(rates).model_copy(update={"observed_time": show_time(now)})
     if changes:
         return fresh, None
     if not supervisor_status.notable(written, fresh):
@@ -165,28 +188,42 @@ def _loader(
     return (fresh, None) if wait_s <= 0.0 else (written, wait_s)
 
 
-def _children(observed: Observed, setup: OperatorConfig, result: StageResult) -> dict[Key, Manifest]:
-    parts_, made = WANTED[result.stage], []
-    if Part.BASE in parts_:
-        made += objects.base(observed.job, setup, feeders_at_start=_feeders_at_start(observed))
-    if Part.FEEDING in parts_:
-        made += objects.feeding(observed.job, setup)
+def _children(
+    observed: Observed, setup: OperatorConfig, result: StageResult
+) -> tuple[dict[Key, Manifest], Exception | None]:
+    """Builds the children that shall be there. If one cannot be built, the others are still kept up, and none is begun
+    with: what has no pods yet shall not have some of them only."""
+    made, bug = list[Manifest](), None
+    for part in sorted(WANTED[result.stage]):
+        try:
+            made += _BUILDERS[part](observed, setup, result)
+        except Exception as exc:
+            bug = exc
+    if bug is not None and not any(kind in WORKLOADS for kind, _ in observed.children):
+        made = []
+    return {(child["kind"], child["metadata"]["name"]): child for child in made}, bug
+
+
+def _base(observed: Observed, setup: OperatorConfig, _: StageResult) -> list[Manifest]:
+    return objects.base(observed.job, setup)
+
+
+def _feeding(observed: Observed, setup: OperatorConfig, _: StageResult) -> list[Manifest]:
+    return objects.feeding(observed.job, setup)
+
+
+def _attempt(observed: Observed, setup: OperatorConfig, result: StageResult) -> list[Manifest]:
     # Not beside an attempt that is still there: its pods hold what the next ones need. Deleted in the foreground, a
     # Job is there as long as its pods are.
     job = ("Job", names.trainers(observed.job.name, result.attempt))
-    others = any(key[0] == "Job" and key != job for key in observed.children)
-    if Part.TRAINERS in parts_ and not others and observed.trainers() is not Trainers.LEAVING:
-        made.append(objects.trainers(observed.job, setup, result.attempt))
-    return {(child["kind"], child["metadata"]["name"]): child for child in made}
+    if observed.trainers() is Trainers.LEAVING or any(
+        key[0] == "Job" and key != job for key in observed.children
+    ):
+        return []
+    return [objects.trainers(observed.job, setup, result.attempt)]
 
 
-def _feeders_at_start(observed: Observed) -> int | None:
-    """A supervisor reads it only as it starts, and is sent later numbers: while its pod is ready, none is written."""
-    if not any(has_condition(pod, "Ready") for pod in observed.of_role(names.Role.HEAD)):
-        return None
-    return settings.feeders_at_start(
-        observed.children.get(("ConfigMap", names.settings_map(observed.job.name)))
-    )
+_BUILDERS = {Part.BASE: _base, Part.FEEDING: _feeding, Part.TRAINERS: _attempt}
 
 
 def _unwanted(observed: Observed, result: StageResult, wanted: set[Key]) -> list[Key]:
@@ -198,10 +235,18 @@ def _unwanted(observed: Observed, result: StageResult, wanted: set[Key]) -> list
     return sorted(k for k, child in observed.children.items() if k not in kept and not leaving(child))
 
 
-def _queries(health: Health, result: StageResult, found: Parts, now: datetime) -> Queries:
+def _hung(observed: Observed, wanted: set[Key]) -> list[Key]:
+    """The head whose supervisor answers no more: it is made anew, with its pod."""
+    key = "Deployment", names.head(observed.job.name)
+    live = observed.children.get(key)
+    hangs = observed.supervisor is not None and observed.supervisor.hung
+    return [key] if hangs and key in wanted and live is not None and not leaving(live) else []
+
+
+def _queries(health: Health, result: StageResult, lacking: set[names.Role], now: datetime) -> Queries:
     if result.stage not in {Stage.STARTING, Stage.RUNNING}:
         return Queries()
-    return queries((health.roles[role] for kind, role in ROLES.items() if not found[kind].holds), now)
+    return queries((health.roles[role] for role in names.Role if role in lacking), now)
 
 
 def _phase(stage: Stage, *, serves: bool) -> Phase:
@@ -226,16 +271,16 @@ def _feeders(observed: Observed, result: StageResult) -> FeedersStatus:
     )
 
 
-def _trainers(observed: Observed, result: StageResult) -> TrainersStatus:
+def _trainers(observed: Observed, health: Health, result: StageResult) -> TrainersStatus:
     live = observed.children.get(("Job", names.trainers(observed.job.name, result.attempt)), {}).get(
         "status", {}
     )
+    desired, succeeded = observed.job.spec.trainer.replicas, int(live.get("succeeded") or 0)
+    running = 0 if result.stage in HELD else max(succeeded, health.trainers_running)
     return TrainersStatus(
-        desired=observed.job.spec.trainer.replicas,
-        active=int(live.get("active") or 0),
-        succeeded=int(live.get("succeeded") or 0),
-        restarts=result.attempt,
-    )
+        desired=desired, active=int(live.get("active") or 0), succeeded=succeeded, restarts=result.attempt,
+        summary=f"{min(running, desired)}/{desired}",
+    )  # fmt: skip
 
 
 def _due(

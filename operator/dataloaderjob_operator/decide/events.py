@@ -7,15 +7,15 @@ its name follows from its content.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from dataloaderjob.api import KIND, DataLoaderJob
-from dataloaderjob.api.job import API_VERSION
+from dataloaderjob.api import KIND
+from dataloaderjob.api.job import API_VERSION, MANAGED_BY, Metadata
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
-from dataloaderjob_operator.decide.conditions import STARTS
+from dataloaderjob_operator.decide.conditions import FAULTS, STARTS
 from dataloaderjob_operator.decide.observed import show_time
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import MANAGER
@@ -51,11 +51,29 @@ class Reason(StrEnum):
     """The trainers all ended with exit code 0."""
     FAILED = "Failed"
     """It ended otherwise."""
+    FEEDERS_MISSING = "FeedersMissing"
+    """Fewer feeders serve than are asked for, and a job that runs goes on with those."""
+    MANAGED_ELSEWHERE = "ManagedElsewhere"
+    """`spec.managedBy` names another controller: the operator does nothing about the job."""
+    UNKNOWN_FIELD = "UnknownField"
+    """A field of a template resembles one that there is."""
 
 
-WARNINGS = frozenset({Reason.NOT_READY, Reason.DEGRADED, Reason.RESTARTED, Reason.FAILED})
-REPEATED = frozenset({Reason.NOT_READY, Reason.SERVING, Reason.DEGRADED, Reason.RECOVERED})
+WARNINGS = frozenset(
+    {
+        Reason.NOT_READY,
+        Reason.DEGRADED,
+        Reason.RESTARTED,
+        Reason.FAILED,
+        Reason.FEEDERS_MISSING,
+        Reason.UNKNOWN_FIELD,
+    }
+)
+REPEATED = frozenset(
+    {Reason.NOT_READY, Reason.SERVING, Reason.DEGRADED, Reason.RECOVERED, Reason.FEEDERS_MISSING}
+)
 """Reasons that a job whose parts come and go has again and again."""
+MISSING = "FeedersMissing"
 HELD = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
 Status = DataLoaderJobStatus
 
@@ -98,17 +116,28 @@ def cut(text: str, nbytes: int) -> str:
     return text.encode(errors="replace")[:nbytes].decode(errors="ignore")
 
 
-def manifest(event: Event, job: DataLoaderJob, now: datetime, host: str) -> Manifest:
+def unknown_fields(doubts: Sequence[str], generation: int) -> Event:
+    """The event for fields that resemble misspelt ones, once for a spec."""
+    return Event(Reason.UNKNOWN_FIELD, cut("; ".join(doubts), MAX_MESSAGE_NBYTES), str(generation))
+
+
+def managed_elsewhere(manager: str) -> Event:
+    """The event for a job that the operator leaves alone."""
+    text = f"spec.managedBy is {manager}: the operator leaves the job to it; its own name is {MANAGED_BY}"
+    return Event(Reason.MANAGED_ELSEWHERE, text, manager)
+
+
+def manifest(event: Event, about: Metadata, now: datetime, host: str) -> Manifest:
     """Makes the object for the API server. The same event has the same name each time."""
-    about = f"{job.metadata.uid}/{event.reason.value}/{event.once}"
-    digest = hashlib.sha256(about.encode()).hexdigest()[:16]
+    identity = f"{about.uid}/{event.reason.value}/{event.once}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": f"{job.name}.{digest}", "namespace": job.metadata.namespace},
+        "metadata": {"name": f"{about.name}.{digest}", "namespace": about.namespace},
         "involvedObject": {
-            "apiVersion": API_VERSION, "kind": KIND, "name": job.name, "namespace": job.metadata.namespace,
-            "uid": job.metadata.uid,
+            "apiVersion": API_VERSION, "kind": KIND, "name": about.name, "namespace": about.namespace,
+            "uid": about.uid,
         },
         "type": event.type,
         "reason": event.reason.value,
@@ -205,19 +234,19 @@ def _degraded(before: Status, after: Status) -> bool:
 
 
 def _serves(before: Status, after: Status) -> bool:
-    return _became(ConditionType.READY)(before, after) and before.phase is not Phase.DEGRADED
+    return (
+        _became(ConditionType.READY)(before, after) and before.phase is not Phase.DEGRADED and not _end(after)
+    )
 
 
 def _new_cause(before: Status, after: Status) -> bool:
     """A cause is new if its reason is another than before, and no event `Degraded` or `Restarted` has it."""
-    if (
-        _degraded(before, after)
-        or _restarted(before, after)
-        or after.phase not in {Phase.STARTING, Phase.DEGRADED}
-    ):
-        return False
     old, new = before.condition(ConditionType.READY), after.condition(ConditionType.READY)
     if new is None or new.status == "True" or new.reason in STARTS:
+        return False
+    if _degraded(before, after) or _restarted(before, after):
+        return False
+    if after.phase not in {Phase.STARTING, Phase.DEGRADED} and new.reason not in FAULTS:
         return False
     return old is None or old.reason != new.reason
 
@@ -226,6 +255,11 @@ def _cause(status: Status) -> str:
     """The same cause is reported once for a spec, a start and an attempt, however often it comes and goes."""
     ready = status.condition(ConditionType.READY)
     return f"{ready.reason if ready else ''}/{status.observed_generation}/{_start(status)}/{status.trainers.restarts}"
+
+
+def _misses_feeders(before: Status, after: Status) -> bool:
+    old, new = (status.condition(ConditionType.PROGRESSING) for status in (before, after))
+    return new is not None and new.reason == MISSING and (old is None or old.reason != MISSING)
 
 
 _ROWS = (
@@ -237,6 +271,7 @@ _ROWS = (
         _message(ConditionType.PROGRESSING, "a trainer failed"),
         lambda after: str(after.trainers.restarts),
     ),
+    _Row(Reason.FEEDERS_MISSING, _misses_feeders, _message(ConditionType.PROGRESSING), _cause),
     _Row(Reason.NOT_READY, _new_cause, _why(ConditionType.READY), _cause),
     _Row(Reason.SERVING, _serves, _message(ConditionType.READY), _since(ConditionType.READY)),
     _Row(

@@ -98,7 +98,11 @@ class RoleHealth:
     pods: tuple[Manifest, ...]
     """Pods that are not being deleted."""
     trouble: Trouble | None
-    """The first one, by the pod's name, that a pod's own status shows."""
+    """The first one that a pod's own status shows."""
+    culprit: Trouble | None
+    """The same, also of pods that are being deleted: an evicted trainer is, and has brought down the others."""
+    leaving: tuple[Manifest, ...]
+    """Pods that are being deleted."""
     held_up: tuple[tuple[EventQuery, datetime], ...]
     """Objects that wait for something that their own status does not name, and since when."""
     event_trouble: Trouble | None
@@ -116,7 +120,7 @@ class Health:
 
     roles: Mapping[Role, RoleHealth]
     trouble: Trouble | None
-    """The first one, by the pod's name, that a status shows, also that of a pod which is being deleted."""
+    """The first one that a status shows, also that of a pod which is being deleted."""
     head_pods: ConditionState
     """The head's pod is ready, or why not."""
     feeder_pods: ConditionState
@@ -125,6 +129,8 @@ class Health:
     """Each trainer pod's sidecar listens, or why not."""
     trainer_pods: ConditionState
     """All trainer pods run, or why not."""
+    trainers_running: int
+    """Trainer pods that run, or ended well."""
 
     @property
     def event_trouble(self) -> Trouble | None:
@@ -145,6 +151,7 @@ def diagnose(observed: Observed) -> Health:
         feeder_pods=_deployment(observed, names.feeders(name), roles[Role.FEEDER], needed),
         sidecars=_trainer_pods(observed, trainers, _sidecar_listens, "sidecars listen"),
         trainer_pods=_trainer_pods(observed, trainers, _trains, "trainer pods run"),
+        trainers_running=_doing(observed, trainers, _trains),
     )
 
 
@@ -187,19 +194,49 @@ _Diagnosed = Sequence[tuple[Manifest, Trouble | None]]
 
 
 def _role(observed: Observed, role: Role, found: _Diagnosed) -> RoleHealth:
-    mine = [
+    every = [
         (pod, trouble)
         for pod, trouble in found
-        if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == role.value and not leaving(pod)
+        if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == role.value
     ]
+    mine = [(pod, trouble) for pod, trouble in every if not leaving(pod)]
     held_up = tuple(_held_up(observed, role, mine))
     reported = (observed.event_troubles.get(query.uid) for query, _ in held_up)
     return RoleHealth(
         role=role,
         pods=tuple(pod for pod, _ in mine),
         trouble=first_trouble(trouble for _, trouble in mine),
+        culprit=first_trouble(trouble for pod, trouble in every if _of_attempt(pod, observed.attempt)),
+        leaving=tuple(pod for pod, _ in every if leaving(pod)),
         held_up=held_up,
         event_trouble=next((trouble for trouble in reported if trouble is not None), None),
+    )
+
+
+def _of_attempt(pod: Manifest, attempt: int) -> bool:
+    """Checks whether a pod is of this attempt; those of head and feeders are of all."""
+    return str(pod["metadata"].get("labels", {}).get(names.LABEL_ATTEMPT, attempt)) == str(attempt)
+
+
+def shortage(observed: Observed, health: Health) -> ConditionState | None:
+    """Fewer feeders serve than are asked for, and why; None if there are enough."""
+    feeders, wanted, serving = (
+        health.roles[Role.FEEDER],
+        observed.job.spec.feeders.replicas,
+        observed.serving(),
+    )
+    if serving >= wanted:
+        return None
+    live = observed.children.get(("Deployment", names.feeders(observed.job.name)), {"metadata": {}})
+    supervisor, refused = observed.supervisor, condition_of(live, "ReplicaFailure") or {}
+    cause = str(feeders.cause or "")
+    if not cause and refused.get("status") == "True":
+        cause = refused.get("message", "")
+    if not cause and supervisor is not None and supervisor.cause is not None:
+        cause = observed.describe(supervisor.cause)
+    count = f"feeder pods that serve: {serving} of {wanted}"
+    return ConditionState(
+        True, "FeedersMissing" if cause else "FeedersStart", f"{count}; {cause}" if cause else count
     )
 
 
@@ -215,7 +252,7 @@ def _deployment(observed: Observed, name: str, health: RoleHealth, needed: int) 
     refused = condition_of(live, "ReplicaFailure")
     if refused is not None and refused["status"] == "True":
         return ConditionState(False, refused.get("reason") or "PodsRefused", refused.get("message", ""))
-    return ConditionState(False, "PodsStart", f"{role} pods ready: {ready}, needed: {needed}")
+    return _starts(health, f"{role} pods ready: {ready}, needed: {needed}")
 
 
 def _trainer_pods(
@@ -223,12 +260,25 @@ def _trainer_pods(
 ) -> ConditionState:
     """Checks whether as many trainer pods do it as there shall be."""
     needed = observed.job.spec.trainer.replicas
-    found = sum(does(pod.get("status") or {}) for pod in health.pods) + _succeeded_and_gone(observed, health)
+    found = _doing(observed, health, does)
     if found >= needed:
         return ConditionState(True, "Serving", f"{found} of {needed} {what}")
     if (cause := health.cause) is not None:
         return ConditionState(False, cause.reason, str(cause))
-    return ConditionState(False, "PodsStart", f"{found} of {needed} {what}")
+    return _starts(health, f"{found} of {needed} {what}")
+
+
+def _starts(health: RoleHealth, count: str) -> ConditionState:
+    """Nothing is known to be wrong; what still leaves may be what is waited for."""
+    if not health.leaving:
+        return ConditionState(False, "PodsStart", count)
+    first = min(health.leaving, key=lambda pod: str(pod["metadata"]["deletionTimestamp"]))["metadata"]
+    text = f"{count}; pod {first['name']} is being deleted since {first['deletionTimestamp']}"
+    return ConditionState(False, "PodsLeave", text)
+
+
+def _doing(observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, Any]], bool]) -> int:
+    return sum(does(pod.get("status") or {}) for pod in health.pods) + _succeeded_and_gone(observed, health)
 
 
 def _succeeded_and_gone(observed: Observed, health: RoleHealth) -> int:

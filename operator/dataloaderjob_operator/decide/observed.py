@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.status import DataLoaderJobStatus, RayStatus
@@ -17,7 +17,7 @@ from dataloaderjob.core.supervision import Rates
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest
 
-METRICS_EVERY_S = 15.0
+METRICS_EVERY_S = 60.0
 Key = tuple[str, str]
 """(kind, name) of a child."""
 Pod = Mapping[str, Any]
@@ -37,11 +37,25 @@ BY_WAITING = {
     "CrashLoopBackOff": CRASHES,
 }
 """Reasons for which a container waits and that are troubles, and what they are called in a condition."""
+_NEVER = datetime.max.replace(tzinfo=UTC)
 UNKNOWN = "\ufffd"
 """Unicode's own sign for what cannot be shown."""
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufeff\ufffe\uffff]+")
-_Found = Iterator[tuple[str, str, str]]
-"""Container, reason and message. A status has them in five places: `_CHECKS`."""
+CAUSED_S = 60.0
+"""Seconds within which a container fails that another one's end has brought down."""
+
+
+class _Finding(NamedTuple):
+    """What one place of a status has. There are six: `_CHECKS`."""
+
+    container: str
+    reason: str
+    message: str
+    ended_at: datetime | None = None
+    is_root: bool = False
+
+
+_Found = Iterator[_Finding]
 
 
 class Trainers(Enum):
@@ -67,6 +81,10 @@ class Trouble:
     message: str
     kind: str = "pod"
     """The kind of the object that `pod` names: a Job whose pods are refused has none."""
+    ended_at: datetime | None = None
+    """When it ended for good; None: it may still come up."""
+    is_root: bool = False
+    """It has no cause in another pod: the node or the cluster ended it."""
 
     def __str__(self) -> str:
         where = f"{self.kind} {self.pod}" + (f", container {self.container}" if self.container else "")
@@ -90,6 +108,8 @@ class SupervisorStatus:
 
     silent: str = ""
     """Why several polls in a row had no answer; empty while the supervisor answers."""
+    hung: bool = False
+    """It has been silent for minutes, though its pod is ready and it answered before."""
     desired: int = 0
     """Feeder processes that it keeps in place."""
     ready: int = 0
@@ -113,8 +133,12 @@ class Observed:
     children: Mapping[Key, Manifest] = field(default_factory=dict)
     """Live ones that the job owns, but pods."""
     pods: tuple[Manifest, ...] = ()
+    doubts: tuple[str, ...] = ()
+    """Fields of the templates that resemble misspelt ones."""
     refused: str = ""
     """The API server's message when it refused a child last; empty if it took them all."""
+    not_understood: str = ""
+    """Why the operator itself fails at a child."""
     refused_texts: frozenset[str] = frozenset()
     """Messages for which it refused a status."""
     supervisor: SupervisorStatus | None = None
@@ -205,15 +229,23 @@ def one_line(text: str, most: int) -> str:
 
 
 def first_trouble(found: Iterable[Trouble | None]) -> Trouble | None:
-    """The trouble to report: that of the pod whose name comes first, so that the text stays the same."""
-    return min((trouble for trouble in found if trouble), key=lambda trouble: trouble.pod, default=None)
+    """The trouble to report: what the node or the cluster ended before what failed by itself, the first in time; else
+    that of the pod whose name comes first, so that the text stays the same."""
+
+    def order(trouble: Trouble) -> tuple[bool, datetime, str]:
+        return not trouble.is_root, trouble.ended_at or _NEVER, trouble.pod
+
+    return min((trouble for trouble in found if trouble), key=order, default=None)
 
 
 def trouble_of(pod: Pod) -> Trouble | None:
     """Diagnoses a pod; None while nothing is wrong, also while it merely starts."""
     for check in _CHECKS:
-        for container, reason, message in check(pod):
-            return Trouble(str(pod["metadata"]["name"]), container, reason, one_line(message, MAX_TROUBLE))
+        for found in check(pod):
+            return Trouble(
+                str(pod["metadata"]["name"]), found.container, found.reason, one_line(found.message, MAX_TROUBLE),
+                ended_at=found.ended_at, is_root=found.is_root,
+            )  # fmt: skip
     return None
 
 
@@ -222,13 +254,37 @@ def _unscheduled(pod: Pod) -> _Found:
         if (condition["type"], condition["status"]) == ("PodScheduled", "False"):
             gated = condition.get("reason") == "SchedulingGated"
             reason = "SchedulingGated" if gated else "Unschedulable"
-            yield "", reason, condition.get("message", "no node fits")
+            yield _Finding("", reason, condition.get("message", "no node fits"))
 
 
 def _evicted(pod: Pod) -> _Found:
     status = pod.get("status", {})
     if status.get("phase") == "Failed" and status.get("reason"):
-        yield "", status["reason"], status.get("message", "ended by its node")
+        text = status.get("message", "ended by its node")
+        yield _Finding("", status["reason"], text, _disrupted_at(pod) or _first_end(pod), is_root=True)
+
+
+def _disrupted(pod: Pod) -> _Found:
+    """Kubernetes says so of a pod that it ends, before its containers end."""
+    condition = condition_of(pod, "DisruptionTarget") or {}
+    if condition.get("status") == "True":
+        text = condition.get("message") or "ended by the cluster"
+        yield _Finding("", condition.get("reason") or "Disrupted", text, _disrupted_at(pod), is_root=True)
+
+
+def _disrupted_at(pod: Pod) -> datetime | None:
+    since = (condition_of(pod, "DisruptionTarget") or {}).get("lastTransitionTime")
+    return parse_time(since) if since else None
+
+
+def _first_end(pod: Pod) -> datetime | None:
+    ends = [_end_of(status.get("state", {}).get("terminated")) for status in _containers(pod)]
+    return min((end for end in ends if end), default=None)
+
+
+def _end_of(terminated: Mapping[str, Any] | None) -> datetime | None:
+    finished = (terminated or {}).get("finishedAt")
+    return parse_time(finished) if finished else None
 
 
 def _waiting(pod: Pod) -> _Found:
@@ -242,16 +298,31 @@ def _waiting(pod: Pod) -> _Found:
                 text = _crash(status, ended)
             elif reason != text and not text.startswith(reason):
                 text = f"{reason}: {text}"
-            yield status["name"], "OutOfMemory" if _oom(ended) else BY_WAITING[reason], text
+            yield _Finding(status["name"], "OutOfMemory" if _oom(ended) else BY_WAITING[reason], text)
 
 
 def _ended(pod: Pod) -> _Found:
+    failed = []
     for status in _containers(pod):
         ended = status.get("state", {}).get("terminated") or {}
         if ended.get("exitCode", 0):
             again = _starts_again(pod, status)
             reason = "OutOfMemory" if _oom(ended) else CRASHES if again else "ContainerFailed"
-            yield status["name"], reason, _crash(status, ended) if again else _exit(ended)
+            at = None if again else _end_of(ended)
+            text = _crash(status, ended) if again else _exit(ended)
+            failed.append(_Finding(status["name"], reason, text, at, is_root=_oom(ended)))
+    for first in failed:
+        yield from _brought_down(pod, first.ended_at)
+    yield from sorted(failed, key=lambda found: (not found.is_root, found.ended_at or _NEVER))
+
+
+def _brought_down(pod: Pod, at: datetime | None) -> _Found:
+    """A container that was killed for want of memory and runs again, while another one failed for it."""
+    for status in _containers(pod):
+        ended = status.get("lastState", {}).get("terminated")
+        killed_at = _end_of(ended)
+        if ended and _oom(ended) and at and killed_at and -1 <= (at - killed_at).total_seconds() <= CAUSED_S:
+            yield _Finding(status["name"], "OutOfMemory", _crash(status, ended), killed_at, is_root=True)
 
 
 def _tries_again(pod: Pod) -> _Found:
@@ -259,10 +330,12 @@ def _tries_again(pod: Pod) -> _Found:
     for status in _containers(pod):
         ended = status.get("lastState", {}).get("terminated") or {}
         if "running" in status.get("state", {}) and not status.get("ready") and ended.get("exitCode", 0):
-            yield status["name"], "OutOfMemory" if _oom(ended) else CRASHES, _crash(status, ended)
+            yield _Finding(status["name"], "OutOfMemory" if _oom(ended) else CRASHES, _crash(status, ended))
 
 
-_CHECKS: tuple[Callable[[Pod], _Found], ...] = (_unscheduled, _evicted, _waiting, _ended, _tries_again)
+_CHECKS: tuple[Callable[[Pod], _Found], ...] = (
+    _unscheduled, _evicted, _disrupted, _waiting, _ended, _tries_again,
+)  # fmt: skip
 """The first that applies is the cause, later ones its consequences."""
 
 

@@ -75,7 +75,7 @@ def digits(value: float) -> str:
 
 def notable(written: LoaderStatus, fresh: LoaderStatus) -> bool:
     """Checks whether fresh metrics differ from those written by more than noise."""
-    return any(
+    return not any(getattr(written, name) for name in _NOTABLE) or any(
         _differs(_metric(getattr(written, name)), _metric(getattr(fresh, name)), floor)
         for name, floor in _NOTABLE.items()
     )

@@ -11,14 +11,11 @@ from dataloaderjob_operator.objects.workloads import trainers
 __all__ = ["OperatorConfig", "OwnPod", "base", "feeding", "trainers"]
 
 
-def base(job: DataLoaderJob, setup: OperatorConfig, *, feeders_at_start: int | None = None) -> list[Manifest]:
-    """Makes what pods mount, how they find each other and who may connect to them: there before any of them.
-
-    `feeders_at_start`: number of feeders that a supervisor keeps in place from its start; None: as the spec has it.
-    """
+def base(job: DataLoaderJob, setup: OperatorConfig) -> list[Manifest]:
+    """Makes what pods mount, how they find each other and who may connect to them: there before any of them."""
     return [
         settings.secret(job, setup),
-        settings.config_map(job, setup, feeders_at_start),
+        settings.config_map(job, setup),
         network.head_service(job),
         network.trainers_service(job),
         *network.policies(job, setup),

@@ -37,7 +37,6 @@ HOST_PORTS = range(20_000, 28_000, 2)
 dcgm-exporter (9400) or of any other job's torchrun."""
 JOB_KEY = "links"
 HEAD_FILE = "head.json"
-FEEDERS = "num_feeders"
 RAY_TOKEN = "ray"  # noqa: S105  the name of a file
 
 
@@ -128,28 +127,18 @@ def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
     }
 
 
-def config_map(job: DataLoaderJob, setup: OperatorConfig, feeders_at_start: int | None = None) -> Manifest:
+def config_map(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
     """Makes the settings as JSON, one file for each kind of process."""
-    for_head = head(job, setup) | ({} if feeders_at_start is None else {FEEDERS: feeders_at_start})
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": names.metadata(job, names.settings_map(job.name)),
         "data": {
             "sidecar.json": _json(sidecar(job, setup)),
-            HEAD_FILE: _json(for_head),
+            HEAD_FILE: _json(head(job, setup)),
             "feeder.json": _json(feeder(job, setup)),
         },
     }
-
-
-def feeders_at_start(live: Mapping[str, Any] | None) -> int | None:
-    """Reads the number in a live ConfigMap; None if it has none."""
-    try:
-        found = json.loads((live or {})["data"][HEAD_FILE])[FEEDERS]
-    except (KeyError, TypeError, ValueError):
-        return None
-    return found if type(found) is int and found >= 0 else None
 
 
 def unique(job: DataLoaderJob) -> str:
@@ -182,7 +171,7 @@ def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "host": service_host(job, names.head(job.name), setup),
         "gcs_port": GCS_PORT,
         "supervisor_port": SUPERVISOR_PORT,
-        FEEDERS: job.spec.feeders.count,
+        "num_feeders": job.spec.feeders.count,
         "ray_version": job.spec.ray.version,
         "tuning": tuning(job),
     }

@@ -11,11 +11,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dataloaderjob.api import KIND, parse_object
+from dataloaderjob.api import KIND, parse_live
+from dataloaderjob.api.job import MANAGED_BY, Metadata
 from dataloaderjob.api.status import DataLoaderJobStatus, Phase
 from dataloaderjob_operator.decide.observed import Key, Observed
 from dataloaderjob_operator.kinds import Manifest, transform
-from dataloaderjob_operator.names import LABEL_JOB, LABEL_ROLE, Role
+from dataloaderjob_operator.names import LABEL_JOB, LABEL_ROLE, Role, feeders, head, trainers_service
 
 WRITE_WINS_S = 120.0
 """Seconds for which a write of ours wins over an older version that a watch reports: kopf notices a dead connection
@@ -157,11 +158,13 @@ class Cache:
         return None if metadata.get("deletionTimestamp") else metadata.get("uid")
 
     def of_role(self, owner: JobKey, role: Role) -> list[Manifest]:
-        """Pods of this job's name, those that are being deleted among them."""
+        """Pods of this job, those that are being deleted among them."""
         return [
             child
             for (kind, _), child in self._children.get(owner, {}).items()
-            if kind == "Pod" and child["metadata"].get("labels", {}).get(LABEL_ROLE) == role.value
+            if kind == "Pod"
+            and child["metadata"].get("labels", {}).get(LABEL_ROLE) == role.value
+            and self._is_child(owner, child)
         ]
 
     def live_status(self, owner: JobKey) -> Mapping[str, Any]:
@@ -172,7 +175,11 @@ class Cache:
 
     def managed_elsewhere(self, owner: JobKey) -> bool:
         """Checks whether the job is another controller's, as far as it can be read."""
-        return bool((self._jobs.get(owner, {}).get("spec") or {}).get("managedBy"))
+        return (self._jobs.get(owner, {}).get("spec") or {}).get("managedBy") not in (None, MANAGED_BY)
+
+    def about(self, owner: JobKey) -> Metadata:
+        """Name, namespace and uid of a job, which may be one that cannot be read."""
+        return Metadata.model_construct(name=owner[1], namespace=owner[0], uid=self.uid(owner))
 
     def generation(self, owner: JobKey) -> int:
         """The job's generation, as far as it is known."""
@@ -184,14 +191,33 @@ class Cache:
         thing = self._jobs.get(owner)
         if thing is None or thing["metadata"].get("deletionTimestamp"):
             return None
-        uid = thing["metadata"].get("uid")
-        mine = {k: c for k, c in self._children.get(owner, {}).items() if _owned_by(c, uid)}
+        mine = {k: c for k, c in self._children.get(owner, {}).items() if self._is_child(owner, c)}
+        job, doubts = parse_live({k: v for k, v in thing.items() if k != "status"})
         return Observed(
-            job=parse_object({k: v for k, v in thing.items() if k != "status"}),
+            job=job,
+            doubts=tuple(str(doubt) for doubt in doubts),
             status=_status(thing.get("status")),
             children={k: c for k, c in mine.items() if k[0] != "Pod"},
             pods=tuple(c for k, c in sorted(mine.items()) if k[0] == "Pod"),
         )
+
+    def _is_child(self, owner: JobKey, child: Manifest) -> bool:
+        """Checks whether an object with the job's label is this job's. Labels alone make none: anybody may copy a pod
+        with them, and an earlier job of the same name had the same."""
+        uid = self._jobs.get(owner, {}).get("metadata", {}).get("uid")
+        if child["kind"] != "Pod":
+            return _owned_by(child, uid)
+        if _made(child) < _made(self._jobs.get(owner, {"metadata": {}})):
+            return False
+        owners = child["metadata"].get("ownerReferences") or ()
+        by: Mapping[str, Any] = next((reference for reference in owners if reference.get("controller")), {})
+        kind, (stem, _, _) = by.get("kind"), str(by.get("name")).rpartition("-")
+        if kind == "ReplicaSet":
+            return stem in (head(owner[1]), feeders(owner[1]))
+        if kind != "Job" or stem != trainers_service(owner[1]):
+            return False
+        job = self.child(owner, ("Job", by["name"]))
+        return job is None or (job["metadata"].get("uid") == by.get("uid") and _owned_by(job, uid))
 
 
 class _Last(dict[str, None]):
@@ -223,9 +249,13 @@ def _version(thing: Manifest) -> int | None:
 
 
 def _owned_by(child: Manifest, uid: str | None) -> bool:
-    """Pods are owned by what the job owns; another object of an earlier job of the same name is not ours."""
     owners = child["metadata"].get("ownerReferences") or ()
-    return child["kind"] == "Pod" or any(owner.get("uid") == uid for owner in owners)
+    return any(owner.get("uid") == uid for owner in owners)
+
+
+def _made(thing: Manifest) -> str:
+    """When it was made, as Kubernetes writes it: texts that are ordered as the times are."""
+    return str(thing["metadata"].get("creationTimestamp") or "")
 
 
 def _status(found: Any) -> DataLoaderJobStatus:

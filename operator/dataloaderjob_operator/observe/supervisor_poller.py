@@ -40,9 +40,16 @@ MAX_CONCURRENT = 64
 """Polls at the same time. Each takes 0.5 ms of CPU: those of 1000 jobs 5 % of a core."""
 RATES_SPAN_S = 8.0
 """Minimum span of rates: a shorter one shows single batches."""
-MAX_STATUS_NBYTES = 1024 * 1024
-"""1000 feeders and as many sidecars, with all their metrics. A supervisor is of the user's image: what it may take of
-the operator's time and memory is bounded here."""
+MAX_STATUS_NBYTES = 8 * 1024 * 1024
+"""4096 feeders, each with a text on why it is not ready, and 1000 sidecars with all their metrics. A supervisor is of
+the user's image: what it may take of the operator's time and memory is bounded here."""
+LARGE_NBYTES = 1024 * 1024
+"""Answers beyond this are received one at a time."""
+HUNG_S = 180.0
+"""Seconds of silence after which a supervisor that has answered before is taken to hang, while its pod is ready."""
+MAX_SILENT = 0.1
+"""Share of all supervisors, beyond the first, that may be silent at the same time for any of them to be taken to hang:
+with more, it is the operator that nobody can reach."""
 
 _jitter = random.Random()  # noqa: S311  spreads polls, no secret
 
@@ -80,6 +87,8 @@ class _Job:
     head: Head | None = None
     misses: int = 0
     status: SupervisorStatus | None = None
+    answered_at: float | None = None
+    """The last time that this head's supervisor answered; None: it never has."""
     base: tuple[float, supervision.Readings] | None = None
     """Beginning of the present span of rates."""
     rates: supervision.Rates | None = None
@@ -94,6 +103,7 @@ class SupervisorPoller:
         self._cache, self._root_key, self._changed, self._port = cache, root_key, changed, port
         self._jobs: dict[JobKey, _Job] = {}
         self._gate = asyncio.Semaphore(MAX_CONCURRENT)
+        self._large = asyncio.Semaphore(1)
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -131,6 +141,7 @@ class SupervisorPoller:
         if head != job.head:
             had_status = job.status is not None
             job.head, job.status, job.misses, job.base, job.rates = head, None, 0, None, None
+            job.answered_at = None
             if had_status:
                 self._changed(key)
         if head is None:
@@ -154,7 +165,7 @@ class SupervisorPoller:
             assert head is not None  # noqa: S101  _meets
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    message = await _exchange(head, self._port, job)
+                    message = await _exchange(head, self._port, job, self._large)
                 received: SupervisorStatus | str = supervisor_status.parse(message)
             except TimeoutError:
                 received = (
@@ -188,7 +199,7 @@ class SupervisorPoller:
             job.base = now, readings
         if before is not None and before.silent:
             log.info("%s/%s: the supervisor answers again", *key)
-        job.status, job.misses = replace(status, rates=job.rates), 0
+        job.status, job.misses, job.answered_at = replace(status, rates=job.rates), 0, now
         settled = status.ready == status.desired == job.wanted and status.failure is None
         job.due = now + (
             PERIOD_S if settled and status.ray.version else UNSETTLED_PERIOD_S
@@ -201,11 +212,21 @@ class SupervisorPoller:
         job.due = time.monotonic() + UNSETTLED_PERIOD_S
         if job.misses < MAX_MISSES:
             return
-        if job.status is not None and job.status.silent:
-            return  # reported once, with the first reason: others may follow in turns
+        if job.status is not None and job.status.silent:  # reported once: other reasons may follow in turns
+            if not job.status.hung and self._hangs(job):
+                log.warning("%s/%s: the supervisor hangs, its pod is replaced", *key)
+                job.status = replace(job.status, hung=True)
+                self._changed(key)
+            return
         log.warning("%s/%s: the supervisor does not answer: %s", *key, why)
         job.status, job.base, job.rates = SupervisorStatus(silent=why), None, None
         self._changed(key)
+
+    def _hangs(self, job: _Job) -> bool:
+        silent = sum(other.status is not None and bool(other.status.silent) for other in self._jobs.values())
+        if job.answered_at is None or silent > max(1.0, MAX_SILENT * len(self._jobs)):
+            return False
+        return time.monotonic() - job.answered_at >= HUNG_S
 
     def _notable(self, key: JobKey, found: supervision.Rates) -> bool:
         try:
@@ -215,7 +236,7 @@ class SupervisorPoller:
         return supervisor_status.notable(written, supervisor_status.loader_status(found))
 
 
-async def _exchange(head: Head, port: int, job: _Job) -> Mapping[str, Any]:
+async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) -> Mapping[str, Any]:
     """Receives its status, and sends the number of feeders that is wanted if it keeps another.
 
     Raises OSError, EOFError, DataLoaderJobError.
@@ -226,10 +247,10 @@ async def _exchange(head: Head, port: int, job: _Job) -> Mapping[str, Any]:
         while not handshake.done:
             writer.write(handshake.receive(await reader.readexactly(handshake.wanted)))
         writer.write(sockets.pack_message({"type": "status"}))
-        status = await _receive(reader, MAX_STATUS_NBYTES)
+        status = await _receive(reader, large)
         if status.get("desired") != job.wanted:
             writer.write(sockets.pack_message({"type": "scale", "feeders": job.wanted}))
-            answer = await _receive(reader, MAX_STATUS_NBYTES)
+            answer = await _receive(reader, large)
             if answer.get("type") != "ok":
                 log.warning(
                     "the supervisor refuses to keep %d feeders: %s", job.wanted, answer.get("message")
@@ -239,8 +260,11 @@ async def _exchange(head: Head, port: int, job: _Job) -> Mapping[str, Any]:
         writer.close()
 
 
-async def _receive(reader: asyncio.StreamReader, limit: int) -> dict[str, Any]:
+async def _receive(reader: asyncio.StreamReader, large: asyncio.Semaphore) -> dict[str, Any]:
     (n,) = sockets.LENGTH.unpack(await reader.readexactly(sockets.LENGTH.size))
-    if n > limit:
-        raise RemoteProtocolError(f"a message of {n} bytes exceeds {limit}")
-    return sockets.parse_message(await reader.readexactly(n))
+    if n > MAX_STATUS_NBYTES:
+        raise RemoteProtocolError(f"a message of {n} bytes exceeds {MAX_STATUS_NBYTES}")
+    if n <= LARGE_NBYTES:
+        return sockets.parse_message(await reader.readexactly(n))
+    async with large:
+        return await asyncio.to_thread(sockets.parse_message, await reader.readexactly(n))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import kopf
@@ -25,6 +25,7 @@ from dataloaderjob_operator.kinds import KINDS, WATCHED, Manifest, Source
 from dataloaderjob_operator.monitoring import about_job
 from dataloaderjob_operator.names import LABEL_JOB
 from dataloaderjob_operator.observe.cache import Cache, JobKey
+from dataloaderjob_operator.observe.requests import WATCH_S, Requests
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +34,13 @@ CHUNK = 100
 IDLE_S = 0.5
 """kopf keeps a task for each object that something happened to, for so long after it."""
 RETRY_S = 5.0
-"""Pause after a list that failed before the first decision."""
+"""Pause after a list that failed."""
 SWEEP_S = 600.0
 """Interval between two lists for what the watches missed."""
 SECRETS_EVERY_S = 8.0
 """Interval between two reads of each Secret, and the least between any two reads: with more jobs that have not ended
 than fit, a turn takes longer, and the API server is asked no more often."""
 SECRETS_LEAST_S = 0.1
-TASK = "watcher for "
-"""Beginning of the names of those tasks of kopf's that keep one watch open each."""
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
@@ -68,22 +67,12 @@ def list_paths(namespaces: Sequence[str]) -> dict[str, list[str]]:
     return {kind.name: [kind.path(name) for name in namespaces] or [kind.path(None)] for kind in WATCHED}
 
 
-def expected(namespaces: Sequence[str]) -> int:
-    """The number of watches that there shall be."""
-    return len(WATCHED) * max(1, len(set(namespaces)))
-
-
-def alive() -> int:
-    """The number of watches that kopf keeps open now, in the loop that runs."""
-    return sum(task.get_name().startswith(TASK) for task in asyncio.all_tasks() if not task.done())
-
-
 def configure(settings: kopf.OperatorSettings) -> None:
     """Sets kopf up: a dead connection is noticed, the server filters, nothing is posted."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
-    settings.watching.server_timeout = 300
-    settings.watching.client_timeout = 330
+    settings.watching.server_timeout = WATCH_S
+    settings.watching.client_timeout = WATCH_S + 30
     settings.watching.chunk_size = CHUNK
     settings.queueing.idle_timeout = IDLE_S
     settings.persistence.diffbase_storage = _NoDiffs()
@@ -94,15 +83,15 @@ def configure(settings: kopf.OperatorSettings) -> None:
 
 def registry(
     cache: Cache, changed: Callable[[JobKey, bool], None], gone: Callable[[JobKey], None],
-    received: Callable[[str], None],
+    received: Callable[[str, str], None], requests: Requests,
 ) -> kopf.OperatorRegistry:  # fmt: skip
     """Makes handlers that only put what they receive into the cache. `changed` gets a job, and whether it or a child of
-    it changed; `gone` a job; `received` the kind of each object."""
+    it changed; `gone` a job; `received` kind and uid of each object; `requests` is told of kopf's."""
     made = kopf.OperatorRegistry()
 
     async def note(event: Any, resource: Any, **_: Any) -> None:
         thing = {**event["object"], "kind": event["object"].get("kind") or resource.kind}
-        received(thing["kind"])
+        received(thing["kind"], thing["metadata"].get("uid", ""))
         if event["type"] == "DELETED":
             key = cache.remove(thing)
             if key is not None and thing["kind"] == KIND and cache.uid(key) is None:
@@ -113,8 +102,9 @@ def registry(
         if key is not None:
             changed(key, thing["kind"] == KIND)
 
-    async def login(**known: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_with_service_account(**known) or kopf.login_with_kubeconfig(**known)
+    async def login(**known: Any) -> kopf.AiohttpSession | None:
+        found = kopf.login_with_service_account(**known) or kopf.login_with_kubeconfig(**known)
+        return None if found is None else requests.session(found)
 
     kopf.on.login(registry=made, id="login")(login)
     for kind in WATCHED:
@@ -141,14 +131,19 @@ async def prime(
 
 
 async def sweep(
-    client: Client, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
+    client: Client,
+    cache: Cache,
+    add: Callable[[JobKey], None],
+    namespaces: Sequence[str],
+    kinds: Container[str] = KINDS,
 ) -> None:
-    """Lists everything again, for what the watches missed. Drops what has gone: a watch that reconnects reports what is
-    there, and not what is not. Takes in what is there and not known at all.
+    """Lists everything of these kinds again, for what the watches missed. Drops what has gone: a watch that reconnects
+    reports what is there, and not what is not. Takes in what is there and not known at all.
 
     Raises ApiError; kinds that were not listed by then are left as they are.
     """
-    for kind, paths in list_paths(namespaces).items():
+    listed = {kind: paths for kind, paths in list_paths(namespaces).items() if kind in kinds}
+    for kind, paths in listed.items():
         before = cache.all_of(kind)
         there = set()
         for path in paths:
@@ -169,15 +164,25 @@ async def sweep(
 
 
 async def keep_sweeping(
-    client: Client, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
+    client: Client, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str], requests: Requests
 ) -> None:
-    """Sweeps now and then, until it is cancelled."""
+    """Sweeps now and then, and what a list of kopf's did not have right after it, until it is cancelled."""
+    loop = asyncio.get_running_loop()
+    due, kinds = loop.time() + SWEEP_S, frozenset[str]()
     while True:
-        await asyncio.sleep(SWEEP_S)
         try:
-            await sweep(client, cache, add, namespaces)
+            async with asyncio.timeout(RETRY_S if kinds else due - loop.time()):
+                kinds |= await requests.relisted()
+        except TimeoutError:
+            if loop.time() >= due:
+                due, kinds = loop.time() + SWEEP_S, frozenset(KINDS)
+        if not kinds:
+            continue
+        try:
+            await sweep(client, cache, add, namespaces, kinds)
+            kinds = frozenset()
         except ApiError as exc:
-            log.warning("cannot list for what the watches missed, try again in %.0f s: %s", SWEEP_S, exc)
+            log.warning("cannot list for what the watches missed, try again in %.0f s: %s", RETRY_S, exc)
 
 
 async def _listed(client: Client, path: str, kind: str) -> AsyncIterator[Manifest]:

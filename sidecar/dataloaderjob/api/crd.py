@@ -40,9 +40,9 @@ _NUMBER_AS_TEXT = re.compile(r"string\((?!self(\.\w+)*\.(sharedMemory|poolSize)\
 COLUMNS = (
     ("Phase", "string", ".status.phase", 0),
     ("Feeders", "string", ".status.feeders.summary", 0),
-    ("Trainers", "integer", ".status.trainers.active", 0),
+    ("Trainers", "string", ".status.trainers.summary", 0),
     ("GB/s", "string", ".status.loader.gbPerSecond", 0),
-    ("Stall %", "string", ".status.loader.stallPercent", 0),
+    ("Stall%", "string", ".status.loader.stallPercent", 0),
     ("Age", "date", ".metadata.creationTimestamp", 0),
     ("Batches/s", "string", ".status.loader.batchesPerSecond", 1),
     ("Restarts", "integer", ".status.trainers.restarts", 1),

@@ -46,6 +46,8 @@ API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "DataLoaderJob"
 PLURAL = "dataloaderjobs"
 SHORT_NAME = "dlj"
+MANAGED_BY = f"{GROUP}/operator"
+"""The operator's own name in `managedBy`."""
 MAX_NAME_LENGTH = 40
 """Names of children add up to 23 characters to the job's and must stay within 63."""
 _NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -142,7 +144,8 @@ class DataLoaderJobSpec(Model):
         Field(max_length=63, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"),
         Use("a controller's name such as kueue.x-k8s.io/multikueue"),
     ] = None
-    """Another controller that runs this job instead of the operator. Ignored on one machine."""
+    """The controller that runs this job. Left out or `dataloading.dev/operator`: the operator. Another name: the
+    operator leaves the job alone, and says so in an event. Ignored on one machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(

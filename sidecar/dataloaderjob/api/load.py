@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from dataloaderjob.api.base import Path, spell
-from dataloaderjob.api.job import API_VERSION, KIND, DataLoaderJob
+from dataloaderjob.api.base import Path, fields_by_alias, spell
+from dataloaderjob.api.job import API_VERSION, KIND, DataLoaderJob, Metadata
 from dataloaderjob.api.problems import ManifestError, Problem, describe, line_of, near_misses, translate
 
 MAX_NODES = 100_000
@@ -165,7 +165,23 @@ def parse_object(data: Mapping[str, Any], *, source: str = "object") -> DataLoad
     return _build(Document(data=data, lines={}, line=None, problems=()), source)
 
 
-def _build(document: Document, source: str) -> DataLoaderJob:
+def parse_live(
+    data: Mapping[str, Any], *, source: str = "object"
+) -> tuple[DataLoaderJob, tuple[Problem, ...]]:
+    """A DataLoaderJob that an API server has taken, and what of it resembles a misspelt field.
+
+    Its metadata may have fields of a later Kubernetes, and a template those: both are left to the API server. Raises
+    ManifestError for what the models cannot read.
+    """
+    metadata, known = data.get("metadata"), fields_by_alias(Metadata)
+    if isinstance(metadata, Mapping):
+        data = {**data, "metadata": {name: value for name, value in metadata.items() if name in known}}
+    doubts = tuple(near_misses(DataLoaderJob, data, lines={}))
+    document = Document(data=data, lines={}, line=None, problems=())
+    return _build(document, source, strict=False), doubts
+
+
+def _build(document: Document, source: str, *, strict: bool = True) -> DataLoaderJob:
     problems = list(document.problems)
     if not isinstance(document.data, Mapping):
         raise _whole(
@@ -174,7 +190,8 @@ def _build(document: Document, source: str) -> DataLoaderJob:
     wrong = _wrong_type(document)
     if wrong:
         raise ManifestError(source, problems + wrong)
-    problems += near_misses(DataLoaderJob, document.data, lines=document.lines)
+    if strict:
+        problems += near_misses(DataLoaderJob, document.data, lines=document.lines)
     try:
         job = DataLoaderJob.model_validate(document.data, by_alias=True, by_name=False)
     except ValidationError as exc:

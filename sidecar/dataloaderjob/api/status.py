@@ -18,7 +18,8 @@ class ConditionType(StrEnum):
     """All of them are there from the first reconcile on."""
 
     READY = "Ready"
-    """Head, sidecars and at least `minReplicas` feeders serve, and the trainers run."""
+    """Head, sidecars and at least `minReplicas` feeders serve, and the trainers run; or they all ended with exit code
+    0."""
     HEAD_READY = "HeadReady"
     """The Ray head answers, and the supervisor in it."""
     FEEDERS_READY = "FeedersReady"
@@ -36,6 +37,8 @@ class ConditionType(StrEnum):
     """All trainers ended with exit code 0."""
     FAILED = "Failed"
     """The job ended otherwise; the reason says how."""
+    STALLED = "Stalled"
+    """The job has failed, or waits for another spec: Helm and Flux wait no longer for what is stalled."""
 
 
 class Phase(StrEnum):
@@ -105,22 +108,29 @@ class TrainersStatus(Model):
     """Pods that ended with exit code 0."""
     restarts: Whole = Field(default=0, ge=0)
     """How often all were started anew; `spec.backoffLimit` bounds it."""
+    summary: Metric = "0/0"
+    """Pods that run or ended with exit code 0, of those asked for; for `kubectl get`."""
 
 
 class LoaderStatus(Model):
     """What the loader does, from the supervisor, over some 10 s.
 
-    Written when it changes by more than 5 %, every 15 s at most, with n jobs in the cluster every n/10 s. After the end
-    these are the last metrics that were written, not those of the whole job; a suspended job has none.
+    Written when it changes by more than 5 %, once a minute at most, with n jobs in the cluster every n/10 s. Empty
+    while nobody knows: the supervisor has not answered yet, or answers no more. After the end these are the last
+    metrics that were written, not those of the whole job; a suspended job has none.
     """
 
-    batches_per_second: Metric = "0"
+    observed_time: Annotated[str | None, Field(max_length=64, json_schema_extra={"format": "date-time"})] = (
+        None
+    )
+    """When they were measured; they have not changed by more than 5 % since, as long as they are not empty."""
+    batches_per_second: Metric = ""
     """Batches that trainers take, of all ranks together."""
-    gb_per_second: Metric = "0"
+    gb_per_second: Metric = ""
     """10^9 bytes of batches, of all ranks together."""
-    stall_percent: Metric = "0"
+    stall_percent: Metric = ""
     """Share of the time that trainers wait for a batch."""
-    occupancy_percent: Metric = "0"
+    occupancy_percent: Metric = ""
     """Share of the pools that ready and lent batches take."""
 
 

@@ -1,0 +1,187 @@
+"""Children of jobs on the API server: made and changed by server-side apply, deleted, and tried beforehand. Refusals
+are remembered until the API server takes the child.
+
+Before a job has any pods, those of its children that are made of the user's templates are tried by a dry run: where one
+is refused, no head or feeder waits for trainers that cannot be.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dataloaderjob.api import DataLoaderJob
+from dataloaderjob_operator.client import ApiError, Client
+from dataloaderjob_operator.decide import refusals
+from dataloaderjob_operator.decide.decision import WORKLOADS
+from dataloaderjob_operator.decide.observed import Key
+from dataloaderjob_operator.kinds import KINDS, Manifest, Source, applied_hash, manifest_to_send, sealed
+from dataloaderjob_operator.observe.cache import Cache, JobKey
+from dataloaderjob_operator.observe.watch import SecretPoller
+
+log = logging.getLogger(__name__)
+
+FOR_GOOD = frozenset({400, 403, 409, 422})
+"""Status codes that repeating alone does not change: the user has to know."""
+NOT_TYPED = (
+    "field not declared in schema",
+    "failed to create typed patch object",
+    "failed to convert new object",
+)
+"""Messages for a template with a field that is not known or has the wrong type; the API server sends them with 500."""
+NOT_NOW = frozenset({0, 429})
+"""Status codes of an API server that takes nothing at the moment, whatever it is."""
+REPETITIONS = 3
+"""Errors of one child in a row after which the user has to know, whatever they are: a webhook that fails may come
+back."""
+
+
+@dataclass(slots=True)
+class Refusal:
+    """What the API server says to a child that it does not take."""
+
+    text: str
+    reported: bool
+    times: int = 1
+
+
+def _key(manifest: Manifest) -> Key:
+    return manifest["kind"], manifest["metadata"]["name"]
+
+
+def _version(thing: Manifest) -> str:
+    return str(thing["metadata"].get("resourceVersion", ""))
+
+
+@dataclass(slots=True)
+class ChildWriter:
+    """Makes and deletes children."""
+
+    api: Client
+    cache: Cache
+    secret_poller: SecretPoller | None = None
+    """None: each reconcile reads what no watch reports."""
+    refusals: dict[JobKey, dict[Key, Refusal]] = field(default_factory=dict)
+    no_ops: dict[JobKey, dict[Key, tuple[str, str]]] = field(default_factory=dict)
+    """Version of a child, and hash of what was applied to it and changed nothing."""
+
+    def forget(self, key: JobKey) -> None:
+        """The job is gone."""
+        self.refusals.pop(key, None)
+        self.no_ops.pop(key, None)
+        if self.secret_poller is not None:
+            self.secret_poller.forget(key)
+
+    def refused(self, key: JobKey) -> str:
+        """The message for the first child that is refused, for the user; empty if there is none."""
+        found = self.refusals.get(key, {}).values()
+        return next((refusal.text for refusal in found if refusal.reported), "")
+
+    async def delete(self, what: Key, thing: Manifest | None) -> None:
+        """Deletes just this object, and not one that has its name since; the cache has the outcome at once."""
+        if thing is None:
+            return
+        metadata = thing["metadata"]
+        left = await self.api.delete(metadata["namespace"], what, metadata["uid"])
+        if left is not None:
+            self.cache.put_written(left)
+        else:
+            self.cache.remove({**thing, "kind": what[0]})
+
+    async def apply(
+        self, key: JobKey, job: DataLoaderJob, wanted: Sequence[Manifest], *, begun: bool
+    ) -> bool:
+        """Applies what is not there already. `begun`: the job has a child with pods. Returns whether anything was
+        written.
+
+        Raises the first ApiError once all others have been applied, or nothing has, where a trial is refused.
+        """
+        there = {_key(manifest) for manifest in wanted}
+        known = self.refusals.get(key, {})
+        self.refusals[key] = {child: refusal for child, refusal in known.items() if child in there}
+        if not begun:
+            await self._try(key, job, [manifest for manifest in wanted if manifest["kind"] in WORKLOADS])
+        wrote, first = False, None
+        for manifest in wanted:
+            try:
+                wrote = await self._apply(key, manifest) or wrote
+                self.refusals[key].pop(_key(manifest), None)
+            except ApiError as exc:
+                self._note(key, job, manifest, exc)
+                first = first or exc
+        if first is not None:
+            raise first
+        return wrote
+
+    async def _try(self, key: JobKey, job: DataLoaderJob, wanted: Sequence[Manifest]) -> None:
+        first = None
+        for manifest in wanted:
+            try:
+                await self.api.try_apply(sealed(manifest))
+            except ApiError as exc:
+                if refusals.NO_DRY_RUN not in exc.message:
+                    self._note(key, job, manifest, exc)
+                    first = first or exc
+        if first is not None:
+            raise first
+
+    def _note(self, key: JobKey, job: DataLoaderJob, manifest: Manifest, error: ApiError) -> None:
+        """Remembers a refusal. Raises the error where the API server takes nothing at all."""
+        if error.code in NOT_NOW:
+            raise error
+        known = self.refusals[key].get(_key(manifest))
+        times = 1 if known is None else known.times + 1
+        for_good = error.code in FOR_GOOD or any(words in error.message for words in NOT_TYPED)
+        text = refusals.explain(error.message, manifest, job)
+        reported = for_good or times >= REPETITIONS
+        if reported and (known is None or not known.reported):
+            log.warning("%s %s is refused: %s", *_key(manifest), error)
+        self.refusals[key][_key(manifest)] = Refusal(text, reported, times)
+
+    async def _apply(self, key: JobKey, manifest: Manifest) -> bool:
+        child = _key(manifest)
+        if self.secret_poller is not None and (key, child) in self.secret_poller:
+            return False
+        found = self.cache.child(key, child) or await self._unobserved(key[0], child, manifest)
+        if found is not None and found["metadata"].get("deletionTimestamp"):
+            return False  # made anew when it is gone
+        wanted = manifest_to_send(manifest, found)
+        if wanted is None or self._is_no_op(key, child, wanted, found):
+            self._track(key, found)
+            return False
+        made = {**await self.api.apply(wanted), "kind": child[0]}
+        self._track(key, made)
+        if KINDS[child[0]].source is Source.WATCH:
+            self.cache.put_written(made)
+        if found is None or _version(made) != _version(found):
+            return True
+        self.no_ops.setdefault(key, {})[child] = _version(made), applied_hash(wanted)
+        return False
+
+    def _track(self, key: JobKey, child: Manifest | None) -> None:
+        if self.secret_poller is not None and child is not None:
+            self.secret_poller.track(key, child)
+
+    def _is_no_op(self, key: JobKey, child: Key, wanted: Manifest, live: Manifest | None) -> bool:
+        """Checks whether just this, applied to just this object, changed nothing: the API server alters it."""
+        return live is not None and self.no_ops.get(key, {}).get(child) == (
+            _version(live),
+            applied_hash(wanted),
+        )
+
+    async def _unobserved(self, namespace: str, child: Key, wanted: Manifest) -> Manifest | None:
+        """Reads a child that no watch has reported, which may be new. Raises ApiError for one that is somebody else's:
+        an apply would take it over."""
+        found = await self.api.read(namespace, child)
+        if found is None:
+            return None
+        uid, found = wanted["metadata"]["ownerReferences"][0]["uid"], {**found, "kind": child[0]}
+        if any(owner.get("uid") == uid for owner in found["metadata"].get("ownerReferences") or ()):
+            if KINDS[child[0]].source is Source.WATCH:
+                self.cache.put(found)
+            return found
+        raise ApiError(
+            409,
+            f"{child[0]} {child[1]} is there and is not this job's: delete it, or give the job another name",
+        )

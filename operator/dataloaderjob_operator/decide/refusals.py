@@ -1,0 +1,137 @@
+"""The API server's message for a child that it refuses, in the terms of the job's own fields. Pure.
+
+The child's path is walked beside the user's template: entries of a list are found again by what distinguishes them, as
+the operator puts its own before them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dataloaderjob.api import DataLoaderJob
+from dataloaderjob_operator import names
+from dataloaderjob_operator.kinds import Manifest
+from dataloaderjob_operator.objects.workloads import INHERITED, SIDECAR, plain
+
+NO_DRY_RUN = "does not support dry run"
+"""The API server says so where an admission webhook cannot be asked without an effect."""
+TRAINERS, FEEDERS = "spec.trainer.template", "spec.feeders.template"
+_PATH = re.compile(r"\.?\bspec\.template((?:\.[A-Za-z][\w-]*|\[[^\]]*\])+)")
+_TOKEN = re.compile(r"\.([A-Za-z][\w-]*)|\[(?:([A-Za-z]\w*)=\"?([^\"\]]*)\"?|(\d+))[^\]]*\]")
+_KEYS = ("name", "mountPath", "key", "containerPort", "ip")
+"""Fields that distinguish the entries of a list."""
+_OWN = {
+    (names.Role.HEAD, "head", "resources"): "spec.ray.headResources",
+    (names.Role.FEEDER, "feeder", "resources"): "spec.feeders.resources",
+    (names.Role.TRAINER, SIDECAR, "resources"): "spec.sidecar.resources",
+    (names.Role.TRAINER, SIDECAR, "image"): "spec.sidecar.image",
+}
+"""Fields of the operator's containers that a field of the job decides: role, container, field."""
+_Token = str | int | tuple[str, str]
+
+
+def explain(message: str, child: Manifest, job: DataLoaderJob) -> str:
+    """Puts the job's fields in place of the child's, where they are the user's."""
+    role = child["metadata"].get("labels", {}).get(names.LABEL_ROLE)
+    template = child.get("spec", {}).get("template")
+    if role is None or template is None:
+        return message
+    found = _Template(job, names.Role(role), template)
+    return _PATH.sub(lambda match: found.path(_tokens(match[1])) or match[0].lstrip("."), message)
+
+
+def _tokens(path: str) -> list[_Token]:
+    return [
+        field or ((key, value) if key else int(index)) for field, key, value, index in _TOKEN.findall(path)
+    ]
+
+
+class _Template:
+    """A pod template of a child beside that of the user."""
+
+    def __init__(self, job: DataLoaderJob, role: names.Role, made: Mapping[str, Any]) -> None:
+        self._job, self._role, self._made = job, role, made
+        self._root, self._user = TRAINERS, plain(job.spec.trainer.template)
+        if role is not names.Role.TRAINER:
+            own, trainers = plain(job.spec.feeders.template), self._user["spec"]
+            self._from_trainers = {name for name in INHERITED if name in trainers} - set(own.get("spec", {}))
+            self._root, self._user = FEEDERS, own
+        else:
+            self._from_trainers = set()
+
+    def path(self, tokens: list[_Token]) -> str | None:
+        """The job's field for a path within the template; None where the user has set none of it."""
+        if tokens[0] in ("labels", "annotations"):  # validation leaves `metadata` out
+            tokens = ["metadata", *tokens]
+        if len(tokens) > 1 and tokens[1] in self._from_trainers:
+            return TRAINERS + _spelt(tokens)
+        return self._own_field(tokens) or self._user_field(tokens)
+
+    def _own_field(self, tokens: list[_Token]) -> str | None:
+        if len(tokens) < 4:
+            return None
+        container, field = _at(self._made, tokens[:3]), tokens[3]
+        name = container.get("name") if isinstance(container, Mapping) else None
+        if field == "image" and name in ("head", "feeder") and self._role is not names.Role.TRAINER:
+            given = self._job.spec.feeders.image
+            return "spec.feeders.image" if given else f"{TRAINERS}.spec.containers[0].image"
+        root = _OWN.get((self._role, str(name), str(field)))
+        return None if root is None else root + _spelt(tokens[4:])
+
+    def _user_field(self, tokens: list[_Token]) -> str | None:
+        made: Any = self._made
+        user: Any = self._user
+        path = list[_Token]()
+        for token in tokens:
+            if isinstance(token, str):
+                made, user = _at(made, [token]), _at(user, [token])
+                path.append(token)
+                continue
+            entry = _at(made, [token])
+            index = _same_entry(user, entry)
+            if index is None:
+                return None
+            made, user = entry, user[index]
+            path.append(index)
+        return self._root + _spelt(path)
+
+
+def _at(value: Any, tokens: Sequence[_Token]) -> Any:
+    for token in tokens:
+        if isinstance(token, str):
+            value = value.get(token) if isinstance(value, Mapping) else None
+        elif not isinstance(value, list):
+            return None
+        elif isinstance(token, int):
+            value = value[token] if token < len(value) else None
+        else:
+            key, wanted = token
+            value = next((v for v in value if isinstance(v, Mapping) and str(v.get(key)) == wanted), None)
+    return value
+
+
+def _same_entry(listed: Any, entry: Any) -> int | None:
+    """The place of an entry in the user's list."""
+    if not isinstance(listed, list) or entry is None:
+        return None
+    keys = [key for key in _KEYS if isinstance(entry, Mapping) and key in entry]
+    for index, mine in enumerate(listed):
+        if mine == entry:
+            return index
+        if keys and isinstance(mine, Mapping) and mine.get(keys[0]) == entry[keys[0]]:
+            return index
+    return None
+
+
+def _spelt(tokens: Sequence[_Token]) -> str:
+    text = ""
+    for token in tokens:
+        if isinstance(token, str):
+            text += f".{token}"
+        elif isinstance(token, int):
+            text += f"[{token}]"
+        else:
+            text += f'[{token[0]}="{token[1]}"]'
+    return text

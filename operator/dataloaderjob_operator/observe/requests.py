@@ -1,0 +1,140 @@
+"""The requests that kopf makes for its watches, as its HTTP session reports them: which watches are open by their own
+last word, and which lists were made anew. kopf itself tells neither: its tasks live through every lost connection.
+
+A list made anew reports what is there, and not what has gone meanwhile. What was known before it and is not reported by
+the time its watch opens is looked for by a list of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Container, Mapping, Sequence
+from types import SimpleNamespace
+
+import aiohttp
+import kopf
+
+from dataloaderjob_operator.kinds import KINDS, Manifest
+from dataloaderjob_operator.observe.cache import Cache
+
+WATCH_S = 300
+"""Seconds after which the API server ends each watch, and kopf opens it anew: no word of it is older."""
+LAST_WORD_S = WATCH_S + 60.0
+"""Seconds for which a watch counts as open after it was."""
+SETTLE_S = 3.0
+"""Seconds from the end of a list until kopf's tasks have handed all of it on."""
+
+
+class Requests:
+    """Requests for lists and watches, by their path."""
+
+    def __init__(
+        self, cache: Cache, paths: Mapping[str, Sequence[str]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`paths`: where the objects of each kind are listed."""
+        self._cache, self._clock = cache, clock
+        self._kinds = {path: kind for kind, found in paths.items() for path in found}
+        self._opened: dict[str, float] = {}
+        """Watches whose last request was answered, and when."""
+        self._unreported: dict[str, set[str]] = {}
+        """Uids of what was known when a list began, and has not been reported since."""
+        self._listed: set[str] = set()
+        """Paths whose list is over."""
+        self._changed = asyncio.Event()
+
+    @property
+    def expected(self) -> int:
+        """The number of watches that there shall be."""
+        return len(self._kinds)
+
+    def open(self) -> int:
+        """The number of watches whose last word is that they are open."""
+        now = self._clock()
+        return sum(now - moment <= LAST_WORD_S for moment in self._opened.values())
+
+    def began(self, path: str, query: Container[str]) -> None:
+        """A request is sent."""
+        if (ours := self._known(path)) is None:
+            return
+        if "watch" in query:
+            if ours in self._unreported:
+                self._listed.add(ours)
+                self._changed.set()
+        elif "continue" not in query:
+            known = self._cache.all_of(self._kinds[ours])
+            self._unreported[ours] = {thing["metadata"].get("uid", "") for thing in known}
+            self._listed.discard(ours)
+
+    def answered(self, path: str, query: Container[str], status: int) -> None:
+        """The API server began to answer a request."""
+        if (ours := self._known(path)) is None:
+            return
+        if status >= 400:
+            self._opened.pop(ours, None)
+        elif "watch" in query:
+            self._opened[ours] = self._clock()
+
+    def failed(self, path: str) -> None:
+        """A request had no answer."""
+        self._opened.pop(self._known(path) or "", None)
+
+    def _known(self, path: str) -> str | None:
+        """The path below that of the server, which may have one of its own; None for other requests."""
+        return next((ours for ours in self._kinds if path.endswith(ours)), None)
+
+    def reported(self, kind: str, uid: str) -> None:
+        """A watch reported an object, or a list before it."""
+        for path, uids in self._unreported.items():
+            if self._kinds[path] == kind:
+                uids.discard(uid)
+
+    async def relisted(self) -> frozenset[str]:
+        """Waits for the end of lists. Returns the kinds of which something was not reported that is still known."""
+        await self._changed.wait()
+        await asyncio.sleep(SETTLE_S)
+        self._changed.clear()
+        found = set()
+        for path in sorted(self._listed):
+            kind, uids = self._kinds[path], self._unreported.pop(path)
+            mine = (thing for thing in self._cache.all_of(kind) if self._is_at(thing, path))
+            if any(thing["metadata"].get("uid") in uids for thing in mine):
+                found.add(kind)
+        self._listed.clear()
+        return frozenset(found)
+
+    def _is_at(self, thing: Manifest, path: str) -> bool:
+        """Checks whether an object is among those that are listed there."""
+        kind = KINDS[thing["kind"]]
+        return path in (kind.path(None), kind.path(thing["metadata"].get("namespace")))
+
+    def session(self, found: kopf.ConnectionInfo) -> kopf.AiohttpSession:
+        """The session in which kopf makes its requests, with these credentials."""
+        trace = aiohttp.TraceConfig()
+
+        async def began(
+            _: aiohttp.ClientSession, __: SimpleNamespace, sent: aiohttp.TraceRequestStartParams
+        ) -> None:
+            self.began(sent.url.path, sent.url.query)
+
+        async def answered(
+            _: aiohttp.ClientSession, __: SimpleNamespace, sent: aiohttp.TraceRequestEndParams
+        ) -> None:
+            self.answered(sent.url.path, sent.url.query, sent.response.status)
+
+        async def failed(
+            _: aiohttp.ClientSession, __: SimpleNamespace, sent: aiohttp.TraceRequestExceptionParams
+        ) -> None:
+            self.failed(sent.url.path)
+
+        trace.on_request_start.append(began)
+        trace.on_request_end.append(answered)
+        trace.on_request_exception.append(failed)
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=found.as_ssl_context()), headers=found.as_http_headers(),
+            proxy=found.proxy_url, trust_env=found.trust_env, trace_configs=[trace],
+        )  # fmt: skip
+        return kopf.AiohttpSession(
+            server=found.server, priority=found.priority, default_namespace=found.default_namespace,
+            expiration=found.expiration, aiohttp_session=session,
+        )  # fmt: skip

@@ -1,0 +1,244 @@
+"""Whatever fails at a job, its status says so, and the rest goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+from memory_api import KEY, Job, Write
+
+from dataloaderjob_operator import objects
+from dataloaderjob_operator.client import ApiError
+from dataloaderjob_operator.monitoring import Metrics
+
+WEBHOOK = ApiError(500, 'failed calling webhook "v.example.com": connection refused')
+CHILDREN = 10
+FAILS = "the operator fails at this job"
+HOSTNETWORK = {"spec.trainer.template.spec.hostnetwork": True}
+BROKEN = {"spec.trainer.template.spec.initContainers": 7}
+
+
+def refuses(kind: str, verbs: str, error: ApiError) -> Callable[[Write], BaseException | None]:
+    return lambda write: error if write[1] == kind and write[0] in verbs.split() else None
+
+
+def reasons(job: Job) -> list[tuple[str, str]]:
+    return [(event["reason"], event["message"]) for event in job.api.events]
+
+
+def test_a_spec_that_only_the_models_refuse_is_a_condition_and_an_event_and_then_there_is_quiet():
+    job = Job({"spec.sidecar.resources": {"limits": {"memory": "10E"}}})
+    assert job.reconcile() is None
+    ready, stalled = job.condition("Ready"), job.condition("Stalled")
+    assert (ready["status"], ready["reason"], stalled["status"]) == ("False", "InvalidSpec", "True")
+    assert "spec.sidecar.resources.limits.memory" in ready["message"]
+    assert job.status["observedGeneration"] == 1
+    assert [reason for reason, _ in reasons(job)] == ["NotReady"]
+    assert job.made() == set()
+    job.reconcile()
+    assert job.api.writes == []
+    job.edit(sidecar={})
+    job.reconcile()
+    assert len(job.made()) == CHILDREN
+    assert job.condition("Stalled")["status"] == "False"
+
+
+def test_a_spec_that_a_running_job_gets_and_nobody_can_read_is_told_too():
+    job = Job()
+    job.reconcile()
+    job.edit(sidecar={"resources": {"limits": {"memory": "10E"}}})
+    job.reconcile()
+    assert job.condition("Ready")["reason"] == "InvalidSpec"
+    assert len(job.made()) == CHILDREN, "what is there stays"
+
+
+def test_metadata_of_a_later_kubernetes_is_read():
+    job = Job({"metadata.audience": {"new": True}})
+    job.reconcile()
+    assert len(job.made()) == CHILDREN
+
+
+def test_what_resembles_a_misspelt_field_is_a_warning_once_and_the_api_servers_to_judge():
+    job = Job(HOSTNETWORK)
+    for _ in range(3):
+        job.reconcile()
+    assert len(job.made()) == CHILDREN
+    (text,) = [message for reason, message in reasons(job) if reason == "UnknownField"]
+    assert text == "spec.trainer.template.spec.hostnetwork: found an unknown field; use hostNetwork"
+    assert job.api.events[0]["type"] == "Warning"
+
+
+def test_a_refusal_of_such_a_field_has_the_remedy():
+    error = ApiError(500, ".spec.template.spec.hostnetwork: field not declared in schema")
+    job = Job(HOSTNETWORK, refuses("Job", "try apply", error))
+    for _ in range(2):
+        with pytest.raises(ApiError):
+            job.reconcile()
+    assert job.condition("Ready")["message"] == (
+        "spec.trainer.template.spec.hostnetwork: field not declared in schema;"
+        " spec.trainer.template.spec.hostnetwork: found an unknown field; use hostNetwork"
+    )
+    assert job.made() == set(), "no head and no feeder waits for trainers that cannot be"
+
+
+def test_children_are_tried_before_the_first_is_made_and_never_again():
+    job = Job()
+    job.reconcile()
+    tried = [name for verb, _, name in job.api.writes if verb == "try"]
+    assert tried == ["mnist-head", "mnist-feeders", "mnist-trainers-0"]
+    assert [verb for verb, *_ in job.api.writes] == ["status", *["try"] * 3, *["apply"] * CHILDREN]
+    job.reconcile()
+    job.edit(feeders={"replicas": 3})
+    job.reconcile()
+    assert "try" not in {verb for verb, *_ in job.api.writes}
+
+
+def test_a_webhook_that_cannot_be_tried_is_no_reason_to_make_nothing():
+    error = ApiError(400, "admission webhook v.example.com does not support dry run")
+    job = Job(fault=refuses("Deployment", "try", error))
+    job.reconcile()
+    assert len(job.made()) == CHILDREN
+
+
+@pytest.mark.parametrize("verb", ["try", "apply"])
+def test_an_error_that_may_pass_is_told_after_its_third_repetition(verb: str):
+    job = Job(fault=refuses("Deployment", verb, WEBHOOK))
+    told = []
+    for _ in range(4):
+        with pytest.raises(ApiError):
+            job.reconcile()
+        told.append(job.condition("Ready")["reason"] == "ChildRefused")
+    assert told == [False, False, False, True], "the pass after the third error"
+    assert "failed calling webhook" in job.condition("Ready")["message"]
+    job.api.fault = lambda _: None
+    assert job.reconcile() == 0.0, "due at once"
+    job.reconcile()
+    assert job.condition("Ready")["reason"] != "ChildRefused"
+    assert len(job.made()) == CHILDREN
+
+
+def test_one_child_that_is_refused_holds_no_other_up():
+    job = Job(fault=refuses("ConfigMap", "apply", ApiError(403, "quota")))
+    with pytest.raises(ApiError, match="quota"):
+        job.reconcile()
+    assert len(job.made()) == CHILDREN - 1
+
+
+def test_an_api_server_that_takes_nothing_is_not_asked_for_each_child():
+    job = Job(fault=lambda write: ApiError(429, "slow down", 1.0) if write[0] == "apply" else None)
+    with pytest.raises(ApiError):
+        job.reconcile()
+    assert [verb for verb, *_ in job.api.writes].count("apply") == 1
+    assert job.operator.children.refused(KEY) == ""
+
+
+def test_a_child_that_cannot_be_built_is_a_condition_a_metric_and_one_traceback(
+    caplog: pytest.LogCaptureFixture,
+):
+    job = Job(BROKEN)
+    waits = [job.reconcile() for _ in range(3)]
+    ready, stalled = job.condition("Ready"), job.condition("Stalled")
+    assert (ready["reason"], stalled["status"]) == ("NotUnderstood", "True")
+    assert "TypeError" in ready["message"]
+    assert job.made() == set(), "no head and no feeder waits for trainers that cannot be"
+    assert [wait and wait >= 60 for wait in waits] == [True] * 3
+    assert [record.exc_info is not None for record in caplog.records if record.message == FAILS] == [True]
+    assert bugs(job.operator.metrics) == 3
+    assert [reason for reason, _ in reasons(job)].count("NotReady") == 1
+
+
+def bugs(metrics: Metrics) -> float | None:
+    return metrics.registry.get_sample_value("dataloaderjob_operator_reconcile_errors_total", {"kind": "bug"})
+
+
+def test_a_template_that_breaks_while_the_job_runs_deletes_nothing_and_the_rest_is_kept_up():
+    job = Job()
+    job.reconcile()
+    live = job.api.objects["DataLoaderJob", "mnist"]["spec"]["trainer"]
+    (containers,) = [live["template"]["spec"]["containers"]]
+    job.edit(
+        trainer={"template": {"spec": {"containers": containers, "initContainers": 7}}},
+        feeders={"replicas": 5},
+    )
+    job.reconcile()
+    assert len(job.made()) == CHILDREN
+    assert job.api.objects["Deployment", "mnist-feeders"]["spec"]["replicas"] == 5
+    assert job.condition("Ready")["reason"] == "NotUnderstood"
+
+
+def test_an_error_of_the_decision_itself_is_a_condition(monkeypatch: pytest.MonkeyPatch):
+    job = Job()
+    job.reconcile()
+
+    def fails(*_: object, **__: object) -> None:
+        raise KeyError("conditions")
+
+    monkeypatch.setattr("dataloaderjob_operator.decide.decision.diagnose", fails)
+    assert job.reconcile() == 60.0
+    assert job.condition("Ready")["reason"] == "NotUnderstood"
+    assert "KeyError" in job.condition("Ready")["message"]
+    monkeypatch.undo()
+    job.reconcile()
+    assert job.condition("Ready")["reason"] != "NotUnderstood"
+
+
+def test_a_status_that_cannot_be_written_holds_no_child_up_and_is_in_metrics_log_and_health(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    job = Job(fault=refuses("DataLoaderJob", "status", ApiError(500, "etcd has no room")))
+    with pytest.raises(ApiError, match="no room"):
+        job.reconcile()
+    assert len(job.made()) == CHILDREN
+    gauge = "dataloaderjob_operator_statuses_unwritten"
+    assert job.operator.metrics.registry.get_sample_value(gauge) == 1
+    assert "cannot write the status: 500: etcd has no room" in [r.message for r in caplog.records]
+    assert job.operator.cannot_write() == "", "one failure is no remark"
+    job.operator.unwritten[KEY] -= 100
+    assert job.operator.cannot_write().startswith("no status can be written of team/mnist for 100 s")
+    job.api.fault = lambda _: None
+    job.reconcile()
+    assert job.operator.metrics.registry.get_sample_value(gauge) == 0
+
+
+def test_an_attempt_that_cannot_be_counted_is_not_replaced():
+    job = Job()
+    job.reconcile()
+    failed = job.api.objects["Job", "mnist-trainers-0"]
+    over = {"conditions": [{"type": "Failed", "status": "True"}]}
+    job.put({**failed, "status": over})
+    job.api.fault = refuses("DataLoaderJob", "status", ApiError(500, "etcd has no room"))
+    with pytest.raises(ApiError):
+        job.reconcile()
+    assert [verb for verb, *_ in job.api.writes] == ["status"]
+    assert "Job/mnist-trainers-0" in job.made()
+
+
+def test_a_job_of_another_controller_is_left_alone_and_says_so_once():
+    job = Job({"spec.managedBy": "example.com/other"})
+    for _ in range(2):
+        assert job.reconcile() is None
+    assert (job.made(), job.status) == (set(), {})
+    ((reason, text),) = reasons(job)
+    assert reason == "ManagedElsewhere"
+    assert "example.com/other" in text
+    assert "dataloading.dev/operator" in text
+
+
+def test_the_operators_own_name_is_reserved_for_it():
+    job = Job({"spec.managedBy": "dataloading.dev/operator"})
+    job.reconcile()
+    assert len(job.made()) == CHILDREN
+
+
+@pytest.fixture(autouse=True)
+def _logs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+def test_the_builders_take_what_the_tests_above_break():
+    """The manifest that is broken there is taken by all builders as it is."""
+    job = Job()
+    observed = job.cache.observed(KEY)
+    assert observed is not None
+    assert objects.trainers(observed.job, job.operator.setup, 0)["kind"] == "Job"

@@ -1,0 +1,182 @@
+"""Jobs of which a part is missing, and how those see a job who wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from observed_jobs import (
+    BASE,
+    FEEDERS,
+    HEAD,
+    SUPERVISOR,
+    T0,
+    after,
+    condition,
+    decided,
+    failed_trainers,
+    job,
+    live,
+    pod,
+    serving,
+)
+
+from dataloaderjob.api.crd import COLUMNS
+from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
+from dataloaderjob_operator.decide import conditions
+from dataloaderjob_operator.decide.decision import Decision
+from dataloaderjob_operator.decide.events import Reason, events_of
+from dataloaderjob_operator.decide.health import ConditionState
+from dataloaderjob_operator.decide.observed import Cause, Observed, SupervisorStatus
+
+PROGRESSING, READY = ConditionType.PROGRESSING, ConditionType.READY
+BACKOFF = {"name": "feeder", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+
+
+def one_of_eight(*pods: dict[str, Any], **more: Any) -> Observed:
+    """Eight feeders are asked for, and one is needed and serves."""
+    whole = serving()
+    whole = after(whole, decided(whole))
+    return replace(whole, job=job(feeders={"replicas": 8}), pods=(*whole.pods, *pods), **more)
+
+
+def sick(number: int) -> dict[str, Any]:
+    made = pod("feeder", started=False, containerStatuses=[BACKOFF])
+    return {**made, "metadata": {**made["metadata"], "name": f"mnist-feeders-{number}"}}
+
+
+def test_a_part_of_the_feeders_that_cannot_start_is_told_with_the_first_cause_while_the_job_serves():
+    observed = one_of_eight(*(sick(number) for number in range(7)))
+    made = decided(observed)
+    told = condition(made, PROGRESSING)
+    assert (told.status, told.reason) == ("True", "FeedersMissing")
+    assert told.message == (
+        "feeder pods that serve: 1 of 8; pod mnist-feeders-0, container feeder: ImagePullBackOff: no such image"
+    )
+    assert condition(made, READY).status == "True", "the job needs one"
+    assert made.status.phase is Phase.RUNNING
+    (event,) = events_of(observed.status, made.status)
+    assert (event.reason, event.type) == (Reason.FEEDERS_MISSING, "Warning")
+    assert "no such image" in event.message
+
+
+def test_feeders_that_merely_start_are_no_event():
+    observed = one_of_eight()
+    made = decided(observed)
+    assert condition(made, PROGRESSING).reason == "FeedersStart"
+    assert events_of(observed.status, made.status) == ()
+
+
+def test_a_quota_and_the_supervisors_cause_are_told_too():
+    refused = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "reason": "FailedCreate",
+        "message": "exceeded quota",
+    }
+    children = {**serving().children, **live(FEEDERS, readyReplicas=1, conditions=[refused])}
+    told = condition(decided(one_of_eight(children=children)), PROGRESSING)
+    assert told.message == "feeder pods that serve: 1 of 8; exceeded quota"
+    slow = replace(SUPERVISOR, desired=8, cause=Cause("WorkerRegisterTimeout", "f-1: too late"))
+    told = condition(decided(one_of_eight(supervisor=slow)), PROGRESSING)
+    assert told.message == "feeder pods that serve: 1 of 8; f-1: too late"
+
+
+def test_events_of_feeders_that_are_missing_are_looked_up_while_the_job_serves():
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2025-01-01T00:00:00Z"}
+    waits = pod("feeder", started=False, conditions=[placed])
+    waits["metadata"] |= {"name": "mnist-feeders-9", "uid": "u-9"}
+    assert [query.name for query in decided(one_of_eight(waits)).event_queries] == ["mnist-feeders-9"]
+
+
+def kstatus(status: DataLoaderJobStatus, generation: int = 1) -> str:
+    """What Helm, Flux and kpt make of a status: the generic rules of sigs.k8s.io/cli-utils/pkg/kstatus, in order."""
+    if status.observed_generation != generation:
+        return "InProgress"
+    held = {found.type: found.status for found in status.conditions}
+    if held.get("Reconciling") == "True":
+        return "InProgress"
+    if held.get("Stalled") == "True":
+        return "Failed"
+    return "Current" if held.get("Ready", "True") == "True" else "InProgress"
+
+
+def complete() -> Decision:
+    whole = after(serving(), decided(serving()))
+    trainers = {"conditions": [{"type": "Complete", "status": "True"}], "succeeded": 1}
+    return decided(
+        replace(whole, children={**whole.children, **live(("Job", "mnist-trainers-0"), **trainers)})
+    )
+
+
+def failed() -> Decision:
+    whole = replace(serving(), job=job(backoffLimit=0))
+    return decided(failed_trainers(after(whole, decided(whole))))
+
+
+@pytest.mark.parametrize(
+    ("made", "state"),
+    [
+        (decided(serving()), "Current"),
+        (decided(Observed(job=job())), "InProgress"),
+        (decided(replace(serving(), children=live(*BASE, HEAD))), "InProgress"),
+        (complete(), "Current"),
+        (failed(), "Failed"),
+    ],
+    ids=["serves", "new", "starts", "complete", "failed"],
+)
+def test_who_waits_by_kstatus_sees_the_end_and_the_failure(made: Decision, state: str):
+    assert kstatus(made.status) == state
+
+
+def test_who_waits_by_kstatus_waits_no_longer_for_an_invalid_spec():
+    why = ConditionState(False, "InvalidSpec", "found this; use that")
+    assert (
+        kstatus(conditions.not_ready(DataLoaderJobStatus(), why, 1, T0, refused_texts=frozenset()))
+        == "Failed"
+    )
+
+
+def test_the_end_of_a_job_is_no_event_of_serving():
+    whole = after(serving(), decided(serving(supervisor=None, pods=())))
+    trainers = {"conditions": [{"type": "Complete", "status": "True"}]}
+    done = replace(whole, children={**whole.children, **live(("Job", "mnist-trainers-0"), **trainers)})
+    assert [event.reason for event in events_of(whole.status, decided(done).status)] == [Reason.COMPLETED]
+
+
+def test_a_head_whose_supervisor_hangs_is_made_anew_once():
+    whole = after(serving(), decided(serving()))
+    silent = SupervisorStatus(silent="nothing within 5 s")
+    assert decided(replace(whole, supervisor=silent)).delete == ()
+    hangs = replace(whole, supervisor=replace(silent, hung=True))
+    made = decided(hangs)
+    assert made.delete == (HEAD,)
+    assert condition(made, ConditionType.HEAD_READY).message.endswith("; the pod is replaced")
+    going = {"metadata": {"name": HEAD[1], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    assert decided(replace(hangs, children={**hangs.children, HEAD: going})).delete == ()
+
+
+def test_trainers_are_counted_as_those_that_run_or_ended_well_of_those_asked_for():
+    two = job(
+        trainer={
+            **job().spec.trainer.model_dump(mode="json", by_alias=True, exclude_unset=True),
+            "replicas": 2,
+        }
+    )
+    observed = replace(serving(), job=two)
+    assert decided(observed).status.trainers.summary == "1/2"
+    over = {"conditions": [{"type": "Complete", "status": "True"}], "succeeded": 2}
+    done = replace(
+        observed, pods=(), children={**observed.children, **live(("Job", "mnist-trainers-0"), **over)}
+    )
+    assert decided(done).status.trainers.summary == "2/2"
+    starting = replace(observed, pods=(pod("trainer", started=False),))
+    assert decided(starting).status.trainers.summary == "0/2", (
+        "the Indexed Job counts pods that wait as active"
+    )
+    assert decided(replace(observed, job=job(suspend=True))).status.trainers.summary == "0/1"
+
+
+def test_the_header_of_kubectl_get_has_one_word_for_each_column():
+    assert [name for name, *_ in COLUMNS if len(name.split()) != 1] == []
