@@ -482,9 +482,9 @@ def test_what_cannot_be_copied_holds_no_caller() -> None:
 
 
 def test_a_dataset_that_fits_into_no_scratch_is_refused_before_it_is_hashed(tmp_path: Path):
-    store = BlobStore(tmp_path, {"spec.feeders.scratch.size": 1 << 20})
-    parts = [np.full(300 << 10, number, dtype=np.uint8) for number in range(4)]
-    with pytest.raises(InputError, match=r"scratch has 1 MiB: raise spec\.feeders\.scratch\.size"):
+    store = BlobStore(tmp_path, {"spec.feeders.scratch.size": 64 << 20})
+    parts = [np.full(20 << 20, number, dtype=np.uint8) for number in range(4)]
+    with pytest.raises(InputError, match=r"scratch has 64 MiB: raise spec\.feeders\.scratch\.size"):
         make_bundle(parts, None, None, store=store, allow_pickle=False)
     assert not list(tmp_path.iterdir())
     make_bundle(parts[:2], None, None, store=store, allow_pickle=False)
