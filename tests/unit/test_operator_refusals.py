@@ -50,7 +50,7 @@ def test_an_entry_of_a_list_has_the_place_that_the_user_gave_it():
         ("feeders", "spec.template.labels: Invalid value", "spec.feeders.template.metadata.labels:"),
         ("feeders", "spec.template.spec.containers[0].image: no", "trainer.template.spec.containers[0].image:"),
         ("feeders", "spec.template.spec.containers[0].resources.requests[cpu]: no", "spec.feeders.resources.requests"),
-        ("head", "spec.template.spec.containers[0].resources.limits: Invalid", "spec.ray.headResources.limits:"),
+        ("head", "spec.template.spec.containers[0].resources.limits: Invalid", "spec.ray.head.resources.limits:"),
         ("trainers", "spec.template.spec.initContainers[0].resources.limits: no", "spec.sidecar.resources.limits:"),
         ("trainers", "spec.template.spec.initContainers[0].image: no", "spec.sidecar.image:"),
     ],
@@ -58,7 +58,7 @@ def test_an_entry_of_a_list_has_the_place_that_the_user_gave_it():
 def test_a_path_of_the_child_becomes_the_field_of_the_job(child: str, message: str, field: str):
     found = explained(child, message)
     assert field in found
-    assert not re.search(r"(?<!trainer\.)(?<!feeders\.)\bspec\.template", found)
+    assert not re.search(r"(?<!trainer\.)(?<!feeders\.)(?<!head\.)\bspec\.template", found)
 
 
 def test_what_head_and_feeders_take_from_the_trainers_is_named_there():

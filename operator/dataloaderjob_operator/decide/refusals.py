@@ -13,17 +13,18 @@ from typing import Any
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest
-from dataloaderjob_operator.objects.workloads import INHERITED, SIDECAR, plain
+from dataloaderjob_operator.objects.pods import INHERITED, plain
+from dataloaderjob_operator.objects.workloads import SIDECAR
 
 NO_DRY_RUN = "does not support dry run"
 """The API server says so where an admission webhook cannot be asked without an effect."""
-TRAINERS, FEEDERS = "spec.trainer.template", "spec.feeders.template"
+TRAINERS, FEEDERS, HEAD = "spec.trainer.template", "spec.feeders.template", "spec.ray.head.template"
 _PATH = re.compile(r"\.?\bspec\.template((?:\.[A-Za-z][\w-]*|\[[^\]]*\])+)")
 _TOKEN = re.compile(r"\.([A-Za-z][\w-]*)|\[(?:([A-Za-z]\w*)=\"?([^\"\]]*)\"?|(\d+))[^\]]*\]")
 _KEYS = ("name", "mountPath", "key", "containerPort", "ip")
 """Fields that distinguish the entries of a list."""
 _OWN = {
-    (names.Role.HEAD, "head", "resources"): "spec.ray.headResources",
+    (names.Role.HEAD, "head", "resources"): "spec.ray.head.resources",
     (names.Role.FEEDER, "feeder", "resources"): "spec.feeders.resources",
     (names.Role.TRAINER, SIDECAR, "resources"): "spec.sidecar.resources",
     (names.Role.TRAINER, SIDECAR, "image"): "spec.sidecar.image",
@@ -53,20 +54,28 @@ class _Template:
 
     def __init__(self, job: DataLoaderJob, role: names.Role, made: Mapping[str, Any]) -> None:
         self._job, self._role, self._made = job, role, made
-        self._root, self._user = TRAINERS, plain(job.spec.trainer.template)
-        if role is not names.Role.TRAINER:
-            own, trainers = plain(job.spec.feeders.template), self._user["spec"]
-            self._from_trainers = {name for name in INHERITED if name in trainers} - set(own.get("spec", {}))
-            self._root, self._user = FEEDERS, own
-        else:
-            self._from_trainers = set()
+        templates = {HEAD: job.spec.ray.head.template, FEEDERS: job.spec.feeders.template}
+        first = {names.Role.HEAD: HEAD, names.Role.FEEDER: FEEDERS, names.Role.TRAINER: TRAINERS}[role]
+        sources = {
+            root: plain(user) for root, user in (templates | {TRAINERS: job.spec.trainer.template}).items()
+        }
+        following = list(sources)[list(sources).index(first) :]
+        self._root, self._user = first, sources[first]
+        self._inherited_from = {
+            name: root
+            for name in INHERITED
+            for root in reversed(following)
+            if name in sources[root].get("spec", {})
+        }
+        """Root of the template that a field of `INHERITED` comes from."""
 
     def path(self, tokens: list[_Token]) -> str | None:
         """The job's field for a path within the template; None where the user has set none of it."""
         if tokens[0] in ("labels", "annotations"):  # validation leaves `metadata` out
             tokens = ["metadata", *tokens]
-        if len(tokens) > 1 and tokens[1] in self._from_trainers:
-            return TRAINERS + _spelt(tokens)
+        root = self._inherited_from.get(str(tokens[1]), self._root) if len(tokens) > 1 else self._root
+        if root != self._root:
+            return root + _spelt(tokens)
         return self._own_field(tokens) or self._user_field(tokens)
 
     def _own_field(self, tokens: list[_Token]) -> str | None:
