@@ -48,7 +48,7 @@ def install(server: ApiServer, job: Operated, ops: str, release: str) -> dict[An
     """Accounts and rights of the chart, which may work in the job's namespace only."""
     found = render("--set", f"namespaces={{{job.namespace}}}", release=release, namespace=ops)
     for (kind, _), thing in found.items():
-        assert not kind.startswith("Cluster"), "of Roles only"
+        assert kind != "ClusterRoleBinding", "the operator's rights are Roles"
         if kind == "ServiceAccount":
             server.request("POST", f"/api/v1/namespaces/{ops}/serviceaccounts", thing)
         elif kind in ("Role", "RoleBinding"):
