@@ -15,7 +15,7 @@ from pathlib import Path
 
 import kopf
 
-from dataloaderjob_operator import names
+from dataloaderjob_operator import keys, names
 from dataloaderjob_operator.client import Client
 from dataloaderjob_operator.monitoring import (
     Health,
@@ -30,7 +30,7 @@ from dataloaderjob_operator.objects import OperatorConfig, OwnPod
 from dataloaderjob_operator.observe import watch
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
-from dataloaderjob_operator.observe.watch import EventLookup, SecretPoller
+from dataloaderjob_operator.observe.watch import EventLookup
 from dataloaderjob_operator.reconcile import Reconciler
 from dataloaderjob_operator.workqueue import RESYNC_S, Workers
 
@@ -49,7 +49,10 @@ class Options:
     """Namespaces to watch; empty: all of the cluster."""
     operator: OwnPod | None = None
     """The operator's own pod, if it runs in the cluster."""
-    root_key: Path
+    root_key: Path | None = None
+    """File with the root key; None: it is in `root_key_secret`."""
+    root_key_secret: tuple[str, str] = ("", "")
+    """Namespace and name of that Secret."""
     sidecar_image: str
     workers: int
     resync_s: float
@@ -76,11 +79,17 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="label of the operator's pod, for the same; may be repeated",
     )
-    parser.add_argument(
+    root = parser.add_mutually_exclusive_group(required=True)
+    root.add_argument(
+        "--root-key-secret",
+        metavar="NAME",
+        help="Secret of --own-namespace with the key from which jobs' keys are derived, made if it is not there; this or "
+        "--root-key is needed",
+    )
+    root.add_argument(
         "--root-key",
         type=Path,
-        required=True,
-        help=f"file with the root key, at least {names.ROOT_NBYTES} bytes",
+        help=f"file with that key in place of a Secret, at least {names.ROOT_NBYTES} bytes",
     )
     parser.add_argument("--sidecar-image", required=True, help="sidecar image for manifests that name none")
     parser.add_argument(
@@ -108,9 +117,12 @@ def make_parser() -> argparse.ArgumentParser:
 def parse(arguments: Sequence[str] | None = None) -> Options:
     parser = make_parser()
     found = parser.parse_args(arguments)
+    if found.root_key_secret and not found.own_namespace:
+        parser.error("--root-key-secret NAME needs --own-namespace NAME, where the Secret is")
     return Options(
         operator=_own_pod(parser, found.own_namespace, found.own_label),
-        namespaces=tuple(found.namespace), root_key=found.root_key, sidecar_image=found.sidecar_image,
+        namespaces=tuple(found.namespace), root_key=found.root_key,
+        root_key_secret=(found.own_namespace or "", found.root_key_secret or ""), sidecar_image=found.sidecar_image,
         workers=found.workers, resync_s=found.resync_seconds, metrics_port=found.metrics_port,
         log_format=found.log_format,
     )  # fmt: skip
@@ -132,31 +144,51 @@ def _own_pod(parser: argparse.ArgumentParser, namespace: str | None, labels: Seq
     return OwnPod(namespace=namespace, labels=pairs) if namespace else None
 
 
-def make_setup(options: Options) -> OperatorConfig:
-    """Raises OSError without the key, ValueError if it is too short."""
-    root = options.root_key.read_bytes()
-    names.job_key(root, "try")
+def make_setup(options: Options, root: bytes) -> OperatorConfig:
     version = importlib.metadata.version("dataloaderjob")
     return OperatorConfig(
         version=version, sidecar_image=options.sidecar_image, root_key=root, operator=options.operator
     )
 
 
-async def run(options: Options, setup: OperatorConfig) -> None:
-    """Runs until a signal comes. Raises CancelledError if that is before the first list is done."""
-    cache, metrics = Cache(), Metrics()
+def read_root(path: Path) -> bytes:
+    """Raises NoRootKey."""
+    try:
+        root = path.read_bytes()
+        names.check_root(root)
+    except (OSError, ValueError) as exc:
+        raise keys.NoRootKey(f"cannot read the root key from {path}: {exc}") from exc
+    return root
+
+
+async def run(options: Options, root: bytes | None) -> None:
+    """Runs until a signal comes. Raises CancelledError if that is before the first list is done, NoRootKey."""
+    metrics = Metrics()
+    health = Health(watches=watch.alive, expected=watch.expected(options.namespaces))
     client = await Client.connect(metrics)
+    if (this := asyncio.current_task()) is not None:
+        for number in (signal.SIGTERM, signal.SIGINT):  # kopf sets its own later
+            asyncio.get_running_loop().add_signal_handler(number, this.cancel)
+    try:
+        async with serve(options.metrics_port, metrics, health):
+            if root is None:
+                root = await keys.root_key(client, *options.root_key_secret)
+            await reconcile_all(options, make_setup(options, root), client, metrics, health)
+    finally:
+        await client.close()
+
+
+async def reconcile_all(
+    options: Options, setup: OperatorConfig, client: Client, metrics: Metrics, health: Health
+) -> None:
+    """Does the operator's work until a signal comes."""
+    cache = Cache()
     poller = SupervisorPoller(cache, setup.root_key, lambda key: work.add(key))
     reconciler = Reconciler(client, cache, setup, poller)
     work = Workers(reconciler.reconcile, workers=options.workers, metrics=metrics, resync_s=options.resync_s)
     lookup = reconciler.lookup = EventLookup(client, work.add)
-    secret_poller = reconciler.secret_poller = SecretPoller(client, work.add, cache.ended)
-    health = Health(watches=watch.alive, expected=watch.expected(options.namespaces))
     metrics.watches.set_function(watch.alive)
     metrics.describe(version=setup.version, kopf=importlib.metadata.version("kopf"), phases=cache.phases)
-    if (this := asyncio.current_task()) is not None:
-        for number in (signal.SIGTERM, signal.SIGINT):  # kopf sets its own later
-            asyncio.get_running_loop().add_signal_handler(number, this.cancel)
 
     def changed(key: JobKey, itself: bool) -> None:
         work.add(key, 0.0 if itself else CHILD_S)
@@ -166,33 +198,26 @@ async def run(options: Options, setup: OperatorConfig) -> None:
         work.forget(key)
         reconciler.forget(key)
 
+    await watch.prime(client, cache, work.add, options.namespaces)
+    health.listed = True
+    settings = kopf.OperatorSettings()
+    watch.configure(settings)
+    watching = kopf.operator(
+        registry=watch.registry(cache, changed, gone, metrics.received), settings=settings, standalone=True,
+        clusterwide=not options.namespaces, namespaces=options.namespaces,
+    )  # fmt: skip
+    health.tasks += [
+        asyncio.create_task(work.run(), name="work"),
+        asyncio.create_task(poller.run(), name="supervisors"),
+        asyncio.create_task(lookup.run(), name="event lookups"),
+        asyncio.create_task(pulse(metrics), name="pulse"),
+        asyncio.create_task(watch.keep_sweeping(client, cache, work.add, options.namespaces), name="sweeps"),
+    ]
+    await asyncio.sleep(0)  # tasks that kopf finds are not its own: it waits for others at its end
     try:
-        async with serve(options.metrics_port, metrics, health):
-            await watch.prime(client, cache, work.add, options.namespaces)
-            health.listed = True
-            settings = kopf.OperatorSettings()
-            watch.configure(settings)
-            watching = kopf.operator(
-                registry=watch.registry(cache, changed, gone, metrics.received), settings=settings, standalone=True,
-                clusterwide=not options.namespaces, namespaces=options.namespaces,
-            )  # fmt: skip
-            health.tasks += [
-                asyncio.create_task(work.run(), name="work"),
-                asyncio.create_task(poller.run(), name="supervisors"),
-                asyncio.create_task(lookup.run(), name="event lookups"),
-                asyncio.create_task(secret_poller.run(), name="secrets"),
-                asyncio.create_task(pulse(metrics), name="pulse"),
-                asyncio.create_task(
-                    watch.keep_sweeping(client, cache, work.add, options.namespaces), name="sweeps"
-                ),
-            ]
-            await asyncio.sleep(0)  # tasks that kopf finds are not its own: it waits for others at its end
-            try:
-                await watching
-            finally:
-                await _end(health.tasks)
+        await watching
     finally:
-        await client.close()
+        await _end(health.tasks)
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
@@ -207,14 +232,12 @@ def main() -> int:
     options = parse()
     configure_logging(options.log_format)
     try:
-        setup = make_setup(options)
-    except (OSError, ValueError) as exc:
-        log.error("cannot read the root key from %s: %s", options.root_key, exc)
-        return 2
-    try:
-        asyncio.run(run(options, setup))
+        asyncio.run(run(options, None if options.root_key is None else read_root(options.root_key)))
     except asyncio.CancelledError:
         log.info("stopped before the first list was complete")
+    except keys.NoRootKey as exc:
+        log.error("%s", exc)
+        return 2
     except PortTaken as exc:
         log.error("%s; choose another port with --metrics-port", exc)
         return 2

@@ -23,12 +23,21 @@ from dataloaderjob_operator.decide import conditions, events
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.health import ConditionState
 from dataloaderjob_operator.decide.observed import METRICS_EVERY_S, Key, Observed
-from dataloaderjob_operator.kinds import KINDS, Manifest, Source, applied_hash, covers, manifest_to_send
+from dataloaderjob_operator.keys import JobSecrets
+from dataloaderjob_operator.kinds import (
+    KINDS,
+    Manifest,
+    Source,
+    applied_hash,
+    covers,
+    manifest_to_send,
+    sealed,
+)
 from dataloaderjob_operator.monitoring import add_log_fields
 from dataloaderjob_operator.objects import OperatorConfig
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.observe.supervisor_poller import Supervisors
-from dataloaderjob_operator.observe.watch import EventLookup, SecretPoller
+from dataloaderjob_operator.observe.watch import EventLookup
 from dataloaderjob_operator.workqueue import NEVER
 
 log = logging.getLogger(__name__)
@@ -126,11 +135,11 @@ class Reconciler:
     """Version of a child, and hash of what was applied to it and changed nothing."""
     lookup: EventLookup | None = None
     """None: causes that only events have are not reported."""
-    secret_poller: SecretPoller | None = None
-    """None: each reconcile reads what no watch reports."""
     recorder: EventRecorder = field(init=False)
+    secrets: JobSecrets = field(init=False)
 
     def __post_init__(self) -> None:
+        self.secrets = JobSecrets(self.api)
         self.recorder = EventRecorder(self.api, self.now)
 
     def forget(self, key: JobKey) -> None:
@@ -142,10 +151,9 @@ class Reconciler:
             known.pop(key, None)
         self.supervisors.want(key, None)
         self.recorder.forget(key)
+        self.secrets.forget(key)
         if self.lookup is not None:
             self.lookup.forget(key)
-        if self.secret_poller is not None:
-            self.secret_poller.forget(key)
 
     async def reconcile(self, key: JobKey) -> float | None:
         """Reconciles a job once. Returns the seconds until it is to be reconciled again, None for the next event, NEVER
@@ -213,7 +221,10 @@ class Reconciler:
             wrote = True
             await self._delete(child, observed.children[child])
         for manifest in decision.apply:
-            wrote = await self._apply(key, manifest) or wrote
+            if KINDS[manifest["kind"]].source is Source.NONE:
+                wrote = await self.secrets.keep(key, sealed(manifest), observed) or wrote
+            else:
+                wrote = await self._apply(key, manifest) or wrote
         return wrote
 
     async def _delete(self, what: Key, thing: Manifest | None) -> None:
@@ -277,27 +288,18 @@ class Reconciler:
 
     async def _apply(self, key: JobKey, manifest: Manifest) -> bool:
         child = manifest["kind"], manifest["metadata"]["name"]
-        if self.secret_poller is not None and (key, child) in self.secret_poller:
-            return False
         found = self.cache.child(key, child) or await self._unobserved(key[0], child, manifest)
         if found is not None and found["metadata"].get("deletionTimestamp"):
             return False  # made anew when it is gone
         wanted = manifest_to_send(manifest, found)
         if wanted is None or self._is_no_op(key, child, wanted, found):
-            self._track(key, found)
             return False
         made = {**await self.api.apply(wanted), "kind": child[0]}
-        self._track(key, made)
-        if KINDS[child[0]].source is Source.WATCH:
-            self.cache.put_written(made)
+        self.cache.put_written(made)
         if found is None or _version(made) != _version(found):
             return True
         self.no_ops.setdefault(key, {})[child] = _version(made), applied_hash(wanted)
         return False
-
-    def _track(self, key: JobKey, child: Manifest | None) -> None:
-        if self.secret_poller is not None and child is not None:
-            self.secret_poller.track(key, child)
 
     def _is_no_op(self, key: JobKey, child: Key, wanted: Manifest, live: Manifest | None) -> bool:
         """Checks whether just this, applied to just this object, changed nothing: the API server alters it."""
@@ -314,8 +316,7 @@ class Reconciler:
             return None
         uid, found = wanted["metadata"]["ownerReferences"][0]["uid"], {**found, "kind": child[0]}
         if any(owner.get("uid") == uid for owner in found["metadata"].get("ownerReferences") or ()):
-            if KINDS[child[0]].source is Source.WATCH:
-                self.cache.put(found)
+            self.cache.put(found)
             return found
         raise ApiError(
             409,
