@@ -83,8 +83,8 @@ def make_parser() -> argparse.ArgumentParser:
     root.add_argument(
         "--root-key-secret",
         metavar="NAME",
-        help="Secret of --own-namespace with the key from which jobs' keys are derived, made if it is not there; this or "
-        "--root-key is needed",
+        help="Secret of --own-namespace with the key from which jobs' keys are derived, made if it is not there; "
+        "this or --root-key is needed",
     )
     root.add_argument(
         "--root-key",
