@@ -18,7 +18,7 @@ NAMED = "CustomResourceDefinition", "dataloaderjobs.dataloading.dev"
 OPERATOR = "Deployment", "r-operator"
 KUBERNETES = {
     "requests", "limits", "runAsNonRoot", "seccompProfile", "allowPrivilegeEscalation", "readOnlyRootFilesystem",
-    "capabilities",
+    "capabilities", "grafana_dashboard",
 }  # fmt: skip
 """Fields whose meaning its own documents have."""
 DIGEST = "sha256:" + "a" * 64
