@@ -9,13 +9,13 @@ import importlib.metadata
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import kopf
 
-from dataloaderjob_operator import keys, names
+from dataloaderjob_operator import election, keys, names
 from dataloaderjob_operator.client import Client
 from dataloaderjob_operator.monitoring import (
     Health,
@@ -53,6 +53,8 @@ class Options:
     """File with the root key; None: it is in `root_key_secret`."""
     root_key_secret: tuple[str, str] = ("", "")
     """Namespace and name of that Secret."""
+    candidate: election.Candidate | None = None
+    """None: it works without a Lease."""
     sidecar_image: str
     workers: int
     resync_s: float
@@ -91,6 +93,16 @@ def make_parser() -> argparse.ArgumentParser:
         type=Path,
         help=f"file with that key in place of a Secret, at least {names.ROOT_NBYTES} bytes",
     )
+    parser.add_argument(
+        "--lease",
+        metavar="NAME",
+        help="Lease of --own-namespace: of several operators only the one that holds it works",
+    )
+    parser.add_argument(
+        "--identity",
+        metavar="NAME",
+        help="name of this operator in the Lease, that of its pod; without it, one that no other has",
+    )
     parser.add_argument("--sidecar-image", required=True, help="sidecar image for manifests that name none")
     parser.add_argument(
         "--workers", type=int, default=8, help="number of jobs that are reconciled at the same time"
@@ -117,11 +129,12 @@ def make_parser() -> argparse.ArgumentParser:
 def parse(arguments: Sequence[str] | None = None) -> Options:
     parser = make_parser()
     found = parser.parse_args(arguments)
-    if found.root_key_secret and not found.own_namespace:
-        parser.error("--root-key-secret NAME needs --own-namespace NAME, where the Secret is")
+    if (found.root_key_secret or found.lease) and not found.own_namespace:
+        parser.error("--root-key-secret and --lease need --own-namespace NAME, where Secret and Lease are")
     return Options(
         operator=_own_pod(parser, found.own_namespace, found.own_label),
         namespaces=tuple(found.namespace), root_key=found.root_key,
+        candidate=election.candidate(found.own_namespace, found.lease, found.identity),
         root_key_secret=(found.own_namespace or "", found.root_key_secret or ""), sidecar_image=found.sidecar_image,
         workers=found.workers, resync_s=found.resync_seconds, metrics_port=found.metrics_port,
         log_format=found.log_format,
@@ -173,9 +186,26 @@ async def run(options: Options, root: bytes | None) -> None:
         async with serve(options.metrics_port, metrics, health):
             if root is None:
                 root = await keys.root_key(client, *options.root_key_secret)
-            await reconcile_all(options, make_setup(options, root), client, metrics, health)
+            async with _turn(options.candidate, client, metrics, health):
+                await reconcile_all(options, make_setup(options, root), client, metrics, health)
     finally:
         await client.close()
+
+
+@contextlib.asynccontextmanager
+async def _turn(
+    candidate: election.Candidate | None, client: Client, metrics: Metrics, health: Health
+) -> AsyncIterator[None]:
+    """Waits until this operator is the one that works."""
+    if candidate is None:
+        metrics.leader.set(1)
+        yield
+        return
+    health.stands_by = True
+    async with election.leading(client.api, candidate):
+        health.stands_by = False
+        metrics.leader.set(1)
+        yield
 
 
 async def reconcile_all(

@@ -179,6 +179,11 @@ class Metrics:
             "Watches that are open: one for each kind of objects, in each namespace if some are named.",
             registry=made,
         )
+        self.leader = Gauge(
+            f"{PREFIX}_leader",
+            "Whether this operator works: 1, or 0 while it stands by and another one holds the Lease.",
+            registry=made,
+        )
         self.build = Info(f"{PREFIX}_build", "Versions of the operator; always 1.", registry=made)
         ProcessCollector(namespace=PREFIX, registry=made)
         self._received: dict[str, float] = {}
@@ -235,6 +240,8 @@ class Health:
     """Tasks that shall never end."""
     listed: bool = False
     """Everything has been listed once: from then on decisions are made."""
+    stands_by: bool = False
+    """Another operator works, and this one is ready to."""
     _full_at: float | None = None
 
     def not_alive(self, now: float) -> str:
@@ -251,7 +258,8 @@ class Health:
         return ""
 
     def not_ready(self) -> str:
-        return "" if self.listed else "the first list of what is there is not done"
+        ready = self.listed or self.stands_by
+        return "" if ready else "the first list of what is there is not done"
 
 
 async def pulse(metrics: Metrics) -> None:

@@ -49,7 +49,8 @@ def test_its_crd_is_the_one_of_the_models_and_stays_unless_a_value_says_otherwis
     ("options", "why"),
     [
         (["--set", "image.tagg=1"], "tagg"),
-        (["--set", "replicas=2"], "replicas"),
+        (["--set", "replicas=0"], "replicas"),
+        (["--set", "replica=2"], "replica"),
         (["--set", "workers=0"], "workers"),
         (["--set-json", 'namespaces="team"'], "namespaces"),
         (["--set", "image.digest=abc"], "digest"),
@@ -93,9 +94,35 @@ def test_its_pods_are_restricted(name: tuple[str, str]) -> None:
     assert only["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_there_is_one_operator_and_never_a_second_beside_it() -> None:
-    spec = render()[OPERATOR]["spec"]
-    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+def test_there_is_one_operator_and_an_upgrade_has_the_next_stand_by_before_it_goes() -> None:
+    found = render()
+    spec = found[OPERATOR]["spec"]
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    assert (spec["replicas"], spec["strategy"]) == (1, rolling)
+    assert ("PodDisruptionBudget", "r-operator") not in found, "it would keep its node from being drained"
+    assert "affinity" not in spec["template"]["spec"]
+
+
+def test_several_operators_have_a_lease_a_budget_and_nodes_of_their_own() -> None:
+    found = render("--set", "replicas=2")
+    spec = found[OPERATOR]["spec"]
+    assert spec["replicas"] == 2
+    candidate = parse(container(found)["args"]).candidate
+    assert candidate is not None
+    assert (candidate.namespace, candidate.lease, candidate.identity) == ("ops", "r-operator", "$(POD_NAME)")
+    assert "POD_NAME" in [variable["name"] for variable in container(found)["env"]]
+    (rule,) = [rule for rule in found["Role", "r-operator-own"]["rules"] if "update" in rule["verbs"]]
+    assert (rule["resources"], rule["resourceNames"]) == (["leases"], [candidate.lease])
+    budget = found["PodDisruptionBudget", "r-operator"]["spec"]
+    labels = spec["template"]["metadata"]["labels"]
+    assert (budget["maxUnavailable"], budget["selector"]["matchLabels"].items() <= labels.items()) == (
+        1,
+        True,
+    )
+    (apart,) = spec["template"]["spec"]["affinity"]["podAntiAffinity"].values()
+    assert apart[0]["podAffinityTerm"]["labelSelector"]["matchLabels"].items() <= labels.items()
+    theirs = render("--set", "replicas=2", "--set-json", 'affinity={"nodeAffinity":{}}')[OPERATOR]["spec"]
+    assert theirs["template"]["spec"]["affinity"] == {"nodeAffinity": {}}
 
 
 def test_the_operator_takes_its_options_and_its_probes_ask_where_it_answers() -> None:
