@@ -10,6 +10,8 @@ from cluster import SYSTEM, Cluster, CommandFailed, Manifest, image_values, run,
 from jobs import FEEDERS, HEAD, TRAINER, Job, changed, job
 from readme import UPGRADE, words
 
+from dataloaderjob_operator import names
+
 pytestmark = pytest.mark.timeout(600)
 ALL = (HEAD, FEEDERS, TRAINER)
 
@@ -60,10 +62,13 @@ def test_a_suspended_job_has_no_pods_and_comes_back(running: Job):
 
 def test_children_that_are_deleted_or_edited_come_back(running: Job):
     kubectl, place = running.cluster.kubectl, ["-n", running.namespace]
+    job = running.cluster.get("dlj", "idle", running.namespace)
+    assert job is not None
+    secret = names.key_secret("idle", job["metadata"]["uid"])
+    kubectl("delete", f"secret/{secret}", *place)
     for child in (
         "service/idle-head",
         "configmap/idle-settings",
-        "secret/idle-key",
         "deployment/idle-feeders",
         "deployment/idle-head",
     ):
@@ -77,6 +82,10 @@ def test_children_that_are_deleted_or_edited_come_back(running: Job):
 
         kubectl("delete", child, *place, "--wait=false")
         until(anew, timeout_s=10, what=f"{child} made anew", also=running.why)
+    until(
+        lambda: running.cluster.get("secret", secret, running.namespace) is not None, timeout_s=30,
+        what="the Secret, which nobody watches, now that pods start", also=running.why,
+    )  # fmt: skip
     kubectl("annotate", "deployment/idle-feeders", *place, "example.com/theirs=kept")
     running.cluster.patch("deployment", "idle-feeders", running.namespace, {"spec": {"replicas": 3}})
 

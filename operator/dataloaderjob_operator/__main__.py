@@ -10,14 +10,14 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import kopf
 
-from dataloaderjob_operator import names
+from dataloaderjob_operator import election, keys, names
 from dataloaderjob_operator.client import Client
 from dataloaderjob_operator.monitoring import (
     Health,
@@ -34,7 +34,7 @@ from dataloaderjob_operator.observe import watch
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.observe.requests import Requests
 from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
-from dataloaderjob_operator.observe.watch import EventLookup, SecretPoller
+from dataloaderjob_operator.observe.watch import EventLookup
 from dataloaderjob_operator.reconcile import Reconciler
 from dataloaderjob_operator.workqueue import RESYNC_S, Workers
 
@@ -54,7 +54,12 @@ class Options:
     """Namespaces to watch; empty: all of the cluster."""
     operator: OwnPod | None = None
     """The operator's own pod, if it runs in the cluster."""
-    root_key: Path
+    root_key: Path | None = None
+    """File with the root key; None: it is in `root_key_secret`."""
+    root_key_secret: tuple[str, str] = ("", "")
+    """Namespace and name of that Secret."""
+    candidate: election.Candidate | None = None
+    """None: it works without a Lease."""
     sidecar_image: str
     sidecar_pull_secrets: tuple[str, ...] = ()
     metrics_from: tuple[dict[str, Any], ...] = ()
@@ -88,11 +93,27 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="label of the operator's pod, for the same; may be repeated",
     )
-    parser.add_argument(
+    root = parser.add_mutually_exclusive_group(required=True)
+    root.add_argument(
+        "--root-key-secret",
+        metavar="NAME",
+        help="Secret of --own-namespace with the key from which jobs' keys are derived, made if it is not there; "
+        "this or --root-key is needed",
+    )
+    root.add_argument(
         "--root-key",
         type=Path,
-        required=True,
-        help=f"file with the root key, at least {names.ROOT_NBYTES} bytes",
+        help=f"file with that key in place of a Secret, at least {names.ROOT_NBYTES} bytes",
+    )
+    parser.add_argument(
+        "--lease",
+        metavar="NAME",
+        help="Lease of --own-namespace: of several operators only the one that holds it works",
+    )
+    parser.add_argument(
+        "--identity",
+        metavar="NAME",
+        help="name of this operator in the Lease, that of its pod; without it, one that no other has",
     )
     parser.add_argument("--sidecar-image", required=True, help="sidecar image for manifests that name none")
     parser.add_argument(
@@ -145,12 +166,17 @@ def make_parser() -> argparse.ArgumentParser:
 def parse(arguments: Sequence[str] | None = None) -> Options:
     parser = make_parser()
     found = parser.parse_args(arguments)
+    if (found.root_key_secret or found.lease) and not found.own_namespace:
+        parser.error("--root-key-secret and --lease need --own-namespace NAME, where Secret and Lease are")
     return Options(
         operator=_own_pod(parser, found.own_namespace, found.own_label),
-        namespaces=tuple(found.namespace), root_key=found.root_key, sidecar_image=found.sidecar_image,
+        namespaces=tuple(found.namespace), root_key=found.root_key,
+        candidate=election.candidate(found.own_namespace, found.lease, found.identity),
+        root_key_secret=(found.own_namespace or "", found.root_key_secret or ""), sidecar_image=found.sidecar_image,
         sidecar_pull_secrets=tuple(found.sidecar_pull_secret), metrics_from=found.metrics_from,
-        fs_group=found.fs_group, cluster_domain=found.cluster_domain, workers=found.workers,
-        resync_s=found.resync_seconds, metrics_port=found.metrics_port, log_format=found.log_format,
+        fs_group=found.fs_group, cluster_domain=found.cluster_domain,
+        workers=found.workers, resync_s=found.resync_seconds, metrics_port=found.metrics_port,
+        log_format=found.log_format,
     )  # fmt: skip
 
 
@@ -191,10 +217,7 @@ def _own_pod(parser: argparse.ArgumentParser, namespace: str | None, labels: Seq
     return OwnPod(namespace=namespace, labels=pairs) if namespace else None
 
 
-def make_setup(options: Options) -> OperatorConfig:
-    """Raises OSError without the key, ValueError if it is too short."""
-    root = options.root_key.read_bytes()
-    names.job_key(root, "try")
+def make_setup(options: Options, root: bytes) -> OperatorConfig:
     version = importlib.metadata.version("dataloaderjob")
     domain = options.cluster_domain
     if domain is None:
@@ -209,22 +232,68 @@ def make_setup(options: Options) -> OperatorConfig:
     )  # fmt: skip
 
 
-async def run(options: Options, setup: OperatorConfig) -> None:
-    """Runs until a signal comes. Raises CancelledError if that is before the first list is done."""
-    cache, metrics = Cache(), Metrics()
-    requests = Requests(cache, watch.list_paths(options.namespaces))
+def read_root(path: Path) -> bytes:
+    """Raises NoRootKey."""
+    try:
+        root = path.read_bytes()
+        names.check_root(root)
+    except (OSError, ValueError) as exc:
+        raise keys.NoRootKey(f"cannot read the root key from {path}: {exc}") from exc
+    return root
+
+
+async def run(options: Options, root: bytes | None) -> None:
+    """Runs until a signal comes. Raises CancelledError if that is before the first list is done, NoRootKey."""
+    metrics = Metrics()
+    requests = Requests(Cache(), watch.list_paths(options.namespaces))
+    health = Health(watches=requests.open, expected=requests.expected)
     client = await Client.connect(metrics)
+    if (this := asyncio.current_task()) is not None:
+        for number in (signal.SIGTERM, signal.SIGINT):  # kopf sets its own later
+            asyncio.get_running_loop().add_signal_handler(number, this.cancel)
+    try:
+        async with serve(options.metrics_port, metrics, health):
+            if root is None:
+                root = await keys.root_key(client, *options.root_key_secret)
+            async with _turn(options.candidate, client, metrics, health):
+                await reconcile_all(options, make_setup(options, root), client, metrics, health, requests)
+    finally:
+        await client.close()
+
+
+@contextlib.asynccontextmanager
+async def _turn(
+    candidate: election.Candidate | None, client: Client, metrics: Metrics, health: Health
+) -> AsyncIterator[None]:
+    """Waits until this operator is the one that works."""
+    if candidate is None:
+        metrics.leader.set(1)
+        yield
+        return
+    health.stands_by = True
+    async with election.leading(client.api, candidate):
+        health.stands_by = False
+        metrics.leader.set(1)
+        yield
+
+
+async def reconcile_all(
+    options: Options,
+    setup: OperatorConfig,
+    client: Client,
+    metrics: Metrics,
+    health: Health,
+    requests: Requests,
+) -> None:
+    """Does the operator's work until a signal comes."""
+    cache = requests.cache
     poller = SupervisorPoller(cache, setup.root_key, lambda key: work.add(key))
     reconciler = Reconciler(client, cache, setup, poller, metrics=metrics)
     work = Workers(reconciler.reconcile, workers=options.workers, metrics=metrics, resync_s=options.resync_s)
     lookup = reconciler.lookup = EventLookup(client, work.add)
-    secret_poller = reconciler.children.secret_poller = SecretPoller(client, work.add, cache.ended)
-    health = Health(watches=requests.open, expected=requests.expected, remark=reconciler.cannot_write)
+    health.remark = reconciler.cannot_write
     metrics.watches.set_function(requests.open)
     metrics.describe(version=setup.version, kopf=importlib.metadata.version("kopf"), phases=cache.phases)
-    if (this := asyncio.current_task()) is not None:
-        for number in (signal.SIGTERM, signal.SIGINT):  # kopf sets its own later
-            asyncio.get_running_loop().add_signal_handler(number, this.cancel)
 
     def changed(key: JobKey, itself: bool) -> None:
         work.add(key, 0.0 if itself else CHILD_S)
@@ -238,33 +307,28 @@ async def run(options: Options, setup: OperatorConfig) -> None:
         work.forget(key)
         reconciler.forget(key)
 
+    await watch.prime(client, cache, work.add, options.namespaces)
+    health.listed = True
+    settings = kopf.OperatorSettings()
+    watch.configure(settings)
+    watching = kopf.operator(
+        registry=watch.registry(cache, changed, gone, received, requests), settings=settings, standalone=True,
+        clusterwide=not options.namespaces, namespaces=options.namespaces,
+    )  # fmt: skip
+    health.tasks += [
+        asyncio.create_task(work.run(), name="work"),
+        asyncio.create_task(poller.run(), name="supervisors"),
+        asyncio.create_task(lookup.run(), name="event lookups"),
+        asyncio.create_task(pulse(metrics), name="pulse"),
+        asyncio.create_task(
+            watch.keep_sweeping(client, cache, work.add, options.namespaces, requests), name="sweeps"
+        ),
+    ]
+    await asyncio.sleep(0)  # tasks that kopf finds are not its own: it waits for others at its end
     try:
-        async with serve(options.metrics_port, metrics, health):
-            await watch.prime(client, cache, work.add, options.namespaces)
-            health.listed = True
-            settings = kopf.OperatorSettings()
-            watch.configure(settings)
-            watching = kopf.operator(
-                registry=watch.registry(cache, changed, gone, received, requests), settings=settings, standalone=True,
-                clusterwide=not options.namespaces, namespaces=options.namespaces,
-            )  # fmt: skip
-            health.tasks += [
-                asyncio.create_task(work.run(), name="work"),
-                asyncio.create_task(poller.run(), name="supervisors"),
-                asyncio.create_task(lookup.run(), name="event lookups"),
-                asyncio.create_task(secret_poller.run(), name="secrets"),
-                asyncio.create_task(pulse(metrics), name="pulse"),
-                asyncio.create_task(
-                    watch.keep_sweeping(client, cache, work.add, options.namespaces, requests), name="sweeps"
-                ),
-            ]
-            await asyncio.sleep(0)  # tasks that kopf finds are not its own: it waits for others at its end
-            try:
-                await watching
-            finally:
-                await _end(health.tasks)
+        await watching
     finally:
-        await client.close()
+        await _end(health.tasks)
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
@@ -279,14 +343,12 @@ def main() -> int:
     options = parse()
     configure_logging(options.log_format)
     try:
-        setup = make_setup(options)
-    except (OSError, ValueError) as exc:
-        log.error("cannot read the root key from %s: %s", options.root_key, exc)
-        return 2
-    try:
-        asyncio.run(run(options, setup))
+        asyncio.run(run(options, None if options.root_key is None else read_root(options.root_key)))
     except asyncio.CancelledError:
         log.info("stopped before the first list was complete")
+    except keys.NoRootKey as exc:
+        log.error("%s", exc)
+        return 2
     except PortTaken as exc:
         log.error("%s; choose another port with --metrics-port", exc)
         return 2

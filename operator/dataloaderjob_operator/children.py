@@ -15,10 +15,10 @@ from dataloaderjob.api import DataLoaderJob
 from dataloaderjob_operator.client import ApiError, Client
 from dataloaderjob_operator.decide import refusals
 from dataloaderjob_operator.decide.decision import WORKLOADS
-from dataloaderjob_operator.decide.observed import Key
+from dataloaderjob_operator.decide.observed import Key, Observed
+from dataloaderjob_operator.keys import JobSecrets
 from dataloaderjob_operator.kinds import KINDS, Manifest, Source, applied_hash, manifest_to_send, sealed
 from dataloaderjob_operator.observe.cache import Cache, JobKey
-from dataloaderjob_operator.observe.watch import SecretPoller
 
 log = logging.getLogger(__name__)
 
@@ -60,18 +60,19 @@ class ChildWriter:
 
     api: Client
     cache: Cache
-    secret_poller: SecretPoller | None = None
-    """None: each reconcile reads what no watch reports."""
+    secrets: JobSecrets = field(init=False)
     refusals: dict[JobKey, dict[Key, Refusal]] = field(default_factory=dict)
     no_ops: dict[JobKey, dict[Key, tuple[str, str]]] = field(default_factory=dict)
     """Version of a child, and hash of what was applied to it and changed nothing."""
+
+    def __post_init__(self) -> None:
+        self.secrets = JobSecrets(self.api)
 
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
         self.refusals.pop(key, None)
         self.no_ops.pop(key, None)
-        if self.secret_poller is not None:
-            self.secret_poller.forget(key)
+        self.secrets.forget(key)
 
     def refused(self, key: JobKey) -> str:
         """The message for the first child that is refused, for the user; empty if there is none."""
@@ -90,13 +91,14 @@ class ChildWriter:
             self.cache.remove({**thing, "kind": what[0]})
 
     async def apply(
-        self, key: JobKey, job: DataLoaderJob, wanted: Sequence[Manifest], *, begun: bool
+        self, key: JobKey, observed: Observed, wanted: Sequence[Manifest], *, begun: bool
     ) -> bool:
         """Applies what is not there already. `begun`: the job has a child with pods. Returns whether anything was
         written.
 
         Raises the first ApiError once all others have been applied, or nothing has, where a trial is refused.
         """
+        job = observed.job
         there = {_key(manifest) for manifest in wanted}
         known = self.refusals.get(key, {})
         self.refusals[key] = {child: refusal for child, refusal in known.items() if child in there}
@@ -105,7 +107,10 @@ class ChildWriter:
         wrote, first = False, None
         for manifest in wanted:
             try:
-                wrote = await self._apply(key, manifest) or wrote
+                if KINDS[manifest["kind"]].source is Source.NONE:
+                    wrote = await self.secrets.keep(key, sealed(manifest), observed) or wrote
+                else:
+                    wrote = await self._apply(key, manifest) or wrote
                 self.refusals[key].pop(_key(manifest), None)
             except ApiError as exc:
                 self._note(key, job, manifest, exc)
@@ -141,27 +146,18 @@ class ChildWriter:
 
     async def _apply(self, key: JobKey, manifest: Manifest) -> bool:
         child = _key(manifest)
-        if self.secret_poller is not None and (key, child) in self.secret_poller:
-            return False
         found = self.cache.child(key, child) or await self._unobserved(key[0], child, manifest)
         if found is not None and found["metadata"].get("deletionTimestamp"):
             return False  # made anew when it is gone
         wanted = manifest_to_send(manifest, found)
         if wanted is None or self._is_no_op(key, child, wanted, found):
-            self._track(key, found)
             return False
         made = {**await self.api.apply(wanted), "kind": child[0]}
-        self._track(key, made)
-        if KINDS[child[0]].source is Source.WATCH:
-            self.cache.put_written(made)
+        self.cache.put_written(made)
         if found is None or _version(made) != _version(found):
             return True
         self.no_ops.setdefault(key, {})[child] = _version(made), applied_hash(wanted)
         return False
-
-    def _track(self, key: JobKey, child: Manifest | None) -> None:
-        if self.secret_poller is not None and child is not None:
-            self.secret_poller.track(key, child)
 
     def _is_no_op(self, key: JobKey, child: Key, wanted: Manifest, live: Manifest | None) -> bool:
         """Checks whether just this, applied to just this object, changed nothing: the API server alters it."""
@@ -178,8 +174,7 @@ class ChildWriter:
             return None
         uid, found = wanted["metadata"]["ownerReferences"][0]["uid"], {**found, "kind": child[0]}
         if any(owner.get("uid") == uid for owner in found["metadata"].get("ownerReferences") or ()):
-            if KINDS[child[0]].source is Source.WATCH:
-                self.cache.put(found)
+            self.cache.put(found)
             return found
         raise ApiError(
             409,

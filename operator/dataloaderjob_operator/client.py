@@ -32,9 +32,10 @@ _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 class ApiError(Exception):
     """The API server refused a request, or did not answer (code 0)."""
 
-    def __init__(self, code: int, message: str, retry_after_s: float = 0.0) -> None:
+    def __init__(self, code: int, message: str, retry_after_s: float = 0.0, reason: str = "") -> None:
+        """`reason`: Kubernetes' word for what a code means, as AlreadyExists or Conflict for 409."""
         super().__init__(f"{code}: {message}" if code else message)
-        self.code, self.message, self.retry_after_s = code, message, retry_after_s
+        self.code, self.message, self.retry_after_s, self.reason = code, message, retry_after_s, reason
 
 
 class Changed(ApiError):
@@ -73,6 +74,19 @@ class Client:
             if exc.code == 404:
                 return None
             raise
+
+    async def create(self, manifest: Manifest) -> bool:
+        """Creates an object. Returns False if one of its name is there."""
+        metadata = manifest["metadata"]
+        path = _path(metadata["namespace"], manifest["kind"])
+        try:
+            await self._request("POST", path, manifest, "application/json", {"fieldManager": MANAGER})
+        except ApiError as exc:
+            if exc.reason == "AlreadyExists":
+                return False
+            raise
+        self._count(manifest["kind"], "create")
+        return True
 
     async def apply(self, manifest: Manifest) -> Manifest:
         """Applies an object on the server's side."""
@@ -157,9 +171,12 @@ class Client:
         **query: str,
     ) -> Manifest:
         """Sends a request and counts it. `what`: kind and verb, for the metrics."""
-        self.writes += 1
-        self.metrics.api_writes.labels(*what).inc()
+        self._count(*what)
         return await self._request(method, path, body, kind, query)
+
+    def _count(self, kind: str, verb: str) -> None:
+        self.writes += 1
+        self.metrics.api_writes.labels(kind, verb).inc()
 
     async def _request(
         self, method: str, path: str, body: Any, kind: str, query: Mapping[str, str]
@@ -176,9 +193,8 @@ class Client:
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             raise ApiError(0, f"the API server does not answer {method} {path}: {exc!r}") from exc
         if response.status >= 400:
-            raise ApiError(
-                response.status, _message(text), _seconds(response.getheaders().get("Retry-After"))
-            )
+            wait_s = _seconds(response.getheaders().get("Retry-After"))
+            raise ApiError(response.status, _message(text), wait_s, _field(text, "reason") or "")
         return dict(json.loads(text))
 
 
@@ -199,10 +215,15 @@ def _path(namespace: str, kind: str) -> str:
 
 
 def _message(text: bytes) -> str:
+    return _field(text, "message") or text.decode(errors="replace")[:500]
+
+
+def _field(status: bytes, name: str) -> str | None:
+    """A field of the API server's account of an error, if it has one."""
     try:
-        return str(json.loads(text)["message"])
+        return str(json.loads(status)[name])
     except (ValueError, KeyError, TypeError):
-        return text.decode(errors="replace")[:500]
+        return None
 
 
 def _seconds(text: str | None) -> float:

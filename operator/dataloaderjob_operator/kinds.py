@@ -53,8 +53,8 @@ class Source(Enum):
     """Ways in which the operator learns what becomes of an object."""
 
     WATCH = auto()
-    POLL = auto()
-    """Read by its name now and then, since nobody should have to list the kind."""
+    NONE = auto()
+    """Never read: only created, which conflicts where it is there."""
     LOOKUP = auto()
     """Listed for one other object, when a decision needs it."""
 
@@ -154,7 +154,7 @@ KINDS: Mapping[str, Kind] = {
             compared=Comparison.EXACT,
         ),
         Kind(
-            name="Secret", group="", version="v1", plural="secrets", source=Source.POLL,
+            name="Secret", group="", version="v1", plural="secrets", source=Source.NONE,
             compared=Comparison.CREATED_ONLY,
         ),
         Kind(name="Event", group="", version="v1", plural="events", source=Source.LOOKUP),

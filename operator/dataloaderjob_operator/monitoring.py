@@ -185,6 +185,11 @@ class Metrics:
             "Jobs whose status could not be written at the last try: what kubectl shows of them is old.",
             registry=made,
         )
+        self.leader = Gauge(
+            f"{PREFIX}_leader",
+            "Whether this operator works: 1, or 0 while it stands by and another one holds the Lease.",
+            registry=made,
+        )
         self.build = Info(f"{PREFIX}_build", "Versions of the operator; always 1.", registry=made)
         ProcessCollector(namespace=PREFIX, registry=made)
         self._received: dict[str, float] = {}
@@ -243,6 +248,8 @@ class Health:
     """What is wrong beside that, and no reason to start the process anew; empty if nothing is."""
     listed: bool = False
     """Everything has been listed once: from then on decisions are made."""
+    stands_by: bool = False
+    """Another operator works, and this one is ready to."""
     _full_at: float | None = None
 
     def not_alive(self, now: float) -> str:
@@ -259,7 +266,8 @@ class Health:
         return ""
 
     def not_ready(self) -> str:
-        return "" if self.listed else "the first list of what is there is not done"
+        ready = self.listed or self.stands_by
+        return "" if ready else "the first list of what is there is not done"
 
 
 async def pulse(metrics: Metrics) -> None:

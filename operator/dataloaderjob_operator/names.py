@@ -43,8 +43,9 @@ def unique(namespace: str, job: str, uid: str) -> str:
     return f"{namespace}/{job}/{uid}"
 
 
-def key_secret(job: str) -> str:
-    return f"{job}-key"
+def key_secret(job: str, uid: str) -> str:
+    """The Secret with the job's keys; no other job, nor an earlier one of this name, has it."""
+    return f"{job}-key-{uid[:8]}"
 
 
 def settings_map(job: str) -> str:
@@ -128,9 +129,14 @@ def ray_token(root: bytes, uid: str) -> str:
     return _derive(root, "ray", uid).hex()
 
 
-def _derive(root: bytes, label: str, uid: str) -> bytes:
+def check_root(root: bytes) -> None:
+    """Raises ValueError for a root key that is too short."""
     if len(root) < ROOT_NBYTES:
         raise ValueError(f"the root key needs {ROOT_NBYTES} bytes at least, found {len(root)}")
+
+
+def _derive(root: bytes, label: str, uid: str) -> bytes:
+    check_root(root)
     if not uid:
         raise ValueError("a job without a uid has no key: it is not on a cluster")
     key = hashlib.sha256(root).digest()  # HMAC itself pads with zeros: roots that end in some would be alike

@@ -104,7 +104,7 @@ def test_what_happened_while_it_was_away_is_caught_up(server: ApiServer, operato
     operator.end(kill=True)
     job.edit(feeders={"replicas": 2})
     job.delete("ConfigMap", "mnist-settings")
-    job.delete("Secret", "mnist-key")
+    job.delete("Secret", job.key_secret)
     operator.start()
     until(lambda: len(job.children()) == ALL, 30, f"children again; its log: {operator.log}")
     until(lambda: job.get("Deployment", "mnist-feeders")["spec"]["replicas"] == 2, 10, "two feeders")

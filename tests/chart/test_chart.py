@@ -17,6 +17,11 @@ from dataloaderjob_operator.monitoring import LogFormat
 CRD = CHART.parents[1] / "crds" / "dataloaderjobs.yaml"
 NAMED = "CustomResourceDefinition", "dataloaderjobs.dataloading.dev"
 OPERATOR = "Deployment", "r-operator"
+KUBERNETES = {
+    "requests", "limits", "runAsNonRoot", "seccompProfile", "allowPrivilegeEscalation", "readOnlyRootFilesystem",
+    "capabilities", "grafana_dashboard",
+}  # fmt: skip
+"""Fields whose meaning its own documents have."""
 DIGEST = "sha256:" + "a" * 64
 
 
@@ -45,7 +50,8 @@ def test_its_crd_is_the_one_of_the_models_and_stays_unless_a_value_says_otherwis
     ("options", "why"),
     [
         (["--set", "image.tagg=1"], "tagg"),
-        (["--set", "replicas=2"], "replicas"),
+        (["--set", "replicas=0"], "replicas"),
+        (["--set", "replica=2"], "replica"),
         (["--set", "workers=0"], "workers"),
         (["--set-json", 'namespaces="team"'], "namespaces"),
         (["--set", "image.digest=abc"], "digest"),
@@ -74,7 +80,7 @@ def test_every_value_is_explained_and_has_a_default() -> None:
         for before, line in itertools.pairwise(["", *lines])
         if re.match(r"( {2})?[a-zA-Z]+:", line) and not before.strip().startswith("#")
     ]
-    assert bare == ["requests:", "limits:"], "all but what Kubernetes explains have a comment above them"
+    assert [name for name in bare if name.partition(":")[0] not in KUBERNETES] == []
 
 
 @pytest.mark.parametrize("name", [OPERATOR, ("Pod", "r-operator-test")], ids=["operator", "test"])
@@ -89,9 +95,35 @@ def test_its_pods_are_restricted(name: tuple[str, str]) -> None:
     assert only["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_there_is_one_operator_and_never_a_second_beside_it() -> None:
-    spec = render()[OPERATOR]["spec"]
-    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+def test_there_is_one_operator_and_an_upgrade_has_the_next_stand_by_before_it_goes() -> None:
+    found = render()
+    spec = found[OPERATOR]["spec"]
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    assert (spec["replicas"], spec["strategy"]) == (1, rolling)
+    assert ("PodDisruptionBudget", "r-operator") not in found, "it would keep its node from being drained"
+    assert "affinity" not in spec["template"]["spec"]
+
+
+def test_several_operators_have_a_lease_a_budget_and_nodes_of_their_own() -> None:
+    found = render("--set", "replicas=2")
+    spec = found[OPERATOR]["spec"]
+    assert spec["replicas"] == 2
+    candidate = parse(container(found)["args"]).candidate
+    assert candidate is not None
+    assert (candidate.namespace, candidate.lease, candidate.identity) == ("ops", "r-operator", "$(POD_NAME)")
+    assert "POD_NAME" in [variable["name"] for variable in container(found)["env"]]
+    (rule,) = [rule for rule in found["Role", "r-operator-own"]["rules"] if "update" in rule["verbs"]]
+    assert (rule["resources"], rule["resourceNames"]) == (["leases"], [candidate.lease])
+    budget = found["PodDisruptionBudget", "r-operator"]["spec"]
+    labels = spec["template"]["metadata"]["labels"]
+    assert (budget["maxUnavailable"], budget["selector"]["matchLabels"].items() <= labels.items()) == (
+        1,
+        True,
+    )
+    (apart,) = spec["template"]["spec"]["affinity"]["podAntiAffinity"].values()
+    assert apart[0]["podAffinityTerm"]["labelSelector"]["matchLabels"].items() <= labels.items()
+    theirs = render("--set", "replicas=2", "--set-json", 'affinity={"nodeAffinity":{}}')[OPERATOR]["spec"]
+    assert theirs["template"]["spec"]["affinity"] == {"nodeAffinity": {}}
 
 
 def test_the_operator_takes_its_options_and_its_probes_ask_where_it_answers() -> None:
@@ -131,33 +163,32 @@ def test_one_registry_serves_the_sidecar_too() -> None:
 def test_with_namespaces_there_are_roles_in_these_and_nothing_of_the_cluster() -> None:
     found = render("--set", "namespaces={a,b}")
     roles = [name for kind, name in found if kind in ("Role", "RoleBinding")]
-    assert sorted(roles) == 2 * ["r-operator"] + 2 * ["r-operator-test"], (
-        "of two namespaces: the last of each"
+    assert sorted(roles) == [
+        name for name in ("r-operator", "r-operator-own", "r-operator-test") for _ in "ab"
+    ], "of two namespaces: the last of each"
+    assert not any(kind == "ClusterRoleBinding" for kind, _ in found), (
+        "nobody is given anything of the cluster"
     )
-    assert not any(kind.startswith("Cluster") for kind, _ in found)
     assert {"--namespace=a", "--namespace=b"} <= set(container(found)["args"])
 
 
 def test_rights_are_few_and_none_lists_secrets() -> None:
-    (role,) = [thing for (kind, _), thing in render().items() if kind == "ClusterRole"]
+    role = render()["ClusterRole", "ops-r-operator"]
     for rule in role["rules"]:
         assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
         if "secrets" in rule["resources"]:
-            assert set(rule["verbs"]) == {"get", "create", "patch"}
+            assert rule["verbs"] == ["create"]
 
 
-def test_the_root_key_is_long_and_stays_when_the_chart_goes() -> None:
-    made = render()["Secret", "dataloaderjob-root-key"]
-    assert len(made["data"]["root"]) >= 64
-    assert made["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-    assert made["data"] != render()["Secret", "dataloaderjob-root-key"]["data"]
-
-
-def test_a_root_key_that_is_there_is_taken_and_none_made() -> None:
-    made = render("--set", "rootKey.existingSecret=ours")
-    assert not [name for kind, name in made if kind == "Secret"]
-    (volume,) = made["Deployment", "r-operator"]["spec"]["template"]["spec"]["volumes"]
-    assert volume["secret"]["secretName"] == "ours"
+def test_each_rendering_is_the_same_and_has_no_secret_in_it() -> None:
+    """So that helm, Argo CD and `helm template | kubectl apply` make one and the same installation."""
+    found = render()
+    assert found == render()
+    assert not [name for kind, name in found if kind == "Secret"]
+    for template in (CHART / "templates").rglob("*.*"):
+        assert not re.search(r"\b(lookup|rand[A-Z]\w*|gen[A-Z]\w*|now)\b", template.read_text()), (
+            template.name
+        )
 
 
 def test_what_jobs_pods_get_is_the_administrators_to_say() -> None:
@@ -173,3 +204,17 @@ def test_what_jobs_pods_get_is_the_administrators_to_say() -> None:
     assert (options.sidecar_pull_secrets, options.metrics_from) == (("mirror",), (peer,))
     (deployment,) = [child for (kind, _), child in found.items() if kind == "Deployment"]
     assert "fsGroup" not in deployment["spec"]["template"]["spec"]["securityContext"]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"), [([], "dataloaderjob-root-key"), (["--set", "rootKey.secretName=ours"], "ours")]
+)
+def test_the_operator_makes_its_root_key_and_reads_that_secret_of_its_own_namespace_alone(
+    options: list[str], name: str
+) -> None:
+    found = render(*options)
+    assert parse(container(found)["args"]).root_key_secret == ("ops", name)
+    role = found["Role", "r-operator-own"]
+    reads = [rule for rule in role["rules"] if "get" in rule["verbs"] and rule["resources"] == ["secrets"]]
+    assert [rule["resourceNames"] for rule in reads] == [[name]]
+    assert role["metadata"]["namespace"] == "ops"

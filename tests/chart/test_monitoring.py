@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from manifests import manifest
@@ -28,6 +29,24 @@ def finds(monitor: dict[str, Any], pod: dict[str, Any]) -> bool:
     return endpoint["port"] in ports and monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
+def relabelled(monitor: dict[str, Any], served: dict[str, str], pod: dict[str, str]) -> dict[str, str] | None:
+    """The labels that Prometheus stores of a sample, by its documented order; None if it drops the sample."""
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    target = {"namespace": pod["__meta_kubernetes_namespace"]} | {
+        rule["targetLabel"]: pod[rule["sourceLabels"][0]] for rule in endpoint["relabelings"]
+    }
+    assert not endpoint["honorLabels"]
+    labels = {
+        f"exported_{name}" if name in target else name: value for name, value in served.items()
+    } | target
+    for rule in endpoint["metricRelabelings"]:
+        if rule.get("action") == "keep" and not re.fullmatch(rule["regex"], labels[rule["sourceLabels"][0]]):
+            return None
+        if rule.get("action") == "labeldrop":
+            labels = {name: value for name, value in labels.items() if not re.fullmatch(rule["regex"], name)}
+    return labels
+
+
 def trainers() -> dict[str, Any]:
     job = parse_object(manifest({"metadata.uid": "u", "metadata.namespace": "team"}))
     return dict(objects.trainers(job, SETUP, 0)["spec"]["template"])
@@ -50,6 +69,37 @@ def test_its_monitor_is_where_jobs_are() -> None:
     assert render(*ON)[SIDECARS]["spec"]["namespaceSelector"] == {"any": True}
     named = render(*ON, "--set", "namespaces={a,b}")[SIDECARS]
     assert named["spec"]["namespaceSelector"] == {"matchNames": ["a", "b"]}
+
+
+def test_a_trainers_pod_can_write_no_metric_of_another_job_nor_of_another_name() -> None:
+    monitor = render(*ON)[SIDECARS]
+    pod = {"__meta_kubernetes_namespace": "team", "__meta_kubernetes_pod_label_dataloading_dev_job": "mnist"}
+    forged = {
+        "__name__": "dataloaderjob_sidecar_feeders", "dataloaderjob_namespace": "other",
+        "dataloaderjob_name": "theirs", "namespace": "other", "rank": "0",
+    }  # fmt: skip
+    assert relabelled(monitor, forged, pod) == {
+        "__name__": "dataloaderjob_sidecar_feeders", "dataloaderjob_namespace": "team",
+        "dataloaderjob_name": "mnist", "namespace": "team", "rank": "0",
+    }  # fmt: skip
+    assert relabelled(monitor, {**forged, "__name__": "kube_pod_info"}, pod) is None
+    assert relabelled(monitor, {**forged, "__name__": "dataloaderjob_operator_jobs"}, pod) is None
+    assert monitor["spec"]["sampleLimit"] > 0
+
+
+def test_a_service_monitor_takes_the_place_of_the_operators_pod_monitor() -> None:
+    found = render(*ON, "--set", "serviceMonitor.enabled=true,serviceMonitor.labels.release=prom")
+    assert OPERATOR not in found, "else each metric would be there twice"
+    assert SIDECARS in found
+    monitor, service = found["ServiceMonitor", "r-operator"], found["Service", "r-operator-metrics"]
+    assert monitor["metadata"]["labels"]["release"] == "prom"
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (port,), (endpoint,) = service["spec"]["ports"], monitor["spec"]["endpoints"]
+    assert port["name"] == endpoint["port"]
+    pod = found["Deployment", "r-operator"]["spec"]["template"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert port["targetPort"] in [p["name"] for p in pod["spec"]["containers"][0]["ports"]]
+    assert ("ServiceMonitor", "r-operator") not in render(*ON)
 
 
 def test_labels_and_interval_are_those_of_the_values() -> None:

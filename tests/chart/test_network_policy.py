@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from manifests import manifest
 from network_policies import Cluster, End, Pod, judge
@@ -19,14 +17,11 @@ METRICS = 9440
 POD = "Deployment", "r-operator"
 
 
-def world(tmp_path: Any, *options: str) -> tuple[Cluster, dict[str, End]]:
+def world(*options: str) -> tuple[Cluster, dict[str, End]]:
     """The chart and a job in the namespace team whose operator has the chart's options."""
     found = render(*options)
     template = found[POD]["spec"]["template"]
-    root = tmp_path / "root"
-    root.write_bytes(b"r" * 32)
-    args = [arg for arg in template["spec"]["containers"][0]["args"] if not arg.startswith("--root-key")]
-    setup = make_setup(parse([*args, f"--root-key={root}"]))
+    setup = make_setup(parse(template["spec"]["containers"][0]["args"]), b"r" * 32)
     job = parse_object(manifest({"metadata.uid": "u", "metadata.namespace": "team"}))
     heads = {
         child["metadata"]["name"]: child["spec"]["template"]["metadata"]["labels"]
@@ -70,9 +65,9 @@ FORBIDDEN = [
 ]
 
 
-def test_the_operator_reaches_what_it_needs_and_its_jobs_let_it_in(tmp_path: Any) -> None:
+def test_the_operator_reaches_what_it_needs_and_its_jobs_let_it_in() -> None:
     for options in ([], ["--set", "namespaces={team,b}"]):
-        cluster, ends = world(tmp_path, *options)
+        cluster, ends = world(*options)
         for source, to, port in NEEDED:
             verdict = judge(cluster, ends[source], ends[to], port)
             assert verdict.allowed, f"{source} to {to} {port}: {verdict}"
@@ -80,38 +75,36 @@ def test_the_operator_reaches_what_it_needs_and_its_jobs_let_it_in(tmp_path: Any
 
 
 @pytest.mark.parametrize(("source", "to", "port"), FORBIDDEN)
-def test_nothing_else_reaches_the_operator_nor_is_reached_by_it(
-    tmp_path: Any, source: str, to: str, port: int
-) -> None:
-    cluster, ends = world(tmp_path)
+def test_nothing_else_reaches_the_operator_nor_is_reached_by_it(source: str, to: str, port: int) -> None:
+    cluster, ends = world()
     assert not judge(cluster, ends[source], ends[to], port).allowed
 
 
-def test_an_operator_of_some_namespaces_reaches_supervisors_there_alone(tmp_path: Any) -> None:
-    cluster, ends = world(tmp_path, "--set", "namespaces={b}")
+def test_an_operator_of_some_namespaces_reaches_supervisors_there_alone() -> None:
+    cluster, ends = world("--set", "namespaces={b}")
     assert not judge(cluster, ends["operator"], ends["head"], settings.SUPERVISOR_PORT).egress.allowed
 
 
-def test_it_selects_the_operators_pods_alone(tmp_path: Any) -> None:
-    cluster, ends = world(tmp_path)
+def test_it_selects_the_operators_pods_alone() -> None:
+    cluster, ends = world()
     assert judge(cluster, ends["bystander"], ends["neighbour"], 80).allowed
 
 
-def test_a_value_names_who_collects_metrics(tmp_path: Any) -> None:
+def test_a_value_names_who_collects_metrics() -> None:
     cluster, ends = world(
-        tmp_path, "--set-json",
+        "--set-json",
         'networkPolicy.metricsFrom=[{"namespaceSelector":{},"podSelector":{"matchLabels":{"app":"prometheus"}}}]',
     )  # fmt: skip
     assert judge(cluster, ends["prometheus"], ends["operator"], METRICS).allowed
     assert not judge(cluster, ends["bystander"], ends["operator"], METRICS).allowed
 
 
-def test_more_can_be_opened_and_all_be_left_out(tmp_path: Any) -> None:
+def test_more_can_be_opened_and_all_be_left_out() -> None:
     more = 'networkPolicy.extraEgress=[{"to":[{"ipBlock":{"cidr":"52.0.0.0/8"}}],"ports":[{"port":5353}]}]'
-    cluster, ends = world(tmp_path, "--set-json", more)
+    cluster, ends = world("--set-json", more)
     assert judge(cluster, ends["operator"], ends["outside"], 5353).allowed
     assert not judge(cluster, ends["operator"], ends["outside"], 80).allowed
-    cluster, ends = world(tmp_path, "--set", "networkPolicy.enabled=false")
+    cluster, ends = world("--set", "networkPolicy.enabled=false")
     assert judge(cluster, ends["bystander"], ends["operator"], 8080).allowed
     assert judge(cluster, ends["operator"], ends["head"], settings.SUPERVISOR_PORT).allowed
 

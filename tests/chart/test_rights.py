@@ -11,7 +11,7 @@ from dataloaderjob_operator.kinds import CHILDREN, KINDS, Kind, Source
 
 VERBS = {
     Source.WATCH: {"list", "watch"},
-    Source.POLL: {"get"},
+    Source.NONE: set(),
     Source.LOOKUP: {"list"},
 }
 
@@ -22,10 +22,10 @@ def rights() -> set[Right]:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
-def test_what_a_row_needs_is_granted_and_no_secret_can_be_listed(kind: Kind, rights: set[Right]) -> None:
+def test_what_a_row_needs_is_granted_and_secrets_can_only_be_created(kind: Kind, rights: set[Right]) -> None:
     wanted = set(VERBS[kind.source])
     if kind in CHILDREN:
-        wanted |= {"get", "create", "patch"} | ({"delete"} if kind.source is Source.WATCH else set())
+        wanted |= {"create"} if kind.source is Source.NONE else {"get", "create", "patch", "delete"}
     if kind.name == KIND:
         wanted |= {"delete"}
     if kind.name == "Event":

@@ -53,6 +53,14 @@ class MemoryApi:
         self._write("apply", wanted["kind"], wanted["metadata"]["name"])
         return self.add(wanted)
 
+    async def create(self, wanted: dict[str, Any]) -> bool:
+        key = wanted["kind"], wanted["metadata"]["name"]
+        self._write("create", *key)
+        if key in self.objects:
+            return False
+        self.add(wanted)
+        return True
+
     async def try_apply(self, wanted: dict[str, Any]) -> None:
         self._write("try", wanted["kind"], wanted["metadata"]["name"])
 

@@ -45,6 +45,14 @@ class Api:
     async def read(self, namespace: str, key: tuple[str, str]) -> dict[str, Any] | None:
         return await self._client.read(namespace, key)
 
+    async def create(self, manifest: dict[str, Any]) -> bool:
+        """A write only where nothing of that name is there."""
+        if (error := self._fault(self.writes + 1)) is not None:
+            raise error
+        made = await self._client.create(manifest)
+        self.writes += made
+        return made
+
     async def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
         self._count()
         return await self._client.apply(manifest)
@@ -151,8 +159,23 @@ class Operated:
         cache = Cache()
         cache.put({**self.get(KIND, self.name), "kind": KIND})
         for thing in [*self.children().values(), *self.pods()]:
-            cache.put(thing)
+            if thing["kind"] != "Secret":  # no operator reads one
+                cache.put(thing)
         return cache
+
+    @property
+    def key_secret(self) -> str:
+        return names.key_secret(self.name, self.get(KIND, self.name)["metadata"]["uid"])
+
+    def named(self) -> set[tuple[str, str]]:
+        """The children by kind and name, the Secret's without what only this job has of it."""
+        found = set(self.children())
+        secret = ("Secret", self.key_secret)
+        return found - {secret} | {("Secret", f"{self.name}-key")} if secret in found else found
+
+    def real(self, key: tuple[str, str]) -> tuple[str, str]:
+        """What `named` calls so."""
+        return ("Secret", self.key_secret) if key[0] == "Secret" else key
 
     def pods(self) -> list[dict[str, Any]]:
         """That have the job's label."""

@@ -68,9 +68,11 @@ class Operator:
     def start(self, *options: str) -> None:
         env = {**os.environ, "KUBECONFIG": str(self._kubeconfig)}
         command = [
-            sys.executable, "-m", "dataloaderjob_operator", "--root-key", str(self._folder / "root"),
-            "--sidecar-image", "example/sidecar:1", "--metrics-port", str(self.port), *options,
+            sys.executable, "-m", "dataloaderjob_operator", "--sidecar-image", "example/sidecar:1",
+            "--metrics-port", str(self.port), *options,
         ]  # fmt: skip
+        if not any(option.startswith("--root-key") for option in options):
+            command += ["--root-key", str(self._folder / "root")]
         with (self._folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
 

@@ -22,10 +22,13 @@ def granted(rules: Iterable[Mapping[str, Any]]) -> set[Right]:
     }
 
 
-def used(audit_log: Path, account: str) -> set[Right]:
-    """By `namespace:name` of a service account. A PATCH that made an object needed the right to create it too."""
+def used(audit_log: Path, account: str, namespace: str) -> set[Right]:
+    """In a namespace, by `namespace:name` of a service account. A PATCH that made an object needed the right to create
+    it too."""
     found = set()
     for event in _events(audit_log, account):
+        if event["objectRef"].get("namespace") != namespace:
+            continue
         ref = event["objectRef"]
         resource = "/".join(filter(None, (ref["resource"], ref.get("subresource"))))
         found.add((ref.get("apiGroup", ""), resource, event["verb"]))

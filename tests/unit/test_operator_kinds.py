@@ -37,7 +37,7 @@ def test_a_child_has_a_row_with_its_place_in_the_api_and_how_it_is_compared(chil
     kind = KINDS[child["kind"]]
     assert kind.api_version == child["apiVersion"]
     assert kind in CHILDREN
-    assert kind.source in (Source.WATCH, Source.POLL), "else nobody would notice that it is gone"
+    assert kind.source in (Source.WATCH, Source.NONE), "a child is watched, or only created"
 
 
 def test_no_row_of_a_child_is_left_over():

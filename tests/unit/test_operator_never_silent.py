@@ -87,7 +87,8 @@ def test_children_are_tried_before_the_first_is_made_and_never_again():
     job.reconcile()
     tried = [name for verb, _, name in job.api.writes if verb == "try"]
     assert tried == ["mnist-head", "mnist-feeders", "mnist-trainers-0"]
-    assert [verb for verb, *_ in job.api.writes] == ["status", *["try"] * 3, *["apply"] * CHILDREN]
+    verbs = [verb for verb, *_ in job.api.writes]
+    assert verbs == ["status", *["try"] * 3, "create", *["apply"] * (CHILDREN - 1)]
     job.reconcile()
     job.edit(feeders={"replicas": 3})
     job.reconcile()

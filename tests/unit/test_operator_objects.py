@@ -50,7 +50,7 @@ def template_hash(child: dict[str, Any]) -> str:
 def test_the_same_job_has_the_same_children_under_the_same_names():
     assert children() == children()
     assert set(children()) == {
-        "Secret/mnist-key",
+        "Secret/mnist-key-u-1",
         "ConfigMap/mnist-settings",
         "Service/mnist-head",
         "Service/mnist-trainers",
@@ -100,8 +100,8 @@ def test_settings_files_are_what_the_processes_read():
 
 
 def test_a_deleted_secret_comes_back_with_the_same_bytes_and_is_no_other_jobs():
-    first, again = children()["Secret/mnist-key"], children()["Secret/mnist-key"]
-    other = children({"metadata.uid": "u-2"})["Secret/mnist-key"]
+    first, again = children()["Secret/mnist-key-u-1"], children()["Secret/mnist-key-u-1"]
+    other = children({"metadata.uid": "u-2"})["Secret/mnist-key-u-2"]
     assert first == again
     assert not set(first["data"].values()) & set(other["data"].values())
     assert len(set(first["data"].values())) == 2

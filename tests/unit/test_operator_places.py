@@ -99,7 +99,7 @@ def test_a_domain_on_the_command_line_goes_before_the_operators_own(tmp_path):
     key = tmp_path / "root"
     key.write_bytes(b"r" * 32)
     options = parse(["--root-key", str(key), "--sidecar-image", "i:1", "--cluster-domain", "prod.example"])
-    assert make_setup(options).cluster_domain == "prod.example"
+    assert make_setup(options, b"r" * 32).cluster_domain == "prod.example"
 
 
 def ports(changes: dict[str, Any] | None = None, uid: str = "u-1") -> tuple[int, int]:

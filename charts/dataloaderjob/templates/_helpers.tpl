@@ -2,11 +2,6 @@
 {{- .Release.Name | trunc 40 | trimSuffix "-" -}}-operator
 {{- end }}
 
-{{/* Not named after the release: installed again under another name, the operator has the keys of jobs that run. */}}
-{{- define "dataloaderjob.rootKey" -}}
-{{ .Values.rootKey.existingSecret | default "dataloaderjob-root-key" }}
-{{- end }}
-
 {{- define "dataloaderjob.labels" -}}
 app.kubernetes.io/name: dataloaderjob-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -27,7 +22,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{/*
 What the operator may do where jobs are, and nothing that it does not do: tests compare this with what it asks the API
-server for. No list of Secrets: it makes a job's own and looks at that by name.
+server for. Secrets are only created: it reads none, and changes none.
 */}}
 {{- define "dataloaderjob.rules" -}}
 - apiGroups: [dataloading.dev]
@@ -50,7 +45,7 @@ server for. No list of Secrets: it makes a job's own and looks at that by name.
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, create, patch]
+  verbs: [create]
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch, delete]

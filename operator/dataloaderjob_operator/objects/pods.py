@@ -138,7 +138,10 @@ def volumes(job: DataLoaderJob) -> list[Manifest]:
     return [
         {
             "name": "dataloaderjob-key",
-            "secret": {"secretName": names.key_secret(job.name), "defaultMode": 0o440},
+            "secret": {
+                "secretName": names.key_secret(job.name, job.metadata.uid or ""),
+                "defaultMode": 0o440,
+            },
         },
         {"name": "dataloaderjob-settings", "configMap": {"name": names.settings_map(job.name)}},
     ]

@@ -112,7 +112,8 @@ def cluster_domain(resolv_conf: str) -> str:
 
 def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
     """Makes the Secret with both keys of the job."""
-    metadata, uid = names.metadata(job, names.key_secret(job.name)), job.metadata.uid or ""
+    uid = job.metadata.uid or ""
+    metadata = names.metadata(job, names.key_secret(job.name, uid))
     values = {
         JOB_KEY: names.job_key(setup.root_key, uid),
         RAY_TOKEN: names.ray_token(setup.root_key, uid).encode(),

@@ -126,10 +126,6 @@ class Cache:
         owner = owner_of(thing)
         return owner is not None and self._live(owner, thing) is not None
 
-    def ended(self, owner: JobKey) -> bool:
-        """Checks whether the job is complete or has failed."""
-        return bool(self.live_status(owner).get("completionTime"))
-
     def has(self, thing: Manifest) -> bool:
         """Checks whether this very object is there, and not another one of its name."""
         owner = owner_of(thing)

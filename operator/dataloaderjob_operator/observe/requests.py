@@ -33,7 +33,7 @@ class Requests:
         self, cache: Cache, paths: Mapping[str, Sequence[str]], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`paths`: where the objects of each kind are listed."""
-        self._cache, self._clock = cache, clock
+        self.cache, self._clock = cache, clock
         self._kinds = {path: kind for kind, found in paths.items() for path in found}
         self._opened: dict[str, float] = {}
         """Watches whose last request was answered, and when."""
@@ -62,7 +62,7 @@ class Requests:
                 self._listed.add(ours)
                 self._changed.set()
         elif "continue" not in query:
-            known = self._cache.all_of(self._kinds[ours])
+            known = self.cache.all_of(self._kinds[ours])
             self._unreported[ours] = {thing["metadata"].get("uid", "") for thing in known}
             self._listed.discard(ours)
 
@@ -97,7 +97,7 @@ class Requests:
         found = set()
         for path in sorted(self._listed):
             kind, uids = self._kinds[path], self._unreported.pop(path)
-            mine = (thing for thing in self._cache.all_of(kind) if self._is_at(thing, path))
+            mine = (thing for thing in self.cache.all_of(kind) if self._is_at(thing, path))
             if any(thing["metadata"].get("uid") in uids for thing in mine):
                 found.add(kind)
         self._listed.clear()

@@ -3,8 +3,7 @@ queue.
 
 kopf keeps the watches open. Only its `on.event` is used: it writes no handler state, finalizer or annotation. Lists
 come before anything is decided, and again now and then for what the watches missed. What no watch reports is looked up
-with a bounded number of requests: `EventLookup` lists the events of objects that hold a job up, `SecretPoller` reads
-Secrets.
+with a bounded number of requests: `EventLookup` lists the events of objects that hold a job up.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import kopf
 from dataloaderjob.api import KIND
 from dataloaderjob_operator.client import ApiError, Client
 from dataloaderjob_operator.decide.health import AGAIN_S, EventQuery, meaning
-from dataloaderjob_operator.decide.observed import Key, Trouble
-from dataloaderjob_operator.kinds import KINDS, WATCHED, Manifest, Source
+from dataloaderjob_operator.decide.observed import Trouble
+from dataloaderjob_operator.kinds import KINDS, WATCHED, Manifest
 from dataloaderjob_operator.monitoring import about_job
 from dataloaderjob_operator.names import LABEL_JOB
 from dataloaderjob_operator.observe.cache import Cache, JobKey
@@ -37,10 +36,6 @@ RETRY_S = 5.0
 """Pause after a list that failed."""
 SWEEP_S = 600.0
 """Interval between two lists for what the watches missed."""
-SECRETS_EVERY_S = 8.0
-"""Interval between two reads of each Secret, and the least between any two reads: with more jobs that have not ended
-than fit, a turn takes longer, and the API server is asked no more often."""
-SECRETS_LEAST_S = 0.1
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
@@ -255,54 +250,3 @@ class EventLookup:
             self._found[key] = found
             self._changed(key)
         return True
-
-
-class SecretPoller:
-    """Secrets known to be there, which nobody should have to list: `run` reads each by its name, in turns, and finds
-    out which are no longer there, until it is cancelled."""
-
-    def __init__(
-        self,
-        api: Client,
-        changed: Callable[[JobKey], None],
-        ended: Callable[[JobKey], bool] = lambda _: False,
-    ) -> None:
-        """`ended`: checks whether a job is over, so that no pod needs its Secret any more."""
-        self._api, self._changed, self._ended = api, changed, ended
-        self._there: dict[JobKey, dict[Key, str]] = {}
-
-    def __contains__(self, what: tuple[JobKey, Key]) -> bool:
-        key, child = what
-        return child in self._there.get(key, ())
-
-    def track(self, key: JobKey, thing: Manifest) -> None:
-        """Remembers an object that is there or has just been made, if its kind is polled."""
-        if KINDS[thing["kind"]].source is Source.POLL:
-            metadata = thing["metadata"]
-            self._there.setdefault(key, {})[thing["kind"], metadata["name"]] = metadata.get("uid", "")
-
-    def forget(self, key: JobKey) -> None:
-        """The job is gone."""
-        self._there.pop(key, None)
-
-    async def run(self) -> None:
-        while True:
-            there = {key: children for key, children in self._there.items() if not self._ended(key)}
-            turn = [(key, child) for key, children in there.items() for child in children]
-            if not turn:
-                await asyncio.sleep(SECRETS_EVERY_S)
-            for key, child in turn:
-                await asyncio.sleep(max(SECRETS_LEAST_S, SECRETS_EVERY_S / len(turn)))
-                await self.check(key, child)
-
-    async def check(self, key: JobKey, child: Key) -> None:
-        """Reads one of them."""
-        try:
-            found = await self._api.read(key[0], child)
-        except ApiError as exc:
-            log.warning("cannot read %s %s/%s: %s", child[0], key[0], child[1], exc)
-            return
-        mine = self._there.get(key, {})
-        if child in mine and (found is None or found["metadata"].get("uid") != mine[child]):
-            del mine[child]
-            self._changed(key)

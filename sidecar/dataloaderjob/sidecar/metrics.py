@@ -153,12 +153,23 @@ def total(receivers: list[ReceiverMetrics]) -> dict[str, int]:
 
 def prometheus(receivers: list[ReceiverMetrics], job: str) -> str:
     """The text format; times in seconds, sizes in bytes."""
-    lines = []
+    lines, whose = [], _labels(job)
     for metric in METRICS:
         name = PREFIX + metric.name
         lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind.value}"]
         for receiver in receivers:
             value = receiver.values[metric.key] & metric.mask
             text = f"{value * 1e-9:.9f}" if metric.key.endswith("_ns") else str(value)
-            lines.append(f'{name}{{dataloaderjob="{job}",rank="{receiver.rank}"}} {text}')
+            lines.append(f'{name}{{{whose},rank="{_escaped(receiver.rank)}"}} {text}')
     return "\n".join(lines) + "\n"
+
+
+def _labels(job: str) -> str:
+    """A job on a cluster is namespace/name/uid, one without a cluster a name alone. `job` is a label of Prometheus'."""
+    namespace, _, name = job.rpartition("/")[0].rpartition("/") if job.count("/") == 2 else ("", "", job)
+    return f'dataloaderjob_namespace="{_escaped(namespace)}",dataloaderjob_name="{_escaped(name)}"'
+
+
+def _escaped(value: str) -> str:
+    """The value of a label; what a trainer calls itself may have any character."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
