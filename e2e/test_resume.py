@@ -67,6 +67,12 @@ def test_a_job_suspended_in_mid_epoch_goes_on_with_more_feeders_and_the_same_dig
     operator.apply(namespace, CLAIM)
     manifest = changed(job("resumed", program=PROGRAM))
     pod = manifest["spec"]["trainer"]["template"]["spec"]
+    # Some provisioners of a kind cluster keep a volume on the node of the pod, and let the next pod run on another.
+    worker = operator.kubectl(
+        "get", "nodes", "--selector=!node-role.kubernetes.io/control-plane",
+        "--output=jsonpath={.items[0].metadata.name}",
+    )  # fmt: skip
+    pod["nodeSelector"] = {"kubernetes.io/hostname": worker.strip()}
     pod["volumes"] = [{"name": "state", "persistentVolumeClaim": {"claimName": "state"}}]
     container = pod["containers"][0]
     container["volumeMounts"] = [{"name": "state", "mountPath": "/state"}]

@@ -125,7 +125,8 @@ class ChildWriter:
             try:
                 await self.api.try_apply(sealed(manifest))
             except ApiError as exc:
-                if refusals.NO_DRY_RUN not in exc.message:
+                there = await self.api.read(manifest["metadata"]["namespace"], _key(manifest))
+                if there is None and refusals.NO_DRY_RUN not in exc.message:  # else an apply says whose it is
                     self._note(key, job, manifest, exc)
                     first = first or exc
         if first is not None:

@@ -48,6 +48,7 @@ class Api:
     async def create(self, manifest: dict[str, Any]) -> bool:
         """A write only where nothing of that name is there."""
         if (error := self._fault(self.writes + 1)) is not None:
+            self.writes += 1
             raise error
         made = await self._client.create(manifest)
         self.writes += made
