@@ -43,8 +43,13 @@ class Job:
         self.uid, self.port, self.folder = f"u{next(_UIDS)}", free_port(), folder
         self.cache, self.reported = Cache(), 0
         changes = {"metadata.uid": self.uid, "metadata.namespace": KEY[0]}
-        self.cache.put({**manifest(changes), "kind": KIND})
+        self.itself = {**manifest(changes), "kind": KIND}
+        self.cache.put(self.itself)
         self.poller = SupervisorPoller(self.cache, ROOT, self._changed, port=self.port)
+
+    def has_written(self, **metrics: str) -> None:
+        """The job's status has these metrics of the loader."""
+        self.cache.put({**self.itself, "status": {"loader": metrics}})
 
     def _changed(self, key: JobKey) -> None:
         assert key == KEY
@@ -117,6 +122,7 @@ def test_the_status_of_a_supervisor_is_kept_and_reported_once(job: Job):
         )
         supervisor.ready(0, 1)
         await job.until(lambda a: a.ready == 2)
+        job.has_written(batchesPerSecond="0", gbPerSecond="0", stallPercent="0", occupancyPercent="0")
         reported, asked = job.reported, job.poller._jobs[KEY].polled_at
         async with asyncio.timeout(20):
             while job.poller._jobs[KEY].polled_at == asked:
