@@ -125,10 +125,12 @@ class ChildWriter:
             try:
                 await self.api.try_apply(sealed(manifest))
             except ApiError as exc:
-                there = await self.api.read(manifest["metadata"]["namespace"], _key(manifest))
-                if there is None and refusals.NO_DRY_RUN not in exc.message:  # else an apply says whose it is
-                    self._note(key, job, manifest, exc)
-                    first = first or exc
+                if refusals.NO_DRY_RUN in exc.message:
+                    continue
+                if await self.api.read(key[0], _key(manifest)) is not None:
+                    continue  # the apply says whose it is
+                self._note(key, job, manifest, exc)
+                first = first or exc
         if first is not None:
             raise first
 
