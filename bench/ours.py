@@ -93,11 +93,17 @@ def b1_state(case: handoff.Case) -> dict[str, Any]:
     with service(feeders=1, shared_memory_nbytes=_SPARE_NBYTES, prefetch=16):
         from dataloaderjob import DataLoader
 
-        loader = DataLoader(_Indices(64 * _TICKET_KEYS), _TICKET_KEYS, shuffle=True, collate_fn=torch.tensor)
+        dataset = _Indices(64 * _TICKET_KEYS)
+        torch.manual_seed(8)
+        reference = iter(
+            torch.utils.data.DataLoader(dataset, _TICKET_KEYS, shuffle=True, collate_fn=torch.tensor)
+        )
+        expected = [next(reference).numpy().view(np.uint8) for _ in range(8)]
+        torch.manual_seed(8)
+        loader = DataLoader(dataset, _TICKET_KEYS, shuffle=True, collate_fn=torch.tensor)
         iterator, proof = iter(loader), Proof()
-        for number in range(8):
-            batch = next(iterator)
-            proof.add(number, [batch.numpy().view(np.uint8)], [sums(batch.numpy().view(np.uint8))])
+        for number, bytes_ in enumerate(expected):
+            proof.add(number, [next(iterator).numpy().view(np.uint8)], [sums(bytes_)])
         if loader.state_dict()["batches"] != 8:
             raise RuntimeError("the state is not that of the eighth batch")
         began = time.thread_time_ns()
