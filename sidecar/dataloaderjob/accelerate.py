@@ -7,8 +7,10 @@ which `accelerator.save_state()` and `load_state()` resume it to the batch.
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -17,16 +19,60 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dataloaderjob.codec.fetcher import derive_seed
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.trainer import sampling, service
+from dataloaderjob.trainer import generators, sampling, service
 from dataloaderjob.trainer.context import FeedersContext
 from dataloaderjob.trainer.loader import DataLoader, LeftOut
+from dataloaderjob.trainer.state import Resume
 from dataloaderjob.trainer.tickets import Placed
 
 _KEPT = (
     "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator", "prefetch_factor", "persistent_workers",
     "pin_memory_device", "in_order",
 )  # fmt: skip
+_SKIPPED_INTO = "skipped_into"
+"""Marks the state of an epoch that a loader of Accelerate's went on with: it does not tell how far it is."""
 _Prepared = TypeVar("_Prepared")
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """How an epoch began whose state was loaded, for a loader of Accelerate's that goes on with it."""
+
+    resume: Resume
+    own: dict[str, generators.Own]
+    seeds: torch.Generator | None
+    """The loader's generator, from which torch draws an iterator's seed before the sampler draws."""
+    prepared: weakref.ref[Any] | None
+
+    def order_of(self, sampler: Iterable[Any]) -> Iterator[Any]:
+        """The sampler's batches in the order of that epoch. Leaves the process's generators as the script has them."""
+        state, found = self.resume.state, generators.now(others=True)
+        states, saved = state.get("generators") or {}, (state.get("now") or {}).get(generators.DEFAULT)
+        if saved is not None and self.seeds is None:
+            found[generators.DEFAULT] = generators.before_a_seed(saved, found[generators.DEFAULT])
+        self._put(states)
+        try:
+            batches = iter(sampler)
+            first = list(itertools.islice(batches, 1))
+        finally:
+            generators.put_shared({name: text for name, text in found.items() if name in states})
+        holder: Any = None if self.prepared is None else self.prepared()
+        if holder is not None:
+            holder.dl_state_dict = {**state, _SKIPPED_INTO: True}
+        return itertools.chain(first, batches)
+
+    def _put(self, states: Mapping[str, str]) -> None:
+        drawn = dict(self.resume.state.get("drawn") or ())
+        generators.put_own(self.own, {**states, **drawn})
+        generators.put_shared({**states, **drawn})
+        draws = self.seeds is not None or generators.DEFAULT in states
+        if draws and not drawn and not self.resume.resets:
+            torch.empty((), dtype=torch.int64).random_(generator=self.seeds)
+
+    def check(self, number: int, keys: Any, sampler: Any) -> None:
+        """Raises InputError where the last batch of the state is another one."""
+        if number == self.resume.batches - 1 and not self.resume.state.get(_SKIPPED_INTO):
+            self.resume.check_order(keys, sampler)
 
 
 class Placing(BatchSampler):
@@ -42,6 +88,8 @@ class Placing(BatchSampler):
         self._epoch = 0
         self.begun = 0
         """How often it was iterated, by whatever loader."""
+        self.goes_on: _Begun | None = None
+        """The epoch that a state was loaded of, until it is gone on with."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "batch_sampler":
@@ -83,8 +131,12 @@ class Placing(BatchSampler):
 
     def __iter__(self) -> Iterator[list[Any]]:
         self.begun += 1
+        begun, self.goes_on = self.goes_on, None
         seed, position = self.epoch_seed(), 0
-        for number, keys in enumerate(self.batch_sampler):
+        batches = iter(self.batch_sampler) if begun is None else begun.order_of(self.batch_sampler)
+        for number, keys in enumerate(batches):
+            if begun is not None:
+                begun.check(number, keys, self.batch_sampler)
             yield Placed(keys, number, position, seed)
             position += len(keys)
 
@@ -95,15 +147,29 @@ class _Adopted(DataLoader[Any]):
     prepared: weakref.ref[Any] | None = None
     _begun_before = 0
     """Iterations of the batch sampler when a state was loaded."""
+    _left: Resume | None = None
+    """State of an epoch that a loader which skips batches goes on with, or had gone on with when it was saved."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        if state_dict:
-            self._begun_before = self._begun()
-        epoch, prepared = state_dict.get("epoch"), None if self.prepared is None else self.prepared()
-        if epoch is not None and prepared is not None:
-            is_over = state_dict.get("finished") and state_dict.get("iterations")
-            prepared.iteration = epoch + bool(is_over)  # by which it sets the sampler's epoch
+        if self._resume is None:
+            return
+        self._begun_before = self._begun()
+        resume, epoch = self._resume, state_dict.get("epoch")
+        prepared = None if self.prepared is None else self.prepared()
+        if prepared is not None:
+            prepared.dl_state_dict = dict(state_dict)
+            if epoch is not None:
+                is_over = state_dict.get("finished") and state_dict.get("iterations")
+                prepared.iteration = epoch + bool(is_over)  # by which it sets the sampler's epoch
+        if not resume.is_new_epoch and isinstance(self.batch_sampler, Placing):
+            self.batch_sampler.goes_on = _Begun(
+                resume, generators.generators_of(self), self.generator, self.prepared
+            )
+            if epoch is not None:
+                self.batch_sampler.set_epoch(epoch)
+                sampling.mark_unset(self._index_sampler)
+        self._left = resume if state_dict.get(_SKIPPED_INTO) else None
 
     def state_dict(self) -> dict[str, Any]:
         self._leave_to_another()
@@ -111,7 +177,25 @@ class _Adopted(DataLoader[Any]):
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         self._leave_to_another()
+        if isinstance(self.batch_sampler, Placing):  # else it is one of samples that a state is known by
+            if self._left is not None:
+                self._follow(self._left)
+            self.batch_sampler.goes_on = None
         return super()._get_iterator()
+
+    def _follow(self, left: Resume) -> None:
+        """Begins with the epoch after one that another loader has gone on with, unless the script has set one."""
+        if self._resume is not None:
+            service.say_once(
+                "the checkpoint was made in an epoch that skip_first_batches had gone on with, so the loader begins "
+                "with the next one: call skip_first_batches to go on with that epoch"
+            )
+        self._resume, self._left = None, None
+        epoch, prepared = left.state.get("epoch"), None if self.prepared is None else self.prepared()
+        if prepared is not None and epoch is not None and prepared.iteration == epoch:
+            prepared.set_epoch(epoch + 1)
+        if self.persistent_workers and self.num_workers:  # one iterator for all epochs, which draws one seed
+            self._resume = left.after(generators.generators_of(self))
 
     def _begun(self) -> int:
         return getattr(self.batch_sampler, "begun", 0)
@@ -119,7 +203,7 @@ class _Adopted(DataLoader[Any]):
     def _leave_to_another(self) -> None:
         """Drops what was loaded, if a loader that skips batches has gone on with that epoch since."""
         if self._resume is not None and self._begun() != self._begun_before:
-            self._resume = None
+            self._left, self._resume = self._resume, None
             service.say_once(
                 "skip_first_batches goes on with the epoch, so the loader's place that load_state() has is not used"
             )

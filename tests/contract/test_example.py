@@ -103,7 +103,7 @@ def test_the_record_of_a_run_is_equal_to_its_dataset_and_that_of_another_seed_is
 ):
     verify = ("-m", "dataloaderjob.local.cli", "verify", str(recorded / "record"))
     done = python(*verify, cwd=tmp_path, data=tmp_path)
-    assert done.stdout == "equal: 12 batches of 1 rank, made again from what was recorded\n", done.stderr
+    assert done.stdout == "equal: 12 batches of 1 rank, made again with the recorded code\n", done.stderr
 
     other = str(tmp_path / "other")
     words = ("train.py", "--epochs", "1", "--loader", "inprocess", "--seed", "1")

@@ -475,3 +475,75 @@ def test_an_adopted_loader_of_which_batches_are_skipped_after_load_state_goes_on
     script = write(tmp_path, skipping=SKIPPING) / "skipping.py"
     (out,) = run([[sys.executable, script, tmp_path / "state"]], [environment], tmp_path)
     assert out == "resumed\n"
+
+
+UNSEEDED = """
+    import sys
+    import torch
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+    from batches import Augmented, fingerprint
+    from dataloaderjob import DataLoader
+    from dataloaderjob.accelerate import adopt
+
+    def started(seed, **options):
+        AcceleratorState._reset_state(True)
+        GradientState._reset_state()
+        torch.manual_seed(seed)
+        accelerator = Accelerator(cpu=True)
+        made = DataLoader(Augmented(40), batch_size=8, shuffle=True, num_workers=1, **options)
+        return accelerator, adopt(accelerator.prepare(made))
+
+    def train(loader, found, save=None, stop=None):
+        for batch in loader:
+            torch.rand(3)  # a dropout
+            found.append(batch)
+            if len(found) == stop:
+                save()
+                return True
+
+    path = sys.argv[1]
+    for options in ({}, {"persistent_workers": True}):
+        for generator in (False, True):
+            def begin(seed):
+                given = {"generator": torch.Generator().manual_seed(seed)} if generator else {}
+                return started(seed, **given, **options)
+
+            _, loader = begin(0)
+            whole = [[] for _ in range(4)]
+            for epoch in whole:
+                train(loader, epoch)
+            for at, steps in ((0, [3]), (1, [1, 2]), (2, [4, 1])):
+                accelerator, loader = begin(0)
+                for _ in range(at):
+                    train(loader, [])
+                train(loader, [], lambda: accelerator.save_state(path), steps[0])
+                done, left = steps[0], steps[1:]
+                while True:
+                    accelerator, loader = begin(0)  # the same seed, as scripts have it
+                    accelerator.load_state(path)
+                    assert loader.iteration == at
+                    rest = []
+                    stopped = train(
+                        accelerator.skip_first_batches(loader, done), rest, lambda: accelerator.save_state(path),
+                        left[0] if left else None,
+                    )
+                    expected = whole[at][done:][:len(rest)]
+                    assert fingerprint([rest]) == fingerprint([expected]), (options, generator, at, done)
+                    if not stopped:
+                        break
+                    done += left.pop(0)
+                for number in range(at + 1, 4):
+                    found = []
+                    train(loader, found)
+                    assert fingerprint([found]) == fingerprint([whole[number]]), (options, generator, at, number)
+    print("resumed")
+"""
+
+
+def test_an_adopted_loader_of_which_batches_are_skipped_goes_on_in_the_order_of_the_epoch(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    script = write(tmp_path, unseeded=UNSEEDED) / "unseeded.py"
+    (out,) = run([[sys.executable, script, tmp_path / "state"]], [environment], tmp_path)
+    assert out == "resumed\n"

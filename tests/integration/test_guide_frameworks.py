@@ -19,7 +19,8 @@ EXAMPLES = dict(
 BEFORE = """
 import sys, torch
 from batches import Numbers
-dataset, path, last_checkpoint, resuming, seen = Numbers(130), sys.argv[1], None, False, []
+dataset, path, last_checkpoint, seen = Numbers(130), sys.argv[1], None, []
+checkpoint, epochs = {}, 1
 model = torch.nn.Linear(7, 1)
 train = lambda batch: seen.append(len(batch[0]))
 try:

@@ -550,8 +550,10 @@ def test_one_dataset_id_says_that_two_datasets_are_one() -> None:
 
 def test_a_sampler_that_ends_before_the_state_is_refused() -> None:
     loader = DataLoader(Numbers(N), BATCH, **HERE)
-    loader.skip(50)
-    with pytest.raises(InputError, match=f"after 50 batches, but the sampler ends after {STEPS}"):
+    loader.load_state_dict({"version": 1, "batches": 50})
+    with pytest.raises(
+        InputError, match=f"the state is after 50 batches, but the sampler ends after {STEPS}"
+    ):
         iter(loader)
 
 

@@ -24,6 +24,7 @@ from dataloaderjob import (
     ElasticTokenBatchSampler,
     InputError,
 )
+from dataloaderjob.trainer import generators
 from dataloaderjob.trainer.draws import Twister, drawn_between
 
 N, BATCH = 23, 3
@@ -384,3 +385,30 @@ def test_a_distributed_checkpoint_of_the_loader_itself_can_be_loaded(
     again = made()
     checkpoint.load({"loader": again}, checkpoint_id=tmp_path, no_dist=True)
     assert again.state_dict() == expected
+
+
+@pytest.mark.parametrize("drawn", [0, 1, 310, 311, 312, 2000])
+def test_a_seed_that_an_iterator_drew_is_given_back(drawn: int) -> None:
+    torch.manual_seed(drawn)
+    saved = generators.now(others=False)[generators.DEFAULT]
+    for _ in range(drawn):
+        torch.empty((), dtype=torch.int64).random_()
+    expected = torch.get_rng_state()
+    torch.empty((), dtype=torch.int64).random_()
+    generators.put_shared(
+        {
+            generators.DEFAULT: generators.before_a_seed(
+                saved, generators.now(others=False)[generators.DEFAULT]
+            )
+        }
+    )
+    found, wanted = torch.rand(700), torch.Generator()
+    wanted.set_state(expected)
+    assert torch.equal(found, torch.rand(700, generator=wanted))
+
+
+def test_a_generator_that_was_seeded_since_keeps_its_state() -> None:
+    saved = generators.now(others=False)[generators.DEFAULT]
+    torch.manual_seed(77)
+    found = generators.now(others=False)[generators.DEFAULT]
+    assert generators.before_a_seed(saved, found) == found

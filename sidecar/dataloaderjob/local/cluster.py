@@ -152,7 +152,7 @@ class LocalCluster:
 
         Raises InputError, OSError.
         """
-        self._reaper = reaper.start(self.run_id, self.home, self.tag(self.plan.env), self._folder)
+        self._reaper = self._start_reaper()
         found = {
             "pid": os.getpid(), "run": self.run_id, "job": self.plan.job, "port": self._port, "socket": self.socket,
         }  # fmt: skip
@@ -163,6 +163,12 @@ class LocalCluster:
         self._forks = False
         self._poller.start()
         self._loop.every(LOOK_S, self._look)
+
+    def _start_reaper(self) -> Any:
+        env = self.tag(self.plan.env)
+        if not self._forks:
+            return reaper.start(self.run_id, self.home, env, self._folder)
+        return Started(*fork("reaper", reaper.command(self.run_id, self.home, self._folder), env, "/"))
 
     # Instructions of the restart policy
 

@@ -30,14 +30,18 @@ EXEC_S = 0.03
 """A process has no environment for a moment within execve: what was found empty is read again after this."""
 
 
+def command(run_id: str, home: Path, folder: Path | None = None) -> list[str]:
+    """The reaper of this process. `folder`: of the private service that this process is."""
+    words = [str(os.getpid()), run_id, str(home), *([] if folder is None else [str(folder)])]
+    return [sys.executable, "-P", "-m", "dataloaderjob.local.reaper", *words]
+
+
 def start(
     run_id: str, home: Path, env: Mapping[str, str], folder: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Starts the reaper of this process. `folder`: of the private service that this process is."""
-    words = [str(os.getpid()), run_id, str(home), *([] if folder is None else [str(folder)])]
+    """Starts the reaper of this process, `command`."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "dataloaderjob.local.reaper", *words],
-        env=dict(env), cwd="/", start_new_session=True,
+        command(run_id, home, folder), env=dict(env), cwd="/", start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 

@@ -56,9 +56,7 @@ def compare(one: Path, other: Path, *, epoch: int | None = None) -> tuple[bool, 
             if difference is not None and (found is None or difference.place < found.place):
                 found = difference
     if found is None and not count:
-        raise InputError(
-            f"{one} and {other} have no batch{'' if epoch is None else f' of epoch {epoch}'} to compare"
-        )
+        raise InputError(f"{one} and {other} have no batch{_of_none(a, epoch)} to compare")
     if found is None:
         return True, [f"equal: {count} batches of {_ranks(a)}"]
     return False, [f"{found.where}: {line}" for line in _explain(found, (one, a), (other, b))]
@@ -178,6 +176,8 @@ def check(folder: Path, *, epoch: int | None = None, sample: int | None = None) 
     known = [(rank, b) for rank, b in wanted if b.row.bundle != NO_BUNDLE and b.row.nbytes]
     if sample is not None and sample < len(known):
         known = [known[i * len(known) // sample] for i in range(sample)]
+    if not wanted:
+        raise InputError(f"{folder} has no batch{_of_none(record, epoch)} to make again")
     if not known:
         raise InputError(
             f"{folder} has no batch to make again: {len(wanted)} were found, none with what made it"
@@ -191,7 +191,7 @@ def check(folder: Path, *, epoch: int | None = None, sample: int | None = None) 
     if len(known) < len(wanted):
         lines.append(f"{len(wanted) - len(known)} batches were not made again")
     return True, [
-        f"equal: {len(known)} batches of {_ranks(record)}, made again from what was recorded",
+        f"equal: {len(known)} batches of {_ranks(record)}, made again with the recorded code",
         *lines,
     ]
 
@@ -236,6 +236,20 @@ def _first_wrong(
             )
         return row.place, f"{where}: {why}"
     return None
+
+
+def _of_none(record: Record, epoch: int | None) -> str:
+    """Names an epoch of which there is no batch, and those of which there are."""
+    if epoch is None:
+        return ""
+    there = {
+        batch.row.epoch
+        for rank in record.ranks
+        for batches in record.batches(rank).values()
+        for batch in batches
+    }
+    found = ", ".join(map(str, sorted(there))) or "none"
+    return f" of epoch {epoch} (they are counted from 0; there are: {found})"
 
 
 def _ranks(record: Record) -> str:

@@ -7,7 +7,7 @@ torch, Python and numpy have one kind of generator, MT19937: 624 words, replaced
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,13 @@ class Twister(NamedTuple):
         found = np.frombuffer(data, _TORCHS, count=1)[0]
         return cls(found["words"].astype(np.uint32), WORDS + 1 - int(found["left"]))
 
+    def into_torchs(self, data: bytes) -> bytes:
+        """`data`, what `torch.Generator.get_state()` holds, with this state in it."""
+        changed = bytearray(data)
+        found = np.frombuffer(changed, _TORCHS, count=1)
+        found["words"], found["left"], found["next"] = self.words, WORDS + 1 - self.position, self.position
+        return bytes(changed)
+
 
 def drawn_between(before: Twister, after: Twister, limit: int = LIMIT) -> int | None:
     """Numbers of 32 bits that were drawn from `before` on; None if `after` is not reached by `limit` of them."""
@@ -53,6 +60,18 @@ def drawn_between(before: Twister, after: Twister, limit: int = LIMIT) -> int | 
                 count = WORDS - before.position + (first + block) * WORDS + after.position
                 return count if count <= limit else None
     return None
+
+
+def stepped_back(before: Twister, after: Twister, count: int) -> Twister | None:
+    """The state `count` numbers before `after`; None where it does not lie on the way there from `before`."""
+    drawn = drawn_between(before, after)
+    if drawn is None or drawn < count:
+        return None
+    generator = np.random.MT19937()
+    generator.state = {"bit_generator": "MT19937", "state": {"key": before.words, "pos": before.position}}
+    generator.random_raw(drawn - count, output=False)
+    found: Any = generator.state["state"]
+    return Twister(found["key"], int(found["pos"]))
 
 
 def _outputs(words: Words) -> npt.NDArray[np.uint64]:

@@ -23,7 +23,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from dataloaderjob.trainer.draws import WORDS, Twister, drawn_between
+from dataloaderjob.trainer.draws import WORDS, Twister, drawn_between, stepped_back
 from dataloaderjob.trainer.sampling import chain
 
 DEFAULT, PYTHON, NUMPY = "default", "random", "numpy"
@@ -41,6 +41,8 @@ _PYTHON = struct.Struct("<625I?d")
 _NUMPY = struct.Struct("<I?d")
 _last_default = b"", ""
 """torch's default generator as it was told last: as hex it takes 5 µs, and where no CPU draws it does not change."""
+_SEED_WORDS = 2
+"""Numbers of 32 bits in an iterator's base seed."""
 _puts = 0
 """How often `put_shared` set generators of the process."""
 NotTorchs = np.random.Generator | np.random.RandomState | random.Random
@@ -145,6 +147,16 @@ class Moment:
         if drawn is None:
             return False
         return drawn_between(_twister(name, saved), after, limit=drawn) is None
+
+
+def before_a_seed(saved: str, found: str) -> str:
+    """torch's default generator before an iterator of torch's drew its seed from it, `found` after that.
+
+    saved: an earlier state of it; `found` is returned where nobody gets from there to it by drawing.
+    """
+    data = bytes.fromhex(found)
+    earlier = stepped_back(_twister(DEFAULT, saved), Twister.of_torch(data), _SEED_WORDS)
+    return found if earlier is None else earlier.into_torchs(data).hex()
 
 
 def put_own(own: Mapping[str, Own], states: Mapping[str, str]) -> None:

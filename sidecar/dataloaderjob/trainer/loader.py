@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -185,6 +186,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return self._stream_here()
         self._begin_service()
         resume, previous = self._resume, self._epoch
+        collects = gc.isenabled()
+        gc.disable()  # one collection of torch's modules takes 80 ms of CPU, beside the feeders' import of them
         try:
             return self._begin_iterator()
         except BaseException:
@@ -193,17 +196,23 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 self._epoch.settle()
             self._resume, self._epoch = resume, previous
             raise
+        finally:
+            if collects:
+                gc.enable()
 
     def _begin_iterator(self) -> _BaseDataLoaderIter:
-        from dataloaderjob.trainer.iterators import InProcessIterator, ServiceIterator
-
-        left_out = isinstance(self.num_workers, LeftOut)
+        left_out, here = isinstance(self.num_workers, LeftOut), self._is_made_here()
         if self.num_workers == 0 and self.timeout != 0:
             raise AssertionError("an iterator of this process (num_workers=0) requires timeout == 0")
-        if self._is_made_here():
+        client = (
+            None if here else self._connect()
+        )  # before this import, which would delay the service's start
+        from dataloaderjob.trainer.iterators import InProcessIterator, ServiceIterator
+
+        if client is None:
             self._check_resume()
             return InProcessIterator(self, self.begin_epoch())
-        client, window = self._connect(), self._window()
+        window = self._window()
         service.compare_with_feeders(window)
         self._check_resume()
         epoch = self.begin_epoch()
@@ -299,22 +308,25 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Has the next `iter()` go on where `state_dict()` was called, in this loader or one like it.
 
-        {} means nothing to load; {"batches": n} skips n batches of the next epoch.
+        {} means nothing to load, which is said; {"batches": n} skips n batches of the next epoch.
         Raises InputError, a ValueError, naming the difference, if the state is another loader's; what a sample tells
         is found out at `iter()`.
         """
         from dataloaderjob.trainer import sampling
         from dataloaderjob.trainer import state as states
 
-        if not state_dict:
+        if isinstance(state_dict, Mapping) and not state_dict:
+            service.say_once("the loader's state is empty, so the next epoch begins at its first batch")
             return
+        resume = states.Resume.of(state_dict)
         if isinstance(self.dataset, IterableDataset) or state_dict.get("iterable"):
             service.say_once(
                 "an IterableDataset cannot be resumed: the next epoch begins at its first sample"
             )
             return
-        resume = states.Resume.of(state_dict)
-        states.compare(resume.state.get("loader") or {}, states.described(self, self.dataset_id))
+        saved, own = resume.state.get("loader") or {}, states.described(self, self.dataset_id)
+        for said in states.compare(saved, own, is_new_epoch=resume.is_new_epoch):
+            service.say_once(said)
         sampling.mark_unset(self._index_sampler)
         self._iterator = None
         self._resume = resume

@@ -38,7 +38,7 @@ class Epoch:
 
     __slots__ = (
         "_before", "_consumption", "_counted", "_drawn", "_epoch_drawn", "_facts", "_final", "_iterator", "_loader",
-        "_others", "_own", "_persistent", "_put_back", "_rank", "_resume", "_sampler", "_set_since", "_shared",
+        "_others", "_own", "_own_rank", "_persistent", "_put_back", "_rank", "_resume", "_sampler", "_set_since", "_shared",
         "_single", "_undrawn", "base_seed", "begun", "first_batches", "first_samples", "iterations", "resets",
         "sampler_epoch",
     )  # fmt: skip
@@ -60,6 +60,7 @@ class Epoch:
         self._shared = self._single or ranks is None
         """Whether generators that all of the process draws from are the sampler's affair, too."""
         self._rank = _rank_alone(sampler) if not self._single and ranks is None else None
+        self._own_rank = sampling.rank_of(sampler)
         self._persistent = bool(loader.persistent_workers and loader.num_workers)
         self._before: Generators | None = None
         self._put_back: Mapping[str, str] = {}
@@ -98,7 +99,7 @@ class Epoch:
         self._choose_generators(resume)
         self._put(resume)
         rank, *digest = state.get("digest") or [None]
-        if rank == sampling.rank_of(sampler):
+        if rank == self._own_rank:
             self._consumption.restore(digest, goes_on=not resume.is_new_epoch)
 
     def _set_epoch(self, resume: Resume, *, is_first: bool) -> None:
@@ -158,7 +159,7 @@ class Epoch:
         """The rank and its rolling digest. Left out where Accelerate has all ranks write one file."""
         if not self._single and hasattr(self._sampler, "epoch_seed"):
             return None
-        return [sampling.rank_of(self._sampler), *self._consumption.state()]
+        return [self._own_rank, *self._consumption.state()]
 
     def _generators(self) -> Generators:
         return Generators.now(self._own, shared=self._shared, others=self._others)

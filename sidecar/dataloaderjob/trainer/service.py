@@ -75,11 +75,11 @@ def _attach_announced(path: str) -> Client:
 
 def _attach_private() -> Client:
     """A service that ended between being found and being attached to is started again."""
-    from dataloaderjob.trainer import client as clients
-
     for attempt in range(3):
         _ensure()
         path = private.wait()
+        from dataloaderjob.trainer import client as clients
+
         try:
             return clients.connect(path, _rank())
         except OSError as exc:

@@ -15,7 +15,8 @@
     seen         first keys of that batch, by which a sampler in another order is found out; null with several ranks
     rank         of several, whose state this is, since the sampler does not deal to ranks; null
     digest       the rank, and what names all that this rank was given (`core.consumption`); null
-    loader       batch size, ranks, the sampler's class, seeds of samplers, what tells one dataset from another
+    loader       batch size, ranks, the sampler's class, seeds of samplers, what tells one dataset from another, and
+                 of the arguments those that change what later batches are
 
 Positions are global: where a sampler deals to ranks, and all have one torch seed, the states of all ranks are equal but
 for the digest, and any of them is right for all. Nothing of a state depends on how many feeders there are.
@@ -64,10 +65,21 @@ def described(loader: Any, dataset_id: str | None) -> State:
         "ranks": ranks_of(sampler) or 1,
         "sampler": order_of(sampler),
         "seeds": sorted({seed for seed in seeds if type(seed) is int}),
+        "generator=": "left out" if loader.generator is None else "given",
+        "drop_last": bool(
+            getattr(loader, "drop_last", False) or getattr(loader.batch_sampler, "drop_last", False)
+        ),
+        "persistent_workers": bool(loader.persistent_workers and loader.num_workers),
+        "collate_fn": _name_of(loader.collate_fn),
         "dataset_id": dataset_id,
         "dataset": f"{kind.__module__}.{kind.__qualname__}",
         "length": length_of(loader.dataset),
     }
+
+
+def _name_of(function: Any) -> str:
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def probe_keys(length: int | None) -> list[int]:
@@ -102,14 +114,23 @@ def steady(first: Sequence[str | None], second: Sequence[str | None]) -> list[st
     return [a if a == b else None for a, b in zip(first, second, strict=True)]
 
 
-def compare(saved: State, own: State) -> None:
-    """Raises InputError that says in what a state is another loader's."""
+_ALWAYS = ("sampler", "seeds", "generator=", "drop_last", "persistent_workers")
+"""What has to be equal, beside the dataset, where both say it."""
+
+
+def compare(saved: State, own: State, *, is_new_epoch: bool) -> list[str]:
+    """Raises InputError that says in what a state is another loader's. Returns what else differs, for people.
+
+    is_new_epoch: a dataset of one id may have grown since.
+    """
     differ: list[str] = []
-    if saved.get("dataset_id") is not None and own.get("dataset_id") is not None:
-        names = ["dataset_id"]
-    else:
-        names = ["dataset", "length"]
-    names += ["sampler", "seeds"]
+    ids = saved.get("dataset_id"), own.get("dataset_id")
+    has_ids = None not in ids
+    names = [
+        "dataset_id" if has_ids else "dataset",
+        *(() if has_ids and is_new_epoch else ("length",)),
+        *_ALWAYS,
+    ]
     differ += [f"{n} was {saved[n]!r}, is {own[n]!r}" for n in names if n in saved and saved[n] != own.get(n)]
     (a, ranks_a), (b, ranks_b) = ((s.get("batch_size"), s.get("ranks") or 1) for s in (saved, own))
     if a is not None and b is not None and a * ranks_a != b * ranks_b:
@@ -117,8 +138,21 @@ def compare(saved: State, own: State) -> None:
     if differ:
         raise InputError(
             f"the state is of another loader: {'; '.join(differ)}. Load it into the loader that it was made by, or "
-            "begin a new epoch without it; dataset_id= says that two datasets are one"
+            "begin a new epoch without it; dataset_id= says that two datasets of one length are one"
         )
+    said = []
+    if saved and (ids[0] is None) != (ids[1] is None):
+        named, not_named = (
+            ("the state", "this loader") if ids[0] is not None else ("this loader", "the state")
+        )
+        said.append(
+            f"{named} has a dataset_id ({ids[0] or ids[1]}) and {not_named} has none, so that the datasets are one is "
+            "known by type and length only: give both the same dataset_id="
+        )
+    functions = saved.get("collate_fn"), own.get("collate_fn")
+    if None not in functions and functions[0] != functions[1]:
+        said.append(f"collate_fn was {functions[0]} when the state was made, is {functions[1]}")
+    return said
 
 
 def compare_probes(saved: Sequence[str | None], own: Sequence[str | None], keys: Sequence[int]) -> None:
@@ -151,6 +185,11 @@ class Resume:
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Resume:
         """Raises InputError for what no loader of ours has made."""
+        if not isinstance(state, Mapping):
+            raise InputError(
+                f"load_state_dict() takes what state_dict() returned, found {type(state).__name__}: was the checkpoint "
+                "saved without the loader's state?"
+            )
         if "batches" not in state:
             keys = ", ".join(sorted(map(str, state))) or "nothing"
             raise InputError(
@@ -163,13 +202,26 @@ class Resume:
                 f"the state has version {version!r}, {VERSION} is needed: use the release that made it"
             )
         if type(batches) is not int or batches < 0:
-            raise InputError(f"'batches' of a state must be a whole number from 0 on, found {batches!r}")
+            raise InputError(
+                f"the number of batches to begin after is a whole number from 0 on, found {batches!r}"
+            )
         resets = state.get("resets") or 0
         begins = bool(state.get("finished"))
         return cls(
             state=dict(state), batches=batches, samples=state.get("samples"), base_seed=state.get("base_seed"),
             resets=resets, is_new_epoch=begins, at_load=generators.Moment(),
         )  # fmt: skip
+
+    def after(self, own: Mapping[str, generators.Own]) -> Resume:
+        """The next epoch of the same persistent iterator, whose sampler draws from the generators as they are now."""
+        states = self.state.get("generators") or {}
+        shared, others = generators.DEFAULT in states, generators.PYTHON in states
+        now = generators.Generators.now(own, shared=shared, others=others).text
+        nothing = dict.fromkeys(("drawn", "now", "sampler", "seen"))
+        return Resume.of({
+            **self.state, **nothing, "batches": 0, "samples": 0, "finished": True, "resets": self.resets + 1,
+            "generators": now,
+        })  # fmt: skip
 
     def check_rank(self, sampler: Any) -> None:
         """Raises InputError for the state of another rank, where that is not this one's, too."""
@@ -187,10 +239,29 @@ class Resume:
         """
         count, samples, last = skipped(batches, self.batches, bare=bare)
         if count < self.batches:
-            raise InputError(
-                f"the state is after {self.batches} batches, but the sampler ends after {count}: was the dataset or "
-                "the sampler changed?"
+            where = (
+                f"{self.batches} batches are to be skipped"
+                if self.is_bare
+                else f"the state is after {self.batches} batches"
             )
+            raise InputError(
+                f"{where}, but the sampler ends after {count}: "
+                + (
+                    "skip as many as one epoch has at most"
+                    if self.is_bare
+                    else "was the dataset or the sampler changed?"
+                )
+            )
+        self.check_order(last, sampler)
+        return samples
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is a number of batches by itself, as of `skip()`."""
+        return "version" not in self.state
+
+    def check_order(self, last: Any, sampler: Any) -> None:
+        """Raises InputError where the last batch to be skipped is not that which was returned last."""
         seen = self.state.get("seen")
         keys = first_keys(last) if seen else None
         if keys is not None and keys != seen and (ranks_of(sampler) or 1) == 1:
@@ -198,4 +269,3 @@ class Resume:
                 f"the sampler's batch {self.batches - 1} begins with {keys}, and began with {seen} when the state was "
                 "made: restore its seed, or give the sampler state_dict() and load_state_dict()"
             )
-        return samples
