@@ -38,9 +38,9 @@ class Epoch:
 
     __slots__ = (
         "_before", "_consumption", "_counted", "_drawn", "_epoch_drawn", "_facts", "_final", "_iterator", "_loader",
-        "_others", "_own", "_own_rank", "_persistent", "_put_back", "_rank", "_resume", "_sampler", "_set_since", "_shared",
-        "_single", "_undrawn", "base_seed", "begun", "first_batches", "first_samples", "iterations", "resets",
-        "sampler_epoch",
+        "_others", "_own", "_own_rank", "_persistent", "_put_back", "_rank", "_resume", "_sampler", "_set_since",
+        "_shared", "_single", "_undrawn", "base_seed", "begun", "first_batches", "first_samples", "iterations",
+        "resets", "sampler_epoch",
     )  # fmt: skip
 
     def __init__(
@@ -88,7 +88,7 @@ class Epoch:
         self._final: Progress = (self.first_batches, self.first_samples, False, None, None)
 
     def _go_on(self, resume: Resume, *, is_first: bool) -> None:
-        state, sampler = resume.state, self._sampler
+        state = resume.state
         self._set_epoch(resume, is_first=is_first)
         self.iterations = state.get("iterations", 0) + resume.is_new_epoch
         self.resets = resume.resets
