@@ -13,8 +13,8 @@ from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus
 
 JOBS = "/apis/dataloading.dev/v1alpha1/namespaces/default/dataloaderjobs"
 TRY = "?dryRun=All&fieldValidation=Strict"
-SEEN_BY_MODELS_ONLY = {"near-in-free-part"}
-"""What resembles a misspelt field within a part that passes through: for the API server, any field may be there."""
+SEEN_BY_MODELS_ONLY = {"near-in-free-part", "request-over-limit-in-template"}
+"""What the schema passes through, such as what resembles a misspelt field: the operator's status says what is wrong."""
 SEEN_BY_KUBERNETES_FIRST = {"bad-name", "long-name"}
 """Refused by the rules for all objects' names, with Kubernetes' own words."""
 

@@ -178,6 +178,11 @@ REFUSED_FIELDS = [
         {"spec.trainer.template.spec.hostNetwork": "yes"}, 'found "yes"; use true or false', id="host-network"
     ),
     pytest.param({"spec.managedBy": "me"}, 'found "me"; use a controller\'s name such as', id="managed-by"),
+    pytest.param(
+        {f"{CONTAINER}.resources": {"requests": {"nvidia.com/gpu": 2}, "limits": {"nvidia.com/gpu": 1}}},
+        "use at most the limit, or a higher limit",
+        id="request-over-limit-in-template",
+    ),
 ]
 
 REFUSED_BY_RULES = [
@@ -293,11 +298,6 @@ REFUSED_BY_RULES = [
         {"spec.feeders.resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}},
         "use at most the limit, or a higher limit",
         id="request-over-limit",
-    ),
-    pytest.param(
-        {f"{CONTAINER}.resources": {"requests": {"nvidia.com/gpu": 2}, "limits": {"nvidia.com/gpu": 1}}},
-        "use at most the limit, or a higher limit",
-        id="request-over-limit-in-template",
     ),
     pytest.param(
         {"spec.feeders.resources": {"requests": {"memory": "512m"}}},

@@ -37,6 +37,8 @@ PRESERVE = "x-kubernetes-preserve-unknown-fields"
 VALIDATIONS = "x-kubernetes-validations"
 _NUMBER_AS_TEXT = re.compile(r"string\((?!self(\.\w+)*\.(sharedMemory|poolSize)\)|self\.sidecar\.resources)")
 """The API server knows no bound of a number's text, and refuses the message as too dear."""
+_LITERAL = re.compile(r"'[^'\\]*'")
+"""What was found, where that is always the same words: they need no expression."""
 COLUMNS = (
     ("Phase", "string", ".status.phase", 0),
     ("Feeders", "string", ".status.feeders.summary", 0),
@@ -164,7 +166,9 @@ def _add_rules(schema: Schema, model: type[BaseModel]) -> None:
     for alias, listed, inner in fields_within(model):
         if inner is not None and not (model is DataLoaderJob and alias == "metadata"):
             part = schema["properties"][alias]
-            _add_rules(part["items"] if listed else part, inner)
+            part = part["items"] if listed else part
+            if "properties" in part:  # else Kubernetes' own rules apply
+                _add_rules(part, inner)
 
 
 def _validation(rule: Rule, below: str = "") -> Schema:
@@ -175,7 +179,9 @@ def _validation(rule: Rule, below: str = "") -> Schema:
 
     field = f"{below}.{rule.field}" if below else rule.field
     made = {"rule": lift(rule.cel), "message": f"{field}: use {rule.use}", "reason": "FieldValueInvalid"}
-    if not _NUMBER_AS_TEXT.search(rule.found):
+    if _LITERAL.fullmatch(rule.found):
+        made["message"] = f"{field}: found {rule.found[1:-1]}; use {rule.use}"
+    elif not _NUMBER_AS_TEXT.search(rule.found):
         before, after = _quoted(f"{field}: found "), _quoted(f"; use {rule.use}")
         made["messageExpression"] = f"{before} + {lift(rule.found)} + {after}"
     return made

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
+from pydantic.config import JsonDict
 
 from dataloaderjob.api.base import (
     BY_NAME,
@@ -75,6 +76,12 @@ class EnvVar(Model):
     )
 
 
+def _left_to_kubernetes(schema: JsonDict) -> None:
+    """Takes a field's type out of the CRD, which is large: the API server checks it as part of a pod."""
+    schema.pop("$ref", None)
+    schema.update(type="object", additionalProperties=True)
+
+
 class Container(OpenModel):
     """A container of a pod template. All other fields of Kubernetes' Container pass through."""
 
@@ -90,7 +97,7 @@ class Container(OpenModel):
         tuple[EnvVar, ...], Field(max_length=256, json_schema_extra=BY_NAME), AfterValidator(unique_names)
     ] = ()
     """Its environment. User code in feeders sees it too, less what belongs to one process or machine."""
-    resources: ContainerResources | None = None
+    resources: ContainerResources | None = Field(default=None, json_schema_extra=_left_to_kubernetes)
     """What it asks of its node. Ignored on one machine."""
     working_dir: Annotated[str | None, Field(max_length=4096)] = None
     """Folder in which the command runs. On one machine: relative to the manifest's folder."""
