@@ -46,6 +46,17 @@ MOUNT = {"name": "data", "mountPath": "/data"}
             },
             id="templates",
         ),
+        pytest.param(
+            {
+                "spec.data.volumes": [VOLUME],
+                "spec.data.volumeMounts": [MOUNT],
+                "spec.data.env": [{"name": "ROOT", "value": "/data"}],
+                "spec.data.envFrom": [{"secretRef": {"name": "bucket"}}],
+                "spec.sidecar.env": [{"name": "A", "value": "1"}],
+                "spec.sidecar.securityContext": {"runAsUser": 7},
+            },
+            id="data",
+        ),
     ],
 )
 def test_children_are_taken_as_they_are_built(server: ApiServer, changes: dict[str, Any]) -> None:

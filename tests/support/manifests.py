@@ -309,6 +309,29 @@ REFUSED_BY_RULES = [
         "4096, less than 1Mi; use bytes",
         id="no-unit",
     ),
+    pytest.param(
+        {"spec.data.volumes": [{"name": "a"}], "spec.data.volumeMounts": [{"name": "b", "mountPath": "/b"}]},
+        "use the name of a volume in spec.data.volumes",
+        id="mount-of-no-volume",
+    ),
+    pytest.param(
+        {"spec.data.volumes": [{"name": "dataloaderjob-run", "emptyDir": {}}]},
+        "use a name that does not begin with",
+        id="reserved-volume-of-data",
+    ),
+    *(
+        pytest.param(
+            {f"spec.{part}.env": [{"name": name, "value": "1"}]},
+            "use another name: the job sets this one itself",
+            id=f"{part}-{name}",
+        )
+        for part, name in (
+            ("data", "RANK"),
+            ("data", "RAY_ADDRESS"),
+            ("data", "DATALOADERJOB_X"),
+            ("sidecar", "DATALOADERJOB_X"),
+        )
+    ),
     pytest.param({f"{CONTAINER}.command": [""]}, "use the training command, such as", id="empty-program"),
     pytest.param(
         {f"{CONTAINER}.image": ABSENT}, "no image; use the image with your training code", id="no-image"
@@ -420,6 +443,19 @@ ACCEPTED = [
         id="scratches",
     ),
     pytest.param({"spec.feeders.template.spec.restartPolicy": "Always"}, id="restarts-of-feeders"),
+    pytest.param(
+        {
+            "spec.data.volumes": [{"name": "images", "nfs": {"server": "s", "path": "/p"}}],
+            "spec.data.volumeMounts": [{"name": "images", "mountPath": "/data", "readOnly": True}],
+            "spec.data.env": [{"name": "ROOT", "value": "/data"}],
+            "spec.data.envFrom": [{"secretRef": {"name": "bucket"}}],
+        },
+        id="data",
+    ),
+    pytest.param(
+        {"spec.sidecar.env": [{"name": "A", "value": "1"}], "spec.sidecar.securityContext": {"runAsUser": 7}},
+        id="sidecar-additions",
+    ),
     pytest.param(
         {HEAD: [{"name": "head", "env": [{"name": "A", "value": "1"}]}, {"name": "other", "image": "o:1"}]},
         id="head-additions",

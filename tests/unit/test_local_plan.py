@@ -127,6 +127,40 @@ def test_feeders_see_the_variables_of_their_own_container_only():
     assert made.service.feeder_env["HOME"] == "/h"
 
 
+def test_variables_of_the_data_are_those_of_trainers_and_feeders_and_their_own_go_before_them():
+    made = planned(
+        data={
+            "volumes": [{"name": "d", "emptyDir": {}}],
+            "volumeMounts": [{"name": "d", "mountPath": "/d"}],
+            "envFrom": [{"secretRef": {"name": "s"}}],
+            "env": [
+                {"name": "ROOT", "value": "/d"},
+                {"name": "A", "value": "1"},
+                {"name": "K", "valueFrom": {}},
+            ],
+        },
+        container={"env": [{"name": "TRAIN", "value": "$(ROOT)/train"}, {"name": "A", "value": "2"}]},
+    )
+    (trainer,), feeders = made.trainers, made.service.feeder_env
+    assert (trainer.env["TRAIN"], trainer.env["A"]) == ("/d/train", "2")
+    assert (feeders["ROOT"], feeders["A"]) == ("/d", "1")
+    assert "TRAIN" not in feeders
+    assert "ROOT" not in made.service.env
+    for ignored in ("volumes", "volumeMounts", "envFrom", "env[2].valueFrom (K)"):
+        assert f"spec.data.{ignored}" in made.ignored
+
+
+def test_variables_of_the_sidecar_are_its_own():
+    made = planned(
+        {"HOME": "/h"},
+        sidecar={"env": [{"name": "MALLOC_ARENA_MAX", "value": "2"}], "securityContext": {"runAsUser": 1}},
+    )
+    assert made.service.sidecar_env is not None
+    assert (made.service.sidecar_env["MALLOC_ARENA_MAX"], made.service.sidecar_env["HOME"]) == ("2", "/h")
+    assert "MALLOC_ARENA_MAX" not in {**made.service.env, **made.service.feeder_env, **made.trainers[0].env}
+    assert "spec.sidecar.securityContext" in made.ignored
+
+
 def test_trainers_and_feeders_run_in_the_manifest_s_folder_or_below():
     assert planned().folder == planned().service.feeder_cwd == FOLDER
     assert planned(container={"workingDir": "src"}).folder == FOLDER / "src"

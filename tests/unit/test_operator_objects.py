@@ -218,6 +218,60 @@ def test_volumes_environment_and_placement_of_feeders_pass_through():
     assert (made["tolerations"], made["serviceAccountName"]) == (extra["tolerations"], "reader")
 
 
+DATA = {
+    "spec.data.volumes": [{"name": "images", "nfs": {"server": "s", "path": "/p"}}],
+    "spec.data.volumeMounts": [{"name": "images", "mountPath": "/data", "readOnly": True}],
+    "spec.data.env": [{"name": "ROOT", "value": "/data"}, {"name": "HOME", "value": "/data/home"}],
+    "spec.data.envFrom": [{"secretRef": {"name": "bucket"}}],
+}
+
+
+def test_the_data_is_in_trainers_and_feeders_alike_and_nowhere_else():
+    own = [{"name": "TRAIN", "value": "$(ROOT)/train"}]
+    made = children({**DATA, f"{TRAINER}.containers.0.env": own})
+    for name in ("Job/mnist-trainers-0", "Deployment/mnist-feeders"):
+        found, container = pod(made[name]), pod(made[name])["containers"][0]
+        assert DATA["spec.data.volumes"][0] in found["volumes"]
+        assert DATA["spec.data.volumeMounts"][0] in container["volumeMounts"]
+        assert container["envFrom"] == DATA["spec.data.envFrom"]
+        assert (env(container)["ROOT"], env(container)["HOME"]) == ("/data", "/data/home")
+        assert len(env(container)) == len(container["env"]), "each variable once"
+    order = [item["name"] for item in pod(made["Job/mnist-trainers-0"])["containers"][0]["env"]]
+    assert order.index("ROOT") < order.index("TRAIN"), "which refers to it"
+    assert pod(made["Deployment/mnist-head"]) == pod(children()["Deployment/mnist-head"])
+    (sidecar,) = pod(made["Job/mnist-trainers-0"])["initContainers"]
+    assert "envFrom" not in sidecar
+
+
+def test_other_data_replaces_feeders_and_no_data_leaves_them():
+    without, one = children(), children(DATA)
+    other = children({**DATA, "spec.data.env": []})
+    hashes = {template_hash(made["Deployment/mnist-feeders"]) for made in (without, one, other)}
+    assert len(hashes) == 3
+    assert template_hash(children({"spec.data": {}})["Deployment/mnist-feeders"]) in hashes
+
+
+def test_a_volume_of_the_data_at_tmp_takes_the_place_of_the_operators():
+    mount = [{"name": "images", "mountPath": "/tmp"}]
+    made = pod(children({**DATA, "spec.data.volumeMounts": mount})["Deployment/mnist-feeders"])
+    assert [m["name"] for m in made["containers"][0]["volumeMounts"] if m["mountPath"] == "/tmp"] == [
+        "images"
+    ]
+    assert "dataloaderjob-tmp" not in {volume["name"] for volume in made["volumes"]}
+
+
+def test_the_sidecar_has_variables_and_rights_of_the_users():
+    changes = {
+        "spec.sidecar.env": [{"name": "A", "value": "1"}],
+        "spec.sidecar.securityContext": {"runAsUser": 7},
+    }
+    made = pod(children(changes)["Job/mnist-trainers-0"])
+    (sidecar,) = made["initContainers"]
+    assert env(sidecar) == {"A": "1"}
+    assert sidecar["securityContext"] == {**pods.RESTRICTED, "runAsNonRoot": True, "runAsUser": 7}
+    assert "A" not in env(made["containers"][0])
+
+
 def test_what_is_pulled_and_run_as_for_trainers_holds_for_head_and_feeders_too():
     template = {
         f"{TRAINER}.imagePullSecrets": [{"name": "pull"}],

@@ -61,6 +61,43 @@ def test_a_path_of_the_child_becomes_the_field_of_the_job(child: str, message: s
     assert not re.search(r"(?<!trainer\.)(?<!feeders\.)(?<!head\.)\bspec\.template", found)
 
 
+DATA = {
+    "volumes": [{"name": "images", "nfs": {"server": "s", "path": "p"}}],
+    "volumeMounts": [{"name": "images", "mountPath": "/data"}],
+    "env": [{"name": "ROOT", "value": "/data"}],
+    "envFrom": [{"secretRef": {"name": "bucket"}}],
+}
+
+
+@pytest.mark.parametrize("child", ["trainers", "feeders"])
+@pytest.mark.parametrize(
+    ("field", "below"),
+    [
+        ("volumes", ".nfs.path"),
+        ("volumeMounts", ".mountPath"),
+        ("env", ".name"),
+        ("envFrom", ".secretRef.name"),
+    ],
+)
+def test_what_pods_have_of_the_data_is_named_there(child: str, field: str, below: str):
+    template = children(data=DATA)[child]["spec"]["template"]["spec"]
+    owner, path = (
+        (template, "volumes") if field == "volumes" else (template["containers"][0], f"containers[0].{field}")
+    )
+    place = owner[field].index(DATA[field][0])
+    found = explained(child, f"spec.template.spec.{path}[{place}]{below}: Invalid value", data=DATA)
+    assert found == f"spec.data.{field}[0]{below}: Invalid value"
+
+
+@pytest.mark.parametrize("field", ["env[0].name", "securityContext.runAsUser"])
+def test_what_the_sidecar_has_of_the_users_is_named_there(field: str):
+    mine = {"env": [{"name": "A", "value": "1"}], "securityContext": {"runAsUser": -1}}
+    found = explained(
+        "trainers", f"spec.template.spec.initContainers[0].{field}: Invalid value", sidecar=mine
+    )
+    assert found == f"spec.sidecar.{field}: Invalid value"
+
+
 def test_what_head_and_feeders_take_from_the_trainers_is_named_there():
     pods = {"template": {"spec": {"containers": [TRAINER], "securityContext": {"fsGroup": -1}}}}
     found = explained(

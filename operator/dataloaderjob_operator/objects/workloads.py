@@ -31,6 +31,7 @@ from dataloaderjob_operator.objects.pods import (
     shared_fields,
     template,
     volumes,
+    with_data,
 )
 
 HEAD_MODULE = "dataloaderjob.pod.head"
@@ -71,11 +72,11 @@ def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     """`replicas` pods that are all alike: one that goes is replaced by any other."""
     spec = job.spec.feeders
     container = ray_container(job, names.Role.FEEDER, FEEDER_MODULE, "feeder.json", resources(spec.resources))
-    taken = inherited(job.spec.trainer.template)
-    pod = ray_pod(setup, job, container, spec.template, taken)
+    taken, data = inherited(job.spec.trainer.template), plain(job.spec.data)
+    pod = ray_pod(setup, job, container, spec.template, taken, data)
     asked = [
         image(job), plain(spec.template), taken, resources(spec.resources), settings.tuning(job),
-        spec.processes_per_pod, plain(spec.scratch),
+        spec.processes_per_pod, plain(spec.scratch), *([data] if data else []),
     ]  # fmt: skip
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%", "maxSurge": "25%"}}
     made = template(job, names.Role.FEEDER, spec.template, pod, asked=asked, version=setup.version)
@@ -127,7 +128,8 @@ def trainers(job: DataLoaderJob, setup: settings.OperatorConfig, attempt: int) -
 def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manifest:
     user = plain(job.spec.trainer.template)["spec"]
     theirs, *others = user["containers"]
-    trainer = _trainer(job, setup, theirs, name)
+    data = plain(job.spec.data)
+    trainer = _trainer(job, setup, with_data(theirs, data), name)
     # The runtime's own has 64 MiB, too little for NCCL between ranks of one pod. It counts as the container's memory.
     shm = [{"name": SHM["name"], "emptyDir": {"medium": "Memory"}}] if SHM in trainer["volumeMounts"] else []
     shared = shared_fields(setup, job.spec.trainer.template)
@@ -145,6 +147,7 @@ def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manif
             *volumes(job),
             scratch_volume(_RUN["name"], job.spec.sidecar.scratch),
             *shm,
+            *data.get("volumes", []),
             *user.get("volumes", []),
         ],
     }
@@ -173,6 +176,7 @@ def _trainer(
 def sidecar(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     """First of the init containers, so that the others may read batches too; it outlives none of the trainers."""
     spec = job.spec.sidecar
+    asked = plain(spec)
     return {
         "name": SIDECAR,
         "image": spec.image or setup.sidecar_image,
@@ -181,7 +185,8 @@ def sidecar(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
         "args": ["--settings", f"{settings.SETTINGS_FOLDER}/sidecar.json"],
         "ports": [{"name": "metrics", "containerPort": settings.ports(job).metrics}],
         "resources": _resources(job),
-        "securityContext": {**RESTRICTED, "runAsNonRoot": True, **_user(job)},
+        **({"env": asked["env"]} if asked.get("env") else {}),
+        "securityContext": {**RESTRICTED, "runAsNonRoot": True, **_user(job), **asked.get("securityContext", {})},
         "startupProbe": {
             "httpGet": {"path": "/healthz", "port": "metrics"}, "periodSeconds": 1, "failureThreshold": 120,
         },

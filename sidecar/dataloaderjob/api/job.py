@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from dataloaderjob.api.base import Flag, Free, Immutable, Model, Path, Rule, Use, Whole, in_units, nested
+from dataloaderjob.api.data import DataSpec
 from dataloaderjob.api.feeders import FeedersSpec
 from dataloaderjob.api.ray import RaySpec
 from dataloaderjob.api.trainer import (
@@ -127,6 +128,8 @@ class DataLoaderJobSpec(Model):
     """The process beside each trainer that receives batches into shared memory."""
     trainer: TrainerSpec
     """The training command."""
+    data: DataSpec = nested(DataSpec)
+    """Where the data is, for trainers and feeders alike."""
     deadlines: Deadlines = nested(Deadlines)
     """How long things may take."""
     network_policy: NetworkPolicySpec = nested(NetworkPolicySpec)

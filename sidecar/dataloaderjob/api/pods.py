@@ -76,6 +76,11 @@ class EnvVar(Model):
     )
 
 
+Env = Annotated[
+    tuple[EnvVar, ...], Field(max_length=256, json_schema_extra=BY_NAME), AfterValidator(unique_names)
+]
+
+
 def _left_to_kubernetes(schema: JsonDict) -> None:
     """Takes a field's type out of the CRD, which is large: the API server checks it as part of a pod."""
     schema.pop("$ref", None)
@@ -93,9 +98,7 @@ class Container(OpenModel):
     """Program and first arguments; replaces the image's entrypoint. One machine has no image, and needs it."""
     args: Words = ()
     """Further arguments, behind `command`."""
-    env: Annotated[
-        tuple[EnvVar, ...], Field(max_length=256, json_schema_extra=BY_NAME), AfterValidator(unique_names)
-    ] = ()
+    env: Env = ()
     """Its environment. User code in feeders sees it too, less what belongs to one process or machine."""
     resources: ContainerResources | None = Field(default=None, json_schema_extra=_left_to_kubernetes)
     """What it asks of its node. Ignored on one machine."""
@@ -217,12 +220,34 @@ class PodTemplate(Model):
     """The pod's spec."""
 
 
-def reserved_env_rule(*, names: tuple[str, ...], prefixes: tuple[str, ...], use: str) -> Rule:
-    """Refuses, in every container of `template`, variables that this package sets itself."""
+def _reserved(names: tuple[str, ...], prefixes: tuple[str, ...]) -> str:
+    """CEL that holds for a variable `e` that this package sets itself."""
     tests = [f"e.name.startsWith('{prefix}')" for prefix in prefixes]
     if names:
         tests.append(f"e.name in [{', '.join(repr(name) for name in names)}]")
-    bad = " || ".join(tests)
+    return " || ".join(tests)
+
+
+def own_env_rule(*, names: tuple[str, ...] = (), prefixes: tuple[str, ...]) -> Rule:
+    """Refuses, in the model's own `env`, variables that this package sets itself."""
+
+    def check(owner: object) -> Iterator[tuple[Path, str]]:
+        variables: tuple[EnvVar, ...] = owner.env  # type: ignore[attr-defined]  # DataSpec or SidecarSpec
+        for i, variable in enumerate(variables):
+            if variable.name in names or variable.name.startswith(prefixes):
+                yield ("env", i, "name"), f'"{variable.name}"'
+
+    return Rule(
+        field="env",
+        use="another name: the job sets this one itself",
+        cel=f"!has(self.env) || self.env.all(e, !({_reserved(names, prefixes)}))",
+        found="'a variable that the job sets itself'",
+        check=check,
+    )
+
+
+def reserved_env_rule(*, names: tuple[str, ...], prefixes: tuple[str, ...], use: str) -> Rule:
+    """Refuses, in every container of `template`, variables that this package sets itself."""
 
     def check(owner: object) -> Iterator[tuple[Path, str]]:
         template: PodTemplate = owner.template  # type: ignore[attr-defined]  # TrainerSpec or FeedersSpec
@@ -236,7 +261,7 @@ def reserved_env_rule(*, names: tuple[str, ...], prefixes: tuple[str, ...], use:
         field="template",
         use=use,
         cel=f"!has(self.template) || !has(self.template.spec) || !has({containers}) ||"
-        f" {containers}.all(c, !has(c.env) || c.env.all(e, !({bad})))",
+        f" {containers}.all(c, !has(c.env) || c.env.all(e, !({_reserved(names, prefixes)})))",
         found="'an environment variable that dataloaderjob sets itself'",
         check=check,
     )

@@ -13,6 +13,7 @@ from dataloaderjob.api.base import (
     Bytes,
     ByteSize,
     Flag,
+    Free,
     Immutable,
     Model,
     Path,
@@ -26,12 +27,14 @@ from dataloaderjob.api.pods import (
     RESERVED_PREFIX,
     Container,
     Containers,
+    Env,
     Image,
     PodSpec,
     PodTemplate,
     Port,
     ScratchSpec,
     WorkloadMetadata,
+    own_env_rule,
     reserved_env_rule,
     restart_rule,
 )
@@ -206,8 +209,14 @@ class SidecarSpec(Model):
     """
     resources: Resources = resources(requests={"cpu": "250m"}, limits={"cpu": "2"})
     """Resources of the sidecar. Memory left out: sharedMemory plus what the sidecar itself needs."""
+    env: Env = ()
+    """Variables of the sidecar."""
+    security_context: Free = Field(default_factory=dict)
+    """Fields of the sidecar's securityContext, such as `runAsUser`, before those that the operator sets. Ignored on one
+    machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
+        own_env_rule(prefixes=("DATALOADERJOB_",)),
         Rule(
             field="sharedMemory",
             use="at least 1Mi, such as 2Gi",

@@ -42,6 +42,7 @@ LAUNCH_VARIABLES = (
 )  # fmt: skip
 """What a launcher around this command may have set: wrong for the ranks of this run."""
 _IGNORED_JOB = ("backoffLimit", "ttlSecondsAfterFinished", "managedBy")
+_IGNORED_SIDECAR = ("image", "resources", "scratch", "metricsPort", "securityContext")
 _REFERENCE = re.compile(r"\$(?:\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
 
 
@@ -140,21 +141,21 @@ def _trainer(
     if trainer.processes_per_replica == 1:  # all replicas are on this one machine
         launch |= {"LOCAL_RANK": str(replica), "LOCAL_WORLD_SIZE": str(trainer.replicas)}
     env = {"PYTHONUNBUFFERED": "1"} | dict(inherited) | launch | job.spec.loader_environment()
-    env = add_env(env, trainer.container.env)
+    env = add_env(add_env(env, job.spec.data.env), trainer.container.env)
     words = (*trainer.container.command, *trainer.container.args)
     return TrainerPlan(command=tuple(expand(word, env) for word in words), env=env)
 
 
 def _service(job: DataLoaderJob, cwd: Path, inherited: Mapping[str, str], provider: str) -> ServicePlan:
     spec = job.spec
-    feeder_env = dict(inherited)
+    feeder_env = add_env(inherited, spec.data.env)
     for container in spec.feeders.template.spec.containers:
         if container.name == FEEDER_CONTAINER:
             feeder_env = add_env(feeder_env, container.env)
     feeder_env.setdefault("PYTHONHASHSEED", "0")  # sets iterate alike in all feeders
     return ServicePlan(
-        job=job.name, num_feeders=spec.feeders.count, env=inherited, feeder_env=feeder_env, feeder_cwd=cwd,
-        provider=provider,
+        job=job.name, num_feeders=spec.feeders.count, env=inherited, sidecar_env=add_env(inherited, spec.sidecar.env),
+        feeder_env=feeder_env, feeder_cwd=cwd, provider=provider,
         tuning=spec.ray.tuning.settings(), loader=spec.loader_settings(replicas=spec.trainer.replicas),
     )  # fmt: skip
 
@@ -169,7 +170,10 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
         yield from _given(spec.ray, ("head",), "spec.ray")
     else:
         yield from _given(spec, ("ray",), "spec")
-    yield from _given(spec.sidecar, ("image", "resources", "scratch", "metricsPort"), "spec.sidecar")
+    yield from _given(spec.data, ("volumes", "volumeMounts", "envFrom"), "spec.data")
+    yield from _from_elsewhere(spec.data.env, "spec.data")
+    yield from _given(spec.sidecar, _IGNORED_SIDECAR, "spec.sidecar")
+    yield from _from_elsewhere(spec.sidecar.env, "spec.sidecar")
     yield from _given(spec.trainer, ("metadata", "masterPort"), "spec.trainer")
     yield from _given(spec.feeders, ("image", "resources", "scratch", "metadata"), "spec.feeders")
     for path, template in (
@@ -189,15 +193,18 @@ def _pod(pod: PodSpec, path: str, used: str | None) -> Iterator[str]:
             continue
         yield from _given(container, ("image", "resources"), here)
         yield from (f"{here}.{name}" for name in container.model_extra or {})
-        yield from (
-            f"{here}.env[{j}].valueFrom ({variable.name})"
-            for j, variable in enumerate(container.env)
-            if variable.value_from is not None
-        )
+        yield from _from_elsewhere(container.env, here)
         if used and container.working_dir is not None:
             yield f"{here}.workingDir"
     yield from _given(pod, ("volumes",), path)
     yield from (f"{path}.{name}" for name in pod.model_extra or {})
+
+
+def _from_elsewhere(variables: tuple[EnvVar, ...], path: str) -> Iterator[str]:
+    """Variables whose values only a cluster has."""
+    for i, variable in enumerate(variables):
+        if variable.value_from is not None:
+            yield f"{path}.env[{i}].valueFrom ({variable.name})"
 
 
 def _given(model: BaseModel, names: tuple[str, ...], path: str) -> Iterator[str]:
