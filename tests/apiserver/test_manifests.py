@@ -58,7 +58,7 @@ def job(server: ApiServer, request: pytest.FixtureRequest) -> Iterator[dict[str,
     """One that is there, and is gone after the test."""
     name = f"j{abs(hash(request.node.name))}"[:20]
     changes = {
-        "metadata.name": name, "spec.feeders.maxReplicas": 4, "spec.sidecar.poolSize": "1Gi",
+        "metadata.name": name, "spec.feeders": {"replicas": 2, "minAvailable": 2}, "spec.sidecar.poolSize": "1Gi",
         "spec.managedBy": "kueue.x-k8s.io/multikueue",
     }  # fmt: skip
     yield server.request("POST", JOBS, manifest(changes))
@@ -98,17 +98,17 @@ def test_what_may_change_while_a_job_runs_can_be_edited(server: ApiServer, job: 
     assert changed["metadata"]["generation"] == 2
 
 
-def test_feeders_are_scaled_by_the_scale_subresource_within_their_bounds(
+def test_feeders_are_scaled_by_the_scale_subresource_as_far_as_the_job_can_do_with_them(
     server: ApiServer, job: dict[str, Any]
 ) -> None:
     path = f"{JOBS}/{job['metadata']['name']}/scale"
     scale = server.request("GET", path)
-    assert scale["spec"]["replicas"] == 1
+    assert scale["spec"]["replicas"] == 2
     scale["spec"]["replicas"] = 4
     assert server.request("PUT", path, scale)["spec"]["replicas"] == 4
     scale = server.request("GET", path)
-    scale["spec"]["replicas"] = 5
-    with pytest.raises(Refused, match="maxReplicas or less"):
+    scale["spec"]["replicas"] = 1
+    with pytest.raises(Refused, match="minAvailable or more"):
         server.request("PUT", path, scale)
 
 

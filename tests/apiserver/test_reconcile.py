@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import re
@@ -396,7 +397,7 @@ def test_the_supervisors_report_is_in_the_status_and_noise_is_not_written(job: O
 def test_the_feeders_that_the_spec_asks_for_are_wanted_of_the_supervisor(
     server: ApiServer, number: int
 ) -> None:
-    job = Operated(server, manifest({"spec.feeders.processesPerPod": 2, "spec.feeders.minReplicas": 0}))
+    job = Operated(server, manifest({"spec.feeders.processesPerPod": 2, "spec.feeders.minAvailable": 0}))
     job.settle()
     path = f"{job.path(KIND, job.name)}/scale"
     server.request("PATCH", path, {"spec": {"replicas": number}}, content_type=MERGE)
@@ -466,3 +467,38 @@ def test_a_child_that_the_server_finds_invalid_is_reported_by_the_users_own_fiel
     assert ready["reason"] == "ChildRefused"
     assert "spec.trainer.template.spec.containers[0].env[1].valueFrom.fieldRef.fieldPath" in ready["message"]
     assert job.children() == {}
+
+
+def test_trainers_are_made_once_the_feeders_that_are_needed_serve(server: ApiServer) -> None:
+    job = Operated(server, manifest({"spec.feeders.replicas": 2, "spec.feeders.minAvailable": 2}))
+    job.settle()
+    assert job.named() == NAMES - {("Job", "mnist-trainers-0")}
+    waits = job.conditions()[ConditionType.TRAINERS_READY]
+    assert (waits["reason"], "missing: 2" in waits["message"]) == ("WaitsForFeeders", True)
+    job.serves(2)
+    job.supervisor.reported = SupervisorStatus(desired=2, ready=1, ray=RayStatus(version="2.60.0"))
+    job.settle()
+    assert ("Job", "mnist-trainers-0") not in job.children()
+    job.supervisor.reported = SupervisorStatus(desired=2, ready=2, ray=RayStatus(version="2.60.0"))
+    job.settle()
+    assert job.named() == NAMES
+
+
+def test_trainers_that_would_wait_for_feeders_are_tried_before_any_feeder_is_made(server: ApiServer) -> None:
+    job = Operated(
+        server, manifest({"spec.feeders.minAvailable": 1, "spec.trainer.template.spec.priority": "high"})
+    )
+    for _ in range(3):
+        with contextlib.suppress(ApiError):
+            job.reconcile()
+    operator = job.operator()
+    for _ in range(2):
+        with contextlib.suppress(ApiError):
+            job.reconcile_with(operator)
+    assert not job.named(), "no head or feeder waits for trainers that cannot be"
+    assert "spec.trainer.template.spec.priority" in job.conditions()["Ready"]["message"]
+    job.edit(trainer={"template": {"spec": {"priority": None}}})
+    for _ in range(4):
+        job.reconcile_with(operator)
+    assert job.named() == NAMES - {("Job", "mnist-trainers-0")}
+    assert job.conditions()["Ready"]["reason"] != "ChildRefused"

@@ -62,7 +62,7 @@ REFUSED_FIELDS = [
         {"metadata.labels": {"a": True}}, "metadata.labels.a: found true; use a string", id="label-bool"
     ),
     # unknown fields
-    pytest.param({"spec.feeders.minReplica": 1}, "found an unknown field; use minReplicas", id="near-name"),
+    pytest.param({"spec.feeders.minAvailabe": 1}, "found an unknown field; use minAvailable", id="near-name"),
     pytest.param(
         {"spec.backoff_limit": 1}, "spec.backoff_limit: found an unknown field; use backoffLimit", id="snake"
     ),
@@ -76,6 +76,9 @@ REFUSED_FIELDS = [
         {"spec.ray.tuning.numHeartbeatsTimeout": 30},
         "found an unknown field; use healthCheck.failureThreshold, which replaced it in Ray",
         id="old-name-of-ray",
+    ),
+    pytest.param(
+        {"spec.feeders.minReplicas": 1}, "found an unknown field; use spec.feeders.minAvailable", id="least"
     ),
     pytest.param(
         {"spec.ray.headResources": {}}, "found an unknown field; use spec.ray.head.resources", id="old-head"
@@ -208,17 +211,7 @@ REFUSED_BY_RULES = [
         id="register-over-startup",
     ),
     pytest.param(
-        {"spec.feeders.replicas": 0}, "0, below minReplicas 1; use minReplicas or more", id="no-feeders"
-    ),
-    pytest.param(
-        {"spec.feeders.replicas": 3, "spec.feeders.maxReplicas": 2},
-        "3, above maxReplicas 2; use maxReplicas or less",
-        id="too-many-feeders",
-    ),
-    pytest.param(
-        {"spec.feeders.replicas": 5, "spec.feeders.minReplicas": 5, "spec.feeders.maxReplicas": 4},
-        "5, above maxReplicas 4; use a number up to maxReplicas",
-        id="min-over-max",
+        {"spec.feeders.replicas": 0}, "0, below minAvailable 1; use minAvailable or more", id="no-feeders"
     ),
     pytest.param(
         {"spec.feeders.replicas": 1000, "spec.feeders.processesPerPod": 5},
@@ -394,7 +387,7 @@ ACCEPTED = [
     pytest.param({f"{CONTAINER}.command": ABSENT, f"{CONTAINER}.args": ["--lr", "1"]}, id="entrypoint"),
     pytest.param({f"{CONTAINER}.command": []}, id="empty-command"),
     pytest.param({f"{CONTAINER}.env": [{"name": "PET_MAX_RESTARTS", "value": "3"}]}, id="torchruns-own"),
-    pytest.param({"spec.feeders.replicas": 0, "spec.feeders.minReplicas": 0}, id="no-feeders-on-purpose"),
+    pytest.param({"spec.feeders.replicas": 0, "spec.feeders.minAvailable": 0}, id="no-feeders-on-purpose"),
     pytest.param({"spec.feeders": None, "spec.sidecar.poolSize": None}, id="null-is-left-out"),
     pytest.param({"spec.trainer.replicas": 4, "spec.trainer.processesPerReplica": 8}, id="torchrun"),
     pytest.param({f"{CONTAINER}.command": ["sh"], "spec.trainer.processesPerReplica": 2}, id="any-launcher"),

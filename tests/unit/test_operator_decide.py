@@ -41,7 +41,8 @@ def test_a_job_observed_for_the_first_time_has_all_conditions_and_gets_all_child
     assert [c.type for c in made.status.conditions] == [kind.value for kind in ConditionType]
     assert made.status.phase == Phase.STARTING
     assert made.status.observed_generation == 1
-    assert keys(made) == BASE | {HEAD, FEEDERS, TRAINERS}
+    assert keys(made) == BASE | {HEAD, FEEDERS}
+    assert [child["metadata"]["name"] for child in made.later] == ["mnist-trainers-0"]
     assert made.delete == ()
     assert made.requeue_after_s == 900, "the startup deadline"
 

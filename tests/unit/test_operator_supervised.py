@@ -129,7 +129,7 @@ def test_a_pods_own_trouble_is_reported_before_its_consequence_at_the_supervisor
 
 
 def test_feeders_count_by_pods_of_as_many_processes():
-    spec = {"replicas": 3, "processesPerPod": 4, "minReplicas": 2}
+    spec = {"replicas": 3, "processesPerPod": 4, "minAvailable": 2}
     observed = replace(starting(), job=job(feeders=spec))
     for ready, pods, status in ((12, 3, "True"), (11, 2, "True"), (7, 1, "False")):
         made = decided(replace(observed, supervisor=SupervisorStatus(desired=12, ready=ready, ray=RAY)))

@@ -13,7 +13,7 @@ from enum import StrEnum
 from dataloaderjob.api.status import Condition, ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob.core.supervision import LASTING
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide.health import ConditionState, Health
+from dataloaderjob_operator.decide.health import WAITS, ConditionState, Health
 from dataloaderjob_operator.decide.observed import (
     Observed,
     Trainers,
@@ -24,7 +24,16 @@ from dataloaderjob_operator.decide.observed import (
 )
 
 STARTS = frozenset(
-    {"NotMade", "PodsStart", "PodsLeave", "SupervisorStarts", "RayStarts", "FeedersStart", "FeederStarts"}
+    {
+        "NotMade",
+        "PodsStart",
+        "PodsLeave",
+        "SupervisorStarts",
+        "RayStarts",
+        "FeedersStart",
+        "FeederStarts",
+        WAITS,
+    }
 )
 """Reasons that are no cause for worry yet."""
 FAULTS = frozenset({"InvalidSpec", "NotUnderstood"})
@@ -165,7 +174,7 @@ def _up(observed: Observed, health: Health) -> bool:
     answered = observed.supervisor is not None and not observed.supervisor.silent
     return all(
         pods.holds for pods in (health.head_pods, health.feeder_pods, health.sidecars, health.trainer_pods)
-    ) and (not answered or observed.serving() >= observed.job.spec.feeders.min_replicas)
+    ) and (not answered or observed.serving() >= observed.job.spec.feeders.min_available)
 
 
 def parts(observed: Observed, health: Health) -> Parts:
@@ -210,7 +219,7 @@ def _feeders(observed: Observed, pods: ConditionState) -> ConditionState:
     """Feeders serve when the supervisor has as many as the pods that are needed have, and no trainer is stuck at a
     failure of theirs."""
     supervisor, serving = observed.supervisor, observed.serving()
-    needed = observed.job.spec.feeders.min_replicas
+    needed = observed.job.spec.feeders.min_available
     if pods.holds is None:
         return pods
     if supervisor is not None and supervisor.failure is not None:

@@ -60,7 +60,7 @@ class Deadlines(Model):
     batch_seconds: Whole = Field(default=300, ge=1, le=604_800)
     """Longest time for one batch, from the trainer's wait for it; what `timeout=0` of the DataLoader means."""
     startup_seconds: Whole = Field(default=900, ge=1, le=604_800)
-    """Longest time from the job's start until head, sidecars and `minReplicas` feeders serve."""
+    """Longest time from the job's start until head, sidecars and `minAvailable` feeders serve."""
     active_deadline_seconds: Whole | None = Field(default=None, ge=1, le=31_536_000)
     """Longest time for the whole job. Left out: no bound."""
     progress_after_seconds: Whole = Field(default=30, ge=1, le=604_800)

@@ -136,6 +136,8 @@ OLD_NAMES = {
     "startupDeadlineSeconds": "spec.deadlines.startupSeconds",
     "headResources": "spec.ray.head.resources",
     "sharedMemorySize": "spec.sidecar.sharedMemory",
+    "minReplicas": "spec.feeders.minAvailable",
+    "maxReplicas": "nothing: spec.feeders.replicas is what there is at most",
     "numWorkers": "spec.feeders.replicas",
 }
 """Names that users of other tools bring along, and what they are here."""

@@ -65,8 +65,8 @@ class RunPlan:
     trainers: tuple[TrainerPlan, ...]
     service: ServicePlan
     min_feeders: int
-    scale: tuple[int, int | None, int]
-    """Least and most replicas of feeders, and feeders in each."""
+    scale: tuple[int, int]
+    """Least replicas of feeders, and feeders in each."""
     startup_s: float
     active_s: float | None
     ray_version: str | None
@@ -98,8 +98,8 @@ def plan(
             for replica in range(spec.trainer.replicas)
         ),
         service=_service(job, cwd, inherited, provider),
-        min_feeders=spec.feeders.min_replicas * per_pod,
-        scale=(spec.feeders.min_replicas, spec.feeders.max_replicas, per_pod),
+        min_feeders=spec.feeders.min_available * per_pod,
+        scale=(spec.feeders.min_available, per_pod),
         startup_s=float(spec.deadlines.startup_seconds),
         active_s=None if active_s is None else float(active_s),
         ray_version=spec.ray.version,

@@ -139,10 +139,8 @@ class Run:
     def run(self) -> int:
         self._loop.signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal)
         try:
-            least, most, per_pod = self._plan.scale
-            self._cluster.start(
-                {"manifest": str(self._manifest.resolve()), "min": least, "max": most, "per_pod": per_pod}
-            )
+            least, per_pod = self._plan.scale
+            self._cluster.start({"manifest": str(self._manifest.resolve()), "min": least, "per_pod": per_pod})
             self._console.say(
                 f"{self._plan.name}: starting {'Ray, ' * self._ray}the sidecar, feeders: {self._cluster.num_desired}"
             )
