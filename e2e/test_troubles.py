@@ -53,7 +53,7 @@ def settled(of: Job, kind: str) -> None:
     assert len(of.children()) == len(children)
 
 
-PATIENT = {"spec__deadlines": {"startupSeconds": 600}}
+PATIENT = {"spec__startupDeadlineSeconds": 600}
 STARTS: dict[str, tuple[Manifest, str, tuple[str, ...]]] = {
     "the trainers' image cannot be pulled": (
         changed(job("wrong"), **{f"{CONTAINER}__image": NO_IMAGE}, spec__feeders__image=FEEDER),
@@ -199,7 +199,7 @@ def test_an_emoji_a_nul_and_what_is_no_utf_8_are_told_and_keep_no_group_from_its
 
 def test_a_job_that_does_not_start_in_time_fails_and_says_why(start):
     manifest = changed(
-        job("wrong"), spec__deadlines={"startupSeconds": 15}, spec__feeders__image=NO_IMAGE,
+        job("wrong"), spec__startupDeadlineSeconds=15, spec__feeders__image=NO_IMAGE,
         spec__ray={"tuning": {"workerRegisterTimeoutSeconds": 10}},
     )  # fmt: skip
     wrong: Job = start(manifest)

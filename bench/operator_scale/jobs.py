@@ -46,7 +46,7 @@ def manifest(shape: Shape, name: Name) -> dict[str, Any]:
     spec = made["spec"]
     spec["feeders"] |= {"replicas": shape.feeders, "minAvailable": 1}
     spec["trainer"]["replicas"] = TRAINERS
-    spec["deadlines"]["startupSeconds"] = STARTUP_S
+    spec["startupDeadlineSeconds"] = STARTUP_S
     return made
 
 

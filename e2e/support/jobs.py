@@ -45,7 +45,8 @@ def job(
                     "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
                 }
             },
-            "sidecar": {"sharedMemory": "64Mi", "resources": {"requests": {"cpu": "20m"}}},
+            "loader": {"memoryPerProcess": "64Mi"},
+            "sidecar": {"resources": {"requests": {"cpu": "20m"}}},
             "trainer": {
                 "replicas": trainers,
                 "template": {"spec": {"securityContext": RESTRICTED_POD, "containers": [container]}},

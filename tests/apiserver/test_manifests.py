@@ -27,7 +27,7 @@ def remedy(message: str) -> str:
 @pytest.mark.parametrize("changes", ACCEPTED)
 def test_a_good_manifest_is_taken(server: ApiServer, changes: dict[str, Any]) -> None:
     made = server.request("POST", JOBS + TRY, manifest(changes))
-    assert made["spec"]["deadlines"]["batchSeconds"] == 300, "defaults are filled in"
+    assert made["spec"]["loader"]["batchTimeoutSeconds"] == 300, "defaults are filled in"
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED_BY_RULES)
@@ -58,7 +58,7 @@ def job(server: ApiServer, request: pytest.FixtureRequest) -> Iterator[dict[str,
     """One that is there, and is gone after the test."""
     name = f"j{abs(hash(request.node.name))}"[:20]
     changes = {
-        "metadata.name": name, "spec.feeders": {"replicas": 2, "minAvailable": 2}, "spec.sidecar.poolSize": "1Gi",
+        "metadata.name": name, "spec.feeders": {"replicas": 2, "minAvailable": 2}, "spec.loader.poolSize": "1Gi",
         "spec.managedBy": "kueue.x-k8s.io/multikueue",
     }  # fmt: skip
     yield server.request("POST", JOBS, manifest(changes))
@@ -70,8 +70,8 @@ def job(server: ApiServer, request: pytest.FixtureRequest) -> Iterator[dict[str,
     [
         ("trainer", "replicas", 2, "use a new job"),
         ("trainer", "processesPerReplica", 2, "use a new job"),
-        ("sidecar", "poolSize", "512Mi", "use a new job"),
-        ("sidecar", "poolSize", None, "use a new job"),
+        ("loader", "poolSize", "512Mi", "use a new job"),
+        ("loader", "poolSize", None, "use a new job"),
         ("", "managedBy", "example.com/other", "use a new job"),
         ("", "managedBy", None, "use a new job"),
     ],

@@ -87,7 +87,7 @@ class Project:
             "metadata": {"name": "small"},
             "spec": {
                 "feeders": {"replicas": feeders},
-                "sidecar": {"sharedMemory": "64Mi"},
+                "loader": {"memoryPerProcess": "64Mi"},
                 "trainer": {"replicas": replicas, "template": {"spec": {"containers": [container]}}},
                 **spec,
             },

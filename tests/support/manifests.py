@@ -66,7 +66,7 @@ REFUSED_FIELDS = [
     pytest.param(
         {"spec.backoff_limit": 1}, "spec.backoff_limit: found an unknown field; use backoffLimit", id="snake"
     ),
-    pytest.param({"spec.prefetch": 4}, "found an unknown field; use spec.sidecar.prefetch", id="wrong-level"),
+    pytest.param({"spec.prefetch": 4}, "found an unknown field; use spec.loader.prefetch", id="wrong-level"),
     pytest.param(
         {"spec.trainer.image": "x"},
         "found an unknown field; use spec.trainer.template.spec.containers[].image",
@@ -98,7 +98,7 @@ REFUSED_FIELDS = [
     ),
     pytest.param({"spec.feeders.replicas": True}, "found true; use a whole number", id="bool-number"),
     pytest.param({"spec.feeders.replicas": 1.0}, "found 1.0; use a whole number", id="float-number"),
-    pytest.param({"spec.sidecar.checksum": "yes"}, 'found "yes"; use true or false', id="text-bool"),
+    pytest.param({"spec.loader.checksum": "yes"}, 'found "yes"; use true or false', id="text-bool"),
     pytest.param({"spec.suspend": 1}, "spec.suspend: found 1; use true or false", id="number-bool"),
     pytest.param(
         {"spec.ray.version": 2.6}, 'found 2.6; use a version in quotes such as "2.60.0"', id="float-version"
@@ -118,24 +118,20 @@ REFUSED_FIELDS = [
         {"spec.feeders": "two"}, 'spec.feeders: found "two"; use a mapping with the fields', id="no-mapping"
     ),
     # bounds
+    pytest.param({"spec.loader.prefetch": 1}, "found 1; use a whole number from 2 to 512", id="prefetch-low"),
     pytest.param(
-        {"spec.sidecar.prefetch": 1}, "found 1; use a whole number from 2 to 512", id="prefetch-low"
-    ),
-    pytest.param(
-        {"spec.sidecar.prefetch": 513}, "found 513; use a whole number from 2 to 512", id="prefetch-high"
+        {"spec.loader.prefetch": 513}, "found 513; use a whole number from 2 to 512", id="prefetch-high"
     ),
     pytest.param({"spec.trainer.replicas": 0}, "found 0; use a whole number from 1", id="no-trainers"),
     pytest.param(
         {"spec.trainer.processesPerReplica": 0}, "found 0; use a whole number from 1", id="no-ranks"
     ),
-    pytest.param({"spec.deadlines.batchSeconds": 0}, "found 0; use a whole number from 1", id="batch-0"),
+    pytest.param({"spec.loader.batchTimeoutSeconds": 0}, "found 0; use a whole number from 1", id="batch-0"),
     pytest.param(
-        {"spec.deadlines.startupSeconds": -1}, "found -1; use a whole number from 1", id="startup-negative"
+        {"spec.startupDeadlineSeconds": -1}, "found -1; use a whole number from 1", id="startup-negative"
     ),
-    pytest.param(
-        {"spec.deadlines.activeDeadlineSeconds": 0}, "found 0; use a whole number from 1", id="active-0"
-    ),
-    pytest.param({"spec.deadlines.progressAfterSeconds": 0}, "found 0; use a whole number", id="progress-0"),
+    pytest.param({"spec.activeDeadlineSeconds": 0}, "found 0; use a whole number from 1", id="active-0"),
+    pytest.param({"spec.loader.warnAfterSeconds": 0}, "found 0; use a whole number", id="progress-0"),
     pytest.param({"spec.backoffLimit": -1}, "found -1; use a whole number from 0", id="backoff-negative"),
     pytest.param(
         {"spec.ttlSecondsAfterFinished": -1}, "found -1; use a whole number from 0", id="ttl-negative"
@@ -144,12 +140,12 @@ REFUSED_FIELDS = [
     pytest.param({f"{CHECK}.timeoutMs": 0}, "found 0; use a whole number from 100", id="check-timeout-0"),
     # quantities
     pytest.param(
-        {"spec.sidecar.sharedMemory": "2GB"}, 'found "2GB"; use a number of bytes such as "512Mi"', id="GB"
+        {"spec.loader.memoryPerProcess": "2GB"}, 'found "2GB"; use a number of bytes such as "512Mi"', id="GB"
     ),
     pytest.param(
-        {"spec.sidecar.sharedMemory": "-1Gi"}, 'found "-1Gi"; use a number of bytes', id="negative-size"
+        {"spec.loader.memoryPerProcess": "-1Gi"}, 'found "-1Gi"; use a number of bytes', id="negative-size"
     ),
-    pytest.param({"spec.sidecar.sharedMemory": "1500m"}, "found ", id="parts-of-a-byte"),
+    pytest.param({"spec.loader.memoryPerProcess": "1500m"}, "found ", id="parts-of-a-byte"),
     pytest.param(
         {"spec.feeders.resources": {"limits": {"cpu": 1.5}}}, "limits.cpu: found 1.5; use a quant", id="cpu"
     ),
@@ -207,7 +203,7 @@ REFUSED_BY_RULES = [
     ),
     pytest.param(
         {REGISTER: 1000},
-        "1000, above deadlines.startupSeconds 900; use a timeout within",
+        "1000, above startupDeadlineSeconds 900; use a timeout within",
         id="register-over-startup",
     ),
     pytest.param(
@@ -263,28 +259,18 @@ REFUSED_BY_RULES = [
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "PET_NNODES", "DATALOADERJOB_X")
     ),
     pytest.param(
-        {"spec.sidecar.sharedMemory": "1Ki"}, "1Ki; use at least 1Mi, such as 2Gi", id="tiny-memory"
+        {"spec.loader.memoryPerProcess": "1Ki"}, "1Ki; use at least 1Mi, such as 1Gi", id="tiny-memory"
     ),
-    pytest.param({"spec.sidecar.sharedMemory": "17Ti"}, "17Ti; use at most 16Ti", id="huge-memory"),
-    pytest.param({"spec.sidecar.poolSize": 512}, "512; use at least 1Mi, or leave it out", id="tiny-pool"),
+    pytest.param({"spec.loader.memoryPerProcess": "17Ti"}, "17Ti; use at most 16Ti", id="huge-memory"),
+    pytest.param({"spec.loader.poolSize": 512}, "512; use at least 1Mi, or leave it out", id="tiny-pool"),
     pytest.param(
-        {"spec.sidecar.poolSize": "3Gi"},
-        "3Gi, above sharedMemory 2Gi; use a size up to",
+        {"spec.loader.poolSize": "3Gi"},
+        "3Gi, above memoryPerProcess 1Gi; use a size up to",
         id="pool-over-limit",
     ),
     pytest.param(
-        {"spec.sidecar.poolSize": "1Gi", "spec.trainer.processesPerReplica": 3},
-        "1Gi for each of 3 processes, above sharedMemory 2Gi; use pools that fit",
-        id="pools-over-limit",
-    ),
-    pytest.param(
-        {"spec.sidecar.sharedMemory": "3Mi", "spec.trainer.processesPerReplica": 4},
-        "3Mi for 4 processes; use at least 1Mi for each process",
-        id="no-room-for-pools",
-    ),
-    pytest.param(
-        {"spec.sidecar.resources": {"limits": {"memory": "2Gi"}}},
-        "use sharedMemory plus 64Mi, plus 16Mi for each process",
+        {"spec.sidecar.resources": {"limits": {"memory": "2Gi"}}, "spec.trainer.processesPerReplica": 2},
+        "use loader.memoryPerProcess for each process of a replica, plus 64Mi",
         id="sidecar-limit",
     ),
     pytest.param(
@@ -388,16 +374,16 @@ ACCEPTED = [
     pytest.param({f"{CONTAINER}.command": []}, id="empty-command"),
     pytest.param({f"{CONTAINER}.env": [{"name": "PET_MAX_RESTARTS", "value": "3"}]}, id="torchruns-own"),
     pytest.param({"spec.feeders.replicas": 0, "spec.feeders.minAvailable": 0}, id="no-feeders-on-purpose"),
-    pytest.param({"spec.feeders": None, "spec.sidecar.poolSize": None}, id="null-is-left-out"),
+    pytest.param({"spec.feeders": None, "spec.loader.poolSize": None}, id="null-is-left-out"),
     pytest.param({"spec.trainer.replicas": 4, "spec.trainer.processesPerReplica": 8}, id="torchrun"),
     pytest.param({f"{CONTAINER}.command": ["sh"], "spec.trainer.processesPerReplica": 2}, id="any-launcher"),
     pytest.param(
-        {"spec.sidecar.poolSize": "1Gi", "spec.trainer.processesPerReplica": 2}, id="pools-fit-exactly"
+        {"spec.loader.poolSize": "1Gi", "spec.trainer.processesPerReplica": 2}, id="pools-fit-exactly"
     ),
     pytest.param(
-        {"spec.sidecar.resources": {"limits": {"memory": "2112Mi"}}}, id="sidecar-limit-fits-exactly"
+        {"spec.sidecar.resources": {"limits": {"memory": "1088Mi"}}}, id="sidecar-limit-fits-exactly"
     ),
-    pytest.param({"spec.sidecar.sharedMemory": 1073741824}, id="bytes-as-a-number"),
+    pytest.param({"spec.loader.memoryPerProcess": 1073741824}, id="bytes-as-a-number"),
     pytest.param({"spec.ray.version": "2.60.0", REGISTER: 10}, id="short-register-timeout"),
     pytest.param({"spec.ray.version": "3.0"}, id="next-ray"),
     pytest.param({f"{CHECK}.periodMs": 500, f"{CHECK}.failureThreshold": 2}, id="quick-health-check"),

@@ -129,7 +129,7 @@ def test_no_message_has_the_text_of_a_number_whose_length_the_api_server_cannot_
         if "string(" in rule.get("messageExpression", "")
     ]
     assert dear
-    assert all("sharedMemory" in text or "poolSize" in text for text in dear)
+    assert all("memoryPerProcess" in text or "poolSize" in text for text in dear)
 
 
 def test_a_message_that_is_always_the_same_is_no_expression() -> None:
@@ -196,7 +196,7 @@ def test_every_rule_has_a_row_that_breaks_it() -> None:
     ("old", "new"),
     [
         pytest.param({}, {"spec.trainer.replicas": 2}, id="replicas"),
-        pytest.param({}, {"spec.sidecar.poolSize": "1Gi"}, id="pool-size-added"),
+        pytest.param({}, {"spec.loader.poolSize": "1Gi"}, id="pool-size-added"),
         pytest.param({"spec.managedBy": "a.b/c"}, {}, id="manager-removed"),
     ],
 )

@@ -49,11 +49,13 @@ def test_replicas_of_more_processes_are_nodes_of_torchrun():
 
 
 def test_the_loader_s_variables_come_from_the_manifest():
-    (trainer,) = planned(feeders={"replicas": 2, "processesPerPod": 3}, sidecar={"prefetch": 5}).trainers
+    (trainer,) = planned(feeders={"replicas": 2, "processesPerPod": 3}, loader={"prefetch": 5}).trainers
     assert trainer.env["DATALOADERJOB_FEEDERS"] == "6"
     assert trainer.env["DATALOADERJOB_PREFETCH"] == "5"
     assert "DATALOADERJOB_ALLOW_PICKLE" not in trainer.env
-    (trusting,) = planned(allowPickle=True).trainers
+    (usual,) = planned().trainers
+    assert "DATALOADERJOB_PREFETCH" not in usual.env, "the number of feeders decides"
+    (trusting,) = planned(loader={"allowPickle": True}).trainers
     assert trusting.env["DATALOADERJOB_ALLOW_PICKLE"] == "1", "the trainer's side alone decides"
 
 
@@ -100,11 +102,15 @@ def test_expansion(text: str, expanded: str):
 def test_the_service_is_as_large_as_all_replicas_together():
     made = planned(
         trainer={"replicas": 2, "processesPerReplica": 2},
-        sidecar={"sharedMemory": "1Gi", "poolSize": "100Mi", "checksum": True},
+        loader={
+            "memoryPerProcess": "512Mi",
+            "poolSize": "100Mi",
+            "checksum": True,
+            "batchTimeoutSeconds": 9,
+            "allowPickle": True,
+        },
         feeders={"replicas": 3},
         ray={"tuning": {"workerRegisterTimeoutSeconds": 77, "healthCheck": {"periodMs": 2500}}},
-        deadlines={"batchSeconds": 9},
-        allowPickle=True,
     ).service
     loader = made.loader
     assert (loader.processes, loader.shared_memory_nbytes, loader.pool_nbytes) == (4, 2 << 30, 100 << 20)

@@ -67,7 +67,7 @@ def test_the_deadline_s_message_names_what_the_api_server_refused():
 
 
 def test_trainers_that_a_deadline_has_caught_go_with_head_and_feeders():
-    observed = replace(serving(), job=job(**{"deadlines.activeDeadlineSeconds": 60}))
+    observed = replace(serving(), job=job(activeDeadlineSeconds=60))
     made = decided(after(observed, decided(observed)), 61)
     assert made.status.phase == Phase.FAILED
     assert set(made.delete) == {HEAD, FEEDERS, TRAINERS}

@@ -85,7 +85,7 @@ def test_a_job_that_is_on_no_cluster_has_no_children():
 
 
 def test_settings_files_are_what_the_processes_read():
-    data = children({"spec.sidecar.poolSize": "64Mi", "spec.trainer.processesPerReplica": 2})[
+    data = children({"spec.loader.poolSize": "64Mi", "spec.trainer.processesPerReplica": 2})[
         "ConfigMap/mnist-settings"
     ]["data"]
     sidecar = SidecarSettings(**json.loads(data["sidecar.json"]))
@@ -124,10 +124,10 @@ def test_the_sidecar_is_a_native_sidecar_before_the_users_init_containers():
 @pytest.mark.parametrize(
     ("changes", "request_", "limit"),
     [
-        ({}, 2112 << 20, 2112 << 20),
-        ({"spec.trainer.processesPerReplica": 4}, 2160 << 20, 2160 << 20),
+        ({}, 1088 << 20, 1088 << 20),
+        ({"spec.trainer.processesPerReplica": 4}, 4208 << 20, 4208 << 20),
         ({"spec.sidecar.resources": {"limits": {"memory": "4Gi"}}}, "4Gi", "4Gi"),
-        ({"spec.sidecar.resources": {"requests": {"memory": "1Gi"}}}, "1Gi", 2112 << 20),
+        ({"spec.sidecar.resources": {"requests": {"memory": "1Gi"}}}, "1Gi", 1088 << 20),
     ],
 )
 def test_the_sidecars_memory_is_what_its_pools_and_itself_need_unless_it_is_given(changes, request_, limit):
@@ -157,7 +157,7 @@ def test_the_sidecar_leaves_a_guaranteed_pod_guaranteed(trainer, guaranteed):
 
 def test_the_manifest_alone_decides_whether_trainers_unpickle():
     for allowed, reported in ((True, "1"), (False, None)):
-        (trainer,) = pod(children({"spec.allowPickle": allowed})["Job/mnist-trainers-0"])["containers"]
+        (trainer,) = pod(children({"spec.loader.allowPickle": allowed})["Job/mnist-trainers-0"])["containers"]
         assert env(trainer).get("DATALOADERJOB_ALLOW_PICKLE") == reported
 
 

@@ -168,7 +168,7 @@ def test_a_trainer_that_failed_is_reported_with_the_error_of_its_feeder():
 def test_a_startup_deadline_reports_the_supervisors_cause():
     observed = replace(
         starting(),
-        job=job(deadlines={"startupSeconds": 200}),
+        job=job(startupDeadlineSeconds=200),
         supervisor=SupervisorStatus(ray=RAY, cause=TIMEOUT),
     )
     assert (

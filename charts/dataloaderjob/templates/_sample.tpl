@@ -16,8 +16,8 @@ spec:
     resources:
       requests: {cpu: 250m, memory: 1Gi}
       limits: {cpu: "1", memory: 2Gi}
-  sidecar:
-    sharedMemory: 64Mi
+  loader:
+    memoryPerProcess: 64Mi
   backoffLimit: 0
   ttlSecondsAfterFinished: 3600
   trainer:

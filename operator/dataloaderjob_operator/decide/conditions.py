@@ -124,14 +124,13 @@ def _late(observed: Observed, health: Health, now: datetime) -> StageResult | No
     if observed.status.start_time is None:
         return None
     elapsed = now - parse_time(observed.status.start_time)
-    limits = observed.job.spec.deadlines
-    active = limits.active_deadline_seconds
+    startup, active = observed.job.spec.startup_deadline_seconds, observed.job.spec.active_deadline_seconds
     if active is not None and elapsed >= timedelta(seconds=active):
         return StageResult(
             Stage.FAILED, "DeadlineExceeded",
-            f"the job took longer than deadlines.activeDeadlineSeconds {active}", observed.attempt,
+            f"the job took longer than activeDeadlineSeconds {active}", observed.attempt,
         )  # fmt: skip
-    late = elapsed >= timedelta(seconds=limits.startup_seconds)
+    late = elapsed >= timedelta(seconds=startup)
     if late and not _served(observed) and not _up(observed, health):
         trouble, supervisor = health.trouble or health.event_trouble, observed.supervisor
         cause = ""
@@ -141,7 +140,7 @@ def _late(observed: Observed, health: Health, now: datetime) -> StageResult | No
         why = f": {trouble or cause}" if trouble or cause else ""
         return StageResult(
             Stage.FAILED, "StartupDeadlineExceeded",
-            f"the job was not up within deadlines.startupSeconds {limits.startup_seconds}{why}", observed.attempt,
+            f"the job was not up within startupDeadlineSeconds {startup}{why}", observed.attempt,
         )  # fmt: skip
     return None
 

@@ -296,10 +296,10 @@ def _due(
         return None if ttl is None or ended is None else parse_time(ended) + timedelta(seconds=ttl)
     if started is None:
         return None
-    limits, since = observed.job.spec.deadlines, parse_time(started)
+    spec, since = observed.job.spec, parse_time(started)
     moments = []  # one that is over is judged already, and may well have changed nothing
     if result.stage is Stage.STARTING:
-        moments.append(since + timedelta(seconds=limits.startup_seconds))
-    if limits.active_deadline_seconds is not None:
-        moments.append(since + timedelta(seconds=limits.active_deadline_seconds))
+        moments.append(since + timedelta(seconds=spec.startup_deadline_seconds))
+    if spec.active_deadline_seconds is not None:
+        moments.append(since + timedelta(seconds=spec.active_deadline_seconds))
     return min((moment for moment in moments if moment > now), default=None)

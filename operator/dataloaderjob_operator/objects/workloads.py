@@ -206,7 +206,7 @@ def _resources(job: DataLoaderJob) -> dict[str, Any]:
     spec = job.spec.sidecar
     made = resources(spec.resources)
     overhead = spec.overhead_nbytes(job.spec.trainer.processes_per_replica)
-    memory = str(spec.shared_memory.nbytes + overhead)
+    memory = str(job.spec.shared_nbytes + overhead)
     limits = {"memory": memory, **made.get("limits", {})}
     requests = {"memory": limits["memory"], **made.get("requests", {})}
     if _guaranteed(plain(job.spec.trainer.template)["spec"]):

@@ -35,7 +35,9 @@ from dataloaderjob.api.status import Condition, ConditionType, DataLoaderJobStat
 Schema = dict[str, Any]
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 VALIDATIONS = "x-kubernetes-validations"
-_NUMBER_AS_TEXT = re.compile(r"string\((?!self(\.\w+)*\.(sharedMemory|poolSize)\)|self\.sidecar\.resources)")
+_NUMBER_AS_TEXT = re.compile(
+    r"string\((?!self(\.\w+)*\.(memoryPerProcess|poolSize)\)|self\.sidecar\.resources)"
+)
 """The API server knows no bound of a number's text, and refuses the message as too dear."""
 _LITERAL = re.compile(r"'[^'\\]*'")
 """What was found, where that is always the same words: they need no expression."""
@@ -58,8 +60,8 @@ metadata:
 spec:
   feeders:
     replicas: 2
-  sidecar:
-    sharedMemory: 1Gi
+  loader:
+    memoryPerProcess: 1Gi
   trainer:
     replicas: 2
     template:

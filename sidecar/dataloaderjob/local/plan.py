@@ -89,7 +89,7 @@ def plan(
             'spec.trainer.template.spec.containers[0].command, such as ["python", "train.py"]'
         )
     cwd = folder / (container.working_dir or "")
-    per_pod, active_s = spec.feeders.processes_per_pod, spec.deadlines.active_deadline_seconds
+    per_pod, active_s = spec.feeders.processes_per_pod, spec.active_deadline_seconds
     inherited = inherited_env(env)
     return RunPlan(
         name=job.name, suspend=spec.suspend, folder=cwd,
@@ -100,7 +100,7 @@ def plan(
         service=_service(job, cwd, inherited, provider),
         min_feeders=spec.feeders.min_available * per_pod,
         scale=(spec.feeders.min_available, per_pod),
-        startup_s=float(spec.deadlines.startup_seconds),
+        startup_s=float(spec.startup_deadline_seconds),
         active_s=None if active_s is None else float(active_s),
         ray_version=spec.ray.version,
         ignored=tuple(ignored(job, provider)),

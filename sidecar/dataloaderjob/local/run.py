@@ -183,7 +183,7 @@ class Run:
     def _startup_over(self) -> None:
         if not self._served:
             missing = "; ".join((*self._awaited(), *self._cluster.snapshot.notes))
-            late = f"the service was not up within spec.deadlines.startupSeconds ({self._plan.startup_s:g} s)"
+            late = f"the service was not up within spec.startupDeadlineSeconds ({self._plan.startup_s:g} s)"
             self._halt(Stop(EXIT_LATE, f"{late}: {missing}"))
 
     def _awaited(self) -> list[str]:
@@ -201,7 +201,7 @@ class Run:
 
     def _active_over(self) -> None:
         live = ", ".join(child.name for child in self._trainers if child.code is None) or "no trainer"
-        why = f"the job ran past spec.deadlines.activeDeadlineSeconds ({self._plan.active_s:g} s)"
+        why = f"the job ran past spec.activeDeadlineSeconds ({self._plan.active_s:g} s)"
         self._halt(Stop(EXIT_LATE, f"{why}; still running: {live}"))
 
     def _halt(self, stop: Stop) -> None:
