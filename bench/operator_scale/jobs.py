@@ -45,7 +45,7 @@ def manifest(shape: Shape, name: Name) -> dict[str, Any]:
     made["metadata"] = {"namespace": name[0], "name": name[1], "labels": {"team": name[0]}}
     spec = made["spec"]
     spec["feeders"] |= {"replicas": shape.feeders, "minAvailable": 1}
-    spec["trainer"]["replicas"] = TRAINERS
+    spec["trainers"]["job"]["replicas"] = TRAINERS
     spec["startupDeadlineSeconds"] = STARTUP_S
     return made
 

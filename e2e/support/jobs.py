@@ -41,15 +41,22 @@ def job(
         "spec": {
             "feeders": {"replicas": feeders, "resources": SMALL},
             "ray": {
-                "head": {
-                    "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
+                "managed": {
+                    "head": {
+                        "resources": {
+                            "requests": {"cpu": "50m", "memory": "512Mi"},
+                            "limits": {"memory": "2Gi"},
+                        }
+                    }
                 }
             },
             "loader": {"memoryPerProcess": "64Mi"},
             "sidecar": {"resources": {"requests": {"cpu": "20m"}}},
-            "trainer": {
-                "replicas": trainers,
-                "template": {"spec": {"securityContext": RESTRICTED_POD, "containers": [container]}},
+            "trainers": {
+                "job": {
+                    "replicas": trainers,
+                    "template": {"spec": {"securityContext": RESTRICTED_POD, "containers": [container]}},
+                }
             },
         },
     }

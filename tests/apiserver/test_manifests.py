@@ -68,8 +68,8 @@ def job(server: ApiServer, request: pytest.FixtureRequest) -> Iterator[dict[str,
 @pytest.mark.parametrize(
     ("part", "field", "value", "use"),
     [
-        ("trainer", "replicas", 2, "use a new job"),
-        ("trainer", "processesPerReplica", 2, "use a new job"),
+        ("trainers.job", "replicas", 2, "use a new job"),
+        ("trainers.job", "processesPerPod", 2, "use a new job"),
         ("loader", "poolSize", "512Mi", "use a new job"),
         ("loader", "poolSize", None, "use a new job"),
         ("", "managedBy", "example.com/other", "use a new job"),
@@ -80,9 +80,11 @@ def test_what_is_fixed_when_trainers_start_cannot_be_edited(
     server: ApiServer, job: dict[str, Any], part: str, field: str, value: Any, use: str
 ) -> None:
     change = {field: value}
+    for name in reversed(part.split(".") if part else []):
+        change = {name: change}
     with pytest.raises(Refused) as refused:
         server.request(
-            "PATCH", f"{JOBS}/{job['metadata']['name']}", {"spec": {part: change} if part else change},
+            "PATCH", f"{JOBS}/{job['metadata']['name']}", {"spec": change},
             content_type="application/merge-patch+json",
         )  # fmt: skip
     assert refused.value.code == 422

@@ -34,7 +34,7 @@ def test_two_replicas_train_and_their_batches_are_those_of_the_process_itself(tm
     for rank in range(2):
         own = [line for line in run.lines if line.startswith(f"[trainer-{rank}] ")]
         assert digest(own) == project.reference(rank, 2), run.text
-    assert "ignores: spec.trainer.template.spec.containers[0].image" in run.lines[0]
+    assert "ignores: spec.trainers.job.template.spec.containers[0].image" in run.lines[0]
     assert re.search(r"^\[feeder-\d\] making \d00$", run.text, re.MULTILINE), "output of user code in feeders"
     assert re.search(r"small: ended; 40 batches, 0.000 GB, .* s, stall", run.lines[-1])
     assert run.left() == []
@@ -253,7 +253,7 @@ def test_deadlines_end_a_run_and_say_what_is_missing(tmp_path: Path):
         tmp_path,
         100,
         0.0,
-        ray={"tuning": {"workerRegisterTimeoutSeconds": 1}},
+        ray={"managed": {"tuning": {"workerRegisterTimeoutSeconds": 1}}},
         startupDeadlineSeconds=1,
     )
     with LocalRun(project.path) as run:

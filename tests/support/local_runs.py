@@ -88,7 +88,9 @@ class Project:
             "spec": {
                 "feeders": {"replicas": feeders},
                 "loader": {"memoryPerProcess": "64Mi"},
-                "trainer": {"replicas": replicas, "template": {"spec": {"containers": [container]}}},
+                "trainers": {
+                    "job": {"replicas": replicas, "template": {"spec": {"containers": [container]}}}
+                },
                 **spec,
             },
         }

@@ -13,19 +13,21 @@ GOOD: dict[str, Any] = {
     "kind": "DataLoaderJob",
     "metadata": {"name": "mnist"},
     "spec": {
-        "trainer": {
-            "template": {
-                "spec": {
-                    "containers": [
-                        {"name": "trainer", "image": "example/mnist:1", "command": ["python", "train.py"]}
-                    ]
+        "trainers": {
+            "job": {
+                "template": {
+                    "spec": {
+                        "containers": [
+                            {"name": "trainer", "image": "example/mnist:1", "command": ["python", "train.py"]}
+                        ]
+                    }
                 }
             }
         }
     },
 }
 ABSENT = object()
-CONTAINER = "spec.trainer.template.spec.containers[0]"
+CONTAINER = "spec.trainers.job.template.spec.containers[0]"
 
 
 def manifest(changes: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -44,9 +46,9 @@ def manifest(changes: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 FEEDER = "spec.feeders.template.spec.containers"
-HEAD = "spec.ray.head.template.spec.containers"
-REGISTER = "spec.ray.tuning.workerRegisterTimeoutSeconds"
-CHECK = "spec.ray.tuning.healthCheck"
+HEAD = "spec.ray.managed.head.template.spec.containers"
+REGISTER = "spec.ray.managed.tuning.workerRegisterTimeoutSeconds"
+CHECK = "spec.ray.managed.tuning.healthCheck"
 
 REFUSED_FIELDS = [
     # names and kinds
@@ -68,12 +70,12 @@ REFUSED_FIELDS = [
     ),
     pytest.param({"spec.prefetch": 4}, "found an unknown field; use spec.loader.prefetch", id="wrong-level"),
     pytest.param(
-        {"spec.trainer.image": "x"},
-        "found an unknown field; use spec.trainer.template.spec.containers[].image",
+        {"spec.trainers.job.image": "x"},
+        "found an unknown field; use spec.trainers.job.template.spec.containers[].image",
         id="image-of-the-template",
     ),
     pytest.param(
-        {"spec.ray.tuning.numHeartbeatsTimeout": 30},
+        {"spec.ray.managed.tuning.numHeartbeatsTimeout": 30},
         "found an unknown field; use healthCheck.failureThreshold, which replaced it in Ray",
         id="old-name-of-ray",
     ),
@@ -81,7 +83,9 @@ REFUSED_FIELDS = [
         {"spec.feeders.minReplicas": 1}, "found an unknown field; use spec.feeders.minAvailable", id="least"
     ),
     pytest.param(
-        {"spec.ray.headResources": {}}, "found an unknown field; use spec.ray.head.resources", id="old-head"
+        {"spec.ray.managed.headResources": {}},
+        "found an unknown field; use spec.ray.managed.head.resources",
+        id="old-head",
     ),
     pytest.param(
         {"spec.xyzzy": 1}, "found an unknown field; use one of ray, feeders, sidecar", id="no-such-name"
@@ -101,7 +105,9 @@ REFUSED_FIELDS = [
     pytest.param({"spec.loader.checksum": "yes"}, 'found "yes"; use true or false', id="text-bool"),
     pytest.param({"spec.suspend": 1}, "spec.suspend: found 1; use true or false", id="number-bool"),
     pytest.param(
-        {"spec.ray.version": 2.6}, 'found 2.6; use a version in quotes such as "2.60.0"', id="float-version"
+        {"spec.ray.managed.version": 2.6},
+        'found 2.6; use a version in quotes such as "2.60.0"',
+        id="float-version",
     ),
     pytest.param(
         {f"{CONTAINER}.command": "python t.py"}, 'found "python t.py"; use a list of strings', id="shell"
@@ -122,9 +128,9 @@ REFUSED_FIELDS = [
     pytest.param(
         {"spec.loader.prefetch": 513}, "found 513; use a whole number from 2 to 512", id="prefetch-high"
     ),
-    pytest.param({"spec.trainer.replicas": 0}, "found 0; use a whole number from 1", id="no-trainers"),
+    pytest.param({"spec.trainers.job.replicas": 0}, "found 0; use a whole number from 1", id="no-trainers"),
     pytest.param(
-        {"spec.trainer.processesPerReplica": 0}, "found 0; use a whole number from 1", id="no-ranks"
+        {"spec.trainers.job.processesPerPod": 0}, "found 0; use a whole number from 1", id="no-ranks"
     ),
     pytest.param({"spec.loader.batchTimeoutSeconds": 0}, "found 0; use a whole number from 1", id="batch-0"),
     pytest.param(
@@ -154,10 +160,12 @@ REFUSED_FIELDS = [
         {f"{CONTAINER}.name": "T_1"}, 'name: found "T_1"; use lower-case letters, digits', id="container-name"
     ),
     pytest.param(
-        {"spec.trainer": ABSENT}, "spec.trainer: found nothing; use a mapping with the", id="no-trainer"
+        {"spec.trainers.job": ABSENT},
+        "spec.trainers.job: found nothing; use a mapping with the",
+        id="no-trainer",
     ),
     pytest.param(
-        {"spec.trainer.template.spec.containers": []},
+        {"spec.trainers.job.template.spec.containers": []},
         "containers: found an empty list; use a list with at least one entry",
         id="no-container",
     ),
@@ -174,7 +182,9 @@ REFUSED_FIELDS = [
         {"spec.networkPolicy": "Strict"}, 'found "Strict"; use a mapping with the fields mode', id="bare-mode"
     ),
     pytest.param(
-        {"spec.trainer.template.spec.hostNetwork": "yes"}, 'found "yes"; use true or false', id="host-network"
+        {"spec.trainers.job.template.spec.hostNetwork": "yes"},
+        'found "yes"; use true or false',
+        id="host-network",
     ),
     pytest.param({"spec.managedBy": "me"}, 'found "me"; use a controller\'s name such as', id="managed-by"),
     pytest.param(
@@ -189,8 +199,8 @@ REFUSED_BY_RULES = [
     pytest.param(
         {"metadata.name": "Mnist_1"}, '"Mnist_1"; use lower-case letters, digits and', id="bad-name"
     ),
-    pytest.param({"spec.ray.version": "2.55.1"}, '"2.55.1"; use Ray 2.56 or newer', id="old-ray"),
-    pytest.param({"spec.ray.version": "1.13"}, '"1.13"; use Ray 2.56 or newer', id="very-old-ray"),
+    pytest.param({"spec.ray.managed.version": "2.55.1"}, '"2.55.1"; use Ray 2.56 or newer', id="old-ray"),
+    pytest.param({"spec.ray.managed.version": "1.13"}, '"1.13"; use Ray 2.56 or newer', id="very-old-ray"),
     pytest.param(
         {f"{CHECK}.periodMs": 100, f"{CHECK}.failureThreshold": 9},
         "failureThreshold * periodMs = 900 ms; use values whose product is at least 1000 ms",
@@ -231,7 +241,7 @@ REFUSED_BY_RULES = [
         for field, value in {"command": ["a"], "args": ["a"], "image": "a", "resources": {}}.items()
     ),
     pytest.param(
-        {"spec.ray.head.template.spec.hostNetwork": True},
+        {"spec.ray.managed.head.template.spec.hostNetwork": True},
         "hostNetwork: found true; use false: sidecars, feeders and the operator find the head by its Service",
         id="head-on-the-host",
     ),
@@ -247,13 +257,13 @@ REFUSED_BY_RULES = [
     ),
     pytest.param(
         {FEEDER: [{"name": "feeder", "env": [{"name": "RAY_health_check_period_ms", "value": "1"}]}]},
-        "use spec.ray.tuning, which sets it",
+        "use spec.ray.managed.tuning, which sets it",
         id="tuning-by-env",
     ),
     *(
         pytest.param(
             {f"{CONTAINER}.env": [{"name": name, "value": "1"}]},
-            "use another name: this one is set from spec.trainer.replicas",
+            "use another name: this one is set from spec.trainers.job.replicas",
             id=name,
         )
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "PET_NNODES", "DATALOADERJOB_X")
@@ -269,7 +279,7 @@ REFUSED_BY_RULES = [
         id="pool-over-limit",
     ),
     pytest.param(
-        {"spec.sidecar.resources": {"limits": {"memory": "2Gi"}}, "spec.trainer.processesPerReplica": 2},
+        {"spec.sidecar.resources": {"limits": {"memory": "2Gi"}}, "spec.trainers.job.processesPerPod": 2},
         "use loader.memoryPerProcess for each process of a replica, plus 64Mi",
         id="sidecar-limit",
     ),
@@ -284,7 +294,7 @@ REFUSED_BY_RULES = [
         id="milli-bytes",
     ),
     pytest.param(
-        {"spec.ray.head.resources": {"limits": {"memory": 4096}}},
+        {"spec.ray.managed.head.resources": {"limits": {"memory": 4096}}},
         "4096, less than 1Mi; use bytes",
         id="no-unit",
     ),
@@ -321,12 +331,12 @@ REFUSED_BY_RULES = [
         id="reserved-container",
     ),
     pytest.param(
-        {"spec.trainer.template.spec.volumes": [{"name": "dataloaderjob-pool", "emptyDir": {}}]},
+        {"spec.trainers.job.template.spec.volumes": [{"name": "dataloaderjob-pool", "emptyDir": {}}]},
         "use a name that does not begin with",
         id="reserved-volume",
     ),
     pytest.param(
-        {"spec.trainer.template.spec.restartPolicy": "OnFailure"},
+        {"spec.trainers.job.template.spec.restartPolicy": "OnFailure"},
         '"OnFailure"; use Never, or leave it out',
         id="restart-policy",
     ),
@@ -336,7 +346,7 @@ REFUSED_BY_RULES = [
             '"dataloading.dev/job"; use names that do not begin with dataloading.dev/',
             id=f"our-label-{where}",
         )
-        for where in ("trainer.metadata", "feeders.template.metadata")
+        for where in ("trainers.job.metadata", "feeders.template.metadata")
     ),
     pytest.param(
         {"spec.feeders.scratch": {"size": "1Gi", "volume": {"emptyDir": {}}}},
@@ -352,8 +362,8 @@ REFUSED_BY_RULES = [
         id="restart-policy-of-feeders",
     ),
     pytest.param(
-        {"spec.trainer.template.spec.hostNetwork": True},
-        "Ingress with hostNetwork in trainer.template; use None where pods use the network of their node",
+        {"spec.trainers.job.template.spec.hostNetwork": True},
+        "Ingress with hostNetwork in trainers.job.template; use None where pods use the network of their node",
         id="policy-of-pods-on-the-host",
     ),
     pytest.param(
@@ -375,17 +385,17 @@ ACCEPTED = [
     pytest.param({f"{CONTAINER}.env": [{"name": "PET_MAX_RESTARTS", "value": "3"}]}, id="torchruns-own"),
     pytest.param({"spec.feeders.replicas": 0, "spec.feeders.minAvailable": 0}, id="no-feeders-on-purpose"),
     pytest.param({"spec.feeders": None, "spec.loader.poolSize": None}, id="null-is-left-out"),
-    pytest.param({"spec.trainer.replicas": 4, "spec.trainer.processesPerReplica": 8}, id="torchrun"),
-    pytest.param({f"{CONTAINER}.command": ["sh"], "spec.trainer.processesPerReplica": 2}, id="any-launcher"),
+    pytest.param({"spec.trainers.job.replicas": 4, "spec.trainers.job.processesPerPod": 8}, id="torchrun"),
+    pytest.param({f"{CONTAINER}.command": ["sh"], "spec.trainers.job.processesPerPod": 2}, id="any-launcher"),
     pytest.param(
-        {"spec.loader.poolSize": "1Gi", "spec.trainer.processesPerReplica": 2}, id="pools-fit-exactly"
+        {"spec.loader.poolSize": "1Gi", "spec.trainers.job.processesPerPod": 2}, id="pools-fit-exactly"
     ),
     pytest.param(
         {"spec.sidecar.resources": {"limits": {"memory": "1088Mi"}}}, id="sidecar-limit-fits-exactly"
     ),
     pytest.param({"spec.loader.memoryPerProcess": 1073741824}, id="bytes-as-a-number"),
-    pytest.param({"spec.ray.version": "2.60.0", REGISTER: 10}, id="short-register-timeout"),
-    pytest.param({"spec.ray.version": "3.0"}, id="next-ray"),
+    pytest.param({"spec.ray.managed.version": "2.60.0", REGISTER: 10}, id="short-register-timeout"),
+    pytest.param({"spec.ray.managed.version": "3.0"}, id="next-ray"),
     pytest.param({f"{CHECK}.periodMs": 500, f"{CHECK}.failureThreshold": 2}, id="quick-health-check"),
     pytest.param(
         {
@@ -396,7 +406,7 @@ ACCEPTED = [
         id="feeder-additions",
     ),
     pytest.param(
-        {"spec.trainer.template.spec.tolerations": [{"operator": "Exists"}], f"{CONTAINER}.envFrom": []},
+        {"spec.trainers.job.template.spec.tolerations": [{"operator": "Exists"}], f"{CONTAINER}.envFrom": []},
         id="free-parts",
     ),
     pytest.param({f"{CONTAINER}.resources": {"claims": [{"name": "gpu"}]}}, id="claims"),
@@ -407,11 +417,15 @@ ACCEPTED = [
     pytest.param({"spec.networkPolicy.mode": "Strict"}, id="strict-policy"),
     pytest.param({"spec.networkPolicy.mode": None}, id="policy-left-out"),
     pytest.param(
-        {"spec.networkPolicy.mode": "None", "spec.trainer.template.spec.hostNetwork": True}, id="host-network"
+        {"spec.networkPolicy.mode": "None", "spec.trainers.job.template.spec.hostNetwork": True},
+        id="host-network",
     ),
     pytest.param({"spec.feeders.template.spec.hostNetwork": False}, id="own-network"),
     pytest.param(
-        {f"spec.{part}.metadata.labels": {"a/b": "c"} for part in ("trainer", "feeders", "ray.head")},
+        {
+            f"spec.{part}.metadata.labels": {"a/b": "c"}
+            for part in ("trainers.job", "feeders", "ray.managed.head")
+        },
         id="labels-of-workloads",
     ),
     pytest.param(

@@ -115,8 +115,8 @@ def test_tuning_is_told_as_environment_of_ray() -> None:
 
 
 def test_a_replica_of_several_processes_gets_torchruns_variables_only() -> None:
-    job = parse_object(manifest({"spec.trainer.replicas": 2, "spec.trainer.processesPerReplica": 4}))
-    env = job.spec.trainer.launch_environment(replica=1, master_addr="h", master_port=29500)
+    job = parse_object(manifest({"spec.trainers.job.replicas": 2, "spec.trainers.job.processesPerPod": 4}))
+    env = job.spec.trainers.job.launch_environment(replica=1, master_addr="h", master_port=29500)
     assert env == {
         "PET_NNODES": "2",
         "PET_NODE_RANK": "1",
@@ -127,8 +127,8 @@ def test_a_replica_of_several_processes_gets_torchruns_variables_only() -> None:
 
 
 def test_a_replica_of_one_process_is_a_rank() -> None:
-    job = parse_object(manifest({"spec.trainer.replicas": 2}))
-    env = job.spec.trainer.launch_environment(replica=1, master_addr="h", master_port=29500)
+    job = parse_object(manifest({"spec.trainers.job.replicas": 2}))
+    env = job.spec.trainers.job.launch_environment(replica=1, master_addr="h", master_port=29500)
     ranks = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
     assert ranks.items() <= env.items()
 

@@ -145,9 +145,9 @@ def test_resources_in_a_template_are_checked_as_part_of_a_pod_and_cost_the_schem
 
 
 def test_free_parts_keep_what_they_are_given() -> None:
-    pod = SCHEMA["properties"]["spec"]["properties"]["trainer"]["properties"]["template"]["properties"][
-        "spec"
-    ]
+    pod = SCHEMA["properties"]["spec"]["properties"]["trainers"]["properties"]["job"]["properties"][
+        "template"
+    ]["properties"]["spec"]
     assert pod[PRESERVE] is True
     assert PRESERVE not in SCHEMA["properties"]["spec"]
 
@@ -195,7 +195,7 @@ def test_every_rule_has_a_row_that_breaks_it() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        pytest.param({}, {"spec.trainer.replicas": 2}, id="replicas"),
+        pytest.param({}, {"spec.trainers.job.replicas": 2}, id="replicas"),
         pytest.param({}, {"spec.loader.poolSize": "1Gi"}, id="pool-size-added"),
         pytest.param({"spec.managedBy": "a.b/c"}, {}, id="manager-removed"),
     ],

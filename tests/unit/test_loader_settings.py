@@ -19,7 +19,7 @@ from dataloaderjob.local.plan import plan
 from dataloaderjob_operator import objects
 
 CHANGES: dict[str, tuple[str, Any]] = {
-    "processes": ("spec.trainer.processesPerReplica", 2),
+    "processes": ("spec.trainers.job.processesPerPod", 2),
     "shared_memory_nbytes": ("spec.loader.memoryPerProcess", "3Gi"),
     "pool_nbytes": ("spec.loader.poolSize", "64Mi"),
     "batch_deadline_s": ("spec.loader.batchTimeoutSeconds", 7),
@@ -88,7 +88,7 @@ def test_a_change_of_the_manifest_reaches_a_trainer_of_a_machine_and_of_a_cluste
 
 
 def test_one_machine_has_one_sidecar_for_all_replicas():
-    changes = {"spec.trainer.replicas": 3, "spec.trainer.processesPerReplica": 2}
+    changes = {"spec.trainers.job.replicas": 3, "spec.trainers.job.processesPerPod": 2}
     machine, cluster = of_machine(changes), of_cluster(changes)
     assert (machine.processes, cluster.processes) == (6, 2)
     assert machine.shared_memory_nbytes == 3 * cluster.shared_memory_nbytes

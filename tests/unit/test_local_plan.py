@@ -24,7 +24,10 @@ def job(*, trainer: dict[str, Any] | None = None, container: dict[str, Any] | No
             "apiVersion": "dataloading.dev/v1alpha1",
             "kind": "DataLoaderJob",
             "metadata": {"name": "small"},
-            "spec": {"trainer": {"template": {"spec": {"containers": [first]}}, **(trainer or {})}, **spec},
+            "spec": {
+                "trainers": {"job": {"template": {"spec": {"containers": [first]}}, **(trainer or {})}},
+                **spec,
+            },
         }
     )
 
@@ -43,7 +46,7 @@ def test_replicas_of_one_process_are_ranks_of_this_machine():
 
 
 def test_replicas_of_more_processes_are_nodes_of_torchrun():
-    (env,) = [t.env for t in planned(trainer={"processesPerReplica": 2}).trainers]
+    (env,) = [t.env for t in planned(trainer={"processesPerPod": 2}).trainers]
     assert [env[f"PET_{name}"] for name in ("NNODES", "NODE_RANK", "NPROC_PER_NODE")] == ["1", "0", "2"]
     assert "RANK" not in env
 
@@ -60,7 +63,7 @@ def test_the_loader_s_variables_come_from_the_manifest():
 
 
 def test_without_ray_what_the_manifest_says_of_it_is_ignored_by_name():
-    found = job(ray={"version": "2.60"})
+    found = job(ray={"managed": {"version": "2.60"}})
     assert "spec.ray" not in plan(found, folder=FOLDER, env={}, master_port=1).ignored
     made = plan(found, folder=FOLDER, env={}, master_port=1, provider="local")
     assert "spec.ray" in made.ignored
@@ -101,7 +104,7 @@ def test_expansion(text: str, expanded: str):
 
 def test_the_service_is_as_large_as_all_replicas_together():
     made = planned(
-        trainer={"replicas": 2, "processesPerReplica": 2},
+        trainer={"replicas": 2, "processesPerPod": 2},
         loader={
             "memoryPerProcess": "512Mi",
             "poolSize": "100Mi",
@@ -110,7 +113,7 @@ def test_the_service_is_as_large_as_all_replicas_together():
             "allowPickle": True,
         },
         feeders={"replicas": 3},
-        ray={"tuning": {"workerRegisterTimeoutSeconds": 77, "healthCheck": {"periodMs": 2500}}},
+        ray={"managed": {"tuning": {"workerRegisterTimeoutSeconds": 77, "healthCheck": {"periodMs": 2500}}}},
     ).service
     loader = made.loader
     assert (loader.processes, loader.shared_memory_nbytes, loader.pool_nbytes) == (4, 2 << 30, 100 << 20)
@@ -173,7 +176,7 @@ def test_trainers_and_feeders_run_in_the_manifest_s_folder_or_below():
 
 
 def test_what_is_ignored_is_named_and_defaults_are_not():
-    assert planned().ignored == ("spec.trainer.template.spec.containers[0].image",)
+    assert planned().ignored == ("spec.trainers.job.template.spec.containers[0].image",)
     made = planned(
         container={
             "resources": {"limits": {"cpu": "1"}},
@@ -187,10 +190,10 @@ def test_what_is_ignored_is_named_and_defaults_are_not():
         "spec.backoffLimit",
         "spec.feeders.resources",
         "spec.feeders.image",
-        "spec.trainer.template.spec.containers[0].image",
-        "spec.trainer.template.spec.containers[0].resources",
-        "spec.trainer.template.spec.containers[0].volumeMounts",
-        "spec.trainer.template.spec.containers[0].env[0].valueFrom (C)",
+        "spec.trainers.job.template.spec.containers[0].image",
+        "spec.trainers.job.template.spec.containers[0].resources",
+        "spec.trainers.job.template.spec.containers[0].volumeMounts",
+        "spec.trainers.job.template.spec.containers[0].env[0].valueFrom (C)",
     )
 
 
@@ -203,7 +206,9 @@ def test_what_is_ignored_is_named_and_defaults_are_not():
         ),
         pytest.param({"container": {"command": ["./train"]}}, "'./train' is needed", id="file"),
         pytest.param(
-            {"ray": {"version": "2.99.1"}}, "Ray 2.99.1 is asked for .* this machine has 2", id="ray"
+            {"ray": {"managed": {"version": "2.99.1"}}},
+            "Ray 2.99.1 is asked for .* this machine has 2",
+            id="ray",
         ),
     ],
 )

@@ -86,7 +86,7 @@ def test_trainers_that_have_ended_stay_for_their_logs():
 
 
 def test_a_trainer_that_ended_well_and_whose_pod_is_gone_counts():
-    observed = replace(serving(), job=job(**{"trainer.replicas": 2}))
+    observed = replace(serving(), job=job(**{"trainers.job.replicas": 2}))
     gone = replace(observed, children={**observed.children, **live(TRAINERS, active=1, succeeded=1)})
     assert decided(gone).status.phase == Phase.RUNNING
     assert decided(observed).status.phase == Phase.STARTING

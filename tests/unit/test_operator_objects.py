@@ -17,7 +17,7 @@ from dataloaderjob_operator.objects import pods, settings, workloads
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 FEEDER = "spec.feeders.template.spec"
-TRAINER = "spec.trainer.template.spec"
+TRAINER = "spec.trainers.job.template.spec"
 
 
 def job(changes: dict[str, Any] | None = None) -> DataLoaderJob:
@@ -85,7 +85,7 @@ def test_a_job_that_is_on_no_cluster_has_no_children():
 
 
 def test_settings_files_are_what_the_processes_read():
-    data = children({"spec.loader.poolSize": "64Mi", "spec.trainer.processesPerReplica": 2})[
+    data = children({"spec.loader.poolSize": "64Mi", "spec.trainers.job.processesPerPod": 2})[
         "ConfigMap/mnist-settings"
     ]["data"]
     sidecar = SidecarSettings(**json.loads(data["sidecar.json"]))
@@ -125,7 +125,7 @@ def test_the_sidecar_is_a_native_sidecar_before_the_users_init_containers():
     ("changes", "request_", "limit"),
     [
         ({}, 1088 << 20, 1088 << 20),
-        ({"spec.trainer.processesPerReplica": 4}, 4208 << 20, 4208 << 20),
+        ({"spec.trainers.job.processesPerPod": 4}, 4208 << 20, 4208 << 20),
         ({"spec.sidecar.resources": {"limits": {"memory": "4Gi"}}}, "4Gi", "4Gi"),
         ({"spec.sidecar.resources": {"requests": {"memory": "1Gi"}}}, "1Gi", 1088 << 20),
     ],
@@ -162,7 +162,7 @@ def test_the_manifest_alone_decides_whether_trainers_unpickle():
 
 
 def test_trainers_learn_their_rank_from_their_index_and_the_first_ones_name_from_dns():
-    made = children({"spec.trainer.replicas": 3}, attempt=2)["Job/mnist-trainers-2"]
+    made = children({"spec.trainers.job.replicas": 3}, attempt=2)["Job/mnist-trainers-2"]
     assert (made["spec"]["completions"], made["spec"]["parallelism"]) == (3, 3)
     assert made["spec"]["backoffLimit"] == 0, "one that fails ends them all"
     found = env(pod(made)["containers"][0])
@@ -174,7 +174,7 @@ def test_trainers_learn_their_rank_from_their_index_and_the_first_ones_name_from
 
 
 def test_a_replica_of_several_processes_leaves_the_ranks_to_its_launcher():
-    made = children({"spec.trainer.processesPerReplica": 2})["Job/mnist-trainers-0"]
+    made = children({"spec.trainers.job.processesPerPod": 2})["Job/mnist-trainers-0"]
     found = env(pod(made)["containers"][0])
     assert found["PET_NPROC_PER_NODE"] == "2"
     assert "RANK" not in found
@@ -298,8 +298,8 @@ def test_pods_are_replaced_when_the_user_asks_for_something_else_and_not_for_a_n
         assert template_hash(child) == template_hash(before[f"{child['kind']}/{child['metadata']['name']}"])
     for changes in (
         {"spec.feeders.image": "feeder:2"},
-        {"spec.ray.tuning.workerRegisterTimeoutSeconds": 300},
-        {"spec.ray.tuning.healthCheck.periodMs": 500},
+        {"spec.ray.managed.tuning.workerRegisterTimeoutSeconds": 300},
+        {"spec.ray.managed.tuning.healthCheck.periodMs": 500},
     ):
         after = children(changes)
         for name in ("Deployment/mnist-head", "Deployment/mnist-feeders"):
@@ -342,7 +342,7 @@ def test_what_a_container_printed_last_is_in_its_status_unless_the_user_wants_it
             spec = child["spec"]["template"]["spec"]
             for container in (*spec["containers"], *spec.get("initContainers", [])):
                 assert container[policy] == "FallbackToLogsOnError", container["name"]
-    theirs = children({f"spec.trainer.template.spec.containers.0.{policy}": "File"})
+    theirs = children({f"spec.trainers.job.template.spec.containers.0.{policy}": "File"})
     assert theirs["Job/mnist-trainers-0"]["spec"]["template"]["spec"]["containers"][0][policy] == "File"
 
 
@@ -369,7 +369,7 @@ def test_an_images_own_entrypoint_is_left_to_it():
     assert made["args"] == ["--lr", "1"]
 
 
-@pytest.mark.parametrize(("part", "name"), [("feeders", "feeder"), ("ray.head", "head")])
+@pytest.mark.parametrize(("part", "name"), [("feeders", "feeder"), ("ray.managed.head", "head")])
 def test_what_the_user_says_of_a_container_of_ours_is_not_dropped(part: str, name: str):
     mine = {
         "name": name, "env": [{"name": "HOME", "value": "/data"}], "terminationMessagePolicy": "File",

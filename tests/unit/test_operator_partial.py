@@ -219,12 +219,7 @@ def test_a_head_whose_supervisor_hangs_is_made_anew_once():
 
 
 def test_trainers_are_counted_as_those_that_run_or_ended_well_of_those_asked_for():
-    two = job(
-        trainer={
-            **job().spec.trainer.model_dump(mode="json", by_alias=True, exclude_unset=True),
-            "replicas": 2,
-        }
-    )
+    two = job(**{"trainers.job.replicas": 2})
     observed = replace(serving(), job=two)
     assert decided(observed).status.trainers.summary == "1/2"
     over = {"conditions": [{"type": "Complete", "status": "True"}], "succeeded": 2}

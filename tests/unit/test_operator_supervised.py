@@ -29,7 +29,7 @@ from dataloaderjob_operator.decide.observed import Cause, Observed, SupervisorSt
 
 COMPLETE = live(TRAINERS, conditions=[{"type": "Complete", "status": "True"}])
 RATES = Rates(batches_per_s=10, nbytes_per_s=1e9, stall=0.05, occupancy=0.5)
-TIMEOUT = Cause("WorkerRegisterTimeout", "feeder-0: raise spec.ray.tuning", "10.0.0.7")
+TIMEOUT = Cause("WorkerRegisterTimeout", "feeder-0: raise spec.ray.managed.tuning", "10.0.0.7")
 NO_ROOM = Cause("NoRoom", "feeder-0: no node has room")
 MISSING = Cause("ModuleMissing", "sidecar-t, rank 0, got from feeder-0: no module x", "10.0.0.7")
 
@@ -89,7 +89,7 @@ def test_an_operator_that_has_just_started_takes_nothing_back_before_it_has_aske
         pytest.param(
             SupervisorStatus(desired=1, ray=RAY, cause=TIMEOUT), 1,
             ("False", "WorkerRegisterTimeout",
-             "feeder pods that serve: 0, needed: 1; pod mnist-feeder-0: feeder-0: raise spec.ray.tuning"),
+             "feeder pods that serve: 0, needed: 1; pod mnist-feeder-0: feeder-0: raise spec.ray.managed.tuning"),
             id="never registers",
         ),
         pytest.param(
@@ -172,7 +172,8 @@ def test_a_startup_deadline_reports_the_supervisors_cause():
         supervisor=SupervisorStatus(ray=RAY, cause=TIMEOUT),
     )
     assert (
-        "feeder-0: raise spec.ray.tuning" in condition(decided(observed, 300), ConditionType.FAILED).message
+        "feeder-0: raise spec.ray.managed.tuning"
+        in condition(decided(observed, 300), ConditionType.FAILED).message
     )
 
 

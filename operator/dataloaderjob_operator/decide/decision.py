@@ -279,7 +279,7 @@ def _trainers(observed: Observed, health: Health, result: StageResult) -> Traine
     live = observed.children.get(("Job", names.trainers(observed.job.name, result.attempt)), {}).get(
         "status", {}
     )
-    desired, succeeded = observed.job.spec.trainer.replicas, int(live.get("succeeded") or 0)
+    desired, succeeded = observed.job.spec.trainers.job.replicas, int(live.get("succeeded") or 0)
     running = 0 if result.stage in HELD else max(succeeded, health.trainers_running)
     return TrainersStatus(
         desired=desired, active=int(live.get("active") or 0), succeeded=succeeded, restarts=result.attempt,

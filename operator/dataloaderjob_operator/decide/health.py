@@ -261,7 +261,7 @@ def _trainer_pods(
     observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, Any]], bool], what: str
 ) -> ConditionState:
     """Checks whether as many trainer pods do it as there shall be."""
-    needed = observed.job.spec.trainer.replicas
+    needed = observed.job.spec.trainers.job.replicas
     found = _doing(observed, health, does)
     if found >= needed:
         return ConditionState(True, "Serving", f"{found} of {needed} {what}")

@@ -18,7 +18,11 @@ from dataloaderjob_operator.objects.workloads import SIDECAR
 
 NO_DRY_RUN = "does not support dry run"
 """The API server says so where an admission webhook cannot be asked without an effect."""
-TRAINERS, FEEDERS, HEAD = "spec.trainer.template", "spec.feeders.template", "spec.ray.head.template"
+TRAINERS, FEEDERS, HEAD = (
+    "spec.trainers.job.template",
+    "spec.feeders.template",
+    "spec.ray.managed.head.template",
+)
 _PATH = re.compile(r"\.?\bspec\.template((?:\.[A-Za-z][\w-]*|\[[^\]]*\])+)")
 _TOKEN = re.compile(r"\.([A-Za-z][\w-]*)|\[(?:([A-Za-z]\w*)=\"?([^\"\]]*)\"?|(\d+))[^\]]*\]")
 _KEYS = ("name", "mountPath", "key", "containerPort", "ip")
@@ -26,7 +30,7 @@ _KEYS = ("name", "mountPath", "key", "containerPort", "ip")
 _IN_CONTAINERS = tuple(("containers", field) for field in ("env", "envFrom", "volumeMounts"))
 """Lists within a pod to which spec.data adds."""
 _OWN = {
-    (names.Role.HEAD, "head", "resources"): "spec.ray.head.resources",
+    (names.Role.HEAD, "head", "resources"): "spec.ray.managed.head.resources",
     (names.Role.FEEDER, "feeder", "resources"): "spec.feeders.resources",
     (names.Role.TRAINER, SIDECAR, "resources"): "spec.sidecar.resources",
     (names.Role.TRAINER, SIDECAR, "image"): "spec.sidecar.image",
@@ -58,10 +62,11 @@ class _Template:
 
     def __init__(self, job: DataLoaderJob, role: names.Role, made: Mapping[str, Any]) -> None:
         self._job, self._role, self._made = job, role, made
-        templates = {HEAD: job.spec.ray.head.template, FEEDERS: job.spec.feeders.template}
+        templates = {HEAD: job.spec.ray.managed.head.template, FEEDERS: job.spec.feeders.template}
         first = {names.Role.HEAD: HEAD, names.Role.FEEDER: FEEDERS, names.Role.TRAINER: TRAINERS}[role]
         sources = {
-            root: plain(user) for root, user in (templates | {TRAINERS: job.spec.trainer.template}).items()
+            root: plain(user)
+            for root, user in (templates | {TRAINERS: job.spec.trainers.job.template}).items()
         }
         following = list(sources)[list(sources).index(first) :]
         self._root, self._user = first, sources[first]

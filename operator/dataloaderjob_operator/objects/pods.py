@@ -51,7 +51,7 @@ def _without_nulls(value: Any) -> Any:
 
 def image(job: DataLoaderJob) -> str:
     """The image of head and feeders."""
-    return job.spec.feeders.image or job.spec.trainer.container.image or ""
+    return job.spec.feeders.image or job.spec.trainers.job.container.image or ""
 
 
 def template(

@@ -88,11 +88,11 @@ def ports(job: DataLoaderJob) -> Ports:
     So trainers of several jobs may share a node. Of two pods of one job the scheduler puts only one onto a node there.
     """
     first, second = METRICS_PORT, MASTER_PORT
-    if job.spec.trainer.template.spec.host_network:
+    if job.spec.trainers.job.template.spec.host_network:
         number = int.from_bytes(hashlib.sha256((job.metadata.uid or "").encode()).digest()[:4])
         first = HOST_PORTS[number % len(HOST_PORTS)]
         second = first + 1
-    return Ports(job.spec.sidecar.metrics_port or first, job.spec.trainer.master_port or second)
+    return Ports(job.spec.sidecar.metrics_port or first, job.spec.trainers.job.master_port or second)
 
 
 def service_host(job: DataLoaderJob, service: str, setup: OperatorConfig) -> str:
@@ -174,7 +174,7 @@ def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "gcs_port": GCS_PORT,
         "supervisor_port": SUPERVISOR_PORT,
         "num_feeders": job.spec.feeders.count,
-        "ray_version": job.spec.ray.version,
+        "ray_version": job.spec.ray.managed.version,
         "tuning": tuning(job),
     }
 
@@ -196,7 +196,7 @@ def scratch(job: DataLoaderJob) -> dict[str, int]:
     parts = {"sidecar": job.spec.sidecar.scratch}
     shared = any(mount.mount_path.rstrip("/") == TMP for mount in job.spec.data.volume_mounts)
     own = shared or _own_tmp(job.spec.feeders.template, "feeder")
-    if not (own and _own_tmp(job.spec.ray.head.template, "head")):
+    if not (own and _own_tmp(job.spec.ray.managed.head.template, "head")):
         parts["feeders"] = job.spec.feeders.scratch
     for part, spec in parts.items():
         field, size = "size", str(spec.size or SCRATCH_SIZE)
@@ -228,7 +228,7 @@ def _at(thing: Any, *names: str) -> Any:
 
 def tuning(job: DataLoaderJob) -> dict[str, Any]:
     """Fields of `dataloaderjob.core.settings.RayTuning`."""
-    return dataclasses.asdict(job.spec.ray.tuning.settings())
+    return dataclasses.asdict(job.spec.ray.managed.tuning.settings())
 
 
 def _json(value: dict[str, Any]) -> str:

@@ -62,14 +62,15 @@ spec:
     replicas: 2
   loader:
     memoryPerProcess: 1Gi
-  trainer:
-    replicas: 2
-    template:
-      spec:
-        containers:
-          - name: trainer
-            image: registry.example/fashion-mnist:1
-            command: [python, train.py]
+  trainers:
+    job:
+      replicas: 2
+      template:
+        spec:
+          containers:
+            - name: trainer
+              image: registry.example/fashion-mnist:1
+              command: [python, train.py]
 """
 _HEAD = f"""\
 # The manifest: DataLoaderJob v1alpha1
@@ -247,7 +248,10 @@ def custom_resource_definition() -> Schema:
 def crd_text() -> str:
     """The CRD as YAML, always the same for the same models."""
     head = "# Made by `python -m dataloaderjob.api.crd`; do not edit.\n"
-    return head + yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=110)
+    plain = json.loads(
+        json.dumps(custom_resource_definition())
+    )  # nothing twice, so no aliases: not all tools know them
+    return head + yaml.safe_dump(plain, sort_keys=False, width=110)
 
 
 def reference() -> str:

@@ -17,7 +17,7 @@ from dataloaderjob.api.trainer import (
     FIRST_POOL_OVERHEAD_NBYTES,
     FURTHER_POOL_OVERHEAD_NBYTES,
     SidecarSpec,
-    TrainerSpec,
+    TrainersSpec,
 )
 from dataloaderjob.core.places import ALLOW_PICKLE_VARIABLE, FEEDERS_VARIABLE, PREFETCH_VARIABLE
 from dataloaderjob.core.settings import LoaderSettings
@@ -55,17 +55,17 @@ _NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
 def _slow_start(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
-    timeout, startup = spec.ray.tuning.worker_register_timeout_seconds, spec.startup_deadline_seconds
+    timeout, startup = spec.ray.managed.tuning.worker_register_timeout_seconds, spec.startup_deadline_seconds
     if timeout > startup:
         yield (
-            ("ray", "tuning", "workerRegisterTimeoutSeconds"),
+            ("ray", "managed", "tuning", "workerRegisterTimeoutSeconds"),
             f"{timeout}, above startupDeadlineSeconds {startup}",
         )
 
 
 def _tight_sidecar(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
     limit, pool = spec.sidecar.resources.limits.get("memory"), spec.loader.memory_per_process
-    needed = spec.shared_nbytes + spec.sidecar.overhead_nbytes(spec.trainer.processes_per_replica)
+    needed = spec.shared_nbytes + spec.sidecar.overhead_nbytes(spec.trainers.job.processes_per_pod)
     if limit is not None and limit.value < needed:
         found = (
             f"{limit}, below the {in_units(needed)} that memoryPerProcess {pool} and the sidecar itself need"
@@ -75,14 +75,17 @@ def _tight_sidecar(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
 
 def _host_network(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
     if spec.network_policy.mode != "None":
-        for name, pod in (("trainer", spec.trainer.template.spec), ("feeders", spec.feeders.template.spec)):
+        for name, pod in (
+            ("trainers.job", spec.trainers.job.template.spec),
+            ("feeders", spec.feeders.template.spec),
+        ):
             if pod.host_network:
                 found = f"{spec.network_policy.mode} with hostNetwork in {name}.template"
                 yield ("networkPolicy", "mode"), found
 
 
 _HOST_NETWORK = "(has(self.{0}.template.spec.hostNetwork) && self.{0}.template.spec.hostNetwork)"
-_TRAINERS_OUTSIDE, _FEEDERS_OUTSIDE = _HOST_NETWORK.format("trainer"), _HOST_NETWORK.format("feeders")
+_TRAINERS_OUTSIDE, _FEEDERS_OUTSIDE = _HOST_NETWORK.format("trainers.job"), _HOST_NETWORK.format("feeders")
 _MEMORY_LIMIT = "self.sidecar.resources.limits['memory']"
 _PER_PROCESS = "quantity(string(self.loader.memoryPerProcess)).asInteger()"
 
@@ -96,7 +99,7 @@ class DataLoaderJobSpec(Model):
     """The processes that make batches."""
     sidecar: SidecarSpec = nested(SidecarSpec)
     """The process beside each trainer that receives batches into shared memory."""
-    trainer: TrainerSpec
+    trainers: TrainersSpec
     """The training command."""
     loader: LoaderSpec = nested(LoaderSpec)
     """How batches reach the training loop."""
@@ -124,10 +127,10 @@ class DataLoaderJobSpec(Model):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            field="ray.tuning.workerRegisterTimeoutSeconds",
+            field="ray.managed.tuning.workerRegisterTimeoutSeconds",
             use="a timeout within spec.startupDeadlineSeconds, or raise that",
-            cel="self.ray.tuning.workerRegisterTimeoutSeconds <= self.startupDeadlineSeconds",
-            found="string(self.ray.tuning.workerRegisterTimeoutSeconds) + ', above startupDeadlineSeconds '"
+            cel="self.ray.managed.tuning.workerRegisterTimeoutSeconds <= self.startupDeadlineSeconds",
+            found="string(self.ray.managed.tuning.workerRegisterTimeoutSeconds) + ', above startupDeadlineSeconds '"
             " + string(self.startupDeadlineSeconds)",
             check=_slow_start,
         ),
@@ -138,8 +141,8 @@ class DataLoaderJobSpec(Model):
             cel="!has(self.sidecar.resources) || !has(self.sidecar.resources.limits) ||"
             " !('memory' in self.sidecar.resources.limits) ||"
             f" quantity(string({_MEMORY_LIMIT})).asInteger() >="
-            f" {_PER_PROCESS} * self.trainer.processesPerReplica + {FIRST_POOL_OVERHEAD_NBYTES} +"
-            f" {FURTHER_POOL_OVERHEAD_NBYTES} * (self.trainer.processesPerReplica - 1)",
+            f" {_PER_PROCESS} * self.trainers.job.processesPerPod + {FIRST_POOL_OVERHEAD_NBYTES} +"
+            f" {FURTHER_POOL_OVERHEAD_NBYTES} * (self.trainers.job.processesPerPod - 1)",
             found=f"string({_MEMORY_LIMIT}) + ' of memory for memoryPerProcess ' +"
             " string(self.loader.memoryPerProcess)",
             check=_tight_sidecar,
@@ -149,7 +152,7 @@ class DataLoaderJobSpec(Model):
             use="None where pods use the network of their node: a NetworkPolicy neither guards them nor lets them in",
             cel=f"self.networkPolicy.mode == 'None' || !({_TRAINERS_OUTSIDE} || {_FEEDERS_OUTSIDE})",
             found="self.networkPolicy.mode + ' with hostNetwork in ' +"
-            f" ({_TRAINERS_OUTSIDE} ? 'trainer' : 'feeders') + '.template'",
+            f" ({_TRAINERS_OUTSIDE} ? 'trainers.job' : 'feeders') + '.template'",
             check=_host_network,
         ),
     )
@@ -160,13 +163,13 @@ class DataLoaderJobSpec(Model):
     @property
     def shared_nbytes(self) -> int:
         """Shared memory that all pools of one trainer pod may take together."""
-        return self.loader.memory_per_process.nbytes * self.trainer.processes_per_replica
+        return self.loader.memory_per_process.nbytes * self.trainers.job.processes_per_pod
 
     def loader_settings(self, *, replicas: int = 1) -> LoaderSettings:
         """Settings of one sidecar that serves so many replicas of the trainer."""
         loader = self.loader
         return LoaderSettings(
-            processes=self.trainer.processes_per_replica * replicas,
+            processes=self.trainers.job.processes_per_pod * replicas,
             shared_memory_nbytes=self.shared_nbytes * replicas,
             pool_nbytes=None if loader.pool_size is None else loader.pool_size.nbytes,
             batch_deadline_s=float(loader.batch_timeout_seconds),

@@ -338,7 +338,7 @@ RAY_NODE_ENV = (
     reserved_env_rule(
         names=("RAY_worker_register_timeout_seconds",),
         prefixes=("RAY_health_check_",),
-        use="spec.ray.tuning, which sets it for the head and all feeders alike",
+        use="spec.ray.managed.tuning, which sets it for the head and all feeders alike",
     ),
 )
 """Rules on the environment of pods that are nodes of the job's Ray."""

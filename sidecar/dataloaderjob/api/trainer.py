@@ -1,4 +1,4 @@
-"""spec.trainer: the trainers' pods, by Kubernetes' own pod template; spec.sidecar: the process beside it. Pure."""
+"""spec.trainers: the trainers' pods, by Kubernetes' own pod template; spec.sidecar: the process beside it. Pure."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TrainerSpec(Model):
 
     replicas: Whole = Field(default=1, ge=1, le=1_024)
     """Trainer pods. On one machine: how often the command is started."""
-    processes_per_replica: Whole = Field(default=1, ge=1, le=64)
+    processes_per_pod: Whole = Field(default=1, ge=1, le=64)
     """Trainer processes (ranks) that one command starts, as torchrun does. Each gets a pool."""
     master_port: Port | None = None
     """Port at which the first rank waits for the others. Left out: 29500; with hostNetwork, one made of the job's uid.
@@ -125,12 +125,12 @@ class TrainerSpec(Model):
         reserved_env_rule(
             names=SET_FOR_TRAINERS,
             prefixes=("DATALOADERJOB_",),
-            use="another name: this one is set from spec.trainer.replicas and processesPerReplica",
+            use="another name: this one is set from spec.trainers.job.replicas and processesPerPod",
         ),
     )
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
         Immutable(field="replicas", use="a new job: the ranks are fixed when trainers start"),
-        Immutable(field="processesPerReplica", use="a new job: the ranks are fixed when trainers start"),
+        Immutable(field="processesPerPod", use="a new job: the ranks are fixed when trainers start"),
     )
 
     @property
@@ -143,11 +143,11 @@ class TrainerSpec(Model):
         env = {
             "PET_NNODES": str(self.replicas),
             "PET_NODE_RANK": str(replica),
-            "PET_NPROC_PER_NODE": str(self.processes_per_replica),
+            "PET_NPROC_PER_NODE": str(self.processes_per_pod),
             "PET_MASTER_ADDR": master_addr,
             "PET_MASTER_PORT": str(master_port),
         }
-        if self.processes_per_replica == 1:
+        if self.processes_per_pod == 1:
             env |= {
                 "RANK": str(replica),
                 "WORLD_SIZE": str(self.replicas),
@@ -157,6 +157,13 @@ class TrainerSpec(Model):
                 "MASTER_PORT": str(master_port),
             }
         return env
+
+
+class TrainersSpec(Model):
+    """Who trains."""
+
+    job: TrainerSpec
+    """Pods that the operator makes as one Job."""
 
 
 class SidecarSpec(Model):

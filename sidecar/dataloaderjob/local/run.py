@@ -86,7 +86,7 @@ def check(planned: RunPlan) -> None:
     if not planned.folder.is_dir():
         raise InputError(
             f"the trainer's workingDir must be a folder, found none at {planned.folder}: create it, or "
-            "change spec.trainer.template.spec.containers[0].workingDir"
+            "change spec.trainers.job.template.spec.containers[0].workingDir"
         )
     if (port := planned.service.metrics_port) is not None:
         _check_port(port)
@@ -96,7 +96,7 @@ def check(planned: RunPlan) -> None:
     if found is None:
         raise InputError(
             f"the trainer's program {program!r} is needed, and found neither in {planned.folder} nor on "
-            "PATH: install it, or change spec.trainer.template.spec.containers[0].command"
+            "PATH: install it, or change spec.trainers.job.template.spec.containers[0].command"
         )
     for number, trainer in enumerate(planned.trainers):
         check_words(f"trainer-{number}", trainer.command, trainer.env)
@@ -114,8 +114,8 @@ def _check_ray(wanted: str | None) -> None:
         ) from exc
     if wanted is not None and wanted.split(".") != installed.split(".")[: len(wanted.split("."))]:
         raise InputError(
-            f"Ray {wanted} is asked for by spec.ray.version, this machine has {installed}: install that "
-            "version, or change spec.ray.version"
+            f"Ray {wanted} is asked for by spec.ray.managed.version, this machine has {installed}: install that "
+            "version, or change spec.ray.managed.version"
         )
 
 
