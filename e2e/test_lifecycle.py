@@ -166,7 +166,9 @@ def test_a_guaranteed_trainer_stays_guaranteed_under_a_quota_that_wants_limits(
         job("strict"),
         spec__trainers__job__template__spec__containers__0__resources={"limits": small},
         spec__feeders__resources={"requests": small, "limits": {"cpu": "1", "memory": "2Gi"}},
-        spec__ray={"head": {"resources": {"requests": small, "limits": {"cpu": "1", "memory": "2Gi"}}}},
+        spec__ray={
+            "managed": {"head": {"resources": {"requests": small, "limits": {"cpu": "1", "memory": "2Gi"}}}}
+        },
         spec__sidecar__resources={"limits": {"cpu": "100m"}},
     )
     strict = start(manifest)

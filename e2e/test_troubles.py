@@ -201,7 +201,7 @@ def test_an_emoji_a_nul_and_what_is_no_utf_8_are_told_and_keep_no_group_from_its
 def test_a_job_that_does_not_start_in_time_fails_and_says_why(start):
     manifest = changed(
         job("wrong"), spec__startupDeadlineSeconds=15, spec__feeders__image=NO_IMAGE,
-        spec__ray={"tuning": {"workerRegisterTimeoutSeconds": 10}},
+        spec__ray={"managed": {"tuning": {"workerRegisterTimeoutSeconds": 10}}},
     )  # fmt: skip
     wrong: Job = start(manifest)
     wrong.await_phase("Failed", timeout_s=60)
