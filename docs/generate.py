@@ -211,7 +211,7 @@ def environment() -> str:
 def _launch(processes: int) -> dict[str, str]:
     """What of its job each launch variable is."""
     template = {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["train"]}]}}
-    spec = TrainerSpec.model_validate({"replicas": 7, "processesPerReplica": processes, "template": template})
+    spec = TrainerSpec.model_validate({"replicas": 7, "processesPerPod": processes, "template": template})
     words = {
         "7": "replicas",
         "5": "processes of a replica",

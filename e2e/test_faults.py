@@ -27,11 +27,11 @@ def spread(**options: str) -> Manifest:
         spec__feeders__template={"spec": {"topologySpreadConstraints": [apart]}},
         spec__feeders__resources=SMALL,
         spec__sidecar__resources={"requests": {"cpu": "50m"}},
-        spec__ray={"head": {"resources": SMALL}},
-        spec__trainer__template__spec__nodeSelector={PLACE: "trainers"},
-        spec__trainer__template__spec__containers__0__resources=SMALL,
+        spec__ray={"managed": {"head": {"resources": SMALL}}},
+        spec__trainers__job__template__spec__nodeSelector={PLACE: "trainers"},
+        spec__trainers__job__template__spec__containers__0__resources=SMALL,
     )
-    made["spec"]["trainer"]["template"]["spec"]["containers"][0]["env"] += [
+    made["spec"]["trainers"]["job"]["template"]["spec"]["containers"][0]["env"] += [
         {"name": f"FASHION_{name.upper()}", "value": value} for name, value in options.items()
     ]
     return made

@@ -115,7 +115,9 @@ def test_another_image_rolls_feeders_and_an_immutable_field_is_refused(running: 
     assert not set(old) & set(uids(running, FEEDERS))
     assert uids(running, TRAINER) == before, "trainers go on"
     with pytest.raises(CommandFailed, match="trainer"):
-        running.cluster.patch("dlj", "idle", running.namespace, {"spec": {"trainer": {"replicas": 2}}})
+        running.cluster.patch(
+            "dlj", "idle", running.namespace, {"spec": {"trainers": {"job": {"replicas": 2}}}}
+        )
 
 
 def test_the_operator_may_be_upgraded_uninstalled_and_installed_under_another_name(running: Job):
@@ -162,9 +164,11 @@ def test_a_guaranteed_trainer_stays_guaranteed_under_a_quota_that_wants_limits(
     small = {"cpu": "100m", "memory": "1Gi"}
     manifest = changed(
         job("strict"),
-        spec__trainer__template__spec__containers__0__resources={"limits": small},
+        spec__trainers__job__template__spec__containers__0__resources={"limits": small},
         spec__feeders__resources={"requests": small, "limits": {"cpu": "1", "memory": "2Gi"}},
-        spec__ray={"head": {"resources": {"requests": small, "limits": {"cpu": "1", "memory": "2Gi"}}}},
+        spec__ray={
+            "managed": {"head": {"resources": {"requests": small, "limits": {"cpu": "1", "memory": "2Gi"}}}}
+        },
         spec__sidecar__resources={"limits": {"cpu": "100m"}},
     )
     strict = start(manifest)

@@ -59,7 +59,7 @@ def runs_to_complete(operator: Cluster, namespace: str, local_digest: str) -> Sn
     assert in_force["version"], in_force
     assert (
         in_force["workerRegisterTimeoutSeconds"]
-        == live["spec"]["ray"]["tuning"]["workerRegisterTimeoutSeconds"]
+        == live["spec"]["ray"]["managed"]["tuning"]["workerRegisterTimeoutSeconds"]
     )
     job.await_phase("Complete", timeout_s=600)
     time.sleep(1)  # for the watch to print it

@@ -66,7 +66,7 @@ def test_a_job_suspended_in_mid_epoch_goes_on_with_more_feeders_and_the_same_dig
     )
     operator.apply(namespace, CLAIM)
     manifest = changed(job("resumed", program=PROGRAM))
-    pod = manifest["spec"]["trainer"]["template"]["spec"]
+    pod = manifest["spec"]["trainers"]["job"]["template"]["spec"]
     # Some provisioners of a kind cluster keep a volume on the node of the pod, and let the next pod run on another.
     worker = operator.kubectl(
         "get", "nodes", "--selector=!node-role.kubernetes.io/control-plane",

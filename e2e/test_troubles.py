@@ -6,11 +6,11 @@ import time
 
 import pytest
 from cluster import FEEDER, Cluster, Manifest, until
-from jobs import FEEDERS, TRAINER, Job, changed, job
+from jobs import FEEDERS, RESTRICTED, TRAINER, Job, changed, job
 
 pytestmark = pytest.mark.timeout(300)
 TOLD_S = 30.0
-CONTAINER = "spec__trainer__template__spec__containers__0"
+CONTAINER = "spec__trainers__job__template__spec__containers__0"
 NO_IMAGE = "example.invalid/nowhere:1"
 BATCHES = """
 import torch
@@ -53,7 +53,8 @@ def settled(of: Job, kind: str) -> None:
     assert len(of.children()) == len(children)
 
 
-PATIENT = {"spec__deadlines": {"startupSeconds": 600}}
+LONGER = {"workerRegisterTimeoutSeconds": 60}
+PATIENT = {"spec__startupDeadlineSeconds": 600}
 STARTS: dict[str, tuple[Manifest, str, tuple[str, ...]]] = {
     "the trainers' image cannot be pulled": (
         changed(job("wrong"), **{f"{CONTAINER}__image": NO_IMAGE}, spec__feeders__image=FEEDER),
@@ -79,7 +80,7 @@ STARTS: dict[str, tuple[Manifest, str, tuple[str, ...]]] = {
     "a Secret that is a volume is missing": (
         changed(
             job("wrong"),
-            spec__trainer__template__spec__volumes=[{"name": "data", "secret": {"secretName": "absent"}}],
+            spec__trainers__job__template__spec__volumes=[{"name": "data", "secret": {"secretName": "absent"}}],
             **{f"{CONTAINER}__volumeMounts": [{"name": "data", "mountPath": "/data"}]},
         ),
         "SidecarsReady", ("wrong-trainers-0-0", "absent", "not found"),
@@ -89,7 +90,7 @@ STARTS: dict[str, tuple[Manifest, str, tuple[str, ...]]] = {
             job("wrong"),
             spec__feeders__template={"spec": {"initContainers": [
                 {"name": "prepare", "image": FEEDER, "command": ["python", "-c", "raise SystemExit(7)"],
-                 "securityContext": job("x")["spec"]["trainer"]["template"]["spec"]["containers"][0]["securityContext"]}
+                 "securityContext": RESTRICTED}
             ]}},
         ),
         "FeedersReady", ("wrong-feeders-", "container prepare", "exit code 7"),
@@ -199,8 +200,8 @@ def test_an_emoji_a_nul_and_what_is_no_utf_8_are_told_and_keep_no_group_from_its
 
 def test_a_job_that_does_not_start_in_time_fails_and_says_why(start):
     manifest = changed(
-        job("wrong"), spec__deadlines={"startupSeconds": 15}, spec__feeders__image=NO_IMAGE,
-        spec__ray={"tuning": {"workerRegisterTimeoutSeconds": 10}},
+        job("wrong"), spec__startupDeadlineSeconds=15, spec__feeders__image=NO_IMAGE,
+        spec__ray={"managed": {"tuning": {"workerRegisterTimeoutSeconds": 10}}},
     )  # fmt: skip
     wrong: Job = start(manifest)
     wrong.await_phase("Failed", timeout_s=60)
@@ -218,14 +219,12 @@ def test_a_job_that_does_not_start_in_time_fails_and_says_why(start):
 def test_a_worker_register_timeout_that_is_too_low_is_named_and_raising_it_heals_the_job(start):
     slow = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"cpu": "250m", "memory": "2Gi"}}
     low = changed(
-        job("wrong"), spec__ray__tuning={"workerRegisterTimeoutSeconds": 1}, spec__feeders__resources=slow
+        job("wrong"), spec__ray__managed__tuning={"workerRegisterTimeoutSeconds": 1}, spec__feeders__resources=slow
     )  # fmt: skip
     wrong: Job = start(low)
     told(wrong, "FeedersReady", "workerRegisterTimeoutSeconds", within_s=90)
     assert wrong.status()["ray"]["workerRegisterTimeoutSeconds"] == 1
-    wrong.cluster.patch(
-        "dlj", "wrong", wrong.namespace, {"spec": {"ray": {"tuning": {"workerRegisterTimeoutSeconds": 60}}}}
-    )  # fmt: skip
+    wrong.cluster.patch("dlj", "wrong", wrong.namespace, {"spec": {"ray": {"managed": {"tuning": LONGER}}}})
     wrong.await_phase("Running", timeout_s=120)
     until(
         lambda: wrong.status()["ray"]["workerRegisterTimeoutSeconds"] == 60, timeout_s=60, what="60 in force"

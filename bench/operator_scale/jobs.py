@@ -44,9 +44,9 @@ def manifest(shape: Shape, name: Name) -> dict[str, Any]:
     made: dict[str, Any] = copy.deepcopy(yaml.safe_load(EXAMPLE.read_text()))
     made["metadata"] = {"namespace": name[0], "name": name[1], "labels": {"team": name[0]}}
     spec = made["spec"]
-    spec["feeders"] |= {"replicas": shape.feeders, "minReplicas": 1, "maxReplicas": shape.feeders + 8}
-    spec["trainer"]["replicas"] = TRAINERS
-    spec["deadlines"]["startupSeconds"] = STARTUP_S
+    spec["feeders"] |= {"replicas": shape.feeders, "minAvailable": 1}
+    spec["trainers"]["job"]["replicas"] = TRAINERS
+    spec["startupDeadlineSeconds"] = STARTUP_S
     return made
 
 

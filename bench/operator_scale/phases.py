@@ -261,7 +261,7 @@ def _nothing(at: float) -> Reading:
 
 
 def _deadlines(number: int) -> dict[str, Any]:
-    return {"deadlines": {"batchSeconds": 200 + number}}
+    return {"loader": {"batchTimeoutSeconds": 200 + number}}
 
 
 def _shown(done: Between) -> str:

@@ -41,14 +41,22 @@ def job(
         "spec": {
             "feeders": {"replicas": feeders, "resources": SMALL},
             "ray": {
-                "head": {
-                    "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
+                "managed": {
+                    "head": {
+                        "resources": {
+                            "requests": {"cpu": "50m", "memory": "512Mi"},
+                            "limits": {"memory": "2Gi"},
+                        }
+                    }
                 }
             },
-            "sidecar": {"sharedMemory": "64Mi", "resources": {"requests": {"cpu": "20m"}}},
-            "trainer": {
-                "replicas": trainers,
-                "template": {"spec": {"securityContext": RESTRICTED_POD, "containers": [container]}},
+            "loader": {"memoryPerProcess": "64Mi"},
+            "sidecar": {"resources": {"requests": {"cpu": "20m"}}},
+            "trainers": {
+                "job": {
+                    "replicas": trainers,
+                    "template": {"spec": {"securityContext": RESTRICTED_POD, "containers": [container]}},
+                }
             },
         },
     }

@@ -91,19 +91,20 @@ class ChildWriter:
             self.cache.remove({**thing, "kind": what[0]})
 
     async def apply(
-        self, key: JobKey, observed: Observed, wanted: Sequence[Manifest], *, begun: bool
-    ) -> bool:
-        """Applies what is not there already. `begun`: the job has a child with pods. Returns whether anything was
-        written.
+        self, key: JobKey, observed: Observed, wanted: Sequence[Manifest], *, later: Sequence[Manifest] = (),
+        begun: bool,
+    ) -> bool:  # fmt: skip
+        """Applies what is not there already. `later`: children that are tried with the first, and not made yet.
+        `begun`: the job has a child with pods. Returns whether anything was written.
 
         Raises the first ApiError once all others have been applied, or nothing has, where a trial is refused.
         """
         job = observed.job
-        there = {_key(manifest) for manifest in wanted}
+        there = {_key(manifest) for manifest in (*wanted, *later)}
         known = self.refusals.get(key, {})
         self.refusals[key] = {child: refusal for child, refusal in known.items() if child in there}
         if not begun:
-            await self._try(key, job, [manifest for manifest in wanted if manifest["kind"] in WORKLOADS])
+            await self._try(key, job, [child for child in (*wanted, *later) if child["kind"] in WORKLOADS])
         wrote, first = False, None
         for manifest in wanted:
             try:
@@ -124,6 +125,7 @@ class ChildWriter:
         for manifest in wanted:
             try:
                 await self.api.try_apply(sealed(manifest))
+                self.refusals[key].pop(_key(manifest), None)
             except ApiError as exc:
                 if refusals.NO_DRY_RUN in exc.message:
                     continue

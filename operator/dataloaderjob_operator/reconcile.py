@@ -204,7 +204,10 @@ class Reconciler:
             wrote = True
             await self.children.delete(child, observed.children[child])
         begun = any(kind in WORKLOADS for kind, _ in observed.children)
-        wrote = await self.children.apply(key, observed, decision.apply, begun=begun) or wrote
+        wrote = (
+            await self.children.apply(key, observed, decision.apply, later=decision.later, begun=begun)
+            or wrote
+        )
         if failed is not None:
             raise failed
         return wrote

@@ -17,7 +17,7 @@ OWN = objects.OwnPod(namespace="ops", labels={"app": "operator"})
 SETUP = objects.OperatorConfig(
     version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32, operator=OWN
 )
-TRAINER = "spec.trainer.template.spec"
+TRAINER = "spec.trainers.job.template.spec"
 FEEDER = "spec.feeders.template.spec"
 VOLUME = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
 MOUNT = {"name": "data", "mountPath": "/data"}
@@ -28,7 +28,9 @@ MOUNT = {"name": "data", "mountPath": "/data"}
     [
         pytest.param({}, id="minimal"),
         pytest.param({"spec.networkPolicy.mode": "Strict"}, id="strict"),
-        pytest.param({"spec.trainer.processesPerReplica": 4, "spec.trainer.replicas": 2}, id="torchrun"),
+        pytest.param(
+            {"spec.trainers.job.processesPerPod": 4, "spec.trainers.job.replicas": 2}, id="torchrun"
+        ),
         pytest.param(
             {"spec.sidecar.resources": {"limits": {"memory": "4Gi", "cpu": 1}}}, id="sidecar-limits"
         ),
@@ -45,6 +47,17 @@ MOUNT = {"name": "data", "mountPath": "/data"}
                 f"{TRAINER}.tolerations": [{"operator": "Exists"}],
             },
             id="templates",
+        ),
+        pytest.param(
+            {
+                "spec.data.volumes": [VOLUME],
+                "spec.data.volumeMounts": [MOUNT],
+                "spec.data.env": [{"name": "ROOT", "value": "/data"}],
+                "spec.data.envFrom": [{"secretRef": {"name": "bucket"}}],
+                "spec.sidecar.env": [{"name": "A", "value": "1"}],
+                "spec.sidecar.securityContext": {"runAsUser": 7},
+            },
+            id="data",
         ),
     ],
 )

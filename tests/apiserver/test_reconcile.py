@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import re
@@ -229,7 +230,10 @@ def scale(job: Operated) -> None:
 
 
 def update(job: Operated) -> None:
-    job.edit(feeders={"image": "example/feeder:2"}, ray={"tuning": {"workerRegisterTimeoutSeconds": 200}})
+    job.edit(
+        feeders={"image": "example/feeder:2"},
+        ray={"managed": {"tuning": {"workerRegisterTimeoutSeconds": 200}}},
+    )
 
 
 def restrict(job: Operated) -> None:
@@ -396,7 +400,7 @@ def test_the_supervisors_report_is_in_the_status_and_noise_is_not_written(job: O
 def test_the_feeders_that_the_spec_asks_for_are_wanted_of_the_supervisor(
     server: ApiServer, number: int
 ) -> None:
-    job = Operated(server, manifest({"spec.feeders.processesPerPod": 2, "spec.feeders.minReplicas": 0}))
+    job = Operated(server, manifest({"spec.feeders.processesPerPod": 2, "spec.feeders.minAvailable": 0}))
     job.settle()
     path = f"{job.path(KIND, job.name)}/scale"
     server.request("PATCH", path, {"spec": {"replicas": number}}, content_type=MERGE)
@@ -416,7 +420,7 @@ def test_a_raised_worker_register_timeout_replaces_head_and_feeders(job: Operate
 
     job.settle()
     before = templates()
-    job.edit(ray={"tuning": {"workerRegisterTimeoutSeconds": 300}})
+    job.edit(ray={"managed": {"tuning": {"workerRegisterTimeoutSeconds": 300}}})
     job.settle()
     assert all(old != new for old, new in zip(before, templates(), strict=True))
     for file in ("head.json", "feeder.json"):
@@ -442,7 +446,7 @@ def test_what_we_sent_is_marked_so_that_the_same_is_not_sent_again(job: Operated
 def test_a_field_of_a_template_that_kubernetes_does_not_take_is_reported_by_name(
     server: ApiServer, field: str, value: Any
 ):
-    job = Operated(server, manifest({f"spec.trainer.template.spec.{field}": value}))
+    job = Operated(server, manifest({f"spec.trainers.job.template.spec.{field}": value}))
     operator = job.operator()
     with pytest.raises(ApiError, match=field):
         for _ in range(9):
@@ -457,12 +461,50 @@ def test_a_field_of_a_template_that_kubernetes_does_not_take_is_reported_by_name
 
 def test_a_child_that_the_server_finds_invalid_is_reported_by_the_users_own_field(server: ApiServer) -> None:
     env = [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "spec.no"}}}]
-    job = Operated(server, manifest({"spec.trainer.template.spec.containers[0].env": env}))
+    job = Operated(server, manifest({"spec.trainers.job.template.spec.containers[0].env": env}))
     operator = job.operator()
     for _ in range(2):
         with pytest.raises(ApiError):
             job.reconcile_with(operator)
     ready = job.conditions()["Ready"]
     assert ready["reason"] == "ChildRefused"
-    assert "spec.trainer.template.spec.containers[0].env[1].valueFrom.fieldRef.fieldPath" in ready["message"]
+    assert (
+        "spec.trainers.job.template.spec.containers[0].env[1].valueFrom.fieldRef.fieldPath"
+        in ready["message"]
+    )
     assert job.children() == {}
+
+
+def test_trainers_are_made_once_the_feeders_that_are_needed_serve(server: ApiServer) -> None:
+    job = Operated(server, manifest({"spec.feeders.replicas": 2, "spec.feeders.minAvailable": 2}))
+    job.settle()
+    assert job.named() == NAMES - {("Job", "mnist-trainers-0")}
+    waits = job.conditions()[ConditionType.TRAINERS_READY]
+    assert (waits["reason"], "missing: 2" in waits["message"]) == ("WaitsForFeeders", True)
+    job.serves(2)
+    job.supervisor.reported = SupervisorStatus(desired=2, ready=1, ray=RayStatus(version="2.60.0"))
+    job.settle()
+    assert ("Job", "mnist-trainers-0") not in job.children()
+    job.supervisor.reported = SupervisorStatus(desired=2, ready=2, ray=RayStatus(version="2.60.0"))
+    job.settle()
+    assert job.named() == NAMES
+
+
+def test_trainers_that_would_wait_for_feeders_are_tried_before_any_feeder_is_made(server: ApiServer) -> None:
+    job = Operated(
+        server, manifest({"spec.feeders.minAvailable": 1, "spec.trainers.job.template.spec.priority": "high"})
+    )
+    for _ in range(3):
+        with contextlib.suppress(ApiError):
+            job.reconcile()
+    operator = job.operator()
+    for _ in range(2):
+        with contextlib.suppress(ApiError):
+            job.reconcile_with(operator)
+    assert not job.named(), "no head or feeder waits for trainers that cannot be"
+    assert "spec.trainers.job.template.spec.priority" in job.conditions()["Ready"]["message"]
+    job.edit(trainers={"job": {"template": {"spec": {"priority": None}}}})
+    for _ in range(4):
+        job.reconcile_with(operator)
+    assert job.named() == NAMES - {("Job", "mnist-trainers-0")}
+    assert job.conditions()["Ready"]["reason"] != "ChildRefused"

@@ -32,7 +32,7 @@ PROPERTY = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-ENV = "spec.trainer.template.spec.containers[0].env"
+ENV = "spec.trainers.job.template.spec.containers[0].env"
 
 
 @pytest.fixture(scope="module")
@@ -149,8 +149,8 @@ def test_odd_characters_of_a_template_are_in_the_children_as_they_are(server: Ap
         manifest(
             {
                 ENV: [{"name": "ODD", "value": ODD}],
-                "spec.trainer.template.spec.containers[0].args": [ODD, "\U0001f622"],
-                "spec.trainer.template.metadata.annotations": {"a": ODD},
+                "spec.trainers.job.template.spec.containers[0].args": [ODD, "\U0001f622"],
+                "spec.trainers.job.template.metadata.annotations": {"a": ODD},
                 "spec.feeders.template.metadata.annotations": {"a": ODD},
             }
         ),
@@ -184,10 +184,16 @@ def test_any_text_of_a_template_comes_to_its_child_unchanged(failing: Operated, 
     ("changes", "reason", "words"),
     [
         pytest.param(
-            {"spec.trainer.template.spec.initContainers": 7}, "NotUnderstood", "TypeError", id="a-wrong-type"
+            {"spec.trainers.job.template.spec.initContainers": 7},
+            "NotUnderstood",
+            "TypeError",
+            id="a-wrong-type",
         ),
         pytest.param(
-            {"spec.trainer.template.spec.hostnetwork": True}, "ChildRefused", "hostNetwork", id="a-wrong-case"
+            {"spec.trainers.job.template.spec.hostnetwork": True},
+            "ChildRefused",
+            "hostNetwork",
+            id="a-wrong-case",
         ),
         pytest.param(
             {"spec.feeders.resources": {"requests": {"memory": "10E"}}},

@@ -35,8 +35,8 @@ def job(text: str) -> DataLoaderJob:
 
 
 def test_the_notes_sample_is_a_job_with_the_releases_image() -> None:
-    assert job(pasted()).spec.trainer.container.image == "ghcr.io/dataloaderjob/feeder:0.1.0"
-    assert job(pasted(*OWN)).spec.trainer.container.image == "own:5000/dataloaderjob/feeder:v2"
+    assert job(pasted()).spec.trainers.job.container.image == "ghcr.io/dataloaderjob/feeder:0.1.0"
+    assert job(pasted(*OWN)).spec.trainers.job.container.image == "own:5000/dataloaderjob/feeder:v2"
 
 
 @pytest.mark.parametrize("make", [pasted, of_the_test])
@@ -52,11 +52,11 @@ def test_the_tests_job_has_a_name_whatever_the_releases_is(release: str) -> None
 
 def test_secrets_for_images_are_passed_on() -> None:
     spec = yaml.safe_load(pasted("--set-json", 'imagePullSecrets=[{"name":"pull"}]'))["spec"]
-    assert spec["trainer"]["template"]["spec"]["imagePullSecrets"] == [{"name": "pull"}]
+    assert spec["trainers"]["job"]["template"]["spec"]["imagePullSecrets"] == [{"name": "pull"}]
 
 
 def test_its_pods_may_run_where_only_restricted_ones_may() -> None:
-    spec = yaml.safe_load(pasted())["spec"]["trainer"]["template"]["spec"]
+    spec = yaml.safe_load(pasted())["spec"]["trainers"]["job"]["template"]["spec"]
     assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     assert spec["containers"][0]["securityContext"] == {
         "allowPrivilegeEscalation": False,

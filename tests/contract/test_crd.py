@@ -29,6 +29,10 @@ def test_it_is_small_enough_for_kubectl_apply():
     assert len(CRD.read_bytes()) < MAX_NBYTES
 
 
+def test_it_has_no_aliases_which_not_all_tools_know():
+    assert not [event for event in yaml.parse(CRD.read_text()) if isinstance(event, yaml.AliasEvent)]
+
+
 def test_columns_and_subresources_show_fields_that_exist():
     made = version()
     schema = made["schema"]["openAPIV3Schema"]

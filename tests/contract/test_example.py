@@ -47,8 +47,8 @@ def python(*words: str, cwd: Path, data: Path, **more: str) -> subprocess.Comple
 
 def test_the_manifest_has_two_trainers_of_one_process_two_feeders_and_augmentation():
     spec = load_manifest(EXAMPLE / "dataloaderjob.yaml").spec
-    assert (spec.trainer.replicas, spec.trainer.processes_per_replica, spec.feeders.count) == (2, 1, 2)
-    assert spec.trainer.container.command == ("python", "train.py", "--augment", "--record", "out")
+    assert (spec.trainers.job.replicas, spec.trainers.job.processes_per_pod, spec.feeders.count) == (2, 1, 2)
+    assert spec.trainers.job.container.command == ("python", "train.py", "--augment", "--record", "out")
 
 
 def test_the_script_needs_nothing_of_this_package_but_one_import(tmp_path, data):

@@ -353,7 +353,7 @@ def test_sample_that_hangs_raises_deadline_exceeded_with_feeder_and_indices(
         gate.touch()
     assert isinstance(caught.value, TimeoutError)
     assert re.search(
-        r"batch 3 was not ready after \d s \(the deadline is 3 s, spec\.deadlines\.batchSeconds\): ",
+        r"batch 3 was not ready after \d s \(the deadline is 3 s, spec\.loader\.batchTimeoutSeconds\): ",
         str(caught.value),
     )
     assert re.search(r"feeder-[01] is making (index 7|indices \[6, 7\])", str(caught.value))
@@ -509,7 +509,7 @@ def test_batch_above_the_memory_limit_is_told_and_smaller_ones_still_come(
     assert type(error) is InputError
     assert re.fullmatch(
         r"a batch of 8(\.\d)? MB needs a place in shared memory, the limit is 4(\.\d)? MB: "
-        r"raise spec\.sidecar\.sharedMemory or lower the batch size",
+        r"raise spec\.loader\.memoryPerProcess or lower the batch size",
         str(error),
     )
 
@@ -521,7 +521,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "pool above a process's part": (
         {"shared_memory_nbytes": 64 << 20, "pool_nbytes": 33 << 20, "processes": 2},
-        f"{32 << 20} ({64 << 20} for 2 processes): raise spec.sidecar.sharedMemory or lower spec.sidecar.poolSize",
+        f"{32 << 20} ({64 << 20} for 2 processes): raise spec.loader.memoryPerProcess or lower spec.loader.poolSize",
     ),
     "limit beyond the machine": (
         {"shared_memory_nbytes": 1 << 50},

@@ -316,7 +316,7 @@ def test_batches_kept_beyond_the_limit_become_copies_with_one_warning(rig: Rig) 
         hoard = list(loader)
     (warning,) = [w for w in caught if "this process still holds" in str(w.message)]
     assert warning.filename == __file__, "it points to the line that took a batch"
-    assert "raise spec.sidecar.sharedMemory" in str(warning.message)
+    assert "raise spec.loader.memoryPerProcess" in str(warning.message)
     assert [b[:, 0].tolist() for b in hoard] == [[4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3] for i in range(50)]
     assert pool(rig)["copies"] >= 25
     del hoard

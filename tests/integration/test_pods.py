@@ -190,7 +190,7 @@ def test_a_worker_register_timeout_that_is_too_short_is_told_and_raising_it_heal
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     processes_begin_with("import time; time.sleep(2.5)", "default_worker.py", tmp_path, monkeypatch)
-    field = "spec.ray.tuning.workerRegisterTimeoutSeconds"
+    field = "spec.ray.managed.tuning.workerRegisterTimeoutSeconds"
     with Pods(feeders=1, changes={field: 1}) as pods:
         head, feeder = pods.head(), pods.feeder(0)
         status = awaited_cause(pods, "WorkerRegisterTimeout", 90)
@@ -204,7 +204,7 @@ def test_a_worker_register_timeout_that_is_too_short_is_told_and_raising_it_heal
         pods.feeder(0)
         assert pods.ready(1)["ray"] == {
             "version": ray.__version__,
-            **pods.job.spec.ray.tuning.settings().config(),
+            **pods.job.spec.ray.managed.tuning.settings().config(),
         }
 
 

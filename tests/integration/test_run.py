@@ -34,7 +34,7 @@ def test_two_replicas_train_and_their_batches_are_those_of_the_process_itself(tm
     for rank in range(2):
         own = [line for line in run.lines if line.startswith(f"[trainer-{rank}] ")]
         assert digest(own) == project.reference(rank, 2), run.text
-    assert "ignores: spec.trainer.template.spec.containers[0].image" in run.lines[0]
+    assert "ignores: spec.trainers.job.template.spec.containers[0].image" in run.lines[0]
     assert re.search(r"^\[feeder-\d\] making \d00$", run.text, re.MULTILINE), "output of user code in feeders"
     assert re.search(r"small: ended; 40 batches, 0.000 GB, .* s, stall", run.lines[-1])
     assert run.left() == []
@@ -231,9 +231,9 @@ def test_a_wrong_manifest_is_refused_and_nothing_is_started(tmp_path: Path):
     assert done.returncode == 2
     assert f"{wrong}:" in done.stderr
     assert "spec.feeders.replicas: found -1" in done.stderr
-    too_large = run_briefly(Project(tmp_path, 1, 0.0, sidecar={"sharedMemory": "8Ti"}).path)
+    too_large = run_briefly(Project(tmp_path, 1, 0.0, loader={"memoryPerProcess": "8Ti"}).path)
     assert too_large.returncode == 2
-    assert "lower spec.sidecar.sharedMemory" in too_large.stderr
+    assert "lower spec.loader.memoryPerProcess" in too_large.stderr
     missing = run_briefly(tmp_path / "none.yaml")
     assert missing.returncode == 2
     assert "no such file" in missing.stderr
@@ -253,20 +253,20 @@ def test_deadlines_end_a_run_and_say_what_is_missing(tmp_path: Path):
         tmp_path,
         100,
         0.0,
-        ray={"tuning": {"workerRegisterTimeoutSeconds": 1}},
-        deadlines={"startupSeconds": 1},
+        ray={"managed": {"tuning": {"workerRegisterTimeoutSeconds": 1}}},
+        startupDeadlineSeconds=1,
     )
     with LocalRun(project.path) as run:
         run.until("starting Ray")
         run.find()
         assert run.end(30) == 124, run.text
-    assert "was not up within spec.deadlines.startupSeconds (1 s)" in run.text
+    assert "was not up within spec.startupDeadlineSeconds (1 s)" in run.text
     assert "Ray's head and the supervisor are not up" in run.text
     assert run.left() == []
-    Project(tmp_path, 100_000, 0.01, deadlines={"activeDeadlineSeconds": 3})
+    Project(tmp_path, 100_000, 0.01, activeDeadlineSeconds=3)
     with LocalRun(project.path) as run:
         run.until("starting Ray")
         run.find()
         assert run.end(40) == 124, run.text
-    assert "ran past spec.deadlines.activeDeadlineSeconds (3 s); still running: trainer-0" in run.text
+    assert "ran past spec.activeDeadlineSeconds (3 s); still running: trainer-0" in run.text
     assert run.left() == []

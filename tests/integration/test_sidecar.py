@@ -473,14 +473,14 @@ def refused(rig: Rig, **options: Any) -> str:
 def test_memory_too_small_for_the_pool_is_found_first(rig: Rig) -> None:
     said = refused(rig, shared_memory_nbytes=100 << 20, processes=2, pool_nbytes=60 << 20)
     assert f"a pool of {60 << 20} bytes was asked for, the limit of one pool is {50 << 20}" in said
-    assert "raise spec.sidecar.sharedMemory or lower spec.sidecar.poolSize" in said
+    assert "raise spec.loader.memoryPerProcess or lower spec.loader.poolSize" in said
     assert not (rig.home / "new-blobs").exists(), "nothing was touched"
 
 
 def test_memory_beyond_what_the_container_has_is_found_first(rig: Rig) -> None:
     said = refused(rig, shared_memory_nbytes=1 << 60)
     assert f"shared memory of {1 << 60} bytes was asked for, this container may use {memory_limit()}" in said
-    assert "raise the memory limit of the sidecar or lower spec.sidecar.sharedMemory" in said
+    assert "raise the memory limit of the sidecar or lower spec.loader.memoryPerProcess" in said
 
 
 def test_folder_that_does_not_exist_or_may_not_be_written_is_told(rig: Rig) -> None:

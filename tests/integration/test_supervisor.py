@@ -258,7 +258,7 @@ def test_a_head_that_never_answers_ends_the_supervisor_with_the_likely_cause(
         assert supervised.process is not None
         assert supervised.process.wait(30) == EXIT_RAY_LATE
     assert "worker_register_timeout is 120 s" in supervised.output
-    assert "spec.ray.tuning" in supervised.output
+    assert "spec.ray.managed.tuning" in supervised.output
 
 
 @pytest.mark.slow

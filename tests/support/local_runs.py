@@ -87,8 +87,10 @@ class Project:
             "metadata": {"name": "small"},
             "spec": {
                 "feeders": {"replicas": feeders},
-                "sidecar": {"sharedMemory": "64Mi"},
-                "trainer": {"replicas": replicas, "template": {"spec": {"containers": [container]}}},
+                "loader": {"memoryPerProcess": "64Mi"},
+                "trainers": {
+                    "job": {"replicas": replicas, "template": {"spec": {"containers": [container]}}}
+                },
                 **spec,
             },
         }

@@ -13,19 +13,21 @@ GOOD: dict[str, Any] = {
     "kind": "DataLoaderJob",
     "metadata": {"name": "mnist"},
     "spec": {
-        "trainer": {
-            "template": {
-                "spec": {
-                    "containers": [
-                        {"name": "trainer", "image": "example/mnist:1", "command": ["python", "train.py"]}
-                    ]
+        "trainers": {
+            "job": {
+                "template": {
+                    "spec": {
+                        "containers": [
+                            {"name": "trainer", "image": "example/mnist:1", "command": ["python", "train.py"]}
+                        ]
+                    }
                 }
             }
         }
     },
 }
 ABSENT = object()
-CONTAINER = "spec.trainer.template.spec.containers[0]"
+CONTAINER = "spec.trainers.job.template.spec.containers[0]"
 
 
 def manifest(changes: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -44,9 +46,9 @@ def manifest(changes: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 FEEDER = "spec.feeders.template.spec.containers"
-HEAD = "spec.ray.head.template.spec.containers"
-REGISTER = "spec.ray.tuning.workerRegisterTimeoutSeconds"
-CHECK = "spec.ray.tuning.healthCheck"
+HEAD = "spec.ray.managed.head.template.spec.containers"
+REGISTER = "spec.ray.managed.tuning.workerRegisterTimeoutSeconds"
+CHECK = "spec.ray.managed.tuning.healthCheck"
 
 REFUSED_FIELDS = [
     # names and kinds
@@ -62,23 +64,28 @@ REFUSED_FIELDS = [
         {"metadata.labels": {"a": True}}, "metadata.labels.a: found true; use a string", id="label-bool"
     ),
     # unknown fields
-    pytest.param({"spec.feeders.minReplica": 1}, "found an unknown field; use minReplicas", id="near-name"),
+    pytest.param({"spec.feeders.minAvailabe": 1}, "found an unknown field; use minAvailable", id="near-name"),
     pytest.param(
         {"spec.backoff_limit": 1}, "spec.backoff_limit: found an unknown field; use backoffLimit", id="snake"
     ),
-    pytest.param({"spec.prefetch": 4}, "found an unknown field; use spec.sidecar.prefetch", id="wrong-level"),
+    pytest.param({"spec.prefetch": 4}, "found an unknown field; use spec.loader.prefetch", id="wrong-level"),
     pytest.param(
-        {"spec.trainer.image": "x"},
-        "found an unknown field; use spec.trainer.template.spec.containers[].image",
+        {"spec.trainers.job.image": "x"},
+        "found an unknown field; use spec.trainers.job.template.spec.containers[].image",
         id="image-of-the-template",
     ),
     pytest.param(
-        {"spec.ray.tuning.numHeartbeatsTimeout": 30},
+        {"spec.ray.managed.tuning.numHeartbeatsTimeout": 30},
         "found an unknown field; use healthCheck.failureThreshold, which replaced it in Ray",
         id="old-name-of-ray",
     ),
     pytest.param(
-        {"spec.ray.headResources": {}}, "found an unknown field; use spec.ray.head.resources", id="old-head"
+        {"spec.feeders.minReplicas": 1}, "found an unknown field; use spec.feeders.minAvailable", id="least"
+    ),
+    pytest.param(
+        {"spec.ray.managed.headResources": {}},
+        "found an unknown field; use spec.ray.managed.head.resources",
+        id="old-head",
     ),
     pytest.param(
         {"spec.xyzzy": 1}, "found an unknown field; use one of ray, feeders, sidecar", id="no-such-name"
@@ -95,10 +102,12 @@ REFUSED_FIELDS = [
     ),
     pytest.param({"spec.feeders.replicas": True}, "found true; use a whole number", id="bool-number"),
     pytest.param({"spec.feeders.replicas": 1.0}, "found 1.0; use a whole number", id="float-number"),
-    pytest.param({"spec.sidecar.checksum": "yes"}, 'found "yes"; use true or false', id="text-bool"),
+    pytest.param({"spec.loader.checksum": "yes"}, 'found "yes"; use true or false', id="text-bool"),
     pytest.param({"spec.suspend": 1}, "spec.suspend: found 1; use true or false", id="number-bool"),
     pytest.param(
-        {"spec.ray.version": 2.6}, 'found 2.6; use a version in quotes such as "2.60.0"', id="float-version"
+        {"spec.ray.managed.version": 2.6},
+        'found 2.6; use a version in quotes such as "2.60.0"',
+        id="float-version",
     ),
     pytest.param(
         {f"{CONTAINER}.command": "python t.py"}, 'found "python t.py"; use a list of strings', id="shell"
@@ -115,24 +124,20 @@ REFUSED_FIELDS = [
         {"spec.feeders": "two"}, 'spec.feeders: found "two"; use a mapping with the fields', id="no-mapping"
     ),
     # bounds
+    pytest.param({"spec.loader.prefetch": 1}, "found 1; use a whole number from 2 to 512", id="prefetch-low"),
     pytest.param(
-        {"spec.sidecar.prefetch": 1}, "found 1; use a whole number from 2 to 512", id="prefetch-low"
+        {"spec.loader.prefetch": 513}, "found 513; use a whole number from 2 to 512", id="prefetch-high"
     ),
+    pytest.param({"spec.trainers.job.replicas": 0}, "found 0; use a whole number from 1", id="no-trainers"),
     pytest.param(
-        {"spec.sidecar.prefetch": 513}, "found 513; use a whole number from 2 to 512", id="prefetch-high"
+        {"spec.trainers.job.processesPerPod": 0}, "found 0; use a whole number from 1", id="no-ranks"
     ),
-    pytest.param({"spec.trainer.replicas": 0}, "found 0; use a whole number from 1", id="no-trainers"),
+    pytest.param({"spec.loader.batchTimeoutSeconds": 0}, "found 0; use a whole number from 1", id="batch-0"),
     pytest.param(
-        {"spec.trainer.processesPerReplica": 0}, "found 0; use a whole number from 1", id="no-ranks"
+        {"spec.startupDeadlineSeconds": -1}, "found -1; use a whole number from 1", id="startup-negative"
     ),
-    pytest.param({"spec.deadlines.batchSeconds": 0}, "found 0; use a whole number from 1", id="batch-0"),
-    pytest.param(
-        {"spec.deadlines.startupSeconds": -1}, "found -1; use a whole number from 1", id="startup-negative"
-    ),
-    pytest.param(
-        {"spec.deadlines.activeDeadlineSeconds": 0}, "found 0; use a whole number from 1", id="active-0"
-    ),
-    pytest.param({"spec.deadlines.progressAfterSeconds": 0}, "found 0; use a whole number", id="progress-0"),
+    pytest.param({"spec.activeDeadlineSeconds": 0}, "found 0; use a whole number from 1", id="active-0"),
+    pytest.param({"spec.loader.warnAfterSeconds": 0}, "found 0; use a whole number", id="progress-0"),
     pytest.param({"spec.backoffLimit": -1}, "found -1; use a whole number from 0", id="backoff-negative"),
     pytest.param(
         {"spec.ttlSecondsAfterFinished": -1}, "found -1; use a whole number from 0", id="ttl-negative"
@@ -141,12 +146,12 @@ REFUSED_FIELDS = [
     pytest.param({f"{CHECK}.timeoutMs": 0}, "found 0; use a whole number from 100", id="check-timeout-0"),
     # quantities
     pytest.param(
-        {"spec.sidecar.sharedMemory": "2GB"}, 'found "2GB"; use a number of bytes such as "512Mi"', id="GB"
+        {"spec.loader.memoryPerProcess": "2GB"}, 'found "2GB"; use a number of bytes such as "512Mi"', id="GB"
     ),
     pytest.param(
-        {"spec.sidecar.sharedMemory": "-1Gi"}, 'found "-1Gi"; use a number of bytes', id="negative-size"
+        {"spec.loader.memoryPerProcess": "-1Gi"}, 'found "-1Gi"; use a number of bytes', id="negative-size"
     ),
-    pytest.param({"spec.sidecar.sharedMemory": "1500m"}, "found ", id="parts-of-a-byte"),
+    pytest.param({"spec.loader.memoryPerProcess": "1500m"}, "found ", id="parts-of-a-byte"),
     pytest.param(
         {"spec.feeders.resources": {"limits": {"cpu": 1.5}}}, "limits.cpu: found 1.5; use a quant", id="cpu"
     ),
@@ -155,10 +160,12 @@ REFUSED_FIELDS = [
         {f"{CONTAINER}.name": "T_1"}, 'name: found "T_1"; use lower-case letters, digits', id="container-name"
     ),
     pytest.param(
-        {"spec.trainer": ABSENT}, "spec.trainer: found nothing; use a mapping with the", id="no-trainer"
+        {"spec.trainers.job": ABSENT},
+        "spec.trainers.job: found nothing; use a mapping with the",
+        id="no-trainer",
     ),
     pytest.param(
-        {"spec.trainer.template.spec.containers": []},
+        {"spec.trainers.job.template.spec.containers": []},
         "containers: found an empty list; use a list with at least one entry",
         id="no-container",
     ),
@@ -175,9 +182,16 @@ REFUSED_FIELDS = [
         {"spec.networkPolicy": "Strict"}, 'found "Strict"; use a mapping with the fields mode', id="bare-mode"
     ),
     pytest.param(
-        {"spec.trainer.template.spec.hostNetwork": "yes"}, 'found "yes"; use true or false', id="host-network"
+        {"spec.trainers.job.template.spec.hostNetwork": "yes"},
+        'found "yes"; use true or false',
+        id="host-network",
     ),
     pytest.param({"spec.managedBy": "me"}, 'found "me"; use a controller\'s name such as', id="managed-by"),
+    pytest.param(
+        {f"{CONTAINER}.resources": {"requests": {"nvidia.com/gpu": 2}, "limits": {"nvidia.com/gpu": 1}}},
+        "use at most the limit, or a higher limit",
+        id="request-over-limit-in-template",
+    ),
 ]
 
 REFUSED_BY_RULES = [
@@ -185,8 +199,8 @@ REFUSED_BY_RULES = [
     pytest.param(
         {"metadata.name": "Mnist_1"}, '"Mnist_1"; use lower-case letters, digits and', id="bad-name"
     ),
-    pytest.param({"spec.ray.version": "2.55.1"}, '"2.55.1"; use Ray 2.56 or newer', id="old-ray"),
-    pytest.param({"spec.ray.version": "1.13"}, '"1.13"; use Ray 2.56 or newer', id="very-old-ray"),
+    pytest.param({"spec.ray.managed.version": "2.55.1"}, '"2.55.1"; use Ray 2.56 or newer', id="old-ray"),
+    pytest.param({"spec.ray.managed.version": "1.13"}, '"1.13"; use Ray 2.56 or newer', id="very-old-ray"),
     pytest.param(
         {f"{CHECK}.periodMs": 100, f"{CHECK}.failureThreshold": 9},
         "failureThreshold * periodMs = 900 ms; use values whose product is at least 1000 ms",
@@ -199,21 +213,11 @@ REFUSED_BY_RULES = [
     ),
     pytest.param(
         {REGISTER: 1000},
-        "1000, above deadlines.startupSeconds 900; use a timeout within",
+        "1000, above startupDeadlineSeconds 900; use a timeout within",
         id="register-over-startup",
     ),
     pytest.param(
-        {"spec.feeders.replicas": 0}, "0, below minReplicas 1; use minReplicas or more", id="no-feeders"
-    ),
-    pytest.param(
-        {"spec.feeders.replicas": 3, "spec.feeders.maxReplicas": 2},
-        "3, above maxReplicas 2; use maxReplicas or less",
-        id="too-many-feeders",
-    ),
-    pytest.param(
-        {"spec.feeders.replicas": 5, "spec.feeders.minReplicas": 5, "spec.feeders.maxReplicas": 4},
-        "5, above maxReplicas 4; use a number up to maxReplicas",
-        id="min-over-max",
+        {"spec.feeders.replicas": 0}, "0, below minAvailable 1; use minAvailable or more", id="no-feeders"
     ),
     pytest.param(
         {"spec.feeders.replicas": 1000, "spec.feeders.processesPerPod": 5},
@@ -237,7 +241,7 @@ REFUSED_BY_RULES = [
         for field, value in {"command": ["a"], "args": ["a"], "image": "a", "resources": {}}.items()
     ),
     pytest.param(
-        {"spec.ray.head.template.spec.hostNetwork": True},
+        {"spec.ray.managed.head.template.spec.hostNetwork": True},
         "hostNetwork: found true; use false: sidecars, feeders and the operator find the head by its Service",
         id="head-on-the-host",
     ),
@@ -253,40 +257,30 @@ REFUSED_BY_RULES = [
     ),
     pytest.param(
         {FEEDER: [{"name": "feeder", "env": [{"name": "RAY_health_check_period_ms", "value": "1"}]}]},
-        "use spec.ray.tuning, which sets it",
+        "use spec.ray.managed.tuning, which sets it",
         id="tuning-by-env",
     ),
     *(
         pytest.param(
             {f"{CONTAINER}.env": [{"name": name, "value": "1"}]},
-            "use another name: this one is set from spec.trainer.replicas",
+            "use another name: this one is set from spec.trainers.job.replicas",
             id=name,
         )
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "PET_NNODES", "DATALOADERJOB_X")
     ),
     pytest.param(
-        {"spec.sidecar.sharedMemory": "1Ki"}, "1Ki; use at least 1Mi, such as 2Gi", id="tiny-memory"
+        {"spec.loader.memoryPerProcess": "1Ki"}, "1Ki; use at least 1Mi, such as 1Gi", id="tiny-memory"
     ),
-    pytest.param({"spec.sidecar.sharedMemory": "17Ti"}, "17Ti; use at most 16Ti", id="huge-memory"),
-    pytest.param({"spec.sidecar.poolSize": 512}, "512; use at least 1Mi, or leave it out", id="tiny-pool"),
+    pytest.param({"spec.loader.memoryPerProcess": "17Ti"}, "17Ti; use at most 16Ti", id="huge-memory"),
+    pytest.param({"spec.loader.poolSize": 512}, "512; use at least 1Mi, or leave it out", id="tiny-pool"),
     pytest.param(
-        {"spec.sidecar.poolSize": "3Gi"},
-        "3Gi, above sharedMemory 2Gi; use a size up to",
+        {"spec.loader.poolSize": "3Gi"},
+        "3Gi, above memoryPerProcess 1Gi; use a size up to",
         id="pool-over-limit",
     ),
     pytest.param(
-        {"spec.sidecar.poolSize": "1Gi", "spec.trainer.processesPerReplica": 3},
-        "1Gi for each of 3 processes, above sharedMemory 2Gi; use pools that fit",
-        id="pools-over-limit",
-    ),
-    pytest.param(
-        {"spec.sidecar.sharedMemory": "3Mi", "spec.trainer.processesPerReplica": 4},
-        "3Mi for 4 processes; use at least 1Mi for each process",
-        id="no-room-for-pools",
-    ),
-    pytest.param(
-        {"spec.sidecar.resources": {"limits": {"memory": "2Gi"}}},
-        "use sharedMemory plus 64Mi, plus 16Mi for each process",
+        {"spec.sidecar.resources": {"limits": {"memory": "2Gi"}}, "spec.trainers.job.processesPerPod": 2},
+        "use loader.memoryPerProcess for each process of a replica, plus 64Mi",
         id="sidecar-limit",
     ),
     pytest.param(
@@ -295,19 +289,37 @@ REFUSED_BY_RULES = [
         id="request-over-limit",
     ),
     pytest.param(
-        {f"{CONTAINER}.resources": {"requests": {"nvidia.com/gpu": 2}, "limits": {"nvidia.com/gpu": 1}}},
-        "use at most the limit, or a higher limit",
-        id="request-over-limit-in-template",
-    ),
-    pytest.param(
         {"spec.feeders.resources": {"requests": {"memory": "512m"}}},
         '512m, less than 1Mi; use bytes with a unit, such as "512Mi"',
         id="milli-bytes",
     ),
     pytest.param(
-        {"spec.ray.head.resources": {"limits": {"memory": 4096}}},
+        {"spec.ray.managed.head.resources": {"limits": {"memory": 4096}}},
         "4096, less than 1Mi; use bytes",
         id="no-unit",
+    ),
+    pytest.param(
+        {"spec.data.volumes": [{"name": "a"}], "spec.data.volumeMounts": [{"name": "b", "mountPath": "/b"}]},
+        "use the name of a volume in spec.data.volumes",
+        id="mount-of-no-volume",
+    ),
+    pytest.param(
+        {"spec.data.volumes": [{"name": "dataloaderjob-run", "emptyDir": {}}]},
+        "use a name that does not begin with",
+        id="reserved-volume-of-data",
+    ),
+    *(
+        pytest.param(
+            {f"spec.{part}.env": [{"name": name, "value": "1"}]},
+            "use another name: the job sets this one itself",
+            id=f"{part}-{name}",
+        )
+        for part, name in (
+            ("data", "RANK"),
+            ("data", "RAY_ADDRESS"),
+            ("data", "DATALOADERJOB_X"),
+            ("sidecar", "DATALOADERJOB_X"),
+        )
     ),
     pytest.param({f"{CONTAINER}.command": [""]}, "use the training command, such as", id="empty-program"),
     pytest.param(
@@ -319,12 +331,12 @@ REFUSED_BY_RULES = [
         id="reserved-container",
     ),
     pytest.param(
-        {"spec.trainer.template.spec.volumes": [{"name": "dataloaderjob-pool", "emptyDir": {}}]},
+        {"spec.trainers.job.template.spec.volumes": [{"name": "dataloaderjob-pool", "emptyDir": {}}]},
         "use a name that does not begin with",
         id="reserved-volume",
     ),
     pytest.param(
-        {"spec.trainer.template.spec.restartPolicy": "OnFailure"},
+        {"spec.trainers.job.template.spec.restartPolicy": "OnFailure"},
         '"OnFailure"; use Never, or leave it out',
         id="restart-policy",
     ),
@@ -334,7 +346,7 @@ REFUSED_BY_RULES = [
             '"dataloading.dev/job"; use names that do not begin with dataloading.dev/',
             id=f"our-label-{where}",
         )
-        for where in ("trainer.metadata", "feeders.template.metadata")
+        for where in ("trainers.job.metadata", "feeders.template.metadata")
     ),
     pytest.param(
         {"spec.feeders.scratch": {"size": "1Gi", "volume": {"emptyDir": {}}}},
@@ -350,8 +362,8 @@ REFUSED_BY_RULES = [
         id="restart-policy-of-feeders",
     ),
     pytest.param(
-        {"spec.trainer.template.spec.hostNetwork": True},
-        "Ingress with hostNetwork in trainer.template; use None where pods use the network of their node",
+        {"spec.trainers.job.template.spec.hostNetwork": True},
+        "Ingress with hostNetwork in trainers.job.template; use None where pods use the network of their node",
         id="policy-of-pods-on-the-host",
     ),
     pytest.param(
@@ -371,19 +383,19 @@ ACCEPTED = [
     pytest.param({f"{CONTAINER}.command": ABSENT, f"{CONTAINER}.args": ["--lr", "1"]}, id="entrypoint"),
     pytest.param({f"{CONTAINER}.command": []}, id="empty-command"),
     pytest.param({f"{CONTAINER}.env": [{"name": "PET_MAX_RESTARTS", "value": "3"}]}, id="torchruns-own"),
-    pytest.param({"spec.feeders.replicas": 0, "spec.feeders.minReplicas": 0}, id="no-feeders-on-purpose"),
-    pytest.param({"spec.feeders": None, "spec.sidecar.poolSize": None}, id="null-is-left-out"),
-    pytest.param({"spec.trainer.replicas": 4, "spec.trainer.processesPerReplica": 8}, id="torchrun"),
-    pytest.param({f"{CONTAINER}.command": ["sh"], "spec.trainer.processesPerReplica": 2}, id="any-launcher"),
+    pytest.param({"spec.feeders.replicas": 0, "spec.feeders.minAvailable": 0}, id="no-feeders-on-purpose"),
+    pytest.param({"spec.feeders": None, "spec.loader.poolSize": None}, id="null-is-left-out"),
+    pytest.param({"spec.trainers.job.replicas": 4, "spec.trainers.job.processesPerPod": 8}, id="torchrun"),
+    pytest.param({f"{CONTAINER}.command": ["sh"], "spec.trainers.job.processesPerPod": 2}, id="any-launcher"),
     pytest.param(
-        {"spec.sidecar.poolSize": "1Gi", "spec.trainer.processesPerReplica": 2}, id="pools-fit-exactly"
+        {"spec.loader.poolSize": "1Gi", "spec.trainers.job.processesPerPod": 2}, id="pools-fit-exactly"
     ),
     pytest.param(
-        {"spec.sidecar.resources": {"limits": {"memory": "2112Mi"}}}, id="sidecar-limit-fits-exactly"
+        {"spec.sidecar.resources": {"limits": {"memory": "1088Mi"}}}, id="sidecar-limit-fits-exactly"
     ),
-    pytest.param({"spec.sidecar.sharedMemory": 1073741824}, id="bytes-as-a-number"),
-    pytest.param({"spec.ray.version": "2.60.0", REGISTER: 10}, id="short-register-timeout"),
-    pytest.param({"spec.ray.version": "3.0"}, id="next-ray"),
+    pytest.param({"spec.loader.memoryPerProcess": 1073741824}, id="bytes-as-a-number"),
+    pytest.param({"spec.ray.managed.version": "2.60.0", REGISTER: 10}, id="short-register-timeout"),
+    pytest.param({"spec.ray.managed.version": "3.0"}, id="next-ray"),
     pytest.param({f"{CHECK}.periodMs": 500, f"{CHECK}.failureThreshold": 2}, id="quick-health-check"),
     pytest.param(
         {
@@ -394,7 +406,7 @@ ACCEPTED = [
         id="feeder-additions",
     ),
     pytest.param(
-        {"spec.trainer.template.spec.tolerations": [{"operator": "Exists"}], f"{CONTAINER}.envFrom": []},
+        {"spec.trainers.job.template.spec.tolerations": [{"operator": "Exists"}], f"{CONTAINER}.envFrom": []},
         id="free-parts",
     ),
     pytest.param({f"{CONTAINER}.resources": {"claims": [{"name": "gpu"}]}}, id="claims"),
@@ -405,11 +417,15 @@ ACCEPTED = [
     pytest.param({"spec.networkPolicy.mode": "Strict"}, id="strict-policy"),
     pytest.param({"spec.networkPolicy.mode": None}, id="policy-left-out"),
     pytest.param(
-        {"spec.networkPolicy.mode": "None", "spec.trainer.template.spec.hostNetwork": True}, id="host-network"
+        {"spec.networkPolicy.mode": "None", "spec.trainers.job.template.spec.hostNetwork": True},
+        id="host-network",
     ),
     pytest.param({"spec.feeders.template.spec.hostNetwork": False}, id="own-network"),
     pytest.param(
-        {f"spec.{part}.metadata.labels": {"a/b": "c"} for part in ("trainer", "feeders", "ray.head")},
+        {
+            f"spec.{part}.metadata.labels": {"a/b": "c"}
+            for part in ("trainers.job", "feeders", "ray.managed.head")
+        },
         id="labels-of-workloads",
     ),
     pytest.param(
@@ -420,6 +436,19 @@ ACCEPTED = [
         id="scratches",
     ),
     pytest.param({"spec.feeders.template.spec.restartPolicy": "Always"}, id="restarts-of-feeders"),
+    pytest.param(
+        {
+            "spec.data.volumes": [{"name": "images", "nfs": {"server": "s", "path": "/p"}}],
+            "spec.data.volumeMounts": [{"name": "images", "mountPath": "/data", "readOnly": True}],
+            "spec.data.env": [{"name": "ROOT", "value": "/data"}],
+            "spec.data.envFrom": [{"secretRef": {"name": "bucket"}}],
+        },
+        id="data",
+    ),
+    pytest.param(
+        {"spec.sidecar.env": [{"name": "A", "value": "1"}], "spec.sidecar.securityContext": {"runAsUser": 7}},
+        id="sidecar-additions",
+    ),
     pytest.param(
         {HEAD: [{"name": "head", "env": [{"name": "A", "value": "1"}]}, {"name": "other", "image": "o:1"}]},
         id="head-additions",

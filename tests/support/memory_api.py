@@ -104,7 +104,8 @@ class Job:
     ) -> None:
         self.api, self.cache = MemoryApi(fault), Cache()
         on_cluster = {"metadata.uid": "u", "metadata.namespace": "team", "metadata.generation": 1}
-        self.put(manifest({**on_cluster, **(changes or {})}))
+        alone = {"spec.feeders.minAvailable": 0}  # no feeder ever serves here
+        self.put(manifest({**on_cluster, **alone, **(changes or {})}))
         self.operator = Reconciler(self.api, self.cache, SETUP, Supervisors(), now=lambda: T0)
 
     def put(self, thing: Mapping[str, Any]) -> None:

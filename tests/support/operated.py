@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import itertools
 from collections.abc import Callable, Coroutine, Mapping
@@ -110,9 +111,14 @@ class Supervisors:
 
 
 class Operated:
-    """One job on the server, in a namespace of its own, and an operator that reconciles it when a test calls it."""
+    """One job on the server, in a namespace of its own, and an operator that reconciles it when a test calls it.
+
+    Nothing runs its pods, so its trainers wait for no feeder, unless the manifest says for how many.
+    """
 
     def __init__(self, server: ApiServer, manifest: dict[str, Any]) -> None:
+        manifest = copy.deepcopy(manifest)
+        manifest["spec"].setdefault("feeders", {}).setdefault("minAvailable", 0)
         self.server = server
         self.namespace = f"ns-{next(_NUMBERS)}"
         self.name = manifest["metadata"]["name"]

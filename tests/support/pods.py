@@ -75,7 +75,7 @@ class Pods:
             "metadata.uid": secrets.token_hex(4),
             "metadata.namespace": "team",
             "spec.feeders.replicas": feeders,
-            "spec.ray.tuning.healthCheck": FAST,
+            "spec.ray.managed.tuning.healthCheck": FAST,
         }
         self.change(changes or {})
         self.home = Path(tempfile.mkdtemp(prefix="dlj-"))

@@ -18,13 +18,14 @@ metadata:
 spec:
   feeders:
     replicas: 2
-  trainer:
-    template:
-      spec:
-        containers:
-          - name: trainer
-            image: example/mnist:1
-            command: [python, train.py]
+  trainers:
+    job:
+      template:
+        spec:
+          containers:
+            - name: trainer
+              image: example/mnist:1
+              command: [python, train.py]
 """
 
 
@@ -43,7 +44,7 @@ def refusal(text: str | bytes) -> str:
         pytest.param("# a comment\n---\n", "job.yaml: found an empty file", id="comments-only"),
         pytest.param(
             GOOD + "---\nkind: ConfigMap\n",
-            "job.yaml:16: found 2 YAML documents (DataLoaderJob at line 1, ConfigMap at line 16); "
+            "job.yaml:17: found 2 YAML documents (DataLoaderJob at line 1, ConfigMap at line 17); "
             "use one file for the DataLoaderJob alone, without ---",
             id="two-documents",
         ),
@@ -55,7 +56,7 @@ def refusal(text: str | bytes) -> str:
             GOOD.replace("    replicas", "\treplicas"), "job.yaml:7: found text that is not YAML", id="tab"
         ),
         pytest.param(GOOD.replace("    replicas", "\treplicas"), "use spaces, not tabs", id="tab-remedy"),
-        pytest.param(GOOD + "  - x\n", "job.yaml:15: found text that is not YAML", id="indentation"),
+        pytest.param(GOOD + "  - x\n", "job.yaml:16: found text that is not YAML", id="indentation"),
         pytest.param("a: [1, 2\n", "found text that is not YAML", id="open-bracket"),
         pytest.param('a: "x\n', "found text that is not YAML", id="open-quote"),
         pytest.param(
@@ -82,8 +83,8 @@ def refusal(text: str | bytes) -> str:
             id="line-of-a-value",
         ),
         pytest.param(
-            GOOD.replace("            image: example/mnist:1\n", ""),
-            "job.yaml:12: spec.trainer.template.spec.containers[0].image: found no image; use",
+            GOOD.replace("              image: example/mnist:1\n", ""),
+            "job.yaml:13: spec.trainers.job.template.spec.containers[0].image: found no image; use",
             id="line-of-the-part-that-lacks-a-field",
         ),
         pytest.param(
@@ -105,12 +106,12 @@ def test_a_text_that_is_no_manifest_is_refused_with_its_line(text: str | bytes, 
 
 def test_several_problems_come_in_the_order_of_the_file() -> None:
     text = GOOD.replace("replicas: 2", "replicas: 0\n    imge: x").replace(
-        "train.py]", "train.py]\n            env: 3"
+        "train.py]", "train.py]\n              env: 3"
     )
     assert refusal(text).splitlines() == [
         "job.yaml has 2 problems:",
         "  job.yaml:8: spec.feeders.imge: found an unknown field; use image",
-        "  job.yaml:16: spec.trainer.template.spec.containers[0].env: found 3; use a list",
+        "  job.yaml:17: spec.trainers.job.template.spec.containers[0].env: found 3; use a list",
     ]
 
 

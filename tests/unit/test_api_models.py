@@ -19,7 +19,7 @@ from manifests import (
 from dataloaderjob.api import DataLoaderJob, ManifestError, parse_object
 from dataloaderjob.api.base import Quantity
 from dataloaderjob.api.feeders import FeedersSpec
-from dataloaderjob.api.job import Deadlines
+from dataloaderjob.api.loader import LoaderSpec
 from dataloaderjob.api.ray import RayTuning
 from dataloaderjob.core.errors import InputError
 
@@ -65,14 +65,14 @@ def test_the_path_of_a_problem_is_that_of_the_manifest(changes: dict[str, Any], 
 def test_all_problems_are_told_at_once() -> None:
     changes = {
         "spec.feeders.replicas": 0,
-        "spec.sidecar.prefetch": 1,
+        "spec.loader.prefetch": 1,
         "spec.suspnd": True,
         "metadata.name": "A",
     }
     assert [problem.path for problem in refusal(changes).problems] == [
         "metadata.name",
         "spec.feeders.replicas",
-        "spec.sidecar.prefetch",
+        "spec.loader.prefetch",
         "spec.suspnd",
     ]
 
@@ -99,7 +99,7 @@ def test_models_are_frozen() -> None:
 
 
 def test_models_can_be_made_in_python_with_snake_case_names() -> None:
-    assert Deadlines(batch_seconds=5).model_dump(by_alias=True)["batchSeconds"] == 5
+    assert LoaderSpec(batch_timeout_seconds=5).model_dump(by_alias=True)["batchTimeoutSeconds"] == 5
     assert FeedersSpec(replicas=3, processes_per_pod=2).count == 6
 
 
@@ -115,8 +115,8 @@ def test_tuning_is_told_as_environment_of_ray() -> None:
 
 
 def test_a_replica_of_several_processes_gets_torchruns_variables_only() -> None:
-    job = parse_object(manifest({"spec.trainer.replicas": 2, "spec.trainer.processesPerReplica": 4}))
-    env = job.spec.trainer.launch_environment(replica=1, master_addr="h", master_port=29500)
+    job = parse_object(manifest({"spec.trainers.job.replicas": 2, "spec.trainers.job.processesPerPod": 4}))
+    env = job.spec.trainers.job.launch_environment(replica=1, master_addr="h", master_port=29500)
     assert env == {
         "PET_NNODES": "2",
         "PET_NODE_RANK": "1",
@@ -127,16 +127,16 @@ def test_a_replica_of_several_processes_gets_torchruns_variables_only() -> None:
 
 
 def test_a_replica_of_one_process_is_a_rank() -> None:
-    job = parse_object(manifest({"spec.trainer.replicas": 2}))
-    env = job.spec.trainer.launch_environment(replica=1, master_addr="h", master_port=29500)
+    job = parse_object(manifest({"spec.trainers.job.replicas": 2}))
+    env = job.spec.trainers.job.launch_environment(replica=1, master_addr="h", master_port=29500)
     ranks = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
     assert ranks.items() <= env.items()
 
 
 def test_quantities_keep_their_spelling_and_compare_by_value() -> None:
-    job = parse_object(manifest({"spec.sidecar.sharedMemory": "2048Mi"}))
-    assert job.spec.sidecar.shared_memory == Quantity("2Gi")
-    assert job.model_dump(mode="json", by_alias=True)["spec"]["sidecar"]["sharedMemory"] == "2048Mi"
+    job = parse_object(manifest({"spec.loader.memoryPerProcess": "2048Mi"}))
+    assert job.spec.loader.memory_per_process == Quantity("2Gi")
+    assert job.model_dump(mode="json", by_alias=True)["spec"]["loader"]["memoryPerProcess"] == "2048Mi"
 
 
 def test_a_job_knows_its_name() -> None:

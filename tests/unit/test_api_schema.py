@@ -129,13 +129,25 @@ def test_no_message_has_the_text_of_a_number_whose_length_the_api_server_cannot_
         if "string(" in rule.get("messageExpression", "")
     ]
     assert dear
-    assert all("sharedMemory" in text or "poolSize" in text for text in dear)
+    assert all("memoryPerProcess" in text or "poolSize" in text for text in dear)
+
+
+def test_a_message_that_is_always_the_same_is_no_expression() -> None:
+    for path, part in parts(SCHEMA):
+        for rule in part.get(VALIDATIONS, []):
+            assert "self" in rule.get("messageExpression", "self"), path
+
+
+def test_resources_in_a_template_are_checked_as_part_of_a_pod_and_cost_the_schema_nothing() -> None:
+    found = [part for path, part in parts(SCHEMA) if path.endswith("containers.items.resources")]
+    assert len(found) == 3
+    assert all(part[PRESERVE] and "properties" not in part for part in found)
 
 
 def test_free_parts_keep_what_they_are_given() -> None:
-    pod = SCHEMA["properties"]["spec"]["properties"]["trainer"]["properties"]["template"]["properties"][
-        "spec"
-    ]
+    pod = SCHEMA["properties"]["spec"]["properties"]["trainers"]["properties"]["job"]["properties"][
+        "template"
+    ]["properties"]["spec"]
     assert pod[PRESERVE] is True
     assert PRESERVE not in SCHEMA["properties"]["spec"]
 
@@ -177,14 +189,14 @@ def test_every_rule_has_a_row_that_breaks_it() -> None:
         for rule in part.get(VALIDATIONS, [])
         if "oldSelf" not in rule["rule"]
     ]
-    assert {rule["message"].split(": use ", 1)[1] for rule in rules} == set(rows)
+    assert {re.split("[:;] use ", rule["message"], maxsplit=1)[1] for rule in rules} == set(rows)
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        pytest.param({}, {"spec.trainer.replicas": 2}, id="replicas"),
-        pytest.param({}, {"spec.sidecar.poolSize": "1Gi"}, id="pool-size-added"),
+        pytest.param({}, {"spec.trainers.job.replicas": 2}, id="replicas"),
+        pytest.param({}, {"spec.loader.poolSize": "1Gi"}, id="pool-size-added"),
         pytest.param({"spec.managedBy": "a.b/c"}, {}, id="manager-removed"),
     ],
 )

@@ -242,7 +242,7 @@ def test_a_batch_above_the_limit_is_refused_by_name():
     message = json.loads(world.failed[1, 0])
     assert message["service"] == "InputError"
     assert "2.1 MB" in message["message"]
-    assert "spec.sidecar.sharedMemory" in message["message"]
+    assert "spec.loader.memoryPerProcess" in message["message"]
 
 
 def test_a_batch_that_kills_every_feeder_is_named():

@@ -19,18 +19,20 @@ from dataloaderjob.local.plan import plan
 from dataloaderjob_operator import objects
 
 CHANGES: dict[str, tuple[str, Any]] = {
-    "processes": ("spec.trainer.processesPerReplica", 2),
-    "shared_memory_nbytes": ("spec.sidecar.sharedMemory", "3Gi"),
-    "pool_nbytes": ("spec.sidecar.poolSize", "64Mi"),
-    "batch_deadline_s": ("spec.deadlines.batchSeconds", 7),
-    "progress_after_s": ("spec.deadlines.progressAfterSeconds", 3),
-    "checksum": ("spec.sidecar.checksum", True),
+    "processes": ("spec.trainers.job.processesPerPod", 2),
+    "shared_memory_nbytes": ("spec.loader.memoryPerProcess", "3Gi"),
+    "pool_nbytes": ("spec.loader.poolSize", "64Mi"),
+    "batch_deadline_s": ("spec.loader.batchTimeoutSeconds", 7),
+    "progress_after_s": ("spec.loader.warnAfterSeconds", 3),
+    "checksum": ("spec.loader.checksum", True),
 }
 """For each field of the settings, a field of the manifest that decides it, and another value than its default."""
+ALSO = {"processes": ("shared_memory_nbytes",)}
+"""Fields that change with another: memory is for each process."""
 VARIABLES = {
-    "DATALOADERJOB_PREFETCH": {"spec.sidecar.prefetch": 5},
+    "DATALOADERJOB_PREFETCH": {"spec.loader.prefetch": 5},
     "DATALOADERJOB_FEEDERS": {"spec.feeders.replicas": 2, "spec.feeders.processesPerPod": 3},
-    "DATALOADERJOB_ALLOW_PICKLE": {"spec.allowPickle": True},
+    "DATALOADERJOB_ALLOW_PICKLE": {"spec.loader.allowPickle": True},
 }
 FIELDS = [field.name for field in dataclasses.fields(LoaderSettings)]
 
@@ -68,7 +70,7 @@ def test_a_change_of_the_manifest_reaches_the_sidecar_of_a_machine_and_of_a_clus
     path, value = CHANGES[field]
     before, after = job({}).spec.loader_settings(), job({path: value}).spec.loader_settings()
     changed = {name for name in FIELDS if getattr(before, name) != getattr(after, name)}
-    assert changed == {field}
+    assert changed == {field, *ALSO.get(field, ())}
     for settings in (of_machine({path: value}), of_cluster({path: value})):
         assert getattr(settings, field) == getattr(after, field)
     for settings in (of_machine({}), of_cluster({})):
@@ -86,7 +88,7 @@ def test_a_change_of_the_manifest_reaches_a_trainer_of_a_machine_and_of_a_cluste
 
 
 def test_one_machine_has_one_sidecar_for_all_replicas():
-    changes = {"spec.trainer.replicas": 3, "spec.trainer.processesPerReplica": 2}
+    changes = {"spec.trainers.job.replicas": 3, "spec.trainers.job.processesPerPod": 2}
     machine, cluster = of_machine(changes), of_cluster(changes)
     assert (machine.processes, cluster.processes) == (6, 2)
     assert machine.shared_memory_nbytes == 3 * cluster.shared_memory_nbytes

@@ -24,7 +24,10 @@ def job(*, trainer: dict[str, Any] | None = None, container: dict[str, Any] | No
             "apiVersion": "dataloading.dev/v1alpha1",
             "kind": "DataLoaderJob",
             "metadata": {"name": "small"},
-            "spec": {"trainer": {"template": {"spec": {"containers": [first]}}, **(trainer or {})}, **spec},
+            "spec": {
+                "trainers": {"job": {"template": {"spec": {"containers": [first]}}, **(trainer or {})}},
+                **spec,
+            },
         }
     )
 
@@ -43,22 +46,24 @@ def test_replicas_of_one_process_are_ranks_of_this_machine():
 
 
 def test_replicas_of_more_processes_are_nodes_of_torchrun():
-    (env,) = [t.env for t in planned(trainer={"processesPerReplica": 2}).trainers]
+    (env,) = [t.env for t in planned(trainer={"processesPerPod": 2}).trainers]
     assert [env[f"PET_{name}"] for name in ("NNODES", "NODE_RANK", "NPROC_PER_NODE")] == ["1", "0", "2"]
     assert "RANK" not in env
 
 
 def test_the_loader_s_variables_come_from_the_manifest():
-    (trainer,) = planned(feeders={"replicas": 2, "processesPerPod": 3}, sidecar={"prefetch": 5}).trainers
+    (trainer,) = planned(feeders={"replicas": 2, "processesPerPod": 3}, loader={"prefetch": 5}).trainers
     assert trainer.env["DATALOADERJOB_FEEDERS"] == "6"
     assert trainer.env["DATALOADERJOB_PREFETCH"] == "5"
     assert "DATALOADERJOB_ALLOW_PICKLE" not in trainer.env
-    (trusting,) = planned(allowPickle=True).trainers
+    (usual,) = planned().trainers
+    assert "DATALOADERJOB_PREFETCH" not in usual.env, "the number of feeders decides"
+    (trusting,) = planned(loader={"allowPickle": True}).trainers
     assert trusting.env["DATALOADERJOB_ALLOW_PICKLE"] == "1", "the trainer's side alone decides"
 
 
 def test_without_ray_what_the_manifest_says_of_it_is_ignored_by_name():
-    found = job(ray={"version": "2.60"})
+    found = job(ray={"managed": {"version": "2.60"}})
     assert "spec.ray" not in plan(found, folder=FOLDER, env={}, master_port=1).ignored
     made = plan(found, folder=FOLDER, env={}, master_port=1, provider="local")
     assert "spec.ray" in made.ignored
@@ -99,12 +104,16 @@ def test_expansion(text: str, expanded: str):
 
 def test_the_service_is_as_large_as_all_replicas_together():
     made = planned(
-        trainer={"replicas": 2, "processesPerReplica": 2},
-        sidecar={"sharedMemory": "1Gi", "poolSize": "100Mi", "checksum": True},
+        trainer={"replicas": 2, "processesPerPod": 2},
+        loader={
+            "memoryPerProcess": "512Mi",
+            "poolSize": "100Mi",
+            "checksum": True,
+            "batchTimeoutSeconds": 9,
+            "allowPickle": True,
+        },
         feeders={"replicas": 3},
-        ray={"tuning": {"workerRegisterTimeoutSeconds": 77, "healthCheck": {"periodMs": 2500}}},
-        deadlines={"batchSeconds": 9},
-        allowPickle=True,
+        ray={"managed": {"tuning": {"workerRegisterTimeoutSeconds": 77, "healthCheck": {"periodMs": 2500}}}},
     ).service
     loader = made.loader
     assert (loader.processes, loader.shared_memory_nbytes, loader.pool_nbytes) == (4, 2 << 30, 100 << 20)
@@ -127,13 +136,47 @@ def test_feeders_see_the_variables_of_their_own_container_only():
     assert made.service.feeder_env["HOME"] == "/h"
 
 
+def test_variables_of_the_data_are_those_of_trainers_and_feeders_and_their_own_go_before_them():
+    made = planned(
+        data={
+            "volumes": [{"name": "d", "emptyDir": {}}],
+            "volumeMounts": [{"name": "d", "mountPath": "/d"}],
+            "envFrom": [{"secretRef": {"name": "s"}}],
+            "env": [
+                {"name": "ROOT", "value": "/d"},
+                {"name": "A", "value": "1"},
+                {"name": "K", "valueFrom": {}},
+            ],
+        },
+        container={"env": [{"name": "TRAIN", "value": "$(ROOT)/train"}, {"name": "A", "value": "2"}]},
+    )
+    (trainer,), feeders = made.trainers, made.service.feeder_env
+    assert (trainer.env["TRAIN"], trainer.env["A"]) == ("/d/train", "2")
+    assert (feeders["ROOT"], feeders["A"]) == ("/d", "1")
+    assert "TRAIN" not in feeders
+    assert "ROOT" not in made.service.env
+    for ignored in ("volumes", "volumeMounts", "envFrom", "env[2].valueFrom (K)"):
+        assert f"spec.data.{ignored}" in made.ignored
+
+
+def test_variables_of_the_sidecar_are_its_own():
+    made = planned(
+        {"HOME": "/h"},
+        sidecar={"env": [{"name": "MALLOC_ARENA_MAX", "value": "2"}], "securityContext": {"runAsUser": 1}},
+    )
+    assert made.service.sidecar_env is not None
+    assert (made.service.sidecar_env["MALLOC_ARENA_MAX"], made.service.sidecar_env["HOME"]) == ("2", "/h")
+    assert "MALLOC_ARENA_MAX" not in {**made.service.env, **made.service.feeder_env, **made.trainers[0].env}
+    assert "spec.sidecar.securityContext" in made.ignored
+
+
 def test_trainers_and_feeders_run_in_the_manifest_s_folder_or_below():
     assert planned().folder == planned().service.feeder_cwd == FOLDER
     assert planned(container={"workingDir": "src"}).folder == FOLDER / "src"
 
 
 def test_what_is_ignored_is_named_and_defaults_are_not():
-    assert planned().ignored == ("spec.trainer.template.spec.containers[0].image",)
+    assert planned().ignored == ("spec.trainers.job.template.spec.containers[0].image",)
     made = planned(
         container={
             "resources": {"limits": {"cpu": "1"}},
@@ -147,10 +190,10 @@ def test_what_is_ignored_is_named_and_defaults_are_not():
         "spec.backoffLimit",
         "spec.feeders.resources",
         "spec.feeders.image",
-        "spec.trainer.template.spec.containers[0].image",
-        "spec.trainer.template.spec.containers[0].resources",
-        "spec.trainer.template.spec.containers[0].volumeMounts",
-        "spec.trainer.template.spec.containers[0].env[0].valueFrom (C)",
+        "spec.trainers.job.template.spec.containers[0].image",
+        "spec.trainers.job.template.spec.containers[0].resources",
+        "spec.trainers.job.template.spec.containers[0].volumeMounts",
+        "spec.trainers.job.template.spec.containers[0].env[0].valueFrom (C)",
     )
 
 
@@ -163,7 +206,9 @@ def test_what_is_ignored_is_named_and_defaults_are_not():
         ),
         pytest.param({"container": {"command": ["./train"]}}, "'./train' is needed", id="file"),
         pytest.param(
-            {"ray": {"version": "2.99.1"}}, "Ray 2.99.1 is asked for .* this machine has 2", id="ray"
+            {"ray": {"managed": {"version": "2.99.1"}}},
+            "Ray 2.99.1 is asked for .* this machine has 2",
+            id="ray",
         ),
     ],
 )

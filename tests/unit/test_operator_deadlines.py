@@ -67,7 +67,7 @@ def test_the_deadline_s_message_names_what_the_api_server_refused():
 
 
 def test_trainers_that_a_deadline_has_caught_go_with_head_and_feeders():
-    observed = replace(serving(), job=job(**{"deadlines.activeDeadlineSeconds": 60}))
+    observed = replace(serving(), job=job(activeDeadlineSeconds=60))
     made = decided(after(observed, decided(observed)), 61)
     assert made.status.phase == Phase.FAILED
     assert set(made.delete) == {HEAD, FEEDERS, TRAINERS}
@@ -86,7 +86,7 @@ def test_trainers_that_have_ended_stay_for_their_logs():
 
 
 def test_a_trainer_that_ended_well_and_whose_pod_is_gone_counts():
-    observed = replace(serving(), job=job(**{"trainer.replicas": 2}))
+    observed = replace(serving(), job=job(**{"trainers.job.replicas": 2}))
     gone = replace(observed, children={**observed.children, **live(TRAINERS, active=1, succeeded=1)})
     assert decided(gone).status.phase == Phase.RUNNING
     assert decided(observed).status.phase == Phase.STARTING

@@ -41,7 +41,8 @@ def test_a_job_observed_for_the_first_time_has_all_conditions_and_gets_all_child
     assert [c.type for c in made.status.conditions] == [kind.value for kind in ConditionType]
     assert made.status.phase == Phase.STARTING
     assert made.status.observed_generation == 1
-    assert keys(made) == BASE | {HEAD, FEEDERS, TRAINERS}
+    assert keys(made) == BASE | {HEAD, FEEDERS}
+    assert [child["metadata"]["name"] for child in made.later] == ["mnist-trainers-0"]
     assert made.delete == ()
     assert made.requeue_after_s == 900, "the startup deadline"
 
@@ -235,7 +236,7 @@ def test_trainers_that_fail_more_often_than_allowed_fail_the_job_with_the_cause(
 def test_a_job_that_does_not_come_up_fails_in_time_and_reports_what_it_lacked():
     waiting = {"name": "feeder", "state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}
     observed = Observed(
-        job=job(deadlines={"startupSeconds": 200}), pods=(pod("feeder", containerStatuses=[waiting]),)
+        job=job(startupDeadlineSeconds=200), pods=(pod("feeder", containerStatuses=[waiting]),)
     )
     first = decided(observed)
     assert decided(after(observed, first), 199).status.phase == Phase.STARTING
@@ -253,7 +254,7 @@ def test_the_startup_deadline_is_met_once_all_served():
 
 
 def test_a_job_ends_at_its_active_deadline():
-    observed = replace(serving(), job=job(deadlines={"activeDeadlineSeconds": 100}))
+    observed = replace(serving(), job=job(activeDeadlineSeconds=100))
     first = decided(observed)
     assert first.requeue_after_s == 100
     assert condition(decided(after(observed, first), 100), ConditionType.FAILED).reason == "DeadlineExceeded"
@@ -284,8 +285,7 @@ def test_a_resumed_job_has_a_startup_deadline_also_when_trainers_were_made_anew_
     held = replace(after(failed, again, children=live(*BASE), pods=()), job=job(suspend=True))
     idle = decided(held, 20)
     assert idle.status.phase == Phase.SUSPENDED
-    limits = {"startupSeconds": 200}
-    resumed = replace(after(held, idle), job=job(deadlines=limits), supervisor=None)
+    resumed = replace(after(held, idle), job=job(startupDeadlineSeconds=200), supervisor=None)
     back = decided(resumed, 5000)
     assert (back.status.phase, back.requeue_after_s) == (Phase.STARTING, 200)
     late = decided(after(resumed, back), 5200)

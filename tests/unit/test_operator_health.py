@@ -46,7 +46,7 @@ def trainers(**status: Any) -> dict[tuple[str, str], dict[str, Any]]:
 
 def observed(*pods: dict[str, Any], children: Any = None, **more: Any) -> Observed:
     job = parse_object(
-        manifest({"metadata.uid": "u", "metadata.namespace": "team", "spec.trainer.replicas": 2})
+        manifest({"metadata.uid": "u", "metadata.namespace": "team", "spec.trainers.job.replicas": 2})
     )
     return Observed(job=job, pods=pods, children=children or {}, **more)
 

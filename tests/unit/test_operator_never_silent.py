@@ -15,8 +15,8 @@ from dataloaderjob_operator.monitoring import Metrics
 WEBHOOK = ApiError(500, 'failed calling webhook "v.example.com": connection refused')
 CHILDREN = 10
 FAILS = "the operator fails at this job"
-HOSTNETWORK = {"spec.trainer.template.spec.hostnetwork": True}
-BROKEN = {"spec.trainer.template.spec.initContainers": 7}
+HOSTNETWORK = {"spec.trainers.job.template.spec.hostnetwork": True}
+BROKEN = {"spec.trainers.job.template.spec.initContainers": 7}
 
 
 def refuses(kind: str, verbs: str, error: ApiError) -> Callable[[Write], BaseException | None]:
@@ -65,7 +65,7 @@ def test_what_resembles_a_misspelt_field_is_a_warning_once_and_the_api_servers_t
         job.reconcile()
     assert len(job.made()) == CHILDREN
     (text,) = [message for reason, message in reasons(job) if reason == "UnknownField"]
-    assert text == "spec.trainer.template.spec.hostnetwork: found an unknown field; use hostNetwork"
+    assert text == "spec.trainers.job.template.spec.hostnetwork: found an unknown field; use hostNetwork"
     assert job.api.events[0]["type"] == "Warning"
 
 
@@ -76,8 +76,8 @@ def test_a_refusal_of_such_a_field_has_the_remedy():
         with pytest.raises(ApiError):
             job.reconcile()
     assert job.condition("Ready")["message"] == (
-        "spec.trainer.template.spec.hostnetwork: field not declared in schema;"
-        " spec.trainer.template.spec.hostnetwork: found an unknown field; use hostNetwork"
+        "spec.trainers.job.template.spec.hostnetwork: field not declared in schema;"
+        " spec.trainers.job.template.spec.hostnetwork: found an unknown field; use hostNetwork"
     )
     assert job.made() == set(), "no head and no feeder waits for trainers that cannot be"
 
@@ -156,10 +156,10 @@ def bugs(metrics: Metrics) -> float | None:
 def test_a_template_that_breaks_while_the_job_runs_deletes_nothing_and_the_rest_is_kept_up():
     job = Job()
     job.reconcile()
-    live = job.api.objects["DataLoaderJob", "mnist"]["spec"]["trainer"]
+    live = job.api.objects["DataLoaderJob", "mnist"]["spec"]["trainers"]["job"]
     (containers,) = [live["template"]["spec"]["containers"]]
     job.edit(
-        trainer={"template": {"spec": {"containers": containers, "initContainers": 7}}},
+        trainers={"job": {"template": {"spec": {"containers": containers, "initContainers": 7}}}},
         feeders={"replicas": 5},
     )
     job.reconcile()

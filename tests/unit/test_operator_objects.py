@@ -17,7 +17,7 @@ from dataloaderjob_operator.objects import pods, settings, workloads
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 FEEDER = "spec.feeders.template.spec"
-TRAINER = "spec.trainer.template.spec"
+TRAINER = "spec.trainers.job.template.spec"
 
 
 def job(changes: dict[str, Any] | None = None) -> DataLoaderJob:
@@ -85,7 +85,7 @@ def test_a_job_that_is_on_no_cluster_has_no_children():
 
 
 def test_settings_files_are_what_the_processes_read():
-    data = children({"spec.sidecar.poolSize": "64Mi", "spec.trainer.processesPerReplica": 2})[
+    data = children({"spec.loader.poolSize": "64Mi", "spec.trainers.job.processesPerPod": 2})[
         "ConfigMap/mnist-settings"
     ]["data"]
     sidecar = SidecarSettings(**json.loads(data["sidecar.json"]))
@@ -124,10 +124,10 @@ def test_the_sidecar_is_a_native_sidecar_before_the_users_init_containers():
 @pytest.mark.parametrize(
     ("changes", "request_", "limit"),
     [
-        ({}, 2112 << 20, 2112 << 20),
-        ({"spec.trainer.processesPerReplica": 4}, 2160 << 20, 2160 << 20),
+        ({}, 1088 << 20, 1088 << 20),
+        ({"spec.trainers.job.processesPerPod": 4}, 4208 << 20, 4208 << 20),
         ({"spec.sidecar.resources": {"limits": {"memory": "4Gi"}}}, "4Gi", "4Gi"),
-        ({"spec.sidecar.resources": {"requests": {"memory": "1Gi"}}}, "1Gi", 2112 << 20),
+        ({"spec.sidecar.resources": {"requests": {"memory": "1Gi"}}}, "1Gi", 1088 << 20),
     ],
 )
 def test_the_sidecars_memory_is_what_its_pools_and_itself_need_unless_it_is_given(changes, request_, limit):
@@ -157,12 +157,12 @@ def test_the_sidecar_leaves_a_guaranteed_pod_guaranteed(trainer, guaranteed):
 
 def test_the_manifest_alone_decides_whether_trainers_unpickle():
     for allowed, reported in ((True, "1"), (False, None)):
-        (trainer,) = pod(children({"spec.allowPickle": allowed})["Job/mnist-trainers-0"])["containers"]
+        (trainer,) = pod(children({"spec.loader.allowPickle": allowed})["Job/mnist-trainers-0"])["containers"]
         assert env(trainer).get("DATALOADERJOB_ALLOW_PICKLE") == reported
 
 
 def test_trainers_learn_their_rank_from_their_index_and_the_first_ones_name_from_dns():
-    made = children({"spec.trainer.replicas": 3}, attempt=2)["Job/mnist-trainers-2"]
+    made = children({"spec.trainers.job.replicas": 3}, attempt=2)["Job/mnist-trainers-2"]
     assert (made["spec"]["completions"], made["spec"]["parallelism"]) == (3, 3)
     assert made["spec"]["backoffLimit"] == 0, "one that fails ends them all"
     found = env(pod(made)["containers"][0])
@@ -174,7 +174,7 @@ def test_trainers_learn_their_rank_from_their_index_and_the_first_ones_name_from
 
 
 def test_a_replica_of_several_processes_leaves_the_ranks_to_its_launcher():
-    made = children({"spec.trainer.processesPerReplica": 2})["Job/mnist-trainers-0"]
+    made = children({"spec.trainers.job.processesPerPod": 2})["Job/mnist-trainers-0"]
     found = env(pod(made)["containers"][0])
     assert found["PET_NPROC_PER_NODE"] == "2"
     assert "RANK" not in found
@@ -218,6 +218,60 @@ def test_volumes_environment_and_placement_of_feeders_pass_through():
     assert (made["tolerations"], made["serviceAccountName"]) == (extra["tolerations"], "reader")
 
 
+DATA = {
+    "spec.data.volumes": [{"name": "images", "nfs": {"server": "s", "path": "/p"}}],
+    "spec.data.volumeMounts": [{"name": "images", "mountPath": "/data", "readOnly": True}],
+    "spec.data.env": [{"name": "ROOT", "value": "/data"}, {"name": "HOME", "value": "/data/home"}],
+    "spec.data.envFrom": [{"secretRef": {"name": "bucket"}}],
+}
+
+
+def test_the_data_is_in_trainers_and_feeders_alike_and_nowhere_else():
+    own = [{"name": "TRAIN", "value": "$(ROOT)/train"}]
+    made = children({**DATA, f"{TRAINER}.containers.0.env": own})
+    for name in ("Job/mnist-trainers-0", "Deployment/mnist-feeders"):
+        found, container = pod(made[name]), pod(made[name])["containers"][0]
+        assert DATA["spec.data.volumes"][0] in found["volumes"]
+        assert DATA["spec.data.volumeMounts"][0] in container["volumeMounts"]
+        assert container["envFrom"] == DATA["spec.data.envFrom"]
+        assert (env(container)["ROOT"], env(container)["HOME"]) == ("/data", "/data/home")
+        assert len(env(container)) == len(container["env"]), "each variable once"
+    order = [item["name"] for item in pod(made["Job/mnist-trainers-0"])["containers"][0]["env"]]
+    assert order.index("ROOT") < order.index("TRAIN"), "which refers to it"
+    assert pod(made["Deployment/mnist-head"]) == pod(children()["Deployment/mnist-head"])
+    (sidecar,) = pod(made["Job/mnist-trainers-0"])["initContainers"]
+    assert "envFrom" not in sidecar
+
+
+def test_other_data_replaces_feeders_and_no_data_leaves_them():
+    without, one = children(), children(DATA)
+    other = children({**DATA, "spec.data.env": []})
+    hashes = {template_hash(made["Deployment/mnist-feeders"]) for made in (without, one, other)}
+    assert len(hashes) == 3
+    assert template_hash(children({"spec.data": {}})["Deployment/mnist-feeders"]) in hashes
+
+
+def test_a_volume_of_the_data_at_tmp_takes_the_place_of_the_operators():
+    mount = [{"name": "images", "mountPath": "/tmp"}]
+    made = pod(children({**DATA, "spec.data.volumeMounts": mount})["Deployment/mnist-feeders"])
+    assert [m["name"] for m in made["containers"][0]["volumeMounts"] if m["mountPath"] == "/tmp"] == [
+        "images"
+    ]
+    assert "dataloaderjob-tmp" not in {volume["name"] for volume in made["volumes"]}
+
+
+def test_the_sidecar_has_variables_and_rights_of_the_users():
+    changes = {
+        "spec.sidecar.env": [{"name": "A", "value": "1"}],
+        "spec.sidecar.securityContext": {"runAsUser": 7},
+    }
+    made = pod(children(changes)["Job/mnist-trainers-0"])
+    (sidecar,) = made["initContainers"]
+    assert env(sidecar) == {"A": "1"}
+    assert sidecar["securityContext"] == {**pods.RESTRICTED, "runAsNonRoot": True, "runAsUser": 7}
+    assert "A" not in env(made["containers"][0])
+
+
 def test_what_is_pulled_and_run_as_for_trainers_holds_for_head_and_feeders_too():
     template = {
         f"{TRAINER}.imagePullSecrets": [{"name": "pull"}],
@@ -244,8 +298,8 @@ def test_pods_are_replaced_when_the_user_asks_for_something_else_and_not_for_a_n
         assert template_hash(child) == template_hash(before[f"{child['kind']}/{child['metadata']['name']}"])
     for changes in (
         {"spec.feeders.image": "feeder:2"},
-        {"spec.ray.tuning.workerRegisterTimeoutSeconds": 300},
-        {"spec.ray.tuning.healthCheck.periodMs": 500},
+        {"spec.ray.managed.tuning.workerRegisterTimeoutSeconds": 300},
+        {"spec.ray.managed.tuning.healthCheck.periodMs": 500},
     ):
         after = children(changes)
         for name in ("Deployment/mnist-head", "Deployment/mnist-feeders"):
@@ -288,7 +342,7 @@ def test_what_a_container_printed_last_is_in_its_status_unless_the_user_wants_it
             spec = child["spec"]["template"]["spec"]
             for container in (*spec["containers"], *spec.get("initContainers", [])):
                 assert container[policy] == "FallbackToLogsOnError", container["name"]
-    theirs = children({f"spec.trainer.template.spec.containers.0.{policy}": "File"})
+    theirs = children({f"spec.trainers.job.template.spec.containers.0.{policy}": "File"})
     assert theirs["Job/mnist-trainers-0"]["spec"]["template"]["spec"]["containers"][0][policy] == "File"
 
 
@@ -315,7 +369,7 @@ def test_an_images_own_entrypoint_is_left_to_it():
     assert made["args"] == ["--lr", "1"]
 
 
-@pytest.mark.parametrize(("part", "name"), [("feeders", "feeder"), ("ray.head", "head")])
+@pytest.mark.parametrize(("part", "name"), [("feeders", "feeder"), ("ray.managed.head", "head")])
 def test_what_the_user_says_of_a_container_of_ours_is_not_dropped(part: str, name: str):
     mine = {
         "name": name, "env": [{"name": "HOME", "value": "/data"}], "terminationMessagePolicy": "File",

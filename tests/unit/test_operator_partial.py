@@ -12,11 +12,13 @@ from observed_jobs import (
     HEAD,
     SUPERVISOR,
     T0,
+    TRAINERS,
     after,
     condition,
     decided,
     failed_trainers,
     job,
+    keys,
     live,
     pod,
     serving,
@@ -90,6 +92,65 @@ def test_events_of_feeders_that_are_missing_are_looked_up_while_the_job_serves()
     assert [query.name for query in decided(one_of_eight(waits)).event_queries] == ["mnist-feeders-9"]
 
 
+def starting(ready: int = 0, least: int = 4, **more: Any) -> Observed:
+    """A job of eight feeders, of which `least` are needed; nothing of the trainers is there yet."""
+    whole = serving()
+    children = {key: child for key, child in whole.children.items() if key[0] != "Job"}
+    children |= live(FEEDERS, readyReplicas=ready)
+    made = job(feeders={"replicas": 8, "minAvailable": least})
+    found = {"supervisor": replace(SUPERVISOR, desired=8, ready=ready), **more}
+    return replace(whole, job=made, children=children, pods=(pod("head"), pod("feeder")), **found)
+
+
+def test_trainers_are_not_made_before_the_feeders_that_are_needed_serve_and_the_status_says_how_many_are_missing():
+    short = decided(starting(ready=3))
+    assert not any(kind == "Job" for kind, _ in keys(short)), "no GPU waits for feeders"
+    assert [child["kind"] for child in short.later] == ["Job"], "it is tried all the same"
+    told = condition(short, ConditionType.TRAINERS_READY)
+    assert (told.status, told.reason) == ("False", "WaitsForFeeders")
+    assert told.message == (
+        "trainers start once feeders.minAvailable 4 feeder pods serve: 3 serve, missing: 1"
+    )
+    assert condition(short, ConditionType.FEEDERS_READY).message == "feeder pods ready: 3, needed: 4"
+    assert condition(short, READY).message == "feeder pods ready: 3, needed: 4", (
+        "the cause, not what it causes"
+    )
+    assert short.status.feeders.summary == "3/8"
+    enough = decided(starting(ready=4))
+    assert TRAINERS in keys(enough)
+    assert not enough.later
+
+
+def test_the_cause_for_which_feeders_are_missing_is_that_of_the_trainers_that_wait():
+    waits = starting(ready=3)
+    told = condition(decided(replace(waits, pods=(*waits.pods, sick(5)))), READY)
+    assert (told.reason, "no such image" in told.message) == ("ImageNotPulled", True)
+
+
+def test_trainers_that_are_there_stay_when_feeders_go():
+    without = starting(ready=0)
+    made = decided(replace(without, children={**without.children, **live(TRAINERS, active=1)}))
+    assert TRAINERS in keys(made)
+    assert not made.delete
+
+
+def test_a_job_that_needs_no_feeder_starts_its_trainers_at_once():
+    assert TRAINERS in keys(decided(starting(ready=0, least=0, supervisor=None)))
+
+
+def test_the_next_attempt_waits_for_feeders_too():
+    failed = failed_trainers(after(serving(), decided(serving())))
+    counted = after(failed, decided(failed), supervisor=replace(SUPERVISOR, ready=0))
+    gone = {key: child for key, child in counted.children.items() if key[0] != "Job"}
+    again = decided(replace(counted, children={**gone, **live(HEAD, FEEDERS)}, pods=()))
+    assert not any(kind == "Job" for kind, _ in keys(again))
+    assert [child["metadata"]["name"] for child in again.later] == ["mnist-trainers-1"]
+    served = decided(
+        replace(counted, children={**gone, **live(HEAD, FEEDERS)}, pods=(), supervisor=SUPERVISOR)
+    )
+    assert ("Job", "mnist-trainers-1") in keys(served)
+
+
 def kstatus(status: DataLoaderJobStatus, generation: int = 1) -> str:
     """What Helm, Flux and kpt make of a status: the generic rules of sigs.k8s.io/cli-utils/pkg/kstatus, in order."""
     if status.observed_generation != generation:
@@ -158,12 +219,7 @@ def test_a_head_whose_supervisor_hangs_is_made_anew_once():
 
 
 def test_trainers_are_counted_as_those_that_run_or_ended_well_of_those_asked_for():
-    two = job(
-        trainer={
-            **job().spec.trainer.model_dump(mode="json", by_alias=True, exclude_unset=True),
-            "replicas": 2,
-        }
-    )
+    two = job(**{"trainers.job.replicas": 2})
     observed = replace(serving(), job=two)
     assert decided(observed).status.trainers.summary == "1/2"
     over = {"conditions": [{"type": "Complete", "status": "True"}], "succeeded": 2}

@@ -14,7 +14,7 @@ from dataloaderjob_operator.__main__ import make_setup, parse
 from dataloaderjob_operator.objects import settings
 
 FEEDER = "spec.feeders.template.spec"
-TRAINER = "spec.trainer.template.spec"
+TRAINER = "spec.trainers.job.template.spec"
 ON_NODE = {
     "spec.networkPolicy.mode": "None",
     f"{FEEDER}.hostNetwork": True,
@@ -128,7 +128,10 @@ def test_trainers_of_several_jobs_share_a_node_and_its_network():
 
 @pytest.mark.parametrize("where", [{}, ON_NODE], ids=["pod", "node"])
 def test_the_manifest_may_choose_the_ports_of_trainers(where: dict[str, Any]):
-    assert ports({**where, "spec.sidecar.metricsPort": 9500, "spec.trainer.masterPort": 9501}) == (9500, 9501)
+    assert ports({**where, "spec.sidecar.metricsPort": 9500, "spec.trainers.job.masterPort": 9501}) == (
+        9500,
+        9501,
+    )
 
 
 def test_a_second_trainer_of_a_job_on_one_nodes_network_is_the_schedulers_to_refuse():
@@ -210,7 +213,7 @@ def test_the_head_has_a_template_and_resources_of_its_own():
     metadata = {"labels": {"team": "vision"}, "annotations": {"note": "x"}}
     resources = {"requests": {"cpu": "1"}, "limits": {"memory": "3Gi"}}
     made = children(
-        {"spec.ray.head": {"template": {"metadata": metadata, "spec": spec}, "resources": resources}}
+        {"spec.ray.managed.head": {"template": {"metadata": metadata, "spec": spec}, "resources": resources}}
     )
     deployment = made["Deployment/mnist-head"]
     found = pod(deployment)
@@ -227,9 +230,9 @@ def test_the_head_has_a_template_and_resources_of_its_own():
 @pytest.mark.parametrize(
     ("given", "secret"),
     [
-        (("trainer",), "trainer"),
-        (("trainer", "feeders"), "feeders"),
-        (("trainer", "feeders", "ray.head"), "ray.head"),
+        (("trainers.job",), "trainers.job"),
+        (("trainers.job", "feeders"), "feeders"),
+        (("trainers.job", "feeders", "ray.managed.head"), "ray.managed.head"),
     ],
 )
 def test_the_heads_image_is_pulled_as_that_of_the_feeders_unless_it_says_how(
@@ -241,7 +244,10 @@ def test_the_heads_image_is_pulled_as_that_of_the_feeders_unless_it_says_how(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"spec.ray.head.resources": {"limits": {"cpu": "9"}}}, {"spec.ray.head.template.spec.hostIPC": True}],
+    [
+        {"spec.ray.managed.head.resources": {"limits": {"cpu": "9"}}},
+        {"spec.ray.managed.head.template.spec.hostIPC": True},
+    ],
 )
 def test_a_change_of_the_head_replaces_the_head_alone(changes: dict[str, Any]):
     before, after = children(), children(changes)
@@ -283,7 +289,7 @@ def mounted(container: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("path", ["/tmp", "/tmp/", "/dev/shm"])
-@pytest.mark.parametrize(("part", "name"), [("feeders", "feeder"), ("ray.head", "head")])
+@pytest.mark.parametrize(("part", "name"), [("feeders", "feeder"), ("ray.managed.head", "head")])
 def test_a_mount_of_the_users_at_a_path_of_the_scratch_is_the_one_that_counts(
     part: str, name: str, path: str
 ):
@@ -319,7 +325,7 @@ def test_a_scratch_that_head_and_feeders_do_not_use_limits_nothing():
         return [{"name": name, "volumeMounts": [{"name": "v", "mountPath": "/tmp"}]}]
 
     feeders = {f"{FEEDER}.containers": own("feeder")}
-    both = {**feeders, "spec.ray.head.template.spec.containers": own("head")}
+    both = {**feeders, "spec.ray.managed.head.template.spec.containers": own("head")}
     assert "spec.feeders.scratch.size" in scratch(feeders), "all data passes the head"
     assert "spec.feeders.scratch.size" not in scratch(both)
 
@@ -349,8 +355,8 @@ def test_trainers_have_shared_memory_unless_they_bring_their_own():
 
 INJECT, MODE = "sidecar.istio.io/inject", "istio.io/dataplane-mode"
 PODS = {
-    "spec.ray.head": "Deployment/mnist-head", "spec.feeders": "Deployment/mnist-feeders",
-    "spec.trainer": "Job/mnist-trainers-0",
+    "spec.ray.managed.head": "Deployment/mnist-head", "spec.feeders": "Deployment/mnist-feeders",
+    "spec.trainers.job": "Job/mnist-trainers-0",
 }  # fmt: skip
 
 
@@ -373,7 +379,7 @@ def test_no_mesh_takes_a_pod_of_a_job_in_unless_its_template_says_so(part: str):
 
 @pytest.mark.parametrize("where", ["labels", "annotations"])
 def test_an_injected_proxy_is_kept_off_the_jobs_own_connections(where: str):
-    made = children({f"spec.trainer.template.metadata.{where}": {INJECT: "true"}})
+    made = children({f"spec.trainers.job.template.metadata.{where}": {INJECT: "true"}})
     labels, annotations = pod_metadata(made["Job/mnist-trainers-0"])
     assert "false" not in (labels.get(INJECT), annotations.get(INJECT))
     assert annotations["traffic.sidecar.istio.io/includeInboundPorts"] == ""
@@ -390,7 +396,7 @@ def ingress(made: dict[str, dict[str, Any]], role: str) -> list[dict[str, Any]]:
 def test_tunnels_and_probes_of_an_ambient_mesh_come_to_pods_that_are_in_one():
     own = objects.OwnPod(namespace="ops", labels={"app": "operator"})
     ambient = {
-        "spec.ray.head.template.metadata.labels": {MODE: "ambient"},
+        "spec.ray.managed.head.template.metadata.labels": {MODE: "ambient"},
         "spec.networkPolicy.mode": "Strict",
     }
     made, plain = (
@@ -471,7 +477,9 @@ def test_labels_and_annotations_reach_what_makes_the_pods_and_not_the_pods(part:
 
 
 def test_other_metadata_of_a_template_is_handed_on():
-    made = children({"spec.trainer.template.metadata": {"finalizers": ["a/b"], "creationTimestamp": None}})
+    made = children(
+        {"spec.trainers.job.template.metadata": {"finalizers": ["a/b"], "creationTimestamp": None}}
+    )
     metadata = made["Job/mnist-trainers-0"]["spec"]["template"]["metadata"]
     assert metadata["finalizers"] == ["a/b"]
     assert "creationTimestamp" not in metadata

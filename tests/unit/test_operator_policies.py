@@ -39,7 +39,7 @@ def children(
 ) -> list[dict[str, Any]]:
     changes = {
         "metadata.namespace": namespace, "metadata.name": name, "metadata.uid": f"u-{namespace}-{name}",
-        "spec.networkPolicy.mode": mode, "spec.trainer.replicas": 2, "spec.feeders.replicas": 2,
+        "spec.networkPolicy.mode": mode, "spec.trainers.job.replicas": 2, "spec.feeders.replicas": 2,
     }  # fmt: skip
     job = parse_object(manifest(changes))
     return [*objects.base(job, setup), *objects.feeding(job, setup), objects.trainers(job, setup, 0)]

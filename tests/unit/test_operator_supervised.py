@@ -29,7 +29,7 @@ from dataloaderjob_operator.decide.observed import Cause, Observed, SupervisorSt
 
 COMPLETE = live(TRAINERS, conditions=[{"type": "Complete", "status": "True"}])
 RATES = Rates(batches_per_s=10, nbytes_per_s=1e9, stall=0.05, occupancy=0.5)
-TIMEOUT = Cause("WorkerRegisterTimeout", "feeder-0: raise spec.ray.tuning", "10.0.0.7")
+TIMEOUT = Cause("WorkerRegisterTimeout", "feeder-0: raise spec.ray.managed.tuning", "10.0.0.7")
 NO_ROOM = Cause("NoRoom", "feeder-0: no node has room")
 MISSING = Cause("ModuleMissing", "sidecar-t, rank 0, got from feeder-0: no module x", "10.0.0.7")
 
@@ -89,7 +89,7 @@ def test_an_operator_that_has_just_started_takes_nothing_back_before_it_has_aske
         pytest.param(
             SupervisorStatus(desired=1, ray=RAY, cause=TIMEOUT), 1,
             ("False", "WorkerRegisterTimeout",
-             "feeder pods that serve: 0, needed: 1; pod mnist-feeder-0: feeder-0: raise spec.ray.tuning"),
+             "feeder pods that serve: 0, needed: 1; pod mnist-feeder-0: feeder-0: raise spec.ray.managed.tuning"),
             id="never registers",
         ),
         pytest.param(
@@ -129,7 +129,7 @@ def test_a_pods_own_trouble_is_reported_before_its_consequence_at_the_supervisor
 
 
 def test_feeders_count_by_pods_of_as_many_processes():
-    spec = {"replicas": 3, "processesPerPod": 4, "minReplicas": 2}
+    spec = {"replicas": 3, "processesPerPod": 4, "minAvailable": 2}
     observed = replace(starting(), job=job(feeders=spec))
     for ready, pods, status in ((12, 3, "True"), (11, 2, "True"), (7, 1, "False")):
         made = decided(replace(observed, supervisor=SupervisorStatus(desired=12, ready=ready, ray=RAY)))
@@ -168,11 +168,12 @@ def test_a_trainer_that_failed_is_reported_with_the_error_of_its_feeder():
 def test_a_startup_deadline_reports_the_supervisors_cause():
     observed = replace(
         starting(),
-        job=job(deadlines={"startupSeconds": 200}),
+        job=job(startupDeadlineSeconds=200),
         supervisor=SupervisorStatus(ray=RAY, cause=TIMEOUT),
     )
     assert (
-        "feeder-0: raise spec.ray.tuning" in condition(decided(observed, 300), ConditionType.FAILED).message
+        "feeder-0: raise spec.ray.managed.tuning"
+        in condition(decided(observed, 300), ConditionType.FAILED).message
     )
 
 

@@ -43,8 +43,8 @@ JOB = parse_object(
             "metadata.uid": "u-1",
             "metadata.namespace": "team",
             "spec.feeders.processesPerPod": 3,
-            "spec.ray.tuning.workerRegisterTimeoutSeconds": 77,
-            "spec.ray.tuning.healthCheck.periodMs": 1500,
+            "spec.ray.managed.tuning.workerRegisterTimeoutSeconds": 77,
+            "spec.ray.managed.tuning.healthCheck.periodMs": 1500,
         }
     )
 )
@@ -61,7 +61,7 @@ def written(folder: Path, content: Any) -> Path:
 def test_what_the_operator_writes_is_what_the_pods_read(tmp_path: Path):
     head = load(HeadSettings, written(tmp_path, built.head(JOB, SETUP)))
     feeder = load(FeederPodSettings, written(tmp_path, built.feeder(JOB, SETUP)))
-    assert head.tuning == feeder.tuning == JOB.spec.ray.tuning.settings()
+    assert head.tuning == feeder.tuning == JOB.spec.ray.managed.tuning.settings()
     assert isinstance(head.tuning, RayTuning)
     assert (head.tuning.worker_register_timeout_s, head.tuning.health_check_period_s) == (77, 1.5)
     assert feeder.processes == 3
@@ -292,14 +292,14 @@ def test_the_head_refuses_an_image_with_another_ray_than_the_manifest_asks_for(m
         entry.check_ray(fits)
     for other in ("2.5", "2.57", "2.56.0", "2.56.10"):
         with pytest.raises(
-            InputError, match=f"Ray {other} is asked for by spec.ray.version, this image has 2.56.1"
+            InputError, match=f"Ray {other} is asked for by spec.ray.managed.version, this image has 2.56.1"
         ):
             entry.check_ray(other)
 
 
 def test_the_head_is_told_the_version_of_ray(tmp_path: Path):
     asked = parse_object(
-        manifest({"metadata.uid": "u-1", "metadata.namespace": "team", "spec.ray.version": "2.60.0"})
+        manifest({"metadata.uid": "u-1", "metadata.namespace": "team", "spec.ray.managed.version": "2.60.0"})
     )
     assert load(HeadSettings, written(tmp_path, built.head(asked, SETUP))).ray_version == "2.60.0"
     assert load(HeadSettings, written(tmp_path, built.head(JOB, SETUP))).ray_version is None

@@ -7,42 +7,44 @@ metadata:
   namespace: {{ .namespace }}
 spec:
   ray:
-    head:
-      resources:
-        requests: {cpu: 250m, memory: 1Gi}
-        limits: {cpu: "1", memory: 2Gi}
+    managed:
+      head:
+        resources:
+          requests: {cpu: 250m, memory: 1Gi}
+          limits: {cpu: "1", memory: 2Gi}
   feeders:
     replicas: 1
     resources:
       requests: {cpu: 250m, memory: 1Gi}
       limits: {cpu: "1", memory: 2Gi}
-  sidecar:
-    sharedMemory: 64Mi
+  loader:
+    memoryPerProcess: 64Mi
   backoffLimit: 0
   ttlSecondsAfterFinished: 3600
-  trainer:
-    template:
-      spec:
-        securityContext:
-          runAsNonRoot: true
-          seccompProfile: {type: RuntimeDefault}
-        {{- with .root.Values.imagePullSecrets }}
-        imagePullSecrets: {{- toYaml . | nindent 10 }}
-        {{- end }}
-        containers:
-          - name: trainer
-            image: {{ include "dataloaderjob.image" (dict "image" .root.Values.feederImage "root" .root) }}
-            resources:
-              requests: {cpu: 250m, memory: 512Mi}
-              limits: {cpu: "1", memory: 2Gi}
-            securityContext:
-              allowPrivilegeEscalation: false
-              capabilities: {drop: [ALL]}
-            command:
-              - python
-              - -c
-              - |
-{{ regexReplaceAll "(?m)^ +$" (.root.Files.Get "files/sample.py" | trim | indent 16) "" }}
+  trainers:
+    job:
+      template:
+        spec:
+          securityContext:
+            runAsNonRoot: true
+            seccompProfile: {type: RuntimeDefault}
+          {{- with .root.Values.imagePullSecrets }}
+          imagePullSecrets: {{- toYaml . | nindent 12 }}
+          {{- end }}
+          containers:
+            - name: trainer
+              image: {{ include "dataloaderjob.image" (dict "image" .root.Values.feederImage "root" .root) }}
+              resources:
+                requests: {cpu: 250m, memory: 512Mi}
+                limits: {cpu: "1", memory: 2Gi}
+              securityContext:
+                allowPrivilegeEscalation: false
+                capabilities: {drop: [ALL]}
+              command:
+                - python
+                - -c
+                - |
+{{ regexReplaceAll "(?m)^ +$" (.root.Files.Get "files/sample.py" | trim | indent 18) "" }}
 {{- end }}
 
 {{/* Where the sample and the test run: a namespace in which the operator works. */}}

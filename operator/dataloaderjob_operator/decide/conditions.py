@@ -13,7 +13,7 @@ from enum import StrEnum
 from dataloaderjob.api.status import Condition, ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob.core.supervision import LASTING
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide.health import ConditionState, Health
+from dataloaderjob_operator.decide.health import WAITS, ConditionState, Health
 from dataloaderjob_operator.decide.observed import (
     Observed,
     Trainers,
@@ -24,7 +24,16 @@ from dataloaderjob_operator.decide.observed import (
 )
 
 STARTS = frozenset(
-    {"NotMade", "PodsStart", "PodsLeave", "SupervisorStarts", "RayStarts", "FeedersStart", "FeederStarts"}
+    {
+        "NotMade",
+        "PodsStart",
+        "PodsLeave",
+        "SupervisorStarts",
+        "RayStarts",
+        "FeedersStart",
+        "FeederStarts",
+        WAITS,
+    }
 )
 """Reasons that are no cause for worry yet."""
 FAULTS = frozenset({"InvalidSpec", "NotUnderstood"})
@@ -115,14 +124,13 @@ def _late(observed: Observed, health: Health, now: datetime) -> StageResult | No
     if observed.status.start_time is None:
         return None
     elapsed = now - parse_time(observed.status.start_time)
-    limits = observed.job.spec.deadlines
-    active = limits.active_deadline_seconds
+    startup, active = observed.job.spec.startup_deadline_seconds, observed.job.spec.active_deadline_seconds
     if active is not None and elapsed >= timedelta(seconds=active):
         return StageResult(
             Stage.FAILED, "DeadlineExceeded",
-            f"the job took longer than deadlines.activeDeadlineSeconds {active}", observed.attempt,
+            f"the job took longer than activeDeadlineSeconds {active}", observed.attempt,
         )  # fmt: skip
-    late = elapsed >= timedelta(seconds=limits.startup_seconds)
+    late = elapsed >= timedelta(seconds=startup)
     if late and not _served(observed) and not _up(observed, health):
         trouble, supervisor = health.trouble or health.event_trouble, observed.supervisor
         cause = ""
@@ -132,7 +140,7 @@ def _late(observed: Observed, health: Health, now: datetime) -> StageResult | No
         why = f": {trouble or cause}" if trouble or cause else ""
         return StageResult(
             Stage.FAILED, "StartupDeadlineExceeded",
-            f"the job was not up within deadlines.startupSeconds {limits.startup_seconds}{why}", observed.attempt,
+            f"the job was not up within startupDeadlineSeconds {startup}{why}", observed.attempt,
         )  # fmt: skip
     return None
 
@@ -165,7 +173,7 @@ def _up(observed: Observed, health: Health) -> bool:
     answered = observed.supervisor is not None and not observed.supervisor.silent
     return all(
         pods.holds for pods in (health.head_pods, health.feeder_pods, health.sidecars, health.trainer_pods)
-    ) and (not answered or observed.serving() >= observed.job.spec.feeders.min_replicas)
+    ) and (not answered or observed.serving() >= observed.job.spec.feeders.min_available)
 
 
 def parts(observed: Observed, health: Health) -> Parts:
@@ -210,7 +218,7 @@ def _feeders(observed: Observed, pods: ConditionState) -> ConditionState:
     """Feeders serve when the supervisor has as many as the pods that are needed have, and no trainer is stuck at a
     failure of theirs."""
     supervisor, serving = observed.supervisor, observed.serving()
-    needed = observed.job.spec.feeders.min_replicas
+    needed = observed.job.spec.feeders.min_available
     if pods.holds is None:
         return pods
     if supervisor is not None and supervisor.failure is not None:

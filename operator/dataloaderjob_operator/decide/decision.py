@@ -63,6 +63,8 @@ class Decision:
 
     status: DataLoaderJobStatus
     apply: tuple[Manifest, ...] = ()
+    later: tuple[Manifest, ...] = ()
+    """Children that wait for others, and are tried with the first."""
     delete: tuple[Key, ...] = ()
     delete_job: bool = False
     """The job itself goes, since its time after the end is over."""
@@ -83,7 +85,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     health = diagnose(observed)
     found = parts(observed, health)
     result = find_stage(observed, health, found, now)
-    wanted, bug = _children(observed, setup, result)
+    wanted, later, bug = _children(observed, setup, result)
     if bug is not None:
         observed = replace(observed, not_understood=not_understood(bug))
     started = _started_at(observed, result, now)
@@ -118,6 +120,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     return Decision(
         status=status.model_copy(update={"loader": loader}),
         apply=tuple(wanted.values()),
+        later=later,
         delete=()
         if bug is not None
         else (*_unwanted(observed, result, set(wanted)), *_hung(observed, set(wanted))),
@@ -190,18 +193,19 @@ def _loader(
 
 def _children(
     observed: Observed, setup: OperatorConfig, result: StageResult
-) -> tuple[dict[Key, Manifest], Exception | None]:
-    """Builds the children that shall be there. If one cannot be built, the others are still kept up, and none is begun
-    with: what has no pods yet shall not have some of them only."""
-    made, bug = list[Manifest](), None
+) -> tuple[dict[Key, Manifest], tuple[Manifest, ...], Exception | None]:
+    """Builds the children that shall be there, and those that wait for them. If one cannot be built, the others are
+    still kept up, and none is begun with: what has no pods yet shall not have some of them only."""
+    made, later, bug = list[Manifest](), list[Manifest](), None
     for part in sorted(WANTED[result.stage]):
+        waits = part is Part.TRAINERS and observed.waits_for_feeders(result.attempt)
         try:
-            made += _BUILDERS[part](observed, setup, result)
+            (later if waits else made).extend(_BUILDERS[part](observed, setup, result))
         except Exception as exc:
             bug = exc
     if bug is not None and not any(kind in WORKLOADS for kind, _ in observed.children):
-        made = []
-    return {(child["kind"], child["metadata"]["name"]): child for child in made}, bug
+        made, later = [], []
+    return {(child["kind"], child["metadata"]["name"]): child for child in made}, tuple(later), bug
 
 
 def _base(observed: Observed, setup: OperatorConfig, _: StageResult) -> list[Manifest]:
@@ -275,7 +279,7 @@ def _trainers(observed: Observed, health: Health, result: StageResult) -> Traine
     live = observed.children.get(("Job", names.trainers(observed.job.name, result.attempt)), {}).get(
         "status", {}
     )
-    desired, succeeded = observed.job.spec.trainer.replicas, int(live.get("succeeded") or 0)
+    desired, succeeded = observed.job.spec.trainers.job.replicas, int(live.get("succeeded") or 0)
     running = 0 if result.stage in HELD else max(succeeded, health.trainers_running)
     return TrainersStatus(
         desired=desired, active=int(live.get("active") or 0), succeeded=succeeded, restarts=result.attempt,
@@ -292,10 +296,10 @@ def _due(
         return None if ttl is None or ended is None else parse_time(ended) + timedelta(seconds=ttl)
     if started is None:
         return None
-    limits, since = observed.job.spec.deadlines, parse_time(started)
+    spec, since = observed.job.spec, parse_time(started)
     moments = []  # one that is over is judged already, and may well have changed nothing
     if result.stage is Stage.STARTING:
-        moments.append(since + timedelta(seconds=limits.startup_seconds))
-    if limits.active_deadline_seconds is not None:
-        moments.append(since + timedelta(seconds=limits.active_deadline_seconds))
+        moments.append(since + timedelta(seconds=spec.startup_deadline_seconds))
+    if spec.active_deadline_seconds is not None:
+        moments.append(since + timedelta(seconds=spec.active_deadline_seconds))
     return min((moment for moment in moments if moment > now), default=None)

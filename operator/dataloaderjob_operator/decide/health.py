@@ -48,6 +48,8 @@ REASONS = {
 """Names in a condition for the reasons of events; another reason is taken as it is."""
 MOVED_ON = frozenset({"Pulling", "Pulled", "Created", "Started", "SuccessfulCreate"})
 """Reasons of events after which a pod or Job has left its earlier trouble behind."""
+WAITS = "WaitsForFeeders"
+"""Reason of trainers that are not made before enough feeders serve."""
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 _NOISE = (
     (re.compile(r"\b[0-9a-f]{32,}\b"), "…"),
@@ -143,7 +145,7 @@ def diagnose(observed: Observed) -> Health:
     found = [(pod, trouble_of(pod)) for pod in observed.pods]
     roles = {role: _role(observed, role, found) for role in Role}
     name, trainers = observed.job.name, roles[Role.TRAINER]
-    needed = observed.job.spec.feeders.min_replicas
+    needed = observed.job.spec.feeders.min_available
     return Health(
         roles=roles,
         trouble=first_trouble(trouble for _, trouble in found),
@@ -259,13 +261,21 @@ def _trainer_pods(
     observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, Any]], bool], what: str
 ) -> ConditionState:
     """Checks whether as many trainer pods do it as there shall be."""
-    needed = observed.job.spec.trainer.replicas
+    needed = observed.job.spec.trainers.job.replicas
     found = _doing(observed, health, does)
     if found >= needed:
         return ConditionState(True, "Serving", f"{found} of {needed} {what}")
     if (cause := health.cause) is not None:
         return ConditionState(False, cause.reason, str(cause))
+    if not health.pods and not health.leaving and observed.waits_for_feeders(observed.attempt):
+        return ConditionState(False, WAITS, _waiting(observed))
     return _starts(health, f"{found} of {needed} {what}")
+
+
+def _waiting(observed: Observed) -> str:
+    serving, least = observed.serving(), observed.job.spec.feeders.min_available
+    missing = least - serving
+    return f"trainers start once feeders.minAvailable {least} feeder pods serve: {serving} serve, missing: {missing}"
 
 
 def _starts(health: RoleHealth, count: str) -> ConditionState:

@@ -175,6 +175,12 @@ class Observed:
         feeders = self.children.get(("Deployment", names.feeders(self.job.name)), {})
         return min(self.status.feeders.ready, int(feeders.get("status", {}).get("readyReplicas") or 0))
 
+    def waits_for_feeders(self, attempt: int) -> bool:
+        """Checks whether trainers of this attempt are not made yet, for want of feeders: no GPU shall wait for them.
+        Trainers that are there stay, whatever becomes of feeders."""
+        there = ("Job", names.trainers(self.job.name, attempt)) in self.children
+        return not there and self.serving() < self.job.spec.feeders.min_available
+
     def describe(self, cause: Cause) -> str:
         """Puts the name of the pod that has a cause before it."""
         pods = (p["metadata"]["name"] for p in self.pods if p.get("status", {}).get("podIP") == cause.host)

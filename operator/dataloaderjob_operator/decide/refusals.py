@@ -18,16 +18,24 @@ from dataloaderjob_operator.objects.workloads import SIDECAR
 
 NO_DRY_RUN = "does not support dry run"
 """The API server says so where an admission webhook cannot be asked without an effect."""
-TRAINERS, FEEDERS, HEAD = "spec.trainer.template", "spec.feeders.template", "spec.ray.head.template"
+TRAINERS, FEEDERS, HEAD = (
+    "spec.trainers.job.template",
+    "spec.feeders.template",
+    "spec.ray.managed.head.template",
+)
 _PATH = re.compile(r"\.?\bspec\.template((?:\.[A-Za-z][\w-]*|\[[^\]]*\])+)")
 _TOKEN = re.compile(r"\.([A-Za-z][\w-]*)|\[(?:([A-Za-z]\w*)=\"?([^\"\]]*)\"?|(\d+))[^\]]*\]")
 _KEYS = ("name", "mountPath", "key", "containerPort", "ip")
 """Fields that distinguish the entries of a list."""
+_IN_CONTAINERS = tuple(("containers", field) for field in ("env", "envFrom", "volumeMounts"))
+"""Lists within a pod to which spec.data adds."""
 _OWN = {
-    (names.Role.HEAD, "head", "resources"): "spec.ray.head.resources",
+    (names.Role.HEAD, "head", "resources"): "spec.ray.managed.head.resources",
     (names.Role.FEEDER, "feeder", "resources"): "spec.feeders.resources",
     (names.Role.TRAINER, SIDECAR, "resources"): "spec.sidecar.resources",
     (names.Role.TRAINER, SIDECAR, "image"): "spec.sidecar.image",
+    (names.Role.TRAINER, SIDECAR, "env"): "spec.sidecar.env",
+    (names.Role.TRAINER, SIDECAR, "securityContext"): "spec.sidecar.securityContext",
 }
 """Fields of the operator's containers that a field of the job decides: role, container, field."""
 _Token = str | int | tuple[str, str]
@@ -54,10 +62,11 @@ class _Template:
 
     def __init__(self, job: DataLoaderJob, role: names.Role, made: Mapping[str, Any]) -> None:
         self._job, self._role, self._made = job, role, made
-        templates = {HEAD: job.spec.ray.head.template, FEEDERS: job.spec.feeders.template}
+        templates = {HEAD: job.spec.ray.managed.head.template, FEEDERS: job.spec.feeders.template}
         first = {names.Role.HEAD: HEAD, names.Role.FEEDER: FEEDERS, names.Role.TRAINER: TRAINERS}[role]
         sources = {
-            root: plain(user) for root, user in (templates | {TRAINERS: job.spec.trainer.template}).items()
+            root: plain(user)
+            for root, user in (templates | {TRAINERS: job.spec.trainers.job.template}).items()
         }
         following = list(sources)[list(sources).index(first) :]
         self._root, self._user = first, sources[first]
@@ -76,7 +85,7 @@ class _Template:
         root = self._inherited_from.get(str(tokens[1]), self._root) if len(tokens) > 1 else self._root
         if root != self._root:
             return root + _spelt(tokens)
-        return self._own_field(tokens) or self._user_field(tokens)
+        return self._own_field(tokens) or self._user_field(tokens) or self._data_field(tokens)
 
     def _own_field(self, tokens: list[_Token]) -> str | None:
         if len(tokens) < 4:
@@ -88,6 +97,17 @@ class _Template:
             return "spec.feeders.image" if given else f"{TRAINERS}.spec.containers[0].image"
         root = _OWN.get((self._role, str(name), str(field)))
         return None if root is None else root + _spelt(tokens[4:])
+
+    def _data_field(self, tokens: list[_Token]) -> str | None:
+        """The field of spec.data that an entry of a list comes from."""
+        if self._role is names.Role.HEAD or tokens[0] != "spec":
+            return None
+        place = 1 if tokens[1:2] == ["volumes"] else 3
+        if len(tokens) < place + 2 or (place == 3 and (tokens[1], tokens[3]) not in _IN_CONTAINERS):
+            return None
+        field, *below = tokens[place:]
+        index = _same_entry(plain(self._job.spec.data).get(str(field)), _at(self._made, tokens[: place + 2]))
+        return None if index is None else f"spec.data.{field}" + _spelt([index, *below[1:]])
 
     def _user_field(self, tokens: list[_Token]) -> str | None:
         made: Any = self._made

@@ -7,7 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.api.data import DataSpec
 from dataloaderjob.api.pods import Container, PodMetadata, PodTemplate, ScratchSpec
+from dataloaderjob.api.trainer import SidecarSpec
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest, digest
 from dataloaderjob_operator.objects import settings
@@ -36,7 +38,7 @@ MOUNTS: tuple[Manifest, ...] = (
 )
 
 
-def plain(model: PodTemplate | Container | ScratchSpec) -> dict[str, Any]:
+def plain(model: PodTemplate | Container | ScratchSpec | DataSpec | SidecarSpec) -> dict[str, Any]:
     """Dumps a model as the user wrote it, less what he set to null: that counts as left out, at any depth."""
     return dict(_without_nulls(model.model_dump(mode="json", by_alias=True, exclude_unset=True)))
 
@@ -49,7 +51,7 @@ def _without_nulls(value: Any) -> Any:
 
 def image(job: DataLoaderJob) -> str:
     """The image of head and feeders."""
-    return job.spec.feeders.image or job.spec.trainer.container.image or ""
+    return job.spec.feeders.image or job.spec.trainers.job.container.image or ""
 
 
 def template(
@@ -102,13 +104,13 @@ def shared_fields(
 
 def ray_pod(
     setup: settings.OperatorConfig, job: DataLoaderJob, container: Manifest, user: PodTemplate,
-    taken: Mapping[str, Any],
+    taken: Mapping[str, Any], data: Mapping[str, Any] = MappingProxyType({}),
 ) -> Manifest:  # fmt: skip
     """A pod of a Ray node of the job: the operator's container, with what the user's of its name adds, and the user's
-    others."""
+    others. `data`: spec.data, where user code runs in it."""
     spec = plain(user).get("spec", {})
     theirs = {found["name"]: found for found in spec.get("containers", [])}
-    ours = add(container, theirs.pop(container["name"], {}))
+    ours = add(container, with_data(theirs.pop(container["name"], {}), data))
     scratch = [
         found
         for mount, found in (
@@ -120,7 +122,7 @@ def ray_pod(
     pod = {
         **shared_fields(setup, user, taken),
         "containers": [ours, *theirs.values()],
-        "volumes": [*volumes(job), *scratch, *spec.get("volumes", [])],
+        "volumes": [*volumes(job), *scratch, *data.get("volumes", []), *spec.get("volumes", [])],
     }
     return pod | {name: spec[name] for name in ("initContainers",) if name in spec}
 
@@ -190,6 +192,17 @@ def add(container: Manifest, theirs: Mapping[str, Any]) -> Manifest:
             made[field] = joined(container[field], theirs.get(field, []))
     made["volumeMounts"] = mounts(container["volumeMounts"], theirs.get("volumeMounts", []))
     made["securityContext"] = {**container["securityContext"], **theirs.get("securityContext", {})}
+    return made
+
+
+def with_data(theirs: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's container with spec.data, to whose variables its own may refer."""
+    made = dict(theirs)
+    if "env" in data:
+        made["env"] = joined(data["env"], theirs.get("env", []))
+    for field in ("envFrom", "volumeMounts"):
+        if field in data:
+            made[field] = [*data[field], *theirs.get(field, [])]
     return made
 
 

@@ -30,6 +30,7 @@ SUPERVISOR_PORT = 6400
 METRICS_PORT = 9400
 MASTER_PORT = 29500
 SCRATCH_SIZE = "10Gi"
+TMP = "/tmp"  # noqa: S108  a path in a pod
 USER = 65532
 """User of our own images, and group of the pods' files: see `OperatorConfig.fs_group`."""
 HOST_PORTS = range(20_000, 28_000, 2)
@@ -87,11 +88,11 @@ def ports(job: DataLoaderJob) -> Ports:
     So trainers of several jobs may share a node. Of two pods of one job the scheduler puts only one onto a node there.
     """
     first, second = METRICS_PORT, MASTER_PORT
-    if job.spec.trainer.template.spec.host_network:
+    if job.spec.trainers.job.template.spec.host_network:
         number = int.from_bytes(hashlib.sha256((job.metadata.uid or "").encode()).digest()[:4])
         first = HOST_PORTS[number % len(HOST_PORTS)]
         second = first + 1
-    return Ports(job.spec.sidecar.metrics_port or first, job.spec.trainer.master_port or second)
+    return Ports(job.spec.sidecar.metrics_port or first, job.spec.trainers.job.master_port or second)
 
 
 def service_host(job: DataLoaderJob, service: str, setup: OperatorConfig) -> str:
@@ -173,7 +174,7 @@ def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "gcs_port": GCS_PORT,
         "supervisor_port": SUPERVISOR_PORT,
         "num_feeders": job.spec.feeders.count,
-        "ray_version": job.spec.ray.version,
+        "ray_version": job.spec.ray.managed.version,
         "tuning": tuning(job),
     }
 
@@ -193,7 +194,9 @@ def scratch(job: DataLoaderJob) -> dict[str, int]:
     """Bytes for user code and data in trainer pods, and in those of feeders and head: each field that says how many."""
     found = {}
     parts = {"sidecar": job.spec.sidecar.scratch}
-    if not (_own_tmp(job.spec.feeders.template, "feeder") and _own_tmp(job.spec.ray.head.template, "head")):
+    shared = any(mount.mount_path.rstrip("/") == TMP for mount in job.spec.data.volume_mounts)
+    own = shared or _own_tmp(job.spec.feeders.template, "feeder")
+    if not (own and _own_tmp(job.spec.ray.managed.head.template, "head")):
         parts["feeders"] = job.spec.feeders.scratch
     for part, spec in parts.items():
         field, size = "size", str(spec.size or SCRATCH_SIZE)
@@ -208,7 +211,7 @@ def _own_tmp(user: PodTemplate, name: str) -> bool:
     """Checks whether the user's container of this name mounts a volume of his at /tmp."""
     found = ((c.model_extra or {}).get("volumeMounts") for c in user.spec.containers if c.name == name)
     paths = {str(_at(mount, "mountPath")).rstrip("/") for mounts in found for mount in mounts or ()}
-    return "/tmp" in paths  # noqa: S108  a path in a pod
+    return TMP in paths
 
 
 def _volume_size(volume: Mapping[str, Any]) -> str:
@@ -225,7 +228,7 @@ def _at(thing: Any, *names: str) -> Any:
 
 def tuning(job: DataLoaderJob) -> dict[str, Any]:
     """Fields of `dataloaderjob.core.settings.RayTuning`."""
-    return dataclasses.asdict(job.spec.ray.tuning.settings())
+    return dataclasses.asdict(job.spec.ray.managed.tuning.settings())
 
 
 def _json(value: dict[str, Any]) -> str:

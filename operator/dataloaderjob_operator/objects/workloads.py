@@ -31,6 +31,7 @@ from dataloaderjob_operator.objects.pods import (
     shared_fields,
     template,
     volumes,
+    with_data,
 )
 
 HEAD_MODULE = "dataloaderjob.pod.head"
@@ -45,7 +46,7 @@ _RUN = {"name": "dataloaderjob-run", "mountPath": settings.RUN_FOLDER}
 
 def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     """One pod, replaced and never doubled: two heads would place feeders twice."""
-    spec = job.spec.ray.head
+    spec = job.spec.ray.managed.head
     container = ray_container(job, names.Role.HEAD, HEAD_MODULE, "head.json", resources(spec.resources))
     probe = {"tcpSocket": {"port": "supervisor"}, "periodSeconds": 5}
     container |= {
@@ -56,11 +57,11 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
         "startupProbe": {**probe, "failureThreshold": STARTS},
         "readinessProbe": {**probe, "failureThreshold": 3},
     }
-    taken = inherited(job.spec.feeders.template, job.spec.trainer.template)
+    taken = inherited(job.spec.feeders.template, job.spec.trainers.job.template)
     pod = ray_pod(setup, job, container, spec.template, taken)
     asked = [
         image(job), plain(spec.template), taken, resources(spec.resources), settings.tuning(job),
-        plain(job.spec.feeders.scratch), job.spec.ray.version,
+        plain(job.spec.feeders.scratch), job.spec.ray.managed.version,
     ]  # fmt: skip
     made = template(job, names.Role.HEAD, spec.template, pod, asked=asked, version=setup.version)
     metadata = names.metadata(job, names.head(job.name), names.Role.HEAD, spec.metadata)
@@ -71,11 +72,11 @@ def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     """`replicas` pods that are all alike: one that goes is replaced by any other."""
     spec = job.spec.feeders
     container = ray_container(job, names.Role.FEEDER, FEEDER_MODULE, "feeder.json", resources(spec.resources))
-    taken = inherited(job.spec.trainer.template)
-    pod = ray_pod(setup, job, container, spec.template, taken)
+    taken, data = inherited(job.spec.trainers.job.template), plain(job.spec.data)
+    pod = ray_pod(setup, job, container, spec.template, taken, data)
     asked = [
         image(job), plain(spec.template), taken, resources(spec.resources), settings.tuning(job),
-        spec.processes_per_pod, plain(spec.scratch),
+        spec.processes_per_pod, plain(spec.scratch), *([data] if data else []),
     ]  # fmt: skip
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%", "maxSurge": "25%"}}
     made = template(job, names.Role.FEEDER, spec.template, pod, asked=asked, version=setup.version)
@@ -102,14 +103,14 @@ def _deployment(metadata: Manifest, pod: Manifest, *, replicas: int, strategy: M
 def trainers(job: DataLoaderJob, setup: settings.OperatorConfig, attempt: int) -> Manifest:
     """Makes all replicas, started together. One that fails ends them all: the operator starts them anew, or not."""
     name = names.trainers(job.name, attempt)
-    user = job.spec.trainer.template
-    metadata = names.metadata(job, name, names.Role.TRAINER, job.spec.trainer.metadata)
+    user = job.spec.trainers.job.template
+    metadata = names.metadata(job, name, names.Role.TRAINER, job.spec.trainers.job.metadata)
     pod = template(
         job, names.Role.TRAINER, user, _pod(job, setup, name), asked=plain(user), version=setup.version
     )  # fmt: skip
     for labelled in (metadata, pod["metadata"]):
         labelled["labels"][names.LABEL_ATTEMPT] = str(attempt)
-    replicas = job.spec.trainer.replicas
+    replicas = job.spec.trainers.job.replicas
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -125,12 +126,13 @@ def trainers(job: DataLoaderJob, setup: settings.OperatorConfig, attempt: int) -
 
 
 def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manifest:
-    user = plain(job.spec.trainer.template)["spec"]
+    user = plain(job.spec.trainers.job.template)["spec"]
     theirs, *others = user["containers"]
-    trainer = _trainer(job, setup, theirs, name)
+    data = plain(job.spec.data)
+    trainer = _trainer(job, setup, with_data(theirs, data), name)
     # The runtime's own has 64 MiB, too little for NCCL between ranks of one pod. It counts as the container's memory.
     shm = [{"name": SHM["name"], "emptyDir": {"medium": "Memory"}}] if SHM in trainer["volumeMounts"] else []
-    shared = shared_fields(setup, job.spec.trainer.template)
+    shared = shared_fields(setup, job.spec.trainers.job.template)
     if job.spec.sidecar.image is None:  # of the operator's own, which the user may not know of
         known = shared.get("imagePullSecrets", [])
         more = [{"name": name} for name in setup.sidecar_pull_secrets if {"name": name} not in known]
@@ -145,6 +147,7 @@ def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manif
             *volumes(job),
             scratch_volume(_RUN["name"], job.spec.sidecar.scratch),
             *shm,
+            *data.get("volumes", []),
             *user.get("volumes", []),
         ],
     }
@@ -156,7 +159,7 @@ def _trainer(
     """The user's container with the launch's variables before his own, which may refer to them."""
     master = f"{name}-0.{settings.service_host(job, names.trainers_service(job.name), setup)}"
     port = settings.ports(job).master
-    launch = job.spec.trainer.launch_environment(replica=0, master_addr=master, master_port=port)
+    launch = job.spec.trainers.job.launch_environment(replica=0, master_addr=master, master_port=port)
     ours = [
         {"name": variable, "valueFrom": INDEX} if variable in BY_INDEX else {"name": variable, "value": value}
         for variable, value in launch.items()
@@ -173,6 +176,7 @@ def _trainer(
 def sidecar(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     """First of the init containers, so that the others may read batches too; it outlives none of the trainers."""
     spec = job.spec.sidecar
+    asked = plain(spec)
     return {
         "name": SIDECAR,
         "image": spec.image or setup.sidecar_image,
@@ -181,7 +185,8 @@ def sidecar(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
         "args": ["--settings", f"{settings.SETTINGS_FOLDER}/sidecar.json"],
         "ports": [{"name": "metrics", "containerPort": settings.ports(job).metrics}],
         "resources": _resources(job),
-        "securityContext": {**RESTRICTED, "runAsNonRoot": True, **_user(job)},
+        **({"env": asked["env"]} if asked.get("env") else {}),
+        "securityContext": {**RESTRICTED, "runAsNonRoot": True, **_user(job), **asked.get("securityContext", {})},
         "startupProbe": {
             "httpGet": {"path": "/healthz", "port": "metrics"}, "periodSeconds": 1, "failureThreshold": 120,
         },
@@ -192,7 +197,7 @@ def sidecar(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
 
 def _user(job: DataLoaderJob) -> dict[str, int]:
     """The sidecar's user where the pod's is root, which it may not be; else its image or the namespace says."""
-    pod = plain(job.spec.trainer.template)["spec"].get("securityContext") or {}
+    pod = plain(job.spec.trainers.job.template)["spec"].get("securityContext") or {}
     return {"runAsUser": settings.USER} if pod.get("runAsUser") == 0 else {}
 
 
@@ -200,11 +205,11 @@ def _resources(job: DataLoaderJob) -> dict[str, Any]:
     """Requests and limits of the sidecar. Memory left out is what pools and sidecar need: memfds count as its own."""
     spec = job.spec.sidecar
     made = resources(spec.resources)
-    overhead = spec.overhead_nbytes(job.spec.trainer.processes_per_replica)
-    memory = str(spec.shared_memory.nbytes + overhead)
+    overhead = spec.overhead_nbytes(job.spec.trainers.job.processes_per_pod)
+    memory = str(job.spec.shared_nbytes + overhead)
     limits = {"memory": memory, **made.get("limits", {})}
     requests = {"memory": limits["memory"], **made.get("requests", {})}
-    if _guaranteed(plain(job.spec.trainer.template)["spec"]):
+    if _guaranteed(plain(job.spec.trainers.job.template)["spec"]):
         requests |= limits
         limits |= requests
     return {"requests": requests, "limits": limits}

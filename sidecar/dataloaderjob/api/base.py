@@ -158,7 +158,7 @@ def fields_by_alias(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def spell(path: Path) -> str:
-    """A path as in the messages: `spec.trainer.template.spec.containers[0].command`."""
+    """A path as in the messages: `spec.trainers.job.template.spec.containers[0].command`."""
     text = ""
     for part in path:
         if isinstance(part, int):

@@ -35,8 +35,12 @@ from dataloaderjob.api.status import Condition, ConditionType, DataLoaderJobStat
 Schema = dict[str, Any]
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 VALIDATIONS = "x-kubernetes-validations"
-_NUMBER_AS_TEXT = re.compile(r"string\((?!self(\.\w+)*\.(sharedMemory|poolSize)\)|self\.sidecar\.resources)")
+_NUMBER_AS_TEXT = re.compile(
+    r"string\((?!self(\.\w+)*\.(memoryPerProcess|poolSize)\)|self\.sidecar\.resources)"
+)
 """The API server knows no bound of a number's text, and refuses the message as too dear."""
+_LITERAL = re.compile(r"'[^'\\]*'")
+"""What was found, where that is always the same words: they need no expression."""
 COLUMNS = (
     ("Phase", "string", ".status.phase", 0),
     ("Feeders", "string", ".status.feeders.summary", 0),
@@ -56,16 +60,17 @@ metadata:
 spec:
   feeders:
     replicas: 2
-  sidecar:
-    sharedMemory: 1Gi
-  trainer:
-    replicas: 2
-    template:
-      spec:
-        containers:
-          - name: trainer
-            image: registry.example/fashion-mnist:1
-            command: [python, train.py]
+  loader:
+    memoryPerProcess: 1Gi
+  trainers:
+    job:
+      replicas: 2
+      template:
+        spec:
+          containers:
+            - name: trainer
+              image: registry.example/fashion-mnist:1
+              command: [python, train.py]
 """
 _HEAD = f"""\
 # The manifest: DataLoaderJob v1alpha1
@@ -164,7 +169,9 @@ def _add_rules(schema: Schema, model: type[BaseModel]) -> None:
     for alias, listed, inner in fields_within(model):
         if inner is not None and not (model is DataLoaderJob and alias == "metadata"):
             part = schema["properties"][alias]
-            _add_rules(part["items"] if listed else part, inner)
+            part = part["items"] if listed else part
+            if "properties" in part:  # else Kubernetes' own rules apply
+                _add_rules(part, inner)
 
 
 def _validation(rule: Rule, below: str = "") -> Schema:
@@ -175,7 +182,9 @@ def _validation(rule: Rule, below: str = "") -> Schema:
 
     field = f"{below}.{rule.field}" if below else rule.field
     made = {"rule": lift(rule.cel), "message": f"{field}: use {rule.use}", "reason": "FieldValueInvalid"}
-    if not _NUMBER_AS_TEXT.search(rule.found):
+    if _LITERAL.fullmatch(rule.found):
+        made["message"] = f"{field}: found {rule.found[1:-1]}; use {rule.use}"
+    elif not _NUMBER_AS_TEXT.search(rule.found):
         before, after = _quoted(f"{field}: found "), _quoted(f"; use {rule.use}")
         made["messageExpression"] = f"{before} + {lift(rule.found)} + {after}"
     return made
@@ -239,7 +248,10 @@ def custom_resource_definition() -> Schema:
 def crd_text() -> str:
     """The CRD as YAML, always the same for the same models."""
     head = "# Made by `python -m dataloaderjob.api.crd`; do not edit.\n"
-    return head + yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=110)
+    plain = json.loads(
+        json.dumps(custom_resource_definition())
+    )  # nothing twice, so no aliases: not all tools know them
+    return head + yaml.safe_dump(plain, sort_keys=False, width=110)
 
 
 def reference() -> str:

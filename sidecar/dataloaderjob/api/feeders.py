@@ -28,19 +28,9 @@ OWNED = {
 }
 
 
-def _min_over_max(feeders: FeedersSpec) -> Iterator[tuple[Path, str]]:
-    if feeders.max_replicas is not None and feeders.min_replicas > feeders.max_replicas:
-        yield ("minReplicas",), f"{feeders.min_replicas}, above maxReplicas {feeders.max_replicas}"
-
-
 def _too_few(feeders: FeedersSpec) -> Iterator[tuple[Path, str]]:
-    if feeders.replicas < feeders.min_replicas:
-        yield ("replicas",), f"{feeders.replicas}, below minReplicas {feeders.min_replicas}"
-
-
-def _too_many(feeders: FeedersSpec) -> Iterator[tuple[Path, str]]:
-    if feeders.max_replicas is not None and feeders.replicas > feeders.max_replicas:
-        yield ("replicas",), f"{feeders.replicas}, above maxReplicas {feeders.max_replicas}"
+    if feeders.replicas < feeders.min_available:
+        yield ("replicas",), f"{feeders.replicas}, below minAvailable {feeders.min_available}"
 
 
 def _too_many_processes(feeders: FeedersSpec) -> Iterator[tuple[Path, str]]:
@@ -56,10 +46,9 @@ class FeedersSpec(Model):
 
     `kubectl scale dlj` changes it.
     """
-    min_replicas: Whole = Field(default=1, ge=0, le=1_024)
-    """Least that `replicas` may be set to. 0 allows a job without feeders, whose trainers wait."""
-    max_replicas: Whole | None = Field(default=None, ge=1, le=1_024)
-    """Most that `replicas` may be set to. Left out: no bound but that of `replicas`."""
+    min_available: Whole = Field(default=1, ge=0, le=1_024)
+    """Feeder pods that must serve before trainers start, and for the job to be Ready; `replicas` is what it gets as
+    room allows. 0: trainers start at once and wait for batches, as they do on one machine."""
     processes_per_pod: Whole = Field(default=1, ge=1, le=64)
     """Feeders in each pod, replicas * processesPerPod in all. They share one copy of the dataset's arrays."""
     resources: Resources = resources(
@@ -80,25 +69,11 @@ class FeedersSpec(Model):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            field="minReplicas",
-            use="a number up to maxReplicas",
-            cel="!has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
-            found="string(self.minReplicas) + ', above maxReplicas ' + string(self.maxReplicas)",
-            check=_min_over_max,
-        ),
-        Rule(
             field="replicas",
-            use="minReplicas or more, or lower minReplicas (0 allows a job without feeders)",
-            cel="self.replicas >= self.minReplicas",
-            found="string(self.replicas) + ', below minReplicas ' + string(self.minReplicas)",
+            use="minAvailable or more, or lower minAvailable (0 allows a job without feeders)",
+            cel="self.replicas >= self.minAvailable",
+            found="string(self.replicas) + ', below minAvailable ' + string(self.minAvailable)",
             check=_too_few,
-        ),
-        Rule(
-            field="replicas",
-            use="maxReplicas or less, or raise maxReplicas",
-            cel="!has(self.maxReplicas) || self.replicas <= self.maxReplicas",
-            found="string(self.replicas) + ', above maxReplicas ' + string(self.maxReplicas)",
-            check=_too_many,
         ),
         Rule(
             field="processesPerPod",

@@ -9,14 +9,15 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from dataloaderjob.api.base import Flag, Free, Immutable, Model, Path, Rule, Use, Whole, in_units, nested
+from dataloaderjob.api.data import DataSpec
 from dataloaderjob.api.feeders import FeedersSpec
+from dataloaderjob.api.loader import LoaderSpec
 from dataloaderjob.api.ray import RaySpec
 from dataloaderjob.api.trainer import (
     FIRST_POOL_OVERHEAD_NBYTES,
     FURTHER_POOL_OVERHEAD_NBYTES,
-    MIN_POOL_NBYTES,
     SidecarSpec,
-    TrainerSpec,
+    TrainersSpec,
 )
 from dataloaderjob.core.places import ALLOW_PICKLE_VARIABLE, FEEDERS_VARIABLE, PREFETCH_VARIABLE
 from dataloaderjob.core.settings import LoaderSettings
@@ -53,67 +54,40 @@ MAX_NAME_LENGTH = 40
 _NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
-class Deadlines(Model):
-    """How long things may take. Whoever is late is named when a deadline ends the job."""
-
-    batch_seconds: Whole = Field(default=300, ge=1, le=604_800)
-    """Longest time for one batch, from the trainer's wait for it; what `timeout=0` of the DataLoader means."""
-    startup_seconds: Whole = Field(default=900, ge=1, le=604_800)
-    """Longest time from the job's start until head, sidecars and `minReplicas` feeders serve."""
-    active_deadline_seconds: Whole | None = Field(default=None, ge=1, le=31_536_000)
-    """Longest time for the whole job. Left out: no bound."""
-    progress_after_seconds: Whole = Field(default=30, ge=1, le=604_800)
-    """A trainer that waits longer than this for a batch says so once in its output, with who is late."""
-
-
 def _slow_start(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
-    timeout, startup = spec.ray.tuning.worker_register_timeout_seconds, spec.deadlines.startup_seconds
+    timeout, startup = spec.ray.managed.tuning.worker_register_timeout_seconds, spec.startup_deadline_seconds
     if timeout > startup:
         yield (
-            ("ray", "tuning", "workerRegisterTimeoutSeconds"),
-            f"{timeout}, above deadlines.startupSeconds {startup}",
+            ("ray", "managed", "tuning", "workerRegisterTimeoutSeconds"),
+            f"{timeout}, above startupDeadlineSeconds {startup}",
         )
-
-
-def _crowded_pools(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
-    pools, pool = spec.trainer.processes_per_replica, spec.sidecar.pool_size
-    if pool is not None and pools * pool.nbytes > spec.sidecar.shared_memory.nbytes:
-        yield (
-            ("sidecar", "poolSize"),
-            f"{pool} for each of {pools} processes, above sharedMemory {spec.sidecar.shared_memory}",
-        )
-
-
-def _thin_pools(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
-    pools, shared = spec.trainer.processes_per_replica, spec.sidecar.shared_memory
-    if shared.nbytes < pools * MIN_POOL_NBYTES:
-        yield ("sidecar", "sharedMemory"), f"{shared} for {pools} processes"
 
 
 def _tight_sidecar(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
-    limit = spec.sidecar.resources.limits.get("memory")
-    pools, shared = spec.trainer.processes_per_replica, spec.sidecar.shared_memory
-    needed = shared.nbytes + spec.sidecar.overhead_nbytes(pools)
+    limit, pool = spec.sidecar.resources.limits.get("memory"), spec.loader.memory_per_process
+    needed = spec.shared_nbytes + spec.sidecar.overhead_nbytes(spec.trainers.job.processes_per_pod)
     if limit is not None and limit.value < needed:
-        yield (
-            ("sidecar", "resources", "limits", "memory"),
-            f"{limit}, below the {in_units(needed)} that sharedMemory {shared} and the sidecar itself need",
+        found = (
+            f"{limit}, below the {in_units(needed)} that memoryPerProcess {pool} and the sidecar itself need"
         )
+        yield ("sidecar", "resources", "limits", "memory"), found
 
 
 def _host_network(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
     if spec.network_policy.mode != "None":
-        for name, pod in (("trainer", spec.trainer.template.spec), ("feeders", spec.feeders.template.spec)):
+        for name, pod in (
+            ("trainers.job", spec.trainers.job.template.spec),
+            ("feeders", spec.feeders.template.spec),
+        ):
             if pod.host_network:
                 found = f"{spec.network_policy.mode} with hostNetwork in {name}.template"
                 yield ("networkPolicy", "mode"), found
 
 
 _HOST_NETWORK = "(has(self.{0}.template.spec.hostNetwork) && self.{0}.template.spec.hostNetwork)"
-_TRAINERS_OUTSIDE, _FEEDERS_OUTSIDE = _HOST_NETWORK.format("trainer"), _HOST_NETWORK.format("feeders")
+_TRAINERS_OUTSIDE, _FEEDERS_OUTSIDE = _HOST_NETWORK.format("trainers.job"), _HOST_NETWORK.format("feeders")
 _MEMORY_LIMIT = "self.sidecar.resources.limits['memory']"
-_SHARED = "quantity(string(self.sidecar.sharedMemory)).asInteger()"
-_POOL = "quantity(string(self.sidecar.poolSize)).asInteger()"
+_PER_PROCESS = "quantity(string(self.loader.memoryPerProcess)).asInteger()"
 
 
 class DataLoaderJobSpec(Model):
@@ -125,18 +99,22 @@ class DataLoaderJobSpec(Model):
     """The processes that make batches."""
     sidecar: SidecarSpec = nested(SidecarSpec)
     """The process beside each trainer that receives batches into shared memory."""
-    trainer: TrainerSpec
+    trainers: TrainersSpec
     """The training command."""
-    deadlines: Deadlines = nested(Deadlines)
-    """How long things may take."""
+    loader: LoaderSpec = nested(LoaderSpec)
+    """How batches reach the training loop."""
+    data: DataSpec = nested(DataSpec)
+    """Where the data is, for trainers and feeders alike."""
+    startup_deadline_seconds: Whole = Field(default=900, ge=1, le=604_800)
+    """Longest time from the job's start until head, sidecars and `minAvailable` feeders serve."""
+    active_deadline_seconds: Whole | None = Field(default=None, ge=1, le=31_536_000)
+    """Longest time for the whole job. Left out: no bound."""
     network_policy: NetworkPolicySpec = nested(NetworkPolicySpec)
     """Who may connect to the job's pods, and to whom they may. Ignored on one machine."""
     backoff_limit: Whole = Field(default=3, ge=0, le=1_000)
     """How often all trainers are started anew after one of them failed. Ignored on one machine."""
     ttl_seconds_after_finished: Whole | None = Field(default=None, ge=0, le=31_536_000)
     """When the finished job is deleted. Left out: never. Ignored on one machine."""
-    allow_pickle: Flag = False
-    """Batches may hold objects that only pickle can carry. The trainer then unpickles what feeders send."""
     suspend: Flag = False
     """Hold the job: all of its pods are released until this is false again."""
     managed_by: Annotated[
@@ -149,40 +127,24 @@ class DataLoaderJobSpec(Model):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            field="ray.tuning.workerRegisterTimeoutSeconds",
-            use="a timeout within spec.deadlines.startupSeconds, or raise that",
-            cel="self.ray.tuning.workerRegisterTimeoutSeconds <= self.deadlines.startupSeconds",
-            found="string(self.ray.tuning.workerRegisterTimeoutSeconds) + ', above deadlines.startupSeconds '"
-            " + string(self.deadlines.startupSeconds)",
+            field="ray.managed.tuning.workerRegisterTimeoutSeconds",
+            use="a timeout within spec.startupDeadlineSeconds, or raise that",
+            cel="self.ray.managed.tuning.workerRegisterTimeoutSeconds <= self.startupDeadlineSeconds",
+            found="string(self.ray.managed.tuning.workerRegisterTimeoutSeconds) + ', above startupDeadlineSeconds '"
+            " + string(self.startupDeadlineSeconds)",
             check=_slow_start,
         ),
         Rule(
-            field="sidecar.poolSize",
-            use="pools that fit into spec.sidecar.sharedMemory together, or raise that",
-            cel=f"!has(self.sidecar.poolSize) || {_POOL} * self.trainer.processesPerReplica <= {_SHARED}",
-            found="string(self.sidecar.poolSize) + ' for each of ' + string(self.trainer.processesPerReplica)"
-            " + ' processes, above sharedMemory ' + string(self.sidecar.sharedMemory)",
-            check=_crowded_pools,
-        ),
-        Rule(
-            field="sidecar.sharedMemory",
-            use="at least 1Mi for each process of a replica",
-            cel=f"{_SHARED} >= self.trainer.processesPerReplica * {MIN_POOL_NBYTES}",
-            found="string(self.sidecar.sharedMemory) + ' for ' +"
-            " string(self.trainer.processesPerReplica) + ' processes'",
-            check=_thin_pools,
-        ),
-        Rule(
             field="sidecar.resources.limits",
-            use="sharedMemory plus 64Mi, plus 16Mi for each process of a replica after the first,"
+            use="loader.memoryPerProcess for each process of a replica, plus 64Mi, plus 16Mi for each after the first,"
             " or leave memory out: the operator then sets it",
             cel="!has(self.sidecar.resources) || !has(self.sidecar.resources.limits) ||"
             " !('memory' in self.sidecar.resources.limits) ||"
             f" quantity(string({_MEMORY_LIMIT})).asInteger() >="
-            f" {_SHARED} + {FIRST_POOL_OVERHEAD_NBYTES} +"
-            f" {FURTHER_POOL_OVERHEAD_NBYTES} * (self.trainer.processesPerReplica - 1)",
-            found=f"string({_MEMORY_LIMIT}) + ' of memory for sharedMemory ' +"
-            " string(self.sidecar.sharedMemory)",
+            f" {_PER_PROCESS} * self.trainers.job.processesPerPod + {FIRST_POOL_OVERHEAD_NBYTES} +"
+            f" {FURTHER_POOL_OVERHEAD_NBYTES} * (self.trainers.job.processesPerPod - 1)",
+            found=f"string({_MEMORY_LIMIT}) + ' of memory for memoryPerProcess ' +"
+            " string(self.loader.memoryPerProcess)",
             check=_tight_sidecar,
         ),
         Rule(
@@ -190,7 +152,7 @@ class DataLoaderJobSpec(Model):
             use="None where pods use the network of their node: a NetworkPolicy neither guards them nor lets them in",
             cel=f"self.networkPolicy.mode == 'None' || !({_TRAINERS_OUTSIDE} || {_FEEDERS_OUTSIDE})",
             found="self.networkPolicy.mode + ' with hostNetwork in ' +"
-            f" ({_TRAINERS_OUTSIDE} ? 'trainer' : 'feeders') + '.template'",
+            f" ({_TRAINERS_OUTSIDE} ? 'trainers.job' : 'feeders') + '.template'",
             check=_host_network,
         ),
     )
@@ -198,25 +160,29 @@ class DataLoaderJobSpec(Model):
         Immutable(field="managedBy", use="a new job: two controllers must not share one"),
     )
 
+    @property
+    def shared_nbytes(self) -> int:
+        """Shared memory that all pools of one trainer pod may take together."""
+        return self.loader.memory_per_process.nbytes * self.trainers.job.processes_per_pod
+
     def loader_settings(self, *, replicas: int = 1) -> LoaderSettings:
         """Settings of one sidecar that serves so many replicas of the trainer."""
-        pool = self.sidecar.pool_size
+        loader = self.loader
         return LoaderSettings(
-            processes=self.trainer.processes_per_replica * replicas,
-            shared_memory_nbytes=self.sidecar.shared_memory.nbytes * replicas,
-            pool_nbytes=None if pool is None else pool.nbytes,
-            batch_deadline_s=float(self.deadlines.batch_seconds),
-            progress_after_s=float(self.deadlines.progress_after_seconds),
-            checksum=self.sidecar.checksum,
+            processes=self.trainers.job.processes_per_pod * replicas,
+            shared_memory_nbytes=self.shared_nbytes * replicas,
+            pool_nbytes=None if loader.pool_size is None else loader.pool_size.nbytes,
+            batch_deadline_s=float(loader.batch_timeout_seconds),
+            progress_after_s=float(loader.warn_after_seconds),
+            checksum=loader.checksum,
         )
 
     def loader_environment(self) -> dict[str, str]:
         """Variables that tell the loader in a trainer process what the manifest says of it."""
-        found = {
-            PREFETCH_VARIABLE: str(self.sidecar.prefetch),
-            FEEDERS_VARIABLE: str(max(1, self.feeders.count)),
-        }
-        return found | ({ALLOW_PICKLE_VARIABLE: "1"} if self.allow_pickle else {})
+        found = {FEEDERS_VARIABLE: str(max(1, self.feeders.count))}
+        if self.loader.prefetch is not None:
+            found[PREFETCH_VARIABLE] = str(self.loader.prefetch)
+        return found | ({ALLOW_PICKLE_VARIABLE: "1"} if self.loader.allow_pickle else {})
 
 
 def _long_name(metadata: Metadata) -> Iterator[tuple[Path, str]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
+from pydantic.config import JsonDict
 
 from dataloaderjob.api.base import (
     BY_NAME,
@@ -75,6 +76,17 @@ class EnvVar(Model):
     )
 
 
+Env = Annotated[
+    tuple[EnvVar, ...], Field(max_length=256, json_schema_extra=BY_NAME), AfterValidator(unique_names)
+]
+
+
+def _left_to_kubernetes(schema: JsonDict) -> None:
+    """Takes a field's type out of the CRD, which is large: the API server checks it as part of a pod."""
+    schema.pop("$ref", None)
+    schema.update(type="object", additionalProperties=True)
+
+
 class Container(OpenModel):
     """A container of a pod template. All other fields of Kubernetes' Container pass through."""
 
@@ -86,11 +98,9 @@ class Container(OpenModel):
     """Program and first arguments; replaces the image's entrypoint. One machine has no image, and needs it."""
     args: Words = ()
     """Further arguments, behind `command`."""
-    env: Annotated[
-        tuple[EnvVar, ...], Field(max_length=256, json_schema_extra=BY_NAME), AfterValidator(unique_names)
-    ] = ()
+    env: Env = ()
     """Its environment. User code in feeders sees it too, less what belongs to one process or machine."""
-    resources: ContainerResources | None = None
+    resources: ContainerResources | None = Field(default=None, json_schema_extra=_left_to_kubernetes)
     """What it asks of its node. Ignored on one machine."""
     working_dir: Annotated[str | None, Field(max_length=4096)] = None
     """Folder in which the command runs. On one machine: relative to the manifest's folder."""
@@ -210,12 +220,34 @@ class PodTemplate(Model):
     """The pod's spec."""
 
 
-def reserved_env_rule(*, names: tuple[str, ...], prefixes: tuple[str, ...], use: str) -> Rule:
-    """Refuses, in every container of `template`, variables that this package sets itself."""
+def _reserved(names: tuple[str, ...], prefixes: tuple[str, ...]) -> str:
+    """CEL that holds for a variable `e` that this package sets itself."""
     tests = [f"e.name.startsWith('{prefix}')" for prefix in prefixes]
     if names:
         tests.append(f"e.name in [{', '.join(repr(name) for name in names)}]")
-    bad = " || ".join(tests)
+    return " || ".join(tests)
+
+
+def own_env_rule(*, names: tuple[str, ...] = (), prefixes: tuple[str, ...]) -> Rule:
+    """Refuses, in the model's own `env`, variables that this package sets itself."""
+
+    def check(owner: object) -> Iterator[tuple[Path, str]]:
+        variables: tuple[EnvVar, ...] = owner.env  # type: ignore[attr-defined]  # DataSpec or SidecarSpec
+        for i, variable in enumerate(variables):
+            if variable.name in names or variable.name.startswith(prefixes):
+                yield ("env", i, "name"), f'"{variable.name}"'
+
+    return Rule(
+        field="env",
+        use="another name: the job sets this one itself",
+        cel=f"!has(self.env) || self.env.all(e, !({_reserved(names, prefixes)}))",
+        found="'a variable that the job sets itself'",
+        check=check,
+    )
+
+
+def reserved_env_rule(*, names: tuple[str, ...], prefixes: tuple[str, ...], use: str) -> Rule:
+    """Refuses, in every container of `template`, variables that this package sets itself."""
 
     def check(owner: object) -> Iterator[tuple[Path, str]]:
         template: PodTemplate = owner.template  # type: ignore[attr-defined]  # TrainerSpec or FeedersSpec
@@ -229,7 +261,7 @@ def reserved_env_rule(*, names: tuple[str, ...], prefixes: tuple[str, ...], use:
         field="template",
         use=use,
         cel=f"!has(self.template) || !has(self.template.spec) || !has({containers}) ||"
-        f" {containers}.all(c, !has(c.env) || c.env.all(e, !({bad})))",
+        f" {containers}.all(c, !has(c.env) || c.env.all(e, !({_reserved(names, prefixes)})))",
         found="'an environment variable that dataloaderjob sets itself'",
         check=check,
     )
@@ -306,7 +338,7 @@ RAY_NODE_ENV = (
     reserved_env_rule(
         names=("RAY_worker_register_timeout_seconds",),
         prefixes=("RAY_health_check_",),
-        use="spec.ray.tuning, which sets it for the head and all feeders alike",
+        use="spec.ray.managed.tuning, which sets it for the head and all feeders alike",
     ),
 )
 """Rules on the environment of pods that are nodes of the job's Ray."""

@@ -133,9 +133,16 @@ MAX_SHOWN = 60
 OLD_NAMES = {
     "numHeartbeatsTimeout": "healthCheck.failureThreshold, which replaced it in Ray",
     "workerRegisterTimeout": "workerRegisterTimeoutSeconds",
-    "startupDeadlineSeconds": "spec.deadlines.startupSeconds",
-    "headResources": "spec.ray.head.resources",
-    "sharedMemorySize": "spec.sidecar.sharedMemory",
+    "startupSeconds": "spec.startupDeadlineSeconds",
+    "batchSeconds": "spec.loader.batchTimeoutSeconds",
+    "progressAfterSeconds": "spec.loader.warnAfterSeconds",
+    "sharedMemory": "spec.loader.memoryPerProcess, which is for each process",
+    "headResources": "spec.ray.managed.head.resources",
+    "sharedMemorySize": "spec.loader.memoryPerProcess",
+    "minReplicas": "spec.feeders.minAvailable",
+    "maxReplicas": "nothing: spec.feeders.replicas is what there is at most",
+    "trainer": "trainers.job, which has the same fields",
+    "processesPerReplica": "processesPerPod",
     "numWorkers": "spec.feeders.replicas",
 }
 """Names that users of other tools bring along, and what they are here."""

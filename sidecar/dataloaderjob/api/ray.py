@@ -17,7 +17,7 @@ HEAD_OWNED = {
     "command": "nothing: the operator starts the head",
     "args": "nothing: the operator starts the head",
     "image": "spec.feeders.image",
-    "resources": "spec.ray.head.resources",
+    "resources": "spec.ray.managed.head.resources",
 }
 MIN_WINDOW_MS = 1_000
 MAX_WINDOW_MS = 3_600_000
@@ -132,7 +132,7 @@ class HeadSpec(Model):
     )
 
 
-def _old_ray(ray: RaySpec) -> Iterator[tuple[Path, str]]:
+def _old_ray(ray: ManagedRaySpec) -> Iterator[tuple[Path, str]]:
     if ray.version is None:
         return
     major, minor = (int(part) for part in ray.version.split(".")[:2])
@@ -140,8 +140,8 @@ def _old_ray(ray: RaySpec) -> Iterator[tuple[Path, str]]:
         yield ("version",), f'"{ray.version}"'
 
 
-class RaySpec(Model):
-    """The Ray cluster of the job."""
+class ManagedRaySpec(Model):
+    """The Ray cluster that is made for the job."""
 
     version: Annotated[
         str | None,
@@ -163,3 +163,10 @@ class RaySpec(Model):
             check=_old_ray,
         ),
     )
+
+
+class RaySpec(Model):
+    """The Ray cluster of the job."""
+
+    managed: ManagedRaySpec = nested(ManagedRaySpec)
+    """One that is made for the job and goes with it."""

@@ -18,12 +18,12 @@ class ConditionType(StrEnum):
     """All of them are there from the first reconcile on."""
 
     READY = "Ready"
-    """Head, sidecars and at least `minReplicas` feeders serve, and the trainers run; or they all ended with exit code
+    """Head, sidecars and at least `minAvailable` feeders serve, and the trainers run; or they all ended with exit code
     0."""
     HEAD_READY = "HeadReady"
     """The Ray head answers, and the supervisor in it."""
     FEEDERS_READY = "FeedersReady"
-    """Feeders of at least `minReplicas` pods serve, as the supervisor says, and no trainer got an error from them
+    """Feeders of at least `minAvailable` pods serve, as the supervisor says, and no trainer got an error from them
     that no batch has followed yet. Else the reason says why, such as WorkerRegisterTimeout or ModuleMissing."""
     SIDECARS_READY = "SidecarsReady"
     """The sidecar of every trainer pod listens."""

@@ -1,4 +1,4 @@
-"""spec.trainer: the trainers' pods, by Kubernetes' own pod template; spec.sidecar: the process beside it. Pure."""
+"""spec.trainers: the trainers' pods, by Kubernetes' own pod template; spec.sidecar: the process beside it. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from pydantic import Field
 
 from dataloaderjob.api.base import (
     MIB,
-    TIB,
-    Bytes,
-    ByteSize,
-    Flag,
+    Free,
     Immutable,
     Model,
     Path,
@@ -26,12 +23,14 @@ from dataloaderjob.api.pods import (
     RESERVED_PREFIX,
     Container,
     Containers,
+    Env,
     Image,
     PodSpec,
     PodTemplate,
     Port,
     ScratchSpec,
     WorkloadMetadata,
+    own_env_rule,
     reserved_env_rule,
     restart_rule,
 )
@@ -41,8 +40,6 @@ SET_FOR_TRAINERS = (
     "PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT",
 )  # fmt: skip
 """What `TrainerSpec.launch_environment` sets. Others that torchrun reads (PET_MAX_RESTARTS) are the user's."""
-MIN_POOL_NBYTES = MIB
-MAX_SHARED_NBYTES = 16 * TIB
 FIRST_POOL_OVERHEAD_NBYTES = 64 * MIB
 """Memory of a sidecar with one pool, beside the pool (40 MB measured bound, and head-room)."""
 FURTHER_POOL_OVERHEAD_NBYTES = 16 * MIB
@@ -90,7 +87,7 @@ class TrainerSpec(Model):
 
     replicas: Whole = Field(default=1, ge=1, le=1_024)
     """Trainer pods. On one machine: how often the command is started."""
-    processes_per_replica: Whole = Field(default=1, ge=1, le=64)
+    processes_per_pod: Whole = Field(default=1, ge=1, le=64)
     """Trainer processes (ranks) that one command starts, as torchrun does. Each gets a pool."""
     master_port: Port | None = None
     """Port at which the first rank waits for the others. Left out: 29500; with hostNetwork, one made of the job's uid.
@@ -128,12 +125,12 @@ class TrainerSpec(Model):
         reserved_env_rule(
             names=SET_FOR_TRAINERS,
             prefixes=("DATALOADERJOB_",),
-            use="another name: this one is set from spec.trainer.replicas and processesPerReplica",
+            use="another name: this one is set from spec.trainers.job.replicas and processesPerPod",
         ),
     )
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
         Immutable(field="replicas", use="a new job: the ranks are fixed when trainers start"),
-        Immutable(field="processesPerReplica", use="a new job: the ranks are fixed when trainers start"),
+        Immutable(field="processesPerPod", use="a new job: the ranks are fixed when trainers start"),
     )
 
     @property
@@ -146,11 +143,11 @@ class TrainerSpec(Model):
         env = {
             "PET_NNODES": str(self.replicas),
             "PET_NODE_RANK": str(replica),
-            "PET_NPROC_PER_NODE": str(self.processes_per_replica),
+            "PET_NPROC_PER_NODE": str(self.processes_per_pod),
             "PET_MASTER_ADDR": master_addr,
             "PET_MASTER_PORT": str(master_port),
         }
-        if self.processes_per_replica == 1:
+        if self.processes_per_pod == 1:
             env |= {
                 "RANK": str(replica),
                 "WORLD_SIZE": str(self.replicas),
@@ -162,39 +159,16 @@ class TrainerSpec(Model):
         return env
 
 
-def _no_room(sidecar: SidecarSpec) -> Iterator[tuple[Path, str]]:
-    if sidecar.shared_memory.nbytes < MIN_POOL_NBYTES:
-        yield ("sharedMemory",), f"{sidecar.shared_memory}"
+class TrainersSpec(Model):
+    """Who trains."""
 
-
-def _too_large(sidecar: SidecarSpec) -> Iterator[tuple[Path, str]]:
-    if sidecar.shared_memory.nbytes > MAX_SHARED_NBYTES:
-        yield ("sharedMemory",), f"{sidecar.shared_memory}"
-
-
-def _small_pool(sidecar: SidecarSpec) -> Iterator[tuple[Path, str]]:
-    if sidecar.pool_size is not None and sidecar.pool_size.nbytes < MIN_POOL_NBYTES:
-        yield ("poolSize",), f"{sidecar.pool_size}"
-
-
-def _pool_over_limit(sidecar: SidecarSpec) -> Iterator[tuple[Path, str]]:
-    if sidecar.pool_size is not None and sidecar.pool_size > sidecar.shared_memory:
-        yield ("poolSize",), f"{sidecar.pool_size}, above sharedMemory {sidecar.shared_memory}"
+    job: TrainerSpec
+    """Pods that the operator makes as one Job."""
 
 
 class SidecarSpec(Model):
-    """The sidecar: one for each trainer pod, one pool for each trainer process."""
+    """The sidecar: one for each trainer pod, one pool for each trainer process. What it does is in `loader`."""
 
-    shared_memory: Bytes = Field(
-        default_factory=lambda: ByteSize("2Gi"), json_schema_extra={"default": "2Gi"}
-    )
-    """Most memory that all pools of one trainer pod may take together."""
-    pool_size: Bytes | None = None
-    """Size of each pool. Left out: what the first batch's size and `prefetch` need, within sharedMemory."""
-    prefetch: Whole = Field(default=16, ge=2, le=512)
-    """Batches that are asked for ahead of the trainer, for each iterator."""
-    checksum: Flag = False
-    """The sidecar compares each batch with the digest that its feeder gave it, which costs the sidecar CPU."""
     image: Image | None = None
     """Image of the sidecar. Left out: the operator's default. Ignored on one machine."""
     scratch: ScratchSpec = nested(ScratchSpec)
@@ -205,41 +179,15 @@ class SidecarSpec(Model):
     Ignored on one machine.
     """
     resources: Resources = resources(requests={"cpu": "250m"}, limits={"cpu": "2"})
-    """Resources of the sidecar. Memory left out: sharedMemory plus what the sidecar itself needs."""
+    """Resources of the sidecar. Memory left out: what its pools and itself need."""
+    env: Env = ()
+    """Variables of the sidecar."""
+    security_context: Free = Field(default_factory=dict)
+    """Fields of the sidecar's securityContext, such as `runAsUser`, before those that the operator sets. Ignored on one
+    machine."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            field="sharedMemory",
-            use="at least 1Mi, such as 2Gi",
-            cel="!quantity(string(self.sharedMemory)).isLessThan(quantity('1Mi'))",
-            found="string(self.sharedMemory)",
-            check=_no_room,
-        ),
-        Rule(
-            field="sharedMemory",
-            use="at most 16Ti",
-            cel="!quantity(string(self.sharedMemory)).isGreaterThan(quantity('16Ti'))",
-            found="string(self.sharedMemory)",
-            check=_too_large,
-        ),
-        Rule(
-            field="poolSize",
-            use="at least 1Mi, or leave it out: the first batch then decides",
-            cel="!has(self.poolSize) || !quantity(string(self.poolSize)).isLessThan(quantity('1Mi'))",
-            found="string(self.poolSize)",
-            check=_small_pool,
-        ),
-        Rule(
-            field="poolSize",
-            use="a size up to sharedMemory, or raise sharedMemory",
-            cel="!has(self.poolSize) ||"
-            " !quantity(string(self.poolSize)).isGreaterThan(quantity(string(self.sharedMemory)))",
-            found="string(self.poolSize) + ', above sharedMemory ' + string(self.sharedMemory)",
-            check=_pool_over_limit,
-        ),
-    )
+    RULES: ClassVar[tuple[Rule, ...]] = (own_env_rule(prefixes=("DATALOADERJOB_",)),)
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
-        Immutable(field="poolSize", use="a new job: the layout of pools is fixed when trainers start"),
         Immutable(field="metricsPort", use="a new job: the trainers that run are probed there"),
     )
 

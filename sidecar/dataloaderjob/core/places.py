@@ -51,7 +51,7 @@ VARIABLES = (
     ),
     (
         PREFETCH_VARIABLE, "job, you", "trainer", "twice the number of feeders, 16 at least",
-        "Batches that the sampler is ahead where `prefetch_factor` is left out: `spec.sidecar.prefetch`.",
+        "Batches that the sampler is ahead where `prefetch_factor` is left out: `spec.loader.prefetch`.",
     ),
     (
         ALLOW_PICKLE_VARIABLE, "job, you", "trainer", "not allowed",

@@ -118,14 +118,14 @@ class SidecarSettings(LoaderSettings):
         if self.pool_nbytes is not None and self.pool_nbytes > self.limit_nbytes:
             raise InputError(
                 f"a pool of {self.pool_nbytes} bytes was asked for, the limit of one pool is {self.limit_nbytes} "
-                f"({self.shared_memory_nbytes} for {self.processes} processes): raise spec.sidecar.sharedMemory "
-                "or lower spec.sidecar.poolSize"
+                f"({self.shared_memory_nbytes} for {self.processes} processes): raise spec.loader.memoryPerProcess "
+                "or lower spec.loader.poolSize"
             )
         available = memory_limit()
         if self.shared_memory_nbytes > available:
             raise InputError(
                 f"shared memory of {self.shared_memory_nbytes} bytes was asked for, this container may use "
-                f"{available}: raise the memory limit of the sidecar or lower spec.sidecar.sharedMemory"
+                f"{available}: raise the memory limit of the sidecar or lower spec.loader.memoryPerProcess"
             )
 
 

@@ -164,12 +164,11 @@ def _scale(args: argparse.Namespace) -> int:
     from dataloaderjob.local.status import find_run
 
     run = find_run(args.dir)
-    least, most = int(run.about.get("min", 0)), run.about.get("max")
-    if args.replicas < least or (most is not None and args.replicas > most):
-        upper = "any number" if most is None else str(most)
+    least = int(run.about.get("min", 0))
+    if args.replicas < least:
         raise InputError(
-            f"{run.job} may have {least} to {upper} replicas of feeders, found {args.replicas}: see "
-            "spec.feeders.minReplicas and maxReplicas"
+            f"{run.job} needs {least} replicas of feeders at least, found {args.replicas}: see "
+            "spec.feeders.minAvailable"
         )
     feeders = args.replicas * int(run.about.get("per_pod", 1))
     run.ask({"type": "scale", "feeders": feeders})

@@ -64,7 +64,8 @@ class ServicePlan:
     job: str
     num_feeders: int
     env: Mapping[str, str]
-    """Base of the environment of sidecar and supervisor."""
+    """Environment of the supervisor, and of a sidecar that has none of its own."""
+    sidecar_env: Mapping[str, str] | None = None
     feeder_env: Mapping[str, str]
     """Environment of Ray's processes or the feeder host, and so of user code in feeders."""
     feeder_cwd: Path
@@ -202,7 +203,8 @@ class LocalCluster:
             return
         self._dump("sidecar", self._sidecar_settings())
         self.sidecar_listens = False
-        self._serve(Part.SIDECAR, "dataloaderjob.sidecar", self.plan.env, self._on_sidecar)
+        env = self.plan.env if self.plan.sidecar_env is None else self.plan.sidecar_env
+        self._serve(Part.SIDECAR, "dataloaderjob.sidecar", env, self._on_sidecar)
 
     def _sidecar_settings(self) -> SidecarSettings:
         plan = self.plan

@@ -42,6 +42,7 @@ LAUNCH_VARIABLES = (
 )  # fmt: skip
 """What a launcher around this command may have set: wrong for the ranks of this run."""
 _IGNORED_JOB = ("backoffLimit", "ttlSecondsAfterFinished", "managedBy")
+_IGNORED_SIDECAR = ("image", "resources", "scratch", "metricsPort", "securityContext")
 _REFERENCE = re.compile(r"\$(?:\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
 
 
@@ -64,8 +65,8 @@ class RunPlan:
     trainers: tuple[TrainerPlan, ...]
     service: ServicePlan
     min_feeders: int
-    scale: tuple[int, int | None, int]
-    """Least and most replicas of feeders, and feeders in each."""
+    scale: tuple[int, int]
+    """Least replicas of feeders, and feeders in each."""
     startup_s: float
     active_s: float | None
     ray_version: str | None
@@ -81,27 +82,27 @@ def plan(
     Raises InputError for what a cluster could run and one machine cannot.
     """
     spec = job.spec
-    container = spec.trainer.container
+    container = spec.trainers.job.container
     if not container.command:
         raise InputError(
             f"job {job.name} has no command: one machine runs no image, whose entrypoint it could be; write "
-            'spec.trainer.template.spec.containers[0].command, such as ["python", "train.py"]'
+            'spec.trainers.job.template.spec.containers[0].command, such as ["python", "train.py"]'
         )
     cwd = folder / (container.working_dir or "")
-    per_pod, active_s = spec.feeders.processes_per_pod, spec.deadlines.active_deadline_seconds
+    per_pod, active_s = spec.feeders.processes_per_pod, spec.active_deadline_seconds
     inherited = inherited_env(env)
     return RunPlan(
         name=job.name, suspend=spec.suspend, folder=cwd,
         trainers=tuple(
             _trainer(job, replica, inherited, master_port=master_port)
-            for replica in range(spec.trainer.replicas)
+            for replica in range(spec.trainers.job.replicas)
         ),
         service=_service(job, cwd, inherited, provider),
-        min_feeders=spec.feeders.min_replicas * per_pod,
-        scale=(spec.feeders.min_replicas, spec.feeders.max_replicas, per_pod),
-        startup_s=float(spec.deadlines.startup_seconds),
+        min_feeders=spec.feeders.min_available * per_pod,
+        scale=(spec.feeders.min_available, per_pod),
+        startup_s=float(spec.startup_deadline_seconds),
         active_s=None if active_s is None else float(active_s),
-        ray_version=spec.ray.version,
+        ray_version=spec.ray.managed.version,
         ignored=tuple(ignored(job, provider)),
     )  # fmt: skip
 
@@ -135,27 +136,27 @@ def expand(text: str, env: Mapping[str, str]) -> str:
 def _trainer(
     job: DataLoaderJob, replica: int, inherited: Mapping[str, str], *, master_port: int
 ) -> TrainerPlan:
-    trainer = job.spec.trainer
+    trainer = job.spec.trainers.job
     launch = trainer.launch_environment(replica=replica, master_addr="127.0.0.1", master_port=master_port)
-    if trainer.processes_per_replica == 1:  # all replicas are on this one machine
+    if trainer.processes_per_pod == 1:  # all replicas are on this one machine
         launch |= {"LOCAL_RANK": str(replica), "LOCAL_WORLD_SIZE": str(trainer.replicas)}
     env = {"PYTHONUNBUFFERED": "1"} | dict(inherited) | launch | job.spec.loader_environment()
-    env = add_env(env, trainer.container.env)
+    env = add_env(add_env(env, job.spec.data.env), trainer.container.env)
     words = (*trainer.container.command, *trainer.container.args)
     return TrainerPlan(command=tuple(expand(word, env) for word in words), env=env)
 
 
 def _service(job: DataLoaderJob, cwd: Path, inherited: Mapping[str, str], provider: str) -> ServicePlan:
     spec = job.spec
-    feeder_env = dict(inherited)
+    feeder_env = add_env(inherited, spec.data.env)
     for container in spec.feeders.template.spec.containers:
         if container.name == FEEDER_CONTAINER:
             feeder_env = add_env(feeder_env, container.env)
     feeder_env.setdefault("PYTHONHASHSEED", "0")  # sets iterate alike in all feeders
     return ServicePlan(
-        job=job.name, num_feeders=spec.feeders.count, env=inherited, feeder_env=feeder_env, feeder_cwd=cwd,
-        provider=provider,
-        tuning=spec.ray.tuning.settings(), loader=spec.loader_settings(replicas=spec.trainer.replicas),
+        job=job.name, num_feeders=spec.feeders.count, env=inherited, sidecar_env=add_env(inherited, spec.sidecar.env),
+        feeder_env=feeder_env, feeder_cwd=cwd, provider=provider,
+        tuning=spec.ray.managed.tuning.settings(), loader=spec.loader_settings(replicas=spec.trainers.job.replicas),
     )  # fmt: skip
 
 
@@ -166,15 +167,18 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
         yield "metadata.namespace"
     yield from _given(spec, _IGNORED_JOB, "spec")
     if provider == RAY:
-        yield from _given(spec.ray, ("head",), "spec.ray")
+        yield from _given(spec.ray.managed, ("head",), "spec.ray.managed")
     else:
         yield from _given(spec, ("ray",), "spec")
-    yield from _given(spec.sidecar, ("image", "resources", "scratch", "metricsPort"), "spec.sidecar")
-    yield from _given(spec.trainer, ("metadata", "masterPort"), "spec.trainer")
+    yield from _given(spec.data, ("volumes", "volumeMounts", "envFrom"), "spec.data")
+    yield from _from_elsewhere(spec.data.env, "spec.data")
+    yield from _given(spec.sidecar, _IGNORED_SIDECAR, "spec.sidecar")
+    yield from _from_elsewhere(spec.sidecar.env, "spec.sidecar")
+    yield from _given(spec.trainers.job, ("metadata", "masterPort"), "spec.trainers.job")
     yield from _given(spec.feeders, ("image", "resources", "scratch", "metadata"), "spec.feeders")
     for path, template in (
         ("spec.feeders.template", spec.feeders.template),
-        ("spec.trainer.template", spec.trainer.template),
+        ("spec.trainers.job.template", spec.trainers.job.template),
     ):
         yield from _given(template, ("metadata",), path)
         yield from _pod(template.spec, f"{path}.spec", FEEDER_CONTAINER if "feeders" in path else None)
@@ -189,15 +193,18 @@ def _pod(pod: PodSpec, path: str, used: str | None) -> Iterator[str]:
             continue
         yield from _given(container, ("image", "resources"), here)
         yield from (f"{here}.{name}" for name in container.model_extra or {})
-        yield from (
-            f"{here}.env[{j}].valueFrom ({variable.name})"
-            for j, variable in enumerate(container.env)
-            if variable.value_from is not None
-        )
+        yield from _from_elsewhere(container.env, here)
         if used and container.working_dir is not None:
             yield f"{here}.workingDir"
     yield from _given(pod, ("volumes",), path)
     yield from (f"{path}.{name}" for name in pod.model_extra or {})
+
+
+def _from_elsewhere(variables: tuple[EnvVar, ...], path: str) -> Iterator[str]:
+    """Variables whose values only a cluster has."""
+    for i, variable in enumerate(variables):
+        if variable.value_from is not None:
+            yield f"{path}.env[{i}].valueFrom ({variable.name})"
 
 
 def _given(model: BaseModel, names: tuple[str, ...], path: str) -> Iterator[str]:

@@ -86,7 +86,7 @@ def check(planned: RunPlan) -> None:
     if not planned.folder.is_dir():
         raise InputError(
             f"the trainer's workingDir must be a folder, found none at {planned.folder}: create it, or "
-            "change spec.trainer.template.spec.containers[0].workingDir"
+            "change spec.trainers.job.template.spec.containers[0].workingDir"
         )
     if (port := planned.service.metrics_port) is not None:
         _check_port(port)
@@ -96,7 +96,7 @@ def check(planned: RunPlan) -> None:
     if found is None:
         raise InputError(
             f"the trainer's program {program!r} is needed, and found neither in {planned.folder} nor on "
-            "PATH: install it, or change spec.trainer.template.spec.containers[0].command"
+            "PATH: install it, or change spec.trainers.job.template.spec.containers[0].command"
         )
     for number, trainer in enumerate(planned.trainers):
         check_words(f"trainer-{number}", trainer.command, trainer.env)
@@ -114,8 +114,8 @@ def _check_ray(wanted: str | None) -> None:
         ) from exc
     if wanted is not None and wanted.split(".") != installed.split(".")[: len(wanted.split("."))]:
         raise InputError(
-            f"Ray {wanted} is asked for by spec.ray.version, this machine has {installed}: install that "
-            "version, or change spec.ray.version"
+            f"Ray {wanted} is asked for by spec.ray.managed.version, this machine has {installed}: install that "
+            "version, or change spec.ray.managed.version"
         )
 
 
@@ -139,10 +139,8 @@ class Run:
     def run(self) -> int:
         self._loop.signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal)
         try:
-            least, most, per_pod = self._plan.scale
-            self._cluster.start(
-                {"manifest": str(self._manifest.resolve()), "min": least, "max": most, "per_pod": per_pod}
-            )
+            least, per_pod = self._plan.scale
+            self._cluster.start({"manifest": str(self._manifest.resolve()), "min": least, "per_pod": per_pod})
             self._console.say(
                 f"{self._plan.name}: starting {'Ray, ' * self._ray}the sidecar, feeders: {self._cluster.num_desired}"
             )
@@ -185,7 +183,7 @@ class Run:
     def _startup_over(self) -> None:
         if not self._served:
             missing = "; ".join((*self._awaited(), *self._cluster.snapshot.notes))
-            late = f"the service was not up within spec.deadlines.startupSeconds ({self._plan.startup_s:g} s)"
+            late = f"the service was not up within spec.startupDeadlineSeconds ({self._plan.startup_s:g} s)"
             self._halt(Stop(EXIT_LATE, f"{late}: {missing}"))
 
     def _awaited(self) -> list[str]:
@@ -203,7 +201,7 @@ class Run:
 
     def _active_over(self) -> None:
         live = ", ".join(child.name for child in self._trainers if child.code is None) or "no trainer"
-        why = f"the job ran past spec.deadlines.activeDeadlineSeconds ({self._plan.active_s:g} s)"
+        why = f"the job ran past spec.activeDeadlineSeconds ({self._plan.active_s:g} s)"
         self._halt(Stop(EXIT_LATE, f"{why}; still running: {live}"))
 
     def _halt(self, stop: Stop) -> None:

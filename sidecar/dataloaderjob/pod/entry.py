@@ -100,8 +100,8 @@ def check_ray(wanted: str | None) -> None:
     installed = importlib.metadata.version("ray")
     if wanted is not None and not f"{installed}.".startswith(f"{wanted}."):
         raise InputError(
-            f"Ray {wanted} is asked for by spec.ray.version, this image has {installed}: use an image with that "
-            "version, or change spec.ray.version"
+            f"Ray {wanted} is asked for by spec.ray.managed.version, this image has {installed}: use an image with "
+            "that version, or change spec.ray.managed.version"
         )
 
 

@@ -165,7 +165,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if not 1 <= window <= MAX_PREFETCH:
             raise InputError(
                 f"between 1 and {MAX_PREFETCH} batches can be ahead, found {window}: change prefetch_factor "
-                f"(times num_workers) or spec.sidecar.prefetch ({PREFETCH_VARIABLE})"
+                f"(times num_workers) or spec.loader.prefetch ({PREFETCH_VARIABLE})"
             )
         return window
 

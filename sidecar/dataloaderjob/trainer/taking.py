@@ -256,11 +256,11 @@ def warn_once(pool: Pool) -> None:
         why = f"this process still holds {held} batches ({mb:.1f} MB of the pool)"
         remedy = (
             "Let go of batches that are not needed (in lists, histories, autograd graphs), clone what is kept, "
-            "or, in a job, raise spec.sidecar.sharedMemory"
+            "or, in a job, raise spec.loader.memoryPerProcess"
         )
     else:
         why = f"the shared memory of this sidecar has no room for a pool of batches of {mb:.1f} MB"
-        remedy = "Raise spec.sidecar.sharedMemory"
+        remedy = "Raise spec.loader.memoryPerProcess"
     warnings.warn(f"{why}; further batches are copied out of the pool. {remedy}", stacklevel=_users_level())
 
 

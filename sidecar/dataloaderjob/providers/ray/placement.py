@@ -135,7 +135,7 @@ class Explainer:
         return (
             f"no worker process of it registered with Ray within worker_register_timeout, "
             f"{self._register_timeout_s:g} s; each one is ended and another started: raise "
-            "spec.ray.tuning.workerRegisterTimeoutSeconds. If they crash at their start instead, Ray's log on "
+            "spec.ray.managed.tuning.workerRegisterTimeoutSeconds. If they crash at their start instead, Ray's log on "
             "their node, raylet.out, says so"
         )
 
@@ -188,7 +188,7 @@ class RayProvider:
             f"ray.init to {settings.ray_address} did not return within {settings.init_timeout_s:.0f} s. "
             f"Ray's worker_register_timeout is {settings.worker_register_timeout_s} s: where a worker "
             "process takes longer than that to start, Ray kills and starts it for ever. Raise "
-            "spec.ray.tuning.workerRegisterTimeoutSeconds, or see the logs of gcs_server and raylet if the "
+            "spec.ray.managed.tuning.workerRegisterTimeoutSeconds, or see the logs of gcs_server and raylet if the "
             "head itself does not answer"
         )
 

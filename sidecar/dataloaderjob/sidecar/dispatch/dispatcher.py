@@ -313,7 +313,7 @@ class Dispatcher(Assignments):
                 attempt.ticket,
                 "InputError",
                 f"a batch of {mb(nbytes)} needs a place in shared memory, the limit is "
-                f"{mb(self.settings.limit_nbytes)}: raise spec.sidecar.sharedMemory or lower the batch size",
+                f"{mb(self.settings.limit_nbytes)}: raise spec.loader.memoryPerProcess or lower the batch size",
             )
             return
         if attempt.extent is not None:

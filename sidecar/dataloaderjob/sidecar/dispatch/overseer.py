@@ -139,7 +139,7 @@ def _check_awaited(machine: Dispatcher, now: float, ticket: Ticket) -> None:
     if waited > deadline_s:  # feeders that still make it are told to stop, and end the process that does not
         message = (
             f"batch {ticket.number} was not ready after {waited:.0f} s (the deadline is "
-            f"{deadline_s:.0f} s, spec.deadlines.batchSeconds): {_who(machine, ticket)}"
+            f"{deadline_s:.0f} s, spec.loader.batchTimeoutSeconds): {_who(machine, ticket)}"
         )
         machine.fail_service(ticket, "DeadlineExceeded", message)
         return

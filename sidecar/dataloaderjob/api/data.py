@@ -1,0 +1,59 @@
+"""spec.data: where the data is, for trainers and feeders alike. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from dataloaderjob.api.base import Free, Model, OpenModel, Path, Rule
+from dataloaderjob.api.pods import Env, Name, Volumes, own_env_rule
+from dataloaderjob.api.trainer import SET_FOR_TRAINERS
+
+
+class VolumeMount(OpenModel):
+    """Where a volume of `volumes` is. All other fields of Kubernetes' VolumeMount pass through."""
+
+    name: Name
+    """Name of the volume."""
+    mount_path: Annotated[str, Field(min_length=1, max_length=4096)]
+    """Folder that it is."""
+
+
+def _no_such_volume(data: DataSpec) -> Iterator[tuple[Path, str]]:
+    known = {volume.name for volume in data.volumes}
+    for i, mount in enumerate(data.volume_mounts):
+        if mount.name not in known:
+            yield ("volumeMounts", i, "name"), f'"{mount.name}"'
+
+
+class DataSpec(Model):
+    """Volumes and variables of the trainers' first container and of the feeders: a Dataset finds the same in both.
+
+    What a template itself has is beside it; a variable of the same name there goes before one of here.
+    """
+
+    volumes: Volumes = ()
+    """Volumes of both kinds of pods. Ignored on one machine, whose files are there anyway."""
+    volume_mounts: Annotated[tuple[VolumeMount, ...], Field(max_length=64)] = ()
+    """Where they are in both containers. Ignored on one machine."""
+    env: Env = ()
+    """Variables of both containers."""
+    env_from: Annotated[tuple[Free, ...], Field(max_length=64)] = ()
+    """Secrets and ConfigMaps whose entries are variables of both containers. Ignored on one machine."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="volumeMounts",
+            use="the name of a volume in spec.data.volumes",
+            cel="!has(self.volumeMounts) || self.volumeMounts.all(m, has(self.volumes) &&"
+            " self.volumes.exists(v, v.name == m.name))",
+            found="'the name of no volume'",
+            check=_no_such_volume,
+        ),
+        own_env_rule(
+            names=(*SET_FOR_TRAINERS, "RAY_ADDRESS", "POD_IP", "RAY_worker_register_timeout_seconds"),
+            prefixes=("DATALOADERJOB_", "RAY_AUTH_", "RAY_health_check_"),
+        ),
+    )
