@@ -93,3 +93,17 @@ def test_one_machine_has_one_sidecar_for_all_replicas():
     assert (machine.processes, cluster.processes) == (6, 2)
     assert machine.shared_memory_nbytes == 3 * cluster.shared_memory_nbytes
     assert machine.limit_nbytes == cluster.limit_nbytes
+
+
+def test_the_sidecar_of_a_machine_has_variables_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    started = {}
+    monkeypatch.setattr(
+        LocalCluster, "_serve", lambda _, part, module, env, on_line: started.update({module: env})
+    )
+    made = planned({"spec.sidecar.env": [{"name": "A", "value": "1"}]}).service
+    cluster = LocalCluster(made, Loop(), show=lambda *_: None, broken=lambda _: None)
+    try:
+        cluster._start_sidecar()
+    finally:
+        cluster.close()
+    assert started["dataloaderjob.sidecar"]["A"] == "1"

@@ -330,6 +330,18 @@ def test_a_scratch_that_head_and_feeders_do_not_use_limits_nothing():
     assert "spec.feeders.scratch.size" not in scratch(both)
 
 
+def test_data_at_tmp_leaves_no_scratch_of_the_feeders_to_be_checked():
+    data = {
+        "spec.data.volumes": [{"name": "big", "emptyDir": {}}],
+        "spec.data.volumeMounts": [{"name": "big", "mountPath": "/tmp/"}],
+    }
+    head = {"name": "head", "volumeMounts": [{"name": "big", "mountPath": "/tmp"}]}
+    assert "spec.feeders.scratch.size" in scratch(data), "the head's is still the operator's"
+    assert "spec.feeders.scratch.size" not in scratch(
+        {**data, "spec.ray.managed.head.template.spec.containers": [head]}
+    )
+
+
 def test_another_scratch_replaces_the_pods_that_have_it():
     before, after = children(), children({"spec.feeders.scratch.size": "20Gi"})
     for name in ("Deployment/mnist-head", "Deployment/mnist-feeders"):
