@@ -111,7 +111,7 @@ def complete() -> Decision:
 
 
 def failed() -> Decision:
-    whole = replace(serving(), job=job(backoffLimit=0))
+    whole = replace(serving(), job=job(**{"trainer.failurePolicy": {"maxRestarts": 0}}))
     return decided(failed_trainers(after(whole, decided(whole))))
 
 

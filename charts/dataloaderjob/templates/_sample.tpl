@@ -18,9 +18,9 @@ spec:
       limits: {cpu: "1", memory: 2Gi}
   sidecar:
     sharedMemory: 64Mi
-  backoffLimit: 0
   ttlSecondsAfterFinished: 3600
   trainer:
+    failurePolicy: {maxRestarts: 0}
     template:
       spec:
         securityContext:

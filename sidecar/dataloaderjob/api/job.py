@@ -59,9 +59,9 @@ class Deadlines(Model):
     batch_seconds: Whole = Field(default=300, ge=1, le=604_800)
     """Longest time for one batch, from the trainer's wait for it; what `timeout=0` of the DataLoader means."""
     startup_seconds: Whole = Field(default=900, ge=1, le=604_800)
-    """Longest time from the job's start until head, sidecars and `minReplicas` feeders serve."""
+    """Longest time until head, sidecars and `minReplicas` feeders serve, since all needed pods have a node."""
     active_deadline_seconds: Whole | None = Field(default=None, ge=1, le=31_536_000)
-    """Longest time for the whole job. Left out: no bound."""
+    """Longest time for the whole job, queueing too. Left out: no bound."""
     progress_after_seconds: Whole = Field(default=30, ge=1, le=604_800)
     """A trainer that waits longer than this for a batch says so once in its output, with who is late."""
 
@@ -131,8 +131,6 @@ class DataLoaderJobSpec(Model):
     """How long things may take."""
     network_policy: NetworkPolicySpec = nested(NetworkPolicySpec)
     """Who may connect to the job's pods, and to whom they may. Ignored on one machine."""
-    backoff_limit: Whole = Field(default=3, ge=0, le=1_000)
-    """How often all trainers are started anew after one of them failed. Ignored on one machine."""
     ttl_seconds_after_finished: Whole | None = Field(default=None, ge=0, le=31_536_000)
     """When the finished job is deleted. Left out: never. Ignored on one machine."""
     allow_pickle: Flag = False

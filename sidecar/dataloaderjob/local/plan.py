@@ -41,7 +41,7 @@ LAUNCH_VARIABLES = (
     "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
 """What a launcher around this command may have set: wrong for the ranks of this run."""
-_IGNORED_JOB = ("backoffLimit", "ttlSecondsAfterFinished", "managedBy")
+_IGNORED_JOB = ("ttlSecondsAfterFinished", "managedBy")
 _REFERENCE = re.compile(r"\$(?:\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
 
 
@@ -170,7 +170,7 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
     else:
         yield from _given(spec, ("ray",), "spec")
     yield from _given(spec.sidecar, ("image", "resources", "scratch", "metricsPort"), "spec.sidecar")
-    yield from _given(spec.trainer, ("metadata", "masterPort"), "spec.trainer")
+    yield from _given(spec.trainer, ("metadata", "masterPort", "failurePolicy"), "spec.trainer")
     yield from _given(spec.feeders, ("image", "resources", "scratch", "metadata"), "spec.feeders")
     for path, template in (
         ("spec.feeders.template", spec.feeders.template),
