@@ -126,7 +126,9 @@ def test_a_job_over_its_quota_says_so(operator: Cluster, namespace: str, start):
 
 def test_a_dataset_that_raises_fails_the_job_with_its_own_words(start):
     program = BATCHES.format(body="raise ValueError(f'sample {i} is broken')")
-    wrong: Job = start(changed(job("wrong", program=program), spec__backoffLimit=0))
+    wrong: Job = start(
+        changed(job("wrong", program=program), spec__trainers__job__failurePolicy={"maxRestarts": 0})
+    )
     wrong.await_phase("Failed", timeout_s=90)
     found = wrong.condition("Failed")
     assert "wrong-trainers-0-0" in found["message"], found
@@ -138,7 +140,7 @@ def test_a_dataset_that_raises_fails_the_job_with_its_own_words(start):
 def test_a_module_that_feeders_lack_is_named(start):
     manifest = changed(
         job("wrong", program=BATCHES.format(body="import fashion_of_nowhere"), image="fashion-mnist:1"),
-        spec__backoffLimit=0,
+        spec__trainers__job__failurePolicy={"maxRestarts": 0},
     )
     wrong: Job = start(manifest)
     wrong.await_phase("Failed", timeout_s=90)
@@ -146,10 +148,14 @@ def test_a_module_that_feeders_lack_is_named(start):
 
 
 def test_a_trainer_that_fails_is_started_anew_as_often_as_allowed(start):
-    wrong: Job = start(changed(job("wrong", program="raise SystemExit(3)"), spec__backoffLimit=1))
+    wrong: Job = start(
+        changed(
+            job("wrong", program="raise SystemExit(3)"), spec__trainers__job__failurePolicy={"maxRestarts": 1}
+        )
+    )
     wrong.await_phase("Failed", timeout_s=120)
     found = wrong.condition("Failed")
-    assert found["reason"] == "BackoffLimitExceeded"
+    assert found["reason"] == "MaxRestartsExceeded"
     assert "exit code 3" in found["message"]
     assert wrong.status()["trainers"]["restarts"] == 1
     until(lambda: not wrong.pods(FEEDERS), timeout_s=15, what="feeders gone")
@@ -169,7 +175,7 @@ raise SystemExit(3)
 
 def test_an_emoji_a_nul_and_what_is_no_utf_8_are_told_and_keep_no_group_from_its_restart(start):
     manifest = changed(
-        job("wrong", program=LAST_WORDS, trainers=2), spec__backoffLimit=1,
+        job("wrong", program=LAST_WORDS, trainers=2), spec__trainers__job__failurePolicy={"maxRestarts": 1},
         **{f"{CONTAINER}__env": [{"name": "MOOD", "value": "\U0001f622"}]},
     )  # fmt: skip
     wrong: Job = start(manifest)
@@ -189,7 +195,7 @@ def test_an_emoji_a_nul_and_what_is_no_utf_8_are_told_and_keep_no_group_from_its
         if (event["involvedObject"]["kind"], event["reason"]) == ("DataLoaderJob", "Restarted")
     ]  # fmt: skip
     found = wrong.condition("Failed")
-    assert found["reason"] == "BackoffLimitExceeded"
+    assert found["reason"] == "MaxRestartsExceeded"
     for message in (restarted["message"], found["message"]):
         assert "container trainer: exit code 3: " in message, message
         assert "pair.cc:534 closed by peer \U0001f622 " in message, message

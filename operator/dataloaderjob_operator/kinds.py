@@ -38,7 +38,18 @@ POD_STATUS = (
 )
 CONTAINER_STATUS = ("name", "ready", "started", "restartCount", "state", "lastState")
 INTERNED = frozenset(
-    {"type", "status", "reason", "phase", "restartPolicy", "kind", "apiVersion", "image", "protocol"}
+    {
+        "type",
+        "status",
+        "reason",
+        "phase",
+        "restartPolicy",
+        "kind",
+        "apiVersion",
+        "image",
+        "protocol",
+        "nodeName",
+    }
 )
 """Fields of which a few texts make up the values of all objects: the cache keeps each text once, as names of fields."""
 ANNOTATION_APPLIED = "dataloading.dev/applied"
@@ -109,17 +120,15 @@ def transform(thing: Object) -> dict[str, Any]:
 
 
 def _pod(pod: Object) -> Object:
-    """Keeps whose a pod is, how its containers are started again, and its status."""
+    """Keeps whose a pod is, where it is, how its containers are started again, and its status."""
     metadata = {name: value for name, value in pod["metadata"].items() if name != "annotations"}
     spec, status = pod.get("spec") or {}, _only(pod.get("status") or {}, POD_STATUS)
     init = [_only(container, ("name", "restartPolicy")) for container in spec.get("initContainers") or ()]
     for group in ("containerStatuses", "initContainerStatuses"):
         if status.get(group):
             status[group] = [_only(container, CONTAINER_STATUS) for container in status[group]]
-    return {
-        "kind": "Pod", "metadata": metadata, "spec": {**_only(spec, ("restartPolicy",)), "initContainers": init},
-        "status": status,
-    }  # fmt: skip
+    kept = {**_only(spec, ("restartPolicy", "nodeName")), "initContainers": init}
+    return {"kind": "Pod", "metadata": metadata, "spec": kept, "status": status}
 
 
 def _only(thing: Object, names: Sequence[str]) -> dict[str, Any]:

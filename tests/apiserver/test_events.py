@@ -18,7 +18,9 @@ from dataloaderjob_operator.client import ApiError
 
 @pytest.fixture
 def job(server: ApiServer) -> Operated:
-    return Operated(server, manifest({"spec.backoffLimit": 1}))
+    return Operated(
+        server, manifest({"spec.trainers.job.failurePolicy": {"maxRestarts": 1, "backoffSeconds": 0}})
+    )
 
 
 def reported(job: Operated) -> list[dict[str, Any]]:

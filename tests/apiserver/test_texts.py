@@ -58,7 +58,9 @@ def test_any_last_words_get_into_the_status_and_are_written_once(failing: Operat
 
 @pytest.mark.parametrize("suffix", ["", " \ud83d"], ids=["bytes", "a-lone-surrogate"])
 def test_a_trainer_with_such_last_words_restarts_the_group(server: ApiServer, suffix: str) -> None:
-    job = Operated(server, manifest({"spec.backoffLimit": 1}))
+    job = Operated(
+        server, manifest({"spec.trainers.job.failurePolicy": {"maxRestarts": 1, "backoffSeconds": 0}})
+    )
     job.settle()
     job.last_words(GLOO.decode(errors="replace") + suffix)
     job.ends("mnist-trainers-0", "Failed")
@@ -105,7 +107,9 @@ class Longwinded:
 
 
 def test_a_status_that_is_refused_for_its_text_is_written_without_it(server: ApiServer) -> None:
-    job = Operated(server, manifest({"spec.backoffLimit": 1}))
+    job = Operated(
+        server, manifest({"spec.trainers.job.failurePolicy": {"maxRestarts": 1, "backoffSeconds": 0}})
+    )
     job.settle()
     operator = job.operator()
     operator.api = api = Longwinded(operator.api, "pair.cc")

@@ -66,7 +66,7 @@ REFUSED_FIELDS = [
     # unknown fields
     pytest.param({"spec.feeders.minAvailabe": 1}, "found an unknown field; use minAvailable", id="near-name"),
     pytest.param(
-        {"spec.backoff_limit": 1}, "spec.backoff_limit: found an unknown field; use backoffLimit", id="snake"
+        {"spec.managed_by": "a/b"}, "spec.managed_by: found an unknown field; use managedBy", id="snake"
     ),
     pytest.param({"spec.prefetch": 4}, "found an unknown field; use spec.loader.prefetch", id="wrong-level"),
     pytest.param(
@@ -138,7 +138,11 @@ REFUSED_FIELDS = [
     ),
     pytest.param({"spec.activeDeadlineSeconds": 0}, "found 0; use a whole number from 1", id="active-0"),
     pytest.param({"spec.loader.warnAfterSeconds": 0}, "found 0; use a whole number", id="progress-0"),
-    pytest.param({"spec.backoffLimit": -1}, "found -1; use a whole number from 0", id="backoff-negative"),
+    pytest.param(
+        {"spec.trainers.job.failurePolicy": {"maxRestarts": -1}},
+        "found -1; use a whole number from 0",
+        id="restarts-negative",
+    ),
     pytest.param(
         {"spec.ttlSecondsAfterFinished": -1}, "found -1; use a whole number from 0", id="ttl-negative"
     ),

@@ -184,10 +184,10 @@ def test_what_is_ignored_is_named_and_defaults_are_not():
             "env": [{"name": "C", "valueFrom": {}}],
         },
         feeders={"image": "y", "resources": {"limits": {"cpu": "2", "memory": "3Gi"}}},
-        backoffLimit=2,
+        ttlSecondsAfterFinished=2,
     )
     assert made.ignored == (
-        "spec.backoffLimit",
+        "spec.ttlSecondsAfterFinished",
         "spec.feeders.resources",
         "spec.feeders.image",
         "spec.trainers.job.template.spec.containers[0].image",

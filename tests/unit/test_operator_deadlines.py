@@ -77,7 +77,7 @@ def test_trainers_that_have_ended_stay_for_their_logs():
     observed = serving()
     failed = replace(
         after(observed, decided(observed)),
-        job=job(backoffLimit=0),
+        job=job(**{"trainers.job.failurePolicy": {"maxRestarts": 0}}),
         children={**observed.children, **live(TRAINERS, conditions=[{"type": "Failed", "status": "True"}])},
     )
     made = decided(failed, 61)

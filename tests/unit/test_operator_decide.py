@@ -207,7 +207,7 @@ def test_a_finished_job_is_deleted_when_its_time_after_the_end_is_over():
 
 
 def test_a_trainer_that_fails_restarts_the_whole_group_once_and_only_when_the_old_one_is_gone():
-    observed = serving()
+    observed = replace(serving(), job=job(**{"trainers.job.failurePolicy.backoffSeconds": 0}))
     running = after(observed, decided(observed))
     failed = failed_trainers(running)
     made = decided(failed, 10)
@@ -224,12 +224,12 @@ def test_a_trainer_that_fails_restarts_the_whole_group_once_and_only_when_the_ol
 
 
 def test_trainers_that_fail_more_often_than_allowed_fail_the_job_with_the_cause():
-    observed = replace(serving(), job=job(backoffLimit=0))
+    observed = replace(serving(), job=job(**{"trainers.job.failurePolicy": {"maxRestarts": 0}}))
     made = decided(failed_trainers(after(observed, decided(observed))), 10)
     assert made.status.phase == Phase.FAILED
     reported = condition(made, ConditionType.FAILED)
-    assert reported.reason == "BackoffLimitExceeded"
-    assert "container trainer: exit code 7: CUDA error (backoffLimit 0)" in reported.message
+    assert reported.reason == "MaxRestartsExceeded"
+    assert "container trainer: exit code 7: CUDA error (failurePolicy.maxRestarts 0)" in reported.message
     assert TRAINERS not in made.delete, "its pods have the logs"
 
 
@@ -302,7 +302,9 @@ def test_pods_that_become_ready_one_after_the_other_are_written_once_a_second():
     assert decided(replace(more, written_at=None), 0.4).status.feeders.ready == 5, "it has just started"
 
 
-@pytest.mark.parametrize("change", [{"suspend": True}, {"feeders.replicas": 2}, {"backoffLimit": 9}])
+@pytest.mark.parametrize(
+    "change", [{"suspend": True}, {"feeders.replicas": 2}, {"trainers.job.failurePolicy": {"maxRestarts": 9}}]
+)
 def test_what_is_more_than_a_count_is_written_at_once(change):
     observed = serving()
     written = replace(after(observed, decided(observed)), written_at=T0)
@@ -343,7 +345,9 @@ def test_every_stage_has_its_children_in_the_table():
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
 def test_restarts_never_exceed_the_limit(limit: int):
-    observed = replace(serving(), job=job(backoffLimit=limit))
+    observed = replace(
+        serving(), job=job(**{"trainers.job.failurePolicy": {"maxRestarts": limit, "backoffSeconds": 0}})
+    )
     observed = after(observed, decided(observed))
     for attempt in range(limit + 2):
         made = decided(failed_trainers(observed, attempt=min(attempt, limit)), attempt)
@@ -357,7 +361,7 @@ class Cluster(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.spec: dict[str, Any] = {"backoffLimit": 2}
+        self.spec: dict[str, Any] = {"trainers.job.failurePolicy": {"maxRestarts": 2, "backoffSeconds": 0}}
         self.status = DataLoaderJobStatus()
         self.children: dict[tuple[str, str], dict[str, Any]] = {}
         self.seconds = 0
@@ -458,7 +462,7 @@ def test_a_restart_is_told_with_the_trainer_that_was_evicted_though_its_pod_is_b
     made = decided(replace(observed, pods=(crashed, {**gone, "metadata": leaving})))
     assert (
         condition(made, ConditionType.PROGRESSING).message
-        == "pod mnist-trainers-0-1: drained; restart 1 of 3"
+        == "pod mnist-trainers-0-1: drained; a restart that does not count, the 1st in a row"
     )
     earlier = {**leaving, "labels": {**labels, "dataloading.dev/attempt": "7"}}
     made = decided(replace(observed, pods=(crashed, {**gone, "metadata": earlier})))

@@ -215,7 +215,7 @@ def test_volumes_environment_and_placement_of_feeders_pass_through():
     assert {"name": "data", "mountPath": "/data"} in feeder["volumeMounts"]
     assert helper == {"name": "helper", "image": "helper:1"}
     assert extra["volumes"][0] in made["volumes"]
-    assert (made["tolerations"], made["serviceAccountName"]) == (extra["tolerations"], "reader")
+    assert (made["tolerations"][-1], made["serviceAccountName"]) == (extra["tolerations"][0], "reader")
 
 
 DATA = {

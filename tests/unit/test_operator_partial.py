@@ -172,7 +172,7 @@ def complete() -> Decision:
 
 
 def failed() -> Decision:
-    whole = replace(serving(), job=job(backoffLimit=0))
+    whole = replace(serving(), job=job(**{"trainers.job.failurePolicy": {"maxRestarts": 0}}))
     return decided(failed_trainers(after(whole, decided(whole))))
 
 

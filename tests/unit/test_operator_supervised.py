@@ -158,7 +158,7 @@ def test_what_ray_has_in_force_is_in_the_status_and_stays_there():
 
 
 def test_a_trainer_that_failed_is_reported_with_the_error_of_its_feeder():
-    observed = replace(serving(), job=job(backoffLimit=0))
+    observed = replace(serving(), job=job(**{"trainers.job.failurePolicy": {"maxRestarts": 0}}))
     failed = failed_trainers(after(observed, decided(observed)))
     made = decided(replace(failed, supervisor=replace(SUPERVISOR, failure=MISSING)), 10)
     reported = condition(made, ConditionType.FAILED).message

@@ -19,10 +19,10 @@ spec:
       limits: {cpu: "1", memory: 2Gi}
   loader:
     memoryPerProcess: 64Mi
-  backoffLimit: 0
   ttlSecondsAfterFinished: 3600
   trainers:
     job:
+      failurePolicy: {maxRestarts: 0}
       template:
         spec:
           securityContext:

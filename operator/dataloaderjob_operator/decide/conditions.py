@@ -12,16 +12,18 @@ from enum import StrEnum
 
 from dataloaderjob.api.status import Condition, ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob.core.supervision import LASTING
-from dataloaderjob_operator import names
+from dataloaderjob_operator.decide import restarts
 from dataloaderjob_operator.decide.health import WAITS, ConditionState, Health
 from dataloaderjob_operator.decide.observed import (
     Observed,
     Trainers,
-    condition_of,
     parse_time,
     show_time,
     shown,
 )
+from dataloaderjob_operator.decide.queueing import Queue
+from dataloaderjob_operator.decide.restarts import Kind, Tally
+from dataloaderjob_operator.names import Role
 
 STARTS = frozenset(
     {
@@ -90,9 +92,15 @@ class StageResult:
     message: str = ""
     attempt: int = 0
     """The attempt whose trainers shall be there."""
+    tally: Tally | None = None
+    """What is counted of its restarts from now on; None: as before."""
+    queue: ConditionState | None = None
+    """What the job queues for; None: it does not."""
 
 
-def find_stage(observed: Observed, health: Health, found: Parts, now: datetime) -> StageResult:
+def find_stage(
+    observed: Observed, health: Health, found: Parts, queue: Queue | None, now: datetime
+) -> StageResult:
     """Decides by the first rule that applies."""
     attempt = observed.attempt
     for kind, stage in ((ConditionType.COMPLETE, Stage.COMPLETE), (ConditionType.FAILED, Stage.FAILED)):
@@ -105,22 +113,43 @@ def find_stage(observed: Observed, health: Health, found: Parts, now: datetime) 
             Stage.COMPLETE, "TrainersSucceeded", "all trainers ended with exit code 0", attempt
         )
     if observed.job.spec.suspend:
-        if observed.pods:
-            return StageResult(
-                Stage.SUSPENDING, "PodsLeave", f"{len(observed.pods)} pods are leaving", attempt
-            )
-        return StageResult(Stage.SUSPENDED, "AskedFor", "spec.suspend is true", attempt)
-    if (late := _late(observed, health, now)) is not None:
+        return _held(observed, attempt, now)
+    if (late := _late(observed, health, queue, now)) is not None:
         return late
     if trainers is Trainers.FAILED:
-        return _failed(observed, health, attempt)
+        return _failed(observed, health, now)
+    if (restarting := _restarting(observed, attempt, now)) is not None:
+        return restarting
     if _served(observed) or serves(found):
-        return StageResult(Stage.RUNNING, "Serving", "", attempt)
+        waits = queue.why if queue is not None and queue.role is Role.TRAINER else None
+        return StageResult(Stage.RUNNING, "Serving", "", attempt, queue=waits)
+    if queue is not None:
+        return StageResult(Stage.STARTING, "Queued", queue.why.message, attempt, queue=queue.why)
     return StageResult(Stage.STARTING, "ChildrenStart", "", attempt)
 
 
-def _late(observed: Observed, health: Health, now: datetime) -> StageResult | None:
-    """Judges the deadlines; None if none is over."""
+def _held(observed: Observed, attempt: int, now: datetime) -> StageResult:
+    gone = restarts.stuck(observed, now)
+    if len(gone) < len(observed.pods):
+        return StageResult(Stage.SUSPENDING, "PodsLeave", f"{len(observed.pods)} pods are leaving", attempt)
+    text = f"spec.suspend is true; {restarts.describe_stuck(gone)}" if gone else "spec.suspend is true"
+    return StageResult(Stage.SUSPENDED, "AskedFor", text, attempt)
+
+
+def _restarting(observed: Observed, attempt: int, now: datetime) -> StageResult | None:
+    """The pause before an attempt, or one more attempt for the sake of its name; None if neither is due."""
+    if restarts.waits_until(observed, now) is not None:
+        why = observed.status.condition(ConditionType.PROGRESSING)
+        reason, message = ("TrainerFailed", "") if why is None else (why.reason, why.message)
+        return StageResult(Stage.RESTARTING, reason, message, attempt)
+    if restarts.own_name_is_held(observed, now):
+        text = restarts.describe_stuck(restarts.stuck(observed, now) or restarts.attempt_pods(observed))
+        return StageResult(Stage.RESTARTING, "PodsStuck", text, attempt + 1)
+    return None
+
+
+def _late(observed: Observed, health: Health, queue: Queue | None, now: datetime) -> StageResult | None:
+    """Judges the deadlines; None if none is over. That of the start counts from when all needed pods had a node."""
     if observed.status.start_time is None:
         return None
     elapsed = now - parse_time(observed.status.start_time)
@@ -130,7 +159,8 @@ def _late(observed: Observed, health: Health, now: datetime) -> StageResult | No
             Stage.FAILED, "DeadlineExceeded",
             f"the job took longer than activeDeadlineSeconds {active}", observed.attempt,
         )  # fmt: skip
-    late = elapsed >= timedelta(seconds=startup)
+    scheduled = None if queue is not None else observed.status.scheduled_time
+    late = scheduled is not None and now - parse_time(scheduled) >= timedelta(seconds=startup)
     if late and not _served(observed) and not _up(observed, health):
         trouble, supervisor = health.trouble or health.event_trouble, observed.supervisor
         cause = ""
@@ -145,26 +175,48 @@ def _late(observed: Observed, health: Health, now: datetime) -> StageResult | No
     return None
 
 
-def _failed(observed: Observed, health: Health, attempt: int) -> StageResult:
-    """All trainers are started anew after one failed, as often as the manifest allows."""
-    trouble = health.roles[names.Role.TRAINER].culprit
-    job = observed.children[("Job", names.trainers(observed.job.name, attempt))]
-    message = (condition_of(job, "Failed") or condition_of(job, "FailureTarget") or {}).get("message", "")
-    cause = str(trouble) if trouble else message or "a trainer failed"
-    if observed.supervisor is not None and observed.supervisor.failure is not None:
-        cause += f"; {observed.describe(observed.supervisor.failure)}"
-    limit = observed.job.spec.backoff_limit
-    if attempt >= limit:
-        return StageResult(Stage.FAILED, "BackoffLimitExceeded", f"{cause} (backoffLimit {limit})", attempt)
-    return StageResult(
-        Stage.RESTARTING, "TrainerFailed", f"{cause}; restart {attempt + 1} of {limit}", attempt + 1
-    )
+def _failed(observed: Observed, health: Health, now: datetime) -> StageResult:
+    """All trainers are started anew after one failed, as often as the failure policy allows."""
+    failure, attempt = restarts.judge(observed, health, now), observed.attempt
+    if failure.kind is Kind.UNKNOWN:
+        return StageResult(Stage.RESTARTING, "TrainerFailed", failure.cause, attempt)
+    if failure.kind is Kind.FATAL:
+        return StageResult(Stage.FAILED, "FailurePolicy", failure.cause, attempt)
+    before, most = restarts.tally_of(observed), observed.job.spec.trainers.job.failure_policy.max_restarts
+    if failure.kind is Kind.COUNTED and before.failures >= most:
+        return StageResult(
+            Stage.FAILED,
+            "MaxRestartsExceeded",
+            f"{failure.cause} (failurePolicy.maxRestarts {most})",
+            attempt,
+        )
+    if failure.kind is Kind.IGNORED and before.disruptions >= restarts.MAX_DISRUPTIONS:
+        many = f"{before.disruptions} restarts in a row that do not count, and no progress between them"
+        return StageResult(Stage.FAILED, "DisruptedTooOften", f"{failure.cause} ({many})", attempt)
+    tally = restarts.counted(observed, failure.kind, now)
+    reason, how = "TrainerFailed", f"restart {tally.failures} of {most}"
+    if failure.kind is Kind.IGNORED:
+        reason, how = (
+            "Disrupted",
+            f"a restart that does not count, the {_ordinal(tally.disruptions)} in a row",
+        )
+    when = f", at {tally.next_start}" if tally.next_start else ""
+    return StageResult(Stage.RESTARTING, reason, f"{failure.cause}; {how}{when}", attempt + 1, tally)
+
+
+def _ordinal(number: int) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th") if number not in {11, 12, 13} else "th"
+    return f"{number}{ending}"
 
 
 def _served(observed: Observed) -> bool:
     """Checks whether the startup deadline is met, since the job began or was resumed: all parts served once, or a
     trainer has been made anew since."""
-    return observed.status.phase in {Phase.RUNNING, Phase.DEGRADED}
+    # Statuses of earlier operators have no such time.
+    return observed.status.serving_time is not None or observed.status.phase in {
+        Phase.RUNNING,
+        Phase.DEGRADED,
+    }
 
 
 def _up(observed: Observed, health: Health) -> bool:
@@ -242,7 +294,7 @@ def conditions(
         _condition(
             observed.status, kind, state, observed.generation, now, refused_texts=observed.refused_texts
         )
-        for kind, state in _all(result, found, _hindrance(observed), short)
+        for kind, state in _all(result, found, _hindrance(observed), short or _left_behind(observed, now))
     )
 
 
@@ -290,6 +342,12 @@ def _condition(
     )  # fmt: skip
 
 
+def _left_behind(observed: Observed, now: datetime) -> ConditionState | None:
+    """Pods that should have gone, and that nobody waits for any more."""
+    gone = restarts.stuck(observed, now)
+    return ConditionState(False, "PodsStuck", restarts.describe_stuck(gone)) if gone else None
+
+
 def _hindrance(observed: Observed) -> ConditionState | None:
     """What keeps children from being made."""
     if observed.not_understood:
@@ -308,7 +366,10 @@ def _all(
     yield ConditionType.READY, ready
     yield from found.items()
     why = ConditionState(stage in MOVING, result.reason, result.message)
-    yield ConditionType.PROGRESSING, why if stage in MOVING or stage in ENDED else _moves(stage, found, short)
+    yield (
+        ConditionType.PROGRESSING,
+        why if stage in MOVING or stage in ENDED else _moves(result, found, short),
+    )
     at_rest = ConditionState(True, result.reason, result.message)
     for kind in (ConditionType.SUSPENDED, ConditionType.COMPLETE, ConditionType.FAILED):
         yield kind, at_rest if stage.value == kind.value else ConditionState(False, f"Not{kind.value}")
@@ -336,11 +397,14 @@ def _ready(result: StageResult, found: Parts) -> ConditionState:
     return ConditionState(True, "Serving", "head, sidecars and feeders serve, trainers run")
 
 
-def _moves(stage: Stage, found: Parts, short: ConditionState | None) -> ConditionState:
+def _moves(result: StageResult, found: Parts, short: ConditionState | None) -> ConditionState:
     """A job that runs makes no progress, unless a part of it is on its way back, or feeders that are asked for are on
     theirs."""
-    if stage is Stage.RUNNING and not serves(found):
+    running = result.stage is Stage.RUNNING
+    if running and result.queue is not None:
+        return ConditionState(True, "Queued", result.queue.message)
+    if running and not serves(found):
         return ConditionState(True, "Recovering", next(f.message for f in found.values() if not f.holds))
-    if stage is Stage.RUNNING and short is not None:
+    if running and short is not None:
         return short
     return ConditionState(False, "AsAskedFor")

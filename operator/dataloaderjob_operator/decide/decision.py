@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -15,7 +16,7 @@ from dataloaderjob.api.status import (
     TrainersStatus,
 )
 from dataloaderjob_operator import names, objects
-from dataloaderjob_operator.decide import supervisor_status
+from dataloaderjob_operator.decide import restarts, supervisor_status
 from dataloaderjob_operator.decide.conditions import (
     ENDED,
     HELD,
@@ -38,6 +39,7 @@ from dataloaderjob_operator.decide.observed import (
     parse_time,
     show_time,
 )
+from dataloaderjob_operator.decide.queueing import Queue, queue_of
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.objects import OperatorConfig
 
@@ -84,8 +86,9 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         return None
     health = diagnose(observed)
     found = parts(observed, health)
-    result = find_stage(observed, health, found, now)
-    wanted, later, bug = _children(observed, setup, result)
+    queue = queue_of(observed, health)
+    result = find_stage(observed, health, found, queue, now)
+    wanted, later, bug = _children(observed, setup, result, now)
     if bug is not None:
         observed = replace(observed, not_understood=not_understood(bug))
     started = _started_at(observed, result, now)
@@ -93,21 +96,23 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     short = shortage(observed, health)
     status = DataLoaderJobStatus(
         observed_generation=observed.generation,
-        phase=_phase(result.stage, serves=serves(found)),
+        phase=_phase(result, serves=serves(found)),
         conditions=conditions(observed, result, found, short, now),
         feeders=_feeders(observed, result),
-        trainers=_trainers(observed, health, result),
+        trainers=_trainers(observed, health, result, now),
         loader=LoaderStatus() if result.stage in HELD else observed.status.loader,
         ray=observed.supervisor.ray
         if observed.supervisor and observed.supervisor.ray.version
         else observed.status.ray,
         selector=names.selector(observed.job.name, names.Role.FEEDER),
         start_time=started,
+        scheduled_time=_scheduled_at(observed, result, queue, now),
+        serving_time=_served_at(observed, result, now),
         completion_time=ended,
     )
     status, counts_s = _counted(observed, status, now)
     loader, metrics_s = _loader(observed, result, found, now, changes=status != observed.status)
-    due = _due(observed, result, started, ended, now)
+    due = _due(observed, result, status, now)
     lacking = {role for kind, role in ROLES.items() if not found[kind].holds}
     lacking |= {names.Role.FEEDER} if short is not None else set()
     looked_up = _queries(health, result, lacking, now)
@@ -192,7 +197,7 @@ def _loader(
 
 
 def _children(
-    observed: Observed, setup: OperatorConfig, result: StageResult
+    observed: Observed, setup: OperatorConfig, result: StageResult, now: datetime
 ) -> tuple[dict[Key, Manifest], tuple[Manifest, ...], Exception | None]:
     """Builds the children that shall be there, and those that wait for them. If one cannot be built, the others are
     still kept up, and none is begun with: what has no pods yet shall not have some of them only."""
@@ -200,7 +205,7 @@ def _children(
     for part in sorted(WANTED[result.stage]):
         waits = part is Part.TRAINERS and observed.waits_for_feeders(result.attempt)
         try:
-            (later if waits else made).extend(_BUILDERS[part](observed, setup, result))
+            (later if waits else made).extend(_BUILDERS[part](observed, setup, result, now))
         except Exception as exc:
             bug = exc
     if bug is not None and not any(kind in WORKLOADS for kind, _ in observed.children):
@@ -208,21 +213,20 @@ def _children(
     return {(child["kind"], child["metadata"]["name"]): child for child in made}, tuple(later), bug
 
 
-def _base(observed: Observed, setup: OperatorConfig, _: StageResult) -> list[Manifest]:
+def _base(observed: Observed, setup: OperatorConfig, _: StageResult, __: datetime) -> list[Manifest]:
     return objects.base(observed.job, setup)
 
 
-def _feeding(observed: Observed, setup: OperatorConfig, _: StageResult) -> list[Manifest]:
+def _feeding(observed: Observed, setup: OperatorConfig, _: StageResult, __: datetime) -> list[Manifest]:
     return objects.feeding(observed.job, setup)
 
 
-def _attempt(observed: Observed, setup: OperatorConfig, result: StageResult) -> list[Manifest]:
-    # Not beside an attempt that is still there: its pods hold what the next ones need. Deleted in the foreground, a
-    # Job is there as long as its pods are.
-    job = ("Job", names.trainers(observed.job.name, result.attempt))
-    if observed.trainers() is Trainers.LEAVING or any(
-        key[0] == "Job" and key != job for key in observed.children
-    ):
+def _attempt(observed: Observed, setup: OperatorConfig, result: StageResult, now: datetime) -> list[Manifest]:
+    waits = result.tally.next_start if result.tally else observed.status.trainers.next_start
+    job = observed.children.get(("Job", names.trainers(observed.job.name, result.attempt)))
+    if job is None and waits is not None and parse_time(waits) > now:
+        return []
+    if (job is not None and leaving(job)) or restarts.holds_up(observed, result.attempt, now):
         return []
     return [objects.trainers(observed.job, setup, result.attempt)]
 
@@ -253,7 +257,10 @@ def _queries(health: Health, result: StageResult, lacking: set[names.Role], now:
     return queries((health.roles[role] for role in names.Role if role in lacking), now)
 
 
-def _phase(stage: Stage, *, serves: bool) -> Phase:
+def _phase(result: StageResult, *, serves: bool) -> Phase:
+    stage = result.stage
+    if result.queue is not None:
+        return Phase.QUEUED
     if stage is Stage.RESTARTING or (stage is Stage.RUNNING and not serves):
         return Phase.DEGRADED
     return Phase(stage.value)
@@ -266,6 +273,20 @@ def _started_at(observed: Observed, result: StageResult, now: datetime) -> str |
     return observed.status.start_time or show_time(now)
 
 
+def _scheduled_at(observed: Observed, result: StageResult, queue: Queue | None, now: datetime) -> str | None:
+    """The time since which nothing of the job queues."""
+    if result.stage in HELD or queue is not None:
+        return None
+    return observed.status.scheduled_time or show_time(now)
+
+
+def _served_at(observed: Observed, result: StageResult, now: datetime) -> str | None:
+    if result.stage in HELD:
+        return None
+    began = show_time(now) if result.stage in {Stage.RUNNING, Stage.RESTARTING} else None
+    return observed.status.serving_time or began
+
+
 def _feeders(observed: Observed, result: StageResult) -> FeedersStatus:
     live = observed.children.get(("Deployment", names.feeders(observed.job.name)), {}).get("status", {})
     desired = observed.job.spec.feeders.replicas if Part.FEEDING in WANTED[result.stage] else 0
@@ -275,31 +296,58 @@ def _feeders(observed: Observed, result: StageResult) -> FeedersStatus:
     )
 
 
-def _trainers(observed: Observed, health: Health, result: StageResult) -> TrainersStatus:
+def _trainers(observed: Observed, health: Health, result: StageResult, now: datetime) -> TrainersStatus:
     live = observed.children.get(("Job", names.trainers(observed.job.name, result.attempt)), {}).get(
         "status", {}
     )
     desired, succeeded = observed.job.spec.trainers.job.replicas, int(live.get("succeeded") or 0)
     running = 0 if result.stage in HELD else max(succeeded, health.trainers_running)
+    tally = _tally(observed, result, now)
     return TrainersStatus(
         desired=desired, active=int(live.get("active") or 0), succeeded=succeeded, restarts=result.attempt,
+        failures=tally.failures, disruptions=tally.disruptions, next_start=tally.next_start,
         summary=f"{min(running, desired)}/{desired}",
     )  # fmt: skip
 
 
+def _tally(observed: Observed, result: StageResult, now: datetime) -> restarts.Tally:
+    """The counts of restarts: progress for long enough makes the operator forget them."""
+    if result.tally is not None:
+        return result.tally
+    known = restarts.tally_of(observed)
+    if result.stage in HELD or observed.trainers() is not Trainers.ABSENT:
+        known = replace(known, next_start=None)
+    since = restarts.forgets_at(observed) if result.stage is Stage.RUNNING else None
+    forgets = since is not None and since <= now and restarts.makes_progress(observed)
+    return restarts.Tally() if forgets else known
+
+
 def _due(
-    observed: Observed, result: StageResult, started: str | None, ended: str | None, now: datetime
+    observed: Observed, result: StageResult, status: DataLoaderJobStatus, now: datetime
 ) -> datetime | None:
     """The next moment at which time alone changes something."""
+    started, ended = status.start_time, status.completion_time
     if result.stage in ENDED:
         ttl = observed.job.spec.ttl_seconds_after_finished
         return None if ttl is None or ended is None else parse_time(ended) + timedelta(seconds=ttl)
-    if started is None:
-        return None
-    spec, since = observed.job.spec, parse_time(started)
-    moments = []  # one that is over is judged already, and may well have changed nothing
-    if result.stage is Stage.STARTING:
-        moments.append(since + timedelta(seconds=spec.startup_deadline_seconds))
-    if spec.active_deadline_seconds is not None:
-        moments.append(since + timedelta(seconds=spec.active_deadline_seconds))
-    return min((moment for moment in moments if moment > now), default=None)
+    spec, moments = observed.job.spec, [restarts.next_stuck(observed, now)]
+    if result.stage is Stage.STARTING and status.scheduled_time is not None:
+        moments.append(parse_time(status.scheduled_time) + timedelta(seconds=spec.startup_deadline_seconds))
+    if started is not None and spec.active_deadline_seconds is not None:
+        moments.append(parse_time(started) + timedelta(seconds=spec.active_deadline_seconds))
+    moments += _restart_moments(observed, result, status, now)
+    # One that is over is judged already, and may well have changed nothing.
+    return min((moment for moment in moments if moment is not None and moment > now), default=None)
+
+
+def _restart_moments(
+    observed: Observed, result: StageResult, status: DataLoaderJobStatus, now: datetime
+) -> Iterator[datetime]:
+    if status.trainers.next_start is not None:
+        yield parse_time(status.trainers.next_start)
+    if result.attempt == observed.attempt and observed.trainers() is Trainers.FAILED:  # not judged yet
+        yield now + timedelta(seconds=restarts.SETTLE_S)
+    if result.stage is Stage.RUNNING and (status.trainers.failures or status.trainers.disruptions):
+        since = restarts.forgets_at(observed)
+        if since is not None:
+            yield max(since, now + timedelta(seconds=restarts.AGAIN_S))

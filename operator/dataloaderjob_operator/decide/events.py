@@ -246,7 +246,7 @@ def _new_cause(before: Status, after: Status) -> bool:
         return False
     if _degraded(before, after) or _restarted(before, after):
         return False
-    if after.phase not in {Phase.STARTING, Phase.DEGRADED} and new.reason not in FAULTS:
+    if after.phase not in {Phase.STARTING, Phase.QUEUED, Phase.DEGRADED} and new.reason not in FAULTS:
         return False
     return old is None or old.reason != new.reason
 

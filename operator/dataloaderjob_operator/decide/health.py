@@ -22,6 +22,7 @@ from dataloaderjob_operator.decide.observed import (
     first_trouble,
     has_condition,
     leaving,
+    node_silent_since,
     one_line,
     parse_time,
     trouble_of,
@@ -261,6 +262,12 @@ def _trainer_pods(
     observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, Any]], bool], what: str
 ) -> ConditionState:
     """Checks whether as many trainer pods do it as there shall be."""
+    job = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)))
+    if job is not None and suspended(job):
+        name = job["metadata"]["name"]
+        return ConditionState(
+            False, "JobSuspended", f"Job {name} is suspended by who admits it, such as Kueue"
+        )
     needed = observed.job.spec.trainers.job.replicas
     found = _doing(observed, health, does)
     if found >= needed:
@@ -288,7 +295,8 @@ def _starts(health: RoleHealth, count: str) -> ConditionState:
 
 
 def _doing(observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, Any]], bool]) -> int:
-    return sum(does(pod.get("status") or {}) for pod in health.pods) + _succeeded_and_gone(observed, health)
+    there = [pod for pod in health.pods if node_silent_since(pod) is None]
+    return sum(does(pod.get("status") or {}) for pod in there) + _succeeded_and_gone(observed, health)
 
 
 def _succeeded_and_gone(observed: Observed, health: RoleHealth) -> int:
@@ -348,10 +356,20 @@ def _waits_on_node(pod: Mapping[str, Any]) -> datetime | None:
     return parse_time(since) if since else _made(pod)
 
 
+def suspended(job: Mapping[str, Any]) -> bool:
+    """Checks whether an Indexed Job is suspended, which the operator never asks for."""
+    held = job.get("spec", {}).get("suspend") or has_condition(job, "Suspended")
+    return bool(held) and not leaving(job)
+
+
 def _short_of_pods(job: Mapping[str, Any]) -> bool:
     """Checks whether an Indexed Job that shall run has fewer pods than its completions."""
-    if leaving(job) or any(
-        has_condition(job, kind) for kind in ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
+    if (
+        leaving(job)
+        or suspended(job)
+        or any(
+            has_condition(job, kind) for kind in ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
+        )
     ):
         return False
     spec, status = job.get("spec", {}), job.get("status", {})

@@ -37,7 +37,17 @@ BY_WAITING = {
     "CrashLoopBackOff": CRASHES,
 }
 """Reasons for which a container waits and that are troubles, and what they are called in a condition."""
+DISRUPTIONS = frozenset(
+    {
+        "Evicted", "Preempting", "Preempted", "NodeShutdown", "Shutdown", "Terminated", "NodeLost",
+        "TerminationByKubelet", "NodeAffinity", "UnexpectedAdmissionError", "TopologyAffinityError",
+    }
+)  # fmt: skip
+"""Reasons of pods that their node ended, or did not take; so are those that begin with OutOf, such as OutOfcpu."""
+_OWN_LIMIT = re.compile(r"\bexceed(s|ed) (the|its)\b.*\b(limit|local ephemeral storage)")
+"""The kubelet's words for an eviction that the pod has itself to blame for: a volume or its disk is over its limit."""
 _NEVER = datetime.max.replace(tzinfo=UTC)
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 UNKNOWN = "\ufffd"
 """Unicode's own sign for what cannot be shown."""
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufeff\ufffe\uffff]+")
@@ -46,13 +56,14 @@ CAUSED_S = 60.0
 
 
 class _Finding(NamedTuple):
-    """What one place of a status has. There are six: `_CHECKS`."""
+    """What one place of a status has. There are seven: `_CHECKS`."""
 
     container: str
     reason: str
     message: str
     ended_at: datetime | None = None
     is_root: bool = False
+    is_disruption: bool = False
 
 
 _Found = Iterator[_Finding]
@@ -85,6 +96,8 @@ class Trouble:
     """When it ended for good; None: it may still come up."""
     is_root: bool = False
     """It has no cause in another pod: the node or the cluster ended it."""
+    is_disruption: bool = False
+    """The cluster ended the pod for reasons of its own, or its node is lost: no fault of what ran in it."""
 
     def __str__(self) -> str:
         where = f"{self.kind} {self.pod}" + (f", container {self.container}" if self.container else "")
@@ -213,6 +226,18 @@ def condition_of(thing: Mapping[str, Any], kind: str) -> Mapping[str, Any] | Non
     return next((c for c in conditions if c["type"] == kind), None)
 
 
+def first_exit_codes(pods: Iterable[Pod]) -> frozenset[int]:
+    """The exit codes of the containers that failed first: what they brought down ended later."""
+    ends = [
+        (_end_of(ended) or _LONG_AGO, int(ended["exitCode"]))
+        for pod in pods
+        for status in pod.get("status", {}).get("containerStatuses") or ()
+        if (ended := status.get("state", {}).get("terminated") or {}).get("exitCode", 0)
+    ]
+    first = min((at for at, _ in ends), default=_LONG_AGO)
+    return frozenset(code for at, code in ends if at == first)
+
+
 def parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
@@ -250,7 +275,7 @@ def trouble_of(pod: Pod) -> Trouble | None:
         for found in check(pod):
             return Trouble(
                 str(pod["metadata"]["name"]), found.container, found.reason, one_line(found.message, MAX_TROUBLE),
-                ended_at=found.ended_at, is_root=found.is_root,
+                ended_at=found.ended_at, is_root=found.is_root, is_disruption=found.is_disruption,
             )  # fmt: skip
     return None
 
@@ -266,8 +291,11 @@ def _unscheduled(pod: Pod) -> _Found:
 def _evicted(pod: Pod) -> _Found:
     status = pod.get("status", {})
     if status.get("phase") == "Failed" and status.get("reason"):
-        text = status.get("message", "ended by its node")
-        yield _Finding("", status["reason"], text, _disrupted_at(pod) or _first_end(pod), is_root=True)
+        reason, text = str(status["reason"]), status.get("message", "ended by its node")
+        own = reason not in DISRUPTIONS and not reason.startswith("OutOf")
+        own = own or _OWN_LIMIT.search(text) is not None
+        at = _disrupted_at(pod) or _first_end(pod)
+        yield _Finding("", reason, text, at, is_root=True, is_disruption=not own)
 
 
 def _disrupted(pod: Pod) -> _Found:
@@ -275,7 +303,37 @@ def _disrupted(pod: Pod) -> _Found:
     condition = condition_of(pod, "DisruptionTarget") or {}
     if condition.get("status") == "True":
         text = condition.get("message") or "ended by the cluster"
-        yield _Finding("", condition.get("reason") or "Disrupted", text, _disrupted_at(pod), is_root=True)
+        reason, at = condition.get("reason") or "Disrupted", _disrupted_at(pod)
+        yield _Finding("", reason, text, at, is_root=True, is_disruption=True)
+
+
+def _on_lost_node(pod: Pod) -> _Found:
+    since = node_silent_since(pod)
+    if since is not None:
+        text = f"its node {node_of(pod)} does not answer"
+        yield _Finding("", "NodeUnreachable", text, since, is_root=True, is_disruption=True)
+
+
+def node_of(pod: Pod) -> str:
+    return str(pod.get("spec", {}).get("nodeName") or "")
+
+
+def node_silent_since(pod: Pod) -> datetime | None:
+    """The time at which the cluster gave the pod's node up; None if it has not.
+
+    Kubernetes then takes the pod's readiness away, and leaves all else as the kubelet reported it last: containers that
+    are ready, and no reason.
+    """
+    status, ready = pod.get("status", {}), condition_of(pod, "Ready") or {}
+    silent = (
+        ready.get("status") == "False" and not ready.get("reason") and has_condition(pod, "ContainersReady")
+    )
+    if status.get("phase") not in {"Running", "Unknown"} or not (
+        silent or status.get("reason") == "NodeLost"
+    ):
+        return None
+    since = ready.get("lastTransitionTime")
+    return parse_time(since) if since else _LONG_AGO
 
 
 def _disrupted_at(pod: Pod) -> datetime | None:
@@ -340,7 +398,7 @@ def _tries_again(pod: Pod) -> _Found:
 
 
 _CHECKS: tuple[Callable[[Pod], _Found], ...] = (
-    _unscheduled, _evicted, _disrupted, _waiting, _ended, _tries_again,
+    _unscheduled, _evicted, _disrupted, _on_lost_node, _waiting, _ended, _tries_again,
 )  # fmt: skip
 """The first that applies is the cause, later ones its consequences."""
 

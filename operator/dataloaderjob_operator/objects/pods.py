@@ -26,6 +26,11 @@ RESTRICTED = {
 }
 LAST_WORDS = {"terminationMessagePolicy": "FallbackToLogsOnError"}
 """Puts what a container printed last into its status, and from there into the job's conditions."""
+LOST_NODE_S = 30
+"""Seconds after which a pod leaves a node that has been given up, where Kubernetes' own default is 300: the trainers of
+all other nodes stand still until then. The node has been silent for 40 s or more by that time."""
+LOST_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+"""Taints of nodes that have been given up."""
 ISTIO = "sidecar.istio.io/inject"
 AMBIENT = "istio.io/dataplane-mode"
 _OWNED = ("containers", "initContainers", "volumes", "restartPolicy")
@@ -99,7 +104,21 @@ def shared_fields(
     if found.get("hostNetwork"):  # the node's own DNS knows none of the job's Services
         found.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     found["enableServiceLinks"] = False
+    found["tolerations"] = _tolerations(found.get("tolerations", []))
     return found
+
+
+def _tolerations(theirs: Any) -> Any:
+    """The user's, after those for lost nodes that he has none of his own for: the first that fits a taint counts."""
+    if not isinstance(theirs, list) or not all(isinstance(toleration, Mapping) for toleration in theirs):
+        return theirs  # the API server says what is wrong with it
+    own = {toleration.get("key") for toleration in theirs}
+    ours = [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_S}
+        for key in LOST_NODE
+        if key not in own
+    ]
+    return [*ours, *theirs]
 
 
 def ray_pod(

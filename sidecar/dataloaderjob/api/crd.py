@@ -338,7 +338,7 @@ def _type(shape: Shape, first: dict[type[BaseModel], str]) -> str:
         inner = shape_of(shape.items)
         if inner.model is not None:
             return f"[list](#{_anchor(first[inner.model])})"
-        return "list of strings" if inner.type is str else "list of mappings"
+        return f"list of {({str: 'strings', int: 'whole numbers'}).get(inner.type, 'mappings')}"
     if get_origin(kind) is dict:
         values = get_args(kind)[1]
         named = {str: "strings", Quantity: "quantities"}.get(shape_of(values).type)

@@ -106,13 +106,11 @@ class DataLoaderJobSpec(Model):
     data: DataSpec = nested(DataSpec)
     """Where the data is, for trainers and feeders alike."""
     startup_deadline_seconds: Whole = Field(default=900, ge=1, le=604_800)
-    """Longest time from the job's start until head, sidecars and `minAvailable` feeders serve."""
+    """Longest time until head, sidecars and `minAvailable` feeders serve, since all needed pods have a node."""
     active_deadline_seconds: Whole | None = Field(default=None, ge=1, le=31_536_000)
-    """Longest time for the whole job. Left out: no bound."""
+    """Longest time for the whole job, queueing too. Left out: no bound."""
     network_policy: NetworkPolicySpec = nested(NetworkPolicySpec)
     """Who may connect to the job's pods, and to whom they may. Ignored on one machine."""
-    backoff_limit: Whole = Field(default=3, ge=0, le=1_000)
-    """How often all trainers are started anew after one of them failed. Ignored on one machine."""
     ttl_seconds_after_finished: Whole | None = Field(default=None, ge=0, le=31_536_000)
     """When the finished job is deleted. Left out: never. Ignored on one machine."""
     suspend: Flag = False

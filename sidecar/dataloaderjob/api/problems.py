@@ -142,7 +142,7 @@ OLD_NAMES = {
     "minReplicas": "spec.feeders.minAvailable",
     "maxReplicas": "nothing: spec.feeders.replicas is what there is at most",
     "trainer": "trainers.job, which has the same fields",
-    "processesPerReplica": "processesPerPod",
+    "processesPerPod": "processesPerPod",
     "numWorkers": "spec.feeders.replicas",
 }
 """Names that users of other tools bring along, and what they are here."""

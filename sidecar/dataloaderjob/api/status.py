@@ -48,6 +48,8 @@ class Phase(StrEnum):
     """The operator has not written a status yet."""
     STARTING = "Starting"
     """Pods are made or start; not everything serves yet."""
+    QUEUED = "Queued"
+    """Pods wait for a node, or for who holds them back, such as Kueue; `Ready` has the scheduler's words."""
     RUNNING = "Running"
     """Head, sidecars and enough feeders serve, and the trainers run."""
     DEGRADED = "Degraded"
@@ -63,6 +65,7 @@ class Phase(StrEnum):
 
 
 BY_TYPE: Any = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+Moment = Annotated[str | None, Field(max_length=64, json_schema_extra={"format": "date-time"})]
 Metric = Annotated[str, Field(max_length=32)]
 """A number with its digits already cut, such as 1.24."""
 
@@ -107,7 +110,13 @@ class TrainersStatus(Model):
     succeeded: Whole = Field(default=0, ge=0)
     """Pods that ended with exit code 0."""
     restarts: Whole = Field(default=0, ge=0)
-    """How often all were started anew; `spec.backoffLimit` bounds it."""
+    """How often all were started anew; the last one's number is in the names of its Job and pods."""
+    failures: Whole = Field(default=0, ge=0)
+    """Restarts that count against `failurePolicy.maxRestarts`, since the last progress."""
+    disruptions: Whole = Field(default=0, ge=0)
+    """Restarts that do not, since the last progress."""
+    next_start: Moment = None
+    """When they are started anew at the earliest."""
     summary: Metric = "0/0"
     """Pods that run or ended with exit code 0, of those asked for; for `kubectl get`."""
 
@@ -120,9 +129,7 @@ class LoaderStatus(Model):
     metrics that were written, not those of the whole job; a suspended job has none.
     """
 
-    observed_time: Annotated[str | None, Field(max_length=64, json_schema_extra={"format": "date-time"})] = (
-        None
-    )
+    observed_time: Moment = None
     """When they were measured; they have not changed by more than 5 % since, as long as they are not empty."""
     batches_per_second: Metric = ""
     """Batches that trainers take, of all ranks together."""
@@ -168,11 +175,13 @@ class DataLoaderJobStatus(Model):
     """What is in force in Ray."""
     selector: Annotated[str, Field(max_length=512)] = ""
     """Label selector of the feeder pods, for the scale subresource."""
-    start_time: Annotated[str | None, Field(max_length=64, json_schema_extra={"format": "date-time"})] = None
+    start_time: Moment = None
     """When the job was seen first, or resumed."""
-    completion_time: Annotated[
-        str | None, Field(max_length=64, json_schema_extra={"format": "date-time"})
-    ] = None
+    scheduled_time: Moment = None
+    """When the last of what it needs had a node: the startup deadline counts from here."""
+    serving_time: Moment = None
+    """When all of it served first since the start: the startup deadline is met."""
+    completion_time: Moment = None
     """When it ended."""
 
     def condition(self, kind: ConditionType) -> Condition | None:

@@ -19,6 +19,7 @@ from dataloaderjob.api.base import (
     nested,
     resources,
 )
+from dataloaderjob.api.failures import FailurePolicy
 from dataloaderjob.api.pods import (
     RESERVED_PREFIX,
     Container,
@@ -55,7 +56,7 @@ class TrainerPodSpec(PodSpec):
     """The trainer, then any others."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
-        restart_rule("Never", "spec.backoffLimit says how often the trainers start anew"),
+        restart_rule("Never", "spec.trainers.job.failurePolicy says how often all start anew"),
     )
 
 
@@ -96,6 +97,8 @@ class TrainerSpec(Model):
     """
     metadata: WorkloadMetadata = nested(WorkloadMetadata)
     """Labels and annotations of the trainers' Job. They count from the next start."""
+    failure_policy: FailurePolicy = nested(FailurePolicy)
+    """What becomes of the trainers when one of them fails. Ignored on one machine."""
     template: TrainerPodTemplate
     """Template of the trainer pods. Its first container is the trainer."""
 

@@ -41,7 +41,7 @@ LAUNCH_VARIABLES = (
     "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
 """What a launcher around this command may have set: wrong for the ranks of this run."""
-_IGNORED_JOB = ("backoffLimit", "ttlSecondsAfterFinished", "managedBy")
+_IGNORED_JOB = ("ttlSecondsAfterFinished", "managedBy")
 _IGNORED_SIDECAR = ("image", "resources", "scratch", "metricsPort", "securityContext")
 _REFERENCE = re.compile(r"\$(?:\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
 
@@ -174,7 +174,7 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
     yield from _from_elsewhere(spec.data.env, "spec.data")
     yield from _given(spec.sidecar, _IGNORED_SIDECAR, "spec.sidecar")
     yield from _from_elsewhere(spec.sidecar.env, "spec.sidecar")
-    yield from _given(spec.trainers.job, ("metadata", "masterPort"), "spec.trainers.job")
+    yield from _given(spec.trainers.job, ("metadata", "masterPort", "failurePolicy"), "spec.trainers.job")
     yield from _given(spec.feeders, ("image", "resources", "scratch", "metadata"), "spec.feeders")
     for path, template in (
         ("spec.feeders.template", spec.feeders.template),

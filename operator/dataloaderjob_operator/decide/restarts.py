@@ -1,0 +1,239 @@
+"""What becomes of trainers that failed: whether it counts, when the next attempt starts, and when the pods of the last
+one are waited for no longer. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum, auto
+
+from dataloaderjob.api.status import ConditionType
+from dataloaderjob_operator import names
+from dataloaderjob_operator.decide.health import Health
+from dataloaderjob_operator.decide.observed import (
+    Observed,
+    Pod,
+    Trainers,
+    Trouble,
+    condition_of,
+    first_exit_codes,
+    first_trouble,
+    leaving,
+    node_of,
+    node_silent_since,
+    parse_time,
+    show_time,
+    trouble_of,
+)
+
+LONGEST_PAUSE_S = 300.0
+"""Longest pause before a restart, as a kubelet has it for containers."""
+MAX_DISRUPTIONS = 50
+"""Disruptions in a row without progress after which a job fails: with the pauses between them, four hours of them."""
+FORGETS_AFTER_S = 600.0
+"""Seconds for which trainers run, and take batches, until earlier restarts are forgotten."""
+AGAIN_S = 30.0
+"""Interval at which trainers that have run for so long are looked at again, while they take no batches."""
+SETTLE_S = 5.0
+"""Seconds in which the pods' own words follow those of their Job: each has a watch of its own."""
+STUCK_S = 60.0
+"""Seconds after the end of its grace period from which a pod is stuck."""
+SILENT_GRACE_S = 30.0
+"""Longest grace of a pod whose node does not answer: it cannot be told to end, however long that may take."""
+
+
+class Kind(Enum):
+    """What the failure of an attempt is."""
+
+    COUNTED = auto()
+    IGNORED = auto()
+    FATAL = auto()
+    UNKNOWN = auto()
+    """No pod has said yet what it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The failure of an attempt, and its cause in words."""
+
+    kind: Kind
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Restarts since the last progress, and when the next one is."""
+
+    failures: int = 0
+    disruptions: int = 0
+    next_start: str | None = None
+
+
+def judge(observed: Observed, health: Health, now: datetime) -> Failure:
+    """Judges the attempt whose Job has failed."""
+    policy, role = observed.job.spec.trainers.job.failure_policy, health.roles[names.Role.TRAINER]
+    pods = attempt_pods(observed)
+    disruption = first_trouble(t for t in map(trouble_of, pods) if t and t.is_disruption)
+    failed = [pod for pod in pods if not leaving(pod) and first_exit_codes([pod])]
+    cause = _cause(observed, disruption or role.culprit)
+    ignored = Kind.IGNORED if policy.ignore_disruptions else Kind.COUNTED
+    if disruption is not None:
+        return Failure(ignored, cause)
+    if not failed and _age_s(observed, now) < SETTLE_S:
+        return Failure(Kind.UNKNOWN, cause)
+    if not failed and _deleted(observed, pods):
+        return Failure(ignored, f"{cause}; a trainer pod was deleted")
+    action, rule = policy.action(first_exit_codes(failed))
+    kind = {"FailJob": Kind.FATAL, "Ignore": Kind.IGNORED, "Count": Kind.COUNTED}[action]
+    return Failure(kind, f"{cause} ({rule})" if rule else cause)
+
+
+def attempt_pods(observed: Observed) -> list[Pod]:
+    """The trainer pods of the present attempt, also those that are being deleted."""
+    return [pod for pod in _trainer_pods(observed) if _attempt_of(pod) in (None, str(observed.attempt))]
+
+
+def tally_of(observed: Observed) -> Tally:
+    """The counts as they were written last."""
+    found = observed.status.trainers
+    return Tally(found.failures, found.disruptions, found.next_start)
+
+
+def counted(observed: Observed, kind: Kind, now: datetime) -> Tally:
+    """The counts with this failure, and the moment of the next attempt: a first disruption makes none wait."""
+    before, first_s = tally_of(observed), observed.job.spec.trainers.job.failure_policy.backoff_seconds
+    is_disruption = kind is Kind.IGNORED
+    failures, disruptions = before.failures + (not is_disruption), before.disruptions + is_disruption
+    pause_s = pause(float(first_s), failures + disruptions - (1 if is_disruption else 0))
+    start = now + timedelta(seconds=pause_s)
+    return Tally(failures, disruptions, show_time(start) if pause_s else None)
+
+
+def pause(first_s: float, times: int) -> float:
+    """Seconds to wait before this one of several restarts in a row."""
+    return 0.0 if times < 1 else min(LONGEST_PAUSE_S, first_s * 2.0 ** min(times - 1, 16))
+
+
+def waits_until(observed: Observed, now: datetime) -> datetime | None:
+    """The moment at which the next attempt starts; None if that is not in the future."""
+    text = observed.status.trainers.next_start
+    if text is None or observed.trainers() is not Trainers.ABSENT:
+        return None
+    moment = parse_time(text)
+    return moment if moment > now else None
+
+
+def forgets_at(observed: Observed) -> datetime | None:
+    """The moment from which progress makes the operator forget earlier restarts; None: there is nothing to forget."""
+    found, runs = observed.status.trainers, observed.status.condition(ConditionType.TRAINERS_READY)
+    if not (found.failures or found.disruptions) or runs is None or runs.status != "True":
+        return None
+    return parse_time(runs.last_transition_time) + timedelta(seconds=FORGETS_AFTER_S)
+
+
+def makes_progress(observed: Observed) -> bool:
+    """Checks whether batches are taken, as the supervisor says."""
+    supervisor = observed.supervisor
+    rates = None if supervisor is None or supervisor.silent else supervisor.rates
+    return rates is not None and rates.batches_per_s > 0.0
+
+
+# Pods that do not go
+
+
+def stuck_at(pod: Pod) -> datetime | None:
+    """The moment from which a pod that is being deleted is waited for no longer; None: nobody deletes it."""
+    metadata = pod["metadata"]
+    if not leaving(pod):
+        return None
+    due = parse_time(metadata["deletionTimestamp"])
+    if node_silent_since(pod) is None:
+        return due + timedelta(seconds=STUCK_S)
+    grace_s = float(metadata.get("deletionGracePeriodSeconds") or 0.0)
+    return due - timedelta(seconds=grace_s) + timedelta(seconds=min(grace_s, SILENT_GRACE_S))
+
+
+def stuck(observed: Observed, now: datetime) -> list[Pod]:
+    """Pods that should have gone."""
+    moments = ((pod, stuck_at(pod)) for pod in observed.pods)
+    return [pod for pod, moment in moments if moment is not None and moment <= now]
+
+
+def next_stuck(observed: Observed, now: datetime) -> datetime | None:
+    """The next moment at which a pod is waited for no longer."""
+    moments = (stuck_at(pod) for pod in observed.pods)
+    return min((moment for moment in moments if moment is not None and moment > now), default=None)
+
+
+def describe_stuck(pods: Sequence[Pod]) -> str:
+    """Names the first of these pods, its node, and what to do about it."""
+    first = min(pods, key=lambda pod: str(pod["metadata"]["name"]))
+    metadata, node = first["metadata"], node_of(first)
+    where = f" on node {node}" if node else ""
+    silent = ", which does not answer" if node_silent_since(first) else ""
+    more = f" (and {len(pods) - 1} more)" if len(pods) > 1 else ""
+    return (
+        f"pod {metadata['name']}{where}{silent} should have gone by {metadata['deletionTimestamp']}{more}; nothing"
+        " waits for it any longer. If the node is lost, delete it or taint it node.kubernetes.io/out-of-service"
+    )
+
+
+def holds_up(observed: Observed, attempt: int, now: datetime) -> bool:
+    """Checks whether trainers of another attempt still hold what those of this one need. Deleted in the foreground, a
+    Job is there as long as its pods are."""
+    wanted = ("Job", names.trainers(observed.job.name, attempt))
+    others = [child for key, child in observed.children.items() if key[0] == "Job" and key != wanted]
+    return any(not leaving(child) or not _given_up(observed, child, now) for child in others)
+
+
+def own_name_is_held(observed: Observed, now: datetime) -> bool:
+    """Checks whether the present attempt's Job will not go, since its pods are stuck: the next has another name."""
+    live = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)))
+    return live is not None and leaving(live) and _given_up(observed, live, now)
+
+
+def _given_up(observed: Observed, job: Pod, now: datetime) -> bool:
+    labels = job["metadata"].get("labels", {})
+    attempt = labels.get(names.LABEL_ATTEMPT, str(observed.attempt))
+    pods = [pod for pod in _trainer_pods(observed) if (_attempt_of(pod) or str(observed.attempt)) == attempt]
+    moments = [stuck_at(pod) for pod in pods]
+    if not pods:
+        moments = [parse_time(job["metadata"]["deletionTimestamp"]) + timedelta(seconds=STUCK_S)]
+    return all(moment is not None and moment <= now for moment in moments)
+
+
+def _trainer_pods(observed: Observed) -> list[Pod]:
+    role = names.Role.TRAINER.value
+    return [pod for pod in observed.pods if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == role]
+
+
+def _attempt_of(pod: Pod) -> str | None:
+    found = pod["metadata"].get("labels", {}).get(names.LABEL_ATTEMPT)
+    return None if found is None else str(found)
+
+
+def _failed_condition(observed: Observed) -> dict[str, str]:
+    job = observed.children[("Job", names.trainers(observed.job.name, observed.attempt))]
+    return dict(condition_of(job, "FailureTarget") or condition_of(job, "Failed") or {})
+
+
+def _age_s(observed: Observed, now: datetime) -> float:
+    since = _failed_condition(observed).get("lastTransitionTime")
+    return (now - parse_time(since)).total_seconds() if since else SETTLE_S
+
+
+def _cause(observed: Observed, trouble: Trouble | None) -> str:
+    cause = str(trouble) if trouble else _failed_condition(observed).get("message") or "a trainer failed"
+    if observed.supervisor is not None and observed.supervisor.failure is not None:
+        cause += f"; {observed.describe(observed.supervisor.failure)}"
+    return cause
+
+
+def _deleted(observed: Observed, pods: Sequence[Pod]) -> bool:
+    """Checks whether a pod was deleted, by whomever: a pod that fails by itself stays, and shows it."""
+    live = observed.children[("Job", names.trainers(observed.job.name, observed.attempt))]
+    missing = observed.job.spec.trainers.job.replicas - len(pods)
+    gone = missing > 0 and int(live.get("status", {}).get("failed") or 0) > 0
+    return gone or any(map(leaving, pods))
