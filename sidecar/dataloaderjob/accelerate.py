@@ -21,8 +21,10 @@ from dataloaderjob.codec.fetcher import derive_seed
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer import generators, sampling, service
 from dataloaderjob.trainer.context import FeedersContext
+from dataloaderjob.trainer.generators import Generators
 from dataloaderjob.trainer.loader import DataLoader, LeftOut
-from dataloaderjob.trainer.state import Resume
+from dataloaderjob.trainer.progress import new_epoch
+from dataloaderjob.trainer.state import Resume, State
 from dataloaderjob.trainer.tickets import Placed
 
 _KEPT = (
@@ -156,7 +158,7 @@ class _Adopted(DataLoader[Any]):
             return
         self._begun_before = self._begun()
         resume, epoch = self._resume, state_dict.get("epoch")
-        prepared = None if self.prepared is None else self.prepared()
+        prepared = self._holder
         if prepared is not None:
             prepared.dl_state_dict = dict(state_dict)
             if epoch is not None:
@@ -191,11 +193,28 @@ class _Adopted(DataLoader[Any]):
                 "with the next one: call skip_first_batches to go on with that epoch"
             )
         self._resume, self._left = None, None
-        epoch, prepared = left.state.get("epoch"), None if self.prepared is None else self.prepared()
+        epoch, prepared = left.state.get("epoch"), self._holder
         if prepared is not None and epoch is not None and prepared.iteration == epoch:
             prepared.set_epoch(epoch + 1)
         if self.persistent_workers and self.num_workers:  # one iterator for all epochs, which draws one seed
-            self._resume = left.after(generators.generators_of(self))
+            self._resume = Resume.of(self._next_of_persistent(left))
+
+    def _next_of_persistent(self, left: Resume) -> State:
+        """The state between that epoch and the next of the same iterator. Generators are as they are now."""
+        state, own = left.state, generators.generators_of(self)
+        states = state.get("generators") or {}
+        now = Generators.now(own, shared=generators.DEFAULT in states, others=generators.PYTHON in states)
+        kept = {
+            name: state[name]
+            for name in ("epoch", "iterations", "base_seed", "rank", "digest")
+            if name in state
+        }
+        return new_epoch(state.get("loader") or {}, now.text, resets=left.resets + 1, **kept)
+
+    @property
+    def _holder(self) -> Any:
+        """The prepared loader, for as long as somebody has it."""
+        return None if self.prepared is None else self.prepared()
 
     def _begun(self) -> int:
         return getattr(self.batch_sampler, "begun", 0)

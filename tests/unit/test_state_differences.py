@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from batches import Augmented, Numbers, ids
+from torch.utils.data import IterableDataset
 
 from dataloaderjob import DataLoader, InputError
 from dataloaderjob.trainer import service
@@ -117,3 +118,17 @@ def test_more_batches_than_an_epoch_has_cannot_be_skipped() -> None:
         next(iter(loader))
     with pytest.raises(InputError, match="whole number from 0 on, found -1"):
         loader.skip(-1)
+
+
+class Numbered(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+def test_a_stream_takes_the_state_of_whatever_loader_and_says_that_it_begins_anew(
+    said: Callable[[], str],
+) -> None:
+    loader = DataLoader(Numbered(), **HERE)
+    loader.load_state_dict({"_num_yielded": 2})
+    assert "an IterableDataset cannot be resumed" in said()
+    assert len(list(loader)) == 3

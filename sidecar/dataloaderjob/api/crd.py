@@ -248,9 +248,8 @@ def custom_resource_definition() -> Schema:
 def crd_text() -> str:
     """The CRD as YAML, always the same for the same models."""
     head = "# Made by `python -m dataloaderjob.api.crd`; do not edit.\n"
-    plain = json.loads(
-        json.dumps(custom_resource_definition())
-    )  # nothing twice, so no aliases: not all tools know them
+    # No object is there twice then, so YAML has no aliases, which not all tools know.
+    plain = json.loads(json.dumps(custom_resource_definition()))
     return head + yaml.safe_dump(plain, sort_keys=False, width=110)
 
 

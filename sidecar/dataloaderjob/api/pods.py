@@ -228,14 +228,20 @@ def _reserved(names: tuple[str, ...], prefixes: tuple[str, ...]) -> str:
     return " || ".join(tests)
 
 
+def _reserved_in(
+    variables: tuple[EnvVar, ...], names: tuple[str, ...], prefixes: tuple[str, ...]
+) -> Iterator[tuple[Path, str]]:
+    """The same in Python, with the place of each."""
+    for i, variable in enumerate(variables):
+        if variable.name in names or variable.name.startswith(prefixes):
+            yield ("env", i, "name"), f'"{variable.name}"'
+
+
 def own_env_rule(*, names: tuple[str, ...] = (), prefixes: tuple[str, ...]) -> Rule:
     """Refuses, in the model's own `env`, variables that this package sets itself."""
 
     def check(owner: object) -> Iterator[tuple[Path, str]]:
-        variables: tuple[EnvVar, ...] = owner.env  # type: ignore[attr-defined]  # DataSpec or SidecarSpec
-        for i, variable in enumerate(variables):
-            if variable.name in names or variable.name.startswith(prefixes):
-                yield ("env", i, "name"), f'"{variable.name}"'
+        yield from _reserved_in(owner.env, names, prefixes)  # type: ignore[attr-defined]  # DataSpec or SidecarSpec
 
     return Rule(
         field="env",
@@ -252,9 +258,8 @@ def reserved_env_rule(*, names: tuple[str, ...], prefixes: tuple[str, ...], use:
     def check(owner: object) -> Iterator[tuple[Path, str]]:
         template: PodTemplate = owner.template  # type: ignore[attr-defined]  # TrainerSpec or FeedersSpec
         for i, container in enumerate(template.spec.containers):
-            for j, env in enumerate(container.env):
-                if env.name in names or env.name.startswith(prefixes):
-                    yield ("template", "spec", "containers", i, "env", j, "name"), f'"{env.name}"'
+            for path, found in _reserved_in(container.env, names, prefixes):
+                yield ("template", "spec", "containers", i, *path), found
 
     containers = "self.template.spec.containers"
     return Rule(

@@ -318,12 +318,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if isinstance(state_dict, Mapping) and not state_dict:
             service.say_once("the loader's state is empty, so the next epoch begins at its first batch")
             return
-        resume = states.Resume.of(state_dict)
-        if isinstance(self.dataset, IterableDataset) or state_dict.get("iterable"):
+        is_streamed = isinstance(state_dict, Mapping) and state_dict.get("iterable")
+        if is_streamed or isinstance(self.dataset, IterableDataset):
             service.say_once(
                 "an IterableDataset cannot be resumed: the next epoch begins at its first sample"
             )
             return
+        resume = states.Resume.of(state_dict)
         saved, own = resume.state.get("loader") or {}, states.described(self, self.dataset_id)
         for said in states.compare(saved, own, is_new_epoch=resume.is_new_epoch):
             service.say_once(said)

@@ -78,7 +78,7 @@ def _attach_private() -> Client:
     for attempt in range(3):
         _ensure()
         path = private.wait()
-        from dataloaderjob.trainer import client as clients
+        from dataloaderjob.trainer import client as clients  # not beside the service's own start
 
         try:
             return clients.connect(path, _rank())

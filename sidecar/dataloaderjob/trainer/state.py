@@ -66,9 +66,7 @@ def described(loader: Any, dataset_id: str | None) -> State:
         "sampler": order_of(sampler),
         "seeds": sorted({seed for seed in seeds if type(seed) is int}),
         "generator=": "left out" if loader.generator is None else "given",
-        "drop_last": bool(
-            getattr(loader, "drop_last", False) or getattr(loader.batch_sampler, "drop_last", False)
-        ),
+        "drop_last": bool(loader.drop_last or getattr(loader.batch_sampler, "drop_last", False)),
         "persistent_workers": bool(loader.persistent_workers and loader.num_workers),
         "collate_fn": _name_of(loader.collate_fn),
         "dataset_id": dataset_id,
@@ -212,17 +210,6 @@ class Resume:
             resets=resets, is_new_epoch=begins, at_load=generators.Moment(),
         )  # fmt: skip
 
-    def after(self, own: Mapping[str, generators.Own]) -> Resume:
-        """The next epoch of the same persistent iterator, whose sampler draws from the generators as they are now."""
-        states = self.state.get("generators") or {}
-        shared, others = generators.DEFAULT in states, generators.PYTHON in states
-        now = generators.Generators.now(own, shared=shared, others=others).text
-        nothing = dict.fromkeys(("drawn", "now", "sampler", "seen"))
-        return Resume.of({
-            **self.state, **nothing, "batches": 0, "samples": 0, "finished": True, "resets": self.resets + 1,
-            "generators": now,
-        })  # fmt: skip
-
     def check_rank(self, sampler: Any) -> None:
         """Raises InputError for the state of another rank, where that is not this one's, too."""
         rank = self.state.get("rank")
@@ -239,26 +226,18 @@ class Resume:
         """
         count, samples, last = skipped(batches, self.batches, bare=bare)
         if count < self.batches:
-            where = (
-                f"{self.batches} batches are to be skipped"
-                if self.is_bare
-                else f"the state is after {self.batches} batches"
+            found, remedy = (
+                f"the state is after {self.batches} batches",
+                "was the dataset or the sampler changed?",
             )
-            raise InputError(
-                f"{where}, but the sampler ends after {count}: "
-                + (
-                    "skip as many as one epoch has at most"
-                    if self.is_bare
-                    else "was the dataset or the sampler changed?"
+            if "version" not in self.state:  # a bare number, as of skip()
+                found, remedy = (
+                    f"{self.batches} batches are to be skipped",
+                    "skip as many as one epoch has at most",
                 )
-            )
+            raise InputError(f"{found}, but the sampler ends after {count}: {remedy}")
         self.check_order(last, sampler)
         return samples
-
-    @property
-    def is_bare(self) -> bool:
-        """Whether it is a number of batches by itself, as of `skip()`."""
-        return "version" not in self.state
 
     def check_order(self, last: Any, sampler: Any) -> None:
         """Raises InputError where the last batch to be skipped is not that which was returned last."""
