@@ -13,7 +13,7 @@ from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.monitoring import Metrics
 
 WEBHOOK = ApiError(500, 'failed calling webhook "v.example.com": connection refused')
-CHILDREN = 10
+CHILDREN = 12
 FAILS = "the operator fails at this job"
 HOSTNETWORK = {"spec.trainers.job.template.spec.hostnetwork": True}
 BROKEN = {"spec.trainers.job.template.spec.initContainers": 7}
@@ -123,7 +123,7 @@ def test_one_child_that_is_refused_holds_no_other_up():
     job = Job(fault=refuses("ConfigMap", "apply", ApiError(403, "quota")))
     with pytest.raises(ApiError, match="quota"):
         job.reconcile()
-    assert len(job.made()) == CHILDREN - 1
+    assert len(job.made()) == CHILDREN - 3
 
 
 def test_an_api_server_that_takes_nothing_is_not_asked_for_each_child():
@@ -242,4 +242,4 @@ def test_the_builders_take_what_the_tests_above_break():
     job = Job()
     observed = job.cache.observed(KEY)
     assert observed is not None
-    assert objects.trainers(observed.job, job.operator.setup, 0)["kind"] == "Job"
+    assert objects.training(observed.job, job.operator.setup, 0)[-1]["kind"] == "Job"

@@ -15,7 +15,7 @@ from dataloaderjob.api.status import (
     TrainersStatus,
 )
 from dataloaderjob_operator import names, objects
-from dataloaderjob_operator.decide import supervisor_status
+from dataloaderjob_operator.decide import pinned, supervisor_status
 from dataloaderjob_operator.decide.conditions import (
     ENDED,
     HELD,
@@ -85,6 +85,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     health = diagnose(observed)
     found = parts(observed, health)
     result = find_stage(observed, health, found, now)
+    setup = pinned.first_setup(observed, setup)
     wanted, later, bug = _children(observed, setup, result)
     if bug is not None:
         observed = replace(observed, not_understood=not_understood(bug))
@@ -96,7 +97,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         phase=_phase(result.stage, serves=serves(found)),
         conditions=conditions(observed, result, found, short, now),
         feeders=_feeders(observed, result),
-        trainers=_trainers(observed, health, result),
+        trainers=_trainers(observed, health, result, setup),
         loader=LoaderStatus() if result.stage in HELD else observed.status.loader,
         ray=observed.supervisor.ray
         if observed.supervisor and observed.supervisor.ray.version
@@ -123,7 +124,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         later=later,
         delete=()
         if bug is not None
-        else (*_unwanted(observed, result, set(wanted)), *_hung(observed, set(wanted))),
+        else (*_unwanted(observed, result, {*wanted, *map(_key, later)}), *_hung(observed, set(wanted))),
         delete_job=result.stage in ENDED and due is not None and due <= now,
         feeders=observed.job.spec.feeders.count if Part.FEEDING in WANTED[result.stage] else None,
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
@@ -200,12 +201,18 @@ def _children(
     for part in sorted(WANTED[result.stage]):
         waits = part is Part.TRAINERS and observed.waits_for_feeders(result.attempt)
         try:
-            (later if waits else made).extend(_BUILDERS[part](observed, setup, result))
+            (later if waits else made).extend(
+                pinned.settled(observed, _BUILDERS[part](observed, setup, result))
+            )
         except Exception as exc:
             bug = exc
     if bug is not None and not any(kind in WORKLOADS for kind, _ in observed.children):
         made, later = [], []
-    return {(child["kind"], child["metadata"]["name"]): child for child in made}, tuple(later), bug
+    return {_key(child): child for child in made}, tuple(later), bug
+
+
+def _key(child: Manifest) -> Key:
+    return child["kind"], child["metadata"]["name"]
 
 
 def _base(observed: Observed, setup: OperatorConfig, _: StageResult) -> list[Manifest]:
@@ -224,7 +231,7 @@ def _attempt(observed: Observed, setup: OperatorConfig, result: StageResult) -> 
         key[0] == "Job" and key != job for key in observed.children
     ):
         return []
-    return [objects.trainers(observed.job, setup, result.attempt)]
+    return objects.training(observed.job, setup, result.attempt)
 
 
 _BUILDERS = {Part.BASE: _base, Part.FEEDING: _feeding, Part.TRAINERS: _attempt}
@@ -233,7 +240,7 @@ _BUILDERS = {Part.BASE: _base, Part.FEEDING: _feeding, Part.TRAINERS: _attempt}
 def _unwanted(observed: Observed, result: StageResult, wanted: set[Key]) -> list[Key]:
     """Trainers that have ended with their job stay: their pods have the logs. Those that a deadline has caught go, with
     what they hold."""
-    kept = set(wanted)
+    kept = wanted | pinned.in_use(observed)
     if result.stage in ENDED and observed.trainers() in {Trainers.COMPLETE, Trainers.FAILED}:
         kept.add(("Job", names.trainers(observed.job.name, result.attempt)))
     return sorted(k for k, child in observed.children.items() if k not in kept and not leaving(child))
@@ -275,7 +282,9 @@ def _feeders(observed: Observed, result: StageResult) -> FeedersStatus:
     )
 
 
-def _trainers(observed: Observed, health: Health, result: StageResult) -> TrainersStatus:
+def _trainers(
+    observed: Observed, health: Health, result: StageResult, setup: OperatorConfig
+) -> TrainersStatus:
     live = observed.children.get(("Job", names.trainers(observed.job.name, result.attempt)), {}).get(
         "status", {}
     )
@@ -283,6 +292,7 @@ def _trainers(observed: Observed, health: Health, result: StageResult) -> Traine
     running = 0 if result.stage in HELD else max(succeeded, health.trainers_running)
     return TrainersStatus(
         desired=desired, active=int(live.get("active") or 0), succeeded=succeeded, restarts=result.attempt,
+        image=pinned.trainer_image(observed.job), sidecar_image=setup.sidecar_image,
         summary=f"{min(running, desired)}/{desired}",
     )  # fmt: skip
 

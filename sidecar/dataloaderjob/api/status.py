@@ -108,6 +108,10 @@ class TrainersStatus(Model):
     """Pods that ended with exit code 0."""
     restarts: Whole = Field(default=0, ge=0)
     """How often all were started anew; `spec.backoffLimit` bounds it."""
+    image: Annotated[str, Field(max_length=1024)] = ""
+    """The trainers' own image."""
+    sidecar_image: Annotated[str, Field(max_length=1024)] = ""
+    """The operator's sidecar image when `image` was new: it goes with it, where the spec names no other."""
     summary: Metric = "0/0"
     """Pods that run or ended with exit code 0, of those asked for; for `kubectl get`."""
 
