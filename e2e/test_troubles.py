@@ -118,7 +118,7 @@ def test_a_job_over_its_quota_says_so(operator: Cluster, namespace: str, start):
         lambda: (operator.get("resourcequota", "small", namespace) or {}).get("status", {}).get("hard"),
         timeout_s=20, what="the quota in force",
     )  # fmt: skip
-    wrong: Job = start(changed(job("wrong"), **PATIENT))
+    wrong: Job = start(changed(job("wrong"), **PATIENT, spec__feeders__minAvailable=0))
     told(wrong, "Ready", "exceeded quota: small")
     told(wrong, "SidecarsReady", "exceeded quota: small")
     settled(wrong, "Ready")
