@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from dataloaderjob.api.base import Model, Whole, nested
 
@@ -158,7 +158,7 @@ class DataLoaderJobStatus(Model):
 
     observed_generation: Whole = Field(default=0, ge=0)
     """The generation of the spec that this is about."""
-    phase: Phase = Phase.PENDING
+    phase: Annotated[Phase, WithJsonSchema({"type": "string"})] = Phase.PENDING  # others may follow
     """One word for the conditions."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=BY_TYPE)] = ()
     """Facts about the job."""
