@@ -152,8 +152,9 @@ class Reconciler:
         observed = self._with_what_is_kept(key, observed)
         decision = decide(observed, self.setup, self.now())
         if decision is None:
-            elsewhere = events.managed_elsewhere(observed.job.spec.managed_by or "")
-            await self.recorder.remark(key, observed.job.metadata, elsewhere)
+            if not self.setup.managed_by:  # of several operators, that of the jobs that name none says it
+                elsewhere = events.managed_elsewhere(observed.job.spec.managed_by or "")
+                await self.recorder.remark(key, observed.job.metadata, elsewhere)
             return None
         self.supervisors.want(key, decision.feeders)
         if self.lookup is not None:
@@ -304,7 +305,7 @@ class Reconciler:
         before, why = self.cache.status(key), ConditionState(False, reason, message)
         known = self.refused_texts.get(key, frozenset())
         after = conditions.not_ready(before, why, self.cache.generation(key), self.now(), refused_texts=known)
-        if after == before or before.completion_time or self.cache.managed_elsewhere(key):
+        if after == before or before.completion_time or not self.setup.manages(self.cache.managed_by(key)):
             return
         written = await self._write(key, after)
         await self.recorder.record(key, self.cache.about(key), before, written)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from memory_api import KEY, Job, Write
@@ -224,6 +225,28 @@ def test_a_job_of_another_controller_is_left_alone_and_says_so_once():
     assert reason == "ManagedElsewhere"
     assert "example.com/other" in text
     assert "dataloading.dev/operator" in text
+
+
+CANARY = "example.com/canary"
+
+
+@pytest.mark.parametrize(
+    ("named", "first", "second"),
+    [
+        (None, True, False),
+        ("dataloading.dev/operator", True, False),
+        (CANARY, False, True),
+        ("example.com/c", False, False),
+    ],
+)
+def test_of_two_operators_over_a_namespace_one_works_at_a_job(named: str | None, first: bool, second: bool):
+    for canary, works in ((False, first), (True, second)):
+        job = Job({} if named is None else {"spec.managedBy": named})
+        job.operator.setup = replace(job.operator.setup, managed_by=CANARY if canary else "")
+        job.reconcile()
+        assert (len(job.made()) == CHILDREN, bool(job.status)) == (works, works)
+        said = "ManagedElsewhere" in dict(reasons(job))
+        assert said == (not works and not canary), "one of them says it"
 
 
 def test_the_operators_own_name_is_reserved_for_it():

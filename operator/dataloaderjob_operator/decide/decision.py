@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from dataloaderjob.api.job import MANAGED_BY
 from dataloaderjob.api.status import (
     ConditionType,
     DataLoaderJobStatus,
@@ -80,7 +79,7 @@ class Decision:
 
 def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision | None:
     """Decides what becomes of a job; None: it is another controller's."""
-    if observed.job.spec.managed_by not in (None, MANAGED_BY):
+    if not setup.manages(observed.job.spec.managed_by):
         return None
     health = diagnose(observed)
     found = parts(observed, health)

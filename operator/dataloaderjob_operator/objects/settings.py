@@ -20,6 +20,7 @@ from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import Quantity
+from dataloaderjob.api.job import MANAGED_BY
 from dataloaderjob.api.pods import PodTemplate
 from dataloaderjob.core.sockets import EVERYWHERE
 from dataloaderjob_operator import names
@@ -78,6 +79,12 @@ class OperatorConfig:
     whoever they run as. None: namespaces give one, as OpenShift's do."""
     cluster_domain: str = ""
     """Domain of the cluster's names, such as cluster.local; empty: pods add it themselves."""
+    managed_by: str = ""
+    """Only jobs that name this in `spec.managedBy` are this operator's; empty: those that name none, or MANAGED_BY."""
+
+    def manages(self, named: str | None) -> bool:
+        """Checks whether a job is this operator's, by what its `spec.managedBy` names."""
+        return named == self.managed_by if self.managed_by else named in (None, MANAGED_BY)
 
 
 @dataclass(frozen=True, slots=True)

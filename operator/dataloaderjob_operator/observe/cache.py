@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dataloaderjob.api import KIND, parse_live
-from dataloaderjob.api.job import MANAGED_BY, Metadata
+from dataloaderjob.api.job import Metadata
 from dataloaderjob.api.status import DataLoaderJobStatus, Phase
 from dataloaderjob_operator.decide.observed import Key, Observed
 from dataloaderjob_operator.kinds import Manifest, transform
@@ -174,9 +174,10 @@ class Cache:
     def status(self, owner: JobKey) -> DataLoaderJobStatus:
         return _status(self.live_status(owner))
 
-    def managed_elsewhere(self, owner: JobKey) -> bool:
-        """Checks whether the job is another controller's, as far as it can be read."""
-        return (self._jobs.get(owner, {}).get("spec") or {}).get("managedBy") not in (None, MANAGED_BY)
+    def managed_by(self, owner: JobKey) -> str | None:
+        """The controller that the job names, as far as it can be read."""
+        named = (self._jobs.get(owner, {}).get("spec") or {}).get("managedBy")
+        return None if named is None else str(named)
 
     def about(self, owner: JobKey) -> Metadata:
         """Name, namespace and uid of a job, which may be one that cannot be read."""
