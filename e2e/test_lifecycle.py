@@ -60,6 +60,15 @@ def test_a_suspended_job_has_no_pods_and_comes_back(running: Job):
     assert running.condition("Suspended")["status"] == "False"
 
 
+def settings_of(running: Job, role: str) -> str:
+    """The ConfigMap that pods of a role read, as kubectl names it."""
+    which = f"-l=dataloading.dev/job=idle,dataloading.dev/role={role}"
+    (found,) = running.cluster.kubectl(
+        "get", "configmap", which, "-n", running.namespace, "-o", "name"
+    ).split()
+    return found
+
+
 def test_children_that_are_deleted_or_edited_come_back(running: Job):
     kubectl, place = running.cluster.kubectl, ["-n", running.namespace]
     job = running.cluster.get("dlj", "idle", running.namespace)
@@ -68,7 +77,7 @@ def test_children_that_are_deleted_or_edited_come_back(running: Job):
     kubectl("delete", f"secret/{secret}", *place)
     for child in (
         "service/idle-head",
-        "configmap/idle-settings",
+        settings_of(running, "feeder"),
         "deployment/idle-feeders",
         "deployment/idle-head",
     ):
@@ -124,11 +133,13 @@ def test_the_operator_may_be_upgraded_uninstalled_and_installed_under_another_na
     cluster, before = running.cluster, uids(running, *ALL)
     version = ["--set", "podAnnotations.example=upgraded"]
     cluster.helm(*words(UPGRADE, "helm", "upgrade")[1:], *image_values(), *version)
-    cluster.kubectl("delete", "configmap", "idle-settings", "-n", running.namespace)
+    settings = settings_of(running, "feeder")
+    cluster.kubectl("delete", settings, "-n", running.namespace)
     until(
-        lambda: cluster.get("configmap", "idle-settings", running.namespace),
-        timeout_s=20, what="a look of the new operator",
-    )  # fmt: skip
+        lambda: cluster.get(*settings.split("/"), running.namespace),
+        timeout_s=20,
+        what="a look of the new operator",
+    )
     cluster.helm(*words(UPGRADE, "helm", "uninstall")[1:])
     assert uids(running, *ALL) == before
     assert running.live()["metadata"].get("deletionTimestamp") is None

@@ -67,6 +67,7 @@ class Options:
     fs_group: int | None = USER
     """None: namespaces give one."""
     cluster_domain: str | None = None
+    managed_by: str = ""
     """None: as the operator's own resolv.conf has it."""
     workers: int
     resync_s: float
@@ -138,6 +139,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="fsGroup of pods whose template gives none; none leaves it to the namespace, as on OpenShift",
     )
     parser.add_argument(
+        "--managed-by", metavar="NAME", default="",
+        help="run only jobs whose spec.managedBy is this, such as example.com/canary, beside another operator "
+        "(default: jobs that name none)",
+    )  # fmt: skip
+    parser.add_argument(
         "--cluster-domain",
         help="domain of the cluster's names, such as cluster.local (default: what /etc/resolv.conf says)",
     )
@@ -174,7 +180,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         candidate=election.candidate(found.own_namespace, found.lease, found.identity),
         root_key_secret=(found.own_namespace or "", found.root_key_secret or ""), sidecar_image=found.sidecar_image,
         sidecar_pull_secrets=tuple(found.sidecar_pull_secret), metrics_from=found.metrics_from,
-        fs_group=found.fs_group, cluster_domain=found.cluster_domain,
+        fs_group=found.fs_group, cluster_domain=found.cluster_domain, managed_by=found.managed_by,
         workers=found.workers, resync_s=found.resync_seconds, metrics_port=found.metrics_port,
         log_format=found.log_format,
     )  # fmt: skip
@@ -228,7 +234,7 @@ def make_setup(options: Options, root: bytes) -> OperatorConfig:
     return OperatorConfig(
         version=version, sidecar_image=options.sidecar_image, root_key=root, operator=options.operator,
         sidecar_pull_secrets=options.sidecar_pull_secrets, metrics_from=options.metrics_from,
-        fs_group=options.fs_group, cluster_domain=domain,
+        fs_group=options.fs_group, cluster_domain=domain, managed_by=options.managed_by,
     )  # fmt: skip
 
 

@@ -151,7 +151,9 @@ class ChildWriter:
 
     async def _apply(self, key: JobKey, manifest: Manifest) -> bool:
         child = _key(manifest)
-        found = self.cache.child(key, child) or await self._unobserved(key[0], child, manifest)
+        found = self.cache.child(key, child)
+        if found is None and await self._unobserved(key[0], child, manifest) is not None:
+            return True  # decided anew, now that it is known
         if found is not None and found["metadata"].get("deletionTimestamp"):
             return False  # made anew when it is gone
         wanted = manifest_to_send(manifest, found)

@@ -200,7 +200,7 @@ def manifest_to_send(desired: Manifest, live: Mapping[str, Any] | None) -> Manif
     compared = KINDS[desired["kind"]].compared
     if compared is Comparison.CREATED_ONLY:
         return None
-    wanted = sealed(_keep_template(desired, live))
+    wanted = sealed(desired)
     if compared is Comparison.EXACT and any(live["spec"].get(k) != v for k, v in desired["spec"].items()):
         return wanted
     # Objects in the answer to a list have neither.
@@ -208,7 +208,7 @@ def manifest_to_send(desired: Manifest, live: Mapping[str, Any] | None) -> Manif
     return None if covers(live, ours) else wanted
 
 
-def _keep_template(desired: Manifest, live: Mapping[str, Any]) -> Manifest:
+def keep_template(desired: Manifest, live: Mapping[str, Any]) -> Manifest:
     """Keeps pods that another version of the operator made, as long as the user's part is the same."""
     ours, theirs = (_template(thing) for thing in (desired, live))
     if ours is None or theirs is None:

@@ -48,8 +48,9 @@ def key_secret(job: str, uid: str) -> str:
     return f"{job}-key-{uid[:8]}"
 
 
-def settings_map(job: str) -> str:
-    return f"{job}-settings"
+def settings_map(job: str, content: str) -> str:
+    """The ConfigMap with settings of this content, by its digest."""
+    return f"{job}-settings-{content}"
 
 
 def head(job: str) -> str:

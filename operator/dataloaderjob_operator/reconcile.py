@@ -11,6 +11,7 @@ of the operator's own. A job whose status cannot be written is in the operator's
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,9 @@ FOR_TEXT = frozenset({400, 413, 422})
 """Status codes for a write of a status that one without texts may not get."""
 MAX_REFUSED_TEXTS = 64
 """Texts of a job that are remembered as refused: those of seven of its statuses at least."""
+UNDECLARED = re.compile(r"\.status\.([A-Za-z0-9.]+): field not declared in schema")
+UNDECLARED_S = 300.0
+"""Seconds after which a field is tried again that the CustomResourceDefinition did not have."""
 AFTER_WRITE_S = 0.3
 """Seconds from a write until the next reconcile: no watch reports the operator's own write as a change."""
 AFTER_BUG_S = 60.0
@@ -78,6 +82,8 @@ class Reconciler:
     """Texts for which the API server refused a status."""
     unwritten: dict[JobKey, float] = field(default_factory=dict)
     """Jobs whose status could not be written at the last try, and since when."""
+    undeclared: dict[tuple[str, ...], float] = field(default_factory=dict)
+    """Fields of the status that the CustomResourceDefinition does not have, and until when they are not tried."""
     bugs: dict[JobKey, str] = field(default_factory=dict)
     """Errors of the operator's own that were logged."""
     lookup: EventLookup | None = None
@@ -146,8 +152,9 @@ class Reconciler:
         observed = self._with_what_is_kept(key, observed)
         decision = decide(observed, self.setup, self.now())
         if decision is None:
-            elsewhere = events.managed_elsewhere(observed.job.spec.managed_by or "")
-            await self.recorder.remark(key, observed.job.metadata, elsewhere)
+            if not self.setup.managed_by:  # of several operators, that of the jobs that name none says it
+                elsewhere = events.managed_elsewhere(observed.job.spec.managed_by or "")
+                await self.recorder.remark(key, observed.job.metadata, elsewhere)
             return None
         self.supervisors.want(key, decision.feeders)
         if self.lookup is not None:
@@ -213,14 +220,14 @@ class Reconciler:
         return wrote
 
     async def _write_status(self, key: JobKey, observed: Observed, decision: Decision) -> bool:
-        status = _plain(decision.status)
+        status = self._declared(decision.status)
         live = self.cache.live_status(key)
         cleared = any(live.get(field) and field not in status for field in ("startTime", "completionTime"))
         if not cleared and covers(live, status):
             self.unwritten.pop(key, None)
             return False
         written = await self._write(key, decision.status)
-        if live.get("loader") != status["loader"]:
+        if live.get("loader") != status.get("loader"):
             self.metrics_at[key] = self.written_at[key]
         await self.recorder.record(key, observed.job.metadata, observed.status, written)
         return True
@@ -257,14 +264,48 @@ class Reconciler:
         return status
 
     async def _apply_status(self, key: JobKey, status: DataLoaderJobStatus) -> None:
-        self.cache.put_written(await self.api.apply_status(*key, self.cache.version(key), _plain(status)))
+        while True:
+            try:
+                found = await self.api.apply_status(*key, self.cache.version(key), self._declared(status))
+            except ApiError as exc:
+                if not self._learn_undeclared(exc.message):
+                    raise
+            else:
+                self.cache.put_written(found)
+                return
+
+    def _declared(self, status: DataLoaderJobStatus) -> dict[str, Any]:
+        """The status without the fields that the CustomResourceDefinition does not have."""
+        made, now = _plain(status), time.monotonic()
+        for place, until in self.undeclared.items():
+            inside: Any = made
+            for step in place[:-1]:
+                inside = inside.get(step) if isinstance(inside, dict) else None
+            if now < until and isinstance(inside, dict):
+                inside.pop(place[-1], None)
+        return made
+
+    def _learn_undeclared(self, refusal: str) -> bool:
+        """Checks whether a status was refused for a field that the definition does not have: it is of another release
+        than this operator, as it is for a moment while both are upgraded."""
+        found = UNDECLARED.search(refusal)
+        place = tuple(found.group(1).split(".")) if found else ()
+        now = time.monotonic()
+        if not found or self.undeclared.get(place, 0.0) > now:
+            return False
+        log.error(
+            "the CustomResourceDefinition is of another release than this operator: status.%s is left out, since it is"
+            " not declared; use the definition of the operator's own chart", found.group(1),
+        )  # fmt: skip
+        self.undeclared[place] = now + UNDECLARED_S
+        return True
 
     async def _write_not_ready(self, key: JobKey, reason: str, message: str) -> None:
         """Reports why nothing is done about a job; the rest of its status stays. That of one that has ended is left."""
         before, why = self.cache.status(key), ConditionState(False, reason, message)
         known = self.refused_texts.get(key, frozenset())
         after = conditions.not_ready(before, why, self.cache.generation(key), self.now(), refused_texts=known)
-        if after == before or before.completion_time or self.cache.managed_elsewhere(key):
+        if after == before or before.completion_time or not self.setup.manages(self.cache.managed_by(key)):
             return
         written = await self._write(key, after)
         await self.recorder.record(key, self.cache.about(key), before, written)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from manifests import manifest
 from operated import Operated
-from processes_of_operator import ALL, Operator, until
+from processes_of_operator import ALL, TRAINING, Operator, until
 
 from apiserver import ApiServer
 from dataloaderjob.api import KIND
@@ -105,7 +105,7 @@ def test_a_pod_whose_volume_cannot_be_mounted_is_reported_until_it_is(
     server: ApiServer, operator: Operator
 ) -> None:
     job = Operated(server, manifest({"spec.feeders.minAvailable": 1}))
-    until(lambda: len(job.children()) == ALL - 1, 30, f"children; its log: {operator.log}")
+    until(lambda: len(job.children()) == ALL - TRAINING, 30, f"children; its log: {operator.log}")
     pod = stuck_pod(job, "feeder")
     report(job, pod, "FailedMount", MOUNT)
     assert because(job, "FeedersReady", "VolumeNotMounted") == f"pod mnist-feeder-x: {MOUNT}"

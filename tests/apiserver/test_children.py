@@ -63,7 +63,7 @@ MOUNT = {"name": "data", "mountPath": "/data"}
 )
 def test_children_are_taken_as_they_are_built(server: ApiServer, changes: dict[str, Any]) -> None:
     job = parse_object(manifest({"metadata.uid": "u-1", "metadata.namespace": "default", **changes}))
-    for child in [*objects.base(job, SETUP), *objects.feeding(job, SETUP), objects.trainers(job, SETUP, 0)]:
+    for child in [*objects.base(job, SETUP), *objects.feeding(job, SETUP), *objects.training(job, SETUP, 0)]:
         path = f"{KINDS[child['kind']].path('default')}/{child['metadata']['name']}"
         made = server.request(
             "PATCH", f"{path}?fieldManager=test&force=true&fieldValidation=Strict&dryRun=All", child,

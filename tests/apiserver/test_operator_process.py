@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from manifests import manifest
 from operated import Operated
-from processes_of_operator import ALL, ROOT, Operator, until
+from processes_of_operator import ALL, ROOT, TRAINING, Operator, until
 from supervisor_alone import SupervisorAlone, says
 
 from apiserver import ApiServer, Refused, free_ports
@@ -63,7 +63,11 @@ def test_a_job_runs_once_its_supervisor_reports_it_and_the_status_has_its_metric
     server: ApiServer, operator: Operator, tmp_path: Path
 ) -> None:
     job = Operated(server, manifest({"spec.feeders.minAvailable": 1}))
-    until(lambda: len(job.children()) == ALL - 1, 30, f"all children but trainers; its log: {operator.log}")
+    until(
+        lambda: len(job.children()) == ALL - TRAINING,
+        30,
+        f"all children but trainers; its log: {operator.log}",
+    )
     uid = job.get(KIND, "mnist")["metadata"]["uid"]
     key = names.job_key(ROOT, uid)
     name, address = names.unique(*job.key, uid), "127.0.0.41"
@@ -104,7 +108,7 @@ def test_what_happened_while_it_was_away_is_caught_up(server: ApiServer, operato
     until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
     operator.end(kill=True)
     job.edit(feeders={"replicas": 2})
-    job.delete("ConfigMap", "mnist-settings")
+    job.delete(*job.real(("ConfigMap", "mnist-settings-feeder")))
     job.delete("Secret", job.key_secret)
     operator.start()
     until(lambda: len(job.children()) == ALL, 30, f"children again; its log: {operator.log}")

@@ -26,11 +26,15 @@ from dataloaderjob_operator.reconcile import AFTER_WRITE_S
 from dataloaderjob_operator.workqueue import NEVER
 
 NAMES = {
-    ("Secret", "mnist-key"), ("ConfigMap", "mnist-settings"), ("Service", "mnist-head"), ("Service", "mnist-trainers"),
+    ("Secret", "mnist-key"), ("Service", "mnist-head"), ("Service", "mnist-trainers"),
+    *(("ConfigMap", f"mnist-settings-{role}") for role in ("head", "feeder", "trainer")),
     ("NetworkPolicy", "mnist-head"), ("NetworkPolicy", "mnist-feeder"), ("NetworkPolicy", "mnist-trainer"),
     ("Deployment", "mnist-head"), ("Deployment", "mnist-feeders"), ("Job", "mnist-trainers-0"),
 }  # fmt: skip
-PODLESS = {key for key in NAMES if key[0] not in ("Deployment", "Job")}
+TRAINING = {("Job", "mnist-trainers-0"), ("ConfigMap", "mnist-settings-trainer")}
+THEIRS = {"metadata": {"name": "mnist-head"}, "spec": {"ports": [{"port": 1}]}}
+"""A Service of somebody else's."""
+PODLESS = {key for key in NAMES if key[0] not in ("Deployment", "Job", "ConfigMap")}
 
 AT_ONCE = {"spec.trainers.job.failurePolicy.backoffSeconds": 0}
 """No pause before the next attempt: time goes on by itself here."""
@@ -44,7 +48,7 @@ def job(server: ApiServer) -> Operated:
 def spec_of(job: Operated) -> dict[Any, Any]:
     """What the children are to be, without what differs between two jobs: names of namespaces, ids, times."""
     found = {}
-    for key, child in job.children().items():
+    for child in job.children().values():
         text = repr(
             {k: child.get(k) for k in ("spec", "data", "type")} | {"labels": child["metadata"]["labels"]}
         )
@@ -53,7 +57,8 @@ def spec_of(job: Operated) -> dict[Any, Any]:
         text = re.sub(r"'(clusterIPs?|controller-uid|batch.kubernetes.io/controller-uid)': [^,}]*", "", text)
         text = re.sub(r"'dataloading.dev/template': '[0-9a-f]{12}'", "", text)
         text = re.sub("mnist-key-[0-9a-f]{8}", "mnist-key-*", text)
-        found[("Secret", "mnist-key") if key[0] == "Secret" else key] = text
+        text = re.sub("mnist-settings-[0-9a-f]{12}", "mnist-settings-*", text)
+        found[job.called(child)] = text
     return found
 
 
@@ -210,7 +215,7 @@ def test_a_child_that_is_gone_and_still_known_is_deleted_once(job: Operated) -> 
     for _ in range(3):
         job.run(operator.reconcile(job.key))
     assert operator.cache.child(job.key, head) is None
-    assert operator.api.writes <= written + 2, "the status, and one attempt"
+    assert operator.api.writes <= written + 4, "the status, settings that nothing reads now, and one attempt"
 
 
 def test_a_new_operator_replaces_no_pod_until_the_user_asks_for_something_else(job: Operated) -> None:
@@ -318,7 +323,7 @@ def test_after_the_end_only_what_has_the_logs_is_left(job: Operated) -> None:
     job.settle()
     end(job)
     job.settle()
-    assert job.named() == PODLESS | {("Job", "mnist-trainers-0")}
+    assert job.named() == PODLESS | TRAINING
     status = job.get(KIND, "mnist")["status"]
     assert (status["phase"], status["trainers"]["succeeded"]) == ("Complete", 1)
 
@@ -345,25 +350,23 @@ def test_writes_that_the_server_refuses_for_now_are_made_later(job: Operated, co
 def test_a_child_of_the_same_name_that_is_not_ours_is_reported_and_left(server: ApiServer) -> None:
     """Server-side apply takes over the fields that it sets: an object of another owner must not be one of them."""
     job = Operated(server, manifest(AT_ONCE))
-    theirs = {"metadata": {"name": "mnist-settings"}, "data": {"theirs": "1"}}
-    server.request("POST", job.path("ConfigMap"), theirs)
-    with pytest.raises(ApiError, match="mnist-settings"):
+    server.request("POST", job.path("Service"), THEIRS)
+    with pytest.raises(ApiError, match="mnist-head"):
         job.reconcile()
-    assert job.get("ConfigMap", "mnist-settings")["data"] == {"theirs": "1"}
+    assert job.get("Service", "mnist-head")["spec"]["ports"][0]["port"] == 1
 
 
 def test_a_child_that_is_refused_is_reported_in_the_status_and_made_once_it_can_be(server: ApiServer) -> None:
     job = Operated(server, manifest(AT_ONCE))
-    theirs = {"metadata": {"name": "mnist-settings"}, "data": {}}
-    server.request("POST", job.path("ConfigMap"), theirs)
+    server.request("POST", job.path("Service"), THEIRS)
     operator = job.operator()
     for _ in range(2):
         with pytest.raises(ApiError):
             job.reconcile_with(operator)
     ready = job.conditions()["Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "ChildRefused")
-    assert "mnist-settings is there and is not this job's" in ready["message"]
-    job.delete("ConfigMap", "mnist-settings")
+    assert "mnist-head is there and is not this job's" in ready["message"]
+    job.delete("Service", "mnist-head")
     assert job.reconcile_with(operator) == 0, "it is due at once"
     job.reconcile_with(operator)
     assert job.conditions()["Ready"]["reason"] != "ChildRefused"
@@ -427,8 +430,10 @@ def test_a_raised_worker_register_timeout_replaces_head_and_feeders(job: Operate
     job.edit(ray={"managed": {"tuning": {"workerRegisterTimeoutSeconds": 300}}})
     job.settle()
     assert all(old != new for old, new in zip(before, templates(), strict=True))
-    for file in ("head.json", "feeder.json"):
-        settings = json.loads(job.get("ConfigMap", "mnist-settings")["data"][file])
+    for role in ("head", "feeder"):
+        settings = json.loads(
+            job.get(*job.real(("ConfigMap", f"mnist-settings-{role}")))["data"][f"{role}.json"]
+        )
         assert settings["tuning"]["worker_register_timeout_s"] == 300
 
 
@@ -482,7 +487,7 @@ def test_a_child_that_the_server_finds_invalid_is_reported_by_the_users_own_fiel
 def test_trainers_are_made_once_the_feeders_that_are_needed_serve(server: ApiServer) -> None:
     job = Operated(server, manifest({"spec.feeders.replicas": 2, "spec.feeders.minAvailable": 2}))
     job.settle()
-    assert job.named() == NAMES - {("Job", "mnist-trainers-0")}
+    assert job.named() == NAMES - TRAINING
     waits = job.conditions()[ConditionType.TRAINERS_READY]
     assert (waits["reason"], "missing: 2" in waits["message"]) == ("WaitsForFeeders", True)
     job.serves(2)
@@ -510,5 +515,5 @@ def test_trainers_that_would_wait_for_feeders_are_tried_before_any_feeder_is_mad
     job.edit(trainers={"job": {"template": {"spec": {"priority": None}}}})
     for _ in range(4):
         job.reconcile_with(operator)
-    assert job.named() == NAMES - {("Job", "mnist-trainers-0")}
+    assert job.named() == NAMES - TRAINING
     assert job.conditions()["Ready"]["reason"] != "ChildRefused"

@@ -26,7 +26,7 @@ from dataloaderjob_operator.kinds import Manifest
 OPS = "ops-of-the-chart"
 RBAC = "/apis/rbac.authorization.k8s.io/v1/namespaces"
 PODLESS = {
-    ("Secret", "mnist-key"), ("ConfigMap", "mnist-settings"), ("Service", "mnist-head"), ("Service", "mnist-trainers"),
+    ("Secret", "mnist-key"), ("Service", "mnist-head"), ("Service", "mnist-trainers"),
     ("NetworkPolicy", "mnist-head"), ("NetworkPolicy", "mnist-feeder"), ("NetworkPolicy", "mnist-trainer"),
 }  # fmt: skip
 BY_ADMISSION = {("dataloading.dev", "dataloaderjobs/finalizers", "update")}

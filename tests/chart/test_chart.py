@@ -201,6 +201,8 @@ def test_what_jobs_pods_get_is_the_administrators_to_say() -> None:
     )  # fmt: skip
     options = parse(container(found)["args"])
     assert (options.fs_group, options.cluster_domain) == (None, "prod.example")
+    beside = parse(container(render("--set", "managedBy=example.com/canary"))["args"])
+    assert (default.managed_by, beside.managed_by) == ("", "example.com/canary")
     assert (options.sidecar_pull_secrets, options.metrics_from) == (("mirror",), (peer,))
     (deployment,) = [child for (kind, _), child in found.items() if kind == "Deployment"]
     assert "fsGroup" not in deployment["spec"]["template"]["spec"]["securityContext"]

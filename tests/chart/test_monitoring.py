@@ -49,7 +49,7 @@ def relabelled(monitor: dict[str, Any], served: dict[str, str], pod: dict[str, s
 
 def trainers() -> dict[str, Any]:
     job = parse_object(manifest({"metadata.uid": "u", "metadata.namespace": "team"}))
-    return dict(objects.trainers(job, SETUP, 0)["spec"]["template"])
+    return dict(objects.training(job, SETUP, 0)[-1]["spec"]["template"])
 
 
 def test_there_is_none_unless_it_is_asked_for() -> None:

@@ -26,6 +26,7 @@ def world(*options: str) -> tuple[Cluster, dict[str, End]]:
     heads = {
         child["metadata"]["name"]: child["spec"]["template"]["metadata"]["labels"]
         for child in objects.feeding(job, setup)
+        if child["kind"] == "Deployment"
     }
     pods = [
         Pod(

@@ -47,7 +47,13 @@ class Receiver:
     ):
         self.sock = socket.create_connection((host, port), timeout=5)
         self.facts = sockets.greet(
-            self.sock, key, role="receiver", name="test", job=job, facts={"trainer": trainer}
+            self.sock,
+            key,
+            role="receiver",
+            name="test",
+            job=job,
+            facts={"trainer": trainer},
+            versions=sockets.DATA,
         )
         self.sock.settimeout(timeout_s)
         self.bundles: dict[bytes, Bundle] = {}

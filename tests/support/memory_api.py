@@ -41,7 +41,13 @@ class MemoryApi:
         key = thing["kind"], thing["metadata"]["name"]
         old = self.objects.get(key, {})
         uid = old.get("metadata", {}).get("uid") or f"uid-{key[1]}"
-        metadata = {"uid": uid, **thing["metadata"], "resourceVersion": str(next(self._versions))}
+        generation = old.get("metadata", {}).get("generation", 0) + (old.get("spec") != thing.get("spec"))
+        metadata = {
+            "uid": uid,
+            "generation": generation,
+            **thing["metadata"],
+            "resourceVersion": str(next(self._versions)),
+        }
         status = {"status": old["status"]} if "status" in old else {}
         self.objects[key] = copy.deepcopy({**status, **thing, "metadata": metadata})
         return copy.deepcopy(self.objects[key])

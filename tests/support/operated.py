@@ -157,7 +157,7 @@ class Operated:
     def settle(self, rounds: int = 12, setup: objects.OperatorConfig = SETUP) -> None:
         """Reconciles, and collects garbage, until nothing is written any more."""
         for _ in range(rounds):
-            collected = self.collect_garbage()
+            collected = self.collect_garbage() | self.roll_out()
             if self.reconcile(setup=setup) == 0 and not collected:
                 return
         raise AssertionError(f"not settled after {rounds} reconciles")
@@ -175,14 +175,21 @@ class Operated:
         return names.key_secret(self.name, self.get(KIND, self.name)["metadata"]["uid"])
 
     def named(self) -> set[tuple[str, str]]:
-        """The children by kind and name, the Secret's without what only this job has of it."""
-        found = set(self.children())
-        secret = ("Secret", self.key_secret)
-        return found - {secret} | {("Secret", f"{self.name}-key")} if secret in found else found
+        """The children by kind and name, the Secret's without what only this job has of it, and settings by their role
+        and not their content."""
+        return {self.called(child) for child in self.children().values()}
+
+    def called(self, child: dict[str, Any]) -> tuple[str, str]:
+        kind, name = child["kind"], child["metadata"]["name"]
+        if kind == "ConfigMap" and names.LABEL_ROLE in child["metadata"]["labels"]:
+            return kind, f"{self.name}-settings-{child['metadata']['labels'][names.LABEL_ROLE]}"
+        return (kind, f"{self.name}-key") if name == self.key_secret else (kind, name)
 
     def real(self, key: tuple[str, str]) -> tuple[str, str]:
-        """What `named` calls so."""
-        return ("Secret", self.key_secret) if key[0] == "Secret" else key
+        """What `named` calls so; settings must be there."""
+        if key[0] == "Secret":
+            return "Secret", self.key_secret
+        return next((real for real, child in self.children().items() if self.called(child) == key), key)
 
     def pods(self) -> list[dict[str, Any]]:
         """That have the job's label."""
@@ -210,7 +217,7 @@ class Operated:
     def serves(self, replicas: int = 1) -> None:
         """What kubelets and controllers would report of head and feeders that are up."""
         for name in (f"{self.name}-head", f"{self.name}-feeders"):
-            counts = {"replicas": replicas, "readyReplicas": replicas}
+            counts = {"replicas": replicas, "readyReplicas": replicas, "updatedReplicas": replicas}
             self.patch("Deployment", name, {"status": counts}, "status")
 
     def ready_head(self, address: str) -> None:
@@ -285,6 +292,20 @@ class Operated:
                     self.patch(kind, name, {"metadata": {"finalizers": None}})
                 collected = True
         return collected
+
+    def roll_out(self) -> bool:
+        """Reports that all pods are of the present templates, as the Deployment controller would: it is not there."""
+        rolled = False
+        for (kind, name), child in self.children().items():
+            generation = child["metadata"].get("generation")
+            if kind == "Deployment" and child["status"].get("observedGeneration") != generation:
+                counts = {
+                    "observedGeneration": generation,
+                    "updatedReplicas": child["status"].get("replicas", 0),
+                }
+                self.patch(kind, name, {"status": counts}, "status")
+                rolled = True
+        return rolled
 
     def conditions(self) -> dict[str, dict[str, Any]]:
         return {c["type"]: c for c in self.get(KIND, self.name)["status"]["conditions"]}

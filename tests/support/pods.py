@@ -124,7 +124,8 @@ class Pods:
 
     def head(self, **more: Any) -> Pod:
         fields = {
-            **settings.head(self.job, SETUP), "key_path": self._at(settings.JOB_KEY),
+            **settings.head(self.job, SETUP), "count_path": None, "num_feeders": self.job.spec.feeders.count,
+            "key_path": self._at(settings.JOB_KEY),
             "token_path": self._at(settings.RAY_TOKEN), "host": HEAD, "gcs_port": self.gcs_port,
             "supervisor_port": self.port, "temp_dir": self._at("h"), **more,
         }  # fmt: skip

@@ -16,7 +16,9 @@ import yaml
 
 from apiserver import ApiServer, free_ports
 
-ALL = 10
+ALL = 12
+TRAINING = 2
+"""Of these, trainers and what their sidecars read."""
 """Children of a job."""
 ROOT = b"r" * 32
 

@@ -64,7 +64,7 @@ class Feeder:
         connection.connect(time.monotonic())
         sock, _ = self.listener.accept()
         self.links.append(sock)
-        handshake = sockets.ServerHandshake(KEY, job=JOB, facts={"instance": INSTANCE})
+        handshake = sockets.ServerHandshake(KEY, job=JOB, facts={"instance": INSTANCE}, versions=sockets.DATA)
         sock.sendall(handshake.greeting)
         sock.setblocking(False)
         while not handshake.done:

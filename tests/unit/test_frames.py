@@ -205,7 +205,13 @@ def test_another_job_with_the_same_key_is_refused():
 def test_another_protocol_version_is_refused_with_the_remedy():
     with pytest.raises(AuthError, match="same dataloaderjob version"):
         sockets.answer_challenge(
-            b"k" * 32, {"nonce": "00", "protocol": 99}, role="r", name="n", job="j", facts={}
+            b"k" * 32,
+            {"nonce": "00", "protocol": 99},
+            role="r",
+            name="n",
+            job="j",
+            facts={},
+            versions=sockets.DATA,
         )
 
 

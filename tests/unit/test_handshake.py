@@ -74,3 +74,59 @@ def test_a_length_beyond_the_limit_is_refused_before_the_bytes_come():
     client, _ = sides()
     with pytest.raises(RemoteProtocolError, match="exceeds 4096"):
         client.receive(sockets.LENGTH.pack(sockets.MAX_HELLO_NBYTES + 1))
+
+
+def speak(client: sockets.Versions, server: sockets.Versions) -> int:
+    """The version that two peers settle on. Raises AuthError."""
+    left = sockets.ClientHandshake(KEY, role="control", name="operator", job="j", versions=client)
+    right = sockets.ServerHandshake(KEY, job="j", versions=server)
+    left.receive(right.receive(left.receive(right.greeting)))
+    assert left.done
+    assert right.peer is not None
+    return int(right.peer["protocol"])
+
+
+def window(newest: int) -> sockets.Versions:
+    return sockets.Versions(newest - 1, newest, "use others")
+
+
+@pytest.mark.parametrize(("client", "server", "spoken"), [(4, 4, 4), (5, 4, 4), (4, 5, 4), (6, 5, 5)])
+def test_peers_of_neighbouring_versions_speak_the_newest_that_both_know(
+    client: int, server: int, spoken: int
+):
+    assert speak(window(client), window(server)) == spoken
+
+
+@pytest.mark.parametrize(("client", "server"), [(7, 5), (5, 7)])
+def test_peers_further_apart_refuse_each_other_and_say_why(client: int, server: int):
+    needed = (
+        f"version {client - 1} to {client} is needed, the peer speaks {server - 1} to {server}: use others"
+    )
+    with pytest.raises(AuthError, match=needed):
+        speak(window(client), window(server))
+
+
+def test_a_peer_from_before_there_was_a_window_speaks_one_version_only():
+    challenge = {"nonce": "00", "protocol": 4}
+    fields = {"role": "control", "name": "n", "job": "j", "facts": {}}
+    assert sockets.answer_challenge(KEY, challenge, **fields, versions=window(5))["protocol"] == 4
+    with pytest.raises(AuthError, match="version 5 to 6 is needed, the peer speaks 4"):
+        sockets.answer_challenge(KEY, challenge, **fields, versions=window(6))
+
+
+@pytest.mark.parametrize("protocol", [3, 6, "5", None, 5.0, True])
+def test_a_peer_that_chooses_what_it_was_not_offered_is_refused(protocol: object):
+    challenge = sockets.new_challenge(window(5))
+    reply = sockets.answer_challenge(
+        KEY, challenge, role="r", name="n", job="j", facts={}, versions=window(5)
+    )
+    with pytest.raises(AuthError, match="version 4 to 5 is needed"):
+        sockets.accept_answer(
+            KEY, challenge, {**reply, "protocol": protocol}, job="j", facts={}, versions=window(5)
+        )
+
+
+def test_the_control_protocol_moves_without_that_of_the_data():
+    with pytest.raises(AuthError, match="same dataloaderjob version"):
+        sockets.DATA.common({"protocol": sockets.DATA.newest + 1, "oldest": sockets.DATA.newest + 1})
+    assert sockets.CONTROL.common({"protocol": sockets.CONTROL.newest + 1, "oldest": sockets.CONTROL.newest})

@@ -56,12 +56,12 @@ def of_machine(changes: dict[str, Any]) -> SidecarSettings:
 
 def of_cluster(changes: dict[str, Any]) -> SidecarSettings:
     """What the operator writes for the sidecar."""
-    (found,) = (child for child in objects.base(job(changes), SETUP) if child["kind"] == "ConfigMap")
+    found, _ = objects.training(job(changes), SETUP, 0)
     return SidecarSettings(**json.loads(found["data"]["sidecar.json"]))
 
 
 def variables_of_cluster(changes: dict[str, Any]) -> dict[str, str]:
-    pod = objects.trainers(job(changes), SETUP, 0)["spec"]["template"]["spec"]
+    pod = objects.training(job(changes), SETUP, 0)[-1]["spec"]["template"]["spec"]
     return {item["name"]: item.get("value", "") for item in pod["containers"][0]["env"]}
 
 

@@ -25,6 +25,14 @@ class Clock:
         return self.now
 
 
+JOB = {
+    "kind": "DataLoaderJob", "metadata": {"name": "mnist", "namespace": "team", "uid": "j", "resourceVersion": "1"},
+}  # fmt: skip
+ENDED = {
+    "type": "Complete", "status": "True", "reason": "TrainersSucceeded", "lastTransitionTime": "2026-01-01T00:00:00Z",
+}  # fmt: skip
+
+
 def settings(version: str = "1", uid: str = "u", **data: str) -> dict[str, Any]:
     metadata = {
         "name": MAP[1], "namespace": "team", "uid": uid, "resourceVersion": version,
@@ -213,3 +221,33 @@ def test_a_pod_that_a_child_of_the_job_made_is_the_jobs(owner):
 )
 def test_labels_alone_make_no_pod_a_jobs(pod):
     assert with_pod(pod) == []
+
+
+LATER: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"speed": 1}, {}),
+    ({"trainers": {"restarts": 3, "spare": {"a": 1}}}, {}),
+    ({"phase": "Queued"}, {"phase": "Pending"}),
+    ({"feeders": 7}, {}),
+    (
+        {"conditions": [ENDED | {"weight": 1}, {"type": "Odd"}, ENDED | {"type": "New", "status": "Maybe"}]},
+        {},
+    ),
+]
+
+
+@pytest.mark.parametrize(("more", "read"), LATER, ids=["field", "inner", "word", "type", "conditions"])
+def test_of_a_status_that_a_later_operator_wrote_the_rest_is_read(more: dict[str, Any], read: dict[str, Any]):
+    found = {"phase": "Complete", "trainers": {"restarts": 3}, "conditions": [ENDED]}
+    cache = Cache(Clock())
+    cache.put({**JOB, "status": {**found, **more}})
+    status = cache.status(KEY)
+    assert status.trainers.restarts == 3, "the count of attempts"
+    assert status.phase == read.get("phase", "Complete")
+    assert [(condition.type, condition.status) for condition in status.conditions] == [("Complete", "True")]
+
+
+@pytest.mark.parametrize("found", [None, {}, {"trainers": [{"restarts": 3}]}, {"conditions": {"a": 1}}])
+def test_a_status_that_makes_no_sense_is_begun_anew(found: Any):
+    cache = Cache(Clock())
+    cache.put({**JOB, "status": found})
+    assert cache.status(KEY).trainers.restarts == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -31,8 +30,9 @@ from observed_jobs import (
 
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob_operator.decide.conditions import WANTED, Part, Stage
-from dataloaderjob_operator.decide.decision import Decision, decide
+from dataloaderjob_operator.decide.decision import WORKLOADS, Decision, decide
 from dataloaderjob_operator.decide.observed import Observed
+from dataloaderjob_operator.objects.pods import map_of
 from dataloaderjob_operator.objects.workloads import SIDECAR
 
 
@@ -42,7 +42,7 @@ def test_a_job_observed_for_the_first_time_has_all_conditions_and_gets_all_child
     assert made.status.phase == Phase.STARTING
     assert made.status.observed_generation == 1
     assert keys(made) == BASE | {HEAD, FEEDERS}
-    assert [child["metadata"]["name"] for child in made.later] == ["mnist-trainers-0"]
+    assert made.later[-1]["metadata"]["name"] == "mnist-trainers-0"
     assert made.delete == ()
     assert made.requeue_after_s == 900, "the startup deadline"
 
@@ -316,8 +316,9 @@ def test_what_is_more_than_a_count_is_written_at_once(change):
 
 
 def at_start(decision: Decision) -> int:
-    settings = next(child for child in decision.apply if child["kind"] == "ConfigMap")
-    return json.loads(settings["data"]["head.json"])["num_feeders"]
+    return int(
+        next(child["data"]["feeders"] for child in decision.apply if "feeders" in child.get("data", {}))
+    )
 
 
 def test_a_supervisor_finds_the_number_of_feeders_of_now_whenever_it_starts_again():
@@ -391,9 +392,8 @@ class Cluster(RuleBasedStateMachine):
             elif act == "delete":
                 self.children[what]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
             else:
-                self.children.setdefault(
-                    (what["kind"], what["metadata"]["name"]), {"metadata": {}, "status": {}}
-                )
+                key = (what["kind"], what["metadata"]["name"])
+                self.children.setdefault(key, {**what, "metadata": dict(what["metadata"]), "status": {}})
 
     @rule()
     def garbage(self) -> None:
@@ -443,7 +443,11 @@ class Cluster(RuleBasedStateMachine):
         assert made.delete == ()
         finished = made.status.phase in (Phase.COMPLETE, Phase.FAILED)
         expected = BASE if finished or self.spec.get("suspend") else BASE | {HEAD, FEEDERS}
-        assert {key for key in self.children if key[0] != "Job"} == expected
+        assert {key for key in self.children if key[0] not in ("Job", "ConfigMap")} == expected
+        read = {
+            map_of(child["spec"]["template"]) for key, child in self.children.items() if key[0] in WORKLOADS
+        }
+        assert {name for kind, name in self.children if kind == "ConfigMap"} == read
         if not finished:
             assert made.status.phase == (Phase.SUSPENDED if self.spec.get("suspend") else Phase.RUNNING)
 

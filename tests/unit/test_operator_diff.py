@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dataloaderjob_operator.kinds import covers, manifest_to_send, sealed
+from dataloaderjob_operator.kinds import covers, keep_template, manifest_to_send, sealed
 
 
 @pytest.mark.parametrize(
@@ -134,15 +134,15 @@ def deployment(asked: str, made_by: str, image: str) -> dict[str, Any]:
 
 def test_another_operators_pods_stay_while_the_user_asks_for_the_same():
     live = sealed(deployment("x", "1.0", "old"))
-    kept = manifest_to_send(deployment("x", "2.0", "new"), live)
+    kept = manifest_to_send(keep_template(deployment("x", "2.0", "new"), live), live)
     assert kept is None
     scaled = deployment("x", "2.0", "new")
     scaled["spec"]["replicas"] = 5
-    sent = manifest_to_send(scaled, live)
+    sent = manifest_to_send(keep_template(scaled, live), live)
     assert sent is not None
     assert sent["spec"]["template"] == live["spec"]["template"]
     assert sent["spec"]["replicas"] == 5
-    changed = manifest_to_send(deployment("y", "2.0", "new"), live)
+    changed = manifest_to_send(keep_template(deployment("y", "2.0", "new"), live), live)
     assert changed is not None
     assert changed["spec"]["template"]["spec"]["image"] == "new"
 
@@ -150,5 +150,5 @@ def test_another_operators_pods_stay_while_the_user_asks_for_the_same():
 def test_neither_side_is_changed_by_the_comparison():
     live, wanted = sealed(deployment("x", "1.0", "old")), deployment("x", "2.0", "new")
     before = copy.deepcopy((live, wanted))
-    manifest_to_send(wanted, live)
+    manifest_to_send(keep_template(wanted, live), live)
     assert (live, wanted) == before

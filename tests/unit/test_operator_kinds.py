@@ -28,7 +28,7 @@ def made() -> list[Manifest]:
     return [
         *objects.base(job(), SETUP),
         *objects.feeding(job(), SETUP),
-        objects.trainers(job(), SETUP, 0),
+        *objects.training(job(), SETUP, 0),
     ]
 
 

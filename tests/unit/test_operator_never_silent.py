@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from memory_api import KEY, Job, Write
@@ -13,7 +14,7 @@ from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.monitoring import Metrics
 
 WEBHOOK = ApiError(500, 'failed calling webhook "v.example.com": connection refused')
-CHILDREN = 10
+CHILDREN = 12
 FAILS = "the operator fails at this job"
 HOSTNETWORK = {"spec.trainers.job.template.spec.hostnetwork": True}
 BROKEN = {"spec.trainers.job.template.spec.initContainers": 7}
@@ -123,7 +124,7 @@ def test_one_child_that_is_refused_holds_no_other_up():
     job = Job(fault=refuses("ConfigMap", "apply", ApiError(403, "quota")))
     with pytest.raises(ApiError, match="quota"):
         job.reconcile()
-    assert len(job.made()) == CHILDREN - 1
+    assert len(job.made()) == CHILDREN - 3
 
 
 def test_an_api_server_that_takes_nothing_is_not_asked_for_each_child():
@@ -226,6 +227,28 @@ def test_a_job_of_another_controller_is_left_alone_and_says_so_once():
     assert "dataloading.dev/operator" in text
 
 
+CANARY = "example.com/canary"
+
+
+@pytest.mark.parametrize(
+    ("named", "first", "second"),
+    [
+        (None, True, False),
+        ("dataloading.dev/operator", True, False),
+        (CANARY, False, True),
+        ("example.com/c", False, False),
+    ],
+)
+def test_of_two_operators_over_a_namespace_one_works_at_a_job(named: str | None, first: bool, second: bool):
+    for canary, works in ((False, first), (True, second)):
+        job = Job({} if named is None else {"spec.managedBy": named})
+        job.operator.setup = replace(job.operator.setup, managed_by=CANARY if canary else "")
+        job.reconcile()
+        assert (len(job.made()) == CHILDREN, bool(job.status)) == (works, works)
+        said = "ManagedElsewhere" in dict(reasons(job))
+        assert said == (not works and not canary), "one of them says it"
+
+
 def test_the_operators_own_name_is_reserved_for_it():
     job = Job({"spec.managedBy": "dataloading.dev/operator"})
     job.reconcile()
@@ -242,4 +265,4 @@ def test_the_builders_take_what_the_tests_above_break():
     job = Job()
     observed = job.cache.observed(KEY)
     assert observed is not None
-    assert objects.trainers(observed.job, job.operator.setup, 0)["kind"] == "Job"
+    assert objects.training(observed.job, job.operator.setup, 0)[-1]["kind"] == "Job"

@@ -12,7 +12,7 @@ from manifests import manifest
 from dataloaderjob.api import DataLoaderJob, parse_object
 from dataloaderjob.core.settings import RayTuning, SidecarSettings
 from dataloaderjob_operator import names, objects
-from dataloaderjob_operator.kinds import manifest_to_send, sealed
+from dataloaderjob_operator.kinds import keep_template, manifest_to_send, sealed
 from dataloaderjob_operator.objects import pods, settings, workloads
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
@@ -30,9 +30,16 @@ def children(changes: dict[str, Any] | None = None, attempt: int = 0) -> dict[st
     found = [
         *objects.base(made, SETUP),
         *objects.feeding(made, SETUP),
-        objects.trainers(made, SETUP, attempt),
+        *objects.training(made, SETUP, attempt),
     ]
-    return {f"{child['kind']}/{child['metadata']['name']}": child for child in found}
+    return {called(child): child for child in found}
+
+
+def called(child: dict[str, Any]) -> str:
+    """Kind and name; of settings their role, since their content is in their name."""
+    metadata = child["metadata"]
+    role = child["kind"] == "ConfigMap" and metadata["labels"]["dataloading.dev/role"]
+    return f"{child['kind']}/{role or metadata['name']}"
 
 
 def pod(child: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +58,9 @@ def test_the_same_job_has_the_same_children_under_the_same_names():
     assert children() == children()
     assert set(children()) == {
         "Secret/mnist-key-u-1",
-        "ConfigMap/mnist-settings",
+        "ConfigMap/head",
+        "ConfigMap/feeder",
+        "ConfigMap/trainer",
         "Service/mnist-head",
         "Service/mnist-trainers",
         "NetworkPolicy/mnist-head",
@@ -74,7 +83,8 @@ def test_every_child_is_owned_by_the_job_and_goes_with_it():
 def test_the_longest_name_of_a_job_leaves_room_for_those_of_its_children():
     longest = "j" * 40
     for child in children({"metadata.name": longest}, attempt=1000).values():
-        assert len(child["metadata"]["name"]) <= 63 - len("-1023"), (
+        index = "-1023" if child["kind"] == "Job" else ""
+        assert len(child["metadata"]["name"]) <= 63 - len(index), (
             "a trainer pod's host name ends in its index"
         )
 
@@ -85,18 +95,17 @@ def test_a_job_that_is_on_no_cluster_has_no_children():
 
 
 def test_settings_files_are_what_the_processes_read():
-    data = children({"spec.loader.poolSize": "64Mi", "spec.trainers.job.processesPerPod": 2})[
-        "ConfigMap/mnist-settings"
-    ]["data"]
-    sidecar = SidecarSettings(**json.loads(data["sidecar.json"]))
+    made = children({"spec.loader.poolSize": "64Mi", "spec.trainers.job.processesPerPod": 2})
+    sidecar = SidecarSettings(**json.loads(made["ConfigMap/trainer"]["data"]["sidecar.json"]))
     assert sidecar.job == "team/mnist/u-1"
     assert (sidecar.processes, sidecar.pool_nbytes, sidecar.shared_memory_nbytes) == (2, 64 << 20, 2 << 30)
     assert (sidecar.supervisor_host, sidecar.supervisor_port) == (
         "mnist-head.team.svc",
         settings.SUPERVISOR_PORT,
     )
-    for file in ("head.json", "feeder.json"):
-        assert RayTuning(**json.loads(data[file])["tuning"]).worker_register_timeout_s == 120
+    for role in ("head", "feeder"):
+        data = json.loads(made[f"ConfigMap/{role}"]["data"][f"{role}.json"])
+        assert RayTuning(**data["tuning"]).worker_register_timeout_s == 120
 
 
 def test_a_deleted_secret_comes_back_with_the_same_bytes_and_is_no_other_jobs():
@@ -295,7 +304,8 @@ def test_pods_are_replaced_when_the_user_asks_for_something_else_and_not_for_a_n
     newer = objects.OperatorConfig(version="2.0", sidecar_image="example/sidecar:2", root_key=b"r" * 32)
     made = job()
     for child in objects.feeding(made, newer):
-        assert template_hash(child) == template_hash(before[f"{child['kind']}/{child['metadata']['name']}"])
+        if child["kind"] == "Deployment":
+            assert template_hash(child) == template_hash(before[called(child)])
     for changes in (
         {"spec.feeders.image": "feeder:2"},
         {"spec.ray.managed.tuning.workerRegisterTimeoutSeconds": 300},
@@ -307,14 +317,16 @@ def test_pods_are_replaced_when_the_user_asks_for_something_else_and_not_for_a_n
 
 
 def test_what_a_later_operator_makes_otherwise_replaces_no_pod(monkeypatch):
-    before = {child["metadata"]["name"]: child for child in objects.feeding(job(), SETUP)}
+    before = children()
     monkeypatch.setattr(pods, "LAST_WORDS", {"terminationMessagePolicy": "File"})
     monkeypatch.setattr(workloads, "STARTS", 90)
     newer = objects.OperatorConfig(version="2.0", sidecar_image="example/sidecar:2", root_key=b"r" * 32)
     for child in objects.feeding(job(), newer):
-        old = before[child["metadata"]["name"]]
-        assert pod(child)["containers"] != pod(old)["containers"]
-        assert manifest_to_send(child, sealed(old)) is None, "the pods that there are stay"
+        if child["kind"] == "Deployment":
+            old = before[called(child)]
+            assert pod(child)["containers"] != pod(old)["containers"]
+            kept = keep_template(child, sealed(old))
+            assert manifest_to_send(kept, sealed(old)) is None, "the pods that there are stay"
 
 
 def test_a_change_of_the_number_of_feeders_replaces_no_pod():
@@ -330,7 +342,7 @@ def test_the_users_manifest_is_left_as_it_was():
     )
     before = copy.deepcopy(given)
     made = parse_object(given)
-    objects.trainers(made, SETUP, 0)
+    objects.training(made, SETUP, 0)
     objects.feeding(made, SETUP)
     assert given == before
 

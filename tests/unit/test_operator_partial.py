@@ -105,7 +105,7 @@ def starting(ready: int = 0, least: int = 4, **more: Any) -> Observed:
 def test_trainers_are_not_made_before_the_feeders_that_are_needed_serve_and_the_status_says_how_many_are_missing():
     short = decided(starting(ready=3))
     assert not any(kind == "Job" for kind, _ in keys(short)), "no GPU waits for feeders"
-    assert [child["kind"] for child in short.later] == ["Job"], "it is tried all the same"
+    assert [child["kind"] for child in short.later] == ["ConfigMap", "Job"], "it is tried all the same"
     told = condition(short, ConditionType.TRAINERS_READY)
     assert (told.status, told.reason) == ("False", "WaitsForFeeders")
     assert told.message == (
@@ -139,12 +139,13 @@ def test_a_job_that_needs_no_feeder_starts_its_trainers_at_once():
 
 
 def test_the_next_attempt_waits_for_feeders_too():
-    failed = failed_trainers(after(serving(), decided(serving())))
+    whole = replace(serving(), job=job(**{"trainers.job.failurePolicy.backoffSeconds": 0}))
+    failed = failed_trainers(after(whole, decided(whole)))
     counted = after(failed, decided(failed), supervisor=replace(SUPERVISOR, ready=0))
     gone = {key: child for key, child in counted.children.items() if key[0] != "Job"}
     again = decided(replace(counted, children={**gone, **live(HEAD, FEEDERS)}, pods=()))
     assert not any(kind == "Job" for kind, _ in keys(again))
-    assert [child["metadata"]["name"] for child in again.later] == ["mnist-trainers-1"]
+    assert again.later[-1]["metadata"]["name"] == "mnist-trainers-1"
     served = decided(
         replace(counted, children={**gone, **live(HEAD, FEEDERS)}, pods=(), supervisor=SUPERVISOR)
     )

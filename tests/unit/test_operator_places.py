@@ -39,9 +39,15 @@ def children(
     found = [
         *objects.base(made, config),
         *objects.feeding(made, config),
-        objects.trainers(made, config, 0),
+        *objects.training(made, config, 0),
     ]
     return {f"{child['kind']}/{child['metadata']['name']}": child for child in found}
+
+
+def settings_files(made: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The files of all settings, by name."""
+    files = (child["data"].items() for child in made.values() if child["kind"] == "ConfigMap")
+    return {name: json.loads(text) for found in files for name, text in found}
 
 
 def pod(child: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +77,7 @@ def test_pods_on_their_nodes_network_ask_the_clusters_dns_unless_told_otherwise(
 def test_pods_find_each_other_by_full_names(domain: str):
     end = f".team.svc.{domain}".rstrip(".")
     made = children(cluster_domain=domain)
-    files = {name: json.loads(text) for name, text in made["ConfigMap/mnist-settings"]["data"].items()}
+    files = settings_files(made)
     assert files["sidecar.json"]["supervisor_host"] == files["head.json"]["host"] == f"mnist-head{end}"
     assert files["feeder.json"]["head"] == f"mnist-head{end}:6379"
     trainer = pod(made["Job/mnist-trainers-0"])["containers"][0]
@@ -108,7 +114,7 @@ def ports(changes: dict[str, Any] | None = None, uid: str = "u-1") -> tuple[int,
     sidecar = pod(made["Job/mnist-trainers-0"])["initContainers"][0]
     (port,) = sidecar["ports"]
     assert port["name"] == sidecar["startupProbe"]["httpGet"]["port"] == "metrics"
-    told = json.loads(made["ConfigMap/mnist-settings"]["data"]["sidecar.json"])["metrics_port"]
+    told = settings_files(made)["sidecar.json"]["metrics_port"]
     (service,) = made["Service/mnist-trainers"]["spec"]["ports"]
     assert port["containerPort"] == told == service["port"]
     found = env(pod(made["Job/mnist-trainers-0"])["containers"][0])
@@ -307,8 +313,7 @@ def test_a_mount_of_the_users_at_a_path_of_the_scratch_is_the_one_that_counts(
 
 
 def scratch(changes: dict[str, Any]) -> dict[str, int]:
-    text = children(changes)["ConfigMap/mnist-settings"]["data"]["sidecar.json"]
-    return dict(json.loads(text)["scratch"])
+    return dict(settings_files(children(changes))["sidecar.json"]["scratch"])
 
 
 def test_trainers_learn_what_fits_into_every_scratch_on_the_way_of_their_data():

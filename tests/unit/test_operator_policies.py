@@ -42,7 +42,7 @@ def children(
         "spec.networkPolicy.mode": mode, "spec.trainers.job.replicas": 2, "spec.feeders.replicas": 2,
     }  # fmt: skip
     job = parse_object(manifest(changes))
-    return [*objects.base(job, setup), *objects.feeding(job, setup), objects.trainers(job, setup, 0)]
+    return [*objects.base(job, setup), *objects.feeding(job, setup), *objects.training(job, setup, 0)]
 
 
 def pods(prefix: str, made: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], str]]:

@@ -17,8 +17,8 @@ TRAINER = {"name": "trainer", "image": "example/mnist:1", "command": ["python", 
 
 def children(**spec: Any) -> dict[str, Manifest]:
     made = job(**spec)
-    head, feeders = objects.feeding(made, SETUP)
-    return {"head": head, "feeders": feeders, "trainers": objects.trainers(made, SETUP, 0)}
+    *_, head, feeders = objects.feeding(made, SETUP)
+    return {"head": head, "feeders": feeders, "trainers": objects.training(made, SETUP, 0)[-1]}
 
 
 def explained(child: str, message: str, **spec: Any) -> str:

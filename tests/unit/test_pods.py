@@ -31,7 +31,7 @@ from dataloaderjob.pod.entry import (
     split_address,
 )
 from dataloaderjob.pod.feeder import Backlog
-from dataloaderjob.pod.head import supervisor_settings
+from dataloaderjob.pod.head import feeders_wanted, supervisor_settings
 from dataloaderjob.providers.ray import actor
 from dataloaderjob_operator.objects import OperatorConfig
 from dataloaderjob_operator.objects import settings as built
@@ -69,16 +69,52 @@ def test_what_the_operator_writes_is_what_the_pods_read(tmp_path: Path):
     assert head.job == feeder.job == "team/mnist/u-1"
 
 
-def test_a_field_that_the_tuning_does_not_have_is_named(tmp_path: Path):
-    content = {**built.head(JOB, SETUP), "tuning": {"worker_register_timeout": 1}}
-    with pytest.raises(InputError, match=r"RayTuning in .*: unknown \['worker_register_timeout'\]"):
+def test_settings_of_a_later_operator_are_read_and_one_line_says_what_is_ignored(tmp_path: Path, capsys):
+    later = {
+        **built.head(JOB, SETUP),
+        "speed": 7,
+        "tuning": {"health_check_period_s": 2.0, "grace": {"a": 1}},
+    }
+    found = load(HeadSettings, path := written(tmp_path, later))
+    assert found.tuning == RayTuning(health_check_period_s=2.0)
+    assert capsys.readouterr().err == (
+        f"settings for HeadSettings in {path}: ignored, as this version does not know them: speed, tuning.grace\n"
+    )
+
+
+def test_settings_of_an_earlier_operator_lack_what_has_a_default_since(tmp_path: Path, capsys):
+    earlier = {
+        name: value
+        for name, value in built.head(JOB, SETUP).items()
+        if name not in ("ray_version", "count_path")
+    }
+    found = load(HeadSettings, written(tmp_path, earlier))
+    assert (found.ray_version, feeders_wanted(found)) == (None, 1)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_key_that_is_needed_is_named(tmp_path: Path):
+    content = {name: value for name, value in built.head(JOB, SETUP).items() if name != "host"}
+    with pytest.raises(InputError, match=r"HeadSettings in .*: missing \['host'\]"):
         load(HeadSettings, written(tmp_path, content))
+
+
+def test_a_head_starts_with_the_number_of_feeders_of_now(tmp_path: Path):
+    count = tmp_path / "feeders"
+    head = load(HeadSettings, written(tmp_path, {**built.head(JOB, SETUP), "count_path": str(count)}))
+    with pytest.raises(InputError, match=r"number of feeders is needed in .*feeders"):
+        feeders_wanted(head)
+    count.write_text("12")
+    assert supervisor_settings(head, "10.0.0.7:6379").num_feeders == 12
+
+
+def test_tuning_that_is_no_object_is_refused(tmp_path: Path):
     with pytest.raises(InputError, match=r"RayTuning in .* must be a JSON object"):
         load(HeadSettings, written(tmp_path, {**built.head(JOB, SETUP), "tuning": 5}))
 
 
 def test_the_supervisor_of_a_pod_serves_other_pods(tmp_path: Path):
-    head = load(HeadSettings, written(tmp_path, built.head(JOB, SETUP)))
+    head = load(HeadSettings, written(tmp_path, {**built.head(JOB, SETUP), "count_path": None}))
     made = supervisor_settings(head, "10.0.0.7:6379")
     assert isinstance(made, SupervisorSettings)
     assert (made.bind_host, made.feeder_bind_host) == ("::", "::")

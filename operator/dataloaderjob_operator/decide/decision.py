@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from dataloaderjob.api.job import MANAGED_BY
 from dataloaderjob.api.status import (
     ConditionType,
     DataLoaderJobStatus,
@@ -16,7 +15,7 @@ from dataloaderjob.api.status import (
     TrainersStatus,
 )
 from dataloaderjob_operator import names, objects
-from dataloaderjob_operator.decide import restarts, supervisor_status
+from dataloaderjob_operator.decide import pinned, restarts, supervisor_status
 from dataloaderjob_operator.decide.conditions import (
     ENDED,
     HELD,
@@ -82,12 +81,13 @@ class Decision:
 
 def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision | None:
     """Decides what becomes of a job; None: it is another controller's."""
-    if observed.job.spec.managed_by not in (None, MANAGED_BY):
+    if not setup.manages(observed.job.spec.managed_by):
         return None
     health = diagnose(observed)
     found = parts(observed, health)
     queue = queue_of(observed, health)
     result = find_stage(observed, health, found, queue, now)
+    setup = pinned.first_setup(observed, setup)
     wanted, later, bug = _children(observed, setup, result, now)
     if bug is not None:
         observed = replace(observed, not_understood=not_understood(bug))
@@ -99,7 +99,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         phase=_phase(result, serves=serves(found)),
         conditions=conditions(observed, result, found, short, now),
         feeders=_feeders(observed, result),
-        trainers=_trainers(observed, health, result, now),
+        trainers=_trainers(observed, health, result, setup, now),
         loader=LoaderStatus() if result.stage in HELD else observed.status.loader,
         ray=observed.supervisor.ray
         if observed.supervisor and observed.supervisor.ray.version
@@ -128,7 +128,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         later=later,
         delete=()
         if bug is not None
-        else (*_unwanted(observed, result, set(wanted)), *_hung(observed, set(wanted))),
+        else (*_unwanted(observed, result, {*wanted, *map(_key, later)}), *_hung(observed, set(wanted))),
         delete_job=result.stage in ENDED and due is not None and due <= now,
         feeders=observed.job.spec.feeders.count if Part.FEEDING in WANTED[result.stage] else None,
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
@@ -205,12 +205,18 @@ def _children(
     for part in sorted(WANTED[result.stage]):
         waits = part is Part.TRAINERS and observed.waits_for_feeders(result.attempt)
         try:
-            (later if waits else made).extend(_BUILDERS[part](observed, setup, result, now))
+            (later if waits else made).extend(
+                pinned.settled(observed, _BUILDERS[part](observed, setup, result, now))
+            )
         except Exception as exc:
             bug = exc
     if bug is not None and not any(kind in WORKLOADS for kind, _ in observed.children):
         made, later = [], []
-    return {(child["kind"], child["metadata"]["name"]): child for child in made}, tuple(later), bug
+    return {_key(child): child for child in made}, tuple(later), bug
+
+
+def _key(child: Manifest) -> Key:
+    return child["kind"], child["metadata"]["name"]
 
 
 def _base(observed: Observed, setup: OperatorConfig, _: StageResult, __: datetime) -> list[Manifest]:
@@ -228,7 +234,7 @@ def _attempt(observed: Observed, setup: OperatorConfig, result: StageResult, now
         return []
     if (job is not None and leaving(job)) or restarts.holds_up(observed, result.attempt, now):
         return []
-    return [objects.trainers(observed.job, setup, result.attempt)]
+    return objects.training(observed.job, setup, result.attempt)
 
 
 _BUILDERS = {Part.BASE: _base, Part.FEEDING: _feeding, Part.TRAINERS: _attempt}
@@ -237,7 +243,7 @@ _BUILDERS = {Part.BASE: _base, Part.FEEDING: _feeding, Part.TRAINERS: _attempt}
 def _unwanted(observed: Observed, result: StageResult, wanted: set[Key]) -> list[Key]:
     """Trainers that have ended with their job stay: their pods have the logs. Those that a deadline has caught go, with
     what they hold."""
-    kept = set(wanted)
+    kept = wanted | pinned.in_use(observed)
     if result.stage in ENDED and observed.trainers() in {Trainers.COMPLETE, Trainers.FAILED}:
         kept.add(("Job", names.trainers(observed.job.name, result.attempt)))
     return sorted(k for k, child in observed.children.items() if k not in kept and not leaving(child))
@@ -296,7 +302,9 @@ def _feeders(observed: Observed, result: StageResult) -> FeedersStatus:
     )
 
 
-def _trainers(observed: Observed, health: Health, result: StageResult, now: datetime) -> TrainersStatus:
+def _trainers(
+    observed: Observed, health: Health, result: StageResult, setup: OperatorConfig, now: datetime
+) -> TrainersStatus:
     live = observed.children.get(("Job", names.trainers(observed.job.name, result.attempt)), {}).get(
         "status", {}
     )
@@ -306,6 +314,7 @@ def _trainers(observed: Observed, health: Health, result: StageResult, now: date
     return TrainersStatus(
         desired=desired, active=int(live.get("active") or 0), succeeded=succeeded, restarts=result.attempt,
         failures=tally.failures, disruptions=tally.disruptions, next_start=tally.next_start,
+        image=pinned.trainer_image(observed.job), sidecar_image=setup.sidecar_image,
         summary=f"{min(running, desired)}/{desired}",
     )  # fmt: skip
 

@@ -37,9 +37,10 @@ _OWNED = ("containers", "initContainers", "volumes", "restartPolicy")
 TMP: Manifest = {"name": "dataloaderjob-tmp", "mountPath": "/tmp"}  # noqa: S108  a volume of the pod's own
 SHM: Manifest = {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"}  # noqa: S108
 """Mounts that the user's at the same path replace."""
+SETTINGS_VOLUME = "dataloaderjob-settings"
 MOUNTS: tuple[Manifest, ...] = (
     {"name": "dataloaderjob-key", "mountPath": settings.KEY_FOLDER, "readOnly": True},
-    {"name": "dataloaderjob-settings", "mountPath": settings.SETTINGS_FOLDER, "readOnly": True},
+    {"name": SETTINGS_VOLUME, "mountPath": settings.SETTINGS_FOLDER, "readOnly": True},
 )
 
 
@@ -141,7 +142,12 @@ def ray_pod(
     pod = {
         **shared_fields(setup, user, taken),
         "containers": [ours, *theirs.values()],
-        "volumes": [*volumes(job), *scratch, *data.get("volumes", []), *spec.get("volumes", [])],
+        "volumes": [
+            *volumes(job, setup, names.Role(container["name"])),
+            *scratch,
+            *data.get("volumes", []),
+            *spec.get("volumes", []),
+        ],
     }
     return pod | {name: spec[name] for name in ("initContainers",) if name in spec}
 
@@ -154,8 +160,8 @@ def inherited(*templates: PodTemplate) -> dict[str, Any]:
     }
 
 
-def volumes(job: DataLoaderJob) -> list[Manifest]:
-    """Key and settings, for every pod of the job."""
+def volumes(job: DataLoaderJob, setup: settings.OperatorConfig, role: names.Role) -> list[Manifest]:
+    """Key and settings, for every pod of a role."""
     return [
         {
             "name": "dataloaderjob-key",
@@ -164,8 +170,16 @@ def volumes(job: DataLoaderJob) -> list[Manifest]:
                 "defaultMode": 0o440,
             },
         },
-        {"name": "dataloaderjob-settings", "configMap": {"name": names.settings_map(job.name)}},
+        {"name": SETTINGS_VOLUME, "configMap": {"name": settings.map_name(job, setup, role)}},
     ]
+
+
+def map_of(template: Mapping[str, Any]) -> str | None:
+    """The ConfigMap with the settings of a template's pods; None if they have none."""
+    for volume in (template.get("spec") or {}).get("volumes") or ():
+        if volume.get("name") == SETTINGS_VOLUME:
+            return str((volume.get("configMap") or {}).get("name"))
+    return None
 
 
 def scratch_volume(name: str, scratch: ScratchSpec) -> Manifest:

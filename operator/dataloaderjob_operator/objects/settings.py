@@ -1,5 +1,10 @@
-"""The operator's own settings, and the job's Secret and ConfigMap: the settings files that head, feeders and sidecars
+"""The operator's own settings, and the job's Secret and ConfigMaps: the settings files that head, feeders and sidecars
 read at their start. Pure.
+
+Each role's file is in a ConfigMap that has the digest of the file in its name and never gets another: pods read what
+they were started with for as long as they live, whatever becomes of the spec or the operator. Who reads a file may be
+of an older version than this operator: keys are only added, and `tests/contract/test_skew.py` has those of each
+release.
 """
 
 from __future__ import annotations
@@ -15,10 +20,11 @@ from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import Quantity
+from dataloaderjob.api.job import MANAGED_BY
 from dataloaderjob.api.pods import PodTemplate
 from dataloaderjob.core.sockets import EVERYWHERE
 from dataloaderjob_operator import names
-from dataloaderjob_operator.kinds import Manifest
+from dataloaderjob_operator.kinds import Manifest, digest
 
 KEY_FOLDER = "/etc/dataloaderjob/key"
 SETTINGS_FOLDER = "/etc/dataloaderjob/settings"
@@ -37,8 +43,11 @@ HOST_PORTS = range(20_000, 28_000, 2)
 """Pairs of ports for trainers that share their node's: below those that Services and connections draw, and not those of
 dcgm-exporter (9400) or of any other job's torchrun."""
 JOB_KEY = "links"
-HEAD_FILE = "head.json"
+COUNT_FILE = "feeders"
+"""The number of feeders as it is now: the one thing of the head's settings that changes while it runs."""
 RAY_TOKEN = "ray"  # noqa: S105  the name of a file
+FILES = {names.Role.HEAD: "head.json", names.Role.FEEDER: "feeder.json", names.Role.TRAINER: "sidecar.json"}
+"""Settings files by the role of the pods that read them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +79,12 @@ class OperatorConfig:
     whoever they run as. None: namespaces give one, as OpenShift's do."""
     cluster_domain: str = ""
     """Domain of the cluster's names, such as cluster.local; empty: pods add it themselves."""
+    managed_by: str = ""
+    """Only jobs that name this in `spec.managedBy` are this operator's; empty: those that name none, or MANAGED_BY."""
+
+    def manages(self, named: str | None) -> bool:
+        """Checks whether a job is this operator's, by what its `spec.managedBy` names."""
+        return named == self.managed_by if self.managed_by else named in (None, MANAGED_BY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +144,32 @@ def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
     }
 
 
-def config_map(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
-    """Makes the settings as JSON, one file for each kind of process."""
-    return {
+def config_map(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> Manifest:
+    """Makes the settings of a role's pods as JSON."""
+    data = _files(job, setup, role)
+    made = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": names.metadata(job, names.settings_map(job.name)),
-        "data": {
-            "sidecar.json": _json(sidecar(job, setup)),
-            HEAD_FILE: _json(head(job, setup)),
-            "feeder.json": _json(feeder(job, setup)),
-        },
+        "metadata": names.metadata(job, names.settings_map(job.name, digest(data)), role),
     }
+    if role is names.Role.HEAD:
+        return {**made, "data": {**data, COUNT_FILE: count(job)}}
+    return {**made, "immutable": True, "data": data}
+
+
+def map_name(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> str:
+    """The ConfigMap with the settings that pods of a role are to start with."""
+    return names.settings_map(job.name, digest(_files(job, setup, role)))
+
+
+def count(job: DataLoaderJob) -> str:
+    """What COUNT_FILE has."""
+    return str(job.spec.feeders.count)
+
+
+def _files(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> dict[str, str]:
+    made = {names.Role.HEAD: head, names.Role.FEEDER: feeder, names.Role.TRAINER: sidecar}[role]
+    return {FILES[role]: _json(made(job, setup))}
 
 
 def unique(job: DataLoaderJob) -> str:
@@ -173,7 +202,8 @@ def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "host": service_host(job, names.head(job.name), setup),
         "gcs_port": GCS_PORT,
         "supervisor_port": SUPERVISOR_PORT,
-        "num_feeders": job.spec.feeders.count,
+        "num_feeders": 1,  # where COUNT_FILE is not read; the operator soon says how many
+        "count_path": f"{SETTINGS_FOLDER}/{COUNT_FILE}",
         "ray_version": job.spec.ray.managed.version,
         "tuning": tuning(job),
     }

@@ -144,7 +144,7 @@ def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manif
         "initContainers": [sidecar(job, setup), *user.get("initContainers", [])],
         "containers": [trainer, *others],
         "volumes": [
-            *volumes(job),
+            *volumes(job, setup, names.Role.TRAINER),
             scratch_volume(_RUN["name"], job.spec.sidecar.scratch),
             *shm,
             *data.get("volumes", []),

@@ -6,13 +6,16 @@ It keeps only what is read of an object (`kinds.transform`): a cluster may have 
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from dataloaderjob.api import KIND, parse_live
-from dataloaderjob.api.job import MANAGED_BY, Metadata
+from dataloaderjob.api.job import Metadata
 from dataloaderjob.api.status import DataLoaderJobStatus, Phase
 from dataloaderjob_operator.decide.observed import Key, Observed
 from dataloaderjob_operator.kinds import Manifest, transform
@@ -22,6 +25,8 @@ WRITE_WINS_S = 120.0
 """Seconds for which a write of ours wins over an older version that a watch reports: kopf notices a dead connection
 after 70 s, and the next one begins where it was."""
 GONE = 4096
+MAX_UNREADABLE = 64
+"""Places of a status that may be left out."""
 JobKey = tuple[str, str]
 """(namespace, name) of a job."""
 
@@ -169,9 +174,10 @@ class Cache:
     def status(self, owner: JobKey) -> DataLoaderJobStatus:
         return _status(self.live_status(owner))
 
-    def managed_elsewhere(self, owner: JobKey) -> bool:
-        """Checks whether the job is another controller's, as far as it can be read."""
-        return (self._jobs.get(owner, {}).get("spec") or {}).get("managedBy") not in (None, MANAGED_BY)
+    def managed_by(self, owner: JobKey) -> str | None:
+        """The controller that the job names, as far as it can be read."""
+        named = (self._jobs.get(owner, {}).get("spec") or {}).get("managedBy")
+        return None if named is None else str(named)
 
     def about(self, owner: JobKey) -> Metadata:
         """Name, namespace and uid of a job, which may be one that cannot be read."""
@@ -255,8 +261,28 @@ def _made(thing: Manifest) -> str:
 
 
 def _status(found: Any) -> DataLoaderJobStatus:
-    """Reads a status. One that cannot be read, such as a newer operator's, is begun anew."""
+    """Reads a status. What of it cannot be read is left out, such as fields of a newer operator: the count of attempts
+    stays, and an end is an end."""
+    left = copy.deepcopy(found or {})
+    for _ in range(MAX_UNREADABLE):
+        try:
+            return DataLoaderJobStatus.model_validate(left)
+        except ValidationError as exc:
+            _leave_out(left, exc.errors(include_url=False)[0]["loc"])
+    return DataLoaderJobStatus()
+
+
+def _leave_out(thing: Any, place: Sequence[str | int]) -> None:
+    """Removes what is at a place; if nothing is there, what should have it."""
+    inside = thing
+    for depth, step in enumerate(place[:-1]):
+        try:
+            inside = inside[step]
+        except (KeyError, IndexError, TypeError):
+            return _leave_out(thing, place[:depth])
     try:
-        return DataLoaderJobStatus.model_validate(found or {})
-    except ValueError:
-        return DataLoaderJobStatus()
+        del inside[place[-1]]
+    except (KeyError, IndexError, TypeError):
+        if len(place) > 1:
+            _leave_out(thing, place[:-1])
+    return None

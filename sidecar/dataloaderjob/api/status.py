@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from dataloaderjob.api.base import Model, Whole, nested
 
@@ -117,6 +117,10 @@ class TrainersStatus(Model):
     """Restarts that do not, since the last progress."""
     next_start: Moment = None
     """When they are started anew at the earliest."""
+    image: Annotated[str, Field(max_length=1024)] = ""
+    """The trainers' own image."""
+    sidecar_image: Annotated[str, Field(max_length=1024)] = ""
+    """The operator's sidecar image when `image` was new: it goes with it, where the spec names no other."""
     summary: Metric = "0/0"
     """Pods that run or ended with exit code 0, of those asked for; for `kubectl get`."""
 
@@ -161,7 +165,7 @@ class DataLoaderJobStatus(Model):
 
     observed_generation: Whole = Field(default=0, ge=0)
     """The generation of the spec that this is about."""
-    phase: Phase = Phase.PENDING
+    phase: Annotated[Phase, WithJsonSchema({"type": "string"})] = Phase.PENDING  # others may follow
     """One word for the conditions."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=BY_TYPE)] = ()
     """Facts about the job."""

@@ -1,6 +1,8 @@
 """Settings of the processes that a starter hands over in a JSON file.
 
-Units are in the names; each process reads its file once, in its `__main__`.
+Units are in the names; each process reads its file once, in its `__main__`. Who writes it may be of another version, as
+the operator is of a later one than a job's images: a key that is not known is ignored, with a line in the log, and one
+that is missing has its default. So keys are only ever added, with a default, and keep their meaning.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -212,29 +215,44 @@ def dump(settings: Any, path: Path) -> None:
 
 
 def load(kind: type[T], path: Path) -> T:
-    """Reads what `dump` wrote. Raises InputError naming the file and the field that does not fit."""
+    """Reads what `dump` or an operator wrote. Raises InputError naming the file and the field that is missing."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as exc:
         raise InputError(f"settings for {kind.__name__} are needed in {path}: {exc}") from exc
-    return _made(kind, found, path)
+    unknown: list[str] = []
+    made = _made(kind, found, path, unknown)
+    if unknown:
+        sys.stderr.write(
+            f"settings for {kind.__name__} in {path}: ignored, as this version does not know them: "
+            f"{', '.join(sorted(unknown))}\n"
+        )
+    return made
 
 
-def _made(kind: type[T], found: Any, path: Path) -> T:
-    """An object of JSON as a dataclass, and what is in it where a field is a dataclass."""
+def _made(kind: type[T], found: Any, path: Path, unknown: list[str], inside: str = "") -> T:
+    """An object of JSON as a dataclass, and what is in it where a field is a dataclass. `unknown`: collects keys that
+    the dataclass has not; `inside`: the keys around this one."""
     if not isinstance(found, Mapping):
         raise InputError(f"settings for {kind.__name__} in {path} must be a JSON object")
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    unknown = sorted(set(found) - set(fields))
+    unknown += [inside + name for name in found if name not in fields]
     needed = [
         n for n, f in fields.items()
         if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING and n not in found
     ]  # fmt: skip
-    if unknown or needed:
-        raise InputError(f"settings for {kind.__name__} in {path}: unknown {unknown}, missing {needed}")
+    if needed:
+        raise InputError(
+            f"settings for {kind.__name__} in {path}: missing {[inside + name for name in needed]}"
+        )
     hints = get_type_hints(kind)
-    inner = {n: _made(hints[n], v, path) for n, v in found.items() if dataclasses.is_dataclass(hints[n])}
-    return kind(**{**found, **inner})
+    known = {name: value for name, value in found.items() if name in fields}
+    inner = {
+        name: _made(hints[name], value, path, unknown, f"{inside}{name}.")
+        for name, value in known.items()
+        if dataclasses.is_dataclass(hints[name])
+    }
+    return kind(**{**known, **inner})
 
 
 def read_key(path: str | Path) -> bytes:

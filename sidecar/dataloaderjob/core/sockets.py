@@ -2,8 +2,9 @@
 
 Each side shows the other that it holds the job's key (c = the side that connected):
 
-    s -> c   {"nonce": s, "protocol": n}
+    s -> c   {"nonce": s, "protocol": newest, "oldest": oldest}      the versions that s speaks
     c -> s   {"nonce": c, "protocol": n, "role": ..., "name": ..., "job": ..., "facts": {...}, "mac": ...}
+                                             the newest version of both, which is spoken from then on
     s -> c   {"mac": ..., "facts": {...}}       or  {"error": "..."} and the end
 
 Each mac is HMAC-SHA256 over a label for its direction, both nonces and the fields that it vouches for, so neither side
@@ -26,6 +27,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
@@ -41,6 +43,53 @@ MAX_GUESTS = 64
 Welcomed = Callable[[socket.socket, dict[str, Any]], None]
 EVERYWHERE = "::"
 """All addresses of a machine, of IPv6 and IPv4 alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Versions of one protocol that a process speaks."""
+
+    oldest: int
+    newest: int
+    remedy: str
+    """What to do where a peer speaks none of them."""
+
+    def common(self, challenge: dict[str, Any]) -> int:
+        """The newest version of both sides. Raises AuthError if there is none."""
+        newest = challenge.get("protocol")
+        oldest = challenge.get("oldest", newest)
+        if type(newest) is not int or type(oldest) is not int or not oldest <= newest:
+            raise self._refusal(newest)
+        if oldest > self.newest or newest < self.oldest:
+            raise self._refusal(newest if oldest == newest else f"{oldest} to {newest}")
+        return min(newest, self.newest)
+
+    def check(self, reply: dict[str, Any]) -> None:
+        """Raises AuthError unless the version that the peer chose is spoken here."""
+        chosen = reply.get("protocol")
+        if type(chosen) is not int or not self.oldest <= chosen <= self.newest:
+            raise self._refusal(chosen)
+
+    def _refusal(self, theirs: object) -> AuthError:
+        ours = str(self.newest) if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
+        return AuthError(f"protocol version {ours} is needed, the peer speaks {theirs}: {self.remedy}")
+
+
+DATA = Versions(
+    PROTOCOL, PROTOCOL, "install the same dataloaderjob version in the trainer, sidecar and feeder images"
+)
+"""Versions of the data path: frames have one only, and a job's images are of one release."""
+CONTROL = Versions(
+    3,
+    3,
+    "the images of a job may be of the operator's release or of the one before it: use others, or that operator",
+)
+"""Versions of the messages with the supervisor (`core.supervision`), which an operator of another release polls.
+
+A message or a meaning that a peer of `newest` does not know raises `newest`; `oldest` follows, one behind it, so that
+each release speaks with the one before. A key that is added to a message raises nothing: it is ignored where it is not
+known.
+"""
 
 
 def listen(host: str, port: int, *, backlog: int = 128) -> socket.socket:
@@ -132,29 +181,31 @@ def recv_message(sock: socket.socket) -> dict[str, Any]:
     return parse_message(recv_exactly(sock, _length(recv_exactly(sock, LENGTH.size), MAX_MESSAGE_NBYTES)))
 
 
-def new_challenge() -> dict[str, Any]:
+def new_challenge(versions: Versions = CONTROL) -> dict[str, Any]:
     """First message, of the side that accepted."""
-    return {"nonce": os.urandom(16).hex(), "protocol": PROTOCOL}
+    return {"nonce": os.urandom(16).hex(), "protocol": versions.newest, "oldest": versions.oldest}
 
 
 def answer_challenge(
-    key: bytes, challenge: dict[str, Any], *, role: str, name: str, job: str, facts: dict[str, Any]
-) -> dict[str, Any]:
-    """Second message, of the side that connected. Raises AuthError on another protocol version."""
-    _check_protocol(challenge)
+    key: bytes, challenge: dict[str, Any], *, role: str, name: str, job: str, facts: dict[str, Any],
+    versions: Versions = CONTROL,
+) -> dict[str, Any]:  # fmt: skip
+    """Second message, of the side that connected. Raises AuthError where no version is common."""
+    chosen = versions.common(challenge)
     nonce = os.urandom(16).hex()
     fields = (challenge.get("nonce"), nonce, role, name, job, facts)
     return {
-        "nonce": nonce, "protocol": PROTOCOL, "role": role, "name": name, "job": job, "facts": facts,
+        "nonce": nonce, "protocol": chosen, "role": role, "name": name, "job": job, "facts": facts,
         "mac": _mac(key, "connector", *fields),
     }  # fmt: skip
 
 
 def accept_answer(
-    key: bytes, challenge: dict[str, Any], reply: dict[str, Any], *, job: str, facts: dict[str, Any]
-) -> dict[str, Any]:
+    key: bytes, challenge: dict[str, Any], reply: dict[str, Any], *, job: str, facts: dict[str, Any],
+    versions: Versions = CONTROL,
+) -> dict[str, Any]:  # fmt: skip
     """Third message: checks the answer and vouches for us. Raises AuthError with the reason."""
-    _check_protocol(reply)
+    versions.check(reply)
     fields = (challenge["nonce"], *(reply.get(k) for k in ("nonce", "role", "name", "job", "facts")))
     if not _same(_mac(key, "connector", *fields), reply.get("mac")):
         raise AuthError("the peer does not hold this job's key")
@@ -184,14 +235,6 @@ def _mac(key: bytes, label: str, *fields: object) -> str:
 def _same(expected: str, found: object) -> bool:
     """Compares in constant time; a peer may tell anything, also what is no ASCII."""
     return hmac.compare_digest(expected.encode(), str(found).encode("utf-8", "replace"))
-
-
-def _check_protocol(message: dict[str, Any]) -> None:
-    if message.get("protocol") != PROTOCOL:
-        raise AuthError(
-            f"protocol version {PROTOCOL} is needed, the peer speaks {message.get('protocol')}: "
-            "install the same dataloaderjob version in the trainer, sidecar and feeder images"
-        )
 
 
 class Handshake:
@@ -230,11 +273,14 @@ class ClientHandshake(Handshake):
     """The side that connected."""
 
     def __init__(
-        self, key: bytes, *, role: str, name: str, job: str, facts: dict[str, Any] | None = None
-    ) -> None:
+        self, key: bytes, *, role: str, name: str, job: str, facts: dict[str, Any] | None = None,
+        versions: Versions = CONTROL,
+    ) -> None:  # fmt: skip
         super().__init__()
         self._key = key
-        self._fields: dict[str, Any] = {"role": role, "name": name, "job": job, "facts": facts or {}}
+        self._fields: dict[str, Any] = {
+            "role": role, "name": name, "job": job, "facts": facts or {}, "versions": versions,
+        }  # fmt: skip
         self._challenge: dict[str, Any] | None = None
         self._reply: dict[str, Any] = {}
         self.facts: dict[str, Any] | None = None
@@ -251,16 +297,20 @@ class ClientHandshake(Handshake):
 class ServerHandshake(Handshake):
     """The side that accepted; it sends `greeting` first."""
 
-    def __init__(self, key: bytes, *, job: str, facts: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, key: bytes, *, job: str, facts: dict[str, Any] | None = None, versions: Versions = CONTROL
+    ) -> None:
         super().__init__()
-        self._key, self._job, self._facts = key, job, facts or {}
-        self._challenge = new_challenge()
+        self._key, self._job, self._facts, self._versions = key, job, facts or {}, versions
+        self._challenge = new_challenge(versions)
         self.greeting = pack_message(self._challenge)
         self.peer: dict[str, Any] | None = None
-        """What the peer said of itself (role, name, facts), once it is done."""
+        """What the peer said of itself (role, name, facts, and the protocol version it chose), once it is done."""
 
     def _on(self, message: dict[str, Any]) -> bytes:
-        last = accept_answer(self._key, self._challenge, message, job=self._job, facts=self._facts)
+        last = accept_answer(
+            self._key, self._challenge, message, job=self._job, facts=self._facts, versions=self._versions
+        )
         self.done, self.peer = True, message
         return pack_message(last)
 
@@ -273,11 +323,12 @@ def greet(
     name: str,
     job: str,
     facts: dict[str, Any] | None = None,
+    versions: Versions = CONTROL,
     timeout_s: float = HANDSHAKE_TIMEOUT_S,
 ) -> dict[str, Any]:
     """The connecting side of the handshake. Returns the peer's facts; leaves no timeout on the socket."""
     sock.settimeout(timeout_s)
-    handshake = ClientHandshake(key, role=role, name=name, job=job, facts=facts)
+    handshake = ClientHandshake(key, role=role, name=name, job=job, facts=facts, versions=versions)
     while handshake.facts is None:
         sock.sendall(handshake.receive(recv_exactly(sock, handshake.wanted)))
     sock.settimeout(None)
@@ -285,11 +336,11 @@ def greet(
 
 
 def welcome(
-    sock: socket.socket, key: bytes, *, job: str, facts: dict[str, Any] | None = None
-) -> dict[str, Any]:
+    sock: socket.socket, key: bytes, *, job: str, facts: dict[str, Any] | None = None, versions: Versions = CONTROL
+) -> dict[str, Any]:  # fmt: skip
     """The accepting side. Returns the peer's answer (role, name, facts); refusals are told to the peer."""
     sock.settimeout(HANDSHAKE_TIMEOUT_S)
-    handshake = ServerHandshake(key, job=job, facts=facts)
+    handshake = ServerHandshake(key, job=job, facts=facts, versions=versions)
     sock.sendall(handshake.greeting)
     while handshake.peer is None:
         data = recv_exactly(sock, handshake.wanted)
@@ -307,12 +358,14 @@ class Acceptor:
     """A listening socket and the handshakes under way."""
 
     def __init__(
-        self, host: str, port: int, *, key: bytes, job: str, facts: dict[str, Any], welcomed: Welcomed
-    ) -> None:
+        self, host: str, port: int, *, key: bytes, job: str, facts: dict[str, Any], welcomed: Welcomed,
+        versions: Versions = CONTROL,
+    ) -> None:  # fmt: skip
         """`welcomed(socket, answer)` is called in the handshake's thread and owns the socket from then on.
 
         Raises OSError when the address cannot be bound.
         """
+        self._versions = versions
         self._key, self._job, self._facts, self._welcomed = key, job, facts, welcomed
         self._lock = threading.Lock()
         self._guests: dict[socket.socket, float] = {}
@@ -357,7 +410,7 @@ class Acceptor:
         log = logging.getLogger(__name__)
         try:
             tune(guest)
-            answer = welcome(guest, self._key, job=self._job, facts=self._facts)
+            answer = welcome(guest, self._key, job=self._job, facts=self._facts, versions=self._versions)
         except ConnectionError as exc:  # a probe of the port, for one, which comes every few seconds
             log.debug("a connection ended within its handshake: %s", exc)
             guest.close()

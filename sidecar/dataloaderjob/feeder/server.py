@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
 from dataloaderjob.core.frames import Flag, Header, Kind, base_seed_of
 from dataloaderjob.core.settings import FeederSettings, read_key
-from dataloaderjob.core.sockets import Acceptor
+from dataloaderjob.core.sockets import DATA, Acceptor
 from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore
 from dataloaderjob.feeder.channel import Body, Channel
@@ -76,6 +76,7 @@ class FeederServer:
             job=settings.job,
             facts=stated,
             welcomed=self._welcomed,
+            versions=DATA,
         )
 
     @property

@@ -271,6 +271,9 @@ class HeadSettings:
     gcs_port: int
     supervisor_port: int
     num_feeders: int
+    """The number to start with, where there is no `count_path`."""
+    count_path: str | None = None
+    """File with the number of feeders as it is now. The rest of the settings stays as it was when the pod was made."""
     tuning: RayTuning = field(default_factory=RayTuning)
     ray_version: str | None = None
     """What the image has to have; None: any."""

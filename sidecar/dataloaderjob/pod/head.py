@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from dataloaderjob.core.errors import ServiceError
+from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.settings import NODE_BLOBS, SupervisorSettings, dump, read_key
 from dataloaderjob.core.sockets import EVERYWHERE
 from dataloaderjob.pod import entry
@@ -42,16 +42,26 @@ REGISTER_MARGIN_S = 30.0
 SUPERVISOR_GRACE_S = 2.0
 
 
+def feeders_wanted(settings: HeadSettings) -> int:
+    """The number of feeders as the operator wants it now. Raises InputError."""
+    if settings.count_path is None:
+        return settings.num_feeders
+    try:
+        return int(Path(settings.count_path).read_text())
+    except (OSError, ValueError) as exc:
+        raise InputError(f"the number of feeders is needed in {settings.count_path}: {exc}") from exc
+
+
 def supervisor_settings(settings: HeadSettings, address: str) -> SupervisorSettings:
-    """`address`: of the GCS. All the supervisor writes goes with the container: the number of feeders in the
-    settings is the operator's newest."""
+    """`address`: of the GCS. All the supervisor writes goes with the container: the number of feeders beside
+    the settings is the operator's newest."""
     folder = Path(settings.temp_dir) / NODE_FOLDER
     return SupervisorSettings(
         job=settings.job,
         key_path=settings.key_path,
         blob_folder=str(folder / NODE_BLOBS),
         ray_address=address,
-        num_feeders=settings.num_feeders,
+        num_feeders=feeders_wanted(settings),
         state_path=str(folder / "feeders.json"),
         bind_host=EVERYWHERE,  # feeders and sidecars are in other pods; both sides show the job's key
         port=settings.supervisor_port,

@@ -83,7 +83,7 @@ class FeederConnection:
         self.sock, self.phase, self.started_at = sock, Phase.CONNECTING, now
         facts = {"trainer": self._trainer}
         self._handshake = sockets.ClientHandshake(
-            self._key, role="receiver", name=self._name, job=self._job, facts=facts
+            self._key, role="receiver", name=self._name, job=self._job, facts=facts, versions=sockets.DATA
         )
         with contextlib.suppress(BlockingIOError):
             sock.connect((self.endpoint.host, self.endpoint.port))

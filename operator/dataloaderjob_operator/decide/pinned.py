@@ -1,0 +1,105 @@
+"""What pods were started with stays with them, whatever becomes of the spec or the operator: their settings, the
+template that another version of the operator made, and the sidecar's image of a job's trainers. Pure.
+
+Settings are in ConfigMaps that are never changed (`objects.settings`). One is made when a workload is to read it, and
+goes when no workload does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from dataloaderjob.api import DataLoaderJob
+from dataloaderjob_operator import names
+from dataloaderjob_operator.decide.observed import Key, Observed
+from dataloaderjob_operator.kinds import Manifest, keep_template
+from dataloaderjob_operator.objects import OperatorConfig
+from dataloaderjob_operator.objects.pods import map_of
+from dataloaderjob_operator.objects.settings import COUNT_FILE, count
+
+MAP = "ConfigMap"
+
+
+def first_setup(observed: Observed, setup: OperatorConfig) -> OperatorConfig:
+    """The operator's settings, with the sidecar's image that the job's trainers had from their first attempt on: it
+    fits the library in their own image, and counts for as long as that one stays."""
+    known = observed.status.trainers
+    if known.sidecar_image and known.image == trainer_image(observed.job):
+        return replace(setup, sidecar_image=known.sidecar_image)
+    return setup
+
+
+def trainer_image(job: DataLoaderJob) -> str:
+    """The trainers' own image."""
+    return job.spec.trainers.job.container.image or ""
+
+
+def settled(observed: Observed, built: Iterable[Manifest]) -> list[Manifest]:
+    """What was built, with the templates of pods that stay, and without settings that none of them reads."""
+    kept = [_kept(observed, child) for child in built]
+    read = {_map_name(observed.children.get(key, child)) if key[0] == "Job" else _map_name(child)
+            for child in kept if (key := _key(child))[0] in ("Deployment", "Job")}  # fmt: skip
+    made = [child for child in kept if child["kind"] != MAP or child["metadata"]["name"] in read]
+    return [*made, *_recounted(observed, made)]
+
+
+def in_use(observed: Observed) -> set[Key]:
+    """Settings that live workloads read, or pods of theirs that a roll-out has not replaced yet."""
+    found = set()
+    for (kind, _), child in observed.children.items():
+        if (name := _map_name(child)) is not None:
+            found.add((MAP, name))
+        if kind == "Deployment" and _rolls(child):
+            found |= {
+                key
+                for key, other in observed.children.items()
+                if key[0] == MAP and _role(other) == _role(child)
+            }
+    return found
+
+
+def _kept(observed: Observed, child: Manifest) -> Manifest:
+    """A workload with the template that is there, where its pods stay: but for one whose settings somebody deleted.
+    They cannot be made again, and further pods of it would wait for them."""
+    live = observed.children.get(_key(child))
+    if live is None or child["kind"] != "Deployment":
+        return child
+    kept = keep_template(child, live)
+    name = _map_name(kept)
+    return kept if name is None or (MAP, name) in observed.children else child
+
+
+def _recounted(observed: Observed, made: Iterable[Manifest]) -> list[Manifest]:
+    """The settings of a head that stays, with the number of feeders as it is now."""
+    known = {_key(child) for child in made}
+    for child in made:
+        if _key(child) != ("Deployment", names.head(observed.job.name)):
+            continue
+        name = _map_name(child) or ""
+        live = observed.children.get((MAP, name), {})
+        if (MAP, name) in known or COUNT_FILE not in live.get("data", {}):
+            continue
+        metadata = names.metadata(observed.job, name, names.Role.HEAD)
+        data = {**live["data"], COUNT_FILE: count(observed.job)}
+        return [{"apiVersion": "v1", "kind": MAP, "metadata": metadata, "data": data}]
+    return []
+
+
+def _rolls(deployment: Manifest) -> bool:
+    """Checks whether it may still have pods of an earlier template."""
+    status = deployment.get("status", {})
+    seen = int(status.get("observedGeneration") or 0) >= int(deployment["metadata"].get("generation") or 0)
+    return not seen or int(status.get("updatedReplicas") or 0) < int(status.get("replicas") or 0)
+
+
+def _map_name(workload: Manifest) -> str | None:
+    return map_of(workload.get("spec", {}).get("template") or {})
+
+
+def _role(thing: Manifest) -> str | None:
+    return (thing["metadata"].get("labels") or {}).get(names.LABEL_ROLE)
+
+
+def _key(child: Manifest) -> Key:
+    return child["kind"], child["metadata"]["name"]

@@ -1,0 +1,165 @@
+"""Two releases side by side: what a release wrote and said is understood, and what it needs is still written and said.
+
+`skew/VERSION/` has the settings that the operator of a release writes, and the messages of its supervisor and sidecars.
+Once a release is made its folder is never edited. A key that is added goes into the folder of the release to come.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from manifests import manifest
+
+import dataloaderjob
+from dataloaderjob.api import parse_object
+from dataloaderjob.api.status import DataLoaderJobStatus
+from dataloaderjob.core import sockets, supervision
+from dataloaderjob.core.settings import SidecarSettings, load
+from dataloaderjob.pod.entry import FeederPodSettings, HeadSettings
+from dataloaderjob.sidecar.dispatch.streams import Endpoint
+from dataloaderjob.sidecar.supervisor_client import SupervisorClient
+from dataloaderjob.supervisor.feeder_set import Endpoint as supervisor_endpoint
+from dataloaderjob.supervisor.feeder_set import FeederSet
+from dataloaderjob.supervisor.main import Reports, Supervisor
+from dataloaderjob_operator import objects
+from dataloaderjob_operator.decide import supervisor_status
+from dataloaderjob_operator.names import Role
+from dataloaderjob_operator.objects import settings
+
+ROOT = Path(__file__).parent
+RELEASES = sorted((ROOT / "skew").iterdir())
+SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
+KINDS = {Role.HEAD: HeadSettings, Role.FEEDER: FeederPodSettings, Role.TRAINER: SidecarSettings}
+JOB = {"metadata.uid": "u-1", "metadata.namespace": "team"}
+KEY = b"k" * sockets.KEY_NBYTES
+
+
+def written(role: Role) -> dict[str, Any]:
+    """The settings that the operator writes now."""
+    made = settings.config_map(parse_object(manifest(JOB)), SETUP, role)
+    return dict(json.loads(made["data"][settings.FILES[role]]))
+
+
+def known(release: Path, name: str) -> Any:
+    return json.loads((release / name).read_text())
+
+
+def shape(found: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Each key of JSON, with the type of its value. A key with a dot in it is a value, and not counted."""
+    if isinstance(found, Mapping):
+        for name, value in found.items():
+            if "." not in name:
+                yield f"{path}.{name}", "object" if isinstance(value, Mapping) else type(value).__name__
+                yield from shape(value, f"{path}.{name}")
+    if isinstance(found, list) and found:
+        yield from shape(found[0], f"{path}[]")
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
+@pytest.mark.parametrize("role", Role, ids=lambda role: role.value)
+def test_settings_of_each_release_are_read_without_a_remark(release: Path, role: Role, capsys):
+    load(KINDS[role], release / settings.FILES[role])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
+@pytest.mark.parametrize("role", Role, ids=lambda role: role.value)
+def test_what_images_of_each_release_read_is_still_written(release: Path, role: Role):
+    before, now = dict(shape(known(release, settings.FILES[role]))), dict(shape(written(role)))
+    for key, kind in before.items():
+        assert key in now, f"{key}: images of {release.name} read it. Go on writing it"
+        assert "NoneType" in (kind, now[key]) or {kind, now[key]} <= {"int", "float"} or now[key] == kind, key
+
+
+@pytest.mark.parametrize("role", Role, ids=lambda role: role.value)
+def test_a_key_that_is_added_is_among_those_of_this_release(role: Role):
+    release = ROOT / "skew" / dataloaderjob.__version__
+    added = set(dict(shape(written(role)))) - set(dict(shape(known(release, settings.FILES[role]))))
+    assert not added, f"give them a default in {KINDS[role].__name__}, and put them into {release.name}/"
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
+def test_the_operator_understands_the_supervisor_of_each_release(release: Path):
+    message = known(release, "status.json")
+    found, readings = supervisor_status.parse(message), supervisor_status.readings(message)
+    assert (found.desired, found.ready, found.ray.version) == (2, 1, "2.60.0")
+    assert found.ray.worker_register_timeout_seconds == 120
+    assert found.cause is not None
+    assert (found.cause.reason, found.cause.host) == ("FeederFails", "10.0.0.2")
+    assert found.failure is not None
+    assert found.failure.reason == "ModuleMissing"
+    assert set(supervision.COUNTERS) <= set(readings["mnist-trainers-0-0"])
+    assert readings["mnist-trainers-0-0"]["next_calls"] == 40
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
+def test_a_supervisor_says_what_each_release_reads(release: Path):
+    feeders = FeederSet(2, ready_timeout_s=60.0, drain_timeout_s=10.0)
+    feeders.opened("s0", 0.0)
+    feeders.step(0.0)
+    feeders.report(supervisor_endpoint("feeder-0", "i0", "10.0.0.1", 7001, 40, "n0", "s0"), 1.0)
+    feeders.failed(1, "no torch", 2.0, supervision.Cause.FAILS)
+    reports = Reports()
+    reports.add("mnist-trainers-0-0", known(release, "metrics.json"))
+    provider = SimpleNamespace(in_force=known(release, "status.json")["ray"])
+    alone: Any = SimpleNamespace(
+        _provider=provider, _lock=threading.Lock(), _feeders=feeders, _reports=reports, _started=0.0
+    )
+    for file, message in (
+        ("status.json", Supervisor._status(alone)),
+        ("feeders.json", Supervisor.listing(alone)),
+    ):
+        said = dict(shape(message))
+        for key, kind in shape(known(release, file)):
+            assert said.get(key) == kind, f"{key}: {release.name} reads it. Go on saying it"
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
+def test_a_sidecar_understands_the_supervisor_of_each_release(release: Path):
+    client = SupervisorClient(("", 0), key=KEY, job="j", name="s", store=None)  # type: ignore[arg-type]
+    assert client._message(known(release, "feeders.json"))
+    assert client.feeders == [Endpoint("feeder-0", "i0", "10.0.0.1", 7001)]
+    assert client.desired == 2
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
+def test_a_supervisor_understands_the_sidecars_of_each_release(release: Path):
+    reports = Reports()
+    reports.add("mnist-trainers-0-0", known(release, "metrics.json"))
+    assert reports.failures()[0]["reason"] == "ModuleMissing"
+    assert reports.sidecars["mnist-trainers-0-0"]["metrics"]["next_calls"] == 40
+
+
+def test_the_control_protocol_is_spoken_in_its_newest_version_and_the_one_before():
+    versions = {known(release, "protocol.json")["control"] for release in RELEASES}
+    assert max(versions) == sockets.CONTROL.newest, "put it into the folder of this release"
+    assert sockets.CONTROL.oldest <= max(min(versions), sockets.CONTROL.newest - 1)
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
+def test_bytes_of_the_handshake_of_each_release_are_answered(release: Path):
+    """A supervisor of that release greets an operator of this one, and is taken for what it is."""
+    if known(release, "protocol.json")["control"] < sockets.CONTROL.oldest:
+        pytest.skip("out of the window")
+    client = sockets.ClientHandshake(KEY, role="control", name="operator", job="team/mnist/u-1")
+    hello = client.receive(sockets.pack_message({"nonce": "00" * 16, **known(release, "challenge.json")}))
+    (length,) = sockets.LENGTH.unpack_from(hello)
+    reply = sockets.parse_message(hello[sockets.LENGTH.size : sockets.LENGTH.size + length])
+    assert sorted(reply) == ["facts", "job", "mac", "name", "nonce", "protocol", "role"]
+    expected = sockets._mac(KEY, "acceptor", "00" * 16, reply["nonce"], {})
+    client.receive(sockets.pack_message({"mac": expected, "facts": {}}))
+    assert client.done
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
+def test_a_status_of_each_release_is_read(release: Path):
+    """An operator that takes over finds what the one before it wrote."""
+    found = DataLoaderJobStatus.model_validate(known(release, "job-status.json"))
+    assert found.trainers.restarts == 1
+    assert {condition.type for condition in found.conditions} >= {"Ready", "Progressing", "Failed"}

@@ -1,0 +1,209 @@
+"""What pods were started with stays with them: settings, templates of another operator, the sidecar's image."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from memory_api import Job
+from observed_jobs import SETUP
+
+from dataloaderjob_operator import names
+from dataloaderjob_operator.kinds import Manifest
+from dataloaderjob_operator.objects.pods import map_of
+
+LATER = replace(SETUP, version="2.0", sidecar_image="example/sidecar:2", cluster_domain="other.domain")
+"""A later operator, which makes other settings of the same spec."""
+HEAD, FEEDERS, TRAINERS = (
+    ("Deployment", "mnist-head"),
+    ("Deployment", "mnist-feeders"),
+    ("Job", "mnist-trainers-0"),
+)
+
+
+def maps(job: Job) -> dict[str, Manifest]:
+    """Settings that there are, by name."""
+    return {name: thing for (kind, name), thing in job.api.objects.items() if kind == "ConfigMap"}
+
+
+def read_by(job: Job, key: tuple[str, str]) -> str:
+    """The settings that a workload's pods read; they are there."""
+    name = map_of(job.api.objects[key]["spec"]["template"])
+    assert name in maps(job)
+    return str(name)
+
+
+def rolled_out(job: Job, key: tuple[str, str], *, over: bool = True) -> None:
+    """Reports a Deployment whose pods have been replaced, or only some of them."""
+    live = job.api.objects[key]
+    generation = live["metadata"]["generation"]
+    status = {"observedGeneration": generation, "replicas": 2, "updatedReplicas": 2 if over else 1}
+    job.put({**live, "status": status})
+
+
+def upgraded(job: Job, **setup: Any) -> None:
+    job.operator.setup = replace(LATER, **setup)
+
+
+def settled(job: Job) -> None:
+    for _ in range(3):
+        job.reconcile()
+
+
+@pytest.fixture
+def job() -> Job:
+    made = Job()
+    settled(made)
+    for key in (HEAD, FEEDERS):
+        rolled_out(made, key)
+    return made
+
+
+def test_each_role_reads_settings_that_are_named_by_their_content(job: Job):
+    read = {read_by(job, key) for key in (HEAD, FEEDERS, TRAINERS)}
+    assert read == set(maps(job)), "none that nobody reads"
+    assert len(read) == 3
+    assert [maps(job)[read_by(job, key)].get("immutable") for key in (HEAD, FEEDERS, TRAINERS)] == [
+        None,
+        True,
+        True,
+    ]
+
+
+def test_an_edit_that_a_sidecar_reads_changes_nothing_for_an_attempt_that_runs(job: Job):
+    before = maps(job)
+    job.edit(loader={"memoryPerProcess": "3Gi", "checksum": True})
+    settled(job)
+    assert maps(job) == before
+
+
+def test_the_next_attempt_reads_the_settings_of_now_and_the_old_ones_go_with_the_last_one(job: Job):
+    before = read_by(job, TRAINERS)
+    job.edit(loader={"memoryPerProcess": "3Gi"})
+    live = job.api.objects[TRAINERS]
+    job.put({**live, "status": {"conditions": [{"type": "Failed", "status": "True"}]}})
+    for _ in range(5):
+        job.reconcile()
+    (key,) = (key for key in job.api.objects if key[0] == "Job")
+    assert key == ("Job", "mnist-trainers-1")
+    after = json.loads(maps(job)[read_by(job, key)]["data"]["sidecar.json"])
+    assert after["shared_memory_nbytes"] == 3 << 30
+    assert before not in maps(job)
+
+
+def test_another_operator_changes_no_settings_of_pods_that_run_and_makes_none_that_nobody_reads(job: Job):
+    before = {key: thing for key, thing in job.api.objects.items() if key[0] != "DataLoaderJob"}
+    upgraded(job)
+    settled(job)
+    assert {key: thing for key, thing in job.api.objects.items() if key[0] != "DataLoaderJob"} == before
+
+
+def test_what_an_edit_replaces_gets_new_settings_and_the_old_ones_stay_until_no_pod_reads_them(job: Job):
+    old = read_by(job, FEEDERS)
+    job.edit(feeders={"processesPerPod": 3, "minAvailable": 0})
+    settled(job)
+    new = read_by(job, FEEDERS)
+    assert new != old
+    assert {old, new} <= set(maps(job)), "the rollout has not begun"
+    rolled_out(job, FEEDERS, over=False)
+    settled(job)
+    assert old in maps(job), "a pod of the old template is there"
+    rolled_out(job, FEEDERS)
+    settled(job)
+    assert old not in maps(job)
+    assert new in maps(job)
+
+
+def test_settings_that_somebody_deleted_come_back(job: Job):
+    name = read_by(job, FEEDERS)
+    job.cache.remove(job.api.objects.pop(("ConfigMap", name)))
+    settled(job)
+    assert read_by(job, FEEDERS) == name
+
+
+def test_pods_of_another_operator_whose_settings_somebody_deleted_are_replaced(job: Job):
+    name = read_by(job, FEEDERS)
+    upgraded(job)
+    job.cache.remove(job.api.objects.pop(("ConfigMap", name)))
+    settled(job)
+    assert read_by(job, FEEDERS) != name
+
+
+@pytest.mark.parametrize("setup", [SETUP, LATER], ids=["same-operator", "later-operator"])
+def test_a_head_that_stays_has_the_number_of_feeders_of_now(job: Job, setup: Any):
+    name, head = read_by(job, HEAD), job.api.objects[HEAD]
+    job.operator.setup = setup
+    job.edit(feeders={"replicas": 7, "minAvailable": 0})
+    settled(job)
+    assert job.api.objects[HEAD]["spec"] == head["spec"]
+    assert maps(job)[name]["data"]["feeders"] == "7"
+    assert json.loads(maps(job)[name]["data"]["head.json"])["num_feeders"] == 1
+    assert len(maps(job)) == 3
+
+
+def test_no_settings_are_left_when_nothing_reads_them(job: Job):
+    job.edit(suspend=True)
+    settled(job)
+    assert maps(job) == {}
+    job.edit(suspend=False)
+    settled(job)
+    assert len(maps(job)) == 3
+
+
+def test_settings_of_an_operator_that_had_one_map_for_all_stay_as_long_as_they_are_read(job: Job):
+    live = job.api.objects[TRAINERS]
+    volumes = live["spec"]["template"]["spec"]["volumes"]
+    next(v for v in volumes if "configMap" in v)["configMap"]["name"] = "mnist-settings"
+    job.put(live)
+    metadata = {
+        **maps(job)[read_by(job, HEAD)]["metadata"],
+        "name": "mnist-settings",
+        "uid": "one",
+        "labels": names.labels("mnist"),
+    }
+    job.put({"kind": "ConfigMap", "metadata": metadata, "data": {}})
+    settled(job)
+    assert "mnist-settings" in maps(job)
+    job.edit(suspend=True)
+    settled(job)
+    assert maps(job) == {}
+
+
+def sidecar_image(job: Job) -> str:
+    (key,) = (key for key in job.api.objects if key[0] == "Job")
+    return str(job.api.objects[key]["spec"]["template"]["spec"]["initContainers"][0]["image"])
+
+
+def started_anew(job: Job) -> None:
+    for suspend in (True, False):
+        job.edit(suspend=suspend)
+        settled(job)
+
+
+def test_later_attempts_have_the_sidecar_of_the_first_as_long_as_the_trainers_image_stays(job: Job):
+    assert job.status["trainers"]["sidecarImage"] == "example/sidecar:1"
+    upgraded(job)
+    started_anew(job)
+    assert sidecar_image(job) == "example/sidecar:1"
+    trainers = job.api.objects["DataLoaderJob", "mnist"]["spec"]["trainers"]
+    (container,) = trainers["job"]["template"]["spec"]["containers"]
+    changed = {
+        **trainers["job"],
+        "template": {"spec": {"containers": [{**container, "image": "example/mnist:2"}]}},
+    }
+    job.edit(trainers={"job": changed})
+    started_anew(job)
+    assert sidecar_image(job) == "example/sidecar:2"
+    assert job.status["trainers"]["image"] == "example/mnist:2"
+
+
+def test_a_sidecar_image_of_the_manifest_goes_before_that_of_the_first_attempt(job: Job):
+    upgraded(job)
+    job.edit(sidecar={"image": "mine:3"})
+    started_anew(job)
+    assert sidecar_image(job) == "mine:3"
+    job.edit(sidecar={})
+    started_anew(job)
+    assert sidecar_image(job) == "example/sidecar:1"
