@@ -87,7 +87,7 @@ def test_an_operator_of_a_later_release_than_the_definition_writes_what_that_one
 
 
 def test_attempts_are_counted_and_ends_are_written_under_an_older_definition(own_server: ApiServer) -> None:
-    job = Operated(own_server, manifest())
+    job = Operated(own_server, manifest({"spec.trainers.job.failurePolicy.backoffSeconds": 0}))
     operator = job.operator()
     settle(job, operator)
     job.ends("mnist-trainers-0", "Failed")

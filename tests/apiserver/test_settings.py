@@ -49,7 +49,7 @@ def test_what_somebody_changes_of_a_heads_settings_is_put_back(job: Operated) ->
 
 def test_an_edit_counts_from_the_next_attempt_and_then_the_old_settings_are_gone(job: Operated) -> None:
     name, _ = settings(job, "trainer")
-    job.edit(loader={"memoryPerProcess": "3Gi"})
+    job.edit(loader={"memoryPerProcess": "3Gi"}, trainers={"job": {"failurePolicy": {"backoffSeconds": 0}}})
     job.settle()
     assert settings(job, "trainer")[0] == name
     job.ends("mnist-trainers-0", "Failed")

@@ -226,7 +226,7 @@ def test_labels_alone_make_no_pod_a_jobs(pod):
 LATER: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"speed": 1}, {}),
     ({"trainers": {"restarts": 3, "spare": {"a": 1}}}, {}),
-    ({"phase": "Queued"}, {"phase": "Pending"}),
+    ({"phase": "Hibernating"}, {"phase": "Pending"}),
     ({"feeders": 7}, {}),
     (
         {"conditions": [ENDED | {"weight": 1}, {"type": "Odd"}, ENDED | {"type": "New", "status": "Maybe"}]},

@@ -127,7 +127,7 @@ def test_a_job_is_suspended_though_a_pod_of_it_does_not_go_and_resumes_under_ano
 
 def tolerations(**spec: Any) -> list[list[dict[str, Any]]]:
     made = job(**spec)
-    children = [*objects.feeding(made, SETUP), objects.trainers(made, SETUP, 0)]
+    children = [*objects.feeding(made, SETUP), *objects.training(made, SETUP, 0)]
     return [c["spec"]["template"]["spec"]["tolerations"] for c in children if "template" in c.get("spec", {})]
 
 
