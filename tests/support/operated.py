@@ -80,7 +80,7 @@ class Api:
 
 
 @functools.cache
-def _operator(server: ApiServer) -> tuple[asyncio.Runner, Client]:
+def client_of(server: ApiServer) -> tuple[asyncio.Runner, Client]:
     """One event loop and one client for all tests: connections are kept."""
     runner = asyncio.Runner()
 
@@ -137,14 +137,14 @@ class Operated:
         setup: objects.OperatorConfig = SETUP,
     ) -> int:
         """One reconcile. Returns how many writes it made. Raises what `fault` does."""
-        runner, client = _operator(self.server)
+        runner, client = client_of(self.server)
         api = Api(client, fault)
         runner.run(Reconciler(api, self.observe(), setup, self.supervisor).reconcile(self.key))
         return api.writes
 
     def operator(self) -> Reconciler:
         """An operator that lives through several reconciles."""
-        return Reconciler(_operator(self.server)[1], self.observe(), SETUP, self.supervisor)
+        return Reconciler(client_of(self.server)[1], self.observe(), SETUP, self.supervisor)
 
     def reconcile_with(self, operator: Reconciler) -> float | None:
         operator.cache = operator.children.cache = self.observe()
@@ -152,7 +152,7 @@ class Operated:
 
     def run(self, what: Coroutine[Any, Any, T]) -> T:
         """In the loop of the operator's client."""
-        return _operator(self.server)[0].run(what)
+        return client_of(self.server)[0].run(what)
 
     def settle(self, rounds: int = 12, setup: objects.OperatorConfig = SETUP) -> None:
         """Reconciles, and collects garbage, until nothing is written any more."""

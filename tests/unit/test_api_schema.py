@@ -69,6 +69,7 @@ FUNCTIONS = {
     "quantity": lambda text: int(Quantity(text).value * 1000),
     "isLessThan": lambda a, b: a < b,
     "isGreaterThan": lambda a, b: a > b,
+    "isInteger": lambda a: a % 1000 == 0,
     "asInteger": lambda a: a // 1000,
 }
 

@@ -9,15 +9,16 @@ from dataclasses import replace
 import pytest
 from memory_api import KEY, Job, Write
 
-from dataloaderjob_operator import objects
 from dataloaderjob_operator.client import ApiError
+from dataloaderjob_operator.decide import decision
+from dataloaderjob_operator.decide.conditions import Part
+from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.monitoring import Metrics
 
 WEBHOOK = ApiError(500, 'failed calling webhook "v.example.com": connection refused')
 CHILDREN = 12
 FAILS = "the operator fails at this job"
 HOSTNETWORK = {"spec.trainers.job.template.spec.hostnetwork": True}
-BROKEN = {"spec.trainers.job.template.spec.initContainers": 7}
 
 
 def refuses(kind: str, verbs: str, error: ApiError) -> Callable[[Write], BaseException | None]:
@@ -135,10 +136,21 @@ def test_an_api_server_that_takes_nothing_is_not_asked_for_each_child():
     assert job.operator.children.refused(KEY) == ""
 
 
+@pytest.fixture
+def breaks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """The builder of the trainers fails from then on."""
+
+    def fails(*_: object) -> list[Manifest]:
+        raise TypeError("no template")
+
+    return lambda: monkeypatch.setitem(decision._BUILDERS, Part.TRAINERS, fails)
+
+
 def test_a_child_that_cannot_be_built_is_a_condition_a_metric_and_one_traceback(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, breaks: Callable[[], None]
 ):
-    job = Job(BROKEN)
+    breaks()
+    job = Job()
     waits = [job.reconcile() for _ in range(3)]
     ready, stalled = job.condition("Ready"), job.condition("Stalled")
     assert (ready["reason"], stalled["status"]) == ("NotUnderstood", "True")
@@ -154,19 +166,48 @@ def bugs(metrics: Metrics) -> float | None:
     return metrics.registry.get_sample_value("dataloaderjob_operator_reconcile_errors_total", {"kind": "bug"})
 
 
-def test_a_template_that_breaks_while_the_job_runs_deletes_nothing_and_the_rest_is_kept_up():
+def test_a_child_that_breaks_while_the_job_runs_deletes_nothing_and_the_rest_is_kept_up(
+    breaks: Callable[[], None],
+):
     job = Job()
     job.reconcile()
-    live = job.api.objects["DataLoaderJob", "mnist"]["spec"]["trainers"]["job"]
-    (containers,) = [live["template"]["spec"]["containers"]]
-    job.edit(
-        trainers={"job": {"template": {"spec": {"containers": containers, "initContainers": 7}}}},
-        feeders={"replicas": 5},
-    )
+    breaks()
+    job.edit(feeders={"replicas": 5})
     job.reconcile()
     assert len(job.made()) == CHILDREN
     assert job.api.objects["Deployment", "mnist-feeders"]["spec"]["replicas"] == 5
     assert job.condition("Ready")["reason"] == "NotUnderstood"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "below"),
+    [
+        ("initContainers", 7, ""),
+        ("initContainers", [{"name": 7}], "[0].name"),
+        (
+            "initContainers",
+            [{"name": "a", "resources": {"limits": {"cpu": "b"}}}],
+            "[0].resources.limits.cpu",
+        ),
+        ("securityContext", "none", ""),
+        ("imagePullSecrets", ["pull"], "[0]"),
+        ("containers[0].ports", 80, ""),
+        ("containers[0].volumeMounts", [None], "[0]"),
+        ("containers[0].envFrom", "secret", ""),
+        ("containers[0].securityContext", [], ""),
+    ],
+)
+def test_what_builders_read_of_a_template_has_its_type_or_is_told_with_its_remedy(
+    field: str, value: object, below: str
+):
+    path = f"spec.trainers.job.template.spec.{field}"
+    job = Job({path: value})
+    job.reconcile()
+    ready = job.condition("Ready")
+    assert ready["reason"] == "InvalidSpec"
+    assert f"{path}{below}: found" in ready["message"]
+    assert "; use " in ready["message"]
+    assert job.made() == set()
 
 
 def test_an_error_of_the_decision_itself_is_a_condition(monkeypatch: pytest.MonkeyPatch):
@@ -260,9 +301,12 @@ def _logs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
 
-def test_the_builders_take_what_the_tests_above_break():
-    """The manifest that is broken there is taken by all builders as it is."""
-    job = Job()
-    observed = job.cache.observed(KEY)
-    assert observed is not None
-    assert objects.training(observed.job, job.operator.setup, 0)[-1]["kind"] == "Job"
+def test_ports_without_names_and_tolerations_with_odd_keys_are_the_api_servers_to_judge():
+    """Of the head's container, whose own ports have names."""
+    path = "spec.ray.managed.head.template.spec"
+    head = [{"name": "head", "ports": [{"containerPort": 80}]}]
+    job = Job({f"{path}.containers": head, f"{path}.tolerations": [{"key": ["a"]}]})
+    job.reconcile()
+    assert len(job.made()) == CHILDREN
+    pod = job.api.objects["Deployment", "mnist-head"]["spec"]["template"]["spec"]
+    assert {"containerPort": 80} in pod["containers"][0]["ports"]

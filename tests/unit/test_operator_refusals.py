@@ -106,6 +106,71 @@ def test_what_head_and_feeders_take_from_the_trainers_is_named_there():
     assert found == "spec.trainers.job.template.spec.securityContext.fsGroup: Invalid value: -1"
 
 
+SCRATCH = {"sidecar": {"scratch": {"volume": {"ephemeral": {"volumeClaimTemplate": {"spec": {"resources": {
+    "requests": {"storage": "1 Gi"}}}}}}}}}  # fmt: skip
+NO_PLACE = "unable to convert unstructured object to batch/v1, Kind=Job: quantities must match"
+STORAGE = "spec.sidecar.scratch.volume.ephemeral.volumeClaimTemplate.spec.resources.requests.storage"
+
+
+def test_a_value_of_which_the_api_server_says_no_place_is_searched_for():
+    found = explained("trainers", f"failed to convert new object: {NO_PLACE}", **SCRATCH)
+    assert found.startswith(f"{STORAGE}: found '1 Gi'; use a quantity such as")
+    pods = {"job": {"template": {"spec": {"containers": [TRAINER], "securityContext": {"fsGroup": 1.5}}}}}
+    found = explained("feeders", "unable to convert it: cannot convert float64 to int64", trainers=pods)
+    assert found.startswith(
+        "spec.trainers.job.template.spec.securityContext.fsGroup: found 1.5; use a whole number"
+    )
+    assert explained("head", NO_PLACE).startswith("spec.ray.managed.head.template; unable")
+
+
+@pytest.mark.parametrize(
+    ("child", "message", "field"),
+    [
+        (
+            "trainers",
+            'volumes[name="dataloaderjob-run"].ephemeral.x: no',
+            "spec.sidecar.scratch.volume.ephemeral.x:",
+        ),
+        ("feeders", "volumes[2].emptyDir.sizeLimit: no", "spec.feeders.scratch.size:"),
+        (
+            "trainers",
+            'containers[name="trainer"].ports[containerPort=1,protocol=["t"]].a: b',
+            ".containers[0].ports[0]",
+        ),
+        (
+            "trainers",
+            'containers[0].ports[containerPort=0,protocol="TCP"].a: b',
+            "template.spec.containers[0].ports:",
+        ),
+        ("trainers", "tolerations[0]: no", "spec.trainers.job.template.spec.tolerations[0]:"),
+    ],
+)
+def test_an_entry_that_nothing_distinguishes_and_a_scratch_are_named(child: str, message: str, field: str):
+    own = trainer(ports=[{"containerPort": 1}])
+    own["job"]["template"]["spec"]["tolerations"] = [None]
+    assert field in explained(child, f"x: spec.template.spec.{message}", trainers=own, **SCRATCH)
+
+
+def test_labels_of_a_workload_are_those_of_the_job():
+    message = 'Deployment.apps "x" is invalid: metadata.labels: Invalid value'
+    assert explained("feeders", message).endswith("invalid: spec.feeders.metadata.labels: Invalid value")
+    assert ": spec.trainers.job.metadata.annotations:" in explained(
+        "trainers", "x: metadata.annotations: Too long"
+    )
+
+
+def test_a_list_of_both_data_and_template_is_named_in_both():
+    own = trainer(envFrom=[{"secretRef": {"name": "s"}}])
+    found = explained("trainers", "spec.template.spec.containers[0].envFrom: no", trainers=own, data=DATA)
+    assert found == "spec.trainers.job.template.spec.containers[0].envFrom or spec.data.envFrom: no"
+
+
+def test_a_container_of_the_users_that_is_called_head_is_no_head():
+    pods = {"template": {"spec": {"containers": [{"name": "head"}]}}}
+    found = explained("feeders", "spec.template.spec.containers[1].image: Required value", feeders=pods)
+    assert found == "spec.feeders.template.spec.containers[0].image: Required value"
+
+
 def test_a_field_that_no_user_has_set_keeps_its_path_in_the_child():
     message = "spec.template.spec.containers[0].env[0].valueFrom: Invalid value"
     assert explained("head", message) == message

@@ -7,14 +7,15 @@ the operator puts its own before them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.api.base import Quantity
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest
-from dataloaderjob_operator.objects.pods import INHERITED, plain
-from dataloaderjob_operator.objects.workloads import SIDECAR
+from dataloaderjob_operator.objects.pods import INHERITED, TMP, plain
+from dataloaderjob_operator.objects.workloads import RUN, SIDECAR
 
 NO_DRY_RUN = "does not support dry run"
 """The API server says so where an admission webhook cannot be asked without an effect."""
@@ -24,7 +25,12 @@ TRAINERS, FEEDERS, HEAD = (
     "spec.ray.managed.head.template",
 )
 _PATH = re.compile(r"\.?\bspec\.template((?:\.[A-Za-z][\w-]*|\[[^\]]*\])+)")
-_TOKEN = re.compile(r"\.([A-Za-z][\w-]*)|\[(?:([A-Za-z]\w*)=\"?([^\"\]]*)\"?|(\d+))[^\]]*\]")
+_METADATA = re.compile(r"(?<![\w.\]])\.?metadata(?=\.(?:labels|annotations)\b)")
+_TOKEN = re.compile(r"\.([A-Za-z][\w-]*)|\[(?:([A-Za-z]\w*)=(?:\"([^\"]*)\"|([^\",\]]*))|(\d+))[^\]]*\]")
+_NOT_CONVERTED = "unable to convert"
+"""The API server says so of a value that its types do not take, and not where it is."""
+_AMOUNTS = ("requests", "limits", "sizeLimit")
+"""Fields that have quantities."""
 _KEYS = ("name", "mountPath", "key", "containerPort", "ip")
 """Fields that distinguish the entries of a list."""
 _IN_CONTAINERS = tuple(("containers", field) for field in ("env", "envFrom", "volumeMounts"))
@@ -38,6 +44,12 @@ _OWN = {
     (names.Role.TRAINER, SIDECAR, "securityContext"): "spec.sidecar.securityContext",
 }
 """Fields of the operator's containers that a field of the job decides: role, container, field."""
+_SCRATCHES = {
+    (names.Role.HEAD, TMP["name"]): "spec.feeders.scratch",
+    (names.Role.FEEDER, TMP["name"]): "spec.feeders.scratch",
+    (names.Role.TRAINER, RUN["name"]): "spec.sidecar.scratch",
+}
+"""Fields of the operator's volumes: role, volume."""
 _Token = str | int | tuple[str, str]
 
 
@@ -48,13 +60,44 @@ def explain(message: str, child: Manifest, job: DataLoaderJob) -> str:
     if role is None or template is None:
         return message
     found = _Template(job, names.Role(role), template)
-    return _PATH.sub(lambda match: found.path(_tokens(match[1])) or match[0].lstrip("."), message)
+    told = _METADATA.sub(f"{found.root.rpartition('.')[0]}.metadata", message)
+    told = _PATH.sub(lambda match: found.path(_tokens(match[1])) or match[0].lstrip("."), told)
+    if _NOT_CONVERTED not in told:
+        return told
+    odd = [
+        f"{found.path(list(path)) or found.root}: found {value!r}; use {use}"
+        for path, value, use in _odd_values(template, ())
+    ]
+    return "; ".join((*(odd or [found.root]), told))
 
 
 def _tokens(path: str) -> list[_Token]:
     return [
-        field or ((key, value) if key else int(index)) for field, key, value, index in _TOKEN.findall(path)
+        field or ((key, quoted or bare) if key else int(index))
+        for field, key, quoted, bare, index in _TOKEN.findall(path)
     ]
+
+
+def _odd_values(value: Any, path: tuple[_Token, ...]) -> Iterator[tuple[tuple[_Token, ...], Any, str]]:
+    """Values that are no quantities where there should be some, and fractions elsewhere; what to use instead."""
+    entries: Iterable[tuple[_Token, Any]] = value.items() if isinstance(value, Mapping) else ()
+    for key, inner in enumerate(value) if isinstance(value, list) else entries:
+        here = (*path, key)
+        if isinstance(inner, Mapping | list):
+            yield from _odd_values(inner, here)
+        elif {*path[-1:], key}.isdisjoint(_AMOUNTS):
+            if isinstance(inner, float):
+                yield here, inner, "a whole number"
+        elif not _is_quantity(inner):
+            yield here, inner, Quantity.EXAMPLE
+
+
+def _is_quantity(value: Any) -> bool:
+    try:
+        Quantity(value)
+    except ValueError:
+        return False
+    return True
 
 
 class _Template:
@@ -69,7 +112,7 @@ class _Template:
             for root, user in (templates | {TRAINERS: job.spec.trainers.job.template}).items()
         }
         following = list(sources)[list(sources).index(first) :]
-        self._root, self._user = first, sources[first]
+        self.root, self._user = first, sources[first]
         self._inherited_from = {
             name: root
             for name in INHERITED
@@ -82,21 +125,40 @@ class _Template:
         """The job's field for a path within the template; None where the user has set none of it."""
         if tokens[0] in ("labels", "annotations"):  # validation leaves `metadata` out
             tokens = ["metadata", *tokens]
-        root = self._inherited_from.get(str(tokens[1]), self._root) if len(tokens) > 1 else self._root
-        if root != self._root:
+        root = self._inherited_from.get(str(tokens[1]), self.root) if len(tokens) > 1 else self.root
+        if root != self.root:
             return root + _spelt(tokens)
-        return self._own_field(tokens) or self._user_field(tokens) or self._data_field(tokens)
+        found = self._own_field(tokens) or self._user_field(tokens) or self._data_field(tokens)
+        both = (
+            len(tokens) == 4 and (tokens[1], tokens[3]) in _IN_CONTAINERS and self._has_data(str(tokens[3]))
+        )
+        return f"{found} or spec.data.{tokens[3]}" if found and both else found
+
+    def _has_data(self, field: str) -> bool:
+        return self._role is not names.Role.HEAD and bool(plain(self._job.spec.data).get(field))
 
     def _own_field(self, tokens: list[_Token]) -> str | None:
+        if len(tokens) < 3:
+            return None
+        owner = _at(self._made, tokens[:3])
+        name = owner.get("name") if isinstance(owner, Mapping) else None
+        if tokens[1] == "volumes":
+            return self._scratch(str(name), tokens[3:])
         if len(tokens) < 4:
             return None
-        container, field = _at(self._made, tokens[:3]), tokens[3]
-        name = container.get("name") if isinstance(container, Mapping) else None
-        if field == "image" and name in ("head", "feeder") and self._role is not names.Role.TRAINER:
+        field = tokens[3]
+        if field == "image" and name == self._role.value and self._role is not names.Role.TRAINER:
             given = self._job.spec.feeders.image
             return "spec.feeders.image" if given else f"{TRAINERS}.spec.containers[0].image"
         root = _OWN.get((self._role, str(name), str(field)))
         return None if root is None else root + _spelt(tokens[4:])
+
+    def _scratch(self, volume: str, below: list[_Token]) -> str | None:
+        root = _SCRATCHES.get((self._role, volume))
+        if root is None:
+            return None
+        spec = self._job.spec.sidecar if self._role is names.Role.TRAINER else self._job.spec.feeders
+        return f"{root}.size" if spec.scratch.volume is None else f"{root}.volume{_spelt(below)}"
 
     def _data_field(self, tokens: list[_Token]) -> str | None:
         """The field of spec.data that an entry of a list comes from."""
@@ -119,12 +181,14 @@ class _Template:
                 path.append(token)
                 continue
             entry = _at(made, [token])
-            index = _same_entry(user, entry)
-            if index is None:
+            index = token if isinstance(token, int) and made == user else _same_entry(user, entry)
+            if index is None and entry is None and isinstance(user, list):
+                break  # one without what distinguishes it: the list is named
+            if index is None or index >= len(user):
                 return None
             made, user = entry, user[index]
             path.append(index)
-        return self._root + _spelt(path)
+        return self.root + _spelt(path)
 
 
 def _at(value: Any, tokens: Sequence[_Token]) -> Any:

@@ -113,7 +113,7 @@ def _tolerations(theirs: Any) -> Any:
     """The user's, after those for lost nodes that he has none of his own for: the first that fits a taint counts."""
     if not isinstance(theirs, list) or not all(isinstance(toleration, Mapping) for toleration in theirs):
         return theirs  # the API server says what is wrong with it
-    own = {toleration.get("key") for toleration in theirs}
+    own = [toleration.get("key") for toleration in theirs]
     ours = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_S}
         for key in LOST_NODE
@@ -248,7 +248,7 @@ def resources(model: Any) -> dict[str, Any]:
 def joined(ours: Iterable[Manifest], theirs: Iterable[Manifest]) -> list[Manifest]:
     """Joins things with names, such as variables: ours first, less those that are theirs, which may refer to ours."""
     found = list(theirs)
-    taken = {item["name"] for item in found}
+    taken = [item.get("name") for item in found]
     return [*(item for item in ours if item["name"] not in taken), *found]
 
 

@@ -239,9 +239,8 @@ def scratch(job: DataLoaderJob) -> dict[str, int]:
 
 def _own_tmp(user: PodTemplate, name: str) -> bool:
     """Checks whether the user's container of this name mounts a volume of his at /tmp."""
-    found = ((c.model_extra or {}).get("volumeMounts") for c in user.spec.containers if c.name == name)
-    paths = {str(_at(mount, "mountPath")).rstrip("/") for mounts in found for mount in mounts or ()}
-    return TMP in paths
+    found = (mount for c in user.spec.containers if c.name == name for mount in c.volume_mounts)
+    return TMP in {mount.mount_path.rstrip("/") for mount in found}
 
 
 def _volume_size(volume: Mapping[str, Any]) -> str:

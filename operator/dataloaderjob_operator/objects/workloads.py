@@ -41,7 +41,7 @@ STARTS = 60
 SIDECAR = "dataloaderjob-sidecar"
 INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
 BY_INDEX = ("PET_NODE_RANK", "RANK")
-_RUN = {"name": "dataloaderjob-run", "mountPath": settings.RUN_FOLDER}
+RUN = {"name": "dataloaderjob-run", "mountPath": settings.RUN_FOLDER}
 
 
 def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
@@ -145,7 +145,7 @@ def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manif
         "containers": [trainer, *others],
         "volumes": [
             *volumes(job, setup, names.Role.TRAINER),
-            scratch_volume(_RUN["name"], job.spec.sidecar.scratch),
+            scratch_volume(RUN["name"], job.spec.sidecar.scratch),
             *shm,
             *data.get("volumes", []),
             *user.get("volumes", []),
@@ -169,7 +169,7 @@ def _trainer(
         **LAST_WORDS,
         **theirs,
         "env": joined(ours, theirs.get("env", [])),
-        "volumeMounts": mounts([_RUN, SHM], theirs.get("volumeMounts", [])),
+        "volumeMounts": mounts([RUN, SHM], theirs.get("volumeMounts", [])),
     }
 
 
@@ -190,7 +190,7 @@ def sidecar(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
         "startupProbe": {
             "httpGet": {"path": "/healthz", "port": "metrics"}, "periodSeconds": 1, "failureThreshold": 120,
         },
-        "volumeMounts": [*MOUNTS, _RUN],
+        "volumeMounts": [*MOUNTS, RUN],
         **LAST_WORDS,
     }  # fmt: skip
 

@@ -127,7 +127,8 @@ def _inline(schema: Schema, definitions: Schema) -> Schema:
         if key in ("title", "$defs"):
             continue
         if key == "properties":
-            out[key] = {name: _inline(part, definitions) for name, part in value.items()}
+            stated = {name: part for name, part in value.items() if not part.get("x-left-out")}
+            out[key] = {name: _inline(part, definitions) for name, part in stated.items()}
         elif key == "items":
             out[key] = _inline(value, definitions)
         elif key == "additionalProperties":
@@ -168,9 +169,9 @@ def _add_rules(schema: Schema, model: type[BaseModel]) -> None:
             schema[VALIDATIONS] = rules
     for alias, listed, inner in fields_within(model):
         if inner is not None and not (model is DataLoaderJob and alias == "metadata"):
-            part = schema["properties"][alias]
-            part = part["items"] if listed else part
-            if "properties" in part:  # else Kubernetes' own rules apply
+            part = schema["properties"].get(alias, {})
+            part = part["items"] if listed and part else part
+            if "properties" in part:  # else the models' rules apply alone, or Kubernetes'
                 _add_rules(part, inner)
 
 
@@ -284,7 +285,7 @@ def _section(path: str, model: type[BaseModel], first: dict[type[BaseModel], str
             kind = _type(field_shape(info), first)
             if model is DataLoaderJob and alias == STATUS:
                 kind = f"[{kind}](#{STATUS})"
-            default = "" if reported else f" {_default(info, properties[alias])} |"
+            default = "" if reported else f" {_default(info, properties.get(alias, {}))} |"
             text.append(f"| `{alias}` | {kind} |{default} {meaning} |")
     if issubclass(model, OpenModel):
         text.append("| ... | | | and all others of Kubernetes, handed on as they are |")

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
-
-from dataloaderjob.api.base import Free, Model, OpenModel, Path, Rule
-from dataloaderjob.api.pods import Env, Name, Volumes, own_env_rule
+from dataloaderjob.api.base import Model, Path, Rule
+from dataloaderjob.api.pods import Env, EnvFrom, VolumeMounts, Volumes, own_env_rule
 from dataloaderjob.api.trainer import SET_FOR_TRAINERS
-
-
-class VolumeMount(OpenModel):
-    """Where a volume of `volumes` is. All other fields of Kubernetes' VolumeMount pass through."""
-
-    name: Name
-    """Name of the volume."""
-    mount_path: Annotated[str, Field(min_length=1, max_length=4096)]
-    """Folder that it is."""
 
 
 def _no_such_volume(data: DataSpec) -> Iterator[tuple[Path, str]]:
@@ -36,11 +25,11 @@ class DataSpec(Model):
 
     volumes: Volumes = ()
     """Volumes of both kinds of pods. Ignored on one machine, whose files are there anyway."""
-    volume_mounts: Annotated[tuple[VolumeMount, ...], Field(max_length=64)] = ()
+    volume_mounts: VolumeMounts = ()
     """Where they are in both containers. Ignored on one machine."""
     env: Env = ()
     """Variables of both containers."""
-    env_from: Annotated[tuple[Free, ...], Field(max_length=64)] = ()
+    env_from: EnvFrom = ()
     """Secrets and ConfigMaps whose entries are variables of both containers. Ignored on one machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (

@@ -87,7 +87,7 @@ def _host_network(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
 _HOST_NETWORK = "(has(self.{0}.template.spec.hostNetwork) && self.{0}.template.spec.hostNetwork)"
 _TRAINERS_OUTSIDE, _FEEDERS_OUTSIDE = _HOST_NETWORK.format("trainers.job"), _HOST_NETWORK.format("feeders")
 _MEMORY_LIMIT = "self.sidecar.resources.limits['memory']"
-_PER_PROCESS = "quantity(string(self.loader.memoryPerProcess)).asInteger()"
+_PER_PROCESS = "quantity(string(self.loader.memoryPerProcess))"
 
 
 class DataLoaderJobSpec(Model):
@@ -138,8 +138,9 @@ class DataLoaderJobSpec(Model):
             " or leave memory out: the operator then sets it",
             cel="!has(self.sidecar.resources) || !has(self.sidecar.resources.limits) ||"
             " !('memory' in self.sidecar.resources.limits) ||"
+            f" !quantity(string({_MEMORY_LIMIT})).isInteger() || !{_PER_PROCESS}.isInteger() ||"
             f" quantity(string({_MEMORY_LIMIT})).asInteger() >="
-            f" {_PER_PROCESS} * self.trainers.job.processesPerPod + {FIRST_POOL_OVERHEAD_NBYTES} +"
+            f" {_PER_PROCESS}.asInteger() * self.trainers.job.processesPerPod + {FIRST_POOL_OVERHEAD_NBYTES} +"
             f" {FURTHER_POOL_OVERHEAD_NBYTES} * (self.trainers.job.processesPerPod - 1)",
             found=f"string({_MEMORY_LIMIT}) + ' of memory for memoryPerProcess ' +"
             " string(self.loader.memoryPerProcess)",

@@ -81,6 +81,23 @@ Env = Annotated[
 ]
 
 
+LEFT_OUT: JsonDict = {"x-left-out": True}
+"""Takes a field out of the CRD, which is large: the models alone check it, and the job's status says what they find."""
+
+
+class VolumeMount(OpenModel):
+    """Where a volume of `volumes` is. All other fields of Kubernetes' VolumeMount pass through."""
+
+    name: Name
+    """Name of the volume."""
+    mount_path: Annotated[str, Field(min_length=1, max_length=4096)]
+    """Folder that it is."""
+
+
+VolumeMounts = Annotated[tuple[VolumeMount, ...], Field(max_length=64)]
+EnvFrom = Annotated[tuple[Free, ...], Field(max_length=64)]
+
+
 def _left_to_kubernetes(schema: JsonDict) -> None:
     """Takes a field's type out of the CRD, which is large: the API server checks it as part of a pod."""
     schema.pop("$ref", None)
@@ -102,6 +119,14 @@ class Container(OpenModel):
     """Its environment. User code in feeders sees it too, less what belongs to one process or machine."""
     resources: ContainerResources | None = Field(default=None, json_schema_extra=_left_to_kubernetes)
     """What it asks of its node. Ignored on one machine."""
+    env_from: EnvFrom = Field(default=(), json_schema_extra=LEFT_OUT)
+    """Secrets and ConfigMaps with more of it. Ignored on one machine."""
+    ports: Annotated[tuple[Free, ...], Field(max_length=64)] = Field(default=(), json_schema_extra=LEFT_OUT)
+    """Ports that it listens at. Ignored on one machine."""
+    volume_mounts: VolumeMounts = Field(default=(), json_schema_extra=LEFT_OUT)
+    """Where its volumes are. Ignored on one machine."""
+    security_context: Free | None = Field(default=None, json_schema_extra=LEFT_OUT)
+    """Its user and rights. Ignored on one machine."""
     working_dir: Annotated[str | None, Field(max_length=4096)] = None
     """Folder in which the command runs. On one machine: relative to the manifest's folder."""
 
@@ -201,6 +226,14 @@ class PodSpec(OpenModel):
     """Containers of the pod."""
     volumes: Volumes = ()
     """Volumes of the pod. Ignored on one machine."""
+    init_containers: Containers = Field(default=(), json_schema_extra=LEFT_OUT)
+    """Containers that end before those begin. Ignored on one machine."""
+    security_context: Free | None = Field(default=None, json_schema_extra=LEFT_OUT)
+    """User and rights of its containers; head and feeders take it over. Ignored on one machine."""
+    image_pull_secrets: Annotated[tuple[Free, ...], Field(max_length=64)] = Field(
+        default=(), json_schema_extra=LEFT_OUT
+    )
+    """Secrets for its images; head and feeders take them over. Ignored on one machine."""
     restart_policy: Annotated[str | None, Field(max_length=16)] = None
     """`Always` for head and feeders, `Never` for trainers, or left out."""
     host_network: Flag | None = None

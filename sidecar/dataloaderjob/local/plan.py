@@ -42,6 +42,8 @@ LAUNCH_VARIABLES = (
 )  # fmt: skip
 """What a launcher around this command may have set: wrong for the ranks of this run."""
 _IGNORED_JOB = ("ttlSecondsAfterFinished", "managedBy")
+_IGNORED_POD = ("volumes", "initContainers", "securityContext", "imagePullSecrets")
+_IGNORED_CONTAINER = ("image", "resources", "volumeMounts", "envFrom", "ports", "securityContext")
 _IGNORED_SIDECAR = ("image", "resources", "scratch", "metricsPort", "securityContext")
 _REFERENCE = re.compile(r"\$(?:\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
 
@@ -191,12 +193,12 @@ def _pod(pod: PodSpec, path: str, used: str | None) -> Iterator[str]:
         if container.name != used if used else i > 0:
             yield f"{here} ({container.name})"
             continue
-        yield from _given(container, ("image", "resources"), here)
+        yield from _given(container, _IGNORED_CONTAINER, here)
         yield from (f"{here}.{name}" for name in container.model_extra or {})
         yield from _from_elsewhere(container.env, here)
         if used and container.working_dir is not None:
             yield f"{here}.workingDir"
-    yield from _given(pod, ("volumes",), path)
+    yield from _given(pod, _IGNORED_POD, path)
     yield from (f"{path}.{name}" for name in pod.model_extra or {})
 
 
