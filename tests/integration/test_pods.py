@@ -136,6 +136,29 @@ def test_pods_that_die_are_replaced_within_an_epoch_and_at_the_end_no_process_is
 
 
 @pytest.mark.slow
+def test_a_pod_is_ready_while_its_feeder_serves_and_one_more_pod_once_it_has_shown_that_it_could(job: Job):
+    pods, _, feeders = job
+
+    def ready(pod: Pod) -> bool:
+        return (pod.volume / "node" / "ready").exists()
+
+    for pod in feeders:
+        until(lambda pod=pod: ready(pod), 10, "a pod whose feeder serves is ready")
+        assert "one by itself shows" not in pod.err
+    more = pods.feeder(2, patience_s=1.0)
+    until(lambda: "joined the Ray" in more.err, 60, "it joins")
+    assert not ready(more), "nothing has shown what it can"
+    until(lambda: ready(more), 120, "it is ready without a feeder")
+    assert "one by itself shows whether this image can feed" in more.err
+    host = next(f["pid"] for f in pods.status()["feeders"])
+    os.kill(host, signal.SIGKILL)
+    until(lambda: not all(ready(pod) for pod in feeders), 10, "it is taken back with the feeder")
+    assert more.terminate() == 0
+    assert not ready(more)
+    pods.ready(2)
+
+
+@pytest.mark.slow
 def test_the_head_starts_its_supervisor_again_and_ends_without_its_gcs_and_feeders_join_the_next_one(
     job: Job,
 ):
