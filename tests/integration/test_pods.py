@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import re
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,6 +158,27 @@ def test_a_pod_is_ready_while_its_feeder_serves_and_one_more_pod_once_it_has_sho
     assert more.terminate() == 0
     assert not ready(more)
     pods.ready(2)
+
+
+@pytest.mark.slow
+def test_an_update_moves_a_feeder_to_the_pod_that_is_ready_and_the_other_one_serves_meanwhile(job: Job):
+    pods, _, feeders = job
+    new = pods.feeder(2, patience_s=0.0)
+    until(lambda: (new.volume / "node" / "ready").exists(), 120, "the new pod is ready")
+    taken: list[float] = []
+
+    def before(number: int) -> None:
+        taken.append(time.monotonic())
+        if number == 10:  # as a Deployment ends an old pod
+            feeders[0].process.terminate()
+
+    assert digest_of(loader(Loud(3200)), before=before) == reference(3200)
+    assert feeders[0].process.wait(15) == 0
+    gaps = [after - at for at, after in itertools.pairwise(taken)]
+    assert max(gaps) < 3.0, "batches go on while a feeder moves"
+    until(lambda: (new.volume / "node" / "ready").exists() and lines(new.out, "making"), 60, "it feeds")
+    assert new.terminate() == 0
+    pods.up()
 
 
 @pytest.mark.slow
