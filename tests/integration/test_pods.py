@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import re
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,6 +135,50 @@ def test_pods_that_die_are_replaced_within_an_epoch_and_at_the_end_no_process_is
         assert pod.terminate() == 0
         assert pod.err.splitlines()[-1].endswith("INFO ended as asked")
     assert pods.left() == [], "nothing of any pod lives on"
+
+
+@pytest.mark.slow
+def test_a_pod_is_ready_while_its_feeder_serves_and_one_more_pod_once_it_has_shown_that_it_could(job: Job):
+    pods, _, feeders = job
+
+    def ready(pod: Pod) -> bool:
+        return (pod.volume / "node" / "ready").exists()
+
+    for pod in feeders:
+        until(lambda pod=pod: ready(pod), 10, "a pod whose feeder serves is ready")
+        assert "one by itself shows" not in pod.err
+    more = pods.feeder(2, patience_s=1.0)
+    until(lambda: "joined the Ray" in more.err, 60, "it joins")
+    assert not ready(more), "nothing has shown what it can"
+    until(lambda: ready(more), 120, "it is ready without a feeder")
+    assert "one by itself shows whether this image can feed" in more.err
+    host = next(f["pid"] for f in pods.status()["feeders"])
+    os.kill(host, signal.SIGKILL)
+    until(lambda: not all(ready(pod) for pod in feeders), 10, "it is taken back with the feeder")
+    assert more.terminate() == 0
+    assert not ready(more)
+    pods.ready(2)
+
+
+@pytest.mark.slow
+def test_an_update_moves_a_feeder_to_the_pod_that_is_ready_and_the_other_one_serves_meanwhile(job: Job):
+    pods, _, feeders = job
+    new = pods.feeder(2, patience_s=0.0)
+    until(lambda: (new.volume / "node" / "ready").exists(), 120, "the new pod is ready")
+    taken: list[float] = []
+
+    def before(number: int) -> None:
+        taken.append(time.monotonic())
+        if number == 10:  # as a Deployment ends an old pod
+            feeders[0].process.terminate()
+
+    assert digest_of(loader(Loud(3200)), before=before) == reference(3200)
+    assert feeders[0].process.wait(15) == 0
+    gaps = [after - at for at, after in itertools.pairwise(taken)]
+    assert max(gaps) < 3.0, "batches go on while a feeder moves"
+    until(lambda: (new.volume / "node" / "ready").exists() and lines(new.out, "making"), 60, "it feeds")
+    assert new.terminate() == 0
+    pods.up()
 
 
 @pytest.mark.slow

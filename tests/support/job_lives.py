@@ -57,7 +57,7 @@ class Life:
         return self.status.trainers.restarts
 
     def observed(self, pods: tuple[Pod, ...], **trainers: Any) -> Observed:
-        children = live(*BASE) | live(HEAD, FEEDERS, readyReplicas=1, replicas=1)
+        children = live(*BASE) | live(HEAD, FEEDERS, readyReplicas=1, replicas=1, updatedReplicas=1)
         if trainers:
             children |= live(("Job", f"mnist-trainers-{self.attempt}"), **trainers)
         up = (pod("head"), pod("feeder"), *pods)

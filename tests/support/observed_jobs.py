@@ -55,7 +55,11 @@ def live(*names: tuple[str, str], **status: Any) -> dict[tuple[str, str], dict[s
 
 def serving(**more: Any) -> Observed:
     """A job whose parts all serve."""
-    children = live(*BASE) | live(HEAD, FEEDERS, readyReplicas=1, replicas=1) | live(TRAINERS, active=1)
+    children = (
+        live(*BASE)
+        | live(HEAD, FEEDERS, readyReplicas=1, replicas=1, updatedReplicas=1)
+        | live(TRAINERS, active=1)
+    )
     found = {"pods": (pod("head"), pod("feeder"), pod("trainer")), "supervisor": SUPERVISOR, **more}
     return Observed(job=job(), children=children, **found)
 

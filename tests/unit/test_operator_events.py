@@ -61,6 +61,11 @@ SHORT = status(
     Ready=("True", "Serving", "all serve", T0),
     Progressing=("True", "FeedersMissing", "feeder pods that serve: 1 of 8; no such image", T1),
 )
+HELD_UP = status(
+    Phase.RUNNING,
+    Ready=("True", "Serving", "all serve", T0),
+    Progressing=("True", "RolloutStuck", "feeders that are being rolled out cannot start: no such image", T1),
+)
 STUCK = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "pod a: no secret"))
 
 
@@ -115,6 +120,7 @@ def test_each_reason_belongs_to_some_change():
         RESTARTED,
         STUCK,
         SHORT,
+        HELD_UP,
     )
     found = {e.reason for before in every for after in every for e in events_of(before, after)}
     assert found == set(Reason) - {Reason.UNKNOWN_FIELD, Reason.MANAGED_ELSEWHERE}, (

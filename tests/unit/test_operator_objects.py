@@ -306,8 +306,12 @@ def test_pods_are_replaced_when_the_user_asks_for_something_else_and_not_for_a_n
     for child in objects.feeding(made, newer):
         if child["kind"] == "Deployment":
             assert template_hash(child) == template_hash(before[called(child)])
+    image = children({"spec.feeders.image": "feeder:2"})
+    assert template_hash(image["Deployment/mnist-feeders"]) != template_hash(
+        before["Deployment/mnist-feeders"]
+    )
+    assert template_hash(image["Deployment/mnist-head"]) == template_hash(before["Deployment/mnist-head"])
     for changes in (
-        {"spec.feeders.image": "feeder:2"},
         {"spec.ray.managed.tuning.workerRegisterTimeoutSeconds": 300},
         {"spec.ray.managed.tuning.healthCheck.periodMs": 500},
     ):
@@ -327,6 +331,22 @@ def test_what_a_later_operator_makes_otherwise_replaces_no_pod(monkeypatch):
             assert pod(child)["containers"] != pod(old)["containers"]
             kept = keep_template(child, sealed(old))
             assert manifest_to_send(kept, sealed(old)) is None, "the pods that there are stay"
+
+
+def test_no_old_feeder_goes_before_a_new_one_is_ready():
+    made = children({"spec.feeders.replicas": 2})["Deployment/mnist-feeders"]
+    assert made["spec"]["strategy"] == {
+        "type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": "10%"},
+    }  # fmt: skip
+    (container,) = pod(made)["containers"]
+    probe = container["readinessProbe"]
+    _, _, path, *_ = probe["exec"]["command"]
+    assert path == "/tmp/ray/node/ready"
+    assert any(path.startswith(mount["mountPath"] + "/") for mount in container["volumeMounts"]), (
+        "it may be written"
+    )
+    assert probe["failureThreshold"] * probe["periodSeconds"] <= 2
+    assert made["spec"]["progressDeadlineSeconds"] == 900
 
 
 def test_a_change_of_the_number_of_feeders_replaces_no_pod():

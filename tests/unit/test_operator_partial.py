@@ -237,3 +237,91 @@ def test_trainers_are_counted_as_those_that_run_or_ended_well_of_those_asked_for
 
 def test_the_header_of_kubectl_get_has_one_word_for_each_column():
     assert [name for name, *_ in COLUMNS if len(name.split()) != 1] == []
+
+
+def rolling(*pods: dict[str, Any], made: int = 1, **more: Any) -> Observed:
+    """Two feeders serve on their old pods, and their template has changed."""
+    whole = serving()
+    whole = after(whole, decided(whole))
+    status = {"replicas": 2 + made, "readyReplicas": 2, "updatedReplicas": made, **more}
+    return replace(
+        whole,
+        job=job(feeders={"replicas": 2}),
+        supervisor=replace(SUPERVISOR, desired=2, ready=2),
+        children={**whole.children, **live(FEEDERS, **status)},
+        pods=(*whole.pods, *pods),
+    )
+
+
+def new(name: str = "mnist-feeders-new", **status: Any) -> dict[str, Any]:
+    made = pod("feeder", started=False, **status)
+    return {**made, "metadata": {**made["metadata"], "name": name}}
+
+
+def test_new_feeders_that_cannot_start_are_told_with_the_pod_while_the_old_ones_serve():
+    observed = rolling(new(containerStatuses=[BACKOFF]))
+    made = decided(observed)
+    told = condition(made, PROGRESSING)
+    assert (told.status, told.reason) == ("True", "RolloutStuck")
+    assert told.message == (
+        "feeders that are being rolled out cannot start: "
+        "pod mnist-feeders-new, container feeder: ImagePullBackOff: no such image"
+    )
+    assert condition(made, READY).status == "True"
+    assert made.status.phase is Phase.RUNNING
+    (event,) = events_of(observed.status, made.status)
+    assert (event.reason, event.type) == (Reason.ROLLOUT_STUCK, "Warning")
+    assert events_of(made.status, decided(after(observed, made)).status) == (), "it is told once"
+
+
+def test_new_feeders_for_which_no_node_has_room_and_those_that_a_quota_refuses_are_told():
+    full = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/2 nodes: Insufficient cpu",
+    }
+    told = condition(decided(rolling(new(conditions=[full]))), PROGRESSING)
+    assert (told.reason, told.message) == (
+        "RolloutStuck",
+        "feeders that are being rolled out cannot start: pod mnist-feeders-new: 0/2 nodes: Insufficient cpu",
+    )
+    refused = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "reason": "FailedCreate",
+        "message": "exceeded quota",
+    }
+    told = condition(decided(rolling(made=0, conditions=[refused])), PROGRESSING)
+    assert told.message == "feeders that are being rolled out cannot start: exceeded quota"
+
+
+def test_an_update_that_goes_well_is_under_way_until_no_old_feeder_is_left():
+    told = condition(decided(rolling(new())), PROGRESSING)
+    assert (told.status, told.reason, told.message) == (
+        "True", "FeedersRoll", "feeder pods that are replaced: 1 of 2 are made",
+    )  # fmt: skip
+    assert events_of(rolling(new()).status, decided(rolling(new())).status) == ()
+    over = replace(rolling(), children={**rolling().children, **live(FEEDERS, replicas=2, updatedReplicas=2)})
+    assert condition(decided(over), PROGRESSING).reason == "AsAskedFor"
+
+
+def test_a_new_feeder_that_runs_and_does_not_become_ready_is_named_after_the_deployments_deadline():
+    late = {
+        "type": "Progressing",
+        "status": "False",
+        "reason": "ProgressDeadlineExceeded",
+        "message": "timed out",
+    }
+    old = pod("feeder", conditions=[{"type": "Ready", "status": "True"}])
+    observed = rolling(new(), conditions=[late])
+    observed = replace(
+        observed, pods=(old, *(p for p in observed.pods if p["metadata"]["name"] != old["metadata"]["name"]))
+    )
+    told = condition(decided(observed), PROGRESSING)
+    assert told.reason == "RolloutStuck"
+    assert "pod mnist-feeders-new has not become ready within" in told.message
+    nobody = replace(
+        observed, pods=tuple(p for p in observed.pods if p["metadata"]["name"] != "mnist-feeders-new")
+    )
+    assert condition(decided(nobody), PROGRESSING).message.endswith("cannot start: timed out")

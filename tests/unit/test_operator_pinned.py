@@ -208,3 +208,28 @@ def test_a_sidecar_image_of_the_manifest_goes_before_that_of_the_first_attempt(j
     job.edit(sidecar={})
     started_anew(job)
     assert sidecar_image(job) == "example/sidecar:1"
+
+
+def images(job: Job) -> tuple[str, str]:
+    """Of head and feeders."""
+    head, feeders = (
+        job.api.objects[key]["spec"]["template"]["spec"]["containers"][0] for key in (HEAD, FEEDERS)
+    )
+    return head["image"], feeders["image"]
+
+
+def test_another_image_replaces_feeders_and_leaves_them_the_head_that_serves(job: Job):
+    (before, _), live = images(job), job.api.objects[HEAD]
+    job.put({**live, "status": {**live["status"], "readyReplicas": 1}})
+    job.edit(feeders={"image": "feeder:bad"})
+    settled(job)
+    assert images(job) == (before, "feeder:bad"), "without a head all feeders end"
+    job.edit(feeders={"image": "feeder:bad"}, ray={"managed": {"version": "2.60.0"}})
+    settled(job)
+    assert images(job) == ("feeder:bad", "feeder:bad"), "what else changes it brings the image along"
+
+
+def test_a_head_that_does_not_serve_gets_the_image_that_heals_it(job: Job):
+    job.edit(feeders={"image": "feeder:2"})
+    settled(job)
+    assert images(job) == ("feeder:2", "feeder:2")

@@ -220,7 +220,8 @@ POD = """
 import sys
 from pathlib import Path
 from dataloaderjob.pod.feeder import Output
-output = Output(Path(sys.argv[1]) / "output")
+from dataloaderjob.pod.readiness import Feeders
+output = Output(Path(sys.argv[1]) / "feeders", Feeders())
 print("up", flush=True)
 input()
 output.close()

@@ -29,7 +29,7 @@ from dataloaderjob_operator.decide.conditions import (
     parts,
     serves,
 )
-from dataloaderjob_operator.decide.health import EventQuery, Health, Queries, diagnose, queries, shortage
+from dataloaderjob_operator.decide.health import EventQuery, Health, Queries, diagnose, queries
 from dataloaderjob_operator.decide.observed import (
     Key,
     Observed,
@@ -39,6 +39,7 @@ from dataloaderjob_operator.decide.observed import (
     show_time,
 )
 from dataloaderjob_operator.decide.queueing import Queue, queue_of
+from dataloaderjob_operator.decide.shortage import shortage
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.objects import OperatorConfig
 

@@ -53,6 +53,8 @@ class Reason(StrEnum):
     """It ended otherwise."""
     FEEDERS_MISSING = "FeedersMissing"
     """Fewer feeders serve than are asked for, and a job that runs goes on with those."""
+    ROLLOUT_STUCK = "RolloutStuck"
+    """New feeders do not start, and a job that runs goes on with those of before."""
     MANAGED_ELSEWHERE = "ManagedElsewhere"
     """`spec.managedBy` names another controller: the operator does nothing about the job."""
     UNKNOWN_FIELD = "UnknownField"
@@ -66,14 +68,21 @@ WARNINGS = frozenset(
         Reason.RESTARTED,
         Reason.FAILED,
         Reason.FEEDERS_MISSING,
+        Reason.ROLLOUT_STUCK,
         Reason.UNKNOWN_FIELD,
     }
 )
 REPEATED = frozenset(
-    {Reason.NOT_READY, Reason.SERVING, Reason.DEGRADED, Reason.RECOVERED, Reason.FEEDERS_MISSING}
+    {
+        Reason.NOT_READY,
+        Reason.SERVING,
+        Reason.DEGRADED,
+        Reason.RECOVERED,
+        Reason.FEEDERS_MISSING,
+        Reason.ROLLOUT_STUCK,
+    }
 )
 """Reasons that a job whose parts come and go has again and again."""
-MISSING = "FeedersMissing"
 HELD = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
 Status = DataLoaderJobStatus
 
@@ -257,9 +266,14 @@ def _cause(status: Status) -> str:
     return f"{ready.reason if ready else ''}/{status.observed_generation}/{_start(status)}/{status.trainers.restarts}"
 
 
-def _misses_feeders(before: Status, after: Status) -> bool:
-    old, new = (status.condition(ConditionType.PROGRESSING) for status in (before, after))
-    return new is not None and new.reason == MISSING and (old is None or old.reason != MISSING)
+def _moves_because(reason: Reason) -> Callable[[Status, Status], bool]:
+    """Progressing has this reason, and had another."""
+
+    def begins(before: Status, after: Status) -> bool:
+        old, new = (status.condition(ConditionType.PROGRESSING) for status in (before, after))
+        return new is not None and new.reason == reason and (old is None or old.reason != reason)
+
+    return begins
 
 
 _ROWS = (
@@ -271,7 +285,10 @@ _ROWS = (
         _message(ConditionType.PROGRESSING, "a trainer failed"),
         lambda after: str(after.trainers.restarts),
     ),
-    _Row(Reason.FEEDERS_MISSING, _misses_feeders, _message(ConditionType.PROGRESSING), _cause),
+    *(
+        _Row(reason, _moves_because(reason), _message(ConditionType.PROGRESSING), _cause)
+        for reason in (Reason.FEEDERS_MISSING, Reason.ROLLOUT_STUCK)
+    ),
     _Row(Reason.NOT_READY, _new_cause, _why(ConditionType.READY), _cause),
     _Row(Reason.SERVING, _serves, _message(ConditionType.READY), _since(ConditionType.READY)),
     _Row(

@@ -221,28 +221,6 @@ def _of_attempt(pod: Manifest, attempt: int) -> bool:
     return str(pod["metadata"].get("labels", {}).get(names.LABEL_ATTEMPT, attempt)) == str(attempt)
 
 
-def shortage(observed: Observed, health: Health) -> ConditionState | None:
-    """Fewer feeders serve than are asked for, and why; None if there are enough."""
-    feeders, wanted, serving = (
-        health.roles[Role.FEEDER],
-        observed.job.spec.feeders.replicas,
-        observed.serving(),
-    )
-    if serving >= wanted:
-        return None
-    live = observed.children.get(("Deployment", names.feeders(observed.job.name)), {"metadata": {}})
-    supervisor, refused = observed.supervisor, condition_of(live, "ReplicaFailure") or {}
-    cause = str(feeders.cause or "")
-    if not cause and refused.get("status") == "True":
-        cause = refused.get("message", "")
-    if not cause and supervisor is not None and supervisor.cause is not None:
-        cause = observed.describe(supervisor.cause)
-    count = f"feeder pods that serve: {serving} of {wanted}"
-    return ConditionState(
-        True, "FeedersMissing" if cause else "FeedersStart", f"{count}; {cause}" if cause else count
-    )
-
-
 def _deployment(observed: Observed, name: str, health: RoleHealth, needed: int) -> ConditionState:
     live, role = observed.children.get(("Deployment", name)), health.role.value
     if live is None:

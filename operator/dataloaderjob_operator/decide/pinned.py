@@ -1,5 +1,6 @@
 """What pods were started with stays with them, whatever becomes of the spec or the operator: their settings, the
-template that another version of the operator made, and the sidecar's image of a job's trainers. Pure.
+template that another version of the operator made, the sidecar's image of a job's trainers, and the image of a head
+that serves. Pure.
 
 Settings are in ConfigMaps that are never changed (`objects.settings`). One is made when a workload is to read it, and
 goes when no workload does.
@@ -65,9 +66,33 @@ def _kept(observed: Observed, child: Manifest) -> Manifest:
     live = observed.children.get(_key(child))
     if live is None or child["kind"] != "Deployment":
         return child
-    kept = keep_template(child, live)
+    kept = _with_own_image(keep_template(child, live), live)
     name = _map_name(kept)
     return kept if name is None or (MAP, name) in observed.children else child
+
+
+def _with_own_image(child: Manifest, live: Manifest) -> Manifest:
+    """A head that serves, with the image that it has: no feeder could stay where it is without its head, so new feeders
+    take the places of old ones first. What else the user changes replaces the head, with the new image."""
+    wanted, theirs = (thing.get("spec", {}).get("template") or {} for thing in (child, live))
+    if _role(child) != names.Role.HEAD or not live.get("status", {}).get("readyReplicas"):
+        return child
+    if not theirs or _asked(wanted) != _asked(theirs):
+        return child
+    image = next((c["image"] for c in theirs["spec"]["containers"] if c["name"] == names.Role.HEAD), None)
+    if image is None:
+        return child
+    containers = [
+        {**container, "image": image} if container["name"] == names.Role.HEAD else container
+        for container in wanted["spec"]["containers"]
+    ]
+    template = {**wanted, "spec": {**wanted["spec"], "containers": containers}}
+    return {**child, "spec": {**child["spec"], "template": template}}
+
+
+def _asked(template: Manifest) -> object:
+    """What the user decided about a template, in one word."""
+    return (template["metadata"].get("annotations") or {}).get(names.ANNOTATION_TEMPLATE)
 
 
 def _recounted(observed: Observed, made: Iterable[Manifest]) -> list[Manifest]:

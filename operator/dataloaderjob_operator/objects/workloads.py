@@ -10,6 +10,7 @@ from typing import Any
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import Quantity
 from dataloaderjob.core.places import SOCKET_VARIABLE
+from dataloaderjob.core.settings import NODE_FOLDER, NODE_READY, TEMP_DIR
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.objects import settings
@@ -38,6 +39,17 @@ HEAD_MODULE = "dataloaderjob.pod.head"
 FEEDER_MODULE = "dataloaderjob.pod.feeder"
 STARTS = 60
 """Probes of a head that comes up, five seconds apart."""
+_NODE = f"{TEMP_DIR}/{NODE_FOLDER}"
+READINESS: Manifest = {
+    # An earlier image has no such file. It is ready, as it was then, once it takes the output of feeders.
+    "exec": {"command": ["test", "-e", f"{_NODE}/{NODE_READY}", "-o", "-S", f"{_NODE}/output"]},
+    "initialDelaySeconds": 2,  # until then the file may be that of a container before this one
+    "periodSeconds": 2,
+    "timeoutSeconds": 5,
+    "failureThreshold": 1,
+}
+PROGRESS_S = 900
+"""A new pod of feeders that is not ready after so long is named: images may be large, and the head late."""
 SIDECAR = "dataloaderjob-sidecar"
 INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
 BY_INDEX = ("PET_NODE_RANK", "RANK")
@@ -45,7 +57,8 @@ RUN = {"name": "dataloaderjob-run", "mountPath": settings.RUN_FOLDER}
 
 
 def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
-    """One pod, replaced and never doubled: two heads would place feeders twice."""
+    """One pod, replaced and never doubled: two heads would place feeders twice. All feeders start anew with it, so
+    another image alone does not replace it."""
     spec = job.spec.ray.managed.head
     container = ray_container(job, names.Role.HEAD, HEAD_MODULE, "head.json", resources(spec.resources))
     probe = {"tcpSocket": {"port": "supervisor"}, "periodSeconds": 5}
@@ -60,7 +73,7 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     taken = inherited(job.spec.feeders.template, job.spec.trainers.job.template)
     pod = ray_pod(setup, job, container, spec.template, taken)
     asked = [
-        image(job), plain(spec.template), taken, resources(spec.resources), settings.tuning(job),
+        plain(spec.template), taken, resources(spec.resources), settings.tuning(job),
         plain(job.spec.feeders.scratch), job.spec.ray.managed.version,
     ]  # fmt: skip
     made = template(job, names.Role.HEAD, spec.template, pod, asked=asked, version=setup.version)
@@ -72,16 +85,19 @@ def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     """`replicas` pods that are all alike: one that goes is replaced by any other."""
     spec = job.spec.feeders
     container = ray_container(job, names.Role.FEEDER, FEEDER_MODULE, "feeder.json", resources(spec.resources))
+    container["readinessProbe"] = READINESS
     taken, data = inherited(job.spec.trainers.job.template), plain(job.spec.data)
     pod = ray_pod(setup, job, container, spec.template, taken, data)
     asked = [
         image(job), plain(spec.template), taken, resources(spec.resources), settings.tuning(job),
         spec.processes_per_pod, plain(spec.scratch), *([data] if data else []),
     ]  # fmt: skip
-    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%", "maxSurge": "25%"}}
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": "10%"}}
     made = template(job, names.Role.FEEDER, spec.template, pod, asked=asked, version=setup.version)
     metadata = names.metadata(job, names.feeders(job.name), names.Role.FEEDER, spec.metadata)
-    return _deployment(metadata, made, replicas=spec.replicas, strategy=rolling)
+    deployment = _deployment(metadata, made, replicas=spec.replicas, strategy=rolling)
+    deployment["spec"]["progressDeadlineSeconds"] = PROGRESS_S
+    return deployment
 
 
 def _deployment(metadata: Manifest, pod: Manifest, *, replicas: int, strategy: Manifest) -> Manifest:

@@ -152,7 +152,8 @@ class ManagedRaySpec(Model):
     tuning: RayTuning = nested(RayTuning)
     """Timeouts of Ray."""
     head: HeadSpec = nested(HeadSpec)
-    """The pod of Ray's head, which runs the supervisor and no feeder. It uses the feeders' image."""
+    """The pod of Ray's head, which runs the supervisor and no feeder. It uses the feeders' image, and keeps
+    it while it serves."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -24,8 +24,14 @@ T = TypeVar("T")
 NODE_BLOBS = "blobs"
 """Folder in a feeders' pod's own folder (NODE_FOLDER_VARIABLE) where its feeders keep blobs, whatever the supervisor
 says."""
-NODE_OUTPUT = "output"
-"""Socket there to which they hand their output."""
+NODE_OUTPUT = "feeders"
+"""Socket there to which they hand their output, and by which they tell that they serve."""
+NODE_READY = "ready"
+"""File there, as long as the pod is ready."""
+TEMP_DIR = "/tmp/ray"  # noqa: S108  in a pod, /tmp is a volume of its own
+"""Ray's state in a pod, and ours."""
+NODE_FOLDER = "node"
+"""Below it: what is ours and not Ray's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

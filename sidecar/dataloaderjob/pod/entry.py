@@ -31,7 +31,7 @@ from typing import Protocol, TypeVar
 
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceError
 from dataloaderjob.core.processes import CRASH_WINDOW_S, MAX_CRASHES, Crashes, restart_wait_s
-from dataloaderjob.core.settings import RayTuning, load
+from dataloaderjob.core.settings import NODE_FOLDER, TEMP_DIR, RayTuning, load
 from dataloaderjob.core.sockets import parse_address
 from dataloaderjob.core.supervision import EXITS_RAY
 from dataloaderjob.providers.ray.node import RayNode, without_ray
@@ -39,8 +39,6 @@ from dataloaderjob.providers.ray.node import RayNode, without_ray
 log = logging.getLogger(__name__)
 S = TypeVar("S")
 
-NODE_FOLDER = "node"
-"""Below temp_dir: what is ours and not Ray's."""
 _RAYS = ("session_*", "ray_current_cluster")
 POLL_S = 0.05
 MAX_RAY_EXITS = 3
@@ -50,7 +48,6 @@ EXIT_FAILED = 1
 EXIT_BROKEN = 70
 ADDRESS_VARIABLE = "POD_IP"
 """The address of the pod; without it, one machine alone is meant."""
-TEMP_DIR = "/tmp/ray"  # noqa: S108  in a pod, /tmp is a volume of its own
 PLAIN = "--log-color=false"
 ANY_PORTS = ("--min-worker-port=0", "--max-worker-port=0")
 """Workers listen at any free port. Ray's own range, 10002 to 19999, may have the head's port in it, and where
@@ -302,6 +299,9 @@ class FeederPodSettings:
     """The head's image may still be on its way to its node."""
     progress_every_s: float = 10.0
     join_timeout_s: float = 120.0
+    patience_s: float = 10.0
+    """Time without a feeder after which the pod tries whether it could feed, and is ready if so."""
+    trial_timeout_s: float = 300.0
     grace_s: float = 2.0
 
 

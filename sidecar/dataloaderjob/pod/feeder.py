@@ -3,9 +3,10 @@
     python -m dataloaderjob.pod.feeder --settings FILE.json
 
 The supervisor, in the head's pod, places the feeders. Without its raylet this process ends, and the kubelet starts a
-fresh container.
+fresh container. Whether the pod is ready, a file says (`pod.readiness`).
 
-What feeders print is shown here, as lines `[feeder-3] ...`. They hand over the reading ends of their pipes
+What feeders print is shown here, as lines `[feeder-3] ...`. They hand over the reading ends of their pipes, and of one
+that has a byte once the feeder serves and ends with it
 (`providers.ray.actor`). One thread always reads them, another writes: when nobody reads this process's output, the
 newest lines are left out and counted, and user code does not wait.
 """
@@ -27,7 +28,7 @@ from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.places import NODE_FOLDER_VARIABLE
 from dataloaderjob.core.processes import Lines
-from dataloaderjob.core.settings import NODE_OUTPUT
+from dataloaderjob.core.settings import NODE_OUTPUT, NODE_READY
 from dataloaderjob.core.supervision import index_of
 from dataloaderjob.pod import entry
 from dataloaderjob.pod.entry import (
@@ -41,6 +42,7 @@ from dataloaderjob.pod.entry import (
     ray_node,
     split_address,
 )
+from dataloaderjob.pod.readiness import Feeders, Readiness
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +50,14 @@ VITAL = ("raylet",)
 CONNECT_TIMEOUT_S = 2.0
 RETRY_S = 0.5
 LOOK_S = 2.0
+READY_EVERY_S = 0.5
 GONE_AFTER = 3
 """Refusals in a row: a GCS that is busy may miss one."""
 MAX_NBYTES = 8 * 1024 * 1024
 READ_NBYTES = 1 << 16
 MAX_NAME_NBYTES = 64
+PIPES = 3
+"""A feeder hands over three: its output, its errors, its life."""
 CLOSE_TIMEOUT_S = 1.0
 EXIT_BROKEN = 71
 _RAYS = (":actor_name:", ":job_id:", ":task_name:")
@@ -68,7 +73,12 @@ class FeederPod:
         self._node = ray_node(settings, VITAL, {"feeder": float(settings.processes)})
         self._head = split_address(settings.head)
         self._folder = fresh_folder(self._node.folder)
-        self._output = Output(self._folder / NODE_OUTPUT)
+        feeders = Feeders()
+        self._output = Output(self._folder / NODE_OUTPUT, feeders)
+        self._readiness = Readiness(
+            self._folder / NODE_READY, feeders,
+            patience_s=settings.patience_s, trial_timeout_s=settings.trial_timeout_s,
+        )  # fmt: skip
 
     def run(self) -> None:
         address = self._await_head()
@@ -80,7 +90,9 @@ class FeederPod:
         there = StillThere(split_address(address))
         vital = await_started(self._node, self._watch, self._settings.join_timeout_s, what, check=there)
         log.info("joined the Ray at %s with room for %d feeders", address, self._settings.processes)
-        self._watch.wait(None, vital.values())
+        self._readiness.joined()
+        while not self._watch.wait(READY_EVERY_S, vital.values()):
+            self._readiness.look()
         raise ServiceError("raylet ended: this container cannot go on, a fresh one can")
 
     def _await_head(self) -> str:
@@ -110,6 +122,7 @@ class FeederPod:
 
     def close(self) -> None:
         """Ends what was started here, and shows the last lines."""
+        self._readiness.close()
         self._node.stop(self._settings.grace_s)
         self._output.close()
 
@@ -142,8 +155,9 @@ class StillThere:
 class Output:
     """Takes output over from feeders until `close`."""
 
-    def __init__(self, path: Path) -> None:
-        """Binds the socket `path`. Raises OSError."""
+    def __init__(self, path: Path, feeders: Feeders) -> None:
+        """Binds the socket `path`. Tells `feeders` of each one. Raises OSError."""
+        self._feeders = feeders
         self._backlog = Backlog()
         self._poll = selectors.DefaultSelector()
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -178,27 +192,31 @@ class Output:
             ready = [key for key, _ in self._poll.select(0) if key.fd != self._wake_r]
             more = sum(bool(key.data()) for key in ready) > 0
         for key in list(self._poll.get_map().values()):
-            if isinstance(key.data, _Pipe):
+            if isinstance(key.data, _Pipe | _Life):
                 key.data.end()
         self._backlog.end()
 
     def _welcome(self) -> bool:
         """One feeder's name and pipes. Returns whether there was one."""
         try:
-            name, fds, _, _ = socket.recv_fds(self._door, MAX_NAME_NBYTES, 2)
+            name, fds, _, _ = socket.recv_fds(self._door, MAX_NAME_NBYTES, PIPES)
         except BlockingIOError:
             return False
         text = name.decode(errors="replace")
-        if len(fds) != 2 or index_of(text) is None:
+        if len(fds) != PIPES or index_of(text) is None:
             log.warning(
-                "output of %r with %d pipes is refused, a feeder's name and 2 are needed", text, len(fds)
+                "output of %r with %d pipes is refused, a feeder's name and %d are needed",
+                text,
+                len(fds),
+                PIPES,
             )
             for fd in fds:
                 os.close(fd)
             return True
-        for fd, to in zip(fds, (1, 2), strict=True):
+        for fd, to in zip(fds[:2], (1, 2), strict=True):
             pipe = _Pipe(fd, f"[{text}] ", to, self._backlog, self._poll)
             self._poll.register(fd, selectors.EVENT_READ, pipe)
+        self._poll.register(fds[2], selectors.EVENT_READ, _Life(fds[2], self._feeders, self._poll))
         return True
 
     # The writing thread
@@ -284,6 +302,32 @@ class _Pipe:
 
     def end(self) -> None:
         self._lines.feed(b"", final=True)
+        self._poll.unregister(self._fd)
+        os.close(self._fd)
+
+
+class _Life:
+    """The third of a feeder's: a byte as soon as it serves, the end with its process. Called as `_Pipe` is."""
+
+    def __init__(self, fd: int, feeders: Feeders, poll: selectors.BaseSelector) -> None:
+        os.set_blocking(fd, False)
+        os.set_inheritable(fd, False)
+        self._fd, self._feeders, self._poll = fd, feeders, poll
+        self._number = feeders.begins()
+
+    def __call__(self) -> bool:
+        try:
+            data = os.read(self._fd, READ_NBYTES)
+        except BlockingIOError:
+            return False
+        if data:
+            self._feeders.serves(self._number)
+        else:
+            self.end()
+        return bool(data)
+
+    def end(self) -> None:
+        self._feeders.ends(self._number)
         self._poll.unregister(self._fd)
         os.close(self._fd)
 

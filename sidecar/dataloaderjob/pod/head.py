@@ -17,12 +17,11 @@ import time
 from pathlib import Path
 
 from dataloaderjob.core.errors import InputError, ServiceError
-from dataloaderjob.core.settings import NODE_BLOBS, SupervisorSettings, dump, read_key
+from dataloaderjob.core.settings import NODE_BLOBS, NODE_FOLDER, SupervisorSettings, dump, read_key
 from dataloaderjob.core.sockets import EVERYWHERE
 from dataloaderjob.pod import entry
 from dataloaderjob.pod.entry import (
     ANY_PORTS,
-    NODE_FOLDER,
     PLAIN,
     HeadSettings,
     Restarts,

@@ -5,10 +5,11 @@ with its standard input, so with this process, however that ends. A feeder that 
 again without anybody calling it.
 
 In a pod, the feeder hands its output to the pod's main process. People read `kubectl logs` of the pod, while Ray
-keeps what workers print in files that only grow. The reading ends of two pipes go to a datagram socket of the pod's
-(`pod.feeder`), the writing ends become file descriptors 1 and 2, so that output of native code and of child processes
-goes there, too. Pipes and not sockets, because user code may open /dev/stdout. The pod's process always reads on,
-whether or not anybody reads what it prints, so user code does not wait.
+keeps what workers print in files that only grow. The reading ends of three pipes go to a datagram socket of the pod's
+(`pod.feeder`). The writing ends of two become file descriptors 1 and 2, so that output of native code and of child
+processes goes there, too; that of the third is this process's alone, and tells the pod that the feeder serves, and by
+its end that it is gone. Pipes and not sockets, because user code may open /dev/stdout. The pod's process always reads
+on, whether or not anybody reads what it prints, so user code does not wait.
 
 On one machine, Ray brings workers' output to the driver that started them, which shows it as lines `[feeder-0] ...`;
 a supervisor that adopted its feeders is another driver, so the filter by driver is taken off (as Ray Serve does) and
@@ -17,6 +18,7 @@ lines are chosen by name.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -58,9 +60,11 @@ def at_home(settings: FeederSettings, folder: Path) -> FeederSettings:
     return dataclasses.replace(settings, blob_folder=str(folder / NODE_BLOBS), sweeps_blobs=True)
 
 
-def hand_over(name: str, folder: Path) -> None:
-    """Leaves what this process prints from now on to the pod to show. Where nobody takes it, all stays as it was."""
-    ends = [os.pipe() for _ in range(2)]
+def hand_over(name: str, folder: Path) -> int | None:
+    """Leaves what this process prints from now on to the pod to show. Returns the descriptor to write to once the
+    feeder serves; None where nobody takes it: then all stays as it was."""
+    ends = [os.pipe() for _ in range(3)]
+    life = None
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
             sock.settimeout(TIMEOUT_S)
@@ -68,8 +72,9 @@ def hand_over(name: str, folder: Path) -> None:
             socket.send_fds(sock, [name.encode()], [reader for reader, _ in ends])
         sys.stdout.flush()
         sys.stderr.flush()
-        for fd, (_, writer) in zip((1, 2), ends, strict=True):
+        for fd, (_, writer) in zip((1, 2), ends[:2], strict=True):
             os.dup2(writer, fd)
+        life = os.dup(ends[2][1])
     except OSError as exc:
         log.warning(
             "%s: its output stays in Ray's files, for the pod's process does not take it: %s", name, exc
@@ -77,6 +82,7 @@ def hand_over(name: str, folder: Path) -> None:
     finally:
         for fd in (fd for pair in ends for fd in pair):
             os.close(fd)
+    return life
 
 
 class Feeder:
@@ -85,9 +91,10 @@ class Feeder:
     def __init__(self, settings: FeederSettings) -> None:
         """Raises ServiceError with the host's last words when it does not serve; Ray tells the supervisor."""
         self._name = settings.name  # first: Ray asks for the name of one that fails below, too
+        life = None
         if folder := os.environ.get(NODE_FOLDER_VARIABLE):
             settings = at_home(settings, Path(folder))
-            hand_over(settings.name, Path(folder))
+            life = hand_over(settings.name, Path(folder))
         logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
         address = settings.advertise_host or settings.bind_host
         if address in _ANY:
@@ -100,6 +107,9 @@ class Feeder:
             ),
             HOST_MODULE,
         )
+        if life is not None:
+            with contextlib.suppress(OSError):  # a pod that does not listen is about to end
+                os.write(life, b"\1")
         threading.Thread(target=self._end_with_host, name="dlj-watch", daemon=True).start()
 
     def __repr__(self) -> str:

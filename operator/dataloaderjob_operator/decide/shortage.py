@@ -1,0 +1,64 @@
+"""The feeders that a job lacks while it serves: those that are missing, and new ones that do not take the place of old
+ones while an update rolls. Pure.
+"""
+
+from __future__ import annotations
+
+from dataloaderjob_operator import names
+from dataloaderjob_operator.decide.health import ConditionState, Health, RoleHealth
+from dataloaderjob_operator.decide.observed import Observed, condition_of, has_condition
+from dataloaderjob_operator.kinds import Manifest
+from dataloaderjob_operator.names import Role
+
+LATE = "ProgressDeadlineExceeded"
+"""Kubernetes' reason for a Deployment none of whose new pods has become ready for long."""
+
+
+def shortage(observed: Observed, health: Health) -> ConditionState | None:
+    """Fewer feeders serve than are asked for, or an update of them is under way, and why; None if there are enough."""
+    feeders = health.roles[Role.FEEDER]
+    wanted, serving = observed.job.spec.feeders.replicas, observed.serving()
+    live = observed.children.get(("Deployment", names.feeders(observed.job.name)), {"metadata": {}})
+    cause = str(feeders.cause or "") or _refused(live)
+    if serving >= wanted:
+        return _rollout(live, feeders, wanted, cause)
+    supervisor = observed.supervisor
+    if not cause and supervisor is not None and supervisor.cause is not None:
+        cause = observed.describe(supervisor.cause)
+    count = f"feeder pods that serve: {serving} of {wanted}"
+    return ConditionState(
+        True, "FeedersMissing" if cause else "FeedersStart", f"{count}; {cause}" if cause else count
+    )
+
+
+def _rollout(live: Manifest, feeders: RoleHealth, wanted: int, cause: str) -> ConditionState | None:
+    """The update that replaces feeders' pods, and what it is stuck at: no old pod is given up for a new one that is not
+    ready."""
+    status = live.get("status", {})
+    made, there = (int(status.get(name) or 0) for name in ("updatedReplicas", "replicas"))
+    if made >= there:
+        return None
+    cause = cause or _late(live, feeders)
+    if cause:
+        return ConditionState(
+            True, "RolloutStuck", f"feeders that are being rolled out cannot start: {cause}"
+        )
+    return ConditionState(True, "FeedersRoll", f"feeder pods that are replaced: {made} of {wanted} are made")
+
+
+def _refused(live: Manifest) -> str:
+    """What the API server says of pods that it does not take, such as for a quota."""
+    refused = condition_of(live, "ReplicaFailure") or {}
+    return str(refused.get("message", "")) if refused.get("status") == "True" else ""
+
+
+def _late(live: Manifest, feeders: RoleHealth) -> str:
+    """New pods whose status shows nothing wrong, and that are not ready for all that."""
+    progress = condition_of(live, "Progressing") or {}
+    if progress.get("status") != "False" or progress.get("reason") != LATE:
+        return ""
+    waiting = sorted(str(pod["metadata"]["name"]) for pod in feeders.pods if not has_condition(pod, "Ready"))
+    if not waiting:
+        return str(progress.get("message", LATE))
+    seconds = live.get("spec", {}).get("progressDeadlineSeconds")
+    return f"pod {waiting[0]} has not become ready within {seconds} s: its log says more"

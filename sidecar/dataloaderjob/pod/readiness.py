@@ -1,0 +1,223 @@
+"""Whether a pod of feeders is ready: a file says so to the kubelet, and by it a rolling update goes on, or does not.
+
+Ready means that the feeders on this pod serve. While an update rolls, they are still on other pods, and none comes
+here: then a feeder by itself, which serves nobody, shows that this image can feed. `next_step` decides (pure).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from enum import Enum, auto
+from pathlib import Path
+
+from dataloaderjob.core.errors import ServiceError
+from dataloaderjob.core.settings import NODE_BLOBS, FeederSettings, dump
+from dataloaderjob.core.supervision import ended_text
+from dataloaderjob.providers.ray.node import without_ray
+
+log = logging.getLogger(__name__)
+
+HOST_MODULE = "dataloaderjob.feeder.host"
+END_TIMEOUT_S = 5.0
+MAX_WORDS_NBYTES = 16 * 1024
+
+
+class Step(Enum):
+    WAIT = auto()
+    """The pod is not ready; feeders may still come."""
+    TRY = auto()
+    """It is not ready, and a trial has to show whether it could be."""
+    READY = auto()
+
+
+def next_step(
+    *, placed: int, serving: int, empty_since: float, shown: bool, patience_s: float, now: float
+) -> Step:
+    """Decides for a pod that has joined Ray. `placed`: feeders that have begun here, of which so many serve.
+    `empty_since`: since when there is none. `shown`: a feeder has served here, or a trial has."""
+    if placed:
+        return Step.READY if serving == placed else Step.WAIT
+    if now - empty_since < patience_s:
+        return Step.WAIT
+    return Step.READY if shown else Step.TRY
+
+
+class Feeders:
+    """The feeders on this pod, as they tell it. The thread that reads their pipes writes, another one reads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._serving: dict[int, bool] = {}
+        self._numbers = 0
+        self._failed = False
+        self._empty_since = time.monotonic()
+
+    def begins(self) -> int:
+        """One has begun; returns its number here."""
+        with self._lock:
+            self._numbers += 1
+            self._serving[self._numbers] = False
+            return self._numbers
+
+    def serves(self, number: int) -> None:
+        with self._lock:
+            self._serving[number] = True
+
+    def ends(self, number: int) -> None:
+        """It has ended, however that was."""
+        with self._lock:
+            self._failed |= not self._serving.pop(number)
+            self._empty_since = time.monotonic()
+
+    def counts(self) -> tuple[int, int, float]:
+        """How many there are, how many of them serve, since when there is none if so."""
+        with self._lock:
+            return len(self._serving), sum(self._serving.values()), self._empty_since
+
+    def take_failed(self) -> bool:
+        """Checks whether one has ended without having served, since this was asked last."""
+        with self._lock:
+            failed, self._failed = self._failed, False
+            return failed
+
+
+class Readiness:
+    """Keeps the file. One thread calls it: now and then `look`, at the end `close`."""
+
+    def __init__(
+        self,
+        path: Path,
+        feeders: Feeders,
+        *,
+        patience_s: float,
+        trial_timeout_s: float,
+        module: str = HOST_MODULE,
+    ) -> None:
+        self._path, self._feeders = path, feeders
+        self._patience_s, self._trial_timeout_s, self._module = patience_s, trial_timeout_s, module
+        self._joined_at = time.monotonic()
+        self._shown = False
+        self._trial: Trial | None = None
+        self._path.unlink(missing_ok=True)
+
+    def joined(self) -> None:
+        """Feeders may be placed here from now on."""
+        self._joined_at = time.monotonic()
+
+    def look(self) -> None:
+        """Brings the file to what is so now. Raises ServiceError when the trial shows that this image cannot feed:
+        the kubelet tries again in a fresh container, more and more slowly, and tells what this one said last."""
+        placed, serving, empty_since = self._feeders.counts()
+        failed = self._feeders.take_failed()
+        self._shown = (self._shown and not failed) or serving > 0
+        if self._trial is not None:
+            self._judge(self._trial, placed)
+        step = next_step(
+            placed=placed, serving=serving, empty_since=max(empty_since, self._joined_at), shown=self._shown,
+            patience_s=self._patience_s, now=time.monotonic(),
+        )  # fmt: skip
+        if step is Step.TRY and self._trial is None:
+            log.info("no feeder was placed here yet: one by itself shows whether this image can feed")
+            self._trial = Trial(self._module, self._trial_timeout_s)
+        self._write(step is Step.READY)
+
+    def _judge(self, trial: Trial, placed: int) -> None:
+        if not placed:
+            passed = trial.passed()
+            if passed is None:
+                return
+            self._shown = passed
+        self._trial = None  # the feeders themselves show it
+        trial.close()
+
+    def _write(self, ready: bool) -> None:
+        if ready == self._path.exists():
+            return
+        if ready:
+            self._path.touch()
+        else:
+            self._path.unlink(missing_ok=True)
+        log.info("this pod is ready" if ready else "this pod is not ready any more")
+
+    def close(self) -> None:
+        """Not ready any more."""
+        self._path.unlink(missing_ok=True)
+        if self._trial is not None:
+            self._trial.close()
+            self._trial = None
+
+
+class Trial:
+    """A feeder by itself, as the pod's own are started, until it serves: torch and all that it needs is imported then.
+    It knows no supervisor and no key of the job, and listens on this machine only."""
+
+    def __init__(self, module: str, timeout_s: float) -> None:
+        """Raises OSError."""
+        self._deadline, self._timeout_s = time.monotonic() + timeout_s, timeout_s
+        self._folder = tempfile.TemporaryDirectory(prefix="dlj-trial-")
+        folder = Path(self._folder.name)
+        (folder / "key").write_bytes(secrets.token_bytes(32))
+        settings = FeederSettings(
+            job="trial", name="trial", key_path=str(folder / "key"), blob_folder=str(folder / NODE_BLOBS)
+        )
+        dump(settings, folder / "settings.json")
+        self._words = folder / "words"
+        self._ready, ready = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        with self._words.open("wb") as words:
+            try:
+                self._process = subprocess.Popen(
+                    [
+                        sys.executable, "-P", "-m", module,
+                        "--settings", folder / "settings.json", "--ready-fd", str(ready),
+                    ],
+                    stdin=subprocess.PIPE, stdout=words, stderr=words, pass_fds=(ready,),
+                    env=_environment(os.environ), start_new_session=True,
+                )  # fmt: skip
+            finally:
+                os.close(ready)
+
+    def passed(self) -> bool | None:
+        """True once it serves, None while it may still. Raises ServiceError with its last words if it ended or is
+        late."""
+        with contextlib.suppress(BlockingIOError):
+            if os.read(self._ready, 4096):
+                return True
+        code = self._process.poll()
+        if code is None and time.monotonic() < self._deadline:
+            return None
+        words = self._words.read_bytes()[-MAX_WORDS_NBYTES:].decode(errors="replace")
+        sys.stderr.write(words)
+        lines = [line.strip() for line in words.splitlines() if line.strip()]
+        last = lines[-1] if lines else ""
+        late = f"a feeder did not serve within {self._timeout_s:.0f} s" + (
+            f"; it said last: {last}" if last else ""
+        )
+        why = late if code is None else ended_text(code, last)
+        raise ServiceError(f"this image cannot feed: {why}")
+
+    def close(self) -> None:
+        """Ends it, with all that it started."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_TIMEOUT_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        os.close(self._ready)
+        self._folder.cleanup()
+
+
+def _environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """A feeder's own environment: it has nothing of Ray's."""
+    return {"PYTHONHASHSEED": "0", **without_ray(environment)}
