@@ -35,7 +35,9 @@ def test_a_job_runs_to_complete_beside_jobset_and_kubeflow_trainer(operator: Clu
     ours.await_phase("Complete", timeout_s=240)
     assert ours.digest() == stream_here(80)
     assert ours.status()["trainers"]["restarts"] == 0
-    until(
-        lambda: (operator.get("jobset", "theirs", namespace) or {}).get("status", {}).get("terminalState") == "Completed",
-        timeout_s=60, what="their JobSet",
-    )  # fmt: skip
+
+    def ended() -> bool:
+        theirs = operator.get("jobset", "theirs", namespace) or {}
+        return bool(theirs.get("status", {}).get("terminalState") == "Completed")
+
+    until(ended, timeout_s=60, what="their JobSet")

@@ -1,4 +1,4 @@
-"""Nodes that are lost, drained or wanted by others: trainers start elsewhere without a count, or the job says why not."""
+"""Nodes that are lost, drained or wanted by others: trainers start elsewhere, or the job says why they do not."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def runs(of: Job, attempt: int) -> bool:
 
 
 def test_trainers_of_a_node_that_stops_for_good_start_elsewhere_or_the_job_says_why_they_cannot(
-    operator: Cluster, start, stopped_for_good: str
+    operator: Cluster, start, stopped_for_good: str, record_property
 ):
     """The head and a feeder of each job are on that node too."""
     node, other = stopped_for_good, operator.node("feeders")
@@ -81,7 +81,7 @@ def test_trainers_of_a_node_that_stops_for_good_start_elsewhere_or_the_job_says_
         lambda: runs(free, 1) and nodes_of(free, TRAINER) == {other},
         timeout_s=TOLD_S - seconds_since(since), what="trainers elsewhere", also=free.why,
     )  # fmt: skip
-    print(f"elsewhere {seconds_since(since):.0f} s after {node} was not ready")
+    record_property("elsewhere_after_s", round(seconds_since(since)))
     assert counts(free) == (0, 1)
     found = bound.await_condition("Ready", lambda found: found["reason"] == "Unschedulable", timeout_s=60)
     assert "bound-trainers-1-0" in found["message"], found

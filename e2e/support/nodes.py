@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
+import subprocess
 from datetime import UTC, datetime
 
-from cluster import FEEDER, RELEASE, SYSTEM, Cluster, Manifest, run, until
+from cluster import FEEDER, RELEASE, SYSTEM, Cluster, CommandFailed, Manifest, run, until
 from jobs import RESTRICTED, RESTRICTED_POD
 
 OPERATOR = f"deployment/{RELEASE}-operator"
@@ -80,14 +80,20 @@ def drain(cluster: Cluster, node: str) -> None:
 
 def await_api_server(cluster: Cluster, timeout_s: float = 90.0) -> None:
     """Until it says that it is ready, three times in a row."""
-    good, deadline = 0, time.monotonic() + timeout_s
-    while good < 3:
-        try:
-            good = good + 1 if cluster.kubectl("get", "--raw", "/readyz", timeout_s=10) == "ok" else 0
-        except Exception as exc:
-            good = 0
-            assert time.monotonic() < deadline, f"no API server within {timeout_s:.0f} s: {exc}"
-        time.sleep(0.5)
+    answers: list[bool] = []
+
+    def look() -> bool:
+        answers.append(_api_server_is_ready(cluster))
+        return all(answers[-3:]) and len(answers) >= 3
+
+    until(look, timeout_s=timeout_s, what="an API server that is ready")
+
+
+def _api_server_is_ready(cluster: Cluster) -> bool:
+    try:
+        return cluster.kubectl("get", "--raw", "/readyz", timeout_s=10) == "ok"
+    except (CommandFailed, subprocess.TimeoutExpired):
+        return False
 
 
 def _asks(pod: Manifest) -> int:
