@@ -154,9 +154,9 @@ class Set(torch.utils.data.Dataset):
     def __init__(self): self.data = torch.zeros(300 << 18)
     def __len__(self): return 64
     def __getitem__(self, i): return self.data[i]
-for batch in DataLoader(Set(), batch_size=4): pass
+for batch in DataLoader(Set(), batch_size=4, num_workers=1): pass
 """
-"""300 MiB of data."""
+"""300 MiB of data. Without num_workers their batches would be made in the trainer."""
 
 
 def test_a_dataset_that_is_larger_than_the_scratch_is_refused_with_the_field_to_raise(start):
