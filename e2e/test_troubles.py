@@ -147,6 +147,31 @@ def test_a_module_that_feeders_lack_is_named(start):
     assert "fashion_of_nowhere" in wrong.condition("Failed")["message"]
 
 
+LARGE = """
+import torch
+from dataloaderjob import DataLoader
+class Set(torch.utils.data.Dataset):
+    def __init__(self): self.data = torch.zeros(300 << 18)
+    def __len__(self): return 64
+    def __getitem__(self, i): return self.data[i]
+for batch in DataLoader(Set(), batch_size=4, num_workers=1): pass
+"""
+"""300 MiB of data. Without num_workers their batches would be made in the trainer."""
+
+
+def test_a_dataset_that_is_larger_than_the_scratch_is_refused_with_the_field_to_raise(start):
+    manifest = changed(
+        job("wrong", program=LARGE), spec__feeders__scratch={"size": "256Mi"},
+        spec__trainers__job__failurePolicy={"maxRestarts": 0},
+    )  # fmt: skip
+    wrong: Job = start(manifest)
+    wrong.await_phase("Failed", timeout_s=120)
+    found = wrong.condition("Failed")
+    assert "wrong-trainers-0-0" in found["message"], found
+    assert "scratch has 256 MiB: raise spec.feeders.scratch.size" in found["message"], found
+    assert all(pod["status"]["phase"] != "Failed" for pod in wrong.pods(FEEDERS)), "nothing is evicted"
+
+
 def test_a_trainer_that_fails_is_started_anew_as_often_as_allowed(start):
     wrong: Job = start(
         changed(

@@ -23,6 +23,8 @@ from dataloaderjob import __version__
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "dataloaderjob"
 EXAMPLE = ROOT / "examples" / "fashion-mnist"
+CONFIG = Path("e2e/kind.yaml")
+"""kind's, of the cluster that most tests share."""
 REGISTRY = os.environ.get("REGISTRY") or "ghcr.io/dataloaderjob"
 TAG = os.environ.get("TAG") or __version__
 OPERATOR, SIDECAR, FEEDER = (f"{REGISTRY}/{part}:{TAG}" for part in ("operator", "sidecar", "feeder"))
@@ -71,13 +73,14 @@ class Cluster:
     kubeconfig: Path
 
     @classmethod
-    def create(cls, name: str, kubeconfig: Path) -> Cluster:
-        """Three nodes, with the images on all of them: two minutes. Raises CommandFailed."""
+    def create(cls, name: str, kubeconfig: Path, *, config: Path = CONFIG, workers: int = 2) -> Cluster:
+        """One with the images on all of its workers: two minutes. Raises CommandFailed."""
         image = ["--image", os.environ["NODE_IMAGE"]] if os.environ.get("NODE_IMAGE") else []
-        run([*create_words(name), "--kubeconfig", str(kubeconfig), *image], timeout_s=600)
+        run([*create_words(name, config), "--kubeconfig", str(kubeconfig), *image], timeout_s=600)
         cluster = cls(name, kubeconfig)
         try:
-            run([*load_words(name), f"--nodes={name}-worker,{name}-worker2"], timeout_s=900)
+            nodes = [f"{name}-worker", *(f"{name}-worker{n}" for n in range(2, workers + 1))]
+            run([*load_words(name), f"--nodes={','.join(nodes)}"], timeout_s=900)
         except BaseException:
             cluster.delete()
             raise
@@ -148,8 +151,8 @@ class Cluster:
         return {"KUBECONFIG": str(self.kubeconfig)}
 
 
-def create_words(name: str) -> list[str]:
-    return ["kind", "create", "cluster", "--name", name, "--config", "e2e/kind.yaml", "--wait", "180s"]
+def create_words(name: str, config: Path = CONFIG) -> list[str]:
+    return ["kind", "create", "cluster", "--name", name, "--config", str(config), "--wait", "180s"]
 
 
 def load_words(name: str) -> list[str]:
