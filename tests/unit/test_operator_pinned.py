@@ -82,7 +82,8 @@ def test_an_edit_that_a_sidecar_reads_changes_nothing_for_an_attempt_that_runs(j
 def test_the_next_attempt_reads_the_settings_of_now_and_the_old_ones_go_with_the_last_one(job: Job):
     before = read_by(job, TRAINERS)
     job.edit(loader={"memoryPerProcess": "3Gi"})
-    job.edit(trainers={"job": {**job.api.objects[KEY]["spec"]["trainers"]["job"], "failurePolicy": {"backoffSeconds": 0}}})
+    trainers = job.api.objects["DataLoaderJob", "mnist"]["spec"]["trainers"]
+    job.edit(trainers={"job": {**trainers["job"], "failurePolicy": {"backoffSeconds": 0}}})
     live = job.api.objects[TRAINERS]
     job.put({**live, "status": {"conditions": [{"type": "Failed", "status": "True"}]}})
     for _ in range(5):
