@@ -29,7 +29,7 @@ ROOT_FIELD = "root"
 NEW_ROOT_NBYTES = 48
 RETRY_S = 5.0
 AGAIN_S = 10.0
-"""Least interval between two attempts to create a job's Secret while pods start."""
+"""Least interval between two attempts to create a job's Secret while the same pods start."""
 
 
 class NoRootKey(Exception):
@@ -76,27 +76,41 @@ def _decoded(secret: Manifest, namespace: str, name: str) -> bytes:
     return root
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt to create a job's Secret."""
+
+    at: float
+    """Moment, in seconds of a monotonic clock."""
+    placed: frozenset[str]
+    """Pods that had a node by then, by uid: what they mount was made before this moment or by this attempt."""
+
+
 @dataclass(slots=True)
 class JobSecrets:
     """Creates the Secrets of jobs, each once, and again where it may have been deleted and a pod needs it."""
 
     api: Client
     clock: Callable[[], float] = time.monotonic
-    tried_at: dict[JobKey, float] = field(default_factory=dict)
-    """Moments of the last attempts."""
+    attempts: dict[JobKey, Attempt] = field(default_factory=dict)
+    """The last one for each job."""
 
     async def keep(self, key: JobKey, secret: Manifest, observed: Observed) -> bool:
         """Creates the Secret unless it is sure to be there or nothing needs it now. Returns whether it was made."""
-        last = self.tried_at.get(key)
-        if last is not None and (self.clock() - last < AGAIN_S or not _pods_start(observed)):
+        placed = frozenset(
+            str(pod["metadata"].get("uid")) for pod in observed.pods if has_condition(pod, "PodScheduled")
+        )
+        last = self.attempts.get(key)
+        known = last is not None and placed <= last.placed
+        if last is not None and known and (self.clock() - last.at < AGAIN_S or not _pods_start(observed)):
             return False
         made = await self.api.create(secret)
-        self.tried_at[key] = self.clock()
+        self.attempts[key] = Attempt(self.clock(), placed)
         return made
 
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
-        self.tried_at.pop(key, None)
+        self.attempts.pop(key, None)
 
 
 def _pods_start(observed: Observed) -> bool:

@@ -65,6 +65,13 @@ def test_pods_that_start_have_it_created_at_once_and_then_now_and_then():
     assert run.server.asked == 3
 
 
+def test_a_pod_that_gets_a_node_has_it_created_however_recent_the_last_attempt():
+    run = Run()
+    run.reconcile(STEADY, 0.0)
+    run.reconcile(STARTING, AGAIN_S / 10)
+    assert run.server.asked == 2
+
+
 def test_one_that_could_not_be_created_is_tried_at_the_next_reconcile():
     run = Run()
     run.server.error = ApiError(500, "not now")

@@ -325,3 +325,11 @@ def test_a_new_feeder_that_runs_and_does_not_become_ready_is_named_after_the_dep
         observed, pods=tuple(p for p in observed.pods if p["metadata"]["name"] != "mnist-feeders-new")
     )
     assert condition(decided(nobody), PROGRESSING).message.endswith("cannot start: timed out")
+
+
+def test_a_head_that_is_made_anew_is_not_replaced_for_what_the_last_one_did():
+    hung = SupervisorStatus(silent="timeout", hung=True)
+    pods = (pod("feeder"), pod("trainer"))
+    fresh = replace(serving(), supervisor=hung, pods=pods)
+    assert ("Deployment", "mnist-head") not in decided(fresh).delete
+    assert ("Deployment", "mnist-head") in decided(replace(fresh, pods=(pod("head"), *pods))).delete

@@ -251,10 +251,12 @@ def _unwanted(observed: Observed, result: StageResult, wanted: set[Key]) -> list
 
 
 def _hung(observed: Observed, wanted: set[Key]) -> list[Key]:
-    """The head whose supervisor answers no more: it is made anew, with its pod."""
+    """The head whose supervisor answers no more: it is made anew, with its pod. One that has no pod yet is the new one,
+    and what is known of the supervisor is of the last."""
     key = "Deployment", names.head(observed.job.name)
     live = observed.children.get(key)
-    hangs = observed.supervisor is not None and observed.supervisor.hung
+    has_pod = any(not leaving(pod) for pod in observed.of_role(names.Role.HEAD))
+    hangs = observed.supervisor is not None and observed.supervisor.hung and has_pod
     return [key] if hangs and key in wanted and live is not None and not leaving(live) else []
 
 
