@@ -154,14 +154,15 @@ class Set(torch.utils.data.Dataset):
     def __init__(self): self.data = torch.zeros(300 << 18)
     def __len__(self): return 64
     def __getitem__(self, i): return self.data[i]
-for batch in DataLoader(Set(), batch_size=4, num_workers=1): pass
+for batch in DataLoader(Set(), batch_size=4, WORKERS): pass
 """
-"""300 MiB of data. Without num_workers their batches would be made in the trainer."""
+"""300 MiB of data."""
 
 
-def test_a_dataset_that_is_larger_than_the_scratch_is_refused_with_the_field_to_raise(start):
+@pytest.mark.parametrize("workers", ["num_workers=1", ""], ids=["workers asked for", "num_workers left out"])
+def test_a_dataset_that_is_larger_than_the_scratch_is_refused_with_the_field_to_raise(start, workers):
     manifest = changed(
-        job("wrong", program=LARGE), spec__feeders__scratch={"size": "256Mi"},
+        job("wrong", program=LARGE.replace("WORKERS", workers)), spec__feeders__scratch={"size": "256Mi"},
         spec__trainers__job__failurePolicy={"maxRestarts": 0},
     )  # fmt: skip
     wrong: Job = start(manifest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ class MemoryApi:
         self.writes: list[Write] = []
         self.events: list[dict[str, Any]] = []
         self._versions = itertools.count(1)
+        self._made: Counter[tuple[str, str]] = Counter()
 
     def _write(self, *write: str) -> None:
         verb, kind, name = write
@@ -40,7 +42,9 @@ class MemoryApi:
     def add(self, thing: Mapping[str, Any]) -> dict[str, Any]:
         key = thing["kind"], thing["metadata"]["name"]
         old = self.objects.get(key, {})
-        uid = old.get("metadata", {}).get("uid") or f"uid-{key[1]}"
+        self._made[key] += not old
+        again = f"-{self._made[key]}" if self._made[key] > 1 else ""  # no uid is ever used twice
+        uid = old.get("metadata", {}).get("uid") or f"uid-{key[1]}{again}"
         generation = old.get("metadata", {}).get("generation", 0) + (old.get("spec") != thing.get("spec"))
         metadata = {
             "uid": uid,

@@ -175,7 +175,10 @@ class Simulation(RuleBasedStateMachine):
     def a_pod_changes(self, data: st.DataObject, state: str) -> None:
         pod = data.draw(st.sampled_from(self.cluster.pods()))
         told = dict(STATES[state] or {})
-        phase = "Running" if told.pop("started", True) else "Pending"
+        starts = not told.pop("started", True)
+        if starts and pod["status"].get("phase") != "Pending":
+            return  # no pod that has run starts again
+        phase = "Pending" if starts else "Running"
         self.cluster.report(pod, state, **{"phase": phase, **told})
         self.cluster.control()
 

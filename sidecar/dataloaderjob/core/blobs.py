@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core.errors import InputError, RemoteProtocolError, ServiceUnavailable
+from dataloaderjob.core.errors import RemoteProtocolError, ScratchTooSmall, ServiceUnavailable
 
 CHUNK_NBYTES = 4 * 1024 * 1024
 NODE_KEEP_S = 600.0
@@ -128,12 +128,12 @@ class BlobStore:
         return digest, view.nbytes
 
     def check_room(self, nbytes: int, kept: int = 0) -> None:
-        """Raises InputError where so many bytes more than the `kept` ones fit into no scratch: a pod that writes more
+        """Raises ScratchTooSmall where so many bytes more than the `kept` ones do not fit: a pod that writes more
         than it may is evicted."""
         for where, limit in self._scratch.items():
             if nbytes + kept > limit - limit // SPARE:
                 beside = f" beside {_size_text(kept)} that are there" if kept else ""
-                raise InputError(
+                raise ScratchTooSmall(
                     f"the dataset and its code need {_size_text(nbytes)}{beside}, scratch has {_size_text(limit)}: "
                     f"raise {where}, or have the dataset open files instead of holding arrays"
                 )

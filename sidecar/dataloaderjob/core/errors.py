@@ -2,6 +2,7 @@
 
     DataLoaderJobError
     ├── InputError            the user's input cannot work: arguments, dataset, manifest (also ValueError)
+    │   ├── ScratchTooSmall  dataset and code do not fit into feeders' scratch
     │   └── UnsupportedBatch  a leaf of the batch cannot travel (also TypeError)
     ├── ServiceError          the service cannot do its work
     │   ├── ServiceUnavailable  no sidecar there, or it refused us
@@ -24,6 +25,10 @@ class DataLoaderJobError(Exception):
 
 class InputError(DataLoaderJobError, ValueError):
     """Arguments, dataset or manifest cannot work; the message says what would."""
+
+
+class ScratchTooSmall(InputError):
+    """Dataset and code do not fit into feeders' scratch; the message names the field to raise."""
 
 
 class UnsupportedBatch(InputError, TypeError):

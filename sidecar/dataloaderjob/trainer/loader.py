@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import (
 
 from dataloaderjob.core.consumption import PROBING, Consumption
 from dataloaderjob.core.control import WINDOW
-from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.errors import InputError, ScratchTooSmall
 from dataloaderjob.core.places import IN_FEEDER_VARIABLE, PREFETCH_VARIABLE
 from dataloaderjob.trainer import service
 from dataloaderjob.trainer.context import FeedersContext
@@ -220,8 +220,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         try:
             iterator.ship(self, self.begin_session, self._say_slow)
         except InputError as exc:
-            if not left_out:
-                raise
+            wrong_setting = isinstance(exc, ScratchTooSmall) and not service.is_private()
+            if wrong_setting or not left_out:
+                raise  # a job whose feeders idle would look well
             self._stays_here = True
             service.say_once(f"{_HERE}: {exc}")
             return InProcessIterator(self, epoch, begun=iterator)
