@@ -189,8 +189,8 @@ def test_any_text_of_a_template_comes_to_its_child_unchanged(failing: Operated, 
     [
         pytest.param(
             {"spec.trainers.job.template.spec.initContainers": 7},
-            "NotUnderstood",
-            "TypeError",
+            "InvalidSpec",
+            "spec.trainers.job.template.spec.initContainers: found 7; use a list",
             id="a-wrong-type",
         ),
         pytest.param(
