@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from cluster import SYSTEM, Cluster, CommandFailed, Manifest, image_values, run, until
 from jobs import FEEDERS, HEAD, TRAINER, Job, changed, job
+from nodes import drain
 from readme import UPGRADE, words
 
 from dataloaderjob_operator import names
@@ -205,14 +206,13 @@ def test_a_job_recovers_when_its_head_dies_of_memory_and_when_its_node_is_draine
 
     until(restarted, timeout_s=60, what="the head's container anew", also=running.why)
     running.await_condition("Ready", lambda found: ready_since(found, killed), timeout_s=120)
-    kubectl = cluster.kubectl
     drained = datetime.now(UTC).replace(microsecond=0)
     try:
-        kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s")
+        drain(cluster, node, timeout_s=120)
         until(
             lambda: {pod["spec"].get("nodeName") for pod in running.pods(HEAD)} - {node, None},
             timeout_s=60, what="the head on another node", also=running.why,
         )  # fmt: skip
         running.await_condition("Ready", lambda found: ready_since(found, drained), timeout_s=120)
     finally:
-        kubectl("uncordon", node)
+        cluster.kubectl("uncordon", node)

@@ -36,10 +36,7 @@ def keep_operator_off(cluster: Cluster, node: str) -> None:
     """Has it run elsewhere, for a test in which the node goes."""
     cluster.kubectl("cordon", node)
     try:
-        pods = cluster.list("pods", SYSTEM, "app.kubernetes.io/component=operator") or cluster.list(
-            "pods", SYSTEM
-        )
-        for pod in pods:
+        for pod in cluster.list("pods", SYSTEM, "app.kubernetes.io/name=dataloaderjob-operator"):
             if pod["spec"].get("nodeName") == node:
                 cluster.kubectl("delete", "pod", pod["metadata"]["name"], "-n", SYSTEM)
         cluster.kubectl("rollout", "status", OPERATOR, "-n", SYSTEM, "--timeout=90s")
@@ -72,10 +69,10 @@ def filler(name: str, node: str, millicores: int, **spec: str) -> Manifest:
     }  # fmt: skip
 
 
-def drain(cluster: Cluster, node: str) -> None:
+def drain(cluster: Cluster, node: str, *, timeout_s: int = 150) -> None:
     """Until all pods but those of DaemonSets have left it."""
-    words = ["--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=150s"]
-    cluster.kubectl("drain", node, *words, timeout_s=180)
+    words = ["--ignore-daemonsets", "--delete-emptydir-data", "--force", f"--timeout={timeout_s}s"]
+    cluster.kubectl("drain", node, *words, timeout_s=timeout_s + 30)
 
 
 def await_api_server(cluster: Cluster, timeout_s: float = 90.0) -> None:

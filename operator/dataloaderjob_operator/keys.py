@@ -97,25 +97,20 @@ class JobSecrets:
 
     async def keep(self, key: JobKey, secret: Manifest, observed: Observed) -> bool:
         """Creates the Secret unless it is sure to be there or nothing needs it now. Returns whether it was made."""
-        placed = frozenset(
-            str(pod["metadata"].get("uid")) for pod in observed.pods if has_condition(pod, "PodScheduled")
-        )
+        placed = {
+            str(pod["metadata"].get("uid")): pod
+            for pod in observed.pods
+            if has_condition(pod, "PodScheduled")
+        }
         last = self.attempts.get(key)
-        known = last is not None and placed <= last.placed
-        if last is not None and known and (self.clock() - last.at < AGAIN_S or not _pods_start(observed)):
-            return False
+        if last is not None and placed.keys() <= last.placed:
+            starts = any(pod.get("status", {}).get("phase") == "Pending" for pod in placed.values())
+            if not starts or self.clock() - last.at < AGAIN_S:
+                return False
         made = await self.api.create(secret)
-        self.attempts[key] = Attempt(self.clock(), placed)
+        self.attempts[key] = Attempt(self.clock(), frozenset(placed))
         return made
 
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
         self.attempts.pop(key, None)
-
-
-def _pods_start(observed: Observed) -> bool:
-    """Checks whether a node is about to mount the job's Secret."""
-    return any(
-        pod.get("status", {}).get("phase") == "Pending" and has_condition(pod, "PodScheduled")
-        for pod in observed.pods
-    )

@@ -20,6 +20,7 @@ import socket
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -192,7 +193,7 @@ class Output:
             ready = [key for key, _ in self._poll.select(0) if key.fd != self._wake_r]
             more = sum(bool(key.data()) for key in ready) > 0
         for key in list(self._poll.get_map().values()):
-            if isinstance(key.data, _Pipe | _Life):
+            if isinstance(key.data, _Pipe):
                 key.data.end()
         self._backlog.end()
 
@@ -214,9 +215,8 @@ class Output:
                 os.close(fd)
             return True
         for fd, to in zip(fds[:2], (1, 2), strict=True):
-            pipe = _Pipe(fd, f"[{text}] ", to, self._backlog, self._poll)
-            self._poll.register(fd, selectors.EVENT_READ, pipe)
-        self._poll.register(fds[2], selectors.EVENT_READ, _Life(fds[2], self._feeders, self._poll))
+            _Text(fd, self._poll, f"[{text}] ", to, self._backlog)
+        _Life(fds[2], self._poll, self._feeders)
         return True
 
     # The writing thread
@@ -275,15 +275,15 @@ class Backlog:
             return found
 
 
-class _Pipe:
-    """One of a feeder's two. Called when it is readable; returns whether there was something."""
+class _Pipe(ABC):
+    """One of a feeder's three, which is read until its end. Called when it is readable; returns whether there was
+    something."""
 
-    def __init__(self, fd: int, prefix: str, to: int, backlog: Backlog, poll: selectors.BaseSelector) -> None:
+    def __init__(self, fd: int, poll: selectors.BaseSelector) -> None:
         os.set_blocking(fd, False)
         os.set_inheritable(fd, False)
         self._fd, self._poll = fd, poll
-        self._prefix, self._to, self._backlog = prefix, to, backlog
-        self._lines = Lines(self._show)
+        poll.register(fd, selectors.EVENT_READ, self)
 
     def __call__(self) -> bool:
         try:
@@ -291,45 +291,54 @@ class _Pipe:
         except BlockingIOError:
             return False
         if data:
-            self._lines.feed(data)
+            self._takes(data)
         else:
             self.end()
         return bool(data)
+
+    def end(self) -> None:
+        self._ends()
+        self._poll.unregister(self._fd)
+        os.close(self._fd)
+
+    @abstractmethod
+    def _takes(self, data: bytes) -> None: ...
+
+    @abstractmethod
+    def _ends(self) -> None: ...
+
+
+class _Text(_Pipe):
+    """What a feeder prints, or its errors."""
+
+    def __init__(self, fd: int, poll: selectors.BaseSelector, prefix: str, to: int, backlog: Backlog) -> None:
+        super().__init__(fd, poll)
+        self._prefix, self._to, self._backlog = prefix, to, backlog
+        self._lines = Lines(self._show)
+
+    def _takes(self, data: bytes) -> None:
+        self._lines.feed(data)
+
+    def _ends(self) -> None:
+        self._lines.feed(b"", final=True)
 
     def _show(self, line: str) -> None:
         if not line.startswith(_RAYS):
             self._backlog.put(self._to, f"{self._prefix}{line}\n".encode())
 
-    def end(self) -> None:
-        self._lines.feed(b"", final=True)
-        self._poll.unregister(self._fd)
-        os.close(self._fd)
 
+class _Life(_Pipe):
+    """A byte as soon as a feeder serves, the end with its process."""
 
-class _Life:
-    """The third of a feeder's: a byte as soon as it serves, the end with its process. Called as `_Pipe` is."""
+    def __init__(self, fd: int, poll: selectors.BaseSelector, feeders: Feeders) -> None:
+        super().__init__(fd, poll)
+        self._feeders, self._number = feeders, feeders.begins()
 
-    def __init__(self, fd: int, feeders: Feeders, poll: selectors.BaseSelector) -> None:
-        os.set_blocking(fd, False)
-        os.set_inheritable(fd, False)
-        self._fd, self._feeders, self._poll = fd, feeders, poll
-        self._number = feeders.begins()
+    def _takes(self, _: bytes) -> None:
+        self._feeders.serves(self._number)
 
-    def __call__(self) -> bool:
-        try:
-            data = os.read(self._fd, READ_NBYTES)
-        except BlockingIOError:
-            return False
-        if data:
-            self._feeders.serves(self._number)
-        else:
-            self.end()
-        return bool(data)
-
-    def end(self) -> None:
+    def _ends(self) -> None:
         self._feeders.ends(self._number)
-        self._poll.unregister(self._fd)
-        os.close(self._fd)
 
 
 def _write(fd: int, line: bytes) -> None:
