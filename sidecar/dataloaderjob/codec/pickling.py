@@ -94,6 +94,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             **copyreg.dispatch_table,
             **_cloudpickle.Pickler._dispatch_table,  # noqa: SLF001
             io.TextIOWrapper: reducers.reduce_text_file,
+            types.CodeType: reducers.reduce_code,
         }
         super().__init__(file, protocol=5, buffer_callback=keep_in_band)
         self.reached = Reached() if reached is None else reached

@@ -335,3 +335,16 @@ def reduce_text_file(file: io.TextIOWrapper) -> Any:
         if file is getattr(sys, name):
             return getattr, (sys, name)
     raise TypeError(f"cannot pickle '_io.TextIOWrapper' object, the file {getattr(file, 'name', '')}")
+
+
+_FILENAME = 10
+"""Place of the file's name among the arguments of `types.CodeType`, in all versions since Python 3.10."""
+
+
+def reduce_code(code: types.CodeType) -> Any:
+    """cloudpickle's, with the name of the file, which tracebacks, debuggers and `inspect.getsource` need.
+
+    cloudpickle writes `<dynamic-code>` there since 3.1.3.
+    """
+    made, args = cloudpickle.cloudpickle._code_reduce(code)  # noqa: SLF001
+    return made, (*args[:_FILENAME], code.co_filename, *args[_FILENAME + 1 :])
