@@ -134,8 +134,8 @@ EXITS = {
     "an error in mid-epoch": ("next(iterator); raise KeyError('mine')", 1, "KeyError: 'mine'"),
     "a daemon thread that waits": (
         # It must be in our wait: torch's own operators abort a process that ends in the middle of one.
-        "waits = DataLoader(Gated(gate, 2), batch_size=2); seen = threading.Event(); "
-        "threading.Thread(target=lambda: [seen.set() for _ in waits], daemon=True).start(); seen.wait(); next(iterator)",
+        """seen, waits = threading.Event(), DataLoader(Gated(gate, 2), batch_size=2)
+threading.Thread(target=lambda: [seen.set() for _ in waits], daemon=True).start(); seen.wait(); next(iterator)""",
         0,
         "",
     ),
