@@ -45,6 +45,13 @@ def earlier() -> dict[str, Any]:
     return crd
 
 
+def later() -> dict[str, Any]:
+    """The definition of a release that has a field more, with a default."""
+    crd = copy.deepcopy(CRD)
+    schema(crd)["spec"]["properties"]["checkpoints"] = {"type": "boolean", "default": True}
+    return crd
+
+
 def define(server: ApiServer, crd: dict[str, Any]) -> None:
     """Changes the definition, and waits until the API server goes by it."""
     path = f"{PATH}/{crd['metadata']['name']}"
@@ -122,3 +129,21 @@ def test_the_definition_is_upgraded_and_rolled_back_under_a_job_that_runs(
     until(lambda: "ttlSecondsAfterFinished" not in job.get(KIND, "mnist")["spec"], 20, "the old definition")
     settle(job, operator)
     assert {key: child["metadata"]["uid"] for key, child in job.children().items()} == before
+
+
+def test_an_operator_of_an_earlier_release_than_the_definition_goes_on_with_the_job(
+    own_server: ApiServer, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue("upgraded")
+    job = Operated(own_server, manifest())
+    operator = job.operator()
+    settle(job, operator)
+    before = {key: child["metadata"]["uid"] for key, child in job.children().items()}
+    define(own_server, later())
+    until(lambda: job.get(KIND, "mnist")["spec"].get("checkpoints") is True, 20, "the field of the later one")
+    job.edit(feeders={"replicas": 3})
+    settle(job, operator)
+    ready = next(c for c in job.get(KIND, "mnist")["status"]["conditions"] if c["type"] == "Ready")
+    assert ready["reason"] != "InvalidSpec"
+    assert {key: child["metadata"]["uid"] for key, child in job.children().items()} == before
+    assert job.get("Deployment", "mnist-feeders")["spec"]["replicas"] == 3

@@ -236,6 +236,11 @@ REFUSED_BY_RULES = [
         )
         for field, value in {"command": ["a"], "args": ["a"], "image": "a", "resources": {}}.items()
     ),
+    pytest.param(
+        {FEEDER: [{"name": "feeder", "command": []}]},
+        "command of the container feeder; use",
+        id="own-command-that-is-empty",
+    ),
     *(
         pytest.param(
             {HEAD: [{"name": "head", field: value}]},
@@ -284,12 +289,13 @@ REFUSED_BY_RULES = [
     ),
     pytest.param(
         {"spec.sidecar.resources": {"limits": {"memory": "2Gi"}}, "spec.trainers.job.processesPerPod": 2},
-        "use loader.memoryPerProcess for each process of a replica, plus 64Mi",
+        "2Gi, below the 2128Mi that memoryPerProcess 1Gi and the sidecar itself need;"
+        " use loader.memoryPerProcess for each process of a replica, plus 64Mi",
         id="sidecar-limit",
     ),
     pytest.param(
         {"spec.feeders.resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}},
-        "use at most the limit, or a higher limit",
+        "requests.cpu: found 2, above the limit 1500m; use at most the limit, or a higher limit",
         id="request-over-limit",
     ),
     pytest.param(

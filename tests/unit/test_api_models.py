@@ -10,6 +10,7 @@ from manifests import (
     ABSENT,
     ACCEPTED,
     CONTAINER,
+    FEEDER,
     REFUSED_BY_RULES,
     REFUSED_FIELDS,
     REGISTER,
@@ -55,11 +56,49 @@ def test_a_manifest_that_can_work_is_accepted_and_survives_a_round_trip(changes:
             {f"{CONTAINER}.command": [""]}, f"{CONTAINER}.command", id="rule-of-the-first-container"
         ),
         pytest.param({"metadata.labels": {"a.b/c": 1}}, 'metadata.labels["a.b/c"]', id="key-with-dots"),
+        pytest.param(
+            {"spec.feeders.metadata.labels": {"a": "b", "dataloading.dev/c": "d"}},
+            'spec.feeders.metadata.labels["dataloading.dev/c"]',
+            id="rule-of-a-key",
+        ),
+        pytest.param(
+            {
+                "spec.data.volumes": [{"name": "a"}],
+                "spec.data.volumeMounts": [
+                    {"name": "a", "mountPath": "/a"},
+                    {"name": "b", "mountPath": "/b"},
+                ],
+            },
+            "spec.data.volumeMounts[1].name",
+            id="rule-across-lists",
+        ),
+        pytest.param(
+            {FEEDER: [{"name": "other", "image": "o:1"}, {"name": "feeder", "image": "f:1"}]},
+            f"{FEEDER}[1].image",
+            id="rule-of-a-field-that-is-there",
+        ),
     ],
 )
 def test_the_path_of_a_problem_is_that_of_the_manifest(changes: dict[str, Any], path: str) -> None:
     (problem,) = refusal(changes).problems
     assert problem.path == path
+
+
+def test_each_entry_that_breaks_a_rule_is_told_with_what_was_found() -> None:
+    variables = [{"name": name} for name in ("RANK", "A", "PET_NNODES")]
+    containers = [{"name": "t", "image": "i", "env": variables}, {"name": "s", "env": variables[2:]}]
+    error = refusal({"spec.trainers.job.template.spec.containers": containers})
+    where = "spec.trainers.job.template.spec.containers"
+    assert [(problem.path, problem.found) for problem in error.problems] == [
+        (f"{where}[0].env[0].name", '"RANK"'),
+        (f"{where}[0].env[2].name", '"PET_NNODES"'),
+        (f"{where}[1].env[0].name", '"PET_NNODES"'),
+    ]
+
+
+def test_what_rules_see_of_a_part_that_is_handed_on_may_be_anything() -> None:
+    odd = {"a": 10**30, "b": "\ud83d", "c": [{"d": None}], "e": 1.5}
+    parse_object(manifest({"spec.feeders.scratch": {"volume": odd}, "spec.sidecar.securityContext": odd}))
 
 
 def test_all_problems_are_told_at_once() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.api.base import PATTERN, Quantity, in_units
+from dataloaderjob.api.base import PATTERN, Quantity
 
 
 @pytest.mark.parametrize(
@@ -86,10 +86,3 @@ def test_whatever_the_schema_allows_can_be_read_unless_it_is_too_large(text: str
         return
     with pytest.raises(ValueError, match=r"use a quantity below 2\*\*63"):
         Quantity(text)
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"), [(2 << 30, "2Gi"), (3 << 20, "3Mi"), (1 << 10, "1Ki"), (5, "5 bytes")]
-)
-def test_sizes_in_messages_have_the_largest_exact_unit(nbytes: int, text: str) -> None:
-    assert in_units(nbytes) == text

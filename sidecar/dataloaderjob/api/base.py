@@ -1,19 +1,19 @@
 """What every API model shares: camelCase in YAML, frozen values, quantities, and rules that cross fields. Pure.
 
-A rule is written once, as a row of the model's `RULES`: the CEL expression that the API server
-evaluates (`crd.py` emits it as x-kubernetes-validations) and its Python twin, which pydantic runs
-here. A test evaluates both over the same manifests. Quantities are those of Kubernetes ("500m", "2Gi").
+A rule is written once, in CEL, as a row of the model's `RULES`: the API server evaluates it (`crd.py` emits it as
+x-kubernetes-validations), and so does pydantic here. Quantities are those of Kubernetes ("500m", "2Gi").
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, total_ordering
+from functools import cache, cached_property, lru_cache, total_ordering
 from typing import Annotated, Any, ClassVar, Self, cast
 
+import cel
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -59,24 +59,26 @@ class Breach:
     use: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Rule:
     """A check that one field's type and bounds cannot express."""
 
     field: str
-    """Path of the field to blame, dotted, from the model that holds the rule."""
+    """Path of the field to blame, dotted, from the model that holds the rule; `[]`: each entry of a list or key of a
+    mapping. The rule holds where there is none."""
     use: str
     """What would do."""
     cel: str
-    """True where the object is right. `self` is the model, as the API server has it: defaults filled in."""
+    """True where the object is right. `self` is the model, as the API server has it: defaults filled in. `item` is the
+    entry or key that the last `[]` stands for. Of mappings, keys and quantities can be seen."""
     found: str
     """CEL expression of type string: what was found."""
-    check: Callable[[Any], Iterable[tuple[Path, str]]]
-    """The twin: path from the model and what was found, for every breach."""
 
-    def breaches(self, model: Model) -> Iterator[Breach]:
-        for path, found in self.check(model):
-            yield Breach(path=path, found=found, use=self.use)
+    @cached_property
+    def whole(self) -> str:
+        """`cel` for all that `[]` stands for at once: what the API server evaluates."""
+        *lists, _ = re.split(r"\[\]\.?", self.field)
+        return _for_all("self", lists, self.cel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,13 @@ class Immutable:
     def cel(self) -> str:
         mine, old = f"self.{self.field}", f"oldSelf.{self.field}"
         return f"has({mine}) == has({old}) && (!has({mine}) || {mine} == {old})"
+
+
+def _for_all(owner: str, lists: list[str], cel: str) -> str:
+    if not lists:
+        return cel
+    field, name = f"{owner}.{lists[0]}", "outer" if lists[1:] else "item"
+    return f"!has({field}) || {field}.all({name}, {_for_all(name, lists[1:], cel)})"
 
 
 class Model(BaseModel):
@@ -121,10 +130,8 @@ class Model(BaseModel):
 
     @model_validator(mode="after")
     def _obey_rules(self) -> Self:
-        breaches = [breach for rule in self.RULES for breach in rule.breaches(self)]
-        if breaches:
-            text = "; ".join(f"{spell(b.path)}: found {b.found}, use {b.use}" for b in breaches)
-            raise PydanticCustomError(BREACHES, "{text}", {"text": text, "breaches": breaches})
+        if self.RULES and (breaches := list(_breaches(self))):
+            raise _refusal(breaches)
         return self
 
     @model_serializer(mode="wrap")
@@ -147,8 +154,8 @@ class OpenModel(Model):
 
 
 def nested(model: type[Model]) -> Any:
-    """A field that holds `model` with its defaults. The schema says `{}`: each default is told once."""
-    return Field(default_factory=model, json_schema_extra={"default": {}})
+    """A field that holds `model` with its defaults, made once. The schema says `{}`: each default is told once."""
+    return Field(default_factory=cache(model), json_schema_extra={"default": {}})
 
 
 @cache
@@ -181,9 +188,13 @@ def unique_names(values: tuple[Any, ...]) -> tuple[Any, ...]:
             )
         seen.add(value.name)
     if breaches:
-        text = ", ".join(f"{spell(b.path)}: found {b.found}" for b in breaches)
-        raise PydanticCustomError(BREACHES, "{text}", {"text": text, "breaches": breaches})
+        raise _refusal(breaches)
     return values
+
+
+def _refusal(breaches: list[Breach]) -> PydanticCustomError:
+    text = "; ".join(f"{spell(b.path)}: found {b.found}, use {b.use}" for b in breaches)
+    return PydanticCustomError(BREACHES, "{text}", {"text": text, "breaches": breaches})
 
 
 BY_NAME: Any = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
@@ -294,28 +305,81 @@ Bytes = Annotated[ByteSize, AfterValidator(_whole_bytes)]
 Quantities = Annotated[dict[str, Quantity], Field(max_length=16)]
 
 
-def in_units(nbytes: int) -> str:
-    """A size for a message, in the largest binary unit that divides it."""
-    for unit, size in (("Gi", GIB), ("Mi", MIB), ("Ki", KIB)):
-        if nbytes and nbytes % size == 0:
-            return f"{nbytes // size}{unit}"
-    return f"{nbytes} bytes"
+_quantity = lru_cache(maxsize=256)(Quantity)
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "quantity": str,
+    "isLessThan": lambda one, other: _quantity(one) < _quantity(other),
+    "isGreaterThan": lambda one, other: _quantity(one) > _quantity(other),
+    "isInteger": lambda one: _quantity(one).value.denominator == 1,
+    "asInteger": lambda one: int(_quantity(one).value),
+}
+"""What Kubernetes adds to CEL, as far as rules use it. A quantity is its text here."""
+_program = cache(cel.compile)
+_NAMED = re.compile(r"self((?:\.\w+\b(?!\())+)")
+"""A field that CEL names, with the fields on the way."""
+Tree = dict[str, Any]
+"""Fields by name, each with those below it; none below: all of them. To turn a whole job into CEL's values is dear."""
 
 
-def _over_limit(resources: Resources) -> Iterator[tuple[Path, str]]:
-    for name, request in resources.requests.items():
-        limit = resources.limits.get(name)
-        if limit is not None and request > limit:
-            yield ("requests", name), f"{request}, above the limit {limit}"
+def _breaches(model: Model) -> Iterator[Breach]:
+    seen = stored(model, _seen(type(model)))
+    context = cel.Context({"self": seen}, _FUNCTIONS)
+    for rule in model.RULES:
+        if _program(rule.whole).execute(context) is True:
+            continue
+        for path, item in _places(rule.field, seen):
+            context.add_variable("item", item)
+            if _program(rule.cel).execute(context) is not True:
+                yield Breach(path=path, found=_program(rule.found).execute(context), use=rule.use)
 
 
-def _tiny_memory(kind: str) -> Any:
-    def check(resources: Resources) -> Iterator[tuple[Path, str]]:
-        memory: Quantity | None = getattr(resources, kind).get("memory")
-        if memory is not None and memory.value < MIB:
-            yield (kind, "memory"), f"{memory}, less than 1Mi"
+@cache
+def _seen(model: type[Model]) -> Tree:
+    """The fields that the model's rules name."""
+    tree: Tree = {}
+    for rule in model.RULES:
+        for path in _NAMED.findall(f"self.{rule.field} {rule.cel} {rule.found}"):
+            node = tree
+            for name in path[1:].split("."):
+                node = node.setdefault(name, {})
+    return tree
 
-    return check
+
+def stored(value: Any, seen: Tree) -> Any:
+    """What rules see of a value, as the API server has it: by the manifest's names, after defaults, without what was
+    left out; of a mapping the keys, and quantities."""
+    if isinstance(value, Model):
+        made, names = {}, type(value).model_fields
+        for alias, name in zip(fields_by_alias(type(value)), names, strict=True):
+            part = getattr(value, name)
+            given = part is not None and (name in value.model_fields_set or part not in ((), {}))
+            if given and (alias in seen or not seen):
+                made[alias] = stored(part, seen.get(alias, {}))
+        return made
+    if isinstance(value, tuple):
+        return [stored(entry, seen) for entry in value]
+    if isinstance(value, dict):
+        return {key: str(part) if isinstance(part, Quantity) else None for key, part in value.items()}
+    return str(value) if isinstance(value, Quantity) else value
+
+
+def _places(field: str, value: Any, path: Path = (), item: Any = None) -> Iterator[tuple[Path, Any]]:
+    """Every path that the field of a rule stands for, with the entry or key of its last `[]`."""
+    before, each, after = field.partition("[]")
+    names = [int(name) if name.isdigit() else name for name in re.findall(r"[^.\[\]]+", before)]
+    path += tuple(names)
+    if not each:
+        yield path, item
+        return
+    for name in names:
+        value = value.get(name, {})
+    for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _places(after, entry, (*path, key), key if isinstance(value, dict) else entry)
+
+
+def in_quotes(text: str) -> str:
+    """CEL for what was found, where that is a string."""
+    return f"'\"' + {text} + '\"'"
 
 
 _MEMORY = 'bytes with a unit, such as "512Mi" (a bare number counts bytes, and m is a thousandth of one)'
@@ -325,11 +389,10 @@ def _memory_rule(kind: str) -> Rule:
     held = f"has(self.{kind}) && 'memory' in self.{kind}"
     memory = f"string(self.{kind}['memory'])"
     return Rule(
-        field=kind,
+        field=f"{kind}.memory",
         use=_MEMORY,
         cel=f"!({held}) || !quantity({memory}).isLessThan(quantity('1Mi'))",
         found=f"{memory} + ', less than 1Mi'",
-        check=_tiny_memory(kind),
     )
 
 
@@ -343,12 +406,11 @@ class Resources(Model):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            field="requests",
+            field="requests[]",
             use="at most the limit, or a higher limit",
-            cel="!has(self.requests) || !has(self.limits) || self.requests.all(k, !(k in self.limits) ||"
-            " !quantity(string(self.requests[k])).isGreaterThan(quantity(string(self.limits[k]))))",
-            found="'a request above its limit'",
-            check=_over_limit,
+            cel="!has(self.limits) || !(item in self.limits) ||"
+            " !quantity(string(self.requests[item])).isGreaterThan(quantity(string(self.limits[item])))",
+            found="string(self.requests[item]) + ', above the limit ' + string(self.limits[item])",
         ),
         _memory_rule("requests"),
         _memory_rule("limits"),
@@ -365,6 +427,6 @@ class ContainerResources(OpenModel, Resources):
 def resources(**kinds: dict[str, str]) -> Any:
     """A field of resources with a default, told in the schema as written here."""
     return Field(
-        default_factory=lambda: Resources.model_validate(kinds),
+        default_factory=cache(lambda: Resources.model_validate(kinds)),
         json_schema_extra=lambda schema: schema.update(default=cast("Any", kinds)),
     )

@@ -35,9 +35,7 @@ from dataloaderjob.api.status import Condition, ConditionType, DataLoaderJobStat
 Schema = dict[str, Any]
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 VALIDATIONS = "x-kubernetes-validations"
-_NUMBER_AS_TEXT = re.compile(
-    r"string\((?!self(\.\w+)*\.(memoryPerProcess|poolSize)\)|self\.sidecar\.resources)"
-)
+_NUMBER_AS_TEXT = re.compile(r"string\((?!self(\.\w+)*\.(memoryPerProcess|poolSize)\))")
 """The API server knows no bound of a number's text, and refuses the message as too dear."""
 _LITERAL = re.compile(r"'[^'\\]*'")
 """What was found, where that is always the same words: they need no expression."""
@@ -87,7 +85,8 @@ One manifest for one machine (`dataloaderjob run job.yaml`) and for a cluster (`
 - Quantities are Kubernetes': `500m`, `"1.5"`, `2`, `512Mi`, `2Gi`. Numbers with a decimal point need quotes.
 - A file holds one DataLoaderJob. An error names the file, the line, the field, what was found and what
   would do, for all problems at once.
-- Rules that cross fields ("Checked besides") are CEL expressions in the schema too, for the API server.
+- Rules that cross fields ("Checked besides") are CEL expressions of the schema: the API server and this package
+  evaluate the same. `[]` in the name of a field stands for each entry of a list, or each key of a mapping.
 - What the operator reports is below [status](#status).
 """
 STATUS = "status"
@@ -182,10 +181,14 @@ def _validation(rule: Rule, below: str = "") -> Schema:
         return cel.replace("self.", f"self.{below}.") if below else cel
 
     field = f"{below}.{rule.field}" if below else rule.field
-    made = {"rule": lift(rule.cel), "message": f"{field}: use {rule.use}", "reason": "FieldValueInvalid"}
+    made = {
+        "rule": lift(rule.whole),
+        "message": f"{field}: use {rule.use}",
+        "reason": "FieldValueInvalid",
+    }
     if _LITERAL.fullmatch(rule.found):
         made["message"] = f"{field}: found {rule.found[1:-1]}; use {rule.use}"
-    elif not _NUMBER_AS_TEXT.search(rule.found):
+    elif "[]" not in rule.field and not _NUMBER_AS_TEXT.search(rule.found):
         before, after = _quoted(f"{field}: found "), _quoted(f"; use {rule.use}")
         made["messageExpression"] = f"{before} + {lift(rule.found)} + {after}"
     return made

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
-from dataloaderjob.api.base import Model, Path, Rule
-from dataloaderjob.api.pods import Env, EnvFrom, VolumeMounts, Volumes, own_env_rule
+from dataloaderjob.api.base import Model, Rule, in_quotes
+from dataloaderjob.api.pods import Env, EnvFrom, VolumeMounts, Volumes, reserved_env_rule
 from dataloaderjob.api.trainer import SET_FOR_TRAINERS
-
-
-def _no_such_volume(data: DataSpec) -> Iterator[tuple[Path, str]]:
-    known = {volume.name for volume in data.volumes}
-    for i, mount in enumerate(data.volume_mounts):
-        if mount.name not in known:
-            yield ("volumeMounts", i, "name"), f'"{mount.name}"'
 
 
 class DataSpec(Model):
@@ -34,14 +26,12 @@ class DataSpec(Model):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            field="volumeMounts",
+            field="volumeMounts[].name",
             use="the name of a volume in spec.data.volumes",
-            cel="!has(self.volumeMounts) || self.volumeMounts.all(m, has(self.volumes) &&"
-            " self.volumes.exists(v, v.name == m.name))",
-            found="'the name of no volume'",
-            check=_no_such_volume,
+            cel="has(self.volumes) && self.volumes.exists(v, v.name == item.name)",
+            found=in_quotes("item.name"),
         ),
-        own_env_rule(
+        reserved_env_rule(
             names=(*SET_FOR_TRAINERS, "RAY_ADDRESS", "POD_IP", "RAY_worker_register_timeout_seconds"),
             prefixes=("DATALOADERJOB_", "RAY_AUTH_", "RAY_health_check_"),
         ),

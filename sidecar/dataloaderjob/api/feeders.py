@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 from pydantic import Field
 
-from dataloaderjob.api.base import Model, Path, Resources, Rule, Whole, nested, resources
+from dataloaderjob.api.base import Model, Resources, Rule, Whole, nested, resources
 from dataloaderjob.api.pods import (
     RAY_NODE_ENV,
     Image,
@@ -26,16 +25,6 @@ OWNED = {
     "image": "spec.feeders.image",
     "resources": "spec.feeders.resources",
 }
-
-
-def _too_few(feeders: FeedersSpec) -> Iterator[tuple[Path, str]]:
-    if feeders.replicas < feeders.min_available:
-        yield ("replicas",), f"{feeders.replicas}, below minAvailable {feeders.min_available}"
-
-
-def _too_many_processes(feeders: FeedersSpec) -> Iterator[tuple[Path, str]]:
-    if feeders.count > MAX_FEEDERS:
-        yield ("processesPerPod",), f"replicas * processesPerPod = {feeders.count}"
 
 
 class FeedersSpec(Model):
@@ -73,14 +62,12 @@ class FeedersSpec(Model):
             use="minAvailable or more, or lower minAvailable (0 allows a job without feeders)",
             cel="self.replicas >= self.minAvailable",
             found="string(self.replicas) + ', below minAvailable ' + string(self.minAvailable)",
-            check=_too_few,
         ),
         Rule(
             field="processesPerPod",
             use=f"numbers whose product is at most {MAX_FEEDERS}",
             cel=f"self.replicas * self.processesPerPod <= {MAX_FEEDERS}",
             found="'replicas * processesPerPod = ' + string(self.replicas * self.processesPerPod)",
-            check=_too_many_processes,
         ),
         *owned_field_rules(CONTAINER, OWNED),
         *RAY_NODE_ENV,

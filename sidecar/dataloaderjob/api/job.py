@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from dataloaderjob.api.base import Flag, Free, Immutable, Model, Path, Rule, Use, Whole, in_units, nested
+from dataloaderjob.api.base import (
+    MIB,
+    Flag,
+    Free,
+    Immutable,
+    Model,
+    Rule,
+    Use,
+    Whole,
+    in_quotes,
+    nested,
+)
 from dataloaderjob.api.data import DataSpec
 from dataloaderjob.api.feeders import FeedersSpec
 from dataloaderjob.api.loader import LoaderSpec
@@ -54,40 +63,14 @@ MAX_NAME_LENGTH = 40
 _NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
-def _slow_start(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
-    timeout, startup = spec.ray.managed.tuning.worker_register_timeout_seconds, spec.startup_deadline_seconds
-    if timeout > startup:
-        yield (
-            ("ray", "managed", "tuning", "workerRegisterTimeoutSeconds"),
-            f"{timeout}, above startupDeadlineSeconds {startup}",
-        )
-
-
-def _tight_sidecar(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
-    limit, pool = spec.sidecar.resources.limits.get("memory"), spec.loader.memory_per_process
-    needed = spec.shared_nbytes + spec.sidecar.overhead_nbytes(spec.trainers.job.processes_per_pod)
-    if limit is not None and limit.value < needed:
-        found = (
-            f"{limit}, below the {in_units(needed)} that memoryPerProcess {pool} and the sidecar itself need"
-        )
-        yield ("sidecar", "resources", "limits", "memory"), found
-
-
-def _host_network(spec: DataLoaderJobSpec) -> Iterator[tuple[Path, str]]:
-    if spec.network_policy.mode != "None":
-        for name, pod in (
-            ("trainers.job", spec.trainers.job.template.spec),
-            ("feeders", spec.feeders.template.spec),
-        ):
-            if pod.host_network:
-                found = f"{spec.network_policy.mode} with hostNetwork in {name}.template"
-                yield ("networkPolicy", "mode"), found
-
-
 _HOST_NETWORK = "(has(self.{0}.template.spec.hostNetwork) && self.{0}.template.spec.hostNetwork)"
 _TRAINERS_OUTSIDE, _FEEDERS_OUTSIDE = _HOST_NETWORK.format("trainers.job"), _HOST_NETWORK.format("feeders")
 _MEMORY_LIMIT = "self.sidecar.resources.limits['memory']"
 _PER_PROCESS = "quantity(string(self.loader.memoryPerProcess))"
+_MEMORY_NEEDED = (
+    f"{_PER_PROCESS}.asInteger() * self.trainers.job.processesPerPod + {FIRST_POOL_OVERHEAD_NBYTES} +"
+    f" {FURTHER_POOL_OVERHEAD_NBYTES} * (self.trainers.job.processesPerPod - 1)"
+)
 
 
 class DataLoaderJobSpec(Model):
@@ -130,21 +113,17 @@ class DataLoaderJobSpec(Model):
             cel="self.ray.managed.tuning.workerRegisterTimeoutSeconds <= self.startupDeadlineSeconds",
             found="string(self.ray.managed.tuning.workerRegisterTimeoutSeconds) + ', above startupDeadlineSeconds '"
             " + string(self.startupDeadlineSeconds)",
-            check=_slow_start,
         ),
         Rule(
-            field="sidecar.resources.limits",
+            field="sidecar.resources.limits.memory",
             use="loader.memoryPerProcess for each process of a replica, plus 64Mi, plus 16Mi for each after the first,"
             " or leave memory out: the operator then sets it",
             cel="!has(self.sidecar.resources) || !has(self.sidecar.resources.limits) ||"
             " !('memory' in self.sidecar.resources.limits) ||"
             f" !quantity(string({_MEMORY_LIMIT})).isInteger() || !{_PER_PROCESS}.isInteger() ||"
-            f" quantity(string({_MEMORY_LIMIT})).asInteger() >="
-            f" {_PER_PROCESS}.asInteger() * self.trainers.job.processesPerPod + {FIRST_POOL_OVERHEAD_NBYTES} +"
-            f" {FURTHER_POOL_OVERHEAD_NBYTES} * (self.trainers.job.processesPerPod - 1)",
-            found=f"string({_MEMORY_LIMIT}) + ' of memory for memoryPerProcess ' +"
-            " string(self.loader.memoryPerProcess)",
-            check=_tight_sidecar,
+            f" quantity(string({_MEMORY_LIMIT})).asInteger() >= {_MEMORY_NEEDED}",
+            found=f"string({_MEMORY_LIMIT}) + ', below the ' + string(({_MEMORY_NEEDED} + {MIB - 1}) / {MIB}) +"
+            " 'Mi that memoryPerProcess ' + string(self.loader.memoryPerProcess) + ' and the sidecar itself need'",
         ),
         Rule(
             field="networkPolicy.mode",
@@ -152,7 +131,6 @@ class DataLoaderJobSpec(Model):
             cel=f"self.networkPolicy.mode == 'None' || !({_TRAINERS_OUTSIDE} || {_FEEDERS_OUTSIDE})",
             found="self.networkPolicy.mode + ' with hostNetwork in ' +"
             f" ({_TRAINERS_OUTSIDE} ? 'trainers.job' : 'feeders') + '.template'",
-            check=_host_network,
         ),
     )
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
@@ -182,16 +160,6 @@ class DataLoaderJobSpec(Model):
         if self.loader.prefetch is not None:
             found[PREFETCH_VARIABLE] = str(self.loader.prefetch)
         return found | ({ALLOW_PICKLE_VARIABLE: "1"} if self.loader.allow_pickle else {})
-
-
-def _long_name(metadata: Metadata) -> Iterator[tuple[Path, str]]:
-    if len(metadata.name) > MAX_NAME_LENGTH:
-        yield ("name",), f'"{metadata.name}" ({len(metadata.name)} characters)'
-
-
-def _bad_name(metadata: Metadata) -> Iterator[tuple[Path, str]]:
-    if not re.fullmatch(_NAME, metadata.name):
-        yield ("name",), f'"{metadata.name}"'
 
 
 class Metadata(Model):
@@ -233,15 +201,13 @@ class Metadata(Model):
             field="name",
             use="at most 40 characters: names of pods and Services are made from it",
             cel=f"size(self.name) <= {MAX_NAME_LENGTH}",
-            found="self.name + ' (' + string(size(self.name)) + ' characters)'",
-            check=_long_name,
+            found=in_quotes("self.name") + " + ' (' + string(size(self.name)) + ' characters)'",
         ),
         Rule(
             field="name",
             use="lower-case letters, digits and hyphens, beginning with a letter",
             cel=f"self.name.matches('{_NAME}')",
-            found="self.name",
-            check=_bad_name,
+            found=in_quotes("self.name"),
         ),
     )
 

@@ -14,9 +14,18 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from dataloaderjob.api.base import Path, fields_by_alias, spell
-from dataloaderjob.api.job import API_VERSION, KIND, DataLoaderJob, Metadata
-from dataloaderjob.api.problems import ManifestError, Problem, describe, line_of, near_misses, translate
+from dataloaderjob.api.base import Path, spell
+from dataloaderjob.api.job import API_VERSION, KIND, DataLoaderJob
+from dataloaderjob.api.problems import (
+    ManifestError,
+    Problem,
+    Shape,
+    describe,
+    line_of,
+    near_misses,
+    translate,
+    without_unknown,
+)
 
 MAX_NODES = 100_000
 """Values in a document, aliases counted at each use: a few lines of aliases can say billions."""
@@ -168,17 +177,20 @@ def parse_object(data: Mapping[str, Any], *, source: str = "object") -> DataLoad
 def parse_live(
     data: Mapping[str, Any], *, source: str = "object"
 ) -> tuple[DataLoaderJob, tuple[Problem, ...]]:
-    """A DataLoaderJob that an API server has taken, and what of it resembles a misspelt field.
+    """A DataLoaderJob that an API server has taken, and what of it resembles a misspelt field or is not known here.
 
-    Its metadata may have fields of a later Kubernetes, and a template those: both are left to the API server. Raises
-    ManifestError for what the models cannot read.
+    The API server has checked the fields: one that the models do not have is of a later release's definition, and is
+    left out. So are those of a later Kubernetes in the metadata, without a word. Raises ManifestError for what the
+    models cannot read.
     """
-    metadata, known = data.get("metadata"), fields_by_alias(Metadata)
-    if isinstance(metadata, Mapping):
-        data = {**data, "metadata": {name: value for name, value in metadata.items() if name in known}}
-    doubts = tuple(near_misses(DataLoaderJob, data, lines={}))
-    document = Document(data=data, lines={}, line=None, problems=())
-    return _build(document, source, strict=False), doubts
+    kept, unknown = without_unknown(Shape(DataLoaderJob), data)
+    doubts = [
+        Problem(path=spell(path), found="a field of another release", use="the operator of that release")
+        for path in unknown
+        if path[0] != "metadata"
+    ]
+    doubts += near_misses(DataLoaderJob, kept, lines={})
+    return _build(Document(data=kept, lines={}, line=None, problems=()), source, strict=False), tuple(doubts)
 
 
 def _build(document: Document, source: str, *, strict: bool = True) -> DataLoaderJob:

@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 from pydantic import Field
 
-from dataloaderjob.api.base import MIB, TIB, Bytes, ByteSize, Flag, Immutable, Model, Path, Rule, Whole
-
-MIN_POOL_NBYTES = MIB
-MAX_POOL_NBYTES = 16 * TIB
-
-
-def _no_room(loader: LoaderSpec) -> Iterator[tuple[Path, str]]:
-    if loader.memory_per_process.nbytes < MIN_POOL_NBYTES:
-        yield ("memoryPerProcess",), f"{loader.memory_per_process}"
-
-
-def _too_large(loader: LoaderSpec) -> Iterator[tuple[Path, str]]:
-    if loader.memory_per_process.nbytes > MAX_POOL_NBYTES:
-        yield ("memoryPerProcess",), f"{loader.memory_per_process}"
-
-
-def _small_pool(loader: LoaderSpec) -> Iterator[tuple[Path, str]]:
-    if loader.pool_size is not None and loader.pool_size.nbytes < MIN_POOL_NBYTES:
-        yield ("poolSize",), f"{loader.pool_size}"
-
-
-def _pool_over_limit(loader: LoaderSpec) -> Iterator[tuple[Path, str]]:
-    if loader.pool_size is not None and loader.pool_size > loader.memory_per_process:
-        yield ("poolSize",), f"{loader.pool_size}, above memoryPerProcess {loader.memory_per_process}"
+from dataloaderjob.api.base import Bytes, ByteSize, Flag, Immutable, Model, Rule, Whole
 
 
 class LoaderSpec(Model):
@@ -60,21 +36,18 @@ class LoaderSpec(Model):
             use="at least 1Mi, such as 1Gi",
             cel="!quantity(string(self.memoryPerProcess)).isLessThan(quantity('1Mi'))",
             found="string(self.memoryPerProcess)",
-            check=_no_room,
         ),
         Rule(
             field="memoryPerProcess",
             use="at most 16Ti",
             cel="!quantity(string(self.memoryPerProcess)).isGreaterThan(quantity('16Ti'))",
             found="string(self.memoryPerProcess)",
-            check=_too_large,
         ),
         Rule(
             field="poolSize",
             use="at least 1Mi, or leave it out: the first batch then decides",
             cel="!has(self.poolSize) || !quantity(string(self.poolSize)).isLessThan(quantity('1Mi'))",
             found="string(self.poolSize)",
-            check=_small_pool,
         ),
         Rule(
             field="poolSize",
@@ -82,7 +55,6 @@ class LoaderSpec(Model):
             cel="!has(self.poolSize) ||"
             " !quantity(string(self.poolSize)).isGreaterThan(quantity(string(self.memoryPerProcess)))",
             found="string(self.poolSize) + ', above memoryPerProcess ' + string(self.memoryPerProcess)",
-            check=_pool_over_limit,
         ),
     )
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (

@@ -5,7 +5,7 @@ What this package reads of them is typed; the rest is Kubernetes' and is handed 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
@@ -13,17 +13,16 @@ from pydantic.config import JsonDict
 
 from dataloaderjob.api.base import (
     BY_NAME,
-    MIB,
     Bytes,
     ContainerResources,
     Flag,
     Free,
     Model,
     OpenModel,
-    Path,
     Rule,
     Use,
     Whole,
+    in_quotes,
     nested,
     unique_names,
 )
@@ -46,11 +45,6 @@ Words = Annotated[
 ]
 
 
-def _two_sources(env: EnvVar) -> Iterator[tuple[Path, str]]:
-    if env.value and env.value_from is not None:
-        yield ("valueFrom",), "both value and valueFrom"
-
-
 class EnvVar(Model):
     """A variable of a container's environment."""
 
@@ -71,7 +65,6 @@ class EnvVar(Model):
             use="one of the two",
             cel="!has(self.value) || size(self.value) == 0 || !has(self.valueFrom)",
             found="'both value and valueFrom'",
-            check=_two_sources,
         ),
     )
 
@@ -131,11 +124,6 @@ class Container(OpenModel):
     """Folder in which the command runs. On one machine: relative to the manifest's folder."""
 
 
-def _reserved_volume(volume: Volume) -> Iterator[tuple[Path, str]]:
-    if volume.name.startswith(RESERVED_PREFIX):
-        yield ("name",), f'"{volume.name}"'
-
-
 class Volume(OpenModel):
     """A volume of a pod template. Everything but its name passes through."""
 
@@ -147,8 +135,7 @@ class Volume(OpenModel):
             field="name",
             use=f"a name that does not begin with {RESERVED_PREFIX}, which the operator uses",
             cel=f"!self.name.startsWith('{RESERVED_PREFIX}')",
-            found="self.name",
-            check=_reserved_volume,
+            found=in_quotes("self.name"),
         ),
     )
 
@@ -165,18 +152,11 @@ OURS = "dataloading.dev/"
 """Beginning of labels by which the operator knows its own."""
 
 
-def _our_labels(metadata: WorkloadMetadata | PodMetadata) -> Iterator[tuple[Path, str]]:
-    for name in metadata.labels:
-        if name.startswith(OURS):
-            yield ("labels", name), f'"{name}"'
-
-
 NO_LABELS_OF_OURS = Rule(
-    field="labels",
+    field="labels[]",
     use=f"names that do not begin with {OURS}, which the operator sets itself",
-    cel=f"!has(self.labels) || self.labels.all(k, !k.startsWith('{OURS}'))",
-    found=f"'a name that begins with {OURS}'",
-    check=_our_labels,
+    cel=f"!item.startsWith('{OURS}')",
+    found=in_quotes("item"),
 )
 
 
@@ -205,17 +185,11 @@ class PodMetadata(OpenModel):
 
 def restart_rule(policy: str, use: str) -> Rule:
     """Refuses another policy of restarts than the one that pods of this kind have."""
-
-    def check(pod: PodSpec) -> Iterator[tuple[Path, str]]:
-        if pod.restart_policy not in (None, policy):
-            yield ("restartPolicy",), f'"{pod.restart_policy}"'
-
     return Rule(
         field="restartPolicy",
         use=f"{policy}, or leave it out: {use}",
         cel=f"!has(self.restartPolicy) || self.restartPolicy == '{policy}'",
-        found="self.restartPolicy",
-        check=check,
+        found=in_quotes("self.restartPolicy"),
     )
 
 
@@ -253,69 +227,24 @@ class PodTemplate(Model):
     """The pod's spec."""
 
 
-def _reserved(names: tuple[str, ...], prefixes: tuple[str, ...]) -> str:
-    """CEL that holds for a variable `e` that this package sets itself."""
-    tests = [f"e.name.startsWith('{prefix}')" for prefix in prefixes]
+CONTAINERS = "template.spec.containers[]"
+"""Each container of a model's template, in the field of a rule."""
+
+
+def reserved_env_rule(
+    *,
+    env: str = "env",
+    names: tuple[str, ...] = (),
+    prefixes: tuple[str, ...],
+    use: str = "another name: the job sets this one itself",
+) -> Rule:
+    """Refuses, in the list `env`, variables that this package sets itself."""
+    reserved = [f"item.name.startsWith('{prefix}')" for prefix in prefixes]
     if names:
-        tests.append(f"e.name in [{', '.join(repr(name) for name in names)}]")
-    return " || ".join(tests)
-
-
-def _reserved_in(
-    variables: tuple[EnvVar, ...], names: tuple[str, ...], prefixes: tuple[str, ...]
-) -> Iterator[tuple[Path, str]]:
-    """The same in Python, with the place of each."""
-    for i, variable in enumerate(variables):
-        if variable.name in names or variable.name.startswith(prefixes):
-            yield ("env", i, "name"), f'"{variable.name}"'
-
-
-def own_env_rule(*, names: tuple[str, ...] = (), prefixes: tuple[str, ...]) -> Rule:
-    """Refuses, in the model's own `env`, variables that this package sets itself."""
-
-    def check(owner: object) -> Iterator[tuple[Path, str]]:
-        yield from _reserved_in(owner.env, names, prefixes)  # type: ignore[attr-defined]  # DataSpec or SidecarSpec
-
+        reserved.append(f"item.name in [{', '.join(repr(name) for name in names)}]")
     return Rule(
-        field="env",
-        use="another name: the job sets this one itself",
-        cel=f"!has(self.env) || self.env.all(e, !({_reserved(names, prefixes)}))",
-        found="'a variable that the job sets itself'",
-        check=check,
+        field=f"{env}[].name", use=use, cel=f"!({' || '.join(reserved)})", found=in_quotes("item.name")
     )
-
-
-def reserved_env_rule(*, names: tuple[str, ...], prefixes: tuple[str, ...], use: str) -> Rule:
-    """Refuses, in every container of `template`, variables that this package sets itself."""
-
-    def check(owner: object) -> Iterator[tuple[Path, str]]:
-        template: PodTemplate = owner.template  # type: ignore[attr-defined]  # TrainerSpec or FeedersSpec
-        for i, container in enumerate(template.spec.containers):
-            for path, found in _reserved_in(container.env, names, prefixes):
-                yield ("template", "spec", "containers", i, *path), found
-
-    containers = "self.template.spec.containers"
-    return Rule(
-        field="template",
-        use=use,
-        cel=f"!has(self.template) || !has(self.template.spec) || !has({containers}) ||"
-        f" {containers}.all(c, !has(c.env) || c.env.all(e, !({_reserved(names, prefixes)})))",
-        found="'an environment variable that dataloaderjob sets itself'",
-        check=check,
-    )
-
-
-MIN_SCRATCH_NBYTES = 64 * MIB
-
-
-def _two_scratches(scratch: ScratchSpec) -> Iterator[tuple[Path, str]]:
-    if scratch.size is not None and scratch.volume is not None:
-        yield ("size",), "both size and volume"
-
-
-def _small_scratch(scratch: ScratchSpec) -> Iterator[tuple[Path, str]]:
-    if scratch.size is not None and scratch.size.nbytes < MIN_SCRATCH_NBYTES:
-        yield ("size",), f"{scratch.size}"
 
 
 class ScratchSpec(Model):
@@ -333,47 +262,38 @@ class ScratchSpec(Model):
             use="one of the two: a volume has its own size",
             cel="!has(self.size) || !has(self.volume)",
             found="'both size and volume'",
-            check=_two_scratches,
         ),
         Rule(
             field="size",
             use="at least 64Mi, such as 100Gi",
             cel="!has(self.size) || !quantity(string(self.size)).isLessThan(quantity('64Mi'))",
             found="string(self.size)",
-            check=_small_scratch,
         ),
     )
 
 
 def owned_field_rules(name: str, owned: Mapping[str, str]) -> tuple[Rule, ...]:
     """Refuses fields of the operator's own container `name` in `template`; `owned`: what to use, by field."""
-    return tuple(_owned_field(name, field, use) for field, use in owned.items())
-
-
-def _owned_field(name: str, field: str, use: str) -> Rule:
-    def check(owner: object) -> Iterator[tuple[Path, str]]:
-        template: PodTemplate = owner.template  # type: ignore[attr-defined]  # FeedersSpec or HeadSpec
-        for i, container in enumerate(template.spec.containers):
-            if container.name == name and field in container.model_fields_set:
-                yield ("template", "spec", "containers", i, field), f"{field} of the container {name}"
-
-    containers = "self.template.spec.containers"
-    return Rule(
-        field="template",
-        use=use,
-        cel=f"!has({containers}) || {containers}.all(c, c.name != '{name}' || !has(c.{field}))",
-        found=f"'{field} of the container {name}'",
-        check=check,
+    return tuple(
+        Rule(
+            field=f"{CONTAINERS}.{field}",
+            use=use,
+            cel=f"item.name != '{name}' || !has(item.{field})",
+            found=f"'{field} of the container {name}'",
+        )
+        for field, use in owned.items()
     )
 
 
 RAY_NODE_ENV = (
     reserved_env_rule(
+        env=f"{CONTAINERS}.env",
         names=("RAY_ADDRESS", "POD_IP"),
         prefixes=("DATALOADERJOB_", "RAY_AUTH_"),
         use="another name: dataloaderjob sets this one itself",
     ),
     reserved_env_rule(
+        env=f"{CONTAINERS}.env",
         names=("RAY_worker_register_timeout_seconds",),
         prefixes=("RAY_health_check_",),
         use="spec.ray.managed.tuning, which sets it for the head and all feeders alike",

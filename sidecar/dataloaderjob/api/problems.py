@@ -203,6 +203,27 @@ def near_misses(
                     )
 
 
+def without_unknown(shape: Shape, data: Any, path: Path = ()) -> tuple[Any, list[Path]]:
+    """The data without the fields that the models do not have, and where those were. Open parts stay as they are."""
+    dropped: list[Path] = []
+    if shape.model is not None and isinstance(data, Mapping):
+        known, kept = fields_by_alias(shape.model), {}
+        for key, value in data.items():
+            here = (*path, key)
+            if key in known:
+                kept[key], more = without_unknown(field_shape(known[key]), value, here)
+                dropped += more
+            elif issubclass(shape.model, OpenModel):
+                kept[key] = value
+            else:
+                dropped.append(here)
+        return kept, dropped
+    if shape.items is not None and isinstance(data, list):
+        entries = [without_unknown(shape_of(shape.items), one, (*path, i)) for i, one in enumerate(data)]
+        return [one for one, _ in entries], [place for _, more in entries for place in more]
+    return data, dropped
+
+
 def _below(shape: Shape, value: Any, lines: Mapping[Path, int], path: Path) -> Iterator[Problem]:
     if shape.model is not None:
         yield from near_misses(shape.model, value, lines=lines, path=path)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from dataloaderjob.api.base import Model, Path, Resources, Rule, Use, Whole, nested, resources
+from dataloaderjob.api.base import Model, Resources, Rule, Use, Whole, in_quotes, nested, resources
 from dataloaderjob.api.pods import RAY_NODE_ENV, PodTemplate, WorkloadMetadata, owned_field_rules
 from dataloaderjob.core import settings
 
@@ -23,19 +22,7 @@ MIN_WINDOW_MS = 1_000
 MAX_WINDOW_MS = 3_600_000
 OLDEST_RAY = "2.56"
 _SUPPORTED = "^(([3-9]|[1-9][0-9]+)[.]|2[.](5[6-9]|[6-9][0-9]|[1-9][0-9]{2}))"
-"""Versions from OLDEST_RAY on, as CEL sees them (no backslash, so that CEL needs no escapes)."""
-
-
-def _short_window(check: HealthCheck) -> Iterator[tuple[Path, str]]:
-    window_ms = check.failure_threshold * check.period_ms
-    if window_ms < MIN_WINDOW_MS:
-        yield ("failureThreshold",), f"failureThreshold * periodMs = {window_ms} ms"
-
-
-def _long_window(check: HealthCheck) -> Iterator[tuple[Path, str]]:
-    window_ms = check.failure_threshold * (check.period_ms + check.timeout_ms)
-    if window_ms > MAX_WINDOW_MS:
-        yield ("failureThreshold",), f"failureThreshold * (periodMs + timeoutMs) = {window_ms} ms"
+"""Versions from OLDEST_RAY on (no backslash, so that CEL needs no escapes)."""
 
 
 class HealthCheck(Model):
@@ -63,7 +50,6 @@ class HealthCheck(Model):
             use="values whose product is at least 1000 ms: a shorter pause is no death",
             cel=f"self.failureThreshold * self.periodMs >= {MIN_WINDOW_MS}",
             found="'failureThreshold * periodMs = ' + string(self.failureThreshold * self.periodMs) + ' ms'",
-            check=_short_window,
         ),
         Rule(
             field="failureThreshold",
@@ -71,7 +57,6 @@ class HealthCheck(Model):
             cel=f"self.failureThreshold * (self.periodMs + self.timeoutMs) <= {MAX_WINDOW_MS}",
             found="'failureThreshold * (periodMs + timeoutMs) = ' +"
             " string(self.failureThreshold * (self.periodMs + self.timeoutMs)) + ' ms'",
-            check=_long_window,
         ),
     )
 
@@ -99,11 +84,6 @@ class RayTuning(Model):
         )
 
 
-def _on_its_nodes_network(head: HeadSpec) -> Iterator[tuple[Path, str]]:
-    if head.template.spec.host_network:
-        yield ("template", "spec", "hostNetwork"), "true"
-
-
 class HeadSpec(Model):
     """The pod of Ray's head."""
 
@@ -127,17 +107,8 @@ class HeadSpec(Model):
             use="false: sidecars, feeders and the operator find the head by its Service",
             cel="!has(self.template.spec.hostNetwork) || !self.template.spec.hostNetwork",
             found="'true'",
-            check=_on_its_nodes_network,
         ),
     )
-
-
-def _old_ray(ray: ManagedRaySpec) -> Iterator[tuple[Path, str]]:
-    if ray.version is None:
-        return
-    major, minor = (int(part) for part in ray.version.split(".")[:2])
-    if (major, minor) < (2, 56):
-        yield ("version",), f'"{ray.version}"'
 
 
 class ManagedRaySpec(Model):
@@ -160,8 +131,7 @@ class ManagedRaySpec(Model):
             field="version",
             use=f"Ray {OLDEST_RAY} or newer",
             cel=f"!has(self.version) || self.version.matches('{_SUPPORTED}')",
-            found="self.version",
-            check=_old_ray,
+            found=in_quotes("self.version"),
         ),
     )
 

@@ -128,13 +128,13 @@ class TrainersStatus(Model):
 class LoaderStatus(Model):
     """What the loader does, from the supervisor, over some 10 s.
 
-    Written when it changes by more than 5 %, once a minute at most, with n jobs in the cluster every n/10 s. Empty
+    Written when it changes by more than 5 %, once a minute at most, with n jobs in the cluster every n/4 s. Empty
     while nobody knows: the supervisor has not answered yet, or answers no more. After the end these are the last
     metrics that were written, not those of the whole job; a suspended job has none.
     """
 
     observed_time: Moment = None
-    """When they were measured; they have not changed by more than 5 % since, as long as they are not empty."""
+    """When they were measured; while an operator works, they have not changed by more than 5 % since, or are empty."""
     batches_per_second: Metric = ""
     """Batches that trainers take, of all ranks together."""
     gb_per_second: Metric = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 from pydantic import Field
@@ -12,15 +11,16 @@ from dataloaderjob.api.base import (
     Free,
     Immutable,
     Model,
-    Path,
     Resources,
     Rule,
     Whole,
+    in_quotes,
     nested,
     resources,
 )
 from dataloaderjob.api.failures import FailurePolicy
 from dataloaderjob.api.pods import (
+    CONTAINERS,
     RESERVED_PREFIX,
     Container,
     Containers,
@@ -31,7 +31,6 @@ from dataloaderjob.api.pods import (
     Port,
     ScratchSpec,
     WorkloadMetadata,
-    own_env_rule,
     reserved_env_rule,
     restart_rule,
 )
@@ -45,8 +44,7 @@ FIRST_POOL_OVERHEAD_NBYTES = 64 * MIB
 """Memory of a sidecar with one pool, beside the pool (40 MB measured bound, and head-room)."""
 FURTHER_POOL_OVERHEAD_NBYTES = 16 * MIB
 """Memory of a sidecar for each further pool, beside the pool."""
-_FIRST: Path = ("template", "spec", "containers", 0)
-_CEL_FIRST = "self.template.spec.containers[0]"
+_FIRST = "template.spec.containers[0]"
 
 
 class TrainerPodSpec(PodSpec):
@@ -65,22 +63,6 @@ class TrainerPodTemplate(PodTemplate):
 
     spec: TrainerPodSpec
     """The pods' spec."""
-
-
-def _no_program(trainer: TrainerSpec) -> Iterator[tuple[Path, str]]:
-    if trainer.container.command and not trainer.container.command[0]:
-        yield (*_FIRST, "command"), 'an empty program ""'
-
-
-def _no_image(trainer: TrainerSpec) -> Iterator[tuple[Path, str]]:
-    if trainer.container.image is None:
-        yield (*_FIRST, "image"), "no image"
-
-
-def _reserved_names(trainer: TrainerSpec) -> Iterator[tuple[Path, str]]:
-    for i, container in enumerate(trainer.template.spec.containers):
-        if container.name.startswith(RESERVED_PREFIX):
-            yield ("template", "spec", "containers", i, "name"), f'"{container.name}"'
 
 
 class TrainerSpec(Model):
@@ -104,28 +86,26 @@ class TrainerSpec(Model):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            field="template.spec.containers[0].command",
+            field=f"{_FIRST}.command",
             use='the training command, such as ["python", "train.py"], or leave it out: the image has its own',
-            cel=f"!has({_CEL_FIRST}.command) || size({_CEL_FIRST}.command) == 0"
-            f" || {_CEL_FIRST}.command[0] != ''",
+            cel=f"!has(self.{_FIRST}.command) || size(self.{_FIRST}.command) == 0"
+            f" || self.{_FIRST}.command[0] != ''",
             found="'an empty program'",
-            check=_no_program,
         ),
         Rule(
-            field="template.spec.containers[0].image",
+            field=f"{_FIRST}.image",
             use="the image with your training code (one machine ignores it, the cluster needs it)",
-            cel=f"has({_CEL_FIRST}.image)",
+            cel=f"has(self.{_FIRST}.image)",
             found="'no image'",
-            check=_no_image,
         ),
         Rule(
-            field="template.spec.containers",
+            field=f"{CONTAINERS}.name",
             use=f"a name that does not begin with {RESERVED_PREFIX}, which the operator uses",
-            cel=f"self.template.spec.containers.all(c, !c.name.startsWith('{RESERVED_PREFIX}'))",
-            found="'a reserved name of a container'",
-            check=_reserved_names,
+            cel=f"!item.name.startsWith('{RESERVED_PREFIX}')",
+            found=in_quotes("item.name"),
         ),
         reserved_env_rule(
+            env=f"{CONTAINERS}.env",
             names=SET_FOR_TRAINERS,
             prefixes=("DATALOADERJOB_",),
             use="another name: this one is set from spec.trainers.job.replicas and processesPerPod",
@@ -189,7 +169,7 @@ class SidecarSpec(Model):
     """Fields of the sidecar's securityContext, such as `runAsUser`, before those that the operator sets. Ignored on one
     machine."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (own_env_rule(prefixes=("DATALOADERJOB_",)),)
+    RULES: ClassVar[tuple[Rule, ...]] = (reserved_env_rule(prefixes=("DATALOADERJOB_",)),)
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
         Immutable(field="metricsPort", use="a new job: the trainers that run are probed there"),
     )
