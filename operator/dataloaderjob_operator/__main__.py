@@ -44,6 +44,9 @@ METRICS_PORT = 9440
 RESOLV_CONF = Path("/etc/resolv.conf")
 CHILD_S = 0.1
 """Seconds from a change of a job's child until the reconcile, for all that happens meanwhile."""
+MAX_CALLS = 25_000
+"""Calls within calls: a job may have 10,000 levels, and a copy makes two calls for each. One that kopf cannot read or
+copy ends the watch of all jobs. JSON of 60,000 levels fits the stack of a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +151,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="domain of the cluster's names, such as cluster.local (default: what /etc/resolv.conf says)",
     )
     parser.add_argument(
-        "--workers", type=int, default=8, help="number of jobs that are reconciled at the same time"
+        "--workers", type=int, default=32, help="number of jobs that are reconciled at the same time"
     )
     parser.add_argument(
         "--resync-seconds",
@@ -302,7 +305,7 @@ async def reconcile_all(
     metrics.describe(version=setup.version, kopf=importlib.metadata.version("kopf"), phases=cache.phases)
 
     def changed(key: JobKey, itself: bool) -> None:
-        work.add(key, 0.0 if itself else CHILD_S)
+        work.add(key, 0.0 if itself else CHILD_S, first=itself)
         poller.wake(key)
 
     def received(kind: str, uid: str) -> None:
@@ -347,6 +350,7 @@ async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 def main() -> int:
     options = parse()
+    sys.setrecursionlimit(MAX_CALLS)
     configure_logging(options.log_format)
     try:
         asyncio.run(run(options, None if options.root_key is None else read_root(options.root_key)))

@@ -17,7 +17,7 @@ from dataloaderjob_operator.decide import refusals
 from dataloaderjob_operator.decide.decision import WORKLOADS
 from dataloaderjob_operator.decide.observed import Key, Observed
 from dataloaderjob_operator.keys import JobSecrets
-from dataloaderjob_operator.kinds import KINDS, Manifest, Source, applied_hash, manifest_to_send, sealed
+from dataloaderjob_operator.kinds import KINDS, Manifest, Source, digest, manifest_to_send, sealed
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 
 log = logging.getLogger(__name__)
@@ -62,8 +62,8 @@ class ChildWriter:
     cache: Cache
     secrets: JobSecrets = field(init=False)
     refusals: dict[JobKey, dict[Key, Refusal]] = field(default_factory=dict)
-    no_ops: dict[JobKey, dict[Key, tuple[str, str]]] = field(default_factory=dict)
-    """Version of a child, and hash of what was applied to it and changed nothing."""
+    fitting: dict[JobKey, dict[Key, tuple[str, str]]] = field(default_factory=dict)
+    """Version of a child, and hash of what was found in it, or was applied to it and changed nothing."""
 
     def __post_init__(self) -> None:
         self.secrets = JobSecrets(self.api)
@@ -71,7 +71,7 @@ class ChildWriter:
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
         self.refusals.pop(key, None)
-        self.no_ops.pop(key, None)
+        self.fitting.pop(key, None)
         self.secrets.forget(key)
 
     def refused(self, key: JobKey) -> str:
@@ -99,12 +99,12 @@ class ChildWriter:
 
         Raises the first ApiError once all others have been applied, or nothing has, where a trial is refused.
         """
-        job = observed.job
-        there = {_key(manifest) for manifest in (*wanted, *later)}
+        job, asked = observed.job, wanted if begun else (*wanted, *later)
+        there = {_key(manifest) for manifest in asked}  # a refusal of what waits again is of the past
         known = self.refusals.get(key, {})
         self.refusals[key] = {child: refusal for child, refusal in known.items() if child in there}
         if not begun:
-            await self._try(key, job, [child for child in (*wanted, *later) if child["kind"] in WORKLOADS])
+            await self._try(key, job, [child for child in asked if child["kind"] in WORKLOADS])
         wrote, first = False, None
         for manifest in wanted:
             try:
@@ -156,22 +156,20 @@ class ChildWriter:
             return True  # decided anew, now that it is known
         if found is not None and found["metadata"].get("deletionTimestamp"):
             return False  # made anew when it is gone
+        fits = self.fitting.setdefault(key, {})
+        now = "" if found is None else _version(found), digest(manifest)
+        if now[0] and fits.get(child) == now:
+            return False
         wanted = manifest_to_send(manifest, found)
-        if wanted is None or self._is_no_op(key, child, wanted, found):
+        if wanted is None:
+            fits[child] = now
             return False
         made = {**await self.api.apply(wanted), "kind": child[0]}
         self.cache.put_written(made)
         if found is None or _version(made) != _version(found):
             return True
-        self.no_ops.setdefault(key, {})[child] = _version(made), applied_hash(wanted)
+        fits[child] = now  # the API server alters what is applied
         return False
-
-    def _is_no_op(self, key: JobKey, child: Key, wanted: Manifest, live: Manifest | None) -> bool:
-        """Checks whether just this, applied to just this object, changed nothing: the API server alters it."""
-        return live is not None and self.no_ops.get(key, {}).get(child) == (
-            _version(live),
-            applied_hash(wanted),
-        )
 
     async def _unobserved(self, namespace: str, child: Key, wanted: Manifest) -> Manifest | None:
         """Reads a child that no watch has reported, which may be new. Raises ApiError for one that is somebody else's:

@@ -188,11 +188,6 @@ def sealed(desired: Manifest) -> Manifest:
     return {**desired, "metadata": {**metadata, "annotations": annotations}}
 
 
-def applied_hash(sent: Manifest) -> str:
-    """The hash in a sealed manifest."""
-    return str(sent["metadata"]["annotations"][ANNOTATION_APPLIED])
-
-
 def manifest_to_send(desired: Manifest, live: Mapping[str, Any] | None) -> Manifest | None:
     """Makes what has to be sent to the API server, None if nothing has."""
     if live is None:

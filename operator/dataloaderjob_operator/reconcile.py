@@ -25,7 +25,7 @@ from dataloaderjob_operator.client import ApiError, Changed, Client
 from dataloaderjob_operator.decide import conditions, events
 from dataloaderjob_operator.decide.decision import WORKLOADS, Decision, decide, not_understood
 from dataloaderjob_operator.decide.health import ConditionState
-from dataloaderjob_operator.decide.observed import METRICS_EVERY_S, Observed
+from dataloaderjob_operator.decide.observed import Observed
 from dataloaderjob_operator.kinds import covers
 from dataloaderjob_operator.monitoring import ErrorKind, Metrics, add_log_fields
 from dataloaderjob_operator.objects import OperatorConfig
@@ -37,8 +37,6 @@ from dataloaderjob_operator.workqueue import NEVER
 
 log = logging.getLogger(__name__)
 
-METRICS_PER_S = 10
-"""Writes for the sake of metrics alone, of all jobs together: with more than 600 of them each has fewer."""
 FOR_TEXT = frozenset({400, 413, 422})
 """Status codes for a write of a status that one without texts may not get."""
 MAX_REFUSED_TEXTS = 64
@@ -187,7 +185,6 @@ class Reconciler:
             refused_texts=self.refused_texts.get(key, frozenset()),
             supervisor=self.supervisors.status(key),
             written_at=self.written_at.get(key), metrics_at=self.metrics_at.get(key),
-            metrics_every_s=max(METRICS_EVERY_S, len(self.supervisors) / METRICS_PER_S),
             event_troubles={} if self.lookup is None else self.lookup.found(key),
         )  # fmt: skip
 

@@ -2,7 +2,8 @@
 pure: the time comes in. The clock of the workers is the event loop's.
 
 A key that is added twice is taken once; one that is in work is taken again only afterwards; one that failed waits,
-longer each time, and an event shortens that to EVENT_WAIT_S, for it may be what was missing.
+longer each time, and an event shortens that to EVENT_WAIT_S, for it may be what was missing. What a user changed is
+taken before what follows from it, but for one in FIRST_IN_A_ROW.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ RESYNC_S = 600.0
 """Interval between reconciles of a job to which nothing happens."""
 MIN_INTERVAL_S = 0.05
 """Minimum interval between two reconciles of a job, whatever it asks for."""
+FIRST_IN_A_ROW = 8
+"""Keys that go first of which so many are taken before another one is: users alone hold up nothing for good."""
 NEVER = float("inf")
 Reconcile = Callable[[JobKey], Awaitable[float | None]]
 """Returns the seconds until the next reconcile, None for the resync, NEVER for a job that is gone."""
@@ -47,6 +50,10 @@ class WorkQueue(Generic[K]):
         """Keys that were added while they were in work."""
         self._failures: dict[K, int] = {}
         self._not_before: dict[K, float] = {}
+        self._first: dict[K, None] = {}
+        """Keys that go before others, in their order."""
+        self._in_a_row = 0
+        """Keys that went first since another one was taken."""
         self.latency_s = 0.0
         """Seconds for which the key that was taken last had been due."""
         self._jitter = jitter or random.Random()  # noqa: S311  spreads retries, no secret
@@ -54,8 +61,10 @@ class WorkQueue(Generic[K]):
     def __len__(self) -> int:
         return len(self._due) + len(self._readded)
 
-    def add(self, key: K, now: float, after_s: float = 0.0) -> None:
-        """Makes a key due after so long, or earlier if it is already."""
+    def add(self, key: K, now: float, after_s: float = 0.0, *, first: bool = False) -> None:
+        """Makes a key due after so long, or earlier if it is already. `first`: it then goes before others."""
+        if first:
+            self._first[key] = None
         due = max(now + after_s, self._not_before.get(key, now))
         if key in self._busy:
             self._readded[key] = min(due, self._readded.get(key, due))
@@ -65,15 +74,25 @@ class WorkQueue(Generic[K]):
             heapq.heappush(self._heap, (due, self._order, key))
 
     def take(self, now: float) -> K | None:
-        """Takes the key that has been due longest; None if none is."""
+        """Takes the key that goes first, or else has been due longest; None if none is due."""
+        if self._in_a_row < FIRST_IN_A_ROW:
+            for key in self._first:
+                if (due := self._due.get(key, NEVER)) <= now:
+                    self._in_a_row += 1
+                    return self._taken(key, due, now)
+        self._in_a_row = 0
         while self._heap and self._heap[0][0] <= now:
             due, _, key = heapq.heappop(self._heap)
             if self._due.get(key) == due:
-                del self._due[key]
-                self._busy.add(key)
-                self.latency_s = now - due
-                return key
+                return self._taken(key, due, now)
         return None
+
+    def _taken(self, key: K, due: float, now: float) -> K:
+        del self._due[key]
+        self._first.pop(key, None)
+        self._busy.add(key)
+        self.latency_s = now - due
+        return key
 
     def backlog(self, now: float) -> int:
         """The number of keys that are due and not in work."""
@@ -106,6 +125,7 @@ class WorkQueue(Generic[K]):
         self._not_before.pop(key, None)
         self._due.pop(key, None)
         self._readded.pop(key, None)
+        self._first.pop(key, None)
 
     def _release(self, key: K, now: float, after_s: float | None) -> None:
         self._busy.discard(key)
@@ -136,8 +156,8 @@ class Workers:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, key: JobKey, after_s: float = 0.0) -> None:
-        self._queue.add(key, time.monotonic(), after_s)
+    def add(self, key: JobKey, after_s: float = 0.0, *, first: bool = False) -> None:
+        self._queue.add(key, time.monotonic(), after_s, first=first)
         self._changed.set()
 
     def forget(self, key: JobKey) -> None:

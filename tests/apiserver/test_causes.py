@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,18 +12,32 @@ from typing import Any
 
 import pytest
 from manifests import manifest
-from operated import Operated
+from operated import MERGE, Operated
 from processes_of_operator import ALL, TRAINING, Operator, until
 
-from apiserver import ApiServer
+from apiserver import ApiServer, Refused
 from dataloaderjob.api import KIND
 from dataloaderjob_operator.names import LABEL_JOB, LABEL_ROLE, Role
+from dataloaderjob_operator.reconcile import UNWRITTEN_S
 
 QUOTA = (
     'Error creating: pods "mnist-trainers-0-0-x7k2p" is forbidden: exceeded quota: team, requested: cpu=64'
 )
 MOUNT = 'MountVolume.SetUp failed for volume "data" : secret "data" not found'
 WITHIN_S = 30.0
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+POLICY = {
+    "matchConstraints": {
+        "resourceRules": [
+            {
+                "apiGroups": ["dataloading.dev"], "apiVersions": ["*"], "operations": ["UPDATE"],
+                "resources": ["dataloaderjobs/status"],
+            }
+        ]
+    },
+    "validations": [{"expression": "false", "message": "no status today"}],
+}  # fmt: skip
+"""With it nobody can write the status of a job."""
 
 
 @pytest.fixture
@@ -76,6 +92,31 @@ def because(job: Operated, kind: str, reason: str) -> str:
         return found.get("message", "") if found.get("reason") == reason else None
 
     return str(until(reported, WITHIN_S, f"{kind} with {reason}"))
+
+
+@contextlib.contextmanager
+def statuses_refused(job: Operated) -> Iterator[None]:
+    """A policy of the cluster refuses each status of a job in this namespace."""
+    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": job.namespace}}}
+    binding = {"policyName": job.namespace, "validationActions": ["Deny"], "matchResources": here}
+    made = {"validatingadmissionpolicies": POLICY, "validatingadmissionpolicybindings": binding}
+    for kind, spec in made.items():
+        job.server.request("POST", f"{ADMISSION}/{kind}", {"metadata": {"name": job.namespace}, "spec": spec})
+
+    def in_force() -> bool:
+        path, status = f"{job.path(KIND, job.name)}/status?dryRun=All", {"status": {"selector": "a"}}
+        try:
+            job.server.request("PATCH", path, status, content_type=MERGE)
+        except Refused:
+            return True
+        return False
+
+    try:
+        until(in_force, 30, "the policy in force")
+        yield
+    finally:
+        for kind in made:
+            job.server.request("DELETE", f"{ADMISSION}/{kind}/{job.namespace}")
 
 
 def up(job: Operated, *deployments: str) -> None:
@@ -142,3 +183,24 @@ def test_it_serves_probes_and_metrics_and_logs_lines_of_json_about_jobs(
     assert (started["job"], started["uid"], started["generation"]) == ("mnist", live["uid"], 1)
     assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
     assert {line["logger"].partition(".")[0] for line in lines} == {"dataloaderjob_operator", "kopf"}
+
+
+@pytest.mark.slow
+def test_a_job_whose_status_is_refused_is_counted_at_once_and_named_by_healthz_after_half_a_minute(
+    server: ApiServer, operator: Operator
+) -> None:
+    job = Operated(server, manifest())
+    until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
+    unwritten = "dataloaderjob_operator_statuses_unwritten"
+    with statuses_refused(job):
+        job.edit(feeders={"replicas": 3})
+        until(lambda: f"{unwritten} 1.0" in operator.ask("/metrics")[1], 30, "the metric")
+        assert operator.ask("/healthz") == (200, "ok\n"), "it may pass"
+        until(lambda: operator.ask("/healthz")[1] != "ok\n", UNWRITTEN_S + 10, "a remark")
+        status, text = operator.ask("/healthz")
+        assert status == 200, "a new process would do no better"
+        assert re.fullmatch(rf"ok\nno status can be written of {'/'.join(job.key)} for \d+ s\n", text)
+    job.edit(feeders={"replicas": 4})
+    until(lambda: operator.ask("/healthz") == (200, "ok\n"), 90, "no remark, now that it can be written")
+    until(lambda: job.get(KIND, job.name)["status"]["feeders"]["desired"] == 4, 30, "the status")
+    assert f"{unwritten} 0.0" in operator.ask("/metrics")[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forwarder import Forwarder
 from manifests import manifest
+from odd_values import deep
 from operated import Operated
 from processes_of_operator import ALL, ROOT, TRAINING, Operator, until
 from supervisor_alone import SupervisorAlone, says
@@ -18,6 +21,8 @@ from supervisor_alone import SupervisorAlone, says
 from apiserver import ApiServer, Refused, free_ports
 from dataloaderjob.api import KIND
 from dataloaderjob_operator import names
+from dataloaderjob_operator.__main__ import MAX_CALLS
+from dataloaderjob_operator.kinds import WATCHED
 from dataloaderjob_operator.objects.settings import SUPERVISOR_PORT
 
 
@@ -30,8 +35,48 @@ def operator(server: ApiServer, tmp_path: Path) -> Iterator[Operator]:
         made.end(kill=True)
 
 
+@pytest.fixture
+def way(server: ApiServer) -> Iterator[Forwarder]:
+    """To the API server, for an operator that shall lose it."""
+    made = Forwarder(int(server.url.rpartition(":")[2]))
+    yield made
+    made.cut()
+
+
+@pytest.fixture
+def distant(server: ApiServer, way: Forwarder, tmp_path: Path) -> Iterator[Operator]:
+    """An operator that reaches its API server by this way only."""
+    made = Operator(replace(server, url=f"https://127.0.0.1:{way.port}"), tmp_path)
+    made.start()
+    yield made
+    made.end(kill=True)
+
+
+@pytest.fixture
+def deep_copies() -> Iterator[None]:
+    """Lets this process handle as many levels as the API server."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(MAX_CALLS)
+    yield
+    sys.setrecursionlimit(before)
+
+
 def phase(job: Operated) -> str | None:
     return job.get(KIND, job.name).get("status", {}).get("phase")
+
+
+def is_anew(job: Operated, kind: str, name: str, uid: str) -> bool:
+    """Whether an object of that name is there, and not the one of this uid."""
+    try:
+        return bool(job.get(kind, name)["metadata"]["uid"] != uid)
+    except Refused:
+        return False
+
+
+def watches(operator: Operator) -> float | None:
+    """The number of open watches in its metrics; None while nothing answers."""
+    found = re.search(r"^dataloaderjob_operator_watches (\S+)$", operator.ask("/metrics")[1], re.MULTILINE)
+    return float(found[1]) if found else None
 
 
 def test_a_job_gets_its_children_a_phase_and_back_what_is_deleted(
@@ -44,14 +89,7 @@ def test_a_job_gets_its_children_a_phase_and_back_what_is_deleted(
     until(lambda: phase(second), 5, "a phase of a second job, while it runs")
     uid = first.get("Service", "mnist-head")["metadata"]["uid"]
     first.delete("Service", "mnist-head")
-
-    def back() -> bool:
-        try:
-            return bool(first.get("Service", "mnist-head")["metadata"]["uid"] != uid)
-        except Refused:
-            return False
-
-    until(back, 10, "the Service again")
+    until(lambda: is_anew(first, "Service", "mnist-head", uid), 10, "the Service again")
     first.edit(feeders={"replicas": 5})
     until(lambda: first.get("Deployment", "mnist-feeders")["spec"]["replicas"] == 5, 10, "five feeders")
     assert first.get(KIND, "mnist")["status"]["feeders"]["summary"] == "0/5"
@@ -113,6 +151,50 @@ def test_what_happened_while_it_was_away_is_caught_up(server: ApiServer, operato
     operator.start()
     until(lambda: len(job.children()) == ALL, 30, f"children again; its log: {operator.log}")
     until(lambda: job.get("Deployment", "mnist-feeders")["spec"]["replicas"] == 2, 10, "two feeders")
+
+
+def test_while_the_api_server_is_away_no_watch_is_open_and_what_went_is_made_anew_in_10_seconds_after_it(
+    server: ApiServer, way: Forwarder, distant: Operator
+) -> None:
+    job = Operated(server, manifest())
+    until(lambda: len(job.children()) == ALL, 30, f"children; its log: {distant.log}")
+    until(lambda: watches(distant) == len(WATCHED), 10, "all watches open")
+    uid = job.get("Service", "mnist-head")["metadata"]["uid"]
+    way.cut()
+    until(lambda: watches(distant) == 0, 10, f"no watch open; its log: {distant.log}")
+    job.delete("Service", "mnist-head")
+    assert distant.ask("/healthz")[0] == 200, "nothing that a new process would do better"
+    with pytest.raises(Refused):
+        job.get("Service", "mnist-head")
+    way.mend()
+    until(
+        lambda: is_anew(job, "Service", "mnist-head", uid), 10, f"the Service again; its log: {distant.log}"
+    )
+    until(lambda: watches(distant) == len(WATCHED), 10, f"all watches open again; its log: {distant.log}")
+
+
+@pytest.mark.usefixtures("deep_copies")
+def test_a_job_of_almost_as_many_levels_as_the_api_server_takes_says_so_and_holds_up_no_other(
+    server: ApiServer, operator: Operator
+) -> None:
+    template = "spec.trainers.job.template.spec"
+    until(lambda: operator.ask("/readyz")[0] == 200, 30, f"readiness; its log: {operator.log}")
+    odd = Operated(server, manifest({f"{template}.affinity": deep(9_900)}))
+    try:
+        until(lambda: phase(odd), 30, f"a phase; its log: {operator.log}")
+        ready = odd.conditions()["Ready"]
+        assert (ready["reason"], ready["message"]) == (
+            "InvalidSpec", f"{template}.affinity.a: found more than 200 levels; use fewer",
+        )  # fmt: skip
+        watched = Operated(server, manifest())
+        until(lambda: len(watched.children()) == ALL, 30, f"children; its log: {operator.log}")
+        assert operator.end() == 0
+        operator.start()
+        listed = Operated(server, manifest())
+        until(lambda: len(listed.children()) == ALL, 30, f"children again; its log: {operator.log}")
+        assert "Traceback" not in operator.log
+    finally:
+        odd.delete(KIND, odd.name)
 
 
 def test_a_deleted_job_is_left_to_the_garbage_collector_with_nothing_in_its_way(

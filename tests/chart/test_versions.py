@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import re
+
 import kubernetes_validate
 import pytest
 
-from chart import render
+from chart import CHART, render
 
 ALL = (
-    "--set", "podMonitor.enabled=true", "--set", "podAnnotations.a=b", "--set", "priorityClassName=high",
+    "--set", "podMonitor.enabled=true,serviceMonitor.enabled=true,prometheusRule.enabled=true,dashboard.enabled=true",
+    "--set", "replicas=2", "--set", "podAnnotations.a=b", "--set", "priorityClassName=high",
     "--set-json", 'tolerations=[{"operator":"Exists"}]', "--set-json", 'imagePullSecrets=[{"name":"pull"}]',
     "--set-json", 'nodeSelector={"disk":"ssd"}', "--set-json", 'affinity={"nodeAffinity":{}}',
 )  # fmt: skip
-OF_OTHERS = {"PodMonitor"}
-"""Kinds that the Prometheus operator defines."""
+OPTIONS = {"plain": (), "all": ALL, "namespaced": (*ALL, "--set", "namespaces={a}")}
+OF_OTHERS = {"PodMonitor", "PrometheusRule", "ServiceMonitor"}
+"""Kinds that the Prometheus operator defines: no version of Kubernetes has a schema of them."""
 
 
-@pytest.mark.parametrize(
-    "options", [(), ALL, (*ALL, "--set", "namespaces={a}")], ids=["plain", "all", "namespaced"]
-)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("minor", range(29, 38))
 def test_each_object_is_one_of_that_version(minor: int, options: tuple[str, ...]) -> None:
     found = render("--kube-version", f"1.{minor}.0", *options)
@@ -29,6 +31,13 @@ def test_each_object_is_one_of_that_version(minor: int, options: tuple[str, ...]
                 kubernetes_validate.validate(thing, f"1.{minor}", strict=True)
             except kubernetes_validate.ValidationError as exc:
                 raise AssertionError(f"{kind} {name} for 1.{minor}: {exc.message}") from None
+
+
+def test_what_is_checked_has_every_kind_of_the_chart() -> None:
+    templates = [path.read_text() for path in (CHART / "templates").rglob("*.yaml")]
+    kinds = {kind for text in templates for kind in re.findall(r"^kind: (\w+)$", text, re.MULTILINE)}
+    assert kinds > OF_OTHERS
+    assert kinds <= {kind for options in OPTIONS.values() for kind, _ in render(*options)}
 
 
 def test_an_older_version_is_refused() -> None:

@@ -277,9 +277,10 @@ def test_an_answer_of_as_many_feeders_as_there_may_be_is_read(job: Job):
     job.run(scenario)
 
 
-def stop_answering(job: Job) -> None:
+def stop_answering(job: Job) -> socket.socket:
     """As if its process hung: the port is there, and what connects gets nothing."""
-    job.poller._port = free_port()
+    job.port = job.poller._port = free_port()
+    return listening(job)
 
 
 def test_a_supervisor_that_has_answered_and_falls_silent_for_long_is_taken_to_hang(
@@ -291,9 +292,9 @@ def test_a_supervisor_that_has_answered_and_falls_silent_for_long_is_taken_to_ha
     async def scenario() -> None:
         job.poller.want(KEY, 1)
         await job.until(lambda a: a.desired == 1)
-        stop_answering(job)
-        await job.until(lambda a: a.silent and not a.hung)
-        await job.until(lambda a: a.hung)
+        with stop_answering(job):
+            await job.until(lambda a: "nothing within" in a.silent and not a.hung)
+            await job.until(lambda a: a.hung)
 
     job.run(scenario)
 
@@ -307,3 +308,20 @@ def test_a_supervisor_that_the_operator_cannot_reach_is_not_replaced(job: Job, o
     made.answered_at = -1e9
     job.poller._jobs = {KEY: made}
     assert job.poller._hangs(made)
+
+
+def test_metrics_of_many_jobs_put_few_of_them_onto_the_queue_at_a_time_and_each_gets_its_turn():
+    woken: list[JobKey] = []
+    poller = SupervisorPoller(Cache(), ROOT, woken.append)
+    keys = [("team", f"job-{number}") for number in range(20)]
+    for key in keys:
+        poller.want(key, 1)
+        poller._moved[key] = None
+    seconds = len(keys) / supervisor_poller.METRICS_PER_S
+    ticks = round(seconds / supervisor_poller.TICK_S)
+    for _ in range(ticks // 2):
+        poller._release_moved()
+    assert len(woken) == pytest.approx(len(keys) / 2, abs=1)
+    for _ in range(ticks):
+        poller._release_moved()
+    assert woken == keys

@@ -29,11 +29,13 @@ PASSES = 4
 """Reconciles: an error that may pass is told after its third repetition."""
 TOLD = frozenset({"InvalidSpec", "ChildRefused"})
 SAME_PART = 2
-"""Words of a path that a message shares with that of the mutation, as `spec.feeders`: rules cross fields."""
+"""First parts of its path, such as `spec.feeders`, that a message has to share with that of the mutation."""
+NEAR = 2
+"""Last parts of its path that it need not share: rules are about several fields, and name one."""
 _FIELD = re.compile(r"\b(?:spec|metadata|status)(?:\.[\w-]+|\[[^\]]*\])*")
-TOO_LARGE = ("too large", "limit is", "is too long", "exceeds")
-_RULE = re.compile(r'"object": ([\w.]+): found |with hostNetwork in ([\w.]+)')
-"""A rule's message, which names fields from `spec` on."""
+_RULE = re.compile(r'([\w.]+): Invalid value: "object": ([\w.[\]]+): ')
+"""A rule's message: where the rule is, and what it names from there on."""
+_ON_HOST = re.compile(r"\bwith hostNetwork in ([\w.]+)")
 GIVEN_NAME = EVERY_FIELD["metadata"]["name"]
 
 
@@ -55,6 +57,11 @@ class Judged:
     fault: str = ""
     said: str = ""
     """The API server's or the condition's message."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the message names the very field, or one within it."""
+        return _apart(self.mutant, self.said) == 0
 
     def __str__(self) -> str:
         return f"{self.mutant} ({self.end.value}): {self.fault}; {self.said[:500]}"
@@ -127,14 +134,14 @@ def _judged(tried: Tried, there: Mapping[str, Mapping[str, Manifest]]) -> Judged
     mutant, operator, name = tried.mutant, tried.operator, tried.key[1]
     if operator is None:
         return Judged(
-            mutant=mutant, end=End.REFUSED, fault=_unnamed(mutant, tried.refused), said=tried.refused
+            mutant=mutant, end=End.REFUSED, fault=unnamed(mutant, tried.refused), said=tried.refused
         )
     conditions = (there[KIND][name].get("status") or {}).get("conditions") or ()
     ready = next((c for c in conditions if c["type"] == "Ready"), {"reason": "", "message": ""})
     said = f"{ready['reason']}: {ready['message']}"
     made = {(kind, child) for kind, things in there.items() for child in things}
     if ready["reason"] in TOLD:
-        fault = _unnamed(mutant, ready["message"])
+        fault = unnamed(mutant, ready["message"])
         if ready["reason"] == "InvalidSpec" and "; use " not in said:
             fault = "no remedy"
         if begun := made & {
@@ -155,23 +162,26 @@ def _judged(tried: Tried, there: Mapping[str, Mapping[str, Manifest]]) -> Judged
     return Judged(mutant=mutant, end=End.MADE, fault=fault, said=said)
 
 
-def _unnamed(mutant: Mutant, message: str) -> str:
-    """Checks whether a message names the field that was changed, one beside it, or one of the same part of the spec."""
-    mine = _words(spell(mutant.path))
-    if any(words in message for words in TOO_LARGE):
-        return ""
-    message = message.replace("ObjectMeta.", "metadata.")
-    for found in (
-        *_FIELD.findall(message),
-        *(f"spec.{below}" for groups in _RULE.findall(message) for below in groups),
-    ):
-        theirs = _words(found)
-        shared = sum(
-            1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(mine, theirs, strict=False))
-        )
-        if shared >= min(SAME_PART, len(mine)):
-            return ""
-    return "the field is not named"
+def unnamed(mutant: Mutant, message: str) -> str:
+    """Checks whether a message names the field that was changed, or one near it."""
+    far = max(0, min(NEAR, len(_words(spell(mutant.path))) - SAME_PART))
+    return "" if _apart(mutant, message) <= far else "the field is not named"
+
+
+def _apart(mutant: Mutant, message: str) -> int:
+    """Counts the last parts of the mutation's path that no path in the message shares."""
+    mine, message = _words(spell(mutant.path)), message.replace("ObjectMeta.", "metadata.")
+    named = [
+        *_FIELD.findall(message), *map(".".join, _RULE.findall(message)),
+        *(f"spec.{template}" for template in _ON_HOST.findall(message)),
+    ]  # fmt: skip
+    return len(mine) - max((_shared(mine, _words(path)) for path in named), default=0)
+
+
+def _shared(mine: list[str], theirs: list[str]) -> int:
+    """The number of first parts that are the same."""
+    pairs = zip(mine, theirs, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _words(path: str) -> list[str]:

@@ -94,9 +94,6 @@ class Supervisors:
 
     reported: SupervisorStatus | None = None
 
-    def __len__(self) -> int:
-        return 1
-
     def status(self, key: JobKey) -> SupervisorStatus | None:
         return self.reported
 

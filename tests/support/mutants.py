@@ -60,7 +60,7 @@ def mutants(count: int, seed: int = 0) -> list[Mutant]:
     for path, what, value in itertools.chain.from_iterable(zip(*map(_padded(classes), classes), strict=True)):
         if len(found) == count:
             break
-        if what and (text := _text(data := _changed(path, value))) not in seen:
+        if what and (text := _text(data := changed(path, value))) not in seen:
             seen.add(text)
             found.append(Mutant(path=path, what=what, manifest=data))
     if len(found) < count:
@@ -77,7 +77,8 @@ def _text(manifest: Any) -> str:
     return json.dumps(manifest, sort_keys=True)
 
 
-def _changed(path: Path, value: Any) -> dict[str, Any]:
+def changed(path: Path, value: Any) -> dict[str, Any]:
+    """The manifest that has every field, with this value there."""
     data = copy.deepcopy(EVERY_FIELD)
     node: Any = data
     for part in path[:-1]:

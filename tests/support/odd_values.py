@@ -45,7 +45,13 @@ LABELS = (
     {"dataloading.dev/job": "x"}, {"a": 1}, {"a": None}, {"A.example.com/x": "y"}, {f"n{i}": "v" for i in range(80)},
     {"app.kubernetes.io/managed-by": "me"}, {"a": "x\ny"}, {"batch.kubernetes.io/job-name": "x"},
 )  # fmt: skip
-DEEP = json.loads('{"a":' * 90 + "1" + "}" * 90)
+
+
+def deep(levels: int) -> dict[str, Any]:
+    return dict(json.loads('{"a":' * levels + "1" + "}" * levels))
+
+
+DEEP = deep(90)
 RESOURCES = (
     "CPU", "gpu", "nvidia.com/GPU/x", "ephemeral-storage", "hugepages-2Mi", "", "é", "x" * 70, "pods",
 )  # fmt: skip

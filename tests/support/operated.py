@@ -100,9 +100,6 @@ class Supervisors:
         self.reported: SupervisorStatus | None = None
         self.wanted: int | None = None
 
-    def __len__(self) -> int:
-        return 1
-
     def status(self, key: JobKey) -> SupervisorStatus | None:
         return self.reported
 

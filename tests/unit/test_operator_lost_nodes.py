@@ -125,6 +125,24 @@ def test_a_job_is_suspended_though_a_pod_of_it_does_not_go_and_resumes_under_ano
     assert ("Job", "mnist-trainers-1") in keys(life.decide(lost(life, victim)))
 
 
+def test_what_holds_the_trainers_name_is_a_pod_of_theirs_and_no_stuck_feeder() -> None:
+    life = Life()
+    feeder, trainer = gone_by(pod("feeder"), 0), gone_by(of_attempt(0, 0), 0)
+    life.now = restarts.STUCK_S
+    made = life.decide(lost(life, feeder, trainer))
+    assert life.attempt == 1
+    assert "pod mnist-trainers-0-0 on" in condition(made, ConditionType.PROGRESSING).message
+
+
+def test_a_job_of_trainers_that_does_not_go_without_pods_is_named_and_given_up_like_a_pod() -> None:
+    life = Life()
+    assert life.decide(lost(life)).requeue_after_s == restarts.STUCK_S
+    life.now = restarts.STUCK_S
+    made = life.decide(lost(life))
+    assert life.attempt == 1
+    assert "Job mnist-trainers-0 is being deleted" in condition(made, ConditionType.PROGRESSING).message
+
+
 def tolerations(**spec: Any) -> list[list[dict[str, Any]]]:
     made = job(**spec)
     children = [*objects.feeding(made, SETUP), *objects.training(made, SETUP, 0)]

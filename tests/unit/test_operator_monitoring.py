@@ -6,8 +6,10 @@ import asyncio
 import json
 import logging
 
+import aiohttp
 import pytest
 
+from apiserver import free_ports
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.monitoring import (
     WITHOUT_WATCHES_S,
@@ -20,6 +22,7 @@ from dataloaderjob_operator.monitoring import (
     error_kind,
     log_formatter,
     mark_record,
+    serve,
 )
 from dataloaderjob_operator.workqueue import Workers
 
@@ -66,6 +69,33 @@ def test_a_task_that_has_ended_is_reported_by_name():
         return ended.not_alive(0)
 
     assert asyncio.run(run()) == "the task event lookups has ended"
+
+
+async def answer(served: Health, path: str) -> tuple[int, str]:
+    """What the process answers there over HTTP."""
+    (port,) = free_ports(1)
+    async with (
+        serve(port, Metrics(), served),
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}{path}") as found,
+    ):
+        return found.status, await found.text()
+
+
+def test_healthz_names_jobs_whose_status_cannot_be_written_and_is_no_worse_for_it():
+    remark = "no status can be written of team/mnist for 31 s"
+
+    async def run() -> None:
+        served = Health(watches=lambda: 6, expected=6, listed=True, remark=lambda: remark)
+        assert await answer(served, "/healthz") == (200, f"ok\n{remark}\n")
+        assert await answer(served, "/readyz") == (200, "ok\n")
+        served.tasks.append(asyncio.create_task(asyncio.sleep(0), name="sweeps"))
+        await served.tasks[0]
+        assert await answer(served, "/healthz") == (503, f"the task sweeps has ended\n{remark}\n")
+        served.remark = str
+        assert await answer(served, "/healthz") == (503, "the task sweeps has ended\n")
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from memory_api import KEY, Job, Write
+from memory_api import KEY, Job, Supervisors, Write
+from observed_jobs import SUPERVISOR
 
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.decide import decision
@@ -59,6 +60,18 @@ def test_metadata_of_a_later_kubernetes_is_read():
     job = Job({"metadata.audience": {"new": True}})
     job.reconcile()
     assert len(job.made()) == CHILDREN
+
+
+def test_a_field_of_a_later_definition_is_left_out_with_a_warning_once():
+    job = Job({"spec.checkpoints": {"every": 1}, "spec.loader.pinned": True})
+    for _ in range(3):
+        job.reconcile()
+    assert len(job.made()) == CHILDREN
+    (text,) = [message for reason, message in reasons(job) if reason == "UnknownField"]
+    assert text == (
+        "spec.checkpoints: found a field of another release; use the operator of that release;"
+        " spec.loader.pinned: found a field of another release; use the operator of that release"
+    )
 
 
 def test_what_resembles_a_misspelt_field_is_a_warning_once_and_the_api_servers_to_judge():
@@ -119,6 +132,21 @@ def test_an_error_that_may_pass_is_told_after_its_third_repetition(verb: str):
     job.reconcile()
     assert job.condition("Ready")["reason"] != "ChildRefused"
     assert len(job.made()) == CHILDREN
+
+
+def test_a_refusal_is_forgotten_once_its_child_waits_for_others_again():
+    job = Job({"spec.feeders.minAvailable": 1}, refuses("Job", "apply", ApiError(403, "quota")))
+    job.operator.supervisors = supervisors = Supervisors()
+    supervisors.reported = SUPERVISOR
+    for _ in range(2):
+        with pytest.raises(ApiError, match="quota"):
+            job.reconcile()
+    assert job.condition("Ready")["reason"] == "ChildRefused"
+    supervisors.reported = replace(SUPERVISOR, ready=0)
+    assert job.reconcile() == 0.0
+    assert job.reconcile() != 0.0, "nothing is refused any more"
+    assert job.condition("TrainersReady")["reason"] == "WaitsForFeeders"
+    assert job.condition("Ready")["reason"] != "ChildRefused"
 
 
 def test_one_child_that_is_refused_holds_no_other_up():

@@ -108,6 +108,15 @@ def test_a_domain_on_the_command_line_goes_before_the_operators_own(tmp_path):
     assert make_setup(options, b"r" * 32).cluster_domain == "prod.example"
 
 
+def test_the_operators_own_resolv_conf_counts_where_no_domain_is_given(tmp_path, monkeypatch):
+    own = tmp_path / "resolv.conf"
+    monkeypatch.setattr("dataloaderjob_operator.__main__.RESOLV_CONF", own)
+    options = parse(["--root-key", "root", "--sidecar-image", "i:1"])
+    assert make_setup(options, b"r" * 32).cluster_domain == "", "there is none"
+    own.write_text("search ops.svc.prod.example svc.prod.example prod.example\nnameserver 10.96.0.10\n")
+    assert make_setup(options, b"r" * 32).cluster_domain == "prod.example"
+
+
 def ports(changes: dict[str, Any] | None = None, uid: str = "u-1") -> tuple[int, int]:
     """Those of the sidecar and of the first rank; all that know the sidecar's say the same."""
     made = children(changes, uid)

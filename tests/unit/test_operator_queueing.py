@@ -102,6 +102,17 @@ def test_a_job_whose_trainers_were_preempted_queues_and_then_needs_no_startup_de
     assert decided(after(placed, back), 2 * DAY_S).status.phase == Phase.DEGRADED
 
 
+def test_an_evicted_pod_of_a_deployment_hides_nothing_of_the_one_in_its_place() -> None:
+    evicted = pod("head", phase="Failed", reason="Evicted", message="disk pressure")
+    evicted["metadata"]["name"] = "mnist-head-before"
+    made = decided(starts(evicted, waits("head"), pod("feeder"), pod("trainer")))
+    ready = condition(made, ConditionType.READY)
+    assert (made.status.phase, ready.reason) == (Phase.QUEUED, "Unschedulable")
+    assert "pod mnist-head-0" in ready.message
+    made = decided(starts(evicted, waits("head", PLACED), pod("feeder"), pod("trainer")))
+    assert (made.status.phase, condition(made, ConditionType.READY).reason) == (Phase.STARTING, "Evicted")
+
+
 def test_trainers_that_run_do_not_queue_though_the_head_does() -> None:
     observed = serving()
     children = {**observed.children, **live(HEAD)}

@@ -9,7 +9,7 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataloaderjob_operator.workqueue import BACKOFF, EVENT_WAIT_S, WorkQueue
+from dataloaderjob_operator.workqueue import BACKOFF, EVENT_WAIT_S, FIRST_IN_A_ROW, WorkQueue
 
 
 def schedule() -> WorkQueue[str]:
@@ -91,6 +91,39 @@ def test_a_key_that_is_forgotten_is_not_taken():
     assert (queue.take(100), queue.wait_s(0), len(queue)) == (None, None, 0)
 
 
+def test_what_a_user_changed_goes_before_what_has_been_due_for_longer_when_it_is_due():
+    queue = schedule()
+    for key in "abc":
+        queue.add(key, 0)
+    queue.add("d", 1, first=True)
+    queue.add("e", 1, 5, first=True)
+    queue.add("c", 1, first=True)
+    assert [queue.take(1) for _ in range(5)] == ["d", "c", "a", "b", None]
+    assert queue.take(6) == "e"
+
+
+def test_users_alone_hold_up_nothing_for_good():
+    queue = schedule()
+    queue.add("pod", 0)
+    taken = []
+    for number in range(FIRST_IN_A_ROW + 2):
+        queue.add(f"user {number}", 1, first=True)
+        taken.append(queue.take(2))
+    assert taken.index("pod") == FIRST_IN_A_ROW
+
+
+def test_a_change_of_a_user_while_the_job_is_in_work_goes_first_afterwards():
+    queue = schedule()
+    queue.add("a", 0)
+    assert queue.take(0) == "a"
+    queue.add("b", 0)
+    queue.add("a", 1, first=True)
+    assert queue.take(1) == "b"
+    queue.add("c", 1)
+    queue.done("a", 2)
+    assert [queue.take(2), queue.take(2)] == ["a", "c"]
+
+
 class Workers(RuleBasedStateMachine):
     """Any events, any ends of work: no change is lost, and no key is in work twice at a time."""
 
@@ -102,10 +135,10 @@ class Workers(RuleBasedStateMachine):
         self.busy: set[str] = set()
         self.unseen: set[str] = set()
 
-    @rule(key=keys)
-    def event(self, key: str) -> None:
+    @rule(key=keys, first=st.booleans())
+    def event(self, key: str, first: bool) -> None:
         self.unseen.add(key)
-        self.queue.add(key, self.now)
+        self.queue.add(key, self.now, first=first)
 
     @rule(seconds=st.floats(min_value=0, max_value=100))
     def time_passes(self, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import logging
 import os
@@ -31,7 +32,7 @@ from dataloaderjob.pod.entry import (
     split_address,
 )
 from dataloaderjob.pod.feeder import Backlog
-from dataloaderjob.pod.head import feeders_wanted, supervisor_settings
+from dataloaderjob.pod.head import Head, feeders_wanted, supervisor_settings
 from dataloaderjob.providers.ray import actor
 from dataloaderjob_operator.objects import OperatorConfig
 from dataloaderjob_operator.objects import settings as built
@@ -332,6 +333,17 @@ def test_the_head_refuses_an_image_with_another_ray_than_the_manifest_asks_for(m
             InputError, match=f"Ray {other} is asked for by spec.ray.managed.version, this image has 2.56.1"
         ):
             entry.check_ray(other)
+
+
+def test_a_head_in_an_image_with_another_ray_does_not_start(tmp_path: Path):
+    key = tmp_path / "key"
+    key.write_bytes(b"k" * 32)
+    fields = {**built.head(JOB, SETUP), "key_path": str(key), "ray_version": "9.9"}
+    settings, installed = load(HeadSettings, written(tmp_path, fields)), importlib.metadata.version("ray")
+    with pytest.raises(
+        InputError, match=f"^Ray 9.9 is asked for .*, this image has {installed}: use an image"
+    ):
+        Head(settings, watch=None)
 
 
 def test_the_head_is_told_the_version_of_ray(tmp_path: Path):

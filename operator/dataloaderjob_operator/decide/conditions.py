@@ -143,8 +143,7 @@ def _restarting(observed: Observed, attempt: int, now: datetime) -> StageResult 
         reason, message = ("TrainerFailed", "") if why is None else (why.reason, why.message)
         return StageResult(Stage.RESTARTING, reason, message, attempt)
     if restarts.own_name_is_held(observed, now):
-        text = restarts.describe_stuck(restarts.stuck(observed, now) or restarts.attempt_pods(observed))
-        return StageResult(Stage.RESTARTING, "PodsStuck", text, attempt + 1)
+        return StageResult(Stage.RESTARTING, "PodsStuck", restarts.describe_holder(observed), attempt + 1)
     return None
 
 

@@ -31,6 +31,7 @@ from dataloaderjob_operator.decide.conditions import (
 )
 from dataloaderjob_operator.decide.health import EventQuery, Health, Queries, diagnose, queries
 from dataloaderjob_operator.decide.observed import (
+    METRICS_EVERY_S,
     Key,
     Observed,
     Trainers,
@@ -191,9 +192,7 @@ def _loader(
         return fresh, None
     if not supervisor_status.notable(written, fresh):
         return written, None
-    wait_s = (
-        0.0 if observed.metrics_at is None else _wait_s(observed.metrics_every_s, observed.metrics_at, now)
-    )
+    wait_s = 0.0 if observed.metrics_at is None else _wait_s(METRICS_EVERY_S, observed.metrics_at, now)
     return (fresh, None) if wait_s <= 0.0 else (written, wait_s)
 
 

@@ -99,9 +99,11 @@ class RoleHealth:
 
     role: Role
     pods: tuple[Manifest, ...]
-    """Pods that are not being deleted."""
+    """Pods that are not being deleted, and in whose place no other has been made."""
     trouble: Trouble | None
     """The first one that a pod's own status shows."""
+    replaced: Trouble | None
+    """The same of pods that their Deployment has replaced: they stay there, as evicted ones do."""
     culprit: Trouble | None
     """The same, also of pods that are being deleted: an evicted trainer is, and has brought down the others."""
     leaving: tuple[Manifest, ...]
@@ -149,7 +151,7 @@ def diagnose(observed: Observed) -> Health:
     needed = observed.job.spec.feeders.min_available
     return Health(
         roles=roles,
-        trouble=first_trouble(trouble for _, trouble in found),
+        trouble=first_trouble(trouble for pod, trouble in found if not _replaced(pod)),
         head_pods=_deployment(observed, names.head(name), roles[Role.HEAD], 1),
         feeder_pods=_deployment(observed, names.feeders(name), roles[Role.FEEDER], needed),
         sidecars=_trainer_pods(observed, trainers, _sidecar_listens, "sidecars listen"),
@@ -202,18 +204,26 @@ def _role(observed: Observed, role: Role, found: _Diagnosed) -> RoleHealth:
         for pod, trouble in found
         if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == role.value
     ]
-    mine = [(pod, trouble) for pod, trouble in every if not leaving(pod)]
+    there = [(pod, trouble) for pod, trouble in every if not leaving(pod)]
+    mine = [(pod, trouble) for pod, trouble in there if not _replaced(pod)]
     held_up = tuple(_held_up(observed, role, mine))
     reported = (observed.event_troubles.get(query.uid) for query, _ in held_up)
     return RoleHealth(
         role=role,
         pods=tuple(pod for pod, _ in mine),
         trouble=first_trouble(trouble for _, trouble in mine),
+        replaced=first_trouble(trouble for pod, trouble in there if _replaced(pod)),
         culprit=first_trouble(trouble for pod, trouble in every if _of_attempt(pod, observed.attempt)),
         leaving=tuple(pod for pod, _ in every if leaving(pod)),
         held_up=held_up,
         event_trouble=next((trouble for trouble in reported if trouble is not None), None),
     )
+
+
+def _replaced(pod: Manifest) -> bool:
+    """Checks whether a Deployment has another pod in the place of this one, which has ended."""
+    ended = pod.get("status", {}).get("phase") in {"Failed", "Succeeded"}
+    return ended and pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) != Role.TRAINER.value
 
 
 def _of_attempt(pod: Manifest, attempt: int) -> bool:
@@ -233,6 +243,8 @@ def _deployment(observed: Observed, name: str, health: RoleHealth, needed: int) 
     refused = condition_of(live, "ReplicaFailure")
     if refused is not None and refused["status"] == "True":
         return ConditionState(False, refused.get("reason") or "PodsRefused", refused.get("message", ""))
+    if health.replaced is not None:
+        return ConditionState(False, health.replaced.reason, str(health.replaced))
     return _starts(health, f"{role} pods ready: {ready}, needed: {needed}")
 
 

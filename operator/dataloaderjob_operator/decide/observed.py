@@ -18,6 +18,7 @@ from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest
 
 METRICS_EVERY_S = 60.0
+"""Minimum interval between two writes of a status for the sake of the loader's metrics alone."""
 Key = tuple[str, str]
 """(kind, name) of a child."""
 Pod = Mapping[str, Any]
@@ -160,8 +161,6 @@ class Observed:
     """The moment at which this operator wrote the status last."""
     metrics_at: datetime | None = None
     """The moment at which it wrote the loader's metrics last."""
-    metrics_every_s: float = METRICS_EVERY_S
-    """Minimum interval between two writes for their sake alone."""
     event_troubles: Mapping[str, Trouble] = field(default_factory=dict)
     """Troubles that events reported of objects that hold the job up, by uid."""
 

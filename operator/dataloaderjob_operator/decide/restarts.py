@@ -162,8 +162,12 @@ def stuck(observed: Observed, now: datetime) -> list[Pod]:
 
 
 def next_stuck(observed: Observed, now: datetime) -> datetime | None:
-    """The next moment at which a pod is waited for no longer."""
-    moments = (stuck_at(pod) for pod in observed.pods)
+    """The next moment at which a pod, or a Job that has none, is waited for no longer."""
+    jobs = (child for (kind, _), child in observed.children.items() if kind == "Job" and leaving(child))
+    moments = [
+        *map(stuck_at, observed.pods),
+        *(moment for job in jobs for moment in _stuck_at(observed, job)),
+    ]
     return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
 
@@ -194,14 +198,26 @@ def own_name_is_held(observed: Observed, now: datetime) -> bool:
     return live is not None and leaving(live) and _given_up(observed, live, now)
 
 
+def describe_holder(observed: Observed) -> str:
+    """Names what holds the name of the present attempt's Job."""
+    if pods := attempt_pods(observed):
+        return describe_stuck(pods)
+    name = names.trainers(observed.job.name, observed.attempt)
+    since = observed.children["Job", name]["metadata"]["deletionTimestamp"]
+    return f"Job {name} is being deleted since {since} and has no pod left; nothing waits for it any longer"
+
+
 def _given_up(observed: Observed, job: Pod, now: datetime) -> bool:
+    return all(moment is not None and moment <= now for moment in _stuck_at(observed, job))
+
+
+def _stuck_at(observed: Observed, job: Pod) -> list[datetime | None]:
+    """The moments from which pods of a Job that is being deleted are waited for no longer; its own if it has none."""
     labels = job["metadata"].get("labels", {})
     attempt = labels.get(names.LABEL_ATTEMPT, str(observed.attempt))
     pods = [pod for pod in _trainer_pods(observed) if (_attempt_of(pod) or str(observed.attempt)) == attempt]
-    moments = [stuck_at(pod) for pod in pods]
-    if not pods:
-        moments = [parse_time(job["metadata"]["deletionTimestamp"]) + timedelta(seconds=STUCK_S)]
-    return all(moment is not None and moment <= now for moment in moments)
+    own = parse_time(job["metadata"]["deletionTimestamp"]) + timedelta(seconds=STUCK_S)
+    return [stuck_at(pod) for pod in pods] or [own]
 
 
 def _trainer_pods(observed: Observed) -> list[Pod]:

@@ -14,8 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dataloaderjob.api import KIND, parse_live
+from dataloaderjob.api import KIND, ManifestError, parse_live
+from dataloaderjob.api.base import Path, spell
 from dataloaderjob.api.job import Metadata
+from dataloaderjob.api.problems import Problem
 from dataloaderjob.api.status import DataLoaderJobStatus, Phase
 from dataloaderjob_operator.decide.observed import Key, Observed
 from dataloaderjob_operator.kinds import Manifest, transform
@@ -27,6 +29,10 @@ after 70 s, and the next one begins where it was."""
 GONE = 4096
 MAX_UNREADABLE = 64
 """Places of a status that may be left out."""
+MAX_LEVELS = 200
+"""Levels of a spec: pydantic writes 255, the API server takes 10,000."""
+NAMED_PARTS = 7
+"""Parts of a path by which a value with too many levels is named: as many as a field of the head's pod has."""
 JobKey = tuple[str, str]
 """(namespace, name) of a job."""
 
@@ -194,6 +200,7 @@ class Cache:
         if thing is None or thing["metadata"].get("deletionTimestamp"):
             return None
         mine = {k: c for k, c in self._children.get(owner, {}).items() if self._is_child(owner, c)}
+        _check_levels(thing.get("spec"))
         job, doubts = parse_live({k: v for k, v in thing.items() if k != "status"})
         return Observed(
             job=job,
@@ -258,6 +265,22 @@ def _owned_by(child: Manifest, uid: str | None) -> bool:
 def _made(thing: Manifest) -> str:
     """When it was made, as Kubernetes writes it: texts that are ordered as the times are."""
     return str(thing["metadata"].get("creationTimestamp") or "")
+
+
+def _check_levels(spec: Any) -> None:
+    """Raises ManifestError for a spec with too many levels."""
+    level: list[tuple[Path, Any]] = [((), {"spec": spec})]
+    for _ in range(MAX_LEVELS):
+        level = [
+            (path if len(path) == NAMED_PARTS else (*path, key), inner)
+            for path, value in level
+            for key, inner in (value.items() if isinstance(value, dict) else enumerate(value))
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    problem = Problem(path=spell(level[0][0]), found=f"more than {MAX_LEVELS} levels", use="fewer")
+    raise ManifestError("object", [problem])
 
 
 def _status(found: Any) -> DataLoaderJobStatus:

@@ -34,6 +34,9 @@ IDLE_S = 0.5
 """kopf keeps a task for each object that something happened to, for so long after it."""
 RETRY_S = 5.0
 """Pause after a list that failed."""
+ENDS_S = 15.0
+"""kopf does not survive each error of a watch, nor always return after one: so long after it the process is killed, and
+started again by the kubelet."""
 SWEEP_S = 600.0
 """Interval between two lists for what the watches missed."""
 
@@ -71,6 +74,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.chunk_size = CHUNK
     settings.queueing.idle_timeout = IDLE_S
     settings.persistence.diffbase_storage = _NoDiffs()
+    settings.process.ultimate_exiting_timeout = ENDS_S
     for kind in WATCHED:
         if kind.name != KIND:
             settings.watching.label_selectors[kind.resource] = LABEL_JOB
@@ -97,9 +101,16 @@ def registry(
         if key is not None:
             changed(key, thing["kind"] == KIND)
 
+    refused: list[kopf.ConnectionInfo] = []
+
     async def login(**known: Any) -> kopf.AiohttpSession | None:
         found = kopf.login_with_service_account(**known) or kopf.login_with_kubeconfig(**known)
-        return None if found is None else requests.session(found)
+        if found is None:
+            return None
+        if found in refused:  # kopf comes at once with each answer that the credentials are not taken
+            await asyncio.sleep(RETRY_S)
+        refused[:] = [found]
+        return requests.session(found)
 
     kopf.on.login(registry=made, id="login")(login)
     for kind in WATCHED:
