@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -52,9 +53,9 @@ def operator(cluster: Cluster) -> Iterator[Cluster]:
 @pytest.fixture
 def namespace(operator: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
     """One that enforces `restricted`, and is deleted after the test with all that is in it."""
-    name = (
-        re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()).strip("-")[:50].strip("-")
-    )
+    test = request.node.name.removeprefix("test_")
+    short = re.sub(r"[^a-z0-9]+", "-", test.lower()).strip("-")[:50].strip("-")
+    name = f"{short}-{zlib.crc32(test.encode()):08x}"  # tests with parameters begin alike
     _restricted(operator, name)
     yield name
     if request.node.stash.get(FAILED, False):

@@ -25,15 +25,6 @@ def running(start) -> Job:
     return made
 
 
-def uids(of: Job, *roles: str) -> dict[str, int]:
-    """Pods by uid, with the restarts of their containers."""
-    return {
-        pod["metadata"]["uid"]: sum(c["restartCount"] for c in pod["status"].get("containerStatuses", ()))
-        for role in roles
-        for pod in of.pods(role)
-    }
-
-
 def test_feeders_are_scaled_by_kubectl_and_the_supervisor_follows(running: Job):
     kubectl = running.cluster.kubectl
     kubectl("scale", "dlj", "idle", "-n", running.namespace, "--replicas=2")
@@ -111,8 +102,8 @@ def test_children_that_are_deleted_or_edited_come_back(running: Job):
 
 
 def test_another_image_rolls_feeders_and_an_immutable_field_is_refused(running: Job):
-    before = uids(running, TRAINER)
-    old = uids(running, FEEDERS)
+    before = running.uids(TRAINER)
+    old = running.uids(FEEDERS)
     running.cluster.patch(
         "dlj", "idle", running.namespace, {"spec": {"feeders": {"image": "fashion-mnist:1"}}}
     )  # fmt: skip
@@ -122,8 +113,8 @@ def test_another_image_rolls_feeders_and_an_immutable_field_is_refused(running: 
         return len(pods) == 1 and pods[0]["spec"]["containers"][0]["image"] == "fashion-mnist:1"
 
     until(rolled, timeout_s=90, what="feeders of the other image", also=running.why)
-    assert not set(old) & set(uids(running, FEEDERS))
-    assert uids(running, TRAINER) == before, "trainers go on"
+    assert not set(old) & set(running.uids(FEEDERS))
+    assert running.uids(TRAINER) == before, "trainers go on"
     with pytest.raises(CommandFailed, match="trainer"):
         running.cluster.patch(
             "dlj", "idle", running.namespace, {"spec": {"trainers": {"job": {"replicas": 2}}}}
@@ -131,7 +122,7 @@ def test_another_image_rolls_feeders_and_an_immutable_field_is_refused(running: 
 
 
 def test_the_operator_may_be_upgraded_uninstalled_and_installed_under_another_name(running: Job):
-    cluster, before = running.cluster, uids(running, *ALL)
+    cluster, before = running.cluster, running.uids(*ALL)
     version = ["--set", "podAnnotations.example=upgraded"]
     cluster.helm(*words(UPGRADE, "helm", "upgrade")[1:], *image_values(), *version)
     settings = settings_of(running, "feeder")
@@ -142,13 +133,13 @@ def test_the_operator_may_be_upgraded_uninstalled_and_installed_under_another_na
         what="a look of the new operator",
     )
     cluster.helm(*words(UPGRADE, "helm", "uninstall")[1:])
-    assert uids(running, *ALL) == before
+    assert running.uids(*ALL) == before
     assert running.live()["metadata"].get("deletionTimestamp") is None
     try:
         cluster.install("--take-ownership", release="other")
         cluster.kubectl("scale", "dlj", "idle", "-n", running.namespace, "--replicas=2")
         until(lambda: len(running.pods(FEEDERS)) == 2, timeout_s=60, what="a second feeder", also=running.why)
-        assert set(before) <= set(uids(running, *ALL)), "the new operator replaced pods"
+        assert set(before) <= set(running.uids(*ALL)), "the new operator replaced pods"
         until(
             lambda: running.status()["feeders"]["summary"] == "2/2",
             timeout_s=60,

@@ -12,32 +12,44 @@ from streams import stream, stream_here
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 INSTALL = os.environ.get("E2E_ADDONS") or "e2e/support/addons.sh"
 """Called as `--name CLUSTER jobset trainer`, it puts them on a kind cluster."""
-GROUP: Manifest = {
+POD: Manifest = {
+    "restartPolicy": "Never", "securityContext": RESTRICTED_POD,
+    "containers": [
+        {"name": "node", "image": FEEDER, "command": ["python", "-c", "print(1)"], "securityContext": RESTRICTED}
+    ],
+}  # fmt: skip
+SET: Manifest = {
     "apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "theirs"},
-    "spec": {"replicatedJobs": [{
-        "name": "one", "replicas": 1,
-        "template": {"spec": {"backoffLimit": 0, "template": {"spec": {
-            "restartPolicy": "Never", "securityContext": RESTRICTED_POD,
-            "containers": [{"name": "one", "image": FEEDER, "command": ["python", "-c", "print(1)"],
-                            "securityContext": RESTRICTED}],
-        }}}},
-    }]},
+    "spec": {"replicatedJobs": [
+        {"name": "one", "replicas": 1, "template": {"spec": {"backoffLimit": 0, "template": {"spec": POD}}}}
+    ]},
+}  # fmt: skip
+STEP = {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}
+RUNTIME: Manifest = {
+    "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainingRuntime", "metadata": {"name": "plain"},
+    "spec": {"mlPolicy": {"numNodes": 1}, "template": {"spec": {"replicatedJobs": [
+        {"name": "node", "template": {"metadata": STEP, "spec": {"template": {"spec": POD}}}}
+    ]}}},
+}  # fmt: skip
+TRAIN: Manifest = {
+    "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "theirs-too"},
+    "spec": {"runtimeRef": {"kind": "TrainingRuntime", "name": "plain"}},
 }  # fmt: skip
 
 
 def test_a_job_runs_to_complete_beside_jobset_and_kubeflow_trainer(operator: Cluster, namespace: str, start):
     env = {"KUBECONFIG": str(operator.kubeconfig)}
     run([INSTALL, "--name", operator.name, "jobset", "trainer"], timeout_s=600, env=env)
-    for group in ("jobsets.jobset.x-k8s.io", "trainjobs.trainer.kubeflow.org"):
-        operator.kubectl("wait", "--for=condition=Established", f"crd/{group}", "--timeout=30s")
     ours: Job = start(stream("ours", samples=80))
-    operator.apply(namespace, GROUP)
+    operator.apply(namespace, SET, RUNTIME)
+    operator.apply(namespace, TRAIN)
     ours.await_phase("Complete", timeout_s=240)
     assert ours.digest() == stream_here(80)
     assert ours.status()["trainers"]["restarts"] == 0
+    for kind, name, condition in (("jobset", "theirs", "Completed"), ("trainjob", "theirs-too", "Complete")):
 
-    def ended() -> bool:
-        theirs = operator.get("jobset", "theirs", namespace) or {}
-        return bool(theirs.get("status", {}).get("terminalState") == "Completed")
+        def ended(kind=kind, name=name, condition=condition) -> bool:
+            status = (operator.get(kind, name, namespace) or {}).get("status", {})
+            return any(c["type"] == condition and c["status"] == "True" for c in status.get("conditions", ()))
 
-    until(ended, timeout_s=60, what="their JobSet")
+        until(ended, timeout_s=90, what=f"their {kind}")

@@ -28,6 +28,7 @@ def test_a_job_that_queues_for_longer_than_its_startup_deadline_runs_once_there_
         changed(
             stream("queued", samples=40),
             spec__startupDeadlineSeconds=DEADLINE_S,
+            spec__ray__managed__tuning={"workerRegisterTimeoutSeconds": DEADLINE_S},
             spec__feeders__minAvailable=0,
             spec__feeders__template=elsewhere,
             spec__ray__managed__head__template=elsewhere,

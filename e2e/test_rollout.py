@@ -3,23 +3,25 @@ on all the time."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Event, Thread
+from datetime import UTC, datetime
 
 import pytest
 from cluster import TRAINER as IMAGE
-from cluster import Cluster, CommandFailed, Manifest, until
+from cluster import Cluster, Manifest, until
 from jobs import FEEDERS, TRAINER, Job, job
+from streams import longest_gap_s
 
 pytestmark = pytest.mark.timeout(1500)
 BAD = "example.com/feeder:not-there"
 SETTLE_S = 60.0
 """The bad image has so long to take a second pod."""
+STEADY_GAP_S = 5.0
+"""Between two lines of the trainer, three of which come a second, while no feeder moves."""
 MAX_GAP_S = 20.0
-"""Between two batches of a rank, while a feeder of two is moved."""
+"""The same while a feeder of two is moved."""
 PROGRAM = """
 import time, torch
 from dataloaderjob import DataLoader
@@ -44,41 +46,13 @@ def streaming() -> Manifest:
     return made
 
 
-class Taken:
-    """Batches that the trainer of a job tells, as they come."""
-
-    def __init__(self, of: Job) -> None:
-        self._job, self._over = of, Event()
-        self.last, self.longest_s, self._since = "", 0.0, time.monotonic()
-        self._thread = Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def _watch(self) -> None:
-        while not self._over.wait(1.0):
-            try:
-                lines = re.findall(r"^taken .*$", self._job.logs(TRAINER, "trainer"), re.MULTILINE)
-            except CommandFailed:
-                continue
-            now = time.monotonic()
-            if lines and lines[-1] != self.last:
-                self.last, self._since = lines[-1], now
-            self.longest_s = max(self.longest_s, now - self._since)
-
-    def end(self) -> None:
-        self._over.set()
-        self._thread.join()
-
-
 @contextmanager
-def taken(of: Job) -> Iterator[Taken]:
-    """Fails if batches stop for longer than MAX_GAP_S within the block."""
-    made = Taken(of)
-    try:
-        yield made
-    finally:
-        made.end()
-    assert made.last, "no batch was taken at all"
-    assert made.longest_s < MAX_GAP_S, f"no batch for {made.longest_s:.0f} s"
+def taken(of: Job, max_gap_s: float) -> Iterator[None]:
+    """Fails if batches stop for longer than that within the block."""
+    began = datetime.now(UTC)
+    yield
+    gap_s = longest_gap_s(of, began, datetime.now(UTC))
+    assert gap_s < max_gap_s, f"no batch for {gap_s:.1f} s"
 
 
 def by_name(of: Job) -> dict[str, bool]:
@@ -101,7 +75,7 @@ def test_a_bad_feeder_image_during_a_run_stops_at_the_first_pod_and_batches_go_o
     def feeders(**change: object) -> None:
         operator.patch("dlj", made.name, made.namespace, {"spec": {"feeders": change}})
 
-    with taken(made):
+    with taken(made, STEADY_GAP_S):
         feeders(image=BAD)
         told = made.await_condition("Progressing", lambda c: c["reason"] == "RolloutStuck", timeout_s=90)
         deadline = time.monotonic() + SETTLE_S
@@ -118,6 +92,7 @@ def test_a_bad_feeder_image_during_a_run_stops_at_the_first_pod_and_batches_go_o
         made.await_condition("Progressing", lambda c: c["status"] == "False", timeout_s=90)
         assert set(by_name(made)) == old, "they serve as before"
 
+    with taken(made, MAX_GAP_S):
         template = {"spec": {"containers": [{"name": "feeder", "env": [{"name": "ROUND", "value": "2"}]}]}}
         feeders(template=template)
         until(

@@ -159,18 +159,22 @@ for batch in DataLoader(Set(), batch_size=4, WORKERS): pass
 """300 MiB of data."""
 
 
-@pytest.mark.parametrize("workers", ["num_workers=1", ""], ids=["workers asked for", "num_workers left out"])
-def test_a_dataset_that_is_larger_than_the_scratch_is_refused_with_the_field_to_raise(start, workers):
+@pytest.mark.parametrize(
+    ("part", "workers"), [("feeders", "num_workers=1"), ("feeders", ""), ("sidecar", "num_workers=1")],
+    ids=["of feeders", "of feeders, num_workers left out", "of the sidecar"],
+)  # fmt: skip
+def test_a_dataset_that_is_larger_than_the_scratch_is_refused_with_the_field_to_raise(start, part, workers):
     manifest = changed(
-        job("wrong", program=LARGE.replace("WORKERS", workers)), spec__feeders__scratch={"size": "256Mi"},
-        spec__trainers__job__failurePolicy={"maxRestarts": 0},
+        job("wrong", program=LARGE.replace("WORKERS", workers)), spec__trainers__job__failurePolicy={"maxRestarts": 0},
+        **{f"spec__{part}__scratch": {"size": "256Mi"}},
     )  # fmt: skip
     wrong: Job = start(manifest)
     wrong.await_phase("Failed", timeout_s=120)
     found = wrong.condition("Failed")
     assert "wrong-trainers-0-0" in found["message"], found
-    assert "scratch has 256 MiB: raise spec.feeders.scratch.size" in found["message"], found
-    assert all(pod["status"]["phase"] != "Failed" for pod in wrong.pods(FEEDERS)), "nothing is evicted"
+    assert f"scratch has 256 MiB: raise spec.{part}.scratch.size" in found["message"], found
+    evicted = ["get", "events", "-n", wrong.namespace, "--field-selector=reason=Evicted", "-o", "name"]
+    assert wrong.cluster.kubectl(*evicted) == "", "nothing is evicted"
 
 
 def test_a_trainer_that_fails_is_started_anew_as_often_as_allowed(start):

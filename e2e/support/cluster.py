@@ -137,9 +137,9 @@ class Cluster:
     def patch(self, kind: str, name: str, namespace: str, change: Manifest) -> None:
         self.kubectl("patch", kind, name, "-n", namespace, "--type=merge", "-p", json.dumps(change))
 
-    def logs(self, pod: str, namespace: str, container: str | None = None) -> str:
+    def logs(self, pod: str, namespace: str, container: str | None = None, *options: str) -> str:
         """Empty while nothing of the pod has started, and when it has gone."""
-        which = ["-c", container] if container else ["--all-containers"]
+        which = [*(["-c", container] if container else ["--all-containers"]), *options]
         try:
             return self.kubectl("logs", pod, "-n", namespace, *which)
         except CommandFailed as exc:

@@ -129,6 +129,14 @@ class Job:
         found = self.cluster.list("pods", self.namespace, selector)
         return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
 
+    def uids(self, *roles: str) -> dict[str, int]:
+        """Pods by uid, with the restarts of their containers."""
+        return {
+            pod["metadata"]["uid"]: sum(c["restartCount"] for c in pod["status"].get("containerStatuses", ()))
+            for role in roles
+            for pod in self.pods(role)
+        }
+
     def logs(self, role: str, container: str | None = None) -> str:
         names = sorted(pod["metadata"]["name"] for pod in self.pods(role))
         return "".join(self.cluster.logs(name, self.namespace, container) for name in names)

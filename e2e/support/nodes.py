@@ -28,8 +28,8 @@ def start_again(cluster: Cluster, node: str) -> None:
     """The node's container, until the node is ready again."""
     run(["docker", "start", node])
     until(lambda: not_ready_since(cluster, node) is None, timeout_s=120, what=f"node {node} ready again")
-    for pods in ("kube-proxy", "kindnet"):
-        cluster.kubectl("rollout", "status", f"daemonset/{pods}", "-n", "kube-system", "--timeout=120s")
+    for network in cluster.kubectl("get", "daemonsets", "-n", "kube-system", "-o", "name").split():
+        cluster.kubectl("rollout", "status", network, "-n", "kube-system", "--timeout=120s")
 
 
 def keep_operator_off(cluster: Cluster, node: str) -> None:

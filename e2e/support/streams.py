@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import datetime
+from itertools import pairwise
 
 from cluster import Manifest
-from jobs import DIGEST, Job, changed, job
+from jobs import DIGEST, TRAINER, Job, changed, job
 
 _PROGRAM = """
 import hashlib, os, signal, time, torch
@@ -53,4 +55,14 @@ def stream_here(samples: int = SAMPLES) -> str:
 
 def takes_batches(of: Job, number: int = 5) -> bool:
     """Whether a trainer of the present attempt has had so many batches."""
-    return f"batch {number}\n" in of.logs("dataloading.dev/role=trainer", "trainer")
+    return f"batch {number}\n" in of.logs(TRAINER, "trainer")
+
+
+def longest_gap_s(of: Job, begin: datetime, end: datetime) -> float:
+    """The longest time in which the one trainer of a job, which tells its batches, has printed nothing, between two
+    moments of this machine's clock, which is the nodes' too."""
+    (pod,) = of.pods(TRAINER)
+    log = of.cluster.logs(pod["metadata"]["name"], of.namespace, "trainer", "--timestamps")
+    times = (datetime.fromisoformat(line.split()[0]) for line in log.splitlines())
+    within = [begin, *(moment for moment in times if begin < moment < end), end]
+    return max((later - earlier).total_seconds() for earlier, later in pairwise(within))
