@@ -100,5 +100,8 @@ def test_a_bad_feeder_image_during_a_run_stops_at_the_first_pod_and_batches_go_o
             timeout_s=300, what="both pods replaced", also=made.why,
         )  # fmt: skip
         made.await_condition("Progressing", lambda c: c["status"] == "False", timeout_s=90)
+        until(
+            lambda: made.status()["feeders"]["summary"] == "2/2", timeout_s=90,
+            what="the feeder that moved last", also=made.why,
+        )  # fmt: skip
     assert made.status()["trainers"]["restarts"] == 0
-    assert made.status()["feeders"]["summary"] == "2/2"

@@ -227,14 +227,21 @@ def is_explained(cluster: Cluster, status: DataLoaderJobStatus, part: Condition)
             return trainers is not None and suspended(trainers)
         case reason if reason == WAITS:
             return trainers is None and status.feeders.ready == 0
-        case "SupervisorSilent":
-            return cluster.reported is not None and cluster.reported.silent in part.message.partition(": ")[2]
-        case reason if reason in BOUNDED_ELSEWHERE:
-            return cluster.works(role)
+        case reason if reason in BY_SUPERVISOR:
+            return cluster.works(role) and reason == by_supervisor(role, cluster.reported)
     found = cluster.in_the_way(role)
     if found:
         return names_one_of(found, part.message)
     return cluster.due is not None or cluster.to_be_made(role)
+
+
+def by_supervisor(role: Role, report: SupervisorStatus | None) -> str:
+    """The reason for which a role whose pods are ready does not serve."""
+    if role is Role.FEEDER:
+        return "FeedersStart"
+    if report is None:
+        return "SupervisorStarts"
+    return "SupervisorSilent" if report.silent else "RayStarts"
 
 
 def tells_why(restart: Restart) -> bool:
