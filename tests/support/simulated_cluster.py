@@ -217,7 +217,9 @@ class Cluster(Job):
         """The moment until which the failure of the present attempt is judged; None: there is none to judge."""
         live = self.trainers()
         failed = None if live is None or leaving(live) else condition_of(live, "Failed")
-        return failed and parse_time(failed["lastTransitionTime"]) + timedelta(seconds=JUDGED_S)
+        if failed is None:
+            return None
+        return parse_time(failed["lastTransitionTime"]) + timedelta(seconds=JUDGED_S)
 
     def to_be_made(self, role: Role) -> bool:
         """Checks whether a role has no pod yet for want of a controller that acts: it does, or says why it cannot."""

@@ -340,16 +340,25 @@ class Simulation(RuleBasedStateMachine):
         }
         return found[data.draw(st.sampled_from(list(found)))] if found else None
 
+    def _change(self, found: dict[str, Any], state: str) -> None:
+        told = dict(STATES[state] or {})
+        phase = "Running" if told.pop("started", True) else "Pending"
+        if (
+            phase == "Running" or found["status"].get("phase") == "Pending"
+        ):  # no pod that has run starts again
+            self.cluster.report(found, state, WORDS.get(state, ""), **{"phase": phase, **told})
+            self.cluster.control()
+
     @rule(data=st.data(), state=st.sampled_from(sorted(set(STATES) - {"absent", "leaves"})))
     def a_pod_changes(self, data: st.DataObject, state: str) -> None:
-        told = dict(STATES[state] or {})
-        starts = not told.pop("started", True)
-        pod = self._a_pod(data)
-        if pod is None or (starts and pod["status"].get("phase") != "Pending"):
-            return  # no pod that has run starts again
-        phase = "Pending" if starts else "Running"
-        self.cluster.report(pod, state, WORDS.get(state, ""), **{"phase": phase, **told})
-        self.cluster.control()
+        if (found := self._a_pod(data)) is not None:
+            self._change(found, state)
+
+    @rule(state=st.sampled_from(["unschedulable", "image"]))
+    def nothing_starts_any_more(self, state: str) -> None:
+        for found in self.cluster.pods():
+            if found["status"].get("phase") == "Pending":
+                self._change(found, state)
 
     @rule()
     def comes_up(self) -> None:
