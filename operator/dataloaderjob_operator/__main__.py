@@ -42,8 +42,9 @@ log = logging.getLogger("dataloaderjob_operator")
 
 METRICS_PORT = 9440
 RESOLV_CONF = Path("/etc/resolv.conf")
-CHILD_S = 0.1
-"""Seconds from a change of a job's child until the reconcile, for all that happens meanwhile."""
+CHILD_S = 0.3
+"""Seconds from a change of a job's child, or of what its supervisor reports, until the reconcile: for all that happens
+meanwhile."""
 MAX_CALLS = 25_000
 """Calls within calls: a job may have 10,000 levels, and a copy makes two calls for each. One that kopf cannot read or
 copy ends the watch of all jobs. JSON of 60,000 levels fits the stack of a thread."""
@@ -296,7 +297,7 @@ async def reconcile_all(
 ) -> None:
     """Does the operator's work until a signal comes."""
     cache = requests.cache
-    poller = SupervisorPoller(cache, setup.root_key, lambda key: work.add(key))
+    poller = SupervisorPoller(cache, setup.root_key, lambda key: work.add(key, CHILD_S))
     reconciler = Reconciler(client, cache, setup, poller, metrics=metrics)
     work = Workers(reconciler.reconcile, workers=options.workers, metrics=metrics, resync_s=options.resync_s)
     lookup = reconciler.lookup = EventLookup(client, work.add)

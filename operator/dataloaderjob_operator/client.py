@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.request import getproxies_environment
 
 import aiohttp
 from kubernetes.aio import client as kubernetes
@@ -58,6 +59,8 @@ class Client:
             config.load_incluster_config(client_configuration=configuration)
         except config.ConfigException:
             await config.load_kube_config(client_configuration=configuration)
+        # For each request, aiohttp else looks for a proxy and into ~/.netrc, in threads that compete with the loop.
+        configuration.client_session_kwargs = {"trust_env": bool(getproxies_environment())}
         return cls(kubernetes.ApiClient(configuration), metrics=metrics or Metrics())
 
     async def close(self) -> None:

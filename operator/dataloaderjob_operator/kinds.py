@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -36,6 +36,8 @@ POD_STATUS = (
     "reason",
     "message",
 )
+UNREAD_CONDITIONS = frozenset({"Initialized", "PodReadyToStartContainers"})
+"""Conditions of pods of which others have the cause."""
 CONTAINER_STATUS = ("name", "ready", "started", "restartCount", "state", "lastState")
 INTERNED = frozenset(
     {
@@ -49,6 +51,9 @@ INTERNED = frozenset(
         "image",
         "protocol",
         "nodeName",
+        "namespace",
+        "labels",
+        "ownerReferences",
     }
 )
 """Fields of which a few texts make up the values of all objects: the cache keeps each text once, as names of fields."""
@@ -95,6 +100,8 @@ class Kind:
     """None: the operator makes none as a child of a job."""
     transform: Callable[[Object], Object] = lambda thing: thing
     """Drops what the cache does not need, beside UNREAD_METADATA."""
+    packed: bool = True
+    """The cache keeps the spec as text."""
 
     @property
     def api_version(self) -> str:
@@ -113,10 +120,40 @@ class Kind:
         )
 
 
+class Packed(Mapping[str, Any]):
+    """A part of an object as the JSON that it came as, a quarter of what it takes when read. Each access reads it: for
+    parts that are compared when they have changed, and seldom else."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, value: Mapping[str, Any]) -> None:
+        self._text = json.dumps(value, separators=(",", ":"))
+
+    def read(self) -> dict[str, Any]:
+        return dict(json.loads(self._text))
+
+    def __getitem__(self, name: str) -> Any:
+        return self.read()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.read())
+
+    def __len__(self) -> int:
+        return len(self.read())
+
+    def __eq__(self, other: object) -> bool:
+        return self._text == other._text if isinstance(other, Packed) else self.read() == other
+
+    __hash__ = None  # type: ignore[assignment]  # as of other mappings
+
+
 def transform(thing: Object) -> dict[str, Any]:
     """Reduces an object to what the cache keeps."""
+    kind = KINDS[thing["kind"]]
     metadata = {name: value for name, value in thing["metadata"].items() if name not in UNREAD_METADATA}
-    return dict(_interned(KINDS[thing["kind"]].transform({**thing, "metadata": metadata})))
+    spec = thing.get("spec")
+    packed = {"spec": Packed(spec)} if kind.packed and isinstance(spec, Mapping) else {}
+    return dict(_interned(kind.transform({**thing, "metadata": metadata, **packed})))
 
 
 def _pod(pod: Object) -> Object:
@@ -127,6 +164,8 @@ def _pod(pod: Object) -> Object:
     for group in ("containerStatuses", "initContainerStatuses"):
         if status.get(group):
             status[group] = [_only(container, CONTAINER_STATUS) for container in status[group]]
+    if status.get("conditions"):
+        status["conditions"] = [c for c in status["conditions"] if c.get("type") not in UNREAD_CONDITIONS]
     kept = {**_only(spec, ("restartPolicy", "nodeName")), "initContainers": init}
     return {"kind": "Pod", "metadata": metadata, "spec": kept, "status": status}
 
@@ -135,12 +174,18 @@ def _only(thing: Object, names: Sequence[str]) -> dict[str, Any]:
     return {name: thing[name] for name in names if name in thing}
 
 
-def _interned(value: Any, field: str = "") -> Any:
+def _interned(value: Any, *, shared: bool = False) -> Any:
+    """`shared`: other objects have the same texts."""
+    if isinstance(value, Packed):
+        return value
     if isinstance(value, Mapping):
-        return {_intern(name): _interned(inner, name) for name, inner in value.items()}
+        return {
+            _intern(name): _interned(inner, shared=name in INTERNED or shared)
+            for name, inner in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [_interned(inner) for inner in value]
-    return _intern(value) if field in INTERNED and isinstance(value, str) else value
+        return [_interned(inner, shared=shared) for inner in value]
+    return _intern(value) if shared and isinstance(value, str) else value
 
 
 def _intern(value: str) -> str:
@@ -155,7 +200,7 @@ KINDS: Mapping[str, Kind] = {
             name="Deployment", group="apps", version="v1", plural="deployments", compared=Comparison.FIELDS,
         ),
         Kind(name="Job", group="batch", version="v1", plural="jobs", compared=Comparison.CREATED_ONLY),
-        Kind(name="Pod", group="", version="v1", plural="pods", transform=_pod),
+        Kind(name="Pod", group="", version="v1", plural="pods", transform=_pod, packed=False),
         Kind(name="Service", group="", version="v1", plural="services", compared=Comparison.FIELDS),
         Kind(name="ConfigMap", group="", version="v1", plural="configmaps", compared=Comparison.FIELDS),
         Kind(

@@ -189,13 +189,13 @@ class Reconciler:
         )  # fmt: skip
 
     async def _execute(self, key: JobKey, observed: Observed, decision: Decision) -> bool:
-        """Does what was decided. Returns whether anything was written."""
+        """Does what was decided. Returns whether anything was written from which more may follow."""
         if decision.delete_job:
             await self.children.delete((KIND, key[1]), self.cache.job(key))
             return True
         wrote, failed = False, None
         try:
-            wrote = await self._write_status(key, observed, decision)
+            wrote = await self._write_status(key, observed, decision) and not decision.only_counts
         except ApiError as exc:
             if (
                 isinstance(exc, Changed)

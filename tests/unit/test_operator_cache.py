@@ -12,7 +12,7 @@ from manifests import manifest
 from dataloaderjob_operator.decide.observed import trouble_of
 from dataloaderjob_operator.kinds import transform
 from dataloaderjob_operator.names import Role
-from dataloaderjob_operator.observe.cache import GONE, WRITE_WINS_S, Cache
+from dataloaderjob_operator.observe.cache import GONE, RECENT, WRITE_WINS_S, Cache
 
 KEY, MAP = ("team", "mnist"), ("ConfigMap", "mnist-settings")
 
@@ -251,3 +251,34 @@ def test_a_status_that_makes_no_sense_is_begun_anew(found: Any):
     cache = Cache(Clock())
     cache.put({**JOB, "status": found})
     assert cache.status(KEY).trainers.restarts == 0
+
+
+def test_a_job_is_read_once_for_as_long_as_only_its_status_changes():
+    cache, made = Cache(), manifest()
+    made["metadata"] |= {"namespace": "team", "uid": "j", "generation": 1}
+
+    def read(version: str, **changes: Any) -> Any:
+        cache.put({**made, **changes, "metadata": {**made["metadata"], "resourceVersion": version}})
+        observed = cache.observed(KEY)
+        assert observed is not None
+        return observed
+
+    first = read("1").job
+    later = read("2", status={"phase": "Running"})
+    assert later.job is first and later.status.phase == "Running"
+    assert (
+        read("3", spec={**made["spec"], "startupDeadlineSeconds": 777}).job.spec.startup_deadline_seconds
+        == 777
+    )
+    made["metadata"]["uid"] = "anew"
+    assert read("4").job.metadata.uid == "anew"
+
+
+def test_only_so_many_jobs_are_kept_as_they_were_read():
+    cache = Cache()
+    for number in range(3 * RECENT):
+        made = manifest()
+        made["metadata"] |= {"namespace": "team", "name": f"mnist-{number}", "uid": str(number)}
+        cache.put(made)
+        cache.observed(("team", f"mnist-{number}"))
+    assert len(cache._parsed) == RECENT

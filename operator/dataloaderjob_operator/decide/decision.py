@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -75,6 +75,8 @@ class Decision:
     """Processes that the supervisor is to keep in place; None: there is no supervisor."""
     requeue_after_s: float | None = None
     """Seconds until a deadline of which no watch reports anything; None: there is none."""
+    only_counts: bool = False
+    """The status has other counts, messages or metrics, and nothing follows from those."""
     event_queries: tuple[EventQuery, ...] = ()
     """Objects whose events to list: a part of the job does not serve, and no status has the cause."""
     bug: Exception | None = None
@@ -134,6 +136,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         delete_job=result.stage in ENDED and due is not None and due <= now,
         feeders=observed.job.spec.feeders.count if Part.FEEDING in WANTED[result.stage] else None,
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
+        only_counts=_uncounted(status) == _uncounted(observed.status),
         event_queries=looked_up.queries,
         bug=bug,
     )
@@ -219,15 +222,17 @@ def _key(child: Manifest) -> Key:
     return child["kind"], child["metadata"]["name"]
 
 
-def _base(observed: Observed, setup: OperatorConfig, _: StageResult, __: datetime) -> list[Manifest]:
+def _base(observed: Observed, setup: OperatorConfig, _: StageResult, __: datetime) -> Sequence[Manifest]:
     return objects.base(observed.job, setup)
 
 
-def _feeding(observed: Observed, setup: OperatorConfig, _: StageResult, __: datetime) -> list[Manifest]:
+def _feeding(observed: Observed, setup: OperatorConfig, _: StageResult, __: datetime) -> Sequence[Manifest]:
     return objects.feeding(observed.job, setup)
 
 
-def _attempt(observed: Observed, setup: OperatorConfig, result: StageResult, now: datetime) -> list[Manifest]:
+def _attempt(
+    observed: Observed, setup: OperatorConfig, result: StageResult, now: datetime
+) -> Sequence[Manifest]:
     waits = result.tally.next_start if result.tally else observed.status.trainers.next_start
     job = observed.children.get(("Job", names.trainers(observed.job.name, result.attempt)))
     if job is None and waits is not None and parse_time(waits) > now:

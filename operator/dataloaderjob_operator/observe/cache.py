@@ -10,17 +10,17 @@ import copy
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from dataloaderjob.api import KIND, ManifestError, parse_live
+from dataloaderjob.api import KIND, DataLoaderJob, ManifestError, parse_live
 from dataloaderjob.api.base import Path, spell
 from dataloaderjob.api.job import Metadata
 from dataloaderjob.api.problems import Problem
 from dataloaderjob.api.status import DataLoaderJobStatus, Phase
 from dataloaderjob_operator.decide.observed import Key, Observed
-from dataloaderjob_operator.kinds import Manifest, transform
+from dataloaderjob_operator.kinds import Manifest, Packed, transform
 from dataloaderjob_operator.names import LABEL_JOB, LABEL_ROLE, Role, feeders, head, trainers_service
 
 WRITE_WINS_S = 120.0
@@ -31,10 +31,15 @@ MAX_UNREADABLE = 64
 """Places of a status that may be left out."""
 MAX_LEVELS = 200
 """Levels of a spec: pydantic writes 255, the API server takes 10,000."""
+RECENT = 128
+"""Jobs that are kept as they were read: a job that changes is reconciled several times within seconds."""
 NAMED_PARTS = 7
 """Parts of a path by which a value with too many levels is named: as many as a field of the head's pod has."""
 JobKey = tuple[str, str]
 """(namespace, name) of a job."""
+K = TypeVar("K")
+V = TypeVar("V")
+_Parsed = tuple[DataLoaderJob, tuple[Problem, ...]]
 
 
 class Cache:
@@ -46,10 +51,12 @@ class Cache:
         self._children: defaultdict[JobKey, dict[Key, Manifest]] = defaultdict(dict)
         self._written: dict[str, tuple[int, float]] = {}
         """Versions of objects just written, by uid, and until when an older one is dropped."""
-        self._gone = _Last(GONE)
+        self._gone = _Last[str, None](GONE)
         """Uids of objects that were removed."""
-        self._replaced = _Last(GONE)
+        self._replaced = _Last[str, None](GONE)
         """Uids of objects whose name another has taken: kopf reports two objects in no order."""
+        self._parsed = _Last[JobKey, tuple[Manifest, _Parsed]](RECENT)
+        """What was read of a job last, and what it was read from."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -63,7 +70,7 @@ class Cache:
         if uid in self._replaced:
             return None
         if live is not None and (old := live["metadata"].get("uid", "")) != uid:
-            self._replaced.add(old)
+            self._replaced.add(old, None)
         if thing["kind"] == KIND:
             self._jobs[owner] = transform(thing)
         else:
@@ -89,7 +96,7 @@ class Cache:
             return None
         if uid is not None:
             self._written.pop(uid, None)
-            self._gone.add(uid)
+            self._gone.add(uid, None)
         live = self._live(owner, thing)
         if live is None or live["metadata"].get("uid") != uid:
             return owner
@@ -200,8 +207,7 @@ class Cache:
         if thing is None or thing["metadata"].get("deletionTimestamp"):
             return None
         mine = {k: c for k, c in self._children.get(owner, {}).items() if self._is_child(owner, c)}
-        _check_levels(thing.get("spec"))
-        job, doubts = parse_live({k: v for k, v in thing.items() if k != "status"})
+        job, doubts = self._read(owner, thing)
         return Observed(
             job=job,
             doubts=tuple(str(doubt) for doubt in doubts),
@@ -209,6 +215,20 @@ class Cache:
             children={k: c for k, c in mine.items() if k[0] != "Pod"},
             pods=tuple(c for k, c in sorted(mine.items()) if k[0] == "Pod"),
         )
+
+    def _read(self, owner: JobKey, thing: Manifest) -> _Parsed:
+        """Reads a job: the same object for as long as nothing but its status changes. Raises ManifestError."""
+        metadata = {name: value for name, value in thing["metadata"].items() if name != "resourceVersion"}
+        asked = {**thing, "metadata": metadata, "status": None}
+        known, parsed = self._parsed.get(owner, (None, None))
+        if parsed is None or known != asked:
+            content = {name: value for name, value in asked.items() if name != "status"}
+            if isinstance(spec := thing.get("spec"), Packed):
+                content["spec"] = spec.read()
+            _check_levels(content.get("spec"))
+            parsed = parse_live(content)
+        self._parsed.add(owner, (asked, parsed))
+        return parsed
 
     def _is_child(self, owner: JobKey, child: Manifest) -> bool:
         """Checks whether an object with the job's label is this job's. Labels alone make none: anybody may copy a pod
@@ -229,15 +249,16 @@ class Cache:
         return job is None or (job["metadata"].get("uid") == by.get("uid") and _owned_by(job, uid))
 
 
-class _Last(dict[str, None]):
+class _Last(dict[K, V]):
     """Keeps the last so many of what was added."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self._most = most
 
-    def add(self, uid: str) -> None:
-        self[uid] = None
+    def add(self, key: K, value: V) -> None:
+        self.pop(key, None)
+        self[key] = value
         if len(self) > self._most:
             del self[next(iter(self))]
 
