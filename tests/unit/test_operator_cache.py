@@ -265,7 +265,8 @@ def test_a_job_is_read_once_for_as_long_as_only_its_status_changes():
 
     first = read("1").job
     later = read("2", status={"phase": "Running"})
-    assert later.job is first and later.status.phase == "Running"
+    assert later.job is first
+    assert later.status.phase == "Running"
     assert (
         read("3", spec={**made["spec"], "startupDeadlineSeconds": 777}).job.spec.startup_deadline_seconds
         == 777

@@ -30,7 +30,7 @@ from observed_jobs import (
 
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob_operator.decide.conditions import WANTED, Part, Stage
-from dataloaderjob_operator.decide.decision import WORKLOADS, Decision, decide
+from dataloaderjob_operator.decide.decision import COUNTS_EVERY_S, WORKLOADS, Decision, decide
 from dataloaderjob_operator.decide.observed import Observed
 from dataloaderjob_operator.objects.pods import map_of
 from dataloaderjob_operator.objects.workloads import SIDECAR
@@ -292,13 +292,13 @@ def test_a_resumed_job_has_a_startup_deadline_also_when_trainers_were_made_anew_
     assert condition(late, ConditionType.FAILED).reason == "StartupDeadlineExceeded"
 
 
-def test_pods_that_become_ready_one_after_the_other_are_written_once_a_second():
+def test_pods_that_become_ready_one_after_the_other_are_written_together():
     observed = replace(serving(), job=job(**{"feeders.replicas": 8}), supervisor=replace(SUPERVISOR, ready=2))
     written = replace(after(observed, decided(observed)), written_at=T0)
     more = replace(written, supervisor=replace(SUPERVISOR, ready=5))
     soon = decided(more, 0.4)
-    assert (soon.status, soon.requeue_after_s) == (written.status, 0.6)
-    assert decided(more, 1).status.feeders.ready == 5
+    assert (soon.status, soon.requeue_after_s) == (written.status, COUNTS_EVERY_S - 0.4)
+    assert decided(more, COUNTS_EVERY_S).status.feeders.ready == 5
     assert decided(replace(more, written_at=None), 0.4).status.feeders.ready == 5, "it has just started"
 
 

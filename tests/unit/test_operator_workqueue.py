@@ -9,7 +9,7 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataloaderjob_operator.workqueue import BACKOFF, EVENT_WAIT_S, FIRST_IN_A_ROW, WorkQueue
+from dataloaderjob_operator.workqueue import BACKOFF, EVENT_WAIT_S, FOLLOWING, WorkQueue
 
 
 def schedule() -> WorkQueue[str]:
@@ -102,14 +102,28 @@ def test_what_a_user_changed_goes_before_what_has_been_due_for_longer_when_it_is
     assert queue.take(6) == "e"
 
 
-def test_users_alone_hold_up_nothing_for_good():
-    queue = schedule()
+def test_users_alone_hold_up_nothing():
+    queue = WorkQueue[str](most_first=3)
     queue.add("pod", 0)
-    taken = []
-    for number in range(FIRST_IN_A_ROW + 2):
+    for number in range(5):
         queue.add(f"user {number}", 1, first=True)
-        taken.append(queue.take(2))
-    assert taken.index("pod") == FIRST_IN_A_ROW
+    assert [queue.take(2) for _ in range(4)] == ["user 0", "user 1", "user 2", "pod"]
+
+
+def test_only_so_much_of_what_follows_is_in_work_and_what_a_user_changes_finds_a_worker():
+    queue = schedule()
+    for number in range(FOLLOWING + 2):
+        queue.add(f"pod {number}", number / 100)
+    taken = [queue.take(1) for _ in range(FOLLOWING + 1)]
+    assert taken == [*(f"pod {number}" for number in range(FOLLOWING)), None]
+    assert queue.wait_s(1) is None, "until something is added or done"
+    queue.add("user", 1, 0.5, first=True)
+    assert queue.wait_s(1) == 0.5
+    assert (queue.take(1), queue.take(1.5)) == (None, "user")
+    queue.done("user", 2)
+    assert queue.take(2) is None
+    queue.done("pod 3", 2)
+    assert [queue.take(2), queue.take(2)] == [f"pod {FOLLOWING}", None]
 
 
 def test_a_change_of_a_user_while_the_job_is_in_work_goes_first_afterwards():
@@ -131,7 +145,7 @@ class Workers(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue, self.now = schedule(), 0.0
+        self.queue, self.now = WorkQueue[str](most_first=1, most_following=1), 0.0
         self.busy: set[str] = set()
         self.unseen: set[str] = set()
 
@@ -169,8 +183,7 @@ class Workers(RuleBasedStateMachine):
 
     @invariant()
     def what_is_unseen_comes_up(self) -> None:
-        waiting = self.unseen - self.busy
-        if waiting:
+        if self.unseen and not self.busy:
             wait = self.queue.wait_s(self.now)
             assert wait is not None
             assert wait <= 1.25 * BACKOFF.last_s

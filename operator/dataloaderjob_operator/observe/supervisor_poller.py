@@ -40,8 +40,8 @@ MAX_MISSES = 3
 TICK_S = 0.5
 MAX_CONCURRENT = 64
 """Polls at the same time. Each takes 0.5 ms of CPU."""
-METRICS_PER_S = 4
-"""Reconciles for the sake of metrics alone, of all jobs together: with more than 240 of them the metrics of each are
+METRICS_PER_S = 2
+"""Reconciles for the sake of metrics alone, of all jobs together: with more than 120 of them the metrics of each are
 written less often than once a minute."""
 RATES_SPAN_S = 8.0
 """Minimum span of rates: a shorter one shows single batches."""
