@@ -19,6 +19,8 @@ Figures = dict[str, dict[str, float]]
 NOTHING, COLD, QUIET, RESYNC, MEMORY = "from nothing", "cold start", "nothing happens", "resync", "memory"
 SCALE, SPEC, BUSY = "a change of feeders.replicas", "a change of deadlines", "a change while figures move"
 CHANGES = (SCALE, SPEC, BUSY)
+WRITES = {SCALE: 3.0, SPEC: 1.0}
+"""A status; the Deployment, and the number of feeders that a supervisor reads which is started again."""
 
 
 def claims() -> list[Claim]:
@@ -44,7 +46,7 @@ def claims() -> list[Claim]:
                 "writes",
                 "writes/change",
                 "until it is observed and the children are as asked",
-                floor=2.0,
+                floor=WRITES[case],
             ),
             _claim(case, "later_writes", "writes/change", "that follow: pod counts, readiness, events"),
             _claim(
