@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 OURS = "ours"
-MODULES = {"B1": "handoff", "B2": "transport", "B3": "endtoend", "B7": "start", "B10": "samplers"}
+MODULES = {
+    "B1": "handoff",
+    "B2": "transport",
+    "B3": "endtoend",
+    "B7": "start",
+    "B10": "samplers",
+    "B14": "dispatcher",
+}
 
 
 def run(benchmark: str, party: str, case: dict[str, Any]) -> dict[str, Any]:

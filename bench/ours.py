@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench import endtoend, handoff, machine, samplers, start, transport
+from bench import dispatcher, endtoend, handoff, machine, samplers, start, transport
 from bench.raybox import SCRATCH
 from bench.service import need, service
 from bench.work import KINDS, Contents, Proof, sums
@@ -206,4 +206,5 @@ OURS = {
     "B3": b3_end_to_end,
     "B7": b7_start,
     "B10": b10_samplers,
+    "B14": dispatcher.measure,
 }

@@ -22,6 +22,7 @@ TITLES = {
     "B3": "End to end, with a sleeping trainer",
     "B7": "Start and turn-around",
     "B10": "Samplers: an order of indices",
+    "B14": "Dispatcher alone, by the number of feeders",
 }
 FILES = {
     "B1": "b1-handoff",
@@ -29,6 +30,7 @@ FILES = {
     "B3": "b3-end-to-end",
     "B7": "b7-start",
     "B10": "b10-samplers",
+    "B14": "b14-dispatcher",
 }
 
 DATALOADER_FD = "DataLoader, file_descriptor"
@@ -46,6 +48,7 @@ KEEPING = STARTERS[:1]
 SAMPLERS = ("DistributedSampler", "RandomSampler")
 LISTED, UNLISTED = 10_000_000, 1_000_000_000
 """Samples of which a list can be made here, and of which none can: 40 GB."""
+FEEDERS = (8, 64, 256)
 BEST_PEER = "best peer"
 """A peer name of claims: whichever has the best median."""
 
@@ -82,7 +85,14 @@ class Claim:
 
 def cells(benchmark: str, *, full: bool, smoke: bool) -> list[Cell]:
     """The cells of one round, ours first."""
-    makers = {"B1": _handoff, "B2": _transport, "B3": _end_to_end, "B7": _start, "B10": _samplers}
+    makers = {
+        "B1": _handoff,
+        "B2": _transport,
+        "B3": _end_to_end,
+        "B7": _start,
+        "B10": _samplers,
+        "B14": _dispatcher,
+    }
     made = list(makers[benchmark](full))
     if full:
         made = [Cell(c.benchmark, c.party, c.case, FULL_ROUNDS, c.processes) for c in made]
@@ -148,6 +158,11 @@ def _samplers(full: bool) -> Iterator[Cell]:
         yield Cell("B10", party, {"samples": LISTED}, ROUNDS)
 
 
+def _dispatcher(full: bool) -> Iterator[Cell]:
+    for feeders in FEEDERS:
+        yield Cell("B14", OURS, {"feeders": feeders, "tickets": 20_000}, ROUNDS_WITH_FLOOR)
+
+
 def claims(benchmark: str, *, full: bool) -> list[Claim]:
     """The rows of one benchmark, in the table's order."""
     makers = {
@@ -156,6 +171,7 @@ def claims(benchmark: str, *, full: bool) -> list[Claim]:
         "B3": _end_to_end_claims,
         "B7": _start_claims,
         "B10": _sampler_claims,
+        "B14": _dispatcher_claims,
     }
     return list(makers[benchmark](full))
 
@@ -308,3 +324,11 @@ def _sampler_claims(full: bool) -> Iterator[Claim]:
             yield Claim(
                 benchmark="B10", case=f"{LISTED:,} samples", figure=figure, unit=unit, says=says, peer=peer
             )
+
+
+def _dispatcher_claims(full: bool) -> Iterator[Claim]:
+    for feeders in FEEDERS:
+        yield Claim(
+            benchmark="B14", case=f"{feeders} feeders", figure="cpu_us", unit="µs CPU", says="a ticket and its batch",
+            floor=25.0,
+        )  # fmt: skip

@@ -57,6 +57,12 @@ SUBJECTS = (
         "the order of an epoch: time, memory, resuming",
         "large datasets, checkpoints within an epoch",
     ),
+    (
+        "B14",
+        "",
+        "a ticket in the receiver's dispatcher: CPU",
+        "small batches, many feeders",
+    ),
 )
 """Benchmark, words in its case, what is compared, for which work that matters; in the page's order. The first that fits
 takes a comparison. One that fits none stands for itself, so that none is left out."""

@@ -56,7 +56,8 @@ INTERNED = frozenset(
         "ownerReferences",
     }
 )
-"""Fields of which a few texts make up the values of all objects: the cache keeps each text once, as names of fields."""
+"""Fields of which a few texts make up the values of all objects, or of all pods of a job: the cache keeps each text
+once, as names of fields."""
 ANNOTATION_APPLIED = "dataloading.dev/applied"
 """Hash of what we sent last: a field that we no longer set is taken back by sending anew."""
 _KEYS = ("name", "mountPath", "containerPort", "type", "uid", "key")

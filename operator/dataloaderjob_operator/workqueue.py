@@ -33,7 +33,8 @@ RESYNC_S = 600.0
 MIN_INTERVAL_S = 0.05
 """Minimum interval between two reconciles of a job, whatever it asks for."""
 FOLLOWING = 8
-"""Keys in work at a time that do not go first. So many workers are theirs alone: users alone hold up nothing."""
+"""Keys in work at a time that do not go first, or a quarter of the workers. So many workers are theirs alone: users
+alone hold up nothing."""
 NEVER = float("inf")
 Reconcile = Callable[[JobKey], Awaitable[float | None]]
 """Returns the seconds until the next reconcile, None for the resync, NEVER for a job that is gone."""
@@ -162,7 +163,10 @@ class Workers:
         resync_s: float = RESYNC_S,
     ) -> None:
         self._reconcile, self._workers, self._resync_s = reconcile, workers, resync_s
-        self._queue: WorkQueue[JobKey] = WorkQueue(most_first=max(1, workers - FOLLOWING))
+        following = max(1, min(workers - 1, max(FOLLOWING, workers // 4)))
+        self._queue: WorkQueue[JobKey] = WorkQueue(
+            most_first=max(1, workers - following), most_following=following
+        )
         self._changed = asyncio.Event()
         self._metrics = metrics or Metrics()
         self._metrics.queue_depth.set_function(lambda: self._queue.backlog(time.monotonic()))

@@ -751,6 +751,50 @@ def test_batches_of_the_parent_do_not_end_with_the_child(rig: Rig) -> None:
     assert all(torch.equal(k, e) for k, e in zip(kept, expected, strict=True)), "a lent batch was overwritten"
 
 
+def test_batches_of_a_forked_child_stay_what_they_were_while_the_parent_goes_on(rig: Rig) -> None:
+    iterator = iter(DataLoader(Sized(1 << 20, 400), batch_size=2))
+    kept = [next(iterator) for _ in range(3)]
+    sums = [int(batch.sum()) for batch in kept]
+    (told, tell), (wait, go) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(wait, 1)
+        same = [int(batch.sum()) for batch in kept] == sums
+        kept[0].add_(1)  # it is the child's own
+        os.write(tell, b"1" if same else b"0")
+        os._exit(0)
+    kept.clear()
+    for _ in range(150):  # their places are used many times
+        next(iterator)
+    os.write(go, b"x")
+    assert os.read(told, 1) == b"1"
+    os.waitpid(child, 0)
+    for fd in (told, tell, wait, go):
+        os.close(fd)
+
+
+def test_leases_that_end_while_a_process_forks_end_afterwards(rig: Rig) -> None:
+    iterator = iter(DataLoader(Sized(1 << 14, 400), batch_size=2))
+    kept = [next(iterator) for _ in range(6)]
+    stop = threading.Event()
+
+    def let_go() -> None:
+        while not stop.is_set() and kept:
+            kept.pop()
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=let_go)
+    thread.start()
+    for _ in range(5):
+        assert in_child(lambda: "forked") == "forked"
+    stop.set()
+    thread.join()
+    kept.clear()
+    for _ in range(100):
+        next(iterator)
+    until(lambda: pool(rig)["lent"] <= 20, what="the end of what was let go while it forked")
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_forked_child_makes_an_iterator_of_its_own(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, persistent: bool

@@ -585,6 +585,31 @@ def test_forged_control_memory_is_refused(rig: Rig, what: str) -> None:
     assert rig.sidecar.poll() is None
 
 
+def test_control_memory_of_a_stranger_that_adopts_nothing_is_refused(rig: Rig) -> None:
+    fd = os.memfd_create("forged", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, control.NBYTES)
+    Control(fd).words[control.W_MAGIC] = control.MAGIC
+    assert say(rig, hello(), [os.pidfd_open(os.getpid()), os.dup(fd)])
+    os.ftruncate(fd, 0)
+    os.close(fd)
+    get(rig, "/status")
+    assert rig.sidecar.poll() is None
+
+
+def test_one_process_more_than_share_the_memory_is_refused_by_the_name_of_the_field(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATALOADERJOB_SOCKET", rig.socket)  # the other service's end removes it
+    with Rig(processes=1, shared_memory_nbytes=1 << 28) as alone:
+        first = Intruder(alone)
+        try:
+            assert "spec.trainers.job.processesPerPod" in (say(alone, hello(rank="another"), 1) or "")
+        finally:
+            first.leave()
+        until(lambda: not alone.status()["receivers"], what="the end of the first")
+        Intruder(alone, rank="another").leave()
+
+
 def test_forged_pools_end_only_their_own_receiver(rig: Rig) -> None:
     iterator = iter(DataLoader(Numbers(100), batch_size=2))
     found = ids([next(iterator)])
@@ -613,12 +638,12 @@ def test_forged_pools_end_only_their_own_receiver(rig: Rig) -> None:
 class Intruder:
     """A trainer that attaches properly and then says what it likes."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: Rig, **fields: Any) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock.settimeout(10)
         self.sock.connect(rig.socket)
         pidfd = os.pidfd_open(os.getpid())
-        socket.send_fds(self.sock, hello(), [pidfd])
+        socket.send_fds(self.sock, hello(**fields), [pidfd])
         os.close(pidfd)
         data, fds = ipc.recv_with_fds(self.sock)
         assert ipc.unpack(data).type == ipc.Type.WELCOME

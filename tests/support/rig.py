@@ -21,6 +21,8 @@ from dataloaderjob.core.settings import FeederSettings, SidecarSettings, dump
 from dataloaderjob.core.sockets import new_key
 
 JOB = "test-job"
+PROCESSES = 12
+"""Trainer processes at a time, with 1 GiB each."""
 
 
 class Rig:
@@ -91,7 +93,9 @@ class Rig:
         return [p for p, _ in new]
 
     def start_sidecar(self, **more) -> subprocess.Popen:
+        shared = {"processes", "shared_memory_nbytes"} & {*self.sidecar_options, *more}
         options = {
+            **({} if shared else {"processes": PROCESSES, "shared_memory_nbytes": PROCESSES << 30}),
             "socket": self.socket,
             "feeders": self.endpoints(),
             "metrics_port": 0,

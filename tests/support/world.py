@@ -323,7 +323,7 @@ class World:
                 pass
             case Note(text):
                 self.notes.append(text)
-            case Replace(endpoint, reason):
+            case Replace(endpoint, reason, _):
                 self.replaced.append((endpoint.name, reason))
                 if self.replace:
                     old = self.feeders[endpoint.instance]

@@ -18,7 +18,7 @@ from dataloaderjob.core import digests, frames, sockets
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Header, Kind
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
-from dataloaderjob.sidecar.feeder_connection import WAITALL_ABOVE_NBYTES, FeederConnection
+from dataloaderjob.sidecar.feeder_connection import WAITALL_ABOVE_NBYTES, FeederConnection, Phase
 
 KEY, JOB, INSTANCE = bytes(range(32)), "job", "i0"
 WAIT_S = 5.0
@@ -178,4 +178,60 @@ def test_a_body_that_came_damaged_ends_the_link_where_it_is_checked(feeder: Feed
         with pytest.raises(RemoteProtocolError, match="batch 1 came damaged from feeder-0"):
             while len(sink.came) < 2:
                 step(connection)
+    connection.close()
+
+
+class Recording:
+    """A socket that notes whether each body was waited for."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.waited: list[bool] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def recv_into(self, target: Any, n: int, flags: int) -> int:
+        self.waited.append(bool(flags & socket.MSG_WAITALL))
+        return self._sock.recv_into(target, n, flags)
+
+
+def test_bodies_of_a_feeder_that_is_slower_than_that_are_not_waited_for(feeder: Feeder) -> None:
+    sink = Sink()
+    connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
+    sock = feeder.link(connection)
+    recording = Recording(connection.sock)  # type: ignore[arg-type]
+    connection.sock = recording  # type: ignore[assignment]
+
+    def body(ticket: int, *, late: bool) -> bool:
+        """Whether it was waited for."""
+        recording.waited.clear()
+        data = frame(Kind.BODY, BODY, ticket)
+        sock.sendall(data[: len(data) // 2] if late else data)
+        begun = time.monotonic()
+        step(connection)
+        if late:
+            assert len(sink.came) == ticket, "it is not whole"
+            assert time.monotonic() - begun < WAIT_S
+            sock.sendall(data[len(data) // 2 :])
+        while len(sink.came) == ticket:
+            step(connection)
+        return any(recording.waited)
+
+    waited = [body(ticket, late=ticket < 8) for ticket in range(20)]
+    # One is late, and two are not waited for; the next is, and late again: four are not; then one is whole.
+    assert waited == [True, False, False, True, *[False] * 4, *[True] * 12]
+    connection.close()
+
+
+def test_a_body_that_is_there_is_taken_in_the_turn_of_its_header(feeder: Feeder) -> None:
+    sink = Sink()
+    connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
+    sock = feeder.link(connection)
+    while connection.phase is not Phase.UP:
+        step(connection)
+    sock.sendall(frame(Kind.BODY, BODY, 0))
+    time.sleep(0.05)
+    step(connection)
+    assert [ticket for ticket, _ in sink.came] == [0]
     connection.close()

@@ -119,8 +119,8 @@ def _found(module: str, qualname: str) -> Any:
 
 def _import(module: str) -> types.ModuleType:
     package = module.partition(".")[0]
-    if package not in sys.modules:
-        raise ImportError(f"{package!r} is not imported here")
+    if package not in sys.modules or module.endswith(".__main__"):  # which would run as a script
+        raise ImportError(f"{module!r} is not imported here")
     return importlib.import_module(module)
 
 

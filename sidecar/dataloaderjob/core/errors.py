@@ -71,3 +71,9 @@ def first_line(error: BaseException) -> str:
     """Type and first line of an error, for one-line reports."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def named(name: str) -> type[DataLoaderJobError]:
+    """The error of this name; ServiceError where another process names one that is not here."""
+    found = globals().get(name)
+    return found if isinstance(found, type) and issubclass(found, DataLoaderJobError) else ServiceError

@@ -109,7 +109,8 @@ class Assembler:
     def __init__(self, limit_nbytes: int = MAX_MESSAGE_NBYTES) -> None:
         self._limit_nbytes = limit_nbytes
         self._parts: list[bytes] = []
-        self._nbytes = 0
+        self.nbytes = 0
+        """Bytes kept of a message that is not whole."""
 
     def feed(self, packet: bytes) -> Packet | None:
         """Returns a whole message, None while more is to come."""
@@ -117,13 +118,13 @@ class Assembler:
         if not part.more and not self._parts:
             return part
         self._parts.append(part.payload)
-        self._nbytes += len(part.payload)
-        if self._nbytes > self._limit_nbytes:
+        self.nbytes += len(part.payload)
+        if self.nbytes > self._limit_nbytes:
             raise RemoteProtocolError(f"a message on the sidecar's socket exceeds {self._limit_nbytes} bytes")
         if part.more:
             return None
         payload = b"".join(self._parts)
-        self._parts, self._nbytes = [], 0
+        self._parts, self.nbytes = [], 0
         return part._replace(payload=payload)
 
 

@@ -12,12 +12,14 @@ can be replayed or reflected. It stops peers without the key; it does not stop s
 `ClientHandshake` and `ServerHandshake` take bytes and return bytes: whoever has a socket, of any kind, moves them.
 
 An `Acceptor` lets in those that hold the key. Each handshake has a short-lived thread. A peer without the key costs at
-most 4 KiB and five seconds, however slowly it sends; beyond MAX_GUESTS at once, new ones are turned away.
+most 4 KiB and five seconds, however slowly it sends; beyond MAX_GUESTS at once, the oldest of the address that has most
+of them gives way: one that holds the key needs milliseconds, and who only holds places cannot keep them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import json
 import os
@@ -26,9 +28,10 @@ import struct
 import threading
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
 from dataloaderjob.core.frames import PROTOCOL
@@ -40,6 +43,11 @@ MAX_HELLO_NBYTES = 4096
 HANDSHAKE_TIMEOUT_S = 5.0
 KEY_NBYTES = 32
 MAX_GUESTS = 64
+TELL_REFUSED_S = 60.0
+"""Interval between two lines about peers that were refused."""
+NO_DESCRIPTOR_PAUSE_S = 0.05
+GREETS_WITHIN_S = 0.5
+"""Who holds the key needs milliseconds; a guest that takes longer gives way where places are lacking."""
 Welcomed = Callable[[socket.socket, dict[str, Any]], None]
 EVERYWHERE = "::"
 """All addresses of a machine, of IPv6 and IPv4 alike."""
@@ -354,6 +362,47 @@ def welcome(
     return handshake.peer
 
 
+class Reserve:
+    """A descriptor that is kept for when there are none left.
+
+    A connection that cannot be accepted waits at the listening socket, and the owner's loop would be told of it without
+    a pause. With this one given up for a moment, it is accepted and closed: who came connects again.
+    """
+
+    def __init__(self) -> None:
+        self._fd: int | None = _null()
+
+    def turn_away(self, listening: socket.socket, error: OSError) -> bool:
+        """Closes the connection that waits. Returns False if descriptors are not what was lacking."""
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            return False
+        self.close()
+        with contextlib.suppress(OSError):
+            listening.accept()[0].close()
+        try:
+            self._fd = _null()
+        except OSError:  # somebody was quicker
+            time.sleep(NO_DESCRIPTOR_PAUSE_S)
+            return False
+        return True
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def _null() -> int:
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+class _Guest(NamedTuple):
+    """A peer that has not shown yet that it holds the key."""
+
+    address: str
+    deadline: float
+
+
 class Acceptor:
     """A listening socket and the handshakes under way."""
 
@@ -368,9 +417,12 @@ class Acceptor:
         self._versions = versions
         self._key, self._job, self._facts, self._welcomed = key, job, facts, welcomed
         self._lock = threading.Lock()
-        self._guests: dict[socket.socket, float] = {}
+        self._guests: dict[socket.socket, _Guest] = {}
+        """In the order in which they came."""
         self.sock = listen(host, port)
         self.sock.setblocking(False)
+        self._reserve = Reserve()
+        self._refused, self._why_refused, self._tell_at = 0, "", 0.0
 
     @property
     def port(self) -> int:
@@ -378,58 +430,80 @@ class Acceptor:
 
     def accept_all(self) -> None:
         """Takes what waits at the listening socket. Never blocks, never raises for a guest's sake."""
-        while True:
+        for _ in range(MAX_GUESTS):  # who connects without a pause does not keep the loop here
             try:
-                guest, _ = self.sock.accept()
-            except OSError:  # nothing more, or no descriptors left: the next tick tries again
-                return
+                guest, address = self.sock.accept()
+            except OSError as exc:
+                if not self._reserve.turn_away(self.sock, exc):
+                    return
+                continue
             with self._lock:
-                full = len(self._guests) >= MAX_GUESTS
+                full = len(self._guests) >= MAX_GUESTS and not self._make_way()
                 if not full:
-                    self._guests[guest] = time.monotonic() + HANDSHAKE_TIMEOUT_S
+                    self._guests[guest] = _Guest(str(address[0]), time.monotonic() + HANDSHAKE_TIMEOUT_S)
             if full:
                 guest.close()
                 continue
-            threading.Thread(target=self._greet, args=(guest,), name="dlj-handshake", daemon=True).start()
+            try:
+                threading.Thread(target=self._greet, args=(guest,), name="dlj-handshake", daemon=True).start()
+            except RuntimeError:  # no further thread
+                self._forget(guest)
+                guest.close()
+
+    def _make_way(self) -> bool:
+        """Ends a guest for another, if one has had time enough. Many that hold the key may come at once, and are done
+        within milliseconds each."""
+        long_ago = time.monotonic() + HANDSHAKE_TIMEOUT_S - GREETS_WITHIN_S
+        late = [(sock, guest) for sock, guest in self._guests.items() if guest.deadline < long_ago]
+        if not late:
+            return False
+        often = Counter(guest.address for guest in self._guests.values())
+        self._end(max(late, key=lambda found: often[found[1].address])[0])
+        return True
+
+    def _end(self, guest: socket.socket) -> None:
+        """Its thread finds the connection closed."""
+        self._guests.pop(guest, None)
+        with contextlib.suppress(OSError):
+            guest.shutdown(socket.SHUT_RDWR)
+
+    def _forget(self, guest: socket.socket) -> None:
+        with self._lock:
+            self._guests.pop(guest, None)
 
     def expire(self) -> None:
         """Ends handshakes past their deadline. Call about once a second."""
         now = time.monotonic()
         with self._lock:
-            late = [guest for guest, deadline in self._guests.items() if deadline < now]
-        for guest in late:
-            with contextlib.suppress(OSError):
-                guest.shutdown(socket.SHUT_RDWR)
+            for sock in [sock for sock, guest in self._guests.items() if guest.deadline < now]:
+                self._end(sock)
+        if self._refused and now >= self._tell_at:
+            import logging  # a sidecar and a private service start without it
+
+            text = "%d connections were refused since the last such line; why the last one was: %s"
+            logging.getLogger(__name__).info(text, self._refused, self._why_refused)
+            self._refused, self._tell_at = 0, now + TELL_REFUSED_S
 
     def close(self) -> None:
         self.sock.close()
+        self._reserve.close()
 
     def _greet(self, guest: socket.socket) -> None:
-        import logging  # a sidecar and a private service start without it
-
-        log = logging.getLogger(__name__)
         try:
             tune(guest)
             answer = welcome(guest, self._key, job=self._job, facts=self._facts, versions=self._versions)
-        except ConnectionError as exc:  # a probe of the port, for one, which comes every few seconds
-            log.debug("a connection ended within its handshake: %s", exc)
-            guest.close()
-            return
         except Exception as exc:  # whatever a stranger's bytes provoke ends the stranger only
-            log.info("a connection was refused: %s", exc)
+            self._forget(guest)
             guest.close()
+            if not isinstance(exc, ConnectionError):  # a probe of the port, for one, comes every few seconds
+                self._refused, self._why_refused = self._refused + 1, str(exc)
             return
-        finally:
-            with self._lock:
-                self._guests.pop(guest, None)
+        self._forget(guest)
         self._welcomed(guest, answer)
 
 
 def tune(sock: socket.socket) -> None:
-    """Options of a bulk link: no delay, dead peers found in 15 s, cubic where the kernel has it.
-
-    Source of cubic: BBR took 0.25 to 0.27 CPU-s/GB where cubic took 0.20 to 0.25, measured over loopback.
-    """
+    """Options of a bulk link: no delay, dead peers found in 15 s. Congestion control is the host's choice."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -440,8 +514,6 @@ def tune(sock: socket.socket) -> None:
     ):
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
 
 
 def peer_uid(sock: socket.socket) -> int:

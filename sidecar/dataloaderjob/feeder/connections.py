@@ -278,7 +278,11 @@ def fetch_blob(
             return True
         with connect_to_supervisor(settings, key, "blob") as sock:
             sockets.send_message(sock, {"type": "get", "digest": digest, "nbytes": nbytes})
-            while not select.select([sock], [], [], 1.0)[0]:
+            poll = (
+                select.poll()
+            )  # a dataset that opens many files has descriptors that select() does not take
+            poll.register(sock, select.POLLIN)
+            while not poll.poll(1000):
                 if not wanted():
                     return False
             sock.settimeout(STALL_TIMEOUT_S)

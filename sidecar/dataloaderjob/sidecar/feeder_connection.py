@@ -2,7 +2,9 @@
 
 The socket blocks, and every call but one says MSG_DONTWAIT. The one is the body: MSG_WAITALL with a
 receive timeout of 20 ms, the cheapest way to receive that was measured (0.20 CPU-s/GB; non-blocking
-with SO_RCVLOWAT 0.22 to 0.26), while a feeder that stops in mid-body holds the others up for 20 ms only.
+with SO_RCVLOWAT 0.22 to 0.26). It is for feeders that send as fast as that: each body that is not whole within the
+20 ms holds all other connections up, so the next ones of this connection are taken as they arrive, twice as many after
+each, until one has been whole again.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ DISCARD_NBYTES = 256 * 1024
 WAITALL_ABOVE_NBYTES = 8 * 1024
 BODY_WAIT_S = 0.02
 LOW_WATER_NBYTES = 256 * 1024
+MAX_UNAWAITED = 512
+"""Bodies of a slow feeder between two that are waited for: with 16 senders of 10 bodies/s that is 1 % of the time."""
 BACKOFF = Backoff(0.1, 5.0)
 LinkError = (OSError, ProtocolError)
 """What ends a connection and nothing else."""
@@ -72,7 +76,13 @@ class FeederConnection:
         self._left = 0
         self._filled = 0
         self._slow = False
-        """The body that comes in was not there within BODY_WAIT_S: the rest is taken as it arrives."""
+        """The rest of the body that comes in is taken as it arrives."""
+        self._low_water = False
+        """SO_RCVLOWAT is set for it."""
+        self._unawaited = 0
+        """Bodies that are not waited for yet."""
+        self._late = 0
+        """How often in a row a body that was waited for was not whole in time."""
 
     # Connecting
 
@@ -100,7 +110,8 @@ class FeederConnection:
         self.sock, self.phase = None, Phase.DOWN
         self._out.clear()
         self._have, self._header, self._target, self._control = 0, None, None, None
-        self._left, self._filled, self._slow = 0, 0, False  # the next connection begins with a frame
+        self._left, self._filled = 0, 0  # the next connection begins with a frame
+        self._slow, self._low_water, self._unawaited, self._late = False, False, 0, 0
 
     def handshake_late(self, now: float) -> bool:
         return (
@@ -181,7 +192,7 @@ class FeederConnection:
     def _receive(self) -> None:
         sock = self.sock
         assert sock is not None  # noqa: S101
-        if self._target is not None or self._control is not None or self._left:
+        if self._left:
             if not self._receive_payload(sock):
                 return
         else:
@@ -193,6 +204,8 @@ class FeederConnection:
                 raise ConnectionError("it closed the connection")
             self._have += n
         self._parse()
+        if self._left and self._filled:  # most of it came with its header
+            self._receive_payload(sock)
 
     def _parse(self) -> None:
         """Takes the frames that lie in the scratch buffer; the start of a payload is copied from there."""
@@ -210,8 +223,10 @@ class FeederConnection:
 
     def _begin_payload(self, header: Header, start: memoryview) -> int:
         """Places what is here of the payload; returns how many bytes that was."""
-        self._header, self._left, self._filled, self._slow = header, header.nbytes, 0, False
+        self._header, self._left, self._filled = header, header.nbytes, 0
+        self._slow = self._unawaited > 0
         if header.kind == Kind.BODY:
+            self._unawaited = max(0, self._unawaited - 1)
             self._target = self._sink.connection_body(self, header)
         else:
             self._control = bytearray(header.nbytes)
@@ -227,7 +242,7 @@ class FeederConnection:
     def _receive_payload(self, sock: socket.socket) -> bool:
         """Receives more of the payload. True when it is whole."""
         target = self._target
-        wait = self._left > WAITALL_ABOVE_NBYTES and not self._slow
+        wait = self._left > WAITALL_ABOVE_NBYTES and not self._slow and target is not None
         flags = socket.MSG_WAITALL if wait else socket.MSG_DONTWAIT
         try:
             if target is None:
@@ -235,20 +250,31 @@ class FeederConnection:
             else:
                 n = sock.recv_into(target[self._filled : self._filled + self._left], 0, flags)
         except BlockingIOError:
+            if wait:
+                self._waited_for(whole=False)
             return False
         if not n:
             raise ConnectionError("it closed the connection within a frame")
         self._filled += n
         self._left -= n
+        if wait:
+            self._waited_for(whole=not self._left)
         if self._left:
-            self._slow = True
+            self._slow = self._low_water = True
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(self._left, LOW_WATER_NBYTES))
             self._sink.connection_moved(self)
             return False
-        if self._slow:
+        if self._low_water:
+            self._low_water = False
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         self._end_payload()
         return True
+
+    def _waited_for(self, *, whole: bool) -> None:
+        """Whether the body that was waited for came in time says whether the next ones are waited for."""
+        self._late = 0 if whole else self._late + 1
+        self._unawaited = 0 if whole else min(1 << self._late, MAX_UNAWAITED)
+        self._slow = not whole
 
     def _end_payload(self) -> None:
         header, target, control = self._header, self._target, self._control

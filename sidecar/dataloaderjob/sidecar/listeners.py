@@ -30,6 +30,8 @@ REASONS = {200: "OK", 404: "Not Found", 400: "Bad Request", 503: "Service Unavai
 HELLO_TIMEOUT_S = 5.0
 MAX_HELLO_NBYTES = 8 * 1024 * 1024
 """An adoption that names all leases that there can be takes 3 MB."""
+MAX_HELLOS_NBYTES = 32 * 1024 * 1024
+"""Of all guests together: those of a node's trainers, and more than memory has to spare for strangers."""
 MAX_GUESTS = 256
 
 
@@ -59,7 +61,8 @@ class Guest:
 
     def close(self) -> None:
         self.sock.close()
-        for fd in self.fds:
+        fds, self.fds = self.fds, []
+        for fd in fds:
             os.close(fd)
 
     def answer(self, packets: list[bytes], fds: list[int] | None = None) -> None:
@@ -80,7 +83,9 @@ class Listener(ABC, Generic[Peer]):
     def __init__(self, sock: socket.socket, select: selectors.BaseSelector, most: int) -> None:
         sock.setblocking(False)
         self._sock, self._select, self._most = sock, select, most
-        self._peers: set[Peer] = set()
+        self._peers: dict[Peer, None] = {}
+        """In the order in which they came."""
+        self._reserve = sockets.Reserve()
         select.register(sock, selectors.EVENT_READ, self._accept)
 
     @abstractmethod
@@ -98,25 +103,32 @@ class Listener(ABC, Generic[Peer]):
     def close_in_child(self) -> None:
         """Closes all after a fork: the child must not keep the socket, nor let peers wait for an answer."""
         self._sock.close()
+        self._reserve.close()
         for peer in self._peers:
             peer.close()
 
     def _accept(self) -> None:
         try:
             sock, _ = self._sock.accept()
-        except OSError:
+        except OSError as exc:
+            self._reserve.turn_away(self._sock, exc)
             return
-        if len(self._peers) >= self._most:
-            sock.close()
-            return
+        if len(self._peers) >= self._most:  # who only holds places cannot keep them
+            oldest = next(iter(self._peers))
+            self._forget(oldest)
+            oldest.close()
         sock.setblocking(False)
         peer = self._welcome(sock)
-        self._peers.add(peer)
-        self._select.register(sock, selectors.EVENT_READ, lambda: self._on_ready(peer))
+        self._peers[peer] = None
+        self._select.register(sock, selectors.EVENT_READ, lambda: self._ready(peer))
+
+    def _ready(self, peer: Peer) -> None:
+        if peer in self._peers:  # it may have given way to another within this turn
+            self._on_ready(peer)
 
     def _forget(self, peer: Peer) -> None:
         if peer in self._peers:
-            self._peers.discard(peer)
+            del self._peers[peer]
             self._select.unregister(peer.sock)
 
 
@@ -148,7 +160,7 @@ class HttpServer(Listener[Client]):
                     return
                 peer.out = self._answer(bytes(peer.head))
                 peer.deadline = time.monotonic() + CLIENT_TIMEOUT_S
-                self._select.modify(peer.sock, selectors.EVENT_WRITE, lambda: self._on_ready(peer))
+                self._select.modify(peer.sock, selectors.EVENT_WRITE, lambda: self._ready(peer))
             peer.out = peer.out[peer.sock.send(peer.out) :]
         except BlockingIOError:
             return
@@ -203,6 +215,10 @@ class TrainerListener(Listener[Guest]):
                 )
             packet = peer.incoming.feed(data)
             if packet is None:
+                if sum(guest.incoming.nbytes for guest in self._peers) > MAX_HELLOS_NBYTES:
+                    raise RemoteProtocolError(
+                        f"the beginnings of all messages are more than {MAX_HELLOS_NBYTES} bytes; say hello again"
+                    )
                 return
             self._forget(peer)
             self._on_message(peer, packet)

@@ -121,6 +121,10 @@ METRICS = (
 )  # fmt: skip
 KEYS = tuple(metric.key for metric in METRICS)
 COUNTERS = frozenset(metric.key for metric in METRICS if metric.kind is Kind.COUNTER)
+TRAINERS_COUNTERS = frozenset(
+    metric.key for metric in METRICS if metric.kind is Kind.COUNTER and isinstance(metric.read, int)
+)
+"""Those that the trainer counts itself: they go on when its receiver is another."""
 _READERS = [(metric.key, metric.read) for metric in METRICS if not isinstance(metric.read, int)]
 _WORDS = {key: at for at, (key, _) in enumerate(_READERS, control.W_METRICS)} | {
     metric.key: metric.read for metric in METRICS if isinstance(metric.read, int)

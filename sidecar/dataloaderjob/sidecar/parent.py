@@ -5,6 +5,7 @@ metrics and health. It has no thread (it forks) and no part in the data path.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import json
 import os
@@ -24,7 +25,7 @@ from dataloaderjob.core.control import W_NEXT_CALLS, Control, sealed
 from dataloaderjob.core.errors import RemoteProtocolError, first_line
 from dataloaderjob.core.frames import PROTOCOL
 from dataloaderjob.core.processes import alive, default_signals, die_with_parent
-from dataloaderjob.core.settings import SidecarSettings, read_key
+from dataloaderjob.core.settings import LoaderSettings, SidecarSettings, read_key
 from dataloaderjob.sidecar import metrics
 from dataloaderjob.sidecar.listeners import Guest, HttpServer, TrainerListener
 from dataloaderjob.sidecar.receiver import Receiver
@@ -32,6 +33,8 @@ from dataloaderjob.sidecar.supervisor_client import BundleGc, Failures, Supervis
 
 TICK_S = 0.5
 METRICS_EVERY_S = 1.0
+EXTRA_PROCESSES = 8
+"""Processes of a launch that told nobody how many they are: together they get as much memory as the first."""
 _RANK = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 
@@ -47,6 +50,8 @@ class ReceiverProcess:
     pid: int
     channel: socket.socket
     control: Control
+    untold: bool = False
+    """Its channel was full: the list of feeders is to be sent again."""
 
 
 class Sidecar:
@@ -124,6 +129,9 @@ class Sidecar:
         self._listener.expire(now)
         if self.http is not None:
             self.http.expire(now)
+        for receiver in self.receivers.values():
+            if receiver.untold:
+                receiver.untold = not self._send_feeders(receiver.channel)
         if self._supervisor is not None:
             self._supervisor.try_connect(now)
             self._watch_upstream()
@@ -154,7 +162,7 @@ class Sidecar:
             return
         if self._supervisor.on_readable(time.monotonic()):
             for receiver in self.receivers.values():
-                self._send_feeders(receiver.channel)
+                receiver.untold = not self._send_feeders(receiver.channel)
         self._supervisor.flush()
         self._watch_upstream()
 
@@ -170,7 +178,7 @@ class Sidecar:
             if receiver is None:
                 continue  # an upload
             if code := os.waitstatus_to_exitcode(status):
-                log(f"the receiver of rank {receiver.rank} ended with status {code}")
+                log(f"the receiver of rank {receiver.rank} {how_it_ended(code)}")
             while self._on_receiver(receiver):
                 pass  # its last words
             self._bundle_gc.gone(receiver.pid)
@@ -203,8 +211,11 @@ class Sidecar:
             )
         hello = ipc.parse_json(packet.payload)
         adoption, fds = hello.get("adopt"), guest.fds
-        if not fds or (adoption and len(fds) != 4 + len(adoption["regions"])):
-            raise RemoteProtocolError("the trainer did not send its pidfd and the descriptors of its pools")
+        if len(fds) != (4 + len(adoption["regions"]) if adoption else 1):
+            raise RemoteProtocolError(
+                "the trainer's pidfd is needed, and the descriptors of pools that it gives back: found"
+                f" {len(fds)} descriptors"
+            )
         rank, pid, process = str(hello["rank"]), int(hello["pid"]), str(hello["process"])
         if not _RANK.match(rank):
             raise RemoteProtocolError(
@@ -213,6 +224,7 @@ class Sidecar:
         if adoption and not sealed(fds[1]):
             raise RemoteProtocolError("the control memory that the trainer gave back is not sealed")
         self._claim(rank, pid, process)
+        settings = self._share()
         if not adoption:
             guest.fds += [Control.create(), _eventfd(), _eventfd()]
         control = Control(fds[1])
@@ -225,13 +237,15 @@ class Sidecar:
         parent, child = os.getpid(), os.fork()
         if child == 0:
             ours.close()
-            self._child(guest, theirs, hello, parent)
+            self._child(guest, theirs, hello, parent, settings)
         theirs.close()
         ours.setblocking(False)
         receiver = ReceiverProcess(rank, pid, process, fds.pop(0), child, ours, control)
         self.receivers[child] = receiver
+        if adoption:
+            self._count_once(metrics.read(control, rank))
         self._select.register(ours, selectors.EVENT_READ, lambda: self._on_receiver(receiver))
-        guest.answer(ipc.pack_json(ipc.Type.WELCOME, self._welcome()), None if adoption else fds)
+        guest.answer(ipc.pack_json(ipc.Type.WELCOME, self._welcome(settings)), None if adoption else fds)
         guest.close()
 
     def _claim(self, rank: str, pid: int, process: str) -> None:
@@ -251,7 +265,37 @@ class Sidecar:
                 time.sleep(0.001)
                 self._reap()
 
-    def _child(self, guest: Guest, channel: socket.socket, hello: dict[str, Any], parent: int) -> None:
+    def _share(self) -> LoaderSettings:
+        """The settings of one more receiver: its share of the node's shared memory. Raises RemoteProtocolError."""
+        settings, running = self.settings, sum(alive(r.pidfd) for r in self.receivers.values())
+        if running < settings.processes:
+            return settings
+        if not settings.private:
+            raise RemoteProtocolError(
+                f"this sidecar shares its memory among {settings.processes} trainer processes, which are all here: set"
+                " spec.trainers.job.processesPerPod to the number that runs in each pod"
+            )
+        if running >= settings.processes + EXTRA_PROCESSES:
+            raise RemoteProtocolError(
+                f"{running} processes use the service of this launch, made for {settings.processes}: set"
+                " LOCAL_WORLD_SIZE to their number, as torchrun does"
+            )
+        share = settings.limit_nbytes // EXTRA_PROCESSES
+        return dataclasses.replace(settings, processes=1, shared_memory_nbytes=share, pool_nbytes=None)
+
+    def _count_once(self, living: metrics.ReceiverMetrics) -> None:
+        """What a trainer counted in memory that outlived its receiver was added up when that one ended."""
+        for name in metrics.TRAINERS_COUNTERS:
+            self._gone[name] -= living.values[name]
+
+    def _child(
+        self,
+        guest: Guest,
+        channel: socket.socket,
+        hello: dict[str, Any],
+        parent: int,
+        settings: LoaderSettings,
+    ) -> None:
         """The forked receiver; does not return."""
         code, rank = 1, str(hello["rank"])
         try:
@@ -262,8 +306,9 @@ class Sidecar:
             self._close_in_child()
             gc.freeze()
             receiver = Receiver(
-                guest.sock, channel, *guest.fds[:4], settings=self.settings, key=self.key, job=self.settings.job,
+                guest.sock, channel, *guest.fds[:4], settings=settings, key=self.key, job=self.settings.job,
                 name=f"{self.name}/rank-{rank}", process=str(hello["process"]),
+                rank=int(rank) if rank.isdecimal() else 0,
             )  # fmt: skip
             if adoption := hello.get("adopt"):
                 receiver.adopt(adoption, guest.fds[4:])
@@ -294,10 +339,10 @@ class Sidecar:
             os.close(receiver.pidfd)
         self.receivers.clear()
 
-    def _welcome(self) -> dict[str, Any]:
+    def _welcome(self, settings: LoaderSettings) -> dict[str, Any]:
         return {
             "protocol": PROTOCOL, "job": self.settings.job, "blobs": self.settings.blobs,
-            "batch_deadline_s": self.settings.batch_deadline_s, "limit_nbytes": self.settings.limit_nbytes,
+            "batch_deadline_s": self.settings.batch_deadline_s, "limit_nbytes": settings.limit_nbytes,
             "feeders": self._desired(), "scratch": dict(self.settings.scratch),
         }  # fmt: skip
 
@@ -308,16 +353,22 @@ class Sidecar:
             return self._supervisor.desired
         return len(self.settings.feeders)
 
-    def _send_feeders(self, channel: socket.socket) -> None:
+    def _send_feeders(self, channel: socket.socket) -> bool:
+        """Returns whether the channel took the list; one that does not gets a newer one later."""
         client = self._supervisor
         if client is None:
             listed: dict[str, Any] = {"feeders": self.settings.feeders, "desired": self._desired()}
         elif client.known:
             listed = {"feeders": client.feeders, "desired": client.desired, "notes": client.notes}
         else:
-            return
-        with contextlib.suppress(OSError):
+            return True
+        try:
             channel.send(json.dumps(listed).encode())
+        except BlockingIOError:
+            return False
+        except OSError:  # it has ended
+            pass
+        return True
 
     def _on_receiver(self, receiver: ReceiverProcess) -> bool:
         """Returns whether there was a message."""
@@ -352,7 +403,7 @@ class Sidecar:
         elif self._supervisor is None:
             return
         elif message["type"] == "replace":
-            self._supervisor.send(message)
+            self._supervisor.send({**message, "receiver": receiver.rank})
 
     # Metrics
 
@@ -385,6 +436,15 @@ class Sidecar:
         if path == "/status":
             return 200, "application/json", json.dumps(self.status()) + "\n"
         return 404, "text/plain", "only /metrics, /healthz and /status are served here\n"
+
+
+def how_it_ended(code: int) -> str:
+    """`code`: the exit status, negative for a signal."""
+    if code >= 0:
+        return f"ended with status {code}"
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"was ended by signal {-code}"
 
 
 def _eventfd() -> int:

@@ -67,10 +67,11 @@ class Receiver:
         job: str,
         name: str,
         process: str = "",
+        rank: int = 0,
     ) -> None:
-        """`process` names the trainer's."""
+        """`process` names the trainer's; each `rank` begins with other feeders."""
         self.control = Control(control_fd)
-        self.machine = Dispatcher(settings, generation=int.from_bytes(os.urandom(4), "little"))
+        self.machine = Dispatcher(settings, generation=int.from_bytes(os.urandom(4), "little"), rank=rank)
         self.regions: dict[int, Region] = {}
         self._trainer, self._parent, self._pidfd = trainer, parent, pidfd
         self._wake_trainer, self._wake_receiver = wake_trainer, wake_receiver
@@ -295,8 +296,9 @@ class Receiver:
     def _open(self, connection: FeederConnection, now: float) -> None:
         try:
             connection.connect(now)
-        except OSError:
+        except OSError as exc:
             connection.give_up(now)
+            self.machine.feeder_down(now, connection.endpoint.instance, f"{connection.endpoint.name}: {exc}")
             return
         assert connection.sock is not None  # noqa: S101
         fd = connection.sock.fileno()
@@ -372,9 +374,9 @@ class Receiver:
                 self._send_parent({"type": "released", "bundle": bundle.hex()})
             case Note(text):
                 self._send_trainer(ipc.pack_json(ipc.Type.NOTE, {"text": text}))
-            case Replace(endpoint, reason):
+            case Replace(endpoint, reason, connected):
                 feeder = {"name": endpoint.name, "instance": endpoint.instance}
-                self._send_parent({"type": "replace", **feeder, "reason": reason})
+                self._send_parent({"type": "replace", **feeder, "reason": reason, "connected": connected})
 
     def _close_connection(self, now: float, instance: str, again: bool) -> None:
         connection = self._connections[instance]

@@ -28,11 +28,13 @@ from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, rea
 from dataloaderjob.core.sockets import address_text
 from dataloaderjob.providers.provider import LOCAL, NAMES, RAY, Provider
 from dataloaderjob.supervisor.feeder_set import Endpoint, FeederSet, Instruction, Kill, Member, Place, State
-from dataloaderjob.supervisor.server import SupervisorServer
+from dataloaderjob.supervisor.server import SupervisorServer, Witness
 
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
+WITNESS_S = 60.0
+"""Seconds for which a receiver's word counts that it cannot connect to a feeder; it says so every 20 s."""
 EXIT_FAILED = 1
 MAX_FAILURES = 16
 MAX_FAILURE_TEXT = 600
@@ -111,6 +113,8 @@ class Supervisor:
         )
         self._urgent: list[Instruction] = []
         self._reports = Reports()
+        self._witnesses: dict[str, dict[Witness, float]] = {}
+        """By instance, who could not connect to it, and when that was."""
         self._stopping = False
         self._started = time.monotonic()
         self._provider = provider_of(settings)
@@ -234,14 +238,29 @@ class Supervisor:
             self._feeders.drained(name, instance, time.monotonic())
             self._changed.notify()
 
-    def replace(self, name: str, instance: str, reason: str) -> None:
+    def replace(self, name: str, instance: str, reason: str, witness: Witness | None = None) -> None:
+        """A receiver's word that a feeder hangs. With a `witness` it does not come to a connection: that is believed
+        when most receivers say so, since a feeder that tells us it is there may be cut off from one of them only."""
         with self._changed:
+            if witness is not None and not self._most_agree(instance, witness):
+                log.info("%s (%s) is %s, says %s", name, instance, reason, "/".join(witness))
+                return
             instructions = self._feeders.replace(name, instance, reason, time.monotonic())
             self._urgent += instructions
             self._changed.notify()
         if instructions:
             log.warning("%s (%s) is replaced: %s", name, instance, reason)
             self._server.publish()
+
+    def _most_agree(self, instance: str, witness: Witness) -> bool:
+        now = time.monotonic()
+        for gone in set(self._witnesses) - {e.instance for e in self._feeders.listed()}:
+            del self._witnesses[gone]
+        found = self._witnesses.setdefault(instance, {})
+        found[witness] = now
+        recent = sum(now - at < WITNESS_S for at in found.values())
+        counts = [report.get("receivers") for report in self._reports.sidecars.values()]
+        return 2 * recent > sum(n for n in counts if type(n) is int)
 
     def metrics(self, sidecar: str, metrics: dict[str, Any] | None) -> None:
         with self._lock:

@@ -18,7 +18,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,9 +31,10 @@ from dataloaderjob.core.sockets import Acceptor
 from dataloaderjob.supervisor.feeder_set import Endpoint
 
 ASK_AGAIN_S = 10.0
-"""A sidecar that was asked for a blob gets so long to begin; then another one is asked, too."""
+"""A sidecar that was asked for a blob, and of which nothing comes for so long, is given up; another one is asked."""
 WAIT_S = 60.0
-"""A feeder that waits longer is told "gone" and asks again while it has tickets for that blob."""
+"""A feeder that waits for so long, while no part of the blob comes, is told "gone" and asks again while it has tickets
+for that blob."""
 
 Want = Callable[[str], None]
 """Sends {"type": "want"} to one sidecar. Raises OSError."""
@@ -42,6 +44,18 @@ SEND_TIMEOUT_S = 5
 IDLE_TIMEOUT_S = 60.0
 
 
+@dataclass(slots=True)
+class _Upload:
+    """A blob on its way from a sidecar."""
+
+    holder: int
+    asked_at: float
+    """When it was asked for, or a part of it came last."""
+    moved_at: float
+    """When a part of it came last, of this upload or an earlier one."""
+    tried: set[int]
+
+
 class BlobRelay:
     """Who has which blob, and who waits for one."""
 
@@ -49,6 +63,8 @@ class BlobRelay:
         self._store = BlobStore(folder)
         self._changed = threading.Condition()
         self._holders: dict[str, dict[int, Want]] = {}
+        self._uploads: dict[str, _Upload] = {}
+        """Blobs that were asked for and are not here: all feeders that miss one wait for the same upload."""
 
     def has(self, holder: int, digest: str, want: Want) -> None:
         """A sidecar can upload this blob."""
@@ -72,8 +88,9 @@ class BlobRelay:
                 pass
         else:
             self._store.sweep(set(), NODE_KEEP_S)
-            self._store.write(digest, chunks(sock, nbytes))
+            self._store.write(digest, self._moving(digest, chunks(sock, nbytes)))
         with self._changed:
+            self._uploads.pop(digest, None)
             self._changed.notify_all()
 
     def serve(self, sock: socket.socket, digest: str, nbytes: int) -> None:
@@ -87,24 +104,52 @@ class BlobRelay:
             sock.sendfile(data)
 
     def _wait(self, digest: str, nbytes: int) -> bool:
-        deadline = time.monotonic() + WAIT_S
-        asked: dict[int, float] = {}
+        begun = time.monotonic()
         while not self._store.has(digest, nbytes):
             now = time.monotonic()
-            if now > deadline:
-                return False
             with self._changed:
-                holders = dict(self._holders.get(digest, {}))
-            if not any(now - at < ASK_AGAIN_S for holder, at in asked.items() if holder in holders):
-                for holder, want in sorted(holders.items(), key=lambda item: asked.get(item[0], 0.0)):
-                    asked[holder] = now
-                    with contextlib.suppress(OSError):
-                        want(digest)
-                        break
+                upload = self._uploads.get(digest)
+                if now - max(begun, upload.moved_at if upload else begun) > WAIT_S:
+                    return False
+                want = self._whom_to_ask(digest, now)
+            if want is not None:
+                try:
+                    want(digest)
+                except OSError:
+                    with self._changed:
+                        if (upload := self._uploads.get(digest)) is not None:
+                            upload.asked_at = 0.0
+                    continue
             with self._changed:
                 if not self._store.has(digest, nbytes):
                     self._changed.wait(1.0)
         return True
+
+    def _whom_to_ask(self, digest: str, now: float) -> Want | None:
+        """A sidecar that is to upload a blob; None while one does, or has just been asked."""
+        upload, holders = self._uploads.get(digest), self._holders.get(digest, {})
+        if upload is not None and upload.holder in holders and now - upload.asked_at < ASK_AGAIN_S:
+            return None
+        tried = set() if upload is None else upload.tried
+        if not set(holders) - tried:  # all were: each gets another chance, who was asked last the last
+            tried = set() if upload is None or len(holders) == 1 else {upload.holder}
+        found = next((number for number in holders if number not in tried), None)
+        if found is None:
+            return None
+        moved_at = 0.0 if upload is None else upload.moved_at
+        self._uploads[digest] = _Upload(found, now, moved_at, tried | {found})
+        return holders[found]
+
+    def _moving(self, digest: str, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+        """Notes that parts come."""
+        for piece in pieces:
+            if (upload := self._uploads.get(digest)) is not None:
+                upload.asked_at = upload.moved_at = time.monotonic()
+            yield piece
+
+
+Witness = tuple[str, str]
+"""Sidecar and rank of a receiver that cannot connect to a feeder."""
 
 
 class SupervisorState(Protocol):
@@ -113,7 +158,7 @@ class SupervisorState(Protocol):
     def feeder_ready(self, endpoint: Endpoint) -> bool: ...
     def feeder_left(self, name: str, instance: str) -> None: ...
     def feeder_drained(self, name: str, instance: str) -> None: ...
-    def replace(self, name: str, instance: str, reason: str) -> None: ...
+    def replace(self, name: str, instance: str, reason: str, witness: Witness | None) -> None: ...
     def metrics(self, sidecar: str, metrics: dict[str, Any] | None) -> None: ...
     def listing(self) -> dict[str, Any]: ...
     def control(self, message: dict[str, Any]) -> dict[str, Any]: ...
@@ -225,7 +270,9 @@ class SupervisorServer:
             self._relay.has(peer.number, digest, lambda d: peer.send(lambda: {"type": "want", "digest": d}))
         elif kind == "replace":
             name, instance = supervision.text(message, "name"), supervision.text(message, "instance")
-            self._state.replace(name, instance, supervision.text(message, "reason"))
+            # A sidecar of the release before says nothing of connections: it meant feeders that hang as well.
+            witness = None if message.get("connected", True) else (peer.name, str(message.get("receiver")))
+            self._state.replace(name, instance, supervision.text(message, "reason"), witness)
         else:
             raise RemoteProtocolError(f"a sidecar may not send {kind!r}")
 

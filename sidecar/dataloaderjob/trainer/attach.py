@@ -19,7 +19,7 @@ from dataloaderjob.trainer.pool import Pool
 
 DIAL_TIMEOUT_S = 10.0
 BUSY_S = 10.0
-"""A sidecar that is overrun by connections turns away whoever comes; so long it is tried again."""
+"""A sidecar that is overrun by connections closes the oldest; so long it is tried again."""
 BUSY_PAUSE_S = 0.05
 ABSENCE_DEADLINE_S = 120.0
 ABSENCE_NOTE_S = 5.0

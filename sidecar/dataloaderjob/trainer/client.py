@@ -13,12 +13,14 @@ import struct
 import threading
 import time
 import weakref
+from collections import deque
 from typing import Any
 
 from dataloaderjob.core import control as ctl
 from dataloaderjob.core import ipc
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable
+from dataloaderjob.trainer import forks
 from dataloaderjob.trainer.attach import Absence, Opened, attach, say
 from dataloaderjob.trainer.pool import Pool, map_region
 from dataloaderjob.trainer.stream import Stream, StreamLeftError
@@ -26,6 +28,9 @@ from dataloaderjob.trainer.stream import Stream, StreamLeftError
 POLL_MS = 100
 ANSWER_S = 1.0
 SEND_TIMEOUT_S = 60.0
+MAX_ENDS = 10
+ENDS_WITHIN_S = 30.0
+"""So many ends of the sidecar in such a time, without a batch between them, are a defect that does not pass."""
 GRACE_S = 60.0
 """Time beyond the job's deadline for a batch, after which the sidecar itself counts as silent."""
 
@@ -48,8 +53,9 @@ class Client:
     """A pool and its socket."""
 
     __slots__ = (
-        "__weakref__", "_incoming", "_last_stream", "_opened", "_polls", "_sleepers", "attachment", "closed_streams",
-        "control", "dead", "lock", "path", "pool", "rank", "settings", "streams", "wake_receiver", "wake_trainer",
+        "__weakref__", "_ends", "_incoming", "_last_stream", "_opened", "_polls", "_sleepers", "_taken", "attachment",
+        "closed_streams", "control", "dead", "lock", "path", "pool", "rank", "settings", "streams", "wake_receiver",
+        "wake_trainer",
     )  # fmt: skip
 
     def __init__(self, path: str, rank: str) -> None:
@@ -63,6 +69,10 @@ class Client:
         """Counts the sidecars, or receivers, that this client had before."""
         self.lock = threading.RLock()
         """Guards the socket, the streams and the pool's books; never held while waiting for a batch."""
+        self._ends = deque[float](maxlen=MAX_ENDS)
+        """Moments at which the sidecar ended since a batch was taken last."""
+        self._taken = 0
+        """Batches taken by then."""
         self._last_stream = 0
         self._sleepers = 0
         self._polls: dict[int, tuple[socket.socket | None, select.epoll]] = {}
@@ -100,6 +110,7 @@ class Client:
         """
         with self.lock:
             self._opened.disconnect()
+            self._check_progress()
             absence = Absence(self.path)
             while True:
                 try:
@@ -111,6 +122,20 @@ class Client:
                     except ServiceUnavailable as gone:
                         self.dead = str(gone)
                         raise
+
+    def _check_progress(self) -> None:
+        """A receiver that ends at what it is told ends again and again. Raises ServiceUnavailable."""
+        now, taken = time.monotonic(), self.control.words[ctl.W_NEXT_CALLS]
+        if taken != self._taken:
+            self._taken = taken
+            self._ends.clear()
+        self._ends.append(now)
+        if len(self._ends) == MAX_ENDS and now - self._ends[0] < ENDS_WITHIN_S:
+            self.dead = (
+                f"the sidecar at {self.path} ended {MAX_ENDS} times within {ENDS_WITHIN_S:.0f} s, and no batch came:"
+                " see what it printed last"
+            )
+            raise ServiceUnavailable(self.dead)
 
     def _give_back(self) -> None:
         try:
@@ -400,12 +425,20 @@ class Client:
             self._opened.pool.tail.close()  # no other thread is in this process
 
 
+def _before_fork() -> None:
+    pools = [client._opened.pool for client in list(_clients.values())]  # noqa: SLF001  this module
+    forks.before(pool.tail for pool in pools if pool is not None)
+
+
 def _after_fork_in_child() -> None:
     global _clients_lock
     _clients_lock = threading.Lock()
     for client in list(_clients.values()):
         client.cut_off()
     _clients.clear()
+    forks.after_in_child()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=forks.after_in_parent, after_in_child=_after_fork_in_child
+)

@@ -240,7 +240,7 @@ def _failed(stream: Stream, number: int) -> Any:
     payload = stream.failures[number]
     message = json.loads(payload)
     if "service" in message:
-        raise getattr(errors, message["service"])(message["message"])
+        raise errors.named(str(message["service"]))(message["message"])
     raise failures.unpack_failure(payload)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from dataloaderjob.core import frames, supervision
 from dataloaderjob.core.frames import Flag, Kind
 from dataloaderjob.core.settings import LoaderSettings
-from dataloaderjob.sidecar.dispatch.choose import Versions, choose
+from dataloaderjob.sidecar.dispatch.choose import Ranks, Versions, depth
 from dataloaderjob.sidecar.dispatch.placing import Placer, turn
 from dataloaderjob.sidecar.dispatch.streams import (
     Attempt,
@@ -31,17 +31,28 @@ from dataloaderjob.sidecar.dispatch.streams import (
     Ticket,
 )
 
+MAX_STRIKES = 3
+"""A ticket that was being made when this many feeders died is the cause of their death."""
+
 
 class Assignments:
     """The state of one pool: its streams, its feeders, its space."""
 
-    def __init__(self, settings: LoaderSettings, *, generation: int) -> None:
+    def __init__(self, settings: LoaderSettings, *, generation: int, rank: int = 0) -> None:
+        """`rank`: of the trainer process; each begins with other feeders."""
         self.settings = settings
+        self.rank = rank
         self.generation = generation
         self.streams: dict[int, Stream] = {}
         self.feeders: dict[str, FeederState] = {}
+        self.ranks = Ranks()
+        self.announced: dict[Attempt, None] = {}
+        """Attempts that wait for space."""
+        self.suspects: set[str] = set()
+        """Instances that are late, and get no further tickets."""
         self.counters = Counters()
         self.feeders_lost_at: float | None = None
+        self.unconnected_noted_at = float("-inf")
         self.desired_feeders: int | None = None
         self.supervisor_notes: list[str] = []
         self.starved = False
@@ -70,16 +81,17 @@ class Assignments:
 
     def dispatch(self, now: float) -> None:
         """Asks feeders for queued tickets, nearest to their turn first, while a feeder has room."""
-        feeders = self.feeders.values()
         while True:
             queued = [ticket for stream in self.streams.values() if (ticket := stream.peek()) is not None]
             if len(queued) > 1:
                 queued.sort(key=lambda t: t.number - t.stream.awaited)
             for ticket in queued:
-                if refusal := self._versions.refusal(ticket.stream, feeders):
+                if refusal := self._versions.refusal(ticket.stream, self.feeders.values(), now):
                     self.fail_service(ticket, "ServiceUnavailable", refusal)
                     break
-                feeder = choose(feeders, ticket.stream)
+                if ticket.unconfirmed and ticket.strikes + ticket.unconfirmed >= MAX_STRIKES:
+                    continue  # it may be what ends them
+                feeder = self.ranks.choose(ticket.stream)
                 if feeder is not None:
                     self.ask(now, ticket, feeder)
                     break
@@ -89,12 +101,25 @@ class Assignments:
 
     def _trust_suspects(self) -> bool:
         """Asks silent feeders again where nobody else is left. Says whether that changed anything."""
+        if not self.suspects:
+            return False
         up = [feeder for feeder in self.feeders.values() if feeder.up and not feeder.draining]
         if not up or any(feeder.suspect_since is None for feeder in up):
             return False
         for feeder in up:
-            feeder.suspect_since = None
+            self.trust(feeder)
         return True
+
+    def suspect(self, feeder: FeederState, now: float) -> None:
+        """The feeder is late: it gets no further tickets until it answers."""
+        feeder.suspect_since = now
+        self.suspects.add(feeder.endpoint.instance)
+        self.ranks.place(feeder)
+
+    def trust(self, feeder: FeederState) -> None:
+        feeder.suspect_since = None
+        self.suspects.discard(feeder.endpoint.instance)
+        self.ranks.place(feeder)
 
     def ask(self, now: float, ticket: Ticket, feeder: FeederState) -> None:
         """Asks one feeder for a copy of `ticket`, with room for it where the pool has some."""
@@ -107,6 +132,8 @@ class Assignments:
         if ticket.first_asked_at is None:
             ticket.first_asked_at = now
         feeder.attempts[stream.id, ticket.number] = attempt
+        feeder.filling = feeder.filling and len(feeder.attempts) < depth(stream)
+        self.ranks.place(feeder)
         self.counters.attempts += 1
         flags = (Flag.CHECKSUM if self.settings.checksum else 0) | (Flag.PROBE if ticket.probe else 0)
         self._send(
@@ -122,6 +149,9 @@ class Assignments:
         ticket, feeder = attempt.ticket, attempt.feeder
         ticket.attempts.remove(attempt)
         feeder.attempts.pop((ticket.stream.id, ticket.number), None)
+        feeder.filling = feeder.filling or len(feeder.attempts) <= depth(ticket.stream) // 2
+        self.ranks.place(feeder)
+        self.announced.pop(attempt, None)
         if attempt.extent is not None:
             if attempt.state is AttemptState.RECEIVING and feeder.up:
                 self._out.append(Discard(feeder.endpoint.instance))
@@ -140,17 +170,15 @@ class Assignments:
     def retire(self, feeder: FeederState) -> None:
         instance = feeder.endpoint.instance
         if feeder.draining and not feeder.attempts and self.feeders.pop(instance, None) is not None:
+            self.suspects.discard(instance)
             self._out.append(Close(instance, "no longer listed", False))
 
     def grant(self, now: float) -> None:
         """Gives places to announced bodies in ticket order, and always to what the trainer waits for."""
-        waiting = [
-            a for feeder in self.feeders.values() if feeder.up
-            for a in feeder.attempts.values() if a.state is AttemptState.ANNOUNCED
-        ]  # fmt: skip
-        waiting.sort(key=turn)
         self.starved = False
-        for attempt in waiting:
+        for attempt in sorted(self.announced, key=turn):
+            if attempt not in self.announced:
+                continue  # dropped to make room for one before it
             extent = self.placer.space.alloc(attempt.nbytes)
             if extent is None and attempt.ticket.number == attempt.ticket.stream.awaited:
                 extent = self.placer.room_for_awaited(
@@ -160,6 +188,7 @@ class Assignments:
                 self.starved = True
                 continue
             attempt.extent, attempt.state, attempt.granted_at = extent, AttemptState.GRANTED, now
+            del self.announced[attempt]
             ticket = attempt.ticket
             self._send(
                 attempt.feeder, Kind.GRANT, stream=ticket.stream.id, ticket=ticket.number, room=extent.nbytes

@@ -8,6 +8,7 @@ own in the handshake (`dataloaderjob.codec.facts`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from dataloaderjob.core.frames import TICKET_DEPTH
@@ -15,6 +16,12 @@ from dataloaderjob.sidecar.dispatch.streams import FeederState, Stream
 
 DEPTH_QUICK = 6
 QUICK_S = 0.005
+MISFIT_GRACE_S = 10.0
+"""While other feeders are listed and not connected yet, tickets wait so long for one that fits."""
+COMPARED = 4
+"""Feeders whose load is compared: with the best of a few the load is nearly as even as with the best of all."""
+GOLDEN = 0.6180339887498949
+"""Multiples of the golden ratio, without their whole parts, lie evenly for any number of them."""
 LABELS = {"python": "Python", "torch": "torch", "numpy": "numpy"}
 """Facts that must agree, with their names in messages. Any others are not compared."""
 _INSTALL = "make the feeder image from the trainer's image plus dataloaderjob[feeder]"
@@ -29,44 +36,59 @@ def depth(stream: Stream) -> int:
     return DEPTH_QUICK if typical is not None and typical < QUICK_S else TICKET_DEPTH
 
 
-def eligible(feeder: FeederState, stream: Stream) -> bool:
-    fit = stream.bundle not in feeder.refused and stream.bundle not in feeder.not_loaded
-    return feeder.up and not feeder.draining and feeder.suspect_since is None and fit
+def fits(feeder: FeederState, stream: Stream) -> bool:
+    """Checks whether nothing is known that keeps this feeder from making the stream's batches."""
+    return stream.bundle not in feeder.refused and stream.bundle not in feeder.not_loaded
 
 
-def choose(
-    feeders: Iterable[FeederState], stream: Stream, *, without: Iterable[FeederState] = ()
-) -> FeederState | None:
-    """The least busy feeder that may take one more ticket of `stream`, None if all are full.
+class Ranks:
+    """Feeders that take tickets, by how many they have: the least busy is found whatever the number of feeders.
 
-    Busy is what we have out there first, then what the feeder last said that all its sidecars have. A
-    feeder is filled up when it is down to half, so that several tickets go in one system call.
+    Of feeders that have as many, the one that has had as many for the longest comes first. A feeder takes tickets until
+    it has `depth` of them, then again when it is down to half, so that several go in one system call.
     """
-    best: FeederState | None = None
-    limit = depth(stream)
-    skip = list(without)
-    for feeder in feeders:
+
+    def __init__(self) -> None:
+        self._levels: list[dict[str, FeederState]] = [{} for _ in range(max(DEPTH_QUICK, TICKET_DEPTH))]
+
+    def place(self, feeder: FeederState) -> None:
+        """To be called whenever something about the feeder has changed."""
+        instance = feeder.endpoint.instance
+        if feeder.level is not None:
+            del self._levels[feeder.level][instance]
         out = len(feeder.attempts)
-        if out >= limit:
-            feeder.filling = False
-        elif out <= limit // 2:
-            feeder.filling = True
-        if not feeder.filling or not eligible(feeder, stream) or feeder in skip:
-            continue
-        if best is None or (len(feeder.attempts), feeder.load) < (len(best.attempts), best.load):
-            best = feeder
-    return best
+        takes = feeder.up and not feeder.draining and feeder.suspect_since is None and feeder.filling
+        feeder.level = out if takes and out < len(self._levels) else None
+        if feeder.level is not None:
+            self._levels[out][instance] = feeder
+
+    def choose(self, stream: Stream) -> FeederState | None:
+        """The least busy feeder that may take one more ticket of `stream`, None if all are full.
+
+        Busy is what we have out there first, then, of a few, what the feeder last said that all its sidecars have.
+        """
+        for level in self._levels[: depth(stream)]:
+            if level and (found := self._least_loaded(level, stream)) is not None:
+                return found
+        return None
+
+    def idle(self, stream: Stream, *, without: Iterable[FeederState]) -> FeederState | None:
+        """A feeder with nothing to do for us, for a hedge."""
+        skip = list(without)
+        return next((f for f in self._levels[0].values() if fits(f, stream) and f not in skip), None)
+
+    def _least_loaded(self, level: Mapping[str, FeederState], stream: Stream) -> FeederState | None:
+        fitting = (feeder for feeder in level.values() if fits(feeder, stream))
+        return min(islice(fitting, COMPARED), key=_load, default=None)
 
 
-def idle(
-    feeders: Iterable[FeederState], stream: Stream, *, without: Iterable[FeederState]
-) -> FeederState | None:
-    """A feeder with nothing to do for us, for a hedge."""
-    skip = list(without)
-    for feeder in feeders:
-        if not feeder.attempts and eligible(feeder, stream) and feeder not in skip:
-            return feeder
-    return None
+def _load(feeder: FeederState) -> int:
+    return feeder.load
+
+
+def first_place(rank: int, feeders: int) -> int:
+    """Where in the list of feeders a trainer process begins: processes spread over them, however many there are."""
+    return int(rank * GOLDEN % 1.0 * feeders)
 
 
 def mismatch(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | None:
@@ -111,12 +133,19 @@ class Versions:
             return f"{feeder.endpoint.name}: {reason}"
         return None
 
-    def refusal(self, stream: Stream, feeders: Iterable[FeederState]) -> str | None:
-        """Why no feeder can serve this stream; None while one can, or none is connected."""
+    def refusal(self, stream: Stream, feeders: Iterable[FeederState], now: float) -> str | None:
+        """Why no feeder can serve this stream; None while one can, none is connected, or one may still come up: in a
+        rolling update the first that is there may be of another image."""
         if not self._any_refused:
             return None
-        up = [feeder for feeder in feeders if feeder.up and not feeder.draining]
+        listed = [feeder for feeder in feeders if not feeder.draining]
+        up = [feeder for feeder in listed if feeder.up]
         if not up or not all(stream.bundle in feeder.refused for feeder in up):
+            stream.refused_since = None
+            return None
+        if stream.refused_since is None:
+            stream.refused_since = now
+        if len(up) < len(listed) and now - stream.refused_since < MISFIT_GRACE_S:
             return None
         reasons = "; ".join(sorted({feeder.refused[stream.bundle] for feeder in up})[:3])
         return f"no feeder can run this trainer's code: {reasons}"

@@ -13,7 +13,8 @@ from typing import Any
 from dataloaderjob.core import frames
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import Flag, Header, Kind
-from dataloaderjob.sidecar.dispatch.assignments import Assignments
+from dataloaderjob.sidecar.dispatch.assignments import MAX_STRIKES, Assignments
+from dataloaderjob.sidecar.dispatch.choose import first_place
 from dataloaderjob.sidecar.dispatch.placing import mb
 from dataloaderjob.sidecar.dispatch.streams import (
     Attempt,
@@ -30,8 +31,6 @@ from dataloaderjob.sidecar.dispatch.streams import (
     Ticket,
 )
 
-MAX_STRIKES = 3
-"""A ticket that was being made when this many feeders died is the cause of their death."""
 MAX_LOADS = 3
 """So many feeders that cannot load a bundle fail its tickets; one may only lack a mount that comes later."""
 
@@ -120,17 +119,19 @@ class Dispatcher(Assignments):
 
     def set_feeders(self, now: float, endpoints: list[Endpoint]) -> None:
         """The list of feeders as it should be. A feeder that is no longer listed finishes what it has."""
-        listed = {e.instance: e for e in endpoints}
+        first = first_place(self.rank, len(endpoints))
+        listed = {e.instance: e for e in (*endpoints[first:], *endpoints[:first])}
         for instance, endpoint in listed.items():
             if instance not in self.feeders:
                 self.feeders[instance] = FeederState(endpoint, now)
                 self._out.append(Connect(endpoint))
-            else:
-                self.feeders[instance].draining = False
-        for instance, feeder in list(self.feeders.items()):
-            if instance not in listed:
-                feeder.draining = True
-                self.retire(feeder)
+        for instance, feeder in self.feeders.items():
+            feeder.draining = instance not in listed
+            self.ranks.place(feeder)
+        for feeder in list(self.feeders.values()):
+            if feeder.draining and not feeder.up:
+                self.confirm_strikes(feeder)
+            self.retire(feeder)
         self.dispatch(now)
 
     def feeder_up(self, now: float, instance: str, facts: dict[str, Any]) -> None:
@@ -138,23 +139,36 @@ class Dispatcher(Assignments):
         if feeder is None:
             return
         feeder.up, feeder.facts, feeder.received_at, feeder.answered_at = True, facts, now, now
-        feeder.suspect_since, feeder.load = None, 0
+        feeder.load, feeder.filling, feeder.why_down = 0, True, ""
+        for ticket in feeder.struck:  # the network failed, not the process
+            ticket.unconfirmed -= 1
+        feeder.struck.clear()
         feeder.refused.clear()
         feeder.not_loaded.clear()
+        self.trust(feeder)
         for stream in self.streams.values():
             self.compare(stream, feeder)
         self.dispatch(now)
 
     def feeder_down(self, now: float, instance: str, reason: str) -> None:
-        """The connection ended, for whatever reason. All that was asked there is asked again elsewhere."""
+        """The connection ended, or did not come up. All that was asked there is asked again elsewhere."""
         feeder = self.feeders.get(instance)
-        if feeder is None or not feeder.up:
+        if feeder is None:
             return
-        feeder.up, feeder.down_since, feeder.replace_asked = False, now, False
+        feeder.why_down = reason
+        if not feeder.up:
+            return
+        feeder.up, feeder.down_since, feeder.replace_asked_at = False, now, None
+        self.trust(feeder)
         self.counters.feeders_lost += 1
         feeder.bundles.clear()
         for attempt in list(feeder.attempts.values()):
-            self._strike(attempt, reason)
+            self._lose(attempt)
+            if attempt.position is not None:
+                attempt.ticket.unconfirmed += 1
+                feeder.struck.append(attempt.ticket)
+        if feeder.draining:
+            self.confirm_strikes(feeder)
         self.retire(feeder)
         if not any(other.up for other in self.feeders.values()):
             self.feeders_lost_at = now
@@ -248,24 +262,38 @@ class Dispatcher(Assignments):
 
     # Details
 
-    def _strike(self, attempt: Attempt, reason: str) -> None:
-        """What made this ticket is gone; it counts against the ticket if it was making one of its samples."""
+    def _lose(self, attempt: Attempt) -> None:
+        """What made this ticket is gone: another makes it, and tells which sample it makes."""
         ticket = attempt.ticket
         if attempt.position is not None:
-            ticket.strikes += 1
             ticket.position = attempt.position
         ticket.probe = True
         self.drop_attempt(attempt, cancel=False)
         self.counters.retries += 1
-        if ticket.strikes >= MAX_STRIKES and ticket.state is State.QUEUED:
+
+    def _strike(self, ticket: Ticket, reason: str) -> None:
+        """A process ended while it made one of this ticket's samples."""
+        ticket.strikes += 1
+        if ticket.strikes >= MAX_STRIKES and ticket.state in (State.QUEUED, State.ASKED):
             self._fail_deadly(ticket, reason)
+
+    def confirm_strikes(self, feeder: FeederState) -> None:
+        """The feeder's process has ended: that its connection broke counts against what it was making."""
+        struck, feeder.struck = feeder.struck, []
+        for ticket in struck:
+            ticket.unconfirmed -= 1
+            live = self.streams.get(ticket.stream.id) is ticket.stream
+            if live and ticket.stream.tickets.get(ticket.number) is ticket:
+                self._strike(ticket, feeder.why_down)
 
     def _lost(self, now: float, attempt: Attempt, position: int, how: str) -> None:
         """The feeder's process that made this ticket ended; the feeder goes on."""
         self._answered(now, attempt)
         if position >= 0:
             attempt.position = position
-        self._strike(attempt, f"{attempt.feeder.endpoint.name}: it {how}")
+        self._lose(attempt)
+        if attempt.position is not None:
+            self._strike(attempt.ticket, f"{attempt.feeder.endpoint.name}: it {how}")
 
     def _not_loaded(self, now: float, attempt: Attempt, payload: bytes) -> None:
         """User code could not be loaded there: other feeders are asked, a few, before the ticket fails."""
@@ -294,14 +322,18 @@ class Dispatcher(Assignments):
 
     def _received(self, now: float, feeder: FeederState, header: Header) -> None:
         feeder.received_at, feeder.load = now, header.load
-        feeder.replace_asked = False
+        feeder.replace_asked_at = None
         # While user code there takes long, the feeder says so: it is not lost, and gets nothing more to do.
-        if header.kind != Kind.ALIVE and not (header.kind == Kind.CANCELLED and feeder.attempts):
-            feeder.suspect_since = None
+        answers = header.kind != Kind.ALIVE and not (header.kind == Kind.CANCELLED and feeder.attempts)
+        if feeder.suspect_since is not None and answers:
+            self.trust(feeder)
 
     def _answered(self, now: float, attempt: Attempt) -> None:
-        """The feeder finished making this batch: what it took is the time since it could begin."""
-        attempt.ticket.stream.pace.add(now - max(attempt.asked_at, attempt.feeder.answered_at))
+        """The feeder finished making this batch: what it took is the time since it could begin. What it then waits
+        for, space, is no slowness of the feeder's."""
+        if not attempt.answered:
+            attempt.answered = True
+            attempt.ticket.stream.pace.add(now - max(attempt.asked_at, attempt.feeder.answered_at))
         attempt.feeder.answered_at = now
 
     def _announced(self, now: float, attempt: Attempt, nbytes: int) -> None:
@@ -320,5 +352,6 @@ class Dispatcher(Assignments):
             self.placer.free(attempt.extent)
             attempt.extent = None
         attempt.state, attempt.nbytes, attempt.position = AttemptState.ANNOUNCED, nbytes, None
+        self.announced[attempt] = None
         self.saw_size(attempt.ticket.stream, nbytes)
         self.grant(now)

@@ -7,7 +7,6 @@ pings would be silent whenever user code holds the interpreter lock.
 from __future__ import annotations
 
 from dataloaderjob.core import frames
-from dataloaderjob.sidecar.dispatch import choose
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 from dataloaderjob.sidecar.dispatch.placing import turn
 from dataloaderjob.sidecar.dispatch.streams import (
@@ -33,6 +32,10 @@ HEDGE_SHARE = 0.05
 TRANSFER_FLOOR_S = 1.5
 """A granted body of which nothing came for so long is given up and asked again. Not a rate: many feeders
 share one network, and a slow one is not a dead one."""
+STRIKE_AFTER_S = 10.0
+"""A feeder whose connection broke and did not come back for so long has ended, even if nobody says so."""
+UNCONNECTED_NOTE_S = 5.0
+"""So long after the first ticket, or the last connection, people hear why no feeder is connected."""
 REPLACE_AFTER_S = 20.0
 REPLACE_FACTOR = 10.0
 MAX_REASKS = 2
@@ -42,6 +45,7 @@ MAX_REASKS = 2
 def tick(machine: Dispatcher, now: float) -> None:
     """Looks at every connection and every awaited ticket once."""
     _check_feeders(machine, now)
+    _note_unconnected(machine, now)
     for stream in list(machine.streams.values()):
         ticket = stream.wanted()
         if ticket is not None and ticket.state in (State.QUEUED, State.ASKED):
@@ -55,7 +59,9 @@ def _check_feeders(machine: Dispatcher, now: float) -> None:
     up = [feeder for feeder in machine.feeders.values() if feeder.up]
     for feeder in list(machine.feeders.values()):
         if not feeder.up:
-            _maybe_replace(machine, feeder, now - feeder.down_since)
+            if feeder.struck and now - feeder.down_since > STRIKE_AFTER_S:
+                machine.confirm_strikes(feeder)
+            _maybe_replace(machine, now, feeder, now - feeder.down_since)
             continue
         stuck = next((a for a in feeder.attempts.values() if _transfer_late(now, a)), None)
         if stuck is not None:
@@ -66,7 +72,7 @@ def _check_feeders(machine: Dispatcher, now: float) -> None:
             machine.report(Close(feeder.endpoint.instance, reason, True))
             machine.feeder_down(now, feeder.endpoint.instance, reason)
         elif feeder.suspect_since is not None:
-            _maybe_replace(machine, feeder, now - max(feeder.received_at, feeder.suspect_since))
+            _maybe_replace(machine, now, feeder, now - max(feeder.received_at, feeder.suspect_since))
         elif _lateness(now, feeder) > 1:
             _maybe_suspect(machine, now, feeder, up)
 
@@ -108,7 +114,7 @@ def _maybe_suspect(machine: Dispatcher, now: float, feeder: FeederState, up: lis
     if not any(_healthy(now, other) for other in up if other is not feeder):
         return
     head = _head(feeder)
-    feeder.suspect_since = now
+    machine.suspect(feeder, now)
     for attempt in list(feeder.attempts.values()):
         ticket = attempt.ticket
         if attempt.state is not AttemptState.ASKED:
@@ -123,13 +129,14 @@ def _maybe_suspect(machine: Dispatcher, now: float, feeder: FeederState, up: lis
     machine.dispatch(now)
 
 
-def _maybe_replace(machine: Dispatcher, feeder: FeederState, silent_s: float) -> None:
+def _maybe_replace(machine: Dispatcher, now: float, feeder: FeederState, silent_s: float) -> None:
     typical = max((stream.pace.typical or 0.0 for stream in machine.streams.values()), default=0.0)
-    limit = max(REPLACE_AFTER_S, REPLACE_FACTOR * typical)
-    if silent_s > limit and not feeder.replace_asked and not feeder.draining:
-        feeder.replace_asked = True
+    limit = max(REPLACE_AFTER_S, REPLACE_FACTOR * typical) if feeder.up else REPLACE_AFTER_S
+    asked = feeder.replace_asked_at is not None and now - feeder.replace_asked_at < limit
+    if silent_s > limit and not asked and not feeder.draining:
+        feeder.replace_asked_at = now
         what = "silent with work to do" if feeder.up else "not reachable"
-        machine.report(Replace(feeder.endpoint, f"{what} for {silent_s:.0f} s"))
+        machine.report(Replace(feeder.endpoint, f"{what} for {silent_s:.0f} s", feeder.up))
 
 
 def _check_awaited(machine: Dispatcher, now: float, ticket: Ticket) -> None:
@@ -176,7 +183,7 @@ def _maybe_hedge(machine: Dispatcher, now: float, ticket: Ticket) -> None:
     slow = [feeder for feeder in up if feeder.attempts and now - feeder.answered_at > after_s]
     if len(up) > 1 and len(slow) * 2 > len(up):
         return  # the work is slow, not the feeders
-    feeder = choose.idle(up, ticket.stream, without=[attempt.feeder])
+    feeder = machine.ranks.idle(ticket.stream, without=[attempt.feeder])
     if feeder is not None:
         counters.hedges += 1
         ticket.retries += 1
@@ -193,12 +200,9 @@ def _unblock(machine: Dispatcher, ticket: Ticket) -> None:
         return
     asked = [a.feeder for a in ticket.attempts]
     held = [
-        a
-        for feeder in machine.feeders.values()
-        if feeder.up and (not asked or feeder in asked)
-        for a in feeder.attempts.values()
-        if a.state is AttemptState.ANNOUNCED and a.ticket is not ticket
-    ]
+        a for a in machine.announced
+        if a.feeder.up and (not asked or a.feeder in asked) and a.ticket is not ticket
+    ]  # fmt: skip
     if len(held) >= (2 if asked else 1):
         held.sort(key=turn)
         machine.drop_attempt(held[-1], cancel=True)
@@ -222,6 +226,27 @@ def _who(machine: Dispatcher, ticket: Ticket) -> str:
     up = sum(feeder.up for feeder in machine.feeders.values())
     if up:
         return f"{up} feeders are connected and busy with other batches or silent"
-    notes = f" ({'; '.join(machine.supervisor_notes[:3])})" if machine.supervisor_notes else ""
+    return _unconnected(machine)
+
+
+def _unconnected(machine: Dispatcher) -> str:
+    """Says why no feeder is connected: in the supervisor's words, and in those of connections that did not come up."""
+    why = sorted({feeder.why_down for feeder in machine.feeders.values() if feeder.why_down})[:3]
+    reasons = [*machine.supervisor_notes[:3], *why]
+    notes = f" ({'; '.join(reasons)})" if reasons else ""
     wanted = "" if machine.desired_feeders is None else f" of {machine.desired_feeders}"
     return f"no feeder is connected, {len(machine.feeders)}{wanted} known{notes}"
+
+
+def _note_unconnected(machine: Dispatcher, now: float) -> None:
+    """Tells why links do not come up, while tickets wait for one."""
+    queued = [
+        t.queued_at for s in machine.streams.values() for t in s.tickets.values() if t.state is State.QUEUED
+    ]
+    failing = [feeder for feeder in machine.feeders.values() if feeder.why_down]
+    if not queued or not failing or any(feeder.up for feeder in machine.feeders.values()):
+        return
+    since = max(min(queued), machine.feeders_lost_at or 0.0)
+    if now - since > UNCONNECTED_NOTE_S and now - machine.unconnected_noted_at > NOTE_EVERY_S:
+        machine.unconnected_noted_at = now
+        machine.report(Note(_unconnected(machine)))

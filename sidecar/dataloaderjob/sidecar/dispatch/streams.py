@@ -117,6 +117,8 @@ class Ticket:
     first_asked_at: float | None = None
     retries: int = 0
     strikes: int = 0
+    unconfirmed: int = 0
+    """Strikes of feeders whose connection broke: nobody knows yet whether their processes have ended."""
     probe: bool = False
     position: int | None = None
     """Sample that the last dead feeder was making."""
@@ -148,6 +150,8 @@ class Attempt:
     state: AttemptState = AttemptState.ASKED
     nbytes: int = 0
     granted_at: float = 0.0
+    answered: bool = False
+    """It is made, and may wait for space."""
     position: int | None = None
     """Sample being made, if the feeder reports it (PROBE)."""
 
@@ -161,6 +165,8 @@ class FeederState:
     up: bool = False
     filling: bool = True
     """Takes tickets until it has `choose.depth` of them, then again when it is down to half."""
+    level: int | None = None
+    """Its place in `choose.Ranks`; None where it takes no tickets."""
     draining: bool = False
     attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
     load: int = 0
@@ -170,13 +176,18 @@ class FeederState:
     moved_at: float = 0.0
     """When a part of a body last came in."""
     suspect_since: float | None = None
-    replace_asked: bool = False
+    replace_asked_at: float | None = None
+    """When the supervisor was last asked to replace it; None while there is no reason to."""
     refused: dict[bytes, str] = field(default_factory=dict)
     """Bundles that this feeder cannot serve, and why."""
     not_loaded: set[bytes] = field(default_factory=set)
     """Bundles that could not be loaded there."""
     bundles: set[bytes] = field(default_factory=set)
     """Bundles of which tickets were sent there."""
+    why_down: str = ""
+    """What ended the connection last, or kept it from coming up."""
+    struck: list[Ticket] = field(default_factory=list)
+    """Tickets of which it was making a sample when the connection broke."""
     bundle_loads: int = 0
     """How often that feeder has loaded a bundle, as it said last."""
 
@@ -194,6 +205,8 @@ class Stream:
     """First ticket that the trainer has not taken, as far as it told."""
     waiting_since: float | None = None
     """When the trainer said that it sleeps until `awaited` is ready; None while it works, or is paused."""
+    refused_since: float | None = None
+    """Since when all connected feeders refuse its code."""
     tickets: dict[int, Ticket] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
     _queue: list[int] = field(default_factory=list)
@@ -324,6 +337,8 @@ class Replace(NamedTuple):
 
     endpoint: Endpoint
     reason: str
+    connected: bool
+    """It hangs with work to do; else no connection to it comes up, which may be this receiver's own trouble."""
 
 
 Instruction = (

@@ -1,0 +1,143 @@
+"""The port of feeders and supervisor, under peers that do not hold the key."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dataloaderjob.core.sockets import MAX_GUESTS, Acceptor, greet
+
+KEY, JOB = bytes(range(32)), "job"
+
+
+class Served:
+    """An acceptor with its loop, as feeder and supervisor run it."""
+
+    def __init__(self) -> None:
+        self.welcomed: list[dict[str, Any]] = []
+        self.acceptor = Acceptor(
+            "127.0.0.1", 0, key=KEY, job=JOB, facts={"is": "here"}, welcomed=self._welcomed
+        )
+        self.turns = 0
+        self._stop = False
+        self._thread = threading.Thread(target=self._loop)
+        self._thread.start()
+
+    def _welcomed(self, sock: socket.socket, answer: dict[str, Any]) -> None:
+        self.welcomed.append(answer)
+        sock.close()
+
+    def _loop(self) -> None:
+        poll = select.poll()
+        poll.register(self.acceptor.sock, select.POLLIN)
+        while not self._stop:
+            poll.poll(100)
+            self.turns += 1
+            self.acceptor.accept_all()
+            self.acceptor.expire()
+
+    def close(self) -> None:
+        self._stop = True
+        self._thread.join()
+        self.acceptor.close()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.acceptor.port), timeout=5)
+
+    def let_in(self) -> bool:
+        """Whether somebody with the key is let in within two seconds, trying again as peers do."""
+        deadline = time.monotonic() + 2.0
+        while time.monotonic() < deadline:
+            with self.connect() as sock, contextlib.suppress(OSError):
+                return greet(sock, KEY, role="receiver", name="r", job=JOB)["is"] == "here"
+        return False
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    made = Served()
+    yield made
+    made.close()
+
+
+def test_who_holds_all_places_without_the_key_keeps_nobody_out(served: Served):
+    held = [served.connect() for _ in range(2 * MAX_GUESTS)]
+    try:
+        assert served.let_in()
+    finally:
+        for sock in held:
+            sock.close()
+
+
+def test_who_takes_the_places_again_at_once_keeps_nobody_out(served: Served):
+    stop = threading.Event()
+
+    def flood() -> None:
+        held: list[socket.socket] = []
+        while not stop.is_set():
+            with contextlib.suppress(OSError):
+                held.append(served.connect())
+            if len(held) > 2 * MAX_GUESTS:
+                held.pop(0).close()
+            time.sleep(0.001)
+        for sock in held:
+            sock.close()
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        time.sleep(0.5)
+        assert all(served.let_in() for _ in range(5))
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_without_descriptors_the_loop_does_not_turn_without_a_pause_and_connections_end(served: Served):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    mine = [served.connect() for _ in range(4)]
+    waiting = [socket.socket() for _ in range(8)]
+    taken = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(socket.socket())
+                if len(taken) == 1:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0].fileno() + 16, hard))
+        turns = served.turns
+        for sock in waiting:
+            sock.settimeout(2)
+            sock.connect(("127.0.0.1", served.acceptor.port))
+        time.sleep(1.0)
+        assert served.turns - turns < 100
+        for sock in waiting:
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(1) == b"", "it was accepted and closed"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for sock in [*mine, *waiting, *taken]:
+            sock.close()
+    assert served.let_in()
+
+
+def test_refused_peers_are_told_of_in_one_line(served: Served, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    for _ in range(20):
+        with served.connect() as sock, contextlib.suppress(OSError):
+            sock.sendall(b"\xff" * 64)
+            sock.recv(4096)
+            sock.recv(4096)
+    deadline = time.monotonic() + 3
+    while not caplog.records and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    assert len(caplog.records) == 1
+    assert "connections were refused" in caplog.records[0].getMessage()
