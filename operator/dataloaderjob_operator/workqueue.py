@@ -102,7 +102,7 @@ class WorkQueue(Generic[K]):
 
     @property
     def _full(self) -> bool:
-        """As much is in work as may be, but for keys that go first."""
+        """Whether as much is in work as may be, but for keys that go first."""
         return self._following >= self._most_following
 
     def backlog(self, now: float) -> int:

@@ -141,3 +141,13 @@ def test_refused_peers_are_told_of_in_one_line(served: Served, caplog: pytest.Lo
     time.sleep(0.3)
     assert len(caplog.records) == 1
     assert "connections were refused" in caplog.records[0].getMessage()
+
+
+def test_a_probe_of_a_port_is_no_refusal_that_is_told(served: Served, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    turns = served.turns
+    for _ in range(5):
+        served.connect().close()
+    while served.turns < turns + 10:
+        time.sleep(0.05)
+    assert caplog.records == []

@@ -18,7 +18,6 @@ from rig import until
 from dataloaderjob.api import parse_object
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.settings import FeederSettings, RayTuning, SupervisorSettings, load
-from dataloaderjob.core.sockets import Acceptor
 from dataloaderjob.pod import entry, feeder
 from dataloaderjob.pod.entry import (
     CRASH_WINDOW_S,
@@ -200,21 +199,6 @@ def test_a_backlog_leaves_out_what_is_too_much_and_says_so():
 def test_a_feeder_of_a_pod_has_its_blobs_in_its_own_node_s_folder():
     settings = FeederSettings(job="j", key_path="k", blob_folder="/the/heads")
     assert actor.at_home(settings, Path("/here")).blob_folder == "/here/blobs"
-
-
-def test_a_probe_of_a_port_is_no_refusal_that_is_told(caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.DEBUG, "dataloaderjob.core.sockets")
-    acceptor = Acceptor("127.0.0.1", 0, key=bytes(32), job="j", facts={}, welcomed=lambda *_: None)
-    socket.create_connection(("127.0.0.1", acceptor.port)).close()
-
-    def told() -> list[int]:
-        acceptor.accept_all()
-        return [record.levelno for record in caplog.records]
-
-    try:
-        assert until(told) == [logging.DEBUG]
-    finally:
-        acceptor.close()
 
 
 POD = """

@@ -418,7 +418,7 @@ class Acceptor:
         self._key, self._job, self._facts, self._welcomed = key, job, facts, welcomed
         self._lock = threading.Lock()
         self._guests: dict[socket.socket, _Guest] = {}
-        """In the order in which they came."""
+        """Guests, the oldest first."""
         self.sock = listen(host, port)
         self.sock.setblocking(False)
         self._reserve = Reserve()

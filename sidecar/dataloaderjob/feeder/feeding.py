@@ -37,7 +37,7 @@ from dataloaderjob.feeder.feeding_states import (
 
 _HISTORY = 64
 MOST_NBYTES = 1 << 30
-"""Of batches that are built and not sent: with 64 receivers of two each, 38.5 MB batches were 4.9 GB."""
+"""Bytes of batches that may be built and not sent: with 64 receivers of two each, 38.5 MB batches were 4.9 GB."""
 BUILT = frozenset({State.HELD, State.READY, State.SENDING})
 Free = Callable[[bytes], bool]
 """Whether the builder of a bundle has nothing to do."""

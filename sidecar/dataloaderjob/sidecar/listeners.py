@@ -31,7 +31,7 @@ HELLO_TIMEOUT_S = 5.0
 MAX_HELLO_NBYTES = 8 * 1024 * 1024
 """An adoption that names all leases that there can be takes 3 MB."""
 MAX_HELLOS_NBYTES = 32 * 1024 * 1024
-"""Of all guests together: those of a node's trainers, and more than memory has to spare for strangers."""
+"""Bytes of the beginnings of hellos, of all guests together: more than those of a node's trainers have."""
 MAX_GUESTS = 256
 
 
@@ -84,7 +84,7 @@ class Listener(ABC, Generic[Peer]):
         sock.setblocking(False)
         self._sock, self._select, self._most = sock, select, most
         self._peers: dict[Peer, None] = {}
-        """In the order in which they came."""
+        """Peers, the oldest first."""
         self._reserve = sockets.Reserve()
         select.register(sock, selectors.EVENT_READ, self._accept)
 

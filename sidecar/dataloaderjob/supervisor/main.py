@@ -114,7 +114,7 @@ class Supervisor:
         self._urgent: list[Instruction] = []
         self._reports = Reports()
         self._witnesses: dict[str, dict[Witness, float]] = {}
-        """By instance, who could not connect to it, and when that was."""
+        """Receivers that could not connect to a feeder, and when that was, by its instance."""
         self._stopping = False
         self._started = time.monotonic()
         self._provider = provider_of(settings)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from dataloaderjob.trainer.pool import LeaseTail, Place
 
 COPY_TIMEOUT_S = 10.0
-"""For a child that does not come to copy, because it was ended or stopped."""
+"""Seconds for a child that does not come to copy, because it was ended or stopped."""
 _FIXED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED
 _PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -41,7 +41,7 @@ class Fork:
 
 
 _forks: dict[int, Fork] = {}
-"""By the thread that forks."""
+"""Forks under way, by the thread that forks."""
 
 
 def before(tails: Iterable[LeaseTail]) -> None:

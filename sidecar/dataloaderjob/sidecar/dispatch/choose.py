@@ -52,7 +52,7 @@ class Ranks:
         self._levels: list[dict[str, FeederState]] = [{} for _ in range(max(DEPTH_QUICK, TICKET_DEPTH))]
 
     def place(self, feeder: FeederState) -> None:
-        """To be called whenever something about the feeder has changed."""
+        """Files a feeder anew, after anything about it has changed."""
         instance = feeder.endpoint.instance
         if feeder.level is not None:
             del self._levels[feeder.level][instance]

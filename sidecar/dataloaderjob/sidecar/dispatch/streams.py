@@ -206,7 +206,7 @@ class Stream:
     waiting_since: float | None = None
     """When the trainer said that it sleeps until `awaited` is ready; None while it works, or is paused."""
     refused_since: float | None = None
-    """Since when all connected feeders refuse its code."""
+    """The time since which all connected feeders refuse its code."""
     tickets: dict[int, Ticket] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
     _queue: list[int] = field(default_factory=list)

@@ -1,0 +1,77 @@
+"""Eight trainer processes and eight feeders, as one node of eight GPUs has them: all real, over one sidecar."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from batches import Numbers
+from rig import Rig, until
+from torch.utils.data import get_worker_info
+
+from dataloaderjob import DataLoader
+from processes import rollup
+
+RANKS, FEEDERS, BATCHES, BATCH = 8, 8, 40, 4
+KB_OF_A_RECEIVER = 60_000
+
+
+class Signed(Numbers):
+    """Draws, and says which feeder made a sample."""
+
+    def __getitem__(self, i: int) -> tuple[int, torch.Tensor, np.ndarray, int]:
+        info = get_worker_info()
+        return i, torch.randn(self.width), np.random.rand(3), -1 if info is None else info.id
+
+
+def run_of(rank: int, workers: int) -> dict[str, Any]:
+    """What a rank's loader gives: a digest of all but who made it, and who made each batch."""
+    torch.manual_seed(1000 + rank)
+    order = torch.randperm(RANKS * BATCHES * BATCH)[rank::RANKS].tolist()
+    loader = DataLoader(Signed(RANKS * BATCHES * BATCH), sampler=order, batch_size=BATCH, num_workers=workers)
+    digest, makers = hashlib.sha256(), []
+    for keys, noise, more, made_by in loader:
+        digest.update(keys.numpy().tobytes() + noise.numpy().tobytes() + more.numpy().tobytes())
+        makers.append(int(made_by[0]))
+    return {"digest": digest.hexdigest(), "makers": makers}
+
+
+def forked(rank: int) -> tuple[int, int]:
+    """(pid, descriptor with the result) of a trainer process."""
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(tell)
+        return pid, told
+    code = 1
+    try:
+        os.environ["RANK"] = str(rank)
+        with os.fdopen(tell, "w") as out:
+            json.dump(run_of(rank, FEEDERS), out)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def test_eight_ranks_and_eight_feeders_give_the_bytes_of_one_process_each() -> None:
+    with Rig(feeders=FEEDERS, processes=RANKS, shared_memory_nbytes=RANKS << 26) as rig:
+        ranks = [forked(rank) for rank in range(RANKS)]
+        until(lambda: len(rig.status()["receivers"]) == RANKS, 60.0, "the attachment of all ranks")
+        assert all(rollup(r["receiver"])["Pss_Anon"] < KB_OF_A_RECEIVER for r in rig.status()["receivers"])
+        found = []
+        for pid, told in ranks:
+            with os.fdopen(told) as out:
+                found.append(json.loads(out.read() or "{}"))
+            assert os.waitpid(pid, 0)[1] == 0, rig.logs()
+    assert [one["digest"] for one in found] == [run_of(rank, 0)["digest"] for rank in range(RANKS)]
+    made = [maker for one in found for maker in one["makers"]]
+    assert set(made) == set(range(FEEDERS))
+    first = [set(one["makers"][:10]) for one in found]
+    assert all(len(makers) >= FEEDERS - 1 for makers in first), (
+        "each rank uses the feeders from the beginning"
+    )
+    assert max(map(made.count, range(FEEDERS))) <= 2.5 * len(made) / FEEDERS
