@@ -172,7 +172,7 @@ def test_rates_are_of_the_time_between_two_asks(job: Job):
             "over the same seconds"
         )
         assert busy.rates.stall == 0.25
-        assert job.reported > reported
+        await job.until(lambda _: job.reported > reported)
 
     job.run(scenario)
 
