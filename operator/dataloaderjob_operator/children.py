@@ -22,8 +22,10 @@ from dataloaderjob_operator.observe.cache import Cache, JobKey
 
 log = logging.getLogger(__name__)
 
-FOR_GOOD = frozenset({400, 403, 409, 422})
+FOR_GOOD = frozenset({400, 403, 422})
 """Status codes that repeating alone does not change: the user has to know."""
+NOT_OURS = "NotOurs"
+"""Our own reason for a child whose name another object has: other conflicts pass."""
 NOT_TYPED = (
     "field not declared in schema",
     "failed to create typed patch object",
@@ -142,7 +144,11 @@ class ChildWriter:
             raise error
         known = self.refusals[key].get(_key(manifest))
         times = 1 if known is None else known.times + 1
-        for_good = error.code in FOR_GOOD or any(words in error.message for words in NOT_TYPED)
+        for_good = error.code in FOR_GOOD or error.reason == NOT_OURS
+        for_good = for_good or any(words in error.message for words in NOT_TYPED)
+        if known is not None and known.reported and not for_good:  # an error that may pass says less than it
+            known.times = times
+            return
         text = refusals.explain(error.message, manifest, job)
         reported = for_good or times >= REPETITIONS
         if reported and (known is None or not known.reported):
@@ -184,4 +190,5 @@ class ChildWriter:
         raise ApiError(
             409,
             f"{child[0]} {child[1]} is there and is not this job's: delete it, or give the job another name",
+            reason=NOT_OURS,
         )

@@ -146,6 +146,7 @@ def test_threads_lose_no_batch_while_sidecars_come_and_go(rig: Rig) -> None:
 
 
 def test_receiver_killed_alone_loses_no_batch(rig: Rig) -> None:
+    before = rig.status()["totals"]["next_calls"]
     iterator = iter(DataLoader(Sized(1 << 16, 200), batch_size=2))
     found = [next(iterator)[:, 0].clone() for _ in range(3)]
     first = pool(rig)["receiver"]
@@ -154,6 +155,7 @@ def test_receiver_killed_alone_loses_no_batch(rig: Rig) -> None:
     assert torch.equal(torch.cat(found), torch.arange(200).to(torch.uint8))
     assert pool(rig)["receiver"] != first
     assert rig.sidecar.poll() is None
+    until(lambda: rig.status()["totals"]["next_calls"] == before + 100, what="each batch counted once")
 
 
 def test_more_leases_than_one_packet_can_name_are_adopted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

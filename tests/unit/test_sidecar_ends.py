@@ -1,0 +1,59 @@
+"""A sidecar that ends at what it is told ends again and again: the trainer is told, instead of waiting for ever."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from dataloaderjob.core import control
+from dataloaderjob.core.errors import ServiceUnavailable
+from dataloaderjob.trainer import client
+from dataloaderjob.trainer.client import ENDS_WITHIN_S, MAX_ENDS, Client
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(client, "time", made)
+    return made
+
+
+@pytest.fixture
+def ours() -> Client:
+    made = object.__new__(Client)
+    made.path, made.dead = "/run/s", None
+    made.control = control.Control(control.Control.create())
+    made._ends, made._taken = deque(maxlen=MAX_ENDS), 0
+    return made
+
+
+def test_ends_in_quick_succession_without_a_batch_are_told(ours: Client, clock: Clock) -> None:
+    for _ in range(MAX_ENDS - 1):
+        clock.now += 0.1
+        ours._check_progress()
+    with pytest.raises(
+        ServiceUnavailable, match=f"ended {MAX_ENDS} times within {ENDS_WITHIN_S:.0f} s, and no batch"
+    ):
+        ours._check_progress()
+    assert ours.dead is not None
+
+
+def test_a_batch_between_them_is_progress(ours: Client, clock: Clock) -> None:
+    for _ in range(5 * MAX_ENDS):
+        clock.now += 0.1
+        ours.control.words[control.W_NEXT_CALLS] += 1
+        ours._check_progress()
+
+
+def test_ends_that_are_far_apart_are_waited_out(ours: Client, clock: Clock) -> None:
+    for _ in range(5 * MAX_ENDS):
+        clock.now += 2 * ENDS_WITHIN_S / MAX_ENDS
+        ours._check_progress()
