@@ -200,6 +200,8 @@ def test_bodies_of_a_feeder_that_is_slower_than_that_are_not_waited_for(feeder: 
     sink = Sink()
     connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
     sock = feeder.link(connection)
+    while connection.phase is not Phase.UP:
+        step(connection)
     recording = Recording(connection.sock)  # type: ignore[arg-type]
     connection.sock = recording  # type: ignore[assignment]
 
@@ -207,13 +209,13 @@ def test_bodies_of_a_feeder_that_is_slower_than_that_are_not_waited_for(feeder: 
         """Whether it was waited for."""
         recording.waited.clear()
         data = frame(Kind.BODY, BODY, ticket)
-        sock.sendall(data[: len(data) // 2] if late else data)
+        sock.sendall(data[: len(data) // 3] if late else data)
         begun = time.monotonic()
         step(connection)
         if late:
             assert len(sink.came) == ticket, "it is not whole"
             assert time.monotonic() - begun < WAIT_S
-            sock.sendall(data[len(data) // 2 :])
+            sock.sendall(data[len(data) // 3 :])
         while len(sink.came) == ticket:
             step(connection)
         return any(recording.waited)

@@ -2,9 +2,9 @@
 
 The socket blocks, and every call but one says MSG_DONTWAIT. The one is the body: MSG_WAITALL with a
 receive timeout of 20 ms, the cheapest way to receive that was measured (0.20 CPU-s/GB; non-blocking
-with SO_RCVLOWAT 0.22 to 0.26). It is for feeders that send as fast as that: each body that is not whole within the
-20 ms holds all other connections up, so the next ones of this connection are taken as they arrive, twice as many after
-each, until one has been whole again.
+with SO_RCVLOWAT 0.22 to 0.26). It is for feeders that send as fast as that: a body of which less than half comes within
+the 20 ms holds all other connections up for little, so the next ones of this connection are taken as they arrive, twice
+as many after each, until most of one has come in time.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class FeederConnection:
         self._unawaited = 0
         """Bodies that are not waited for yet."""
         self._late = 0
-        """How often in a row a body that was waited for was not whole in time."""
+        """How often in a row less than half of a body that was waited for came in time."""
 
     # Connecting
 
@@ -251,14 +251,15 @@ class FeederConnection:
                 n = sock.recv_into(target[self._filled : self._filled + self._left], 0, flags)
         except BlockingIOError:
             if wait:
-                self._waited_for(whole=False)
+                self._slow = True
+                self._waited(in_time=False)
             return False
         if not n:
             raise ConnectionError("it closed the connection within a frame")
         self._filled += n
         self._left -= n
         if wait:
-            self._waited_for(whole=not self._left)
+            self._waited(in_time=n >= self._left)
         if self._left:
             self._slow = self._low_water = True
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(self._left, LOW_WATER_NBYTES))
@@ -270,11 +271,10 @@ class FeederConnection:
         self._end_payload()
         return True
 
-    def _waited_for(self, *, whole: bool) -> None:
-        """Whether the body that was waited for came in time says whether the next ones are waited for."""
-        self._late = 0 if whole else self._late + 1
-        self._unawaited = 0 if whole else min(1 << self._late, MAX_UNAWAITED)
-        self._slow = not whole
+    def _waited(self, *, in_time: bool) -> None:
+        """Whether most of the body that was waited for came in time says whether the next ones are waited for."""
+        self._late = 0 if in_time else self._late + 1
+        self._unawaited = 0 if in_time else min(1 << self._late, MAX_UNAWAITED)
 
     def _end_payload(self) -> None:
         header, target, control = self._header, self._target, self._control

@@ -282,7 +282,9 @@ class Client:
                 with self.lock:
                     self._close_collected()
             if self._opened.sock is None:
-                self._reattach()
+                with self.lock:  # another thread may have come back meanwhile
+                    if self._opened.sock is None:
+                        self._reattach()
             self.flush(stream, waiting=True)
             self.sleep(stream, number, control, POLL_MS)
             if self.ready(stream, number, control) is not None:

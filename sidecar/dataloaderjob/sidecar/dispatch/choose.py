@@ -7,8 +7,8 @@ own in the handshake (`dataloaderjob.codec.facts`).
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from itertools import islice
 from typing import Any
 
 from dataloaderjob.core.frames import TICKET_DEPTH
@@ -49,7 +49,8 @@ class Ranks:
     """
 
     def __init__(self) -> None:
-        self._levels: list[dict[str, FeederState]] = [{} for _ in range(max(DEPTH_QUICK, TICKET_DEPTH))]
+        # A dict from whose front entries go is slow to find the first of the others.
+        self._levels = [OrderedDict[str, FeederState]() for _ in range(max(DEPTH_QUICK, TICKET_DEPTH))]
 
     def place(self, feeder: FeederState) -> None:
         """Files a feeder anew, after anything about it has changed."""
@@ -78,12 +79,15 @@ class Ranks:
         return next((f for f in self._levels[0].values() if fits(f, stream) and f not in skip), None)
 
     def _least_loaded(self, level: Mapping[str, FeederState], stream: Stream) -> FeederState | None:
-        fitting = (feeder for feeder in level.values() if fits(feeder, stream))
-        return min(islice(fitting, COMPARED), key=_load, default=None)
-
-
-def _load(feeder: FeederState) -> int:
-    return feeder.load
+        best, left = None, COMPARED
+        for feeder in level.values():
+            if fits(feeder, stream):
+                if best is None or feeder.load < best.load:
+                    best = feeder
+                left -= 1
+                if not left:
+                    break
+        return best
 
 
 def first_place(rank: int, feeders: int) -> int:
