@@ -37,6 +37,19 @@ def where(machine: Dispatcher, ticket: int = 0) -> str:
     return attempt.feeder.endpoint.instance
 
 
+def after_three_broke() -> Dispatcher:
+    """Three of four feeders were making a sample of one ticket when their connections broke, one after the other."""
+    machine = rank()
+    for endpoint in ENDPOINTS:
+        machine.feeder_up(0.0, endpoint.instance, {})
+    machine.tickets(0.0, 1, [(0, b"")], 0)
+    for at in range(3):
+        instance = where(machine)
+        makes(machine, instance)
+        machine.feeder_down(at, instance, "reset")
+    return machine
+
+
 def test_links_that_break_and_come_back_are_no_deaths() -> None:
     machine = rank(1)
     machine.feeder_up(0.0, "i0", {})
@@ -67,14 +80,7 @@ def test_feeders_that_end_while_they_make_a_ticket_are_deaths_once_the_superviso
 
 
 def test_no_fourth_feeder_is_asked_while_three_may_have_died_of_a_ticket() -> None:
-    machine = rank()
-    for endpoint in ENDPOINTS:
-        machine.feeder_up(0.0, endpoint.instance, {})
-    machine.tickets(0.0, 1, [(0, b"")], 0)
-    for at in range(3):
-        instance = where(machine)
-        makes(machine, instance)
-        machine.feeder_down(at, instance, "reset")
+    machine = after_three_broke()
     assert machine.streams[1].tickets[0].attempts == []
     overseer.tick(machine, 5.0)
     assert failed(machine) == []
@@ -83,14 +89,7 @@ def test_no_fourth_feeder_is_asked_while_three_may_have_died_of_a_ticket() -> No
 
 
 def test_strikes_of_a_stream_that_was_closed_say_nothing() -> None:
-    machine = rank()
-    for endpoint in ENDPOINTS:
-        machine.feeder_up(0.0, endpoint.instance, {})
-    machine.tickets(0.0, 1, [(0, b"")], 0)
-    for at in range(3):
-        instance = where(machine)
-        makes(machine, instance)
-        machine.feeder_down(at, instance, "reset")
+    machine = after_three_broke()
     machine.close_stream(3.0, 1, 0)
     overseer.tick(machine, 60.0)
     assert failed(machine) == []

@@ -181,6 +181,15 @@ def test_a_body_that_came_damaged_ends_the_link_where_it_is_checked(feeder: Feed
     connection.close()
 
 
+def up(feeder: Feeder, sink: Sink) -> tuple[FeederConnection, socket.socket]:
+    """A connection of which the next event is a frame, and the feeder's end of it."""
+    connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
+    sock = feeder.link(connection)
+    while connection.phase is not Phase.UP:
+        step(connection)
+    return connection, sock
+
+
 class Recording:
     """A socket that notes whether each body was waited for."""
 
@@ -198,10 +207,7 @@ class Recording:
 
 def test_bodies_of_a_feeder_that_is_slower_than_that_are_not_waited_for(feeder: Feeder) -> None:
     sink = Sink()
-    connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
-    sock = feeder.link(connection)
-    while connection.phase is not Phase.UP:
-        step(connection)
+    connection, sock = up(feeder, sink)
     recording = Recording(connection.sock)  # type: ignore[arg-type]
     connection.sock = recording  # type: ignore[assignment]
 
@@ -228,10 +234,7 @@ def test_bodies_of_a_feeder_that_is_slower_than_that_are_not_waited_for(feeder: 
 
 def test_a_body_that_is_there_is_taken_in_the_turn_of_its_header(feeder: Feeder) -> None:
     sink = Sink()
-    connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
-    sock = feeder.link(connection)
-    while connection.phase is not Phase.UP:
-        step(connection)
+    connection, sock = up(feeder, sink)
     sock.sendall(frame(Kind.BODY, BODY, 0))
     time.sleep(0.05)
     step(connection)

@@ -115,7 +115,8 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         serving_time=_served_at(observed, result, now),
         completion_time=ended,
     )
-    status, counts_s = _counted(observed, status, now)
+    only_counts = status == observed.status or _uncounted(status) == _uncounted(observed.status)
+    status, counts_s = _counted(observed, status, now, only_counts=only_counts)
     loader, metrics_s = _loader(observed, result, found, now, changes=status != observed.status)
     due = _due(observed, result, status, now)
     lacking = {role for kind, role in ROLES.items() if not found[kind].holds}
@@ -137,7 +138,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         delete_job=result.stage in ENDED and due is not None and due <= now,
         feeders=observed.job.spec.feeders.count if Part.FEEDING in WANTED[result.stage] else None,
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
-        only_counts=_uncounted(status) == _uncounted(observed.status),
+        only_counts=only_counts,
         event_queries=looked_up.queries,
         bug=bug,
     )
@@ -149,14 +150,10 @@ def not_understood(error: Exception) -> str:
 
 
 def _counted(
-    observed: Observed, status: DataLoaderJobStatus, now: datetime
+    observed: Observed, status: DataLoaderJobStatus, now: datetime, *, only_counts: bool
 ) -> tuple[DataLoaderJobStatus, float | None]:
     """The status to write, and the seconds until one with later counts may be written."""
-    if (
-        observed.written_at is None
-        or status == observed.status
-        or _uncounted(status) != _uncounted(observed.status)
-    ):
+    if observed.written_at is None or status == observed.status or not only_counts:
         return status, None
     wait_s = _wait_s(COUNTS_EVERY_S, observed.written_at, now)
     return (status, None) if wait_s <= 0.0 else (observed.status, wait_s)

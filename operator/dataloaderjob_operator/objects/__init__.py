@@ -6,8 +6,10 @@ and to make its children was a third of a reconcile. Nobody alters what is retur
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
+from typing import Any, TypeVar, cast
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob_operator.kinds import Manifest
@@ -22,6 +24,9 @@ RECENT = 128
 """Jobs whose children are kept."""
 
 
+Make = TypeVar("Make", bound=Callable[..., Sequence[Manifest]])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Given:
     """What children are made from. The job counts as the same only where it is the same object, as the cache hands it
@@ -29,56 +34,54 @@ class _Given:
 
     job: DataLoaderJob
     setup: OperatorConfig
-    attempt: int = 0
+    more: tuple[Any, ...]
 
     def __hash__(self) -> int:
-        return hash((id(self.job), self.attempt))
+        return hash((id(self.job), self.more))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Given):
             return NotImplemented
-        same_job = self.job is other.job and self.attempt == other.attempt
-        return same_job and self.setup == other.setup
+        return self.job is other.job and (self.setup, self.more) == (other.setup, other.more)
 
 
-def base(job: DataLoaderJob, setup: OperatorConfig) -> tuple[Manifest, ...]:
+def _made_once(make: Make) -> Make:
+    """Keeps what was made of the jobs that were asked for last."""
+
+    @lru_cache(RECENT)
+    def made(given: _Given) -> Sequence[Manifest]:
+        return tuple(make(given.job, given.setup, *given.more))
+
+    @wraps(make)
+    def found(job: DataLoaderJob, setup: OperatorConfig, *more: Any) -> Sequence[Manifest]:
+        return made(_Given(job, setup, more))
+
+    return cast("Make", found)
+
+
+@_made_once
+def base(job: DataLoaderJob, setup: OperatorConfig) -> Sequence[Manifest]:
     """Makes what pods mount, how they find each other and who may connect to them: there before any of them."""
-    return _base(_Given(job, setup))
-
-
-@lru_cache(RECENT)
-def _base(given: _Given) -> tuple[Manifest, ...]:
-    job, setup = given.job, given.setup
-    return (
+    return [
         settings.secret(job, setup),
         network.head_service(job),
         network.trainers_service(job),
         *network.policies(job, setup),
-    )
+    ]
 
 
-def feeding(job: DataLoaderJob, setup: OperatorConfig) -> tuple[Manifest, ...]:
+@_made_once
+def feeding(job: DataLoaderJob, setup: OperatorConfig) -> Sequence[Manifest]:
     """Makes head and feeders, and their settings: there from the start to the end of the trainers."""
-    return _feeding(_Given(job, setup))
-
-
-@lru_cache(RECENT)
-def _feeding(given: _Given) -> tuple[Manifest, ...]:
-    job, setup = given.job, given.setup
-    return (
+    return [
         settings.config_map(job, setup, Role.HEAD),
         settings.config_map(job, setup, Role.FEEDER),
         workloads.head(job, setup),
         workloads.feeders(job, setup),
-    )
+    ]
 
 
-def training(job: DataLoaderJob, setup: OperatorConfig, attempt: int) -> tuple[Manifest, ...]:
+@_made_once
+def training(job: DataLoaderJob, setup: OperatorConfig, attempt: int) -> Sequence[Manifest]:
     """Makes the trainers of an attempt, and the settings of their sidecars."""
-    return _training(_Given(job, setup, attempt))
-
-
-@lru_cache(RECENT)
-def _training(given: _Given) -> tuple[Manifest, ...]:
-    job, setup, attempt = given.job, given.setup, given.attempt
-    return settings.config_map(job, setup, Role.TRAINER), workloads.trainers(job, setup, attempt)
+    return [settings.config_map(job, setup, Role.TRAINER), workloads.trainers(job, setup, attempt)]

@@ -219,12 +219,11 @@ class Cache:
     def _read(self, owner: JobKey, thing: Manifest) -> _Parsed:
         """Reads a job: the same object for as long as nothing but its status changes. Raises ManifestError."""
         metadata = {name: value for name, value in thing["metadata"].items() if name != "resourceVersion"}
-        asked = {**thing, "metadata": metadata, "status": None}
+        asked = {name: value for name, value in thing.items() if name != "status"} | {"metadata": metadata}
         known, parsed = self._parsed.get(owner, (None, None))
         if parsed is None or known != asked:
-            content = {name: value for name, value in asked.items() if name != "status"}
-            if isinstance(spec := thing.get("spec"), Packed):
-                content["spec"] = spec.read()
+            spec = thing.get("spec")
+            content = asked | ({"spec": spec.read()} if isinstance(spec, Packed) else {})
             _check_levels(content.get("spec"))
             parsed = parse_live(content)
         self._parsed.add(owner, (asked, parsed))

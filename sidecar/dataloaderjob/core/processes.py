@@ -153,6 +153,14 @@ class Backoff:
         return min(self.last_s, self.first_s * 2.0 ** min(failures - 1, 30))
 
 
+def signal_name(number: int) -> str:
+    """SIGKILL and so on; "signal 99" where this Python has no name for it."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 _RESTART = Backoff(0.5, 8.0)
 
 

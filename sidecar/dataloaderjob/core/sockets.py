@@ -12,8 +12,8 @@ can be replayed or reflected. It stops peers without the key; it does not stop s
 `ClientHandshake` and `ServerHandshake` take bytes and return bytes: whoever has a socket, of any kind, moves them.
 
 An `Acceptor` lets in those that hold the key. Each handshake has a short-lived thread. A peer without the key costs at
-most 4 KiB and five seconds, however slowly it sends; beyond MAX_GUESTS at once, the oldest of the address that has most
-of them gives way: one that holds the key needs milliseconds, and who only holds places cannot keep them.
+most 4 KiB and five seconds, however slowly it sends; beyond MAX_GUESTS at once, of those that have had GREETS_WITHIN_S
+the oldest of the address that has most guests gives way: who only holds places cannot keep them.
 """
 
 from __future__ import annotations

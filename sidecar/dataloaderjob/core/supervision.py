@@ -43,6 +43,7 @@ from typing import Any
 
 from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import RemoteProtocolError, ServiceError
+from dataloaderjob.core.processes import signal_name
 
 MAX_FEEDERS = 4096
 """The most that a supervisor keeps for one job."""
@@ -110,10 +111,7 @@ def index_of(name: str) -> int | None:
 def ended_text(code: int, words: str) -> str:
     """How a feeder's process ended. `code`: as `subprocess` gives it; `words`: its last ones."""
     if code < 0:
-        try:
-            how = f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            how = f"was killed by signal {-code}"
+        how = f"was killed by {signal_name(-code)}"
         if -code == signal.SIGKILL and not words:
             words = "memory may have run out, the kernel's log says so"
     else:

@@ -5,10 +5,8 @@ All methods are called by the feeder's one loop. `channel` has the table of phas
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from typing import Protocol
 
 from dataloaderjob.core import supervision
 from dataloaderjob.core.blobs import Bundle
+from dataloaderjob.core.processes import signal_name
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
 from dataloaderjob.feeder.bundles import NOTE_AFTER_S, NOTE_EVERY_S, Templates
@@ -301,8 +300,4 @@ def _mapped(fd: int, nbytes: int) -> mmap.mmap:
 
 
 def _how(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    with contextlib.suppress(ValueError):
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"was ended by signal {-code}"
+    return f"ended with exit code {code}" if code >= 0 else f"was ended by {signal_name(-code)}"

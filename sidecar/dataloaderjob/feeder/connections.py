@@ -278,9 +278,8 @@ def fetch_blob(
             return True
         with connect_to_supervisor(settings, key, "blob") as sock:
             sockets.send_message(sock, {"type": "get", "digest": digest, "nbytes": nbytes})
-            poll = (
-                select.poll()
-            )  # a dataset that opens many files has descriptors that select() does not take
+            # A dataset that opens many files has descriptors that select() does not take.
+            poll = select.poll()
             poll.register(sock, select.POLLIN)
             while not poll.poll(1000):
                 if not wanted():

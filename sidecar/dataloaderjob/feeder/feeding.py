@@ -60,9 +60,8 @@ class _Receiver:
         self.uses: set[bytes] = set()
         """Bundles of which tickets came, until they are released."""
 
-    def candidate(self, limit: int, free: Free, *, full: bool = False) -> Task | None:
-        """The task to build next, or None. `full`: enough is built for all receivers together."""
-        limit = 1 if full else limit
+    def candidate(self, limit: int, free: Free) -> Task | None:
+        """The task to build next, or None."""
         if len(self.unsent) >= limit:
             return None
         for stream, queue in self.queues.items():
@@ -267,10 +266,11 @@ class Feeding:
 
     def next_build(self, free: Free) -> Task | None:
         """The task to build now, or None until something changes."""
+        limit = 1 if self.built_nbytes >= self._most_nbytes else self._limit
         for _ in range(len(self._turns)):
             owner = self._turns[0]
             self._turns.rotate(-1)
-            task = owner.candidate(self._limit, free, full=self.built_nbytes >= self._most_nbytes)
+            task = owner.candidate(limit, free)
             if task is not None:
                 self._move(task, Event.BUILD)
                 return task

@@ -24,7 +24,7 @@ from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.control import W_NEXT_CALLS, Control, sealed
 from dataloaderjob.core.errors import RemoteProtocolError, first_line
 from dataloaderjob.core.frames import PROTOCOL
-from dataloaderjob.core.processes import alive, default_signals, die_with_parent
+from dataloaderjob.core.processes import alive, default_signals, die_with_parent, signal_name
 from dataloaderjob.core.settings import LoaderSettings, SidecarSettings, read_key
 from dataloaderjob.sidecar import metrics
 from dataloaderjob.sidecar.listeners import Guest, HttpServer, TrainerListener
@@ -178,7 +178,8 @@ class Sidecar:
             if receiver is None:
                 continue  # an upload
             if code := os.waitstatus_to_exitcode(status):
-                log(f"the receiver of rank {receiver.rank} {how_it_ended(code)}")
+                how = f"ended with status {code}" if code > 0 else f"was ended by {signal_name(-code)}"
+                log(f"the receiver of rank {receiver.rank} {how}")
             while self._on_receiver(receiver):
                 pass  # its last words
             self._bundle_gc.gone(receiver.pid)
@@ -436,15 +437,6 @@ class Sidecar:
         if path == "/status":
             return 200, "application/json", json.dumps(self.status()) + "\n"
         return 404, "text/plain", "only /metrics, /healthz and /status are served here\n"
-
-
-def how_it_ended(code: int) -> str:
-    """`code`: the exit status, negative for a signal."""
-    if code >= 0:
-        return f"ended with status {code}"
-    with contextlib.suppress(ValueError):
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"was ended by signal {-code}"
 
 
 def _eventfd() -> int:

@@ -73,9 +73,8 @@ def after_in_parent() -> None:
 def after_in_child() -> None:
     """Puts private memory in place of what is shared."""
     fork = _forks.pop(threading.get_ident(), None)
-    for (
-        other
-    ) in _forks.values():  # of threads that this process does not have: their parents wait for the ends
+    # Those of threads that this process does not have: their parents wait for the ends.
+    for other in _forks.values():
         os.close(other.read)
         os.close(other.write)
     _forks.clear()

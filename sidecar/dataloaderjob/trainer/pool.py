@@ -47,7 +47,7 @@ class Lease(weakref.ref[Bytes]):
 class LeaseTail:
     """What the end of a lease touches. After a fork the child's copy is cut off, so it ends no lease of its parent."""
 
-    __slots__ = ("_fd", "_holds", "_waiting", "ended", "leases", "words")
+    __slots__ = ("_fd", "_holds", "ended", "leases", "waiting", "words")
 
     def __init__(self, control: Control, wake_receiver: int, leases: Leases) -> None:
         """Owns the eventfd `wake_receiver`: it is open while a lease may still end."""
@@ -56,29 +56,21 @@ class LeaseTail:
         self.leases = leases
         self._fd = wake_receiver
         self._holds = 0
-        self._waiting: list[Lease] | None = None
+        self.waiting: list[Lease] | None = None
         """Leases whose end waits for a fork; None while none does."""
 
     def hold(self) -> None:
         """No lease ends until `release`."""
         self._holds += 1
-        if self._waiting is None:
-            self._waiting = []
+        if self.waiting is None:
+            self.waiting = []
 
     def release(self) -> None:
         self._holds -= 1
         if not self._holds:
-            ended, self._waiting = self._waiting or [], None
+            ended, self.waiting = self.waiting or [], None
             for lease in ended:
                 _end(lease)
-
-    def defers(self, lease: Lease) -> bool:
-        """Checks whether the end of a lease has to wait, and keeps it if so."""
-        waiting = self._waiting
-        if waiting is None:
-            return False
-        waiting.append(lease)
-        return True
 
     def wake(self) -> None:
         os.eventfd_write(self._fd, 1)
@@ -107,7 +99,10 @@ Views = tuple[Bytes, Lease, Any, Place]
 
 def _end(lease: Lease, fence: Callable[[], None] = fence_anywhere) -> None:
     tail = lease.tail
-    if tail is None or (ended := tail.ended) is None or tail.defers(lease):
+    if tail is None or (ended := tail.ended) is None:
+        return
+    if (waiting := tail.waiting) is not None:  # no call before the append: the list may be given up meanwhile
+        waiting.append(lease)
         return
     number, leases = lease.number, tail.leases
     ended[number] = 1

@@ -240,11 +240,12 @@ def _unconnected(machine: Dispatcher) -> str:
 
 def _note_unconnected(machine: Dispatcher, now: float) -> None:
     """Tells why links do not come up, while tickets wait for one."""
-    queued = [
-        t.queued_at for s in machine.streams.values() for t in s.tickets.values() if t.state is State.QUEUED
-    ]
-    failing = [feeder for feeder in machine.feeders.values() if feeder.why_down]
-    if not queued or not failing or any(feeder.up for feeder in machine.feeders.values()):
+    feeders = machine.feeders.values()
+    if any(feeder.up for feeder in feeders) or not any(feeder.why_down for feeder in feeders):
+        return
+    tickets = [ticket for stream in machine.streams.values() for ticket in stream.tickets.values()]
+    queued = [ticket.queued_at for ticket in tickets if ticket.state is State.QUEUED]
+    if not queued:
         return
     since = max(min(queued), machine.feeders_lost_at or 0.0)
     if now - since > UNCONNECTED_NOTE_S and now - machine.unconnected_noted_at > NOTE_EVERY_S:
