@@ -21,6 +21,8 @@ MODULES = {
     "B7": "start",
     "B10": "samplers",
     "B14": "dispatcher",
+    "B15": "links",
+    "B16": "ranks",
 }
 
 

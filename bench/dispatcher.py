@@ -46,9 +46,7 @@ class Driver:
 
     def __init__(self, feeders: int) -> None:
         self.window = 2 * feeders + 16
-        self.machine = Dispatcher(
-            LoaderSettings(shared_memory_nbytes=2 * (self.window + 8) * NBYTES), generation=1
-        )
+        self.machine = Dispatcher(LoaderSettings(shared_memory_nbytes=2 * (self.window + 8) * NBYTES))
         self.asked: deque[tuple[str, Header]] = deque()
         self.published, self.now, self.drawn = 0, 0.0, 0
         self.order = hashlib.blake2b(digest_size=8)

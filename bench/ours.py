@@ -3,7 +3,9 @@ the harness then reports `missing`, never a number."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench import dispatcher, endtoend, handoff, machine, samplers, start, transport
+from bench import dispatcher, endtoend, handoff, links, machine, ranks, samplers, start, transport
 from bench.raybox import SCRATCH
 from bench.service import need, service
 from bench.work import KINDS, Contents, Proof, sums
@@ -159,6 +161,41 @@ def b2_transport(case: transport.Case) -> dict[str, Any]:
         return transport.result(case, number - first, cpu_s, wall_s, load, proof)
 
 
+def b15_links(case: links.Case) -> dict[str, Any]:
+    """As B2, the receiver is a process of its own. No checksum, as no peer has one."""
+    window = min(case.depth + 2, 200)
+    room = 4 * window * case.nbytes + _SPARE_NBYTES
+    with contextlib.ExitStack() as stack:
+        command, host = [sys.executable, "-m", "dataloaderjob.feeder.host"], "127.0.0.1"
+        if case.paced_mb:
+            command = [sys.executable, "-m", "bench.paced_feeder", str(int(case.paced_mb * 1e6))]
+        if case.gbit:
+            namespace, host = stack.enter_context(links.link(case.gbit)), links.FAR
+            command = ["ip", "netns", "exec", namespace, *command]
+        running = stack.enter_context(
+            service(
+                feeders=case.senders,
+                shared_memory_nbytes=room,
+                prefetch=window,
+                host=host,
+                feeder_command=command,
+            )
+        )
+        from dataloaderjob import DataLoader
+
+        loader = DataLoader(_Bodies(case.nbytes), batch_size=None)
+        stream = iter(loader)
+        found = links.measure(lambda: next(stream).numpy(), case, running.receivers)
+        _no_copies(loader)
+        return found
+
+
+def b16_ranks(case: ranks.Case) -> dict[str, Any]:
+    """Two feeders, which would be elsewhere; the trainers, the sidecar and its receivers are on the node."""
+    with service(feeders=2, shared_memory_nbytes=2_000_000_000, prefetch=4, processes=case.ranks) as running:
+        return ranks.measure("ours", case, lambda: running.on_trainer_node()[1:])
+
+
 def b3_end_to_end(case: endtoend.Case) -> dict[str, Any]:
     """As many feeders as producers; trainer, sidecar and receiver are the node's processes."""
     with service(feeders=case.producers, shared_memory_nbytes=1_000_000_000, prefetch=16) as running:
@@ -207,4 +244,6 @@ OURS = {
     "B7": b7_start,
     "B10": b10_samplers,
     "B14": dispatcher.measure,
+    "B15": b15_links,
+    "B16": b16_ranks,
 }

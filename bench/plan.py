@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.cell import OURS
+from bench.links import Case as Link
 from bench.work import LARGE_NBYTES, MIDDLE_NBYTES, SMALL_NBYTES, size_name
 
 ROUNDS = 5
@@ -23,6 +24,8 @@ TITLES = {
     "B7": "Start and turn-around",
     "B10": "Samplers: an order of indices",
     "B14": "Dispatcher alone, by the number of feeders",
+    "B15": "Links slower than memory, and paced senders",
+    "B16": "Eight ranks on one node",
 }
 FILES = {
     "B1": "b1-handoff",
@@ -31,6 +34,8 @@ FILES = {
     "B7": "b7-start",
     "B10": "b10-samplers",
     "B14": "b14-dispatcher",
+    "B15": "b15-links",
+    "B16": "b16-ranks",
 }
 
 DATALOADER_FD = "DataLoader, file_descriptor"
@@ -49,6 +54,10 @@ SAMPLERS = ("DistributedSampler", "RandomSampler")
 LISTED, UNLISTED = 10_000_000, 1_000_000_000
 """Samples of which a list can be made here, and of which none can: 40 GB."""
 FEEDERS = (8, 64, 256)
+LINK_ROUNDS = 3
+PACED_MB = 20.0
+RANKS = 8
+LINK_PEERS = (FLIGHT, "pyzmq", RAY_COPY_FAR)
 BEST_PEER = "best peer"
 """A peer name of claims: whichever has the best median."""
 
@@ -92,6 +101,8 @@ def cells(benchmark: str, *, full: bool, smoke: bool) -> list[Cell]:
         "B7": _start,
         "B10": _samplers,
         "B14": _dispatcher,
+        "B15": _links,
+        "B16": _ranks,
     }
     made = list(makers[benchmark](full))
     if full:
@@ -163,6 +174,37 @@ def _dispatcher(full: bool) -> Iterator[Cell]:
         yield Cell("B14", OURS, {"feeders": feeders, "tickets": 20_000}, ROUNDS_WITH_FLOOR)
 
 
+def _link_cases(full: bool) -> Iterator[dict[str, Any]]:
+    """Rate of the link (0: loopback), senders, bytes of a batch; MB a second of each sender that is paced."""
+    if full:
+        shared = [
+            (gbit, senders, nbytes)
+            for gbit in (1.0, 2.5, 10.0)
+            for senders in (1, 4, 16)
+            for nbytes in (SMALL_NBYTES, MIDDLE_NBYTES, LARGE_NBYTES)
+        ]
+    else:
+        shared = [
+            (1.0, 1, SMALL_NBYTES), (1.0, 1, LARGE_NBYTES), (1.0, 16, MIDDLE_NBYTES), (2.5, 1, LARGE_NBYTES),
+            (10.0, 1, LARGE_NBYTES),
+        ]  # fmt: skip
+    for gbit, senders, nbytes in shared:
+        yield {"gbit": gbit, "senders": senders, "nbytes": nbytes, "seconds": 4.0}
+    for senders in (16, 64) if full else (16,):
+        yield {"paced_mb": PACED_MB, "senders": senders, "nbytes": MIDDLE_NBYTES, "seconds": 4.0}
+
+
+def _links(full: bool) -> Iterator[Cell]:
+    for case in _link_cases(full):
+        for party in (OURS, *(LINK_PEERS if "gbit" in case else ())):
+            yield Cell("B15", party, case, LINK_ROUNDS)
+
+
+def _ranks(full: bool) -> Iterator[Cell]:
+    for party in (OURS, "DataLoader"):
+        yield Cell("B16", party, {"ranks": RANKS, "batches": 60 if full else 30, "step_s": 0.25}, LINK_ROUNDS)
+
+
 def claims(benchmark: str, *, full: bool) -> list[Claim]:
     """The rows of one benchmark, in the table's order."""
     makers = {
@@ -172,6 +214,8 @@ def claims(benchmark: str, *, full: bool) -> list[Claim]:
         "B7": _start_claims,
         "B10": _sampler_claims,
         "B14": _dispatcher_claims,
+        "B15": _link_claims,
+        "B16": _rank_claims,
     }
     return list(makers[benchmark](full))
 
@@ -332,3 +376,36 @@ def _dispatcher_claims(full: bool) -> Iterator[Claim]:
             benchmark="B14", case=f"{feeders} feeders", figure="cpu_us", unit="µs CPU", says="a ticket and its batch",
             floor=25.0,
         )  # fmt: skip
+
+
+def _link_claims(full: bool) -> Iterator[Claim]:
+    for settings in _link_cases(full):
+        gbit = settings.get("gbit", 0.0)
+        case: dict[str, Any] = {"benchmark": "B15", "case": Link(**settings).name}
+        share: dict[str, Any] = {
+            **case,
+            "figure": "share",
+            "unit": "share",
+            "says": "of what the link carries",
+            "lower_is_better": False,
+        }
+        yield Claim(**share, floor=None if gbit > 2.5 else 0.95, target=0.90 if gbit > 2.5 else 0.95)
+        for peer in LINK_PEERS if gbit else ():
+            yield Claim(**share, peer=peer)
+            yield Claim(**case, figure="rx_cpu_s_per_gb", unit="CPU-s/GB", says="receiver's CPU", peer=peer)
+
+
+def _rank_claims(full: bool) -> Iterator[Claim]:
+    case = {"benchmark": "B16", "case": f"{RANKS} ranks"}
+    for figure, unit, says in (
+        ("node_cpu_s_per_gb", "CPU-s/GB", "CPU of all that is on the node"),
+        ("node_mb", "MB", "memory of all that is on the node"),
+        ("waited_share", "share", "of the time spent waiting for a batch"),
+    ):
+        yield Claim(
+            **case,
+            figure=figure,
+            unit=unit,
+            says=says,
+            peer="DataLoader" if figure != "waited_share" else None,
+        )

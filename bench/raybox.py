@@ -24,12 +24,19 @@ _FAR_TIMEOUT_S = 30.0
 
 
 @contextlib.contextmanager
-def ray_box(*, num_cpus: int, store_nbytes: int, far_node: bool = False) -> Iterator[list[int]]:
+def ray_box(
+    *,
+    num_cpus: int,
+    store_nbytes: int,
+    far_node: bool = False,
+    addresses: tuple[str, str, str] | None = None,
+) -> Iterator[list[int]]:
     """Starts Ray, yields the pids of the processes that a trainer's node cannot do without.
 
     These are this driver and its raylet, which holds the object store; GCS, agents and workers could be
     elsewhere and are left out, in the peer's favour. With `far_node` a second raylet holds all CPUs and the
-    resource "far", so that objects made there come here through Ray's own transfer.
+    resource "far", so that objects made there come here through Ray's own transfer. `addresses`: this node's, the
+    second one's, and the network namespace that the second one is in.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a late finalizer of Ray Data would start a Ray of its own
@@ -45,10 +52,11 @@ def ray_box(*, num_cpus: int, store_nbytes: int, far_node: bool = False) -> Iter
         ray.init(
             address="local", num_cpus=0 if far_node else num_cpus, object_store_memory=store_nbytes,
             include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, _temp_dir=folder,
+            **({"_node_ip_address": addresses[0]} if addresses else {}),
         )  # fmt: skip
         raylet = next(p.pid for p in psutil.Process().children(recursive=True) if p.name() == "raylet")
         if far_node:
-            _start_far(num_cpus, store_nbytes)
+            _start_far(num_cpus, store_nbytes, addresses)
         yield [os.getpid(), raylet]
     finally:
         started = set(psutil.Process().children(recursive=True)) - before
@@ -57,7 +65,7 @@ def ray_box(*, num_cpus: int, store_nbytes: int, far_node: bool = False) -> Iter
         shutil.rmtree(Path(folder), ignore_errors=True)
 
 
-def _start_far(num_cpus: int, store_nbytes: int) -> None:
+def _start_far(num_cpus: int, store_nbytes: int, addresses: tuple[str, str, str] | None) -> None:
     """A second raylet on this machine; returns once it is part of the cluster."""
     import ray
 
@@ -66,6 +74,9 @@ def _start_far(num_cpus: int, store_nbytes: int) -> None:
         sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={address}", "--block",
         f"--num-cpus={num_cpus}", f"--object-store-memory={store_nbytes}", '--resources={"far": 1}',
     ]  # fmt: skip
+    if addresses is not None:
+        _, far, namespace = addresses
+        command = ["ip", "netns", "exec", namespace, *command, f"--node-ip-address={far}"]
     subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + _FAR_TIMEOUT_S
     while "far" not in ray.cluster_resources():

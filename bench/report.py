@@ -63,6 +63,18 @@ SUBJECTS = (
         "a ticket in the receiver's dispatcher: CPU",
         "small batches, many feeders",
     ),
+    (
+        "B15",
+        "",
+        "links of 1 to 10 Gbit/s, and slow senders: what of them is used",
+        "feeders on other nodes",
+    ),
+    (
+        "B16",
+        "",
+        "eight ranks on one node: CPU and memory of all that is on it",
+        "nodes with eight accelerators",
+    ),
 )
 """Benchmark, words in its case, what is compared, for which work that matters; in the page's order. The first that fits
 takes a comparison. One that fits none stands for itself, so that none is left out."""

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,19 @@ class Service:
 
 
 @contextlib.contextmanager
-def service(*, feeders: int, shared_memory_nbytes: int, prefetch: int) -> Iterator[Service]:
-    """Starts both, announces the sidecar to `dataloaderjob.DataLoader` in this process, ends both by pid."""
+def service(
+    *,
+    feeders: int,
+    shared_memory_nbytes: int,
+    prefetch: int,
+    host: str = "127.0.0.1",
+    feeder_command: Sequence[str] = (sys.executable, "-m", "dataloaderjob.feeder.host"),
+    processes: int = 1,
+) -> Iterator[Service]:
+    """Starts both, announces the sidecar to `dataloaderjob.DataLoader` in this process, ends both by pid.
+
+    `host`: the feeders' address; `processes`: trainers that the sidecar serves.
+    """
     need("dataloaderjob.trainer.loader", "dataloaderjob.sidecar.__main__", "dataloaderjob.feeder.host")
     from dataloaderjob.core import sockets
     from dataloaderjob.core.settings import FeederSettings, SidecarSettings, dump
@@ -69,21 +80,21 @@ def service(*, feeders: int, shared_memory_nbytes: int, prefetch: int) -> Iterat
         for i in range(feeders):
             settings = FeederSettings(
                 job="bench", name=f"feeder-{i}", index=i, num_feeders=feeders, key_path=str(key),
-                blob_folder=str(home / "blobs"),
+                blob_folder=str(home / "blobs"), bind_host=host,
             )  # fmt: skip
             path = home / f"feeder-{i}.json"
             dump(settings, path)
-            started.append(_start("dataloaderjob.feeder.host", path))
+            started.append(_start(feeder_command, path))
         for i, process in enumerate(started):
             ready = _first_line(process)
             endpoints.append((f"feeder-{i}", ready["instance"], ready["host"], ready["port"]))
         sidecar_settings = SidecarSettings(
             job="bench", socket=str(home / "s"), key_path=str(key), blobs=str(home / "blobs"),
-            feeders=tuple(endpoints), shared_memory_nbytes=shared_memory_nbytes,
+            feeders=tuple(endpoints), shared_memory_nbytes=shared_memory_nbytes, processes=processes,
         )  # fmt: skip
         path = home / "sidecar.json"
         dump(sidecar_settings, path)
-        sidecar = _start("dataloaderjob.sidecar", path)
+        sidecar = _start((sys.executable, "-m", "dataloaderjob.sidecar"), path)
         started.append(sidecar)
         os.environ["DATALOADERJOB_SOCKET"] = _first_line(sidecar)["socket"]
         os.environ["DATALOADERJOB_PREFETCH"] = str(prefetch)
@@ -93,8 +104,8 @@ def service(*, feeders: int, shared_memory_nbytes: int, prefetch: int) -> Iterat
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _start(module: str, settings: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", module, "--settings", str(settings)]
+def _start(command: Sequence[str], settings: Path) -> subprocess.Popen[str]:
+    command = [*command, "--settings", str(settings)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
 
 

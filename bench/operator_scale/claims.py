@@ -18,7 +18,9 @@ Figures = dict[str, dict[str, float]]
 
 NOTHING, COLD, QUIET, RESYNC, MEMORY = "from nothing", "cold start", "nothing happens", "resync", "memory"
 SCALE, SPEC, BUSY = "a change of feeders.replicas", "a change of deadlines", "a change while figures move"
+CALM = f"{SCALE}, half as often"
 CHANGES = (SCALE, SPEC, BUSY)
+"""Each of other jobs, as many a second as the two cores can just do; `CALM` once more of the first's."""
 WRITES = {SCALE: 3.0, SPEC: 1.0}
 """A status; the Deployment, and the number of feeders that a supervisor reads which is started again."""
 
@@ -33,7 +35,7 @@ def claims() -> list[Claim]:
         _claim(COLD, "writes", "writes", "but figures", floor=0.0, target=0.0),
         _claim(COLD, "figure_writes", "writes", "of figures"),
     ]
-    for case in CHANGES:
+    for case in (SCALE, CALM, SPEC, BUSY):
         made += [
             _claim(case, "p50_s", "s", "p50 until observedGeneration follows"),
             _claim(case, "p99_s", "s", "p99", floor=5.0, target=1.0),

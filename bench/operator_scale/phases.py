@@ -119,20 +119,25 @@ class Bench:
         names = [self.shape.names[i * count : (i + 1) * count] for i in range(len(claims.CHANGES))]
         await self._settled()
         await self.nothing_happens(operator)
-        for case, kind, mine in ((claims.SCALE, self._scaled, names[0]), (claims.SPEC, _deadlines, names[1])):
+        per_s = self.timing.changes_per_s
+        for case, kind, mine, rate in (
+            (claims.SCALE, self._scaled, names[0], per_s),
+            (claims.CALM, self._scaled_back, names[0], per_s / 2),
+            (claims.SPEC, _deadlines, names[1], per_s),
+        ):
             async with self._phase(operator, case) as found:
-                found.figures |= await self._change(mine, [kind(i) for i in range(count)])
+                found.figures |= await self._change(mine, [kind(i) for i in range(count)], rate)
                 await self._settled()
             found.figures |= self._costs(found, count)
         self.cluster.figures(Mode.MOVING.value)
         await self.nothing_happens(operator, "moving_")
         both = [self._scaled(i // 2) if i % 2 else _deadlines(i) for i in range(count)]
         async with self._phase(operator, claims.BUSY) as found:
-            found.figures |= await self._change(names[2], both)
+            found.figures |= await self._change(names[2], both, per_s)
         self._figure(claims.MEMORY, changes_mb=(await operator.read()).peak_nbytes / claims.MB)
 
-    async def _change(self, names: list[Name], specs: list[dict[str, Any]]) -> dict[str, float]:
-        made = await change_steadily(self.api, names, specs, self.timing.changes_per_s)
+    async def _change(self, names: list[Name], specs: list[dict[str, Any]], per_s: float) -> dict[str, float]:
+        made = await change_steadily(self.api, names, specs, per_s)
         return spread(await self._observed(made))
 
     def _costs(self, found: Phase, count: int) -> dict[str, float]:
@@ -168,6 +173,9 @@ class Bench:
 
     def _scaled(self, number: int) -> dict[str, Any]:
         return {"feeders": {"replicas": self.shape.feeders + (-1) ** number}}
+
+    def _scaled_back(self, number: int) -> dict[str, Any]:
+        return self._scaled(number + 1)
 
     async def _observed(self, made: list[Change]) -> list[float]:
         """Seconds from each change's answer until a status was about it."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from bench import links
 from bench.raybox import ray_box
 from bench.transport import Case, Steps, bodies, endless, measure
 
@@ -24,11 +25,19 @@ _HOST = "127.0.0.1"
 
 
 @contextlib.contextmanager
-def _sender(serve: Callable[[int, Any], None], nbytes: int) -> Iterator[int]:
-    """Runs `serve(nbytes, pipe)` in a forked process; yields the port that it reports."""
+def sender(
+    serve: Callable[[str, int, Any], None], nbytes: int, *, host: str = _HOST, namespace: str | None = None
+) -> Iterator[int]:
+    """Runs `serve(host, nbytes, pipe)` in a forked process; yields the port that it reports."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
-    process = context.Process(target=serve, args=(nbytes, there), daemon=True)
+
+    def main() -> None:
+        if namespace is not None:
+            links.enter(namespace)
+        serve(host, nbytes, there)
+
+    process = context.Process(target=main, daemon=True)
     process.start()
     there.close()
     try:
@@ -38,7 +47,7 @@ def _sender(serve: Callable[[int, Any], None], nbytes: int) -> Iterator[int]:
         process.join()
 
 
-def _serve_flight(nbytes: int, pipe: Any) -> None:
+def serve_flight(host: str, nbytes: int, pipe: Any) -> None:
     import pyarrow as pa
     from pyarrow import flight
 
@@ -54,13 +63,13 @@ def _serve_flight(nbytes: int, pipe: Any) -> None:
 
             return flight.GeneratorStream(schema, batches())
 
-    server = Server(f"grpc://{_HOST}:0")
+    server = Server(f"grpc://{host}:0")
     pipe.send(server.port)
     server.serve()
 
 
 def flight(case: Case) -> dict[str, Any]:
-    with _sender(_serve_flight, case.nbytes) as port:
+    with sender(serve_flight, case.nbytes) as port:
         from pyarrow import flight
 
         client = flight.FlightClient(f"grpc://{_HOST}:{port}")
@@ -79,7 +88,7 @@ def flight(case: Case) -> dict[str, Any]:
 _GRPC_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
-def _serve_grpc(nbytes: int, pipe: Any) -> None:
+def serve_grpc(host: str, nbytes: int, pipe: Any) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     import grpc
@@ -92,14 +101,14 @@ def _serve_grpc(nbytes: int, pipe: Any) -> None:
     handlers = {"Stream": grpc.unary_stream_rpc_method_handler(stream)}
     server = grpc.server(ThreadPoolExecutor(1), options=_GRPC_OPTIONS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Feed", handlers),))
-    port = server.add_insecure_port(f"{_HOST}:0")
+    port = server.add_insecure_port(f"{host}:0")
     server.start()
     pipe.send(port)
     server.wait_for_termination()
 
 
 def grpcio(case: Case) -> dict[str, Any]:
-    with _sender(_serve_grpc, case.nbytes) as port:
+    with sender(serve_grpc, case.nbytes) as port:
         import grpc
 
         with grpc.insecure_channel(f"{_HOST}:{port}", options=_GRPC_OPTIONS) as channel:
@@ -113,18 +122,18 @@ def grpcio(case: Case) -> dict[str, Any]:
         return found
 
 
-def _serve_zmq(nbytes: int, pipe: Any) -> None:
+def serve_zmq(host: str, nbytes: int, pipe: Any) -> None:
     import zmq
 
     with zmq.Context() as context, context.socket(zmq.PUSH) as sock:
         sock.setsockopt(zmq.SNDHWM, 4)
-        pipe.send(sock.bind_to_random_port(f"tcp://{_HOST}"))
+        pipe.send(sock.bind_to_random_port(f"tcp://{host}"))
         for body in endless(nbytes):
             sock.send(body.data, copy=False)
 
 
 def pyzmq(case: Case) -> dict[str, Any]:
-    with _sender(_serve_zmq, case.nbytes) as port:
+    with sender(serve_zmq, case.nbytes) as port:
         import zmq
 
         with zmq.Context() as context, context.socket(zmq.PULL) as sock:
@@ -141,8 +150,8 @@ def pyzmq(case: Case) -> dict[str, Any]:
             return found
 
 
-def _serve_tcp(nbytes: int, pipe: Any) -> None:
-    with socket.create_server((_HOST, 0)) as listener:
+def serve_tcp(host: str, nbytes: int, pipe: Any) -> None:
+    with socket.create_server((host, 0)) as listener:
         pipe.send(listener.getsockname()[1])
         connection, _ = listener.accept()
         with connection:
@@ -152,7 +161,7 @@ def _serve_tcp(nbytes: int, pipe: Any) -> None:
 
 def asyncio_streams(case: Case) -> dict[str, Any]:
     """The reader's limit is raised from 64 KiB to two bodies, which is its best setting."""
-    with _sender(_serve_tcp, case.nbytes) as port:
+    with sender(serve_tcp, case.nbytes) as port:
         return asyncio.run(_receive_streams(port, case))
 
 

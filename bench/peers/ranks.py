@@ -1,0 +1,15 @@
+"""The peer of B16: torch's DataLoader with workers of its own for each rank, which cannot leave the node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.ranks import Case, measure
+
+
+def dataloader(case: Case) -> dict[str, Any]:
+    """Two workers for each rank: one alone leaves it waiting while it makes a batch."""
+    return measure("2", case, list)
+
+
+PEERS = {"DataLoader": dataloader}

@@ -1,0 +1,163 @@
+"""B16: the ranks of one node, each a trainer process with a loader of its own: CPU and memory of all that is on it.
+
+Every rank steps at the same pace and sleeps where it would compute. They are started by one process, begin together
+once all are warm, and what belongs to the node is counted from outside: CPU over the steps, memory (the proportional
+set size, in which shared pages count once) after the last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psutil
+import torch
+
+from bench import endtoend, machine
+from bench.work import Proof, sums
+
+CHECKED = 2
+"""Batches of each rank that are compared byte by byte with what its dataset makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    ranks: int
+    batches: int
+    step_s: float
+    batch: int = 16
+    smoke: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.ranks} ranks"
+
+    @property
+    def steps(self) -> int:
+        return 4 if self.smoke else self.batches
+
+    @property
+    def images(self) -> endtoend.Images:
+        """As many for each rank as it takes."""
+        return endtoend.Images(endtoend.Case(1, 1.0, 1.0, batch=self.batch, batches=self.steps + 8))
+
+
+def rank(case: Case, new_loader: Callable[[Any], Any]) -> None:
+    """One trainer process: warms up, says so, steps when it is told to, prints what it saw."""
+    dataset = case.images
+    stream, proof = iter(new_loader(dataset)), Proof()
+    for number in range(CHECKED):
+        expected, _ = dataset.stacked(range(number * case.batch, (number + 1) * case.batch))
+        proof.add(number, [next(stream)[0].numpy()], [sums(expected)])
+    print("{}", flush=True)
+    sys.stdin.readline()
+    waited, began = 0.0, time.perf_counter()
+    for number in range(case.steps):
+        asked = time.perf_counter()
+        pictures, _ = next(stream)
+        waited += time.perf_counter() - asked
+        time.sleep(max(0.0, began + (number + 1) * case.step_s - time.perf_counter()))
+    wall_s = time.perf_counter() - began
+    print(
+        json.dumps(
+            {"waited": waited / wall_s, "nbytes": case.steps * pictures.nbytes, "proof": proof.as_json()}
+        ),
+        flush=True,
+    )
+    sys.stdin.readline()  # until its memory was read
+
+
+def measure(party: str, case: Case, also: Callable[[], Sequence[int]]) -> dict[str, Any]:
+    """`party`: whose loader the ranks make. `also`: pids on the node that are no descendants of the ranks."""
+    with _started(party, case) as ranks:
+        for process in ranks:
+            _answer(process)
+        pids = [*_with_children(ranks), *also()]
+        before, cpu = machine.snapshot(), machine.cpu_ns(pids)
+        for process in ranks:
+            _go_on(process)
+        found = [_answer(process) for process in ranks]
+        cpu_s = (machine.cpu_ns(pids) - cpu) / 1e9
+        load = machine.between(before, machine.snapshot())
+        memory = sum(psutil.Process(pid).memory_full_info().pss for pid in pids if psutil.pid_exists(pid))
+        for process in ranks:
+            _go_on(process)
+    nbytes = sum(one["nbytes"] for one in found)
+    figures = {
+        "node_cpu_s_per_gb": cpu_s / nbytes * 1e9,
+        "node_mb": memory / 1e6,
+        "processes": float(len(pids)),
+        "waited_share": sum(one["waited"] for one in found) / len(found),
+        "machine_busy_share": load.busy_share,
+    }
+    return {"figures": {case.name: figures}, "proof": found[0]["proof"]}
+
+
+@contextlib.contextmanager
+def _started(party: str, case: Case) -> Iterator[list[subprocess.Popen[str]]]:
+    command = [sys.executable, "-m", "bench.ranks", party, json.dumps(asdict(case))]
+    ranks: list[subprocess.Popen[str]] = []
+    try:
+        for number in range(case.ranks):
+            environment = {**os.environ, "RANK": str(number), "WORLD_SIZE": str(case.ranks)}
+            ranks.append(
+                subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+                )
+            )
+        yield ranks
+        for process in ranks:
+            process.wait(30)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+def _with_children(ranks: Sequence[subprocess.Popen[str]]) -> list[int]:
+    return [
+        pid
+        for r in ranks
+        for pid in (r.pid, *(c.pid for c in psutil.Process(r.pid).children(recursive=True)))
+    ]
+
+
+def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"rank {process.args!r} ended with {process.wait()}")
+    return dict(json.loads(line))
+
+
+def _go_on(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def main() -> None:
+    party, case = sys.argv[1], Case(**json.loads(sys.argv[2]))
+    if party == "ours":
+        from dataloaderjob import DataLoader
+
+        rank(case, lambda dataset: DataLoader(dataset, batch_size=case.batch))
+    else:
+        workers = int(party)
+        rank(
+            case,
+            lambda dataset: torch.utils.data.DataLoader(dataset, batch_size=case.batch, num_workers=workers),
+        )
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)
