@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import manifest_reference
 from prometheus_client.parser import text_string_to_metric_families
 
 import dataloaderjob
 import dataloaderjob_operator.__main__ as operator
 from dataloaderjob.api import crd
 from dataloaderjob.api.trainer import TrainerSpec
-from dataloaderjob.core.places import VARIABLES
+from dataloaderjob.core import places
 from dataloaderjob.local import cli
 from dataloaderjob.local.plan import EXIT_LATE
 from dataloaderjob.sidecar import metrics as sidecar
@@ -59,9 +60,52 @@ The last line on standard error says why, and what to do.
 | any other | `run` | That of the first trainer that failed. |
 
 """
+VARIABLES = (
+    (
+        places.SOCKET_VARIABLE, "job", "trainer", "the private service of the script",
+        "Path of the sidecar's Unix socket. A script by itself has none and starts feeders of its own.",
+    ),
+    (
+        places.FEEDERS_VARIABLE, "job, you", "trainer", "CPUs of the process less one, from 1 to 8",
+        "Number of the job's feeders; a script by itself starts as many where `num_workers` is left out.",
+    ),
+    (
+        places.PREFETCH_VARIABLE, "job, you", "trainer", "twice the number of feeders, 16 at least",
+        "Batches that the sampler is ahead where `prefetch_factor` is left out: `spec.loader.prefetch`.",
+    ),
+    (
+        places.ALLOW_PICKLE_VARIABLE, "job, you", "trainer", "not allowed",
+        "`1`: batches may hold objects that only pickle can carry, as with `allow_pickle=True`.",
+    ),
+    (
+        places.RECORD_VARIABLE, "`dataloaderjob run --record`, you", "trainer", "nothing is recorded",
+        "Folder in which each trainer process writes down what it takes, for `verify` and `replay`.",
+    ),
+    (
+        places.FOLDER_VARIABLE, "you", "trainer", "`dataloaderjob` in `XDG_RUNTIME_DIR`, else in the temporary folder",
+        "Folder for the socket and files of a script's own service; others may not write to it.",
+    ),
+    (
+        places.IN_FEEDER_VARIABLE, "feeder", "trainer", "not in a feeder",
+        "`1` in feeders: a loader that is iterated there is refused, since it would wait for itself.",
+    ),
+    (
+        places.PATH_VARIABLE, "trainer", "private service", "Python's own",
+        "The trainer's import path; the feeders of a script by itself get it as `PYTHONPATH`.",
+    ),
+    (
+        places.RUN_VARIABLE, "`dataloaderjob run`, trainer", "the same, private service", "none",
+        "Tag in the environment of all processes of one run, by which none of them is left behind.",
+    ),
+    (
+        places.NODE_FOLDER_VARIABLE, "feeders' pod", "feeders", "a folder of their own",
+        "Folder of the pod in which its feeders keep blobs and find the socket for their output.",
+    ),
+)  # fmt: skip
+"""A row for each variable: name, who sets it, who reads it, what holds without it, meaning. """
 ENVIRONMENT = f"""# Environment variables
 
-{MADE.format("the table in `core/places.py`")}
+{MADE.format("the table in `docs/generate.py`")}
 
 *Job* is `dataloaderjob run` or the operator; a manifest cannot set these variables itself. A script by itself needs
 none of them; *private service* is what it starts on its machine.
@@ -226,7 +270,7 @@ def _launch(processes: int) -> dict[str, str]:
 FILES: dict[str, Callable[[], str]] = {
     "crds/dataloaderjobs.yaml": crd.crd_text,
     "charts/dataloaderjob/files/dataloaderjobs.yaml": crd.crd_text,
-    "docs/reference/manifest.md": crd.reference,
+    "docs/reference/manifest.md": manifest_reference.reference,
     "docs/reference/cli.md": commands,
     "docs/reference/environment.md": environment,
     "docs/reference/exceptions.md": exceptions,

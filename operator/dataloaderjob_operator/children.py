@@ -15,7 +15,7 @@ from dataloaderjob.api import DataLoaderJob
 from dataloaderjob_operator.client import ApiError, Client
 from dataloaderjob_operator.decide import refusals
 from dataloaderjob_operator.decide.decision import WORKLOADS
-from dataloaderjob_operator.decide.observed import Key, Observed
+from dataloaderjob_operator.decide.observed import Key, Observed, key_of
 from dataloaderjob_operator.keys import JobSecrets
 from dataloaderjob_operator.kinds import KINDS, Manifest, Source, digest, manifest_to_send, sealed
 from dataloaderjob_operator.observe.cache import Cache, JobKey
@@ -46,10 +46,6 @@ class Refusal:
     text: str
     reported: bool
     times: int = 1
-
-
-def _key(manifest: Manifest) -> Key:
-    return manifest["kind"], manifest["metadata"]["name"]
 
 
 def _version(thing: Manifest) -> str:
@@ -102,7 +98,7 @@ class ChildWriter:
         Raises the first ApiError once all others have been applied, or nothing has, where a trial is refused.
         """
         job, asked = observed.job, wanted if begun else (*wanted, *later)
-        there = {_key(manifest) for manifest in asked}  # a refusal of what waits again is of the past
+        there = {key_of(manifest) for manifest in asked}  # a refusal of what waits again is of the past
         known = self.refusals.get(key, {})
         self.refusals[key] = {child: refusal for child, refusal in known.items() if child in there}
         if not begun:
@@ -114,7 +110,7 @@ class ChildWriter:
                     wrote = await self.secrets.keep(key, sealed(manifest), observed) or wrote
                 else:
                     wrote = await self._apply(key, manifest) or wrote
-                self.refusals[key].pop(_key(manifest), None)
+                self.refusals[key].pop(key_of(manifest), None)
             except ApiError as exc:
                 self._note(key, job, manifest, exc)
                 first = first or exc
@@ -127,11 +123,11 @@ class ChildWriter:
         for manifest in wanted:
             try:
                 await self.api.try_apply(sealed(manifest))
-                self.refusals[key].pop(_key(manifest), None)
+                self.refusals[key].pop(key_of(manifest), None)
             except ApiError as exc:
                 if refusals.NO_DRY_RUN in exc.message:
                     continue
-                if await self.api.read(key[0], _key(manifest)) is not None:
+                if await self.api.read(key[0], key_of(manifest)) is not None:
                     continue  # the apply says whose it is
                 self._note(key, job, manifest, exc)
                 first = first or exc
@@ -142,7 +138,7 @@ class ChildWriter:
         """Remembers a refusal. Raises the error where the API server takes nothing at all."""
         if error.code in NOT_NOW:
             raise error
-        known = self.refusals[key].get(_key(manifest))
+        known = self.refusals[key].get(key_of(manifest))
         times = 1 if known is None else known.times + 1
         for_good = error.code in FOR_GOOD or error.reason == NOT_OURS
         for_good = for_good or any(words in error.message for words in NOT_TYPED)
@@ -152,11 +148,11 @@ class ChildWriter:
         text = refusals.explain(error.message, manifest, job)
         reported = for_good or times >= REPETITIONS
         if reported and (known is None or not known.reported):
-            log.warning("%s %s is refused: %s", *_key(manifest), error)
-        self.refusals[key][_key(manifest)] = Refusal(text, reported, times)
+            log.warning("%s %s is refused: %s", *key_of(manifest), error)
+        self.refusals[key][key_of(manifest)] = Refusal(text, reported, times)
 
     async def _apply(self, key: JobKey, manifest: Manifest) -> bool:
-        child = _key(manifest)
+        child = key_of(manifest)
         found = self.cache.child(key, child)
         if found is None and await self._unobserved(key[0], child, manifest) is not None:
             return True  # decided anew, now that it is known

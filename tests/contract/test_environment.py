@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import generate
 import pytest
 from documents import ROOT
 
@@ -16,7 +17,7 @@ VARIABLE = re.compile(r"\bDATALOADERJOB_[A-Z_]*[A-Z]\b")
 PACKAGES = (ROOT / "sidecar/dataloaderjob", ROOT / "operator/dataloaderjob_operator")
 SOURCES = [path for package in PACKAGES for path in sorted(package.rglob("*.py"))]
 TABLE = Path(places.__file__).resolve()
-NAMES = [row[0] for row in places.VARIABLES]
+NAMES = [row[0] for row in generate.VARIABLES]
 
 
 def strings(path: Path) -> Iterator[str]:
@@ -37,7 +38,7 @@ def test_a_variable_is_spelt_in_the_table_only():
     ] == []
 
 
-@pytest.mark.parametrize("row", places.VARIABLES, ids=NAMES)
+@pytest.mark.parametrize("row", generate.VARIABLES, ids=NAMES)
 def test_each_variable_has_who_sets_it_who_reads_it_and_a_meaning(row):
     assert len(row) == 5
     assert all(row)

@@ -82,4 +82,4 @@ def test_every_extra_that_is_named_exists():
 
 
 def test_a_trainer_gets_what_its_process_imports():
-    assert {r.name for r in needed("trainer")} == {"torch", "numpy", "cloudpickle", "xxhash"}
+    assert {r.name for r in needed("trainer")} == {"torch", "numpy", "cloudpickle", "msgpack", "xxhash"}

@@ -699,6 +699,13 @@ def spec_that_is_none(i: Intruder) -> None:
     i.open(bundle="[" * 50_000)
 
 
+def blob_that_no_number_of_feeders_can_hold(i: Intruder) -> None:
+    blobs = [["0" * 64, 10**400]]
+    i.open(bundle=json.dumps({"blobs": blobs, "allow_pickle": False, "facts": {}}))
+    ticket = frames.pack_ticket(1, 0, [0])
+    i.say(ipc.Type.TICKETS, frames.join_tickets([(0, ticket)]), stream=1)
+
+
 def window_without_end(i: Intruder) -> None:
     i.open(window=10**30)
     i.open(stream=2, window="x")
@@ -724,7 +731,8 @@ def wake_up_that_overflows(i: Intruder) -> None:
     "deed",
     [
         nothing_of_the_kind, tickets_of_no_stream, tickets_that_make_no_sense, far_ahead_of_itself, closes_far_ahead,
-        spec_that_is_none, window_without_end, one_stream_twice, made_up_leases_and_metrics, wake_up_that_overflows,
+        spec_that_is_none, blob_that_no_number_of_feeders_can_hold, window_without_end, one_stream_twice,
+        made_up_leases_and_metrics, wake_up_that_overflows,
     ],
     ids=lambda deed: deed.__name__,
 )  # fmt: skip
@@ -743,12 +751,14 @@ def test_hostile_trainer_ends_at_most_its_own_receiver(rig: Rig, deed: Callable[
     until(lambda: not alive(other), what="the end of its receiver with the connection")
     assert pool(rig)["receiver"] == mine
     assert rig.sidecar.poll() is None
+    assert all(process.poll() is None for process, _ in rig.feeders)
     assert get(rig, "/healthz") == "ok\n"
 
 
 def test_connections_that_say_nothing_delay_nobody(rig: Rig) -> None:
+    """More than are kept: the oldest make room for a trainer that comes meanwhile."""
     silent = []
-    for _ in range(60):
+    for _ in range(600):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sock.connect(rig.socket)
         silent.append(sock)

@@ -18,7 +18,6 @@ from dataloaderjob.core import digests, frames, sockets
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, Kind
 
-GENERATION = 1
 PLENTY = 1 << 30
 
 
@@ -79,7 +78,6 @@ class Receiver:
         room: int = PLENTY,
         flags: int = 0,
         stream: int = 1,
-        generation: int = GENERATION,
         base_seed: int = 7,
         bare: bool = False,
     ) -> None:
@@ -87,7 +85,6 @@ class Receiver:
         self.send(
             Kind.TICKET,
             payload,
-            generation=generation,
             stream=stream,
             ticket=number,
             bundle=bundle,
@@ -96,10 +93,10 @@ class Receiver:
         )
 
     def grant(self, number: int, *, stream: int = 1, room: int = PLENTY) -> None:
-        self.send(Kind.GRANT, generation=GENERATION, stream=stream, ticket=number, room=room)
+        self.send(Kind.GRANT, stream=stream, ticket=number, room=room)
 
     def cancel(self, number: int, *, stream: int = 1) -> None:
-        self.send(Kind.CANCEL, generation=GENERATION, stream=stream, ticket=number)
+        self.send(Kind.CANCEL, stream=stream, ticket=number)
 
     def send(self, kind: Kind, payload: bytes = b"", **fields: Any) -> None:
         self.sock.sendall(frames.pack_header(kind, nbytes=len(payload), **fields) + payload)
@@ -123,7 +120,7 @@ class Receiver:
                 return frame
 
     def send_bundle(self, bundle: bytes) -> None:
-        self.send(Kind.BUNDLE, self.bundles[bundle].manifest(), generation=GENERATION, bundle=bundle)
+        self.send(Kind.BUNDLE, self.bundles[bundle].manifest(), bundle=bundle)
 
     def quiet(self, seconds: float = 0.3) -> bool:
         """Whether nothing comes for so long."""

@@ -30,11 +30,9 @@ def ask(
     stream: int = 1,
     room: int = 100,
     bundle: bytes = A,
-    generation: int = 1,
 ):
     return m.ticket(
         receiver,
-        generation=generation,
         stream=stream,
         ticket=ticket,
         bundle=bundle,
@@ -55,5 +53,5 @@ def send(m: Feeding, task: Task) -> None:
     m.sent(task)
 
 
-def which(ticket: int, *, receiver: int = 1, stream: int = 1, generation: int = 1) -> dict[str, int]:
-    return {"receiver": receiver, "generation": generation, "stream": stream, "ticket": ticket}
+def which(ticket: int, *, receiver: int = 1, stream: int = 1) -> dict[str, int]:
+    return {"receiver": receiver, "stream": stream, "ticket": ticket}

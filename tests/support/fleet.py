@@ -22,7 +22,6 @@ from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 from dataloaderjob.sidecar.dispatch.streams import Connect, Endpoint, Publish
 from dataloaderjob.sidecar.dispatch.streams import Send as SendFrame
 
-GENERATION = 7
 BUNDLE = bytes(16)
 STREAM = 1
 UNGRANTED = 2
@@ -70,8 +69,7 @@ class Fleet:
         self.feeders = {e.instance: Feeder(e, Feeding(UNGRANTED, most_nbytes)) for e in endpoints}
         room = 2 * (window + 8) * nbytes
         self.ranks = [
-            Rank(n, Dispatcher(LoaderSettings(shared_memory_nbytes=room), generation=GENERATION, rank=n))
-            for n in range(ranks)
+            Rank(n, Dispatcher(LoaderSettings(shared_memory_nbytes=room), rank=n)) for n in range(ranks)
         ]
         for feeder in self.feeders.values():
             feeder.machine.bundle_ready(BUNDLE)
@@ -153,7 +151,7 @@ class Fleet:
     # Feeders
 
     def _to_feeder(self, rank: Rank, feeder: Feeder, header: frames.Header) -> None:
-        machine, about = feeder.machine, {"generation": GENERATION, "stream": STREAM, "ticket": header.ticket}
+        machine, about = feeder.machine, {"stream": STREAM, "ticket": header.ticket}
         made: list[Instruction] = []
         if header.kind == Kind.TICKET:
             made = machine.ticket(rank.number, **about, bundle=BUNDLE, flags=0, room=header.room, payload=b"")
@@ -186,7 +184,7 @@ class Fleet:
         self, feeder: Feeder, kind: Kind, task: Task, *, nbytes: int = 0, room: int = 0
     ) -> frames.Header:
         data = frames.pack_header(
-            kind, generation=GENERATION, stream=STREAM, ticket=task.ticket, nbytes=nbytes, room=room,
+            kind, stream=STREAM, ticket=task.ticket, nbytes=nbytes, room=room,
             load=feeder.machine.load,
         )  # fmt: skip
         return frames.unpack_header(data, FROM_FEEDER)

@@ -33,7 +33,6 @@ from dataloaderjob.sidecar.dispatch.streams import (
     Unpublish,
 )
 
-GENERATION = 7
 UNGRANTED = 2
 HUNG_S, ALIVE_S = 5.0, 5.0
 """As `feeder.builders` and `feeder.server` have them."""
@@ -64,7 +63,6 @@ class World:
         self.now = 0.0
         self.machine = Dispatcher(
             LoaderSettings(shared_memory_nbytes=limit, pool_nbytes=pool, batch_deadline_s=deadline_s),
-            generation=GENERATION,
         )
         self.feeders: dict[str, SimFeeder] = {}
         self.listed: list[Endpoint] = []
@@ -236,9 +234,7 @@ class World:
         self._build(feeder)
 
     def _header(self, kind, key, *, nbytes=0, room=0, flags=0):
-        data = frames.pack_header(
-            kind, generation=GENERATION, stream=key[0], ticket=key[1], nbytes=nbytes, room=room, flags=flags
-        )
+        data = frames.pack_header(kind, stream=key[0], ticket=key[1], nbytes=nbytes, room=room, flags=flags)
         return frames.unpack_header(data, frames.FROM_FEEDER)
 
     def _frame(self, feeder: SimFeeder, kind, key, *, room=0, flags=0) -> None:

@@ -46,8 +46,9 @@ def test_without_ipv6_everywhere_is_all_addresses_of_ipv4(monkeypatch):
 def acceptor() -> Iterator[Acceptor]:
     """It is told of its guests, and closes them."""
     made = Acceptor(
-        EVERYWHERE, 0, key=KEY, job="job", facts={"instance": "i0"}, welcomed=lambda s, _: s.close()
-    )
+        EVERYWHERE, 0, key=KEY, job="job", facts={"instance": "i0"}, welcomed=lambda s, _: s.close(),
+        versions=sockets.DATA,
+    )  # fmt: skip
     done = threading.Event()
 
     def accept() -> None:
@@ -67,7 +68,8 @@ def acceptor() -> Iterator[Acceptor]:
 def test_the_handshake_is_made_over_either(acceptor: Acceptor, address: str):
     with socket.create_connection((address, acceptor.port), timeout=5) as sock:
         sockets.tune(sock)
-        assert sockets.greet(sock, KEY, role="feeder", name="f", job="job") == {"instance": "i0"}
+        found = sockets.greet(sock, KEY, role="receiver", name="f", job="job", versions=sockets.DATA)
+        assert found == {"instance": "i0"}
 
 
 @needs_ipv6

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from manifest_reference import EXAMPLE, reference
+
 from dataloaderjob.api import load_manifest
-from dataloaderjob.api.crd import EXAMPLE, reference
 from dataloaderjob.api.status import ConditionType, Phase
 
 

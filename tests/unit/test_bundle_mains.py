@@ -346,4 +346,4 @@ def test_a_look_for_a_shared_tensor_stays_out_of_libraries_and_raises_no_warning
     ],
 )
 def test_errors_of_what_a_script_registers_have_a_hint(exc: Exception, hinted: bool) -> None:
-    assert ("may not have run those lines" in str(unpack_failure(pack_failure(exc)))) is hinted
+    assert ("may not have run those lines" in unpack_failure(pack_failure(exc)).__notes__[0]) is hinted

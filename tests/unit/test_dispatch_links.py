@@ -16,7 +16,7 @@ ENDPOINTS = [Endpoint(f"feeder-{n}", f"i{n}", "h", n) for n in range(4)]
 
 
 def rank(feeders: int = 4, **facts: Any) -> Dispatcher:
-    machine = Dispatcher(LoaderSettings(), generation=1)
+    machine = Dispatcher(LoaderSettings())
     machine.set_feeders(0.0, ENDPOINTS[:feeders])
     machine.open_stream(1, manifest=b"{}", bundle=bytes(16), facts=facts, window=4)
     return machine
@@ -28,7 +28,7 @@ def failed(machine: Dispatcher) -> list[str]:
 
 def makes(machine: Dispatcher, instance: str, ticket: int = 0) -> None:
     """The feeder says that it makes the third sample."""
-    header = Header(Kind.PROGRESS, 0, 0, 1, 1, ticket, bytes(16), 0, 3)
+    header = Header(Kind.PROGRESS, 0, 0, 1, ticket, bytes(16), 0, 3)
     machine.frame(0.0, instance, header, b"")
 
 
@@ -130,12 +130,12 @@ def test_why_no_link_comes_up_is_told_within_five_seconds() -> None:
 
 
 def test_time_that_a_batch_waits_for_space_is_not_taken_for_slowness() -> None:
-    machine = Dispatcher(LoaderSettings(shared_memory_nbytes=1 << 20, pool_nbytes=8192), generation=1)
+    machine = Dispatcher(LoaderSettings(shared_memory_nbytes=1 << 20, pool_nbytes=8192))
     machine.set_feeders(0.0, ENDPOINTS[:1])
     machine.open_stream(1, manifest=b"{}", bundle=bytes(16), facts={}, window=4)
     machine.feeder_up(0.0, "i0", {})
     machine.tickets(0.0, 1, [(n, b"") for n in range(2)], 0)
-    announce = Header(Kind.ANNOUNCE, 0, 0, 1, 1, 0, bytes(16), 0, 4096)
+    announce = Header(Kind.ANNOUNCE, 0, 0, 1, 0, bytes(16), 0, 4096)
     machine.frame(0.05, "i0", announce, b"")
     body = announce._replace(kind=Kind.BODY, nbytes=4096, room=0)
     machine.begin_body(5.0, "i0", body)

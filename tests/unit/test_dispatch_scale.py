@@ -88,7 +88,7 @@ def steps_of_a_ticket(feeders: int) -> float:
 def test_with_enough_built_for_all_a_receiver_gets_what_it_waits_for(held: bool):
     feeding = Feeding(2, most_nbytes=100)
     feeding.bundle_ready(bytes(16))
-    about: dict[str, Any] = {"generation": 1, "bundle": bytes(16), "flags": 0, "payload": b""}
+    about: dict[str, Any] = {"bundle": bytes(16), "flags": 0, "payload": b""}
     for receiver in range(3):
         feeding.opened(receiver)
         for ticket in (5, 6):
@@ -110,7 +110,7 @@ def test_with_enough_built_for_all_a_receiver_gets_what_it_waits_for(held: bool)
 
 def test_a_list_of_feeders_begins_elsewhere_for_each_rank():
     def first(rank: int) -> str:
-        machine = Dispatcher(LoaderSettings(), generation=1, rank=rank)
+        machine = Dispatcher(LoaderSettings(), rank=rank)
         machine.set_feeders(0.0, [Endpoint(f"feeder-{n}", f"i{n}", "h", n) for n in range(64)])
         return str(machine.take()[0].endpoint.instance)  # type: ignore[union-attr]
 

@@ -87,7 +87,7 @@ def step(connection: FeederConnection) -> None:
 
 
 def frame(kind: Kind, payload: bytes, ticket: int) -> bytes:
-    return frames.pack_header(kind, generation=1, ticket=ticket, nbytes=len(payload)) + payload
+    return frames.pack_header(kind, ticket=ticket, nbytes=len(payload)) + payload
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def test_a_body_that_came_damaged_ends_the_link_where_it_is_checked(feeder: Feed
     connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
     link = feeder.link(connection)
     for flags in (0, Flag.CHECKSUM):
-        header = frames.pack_header(Kind.BODY, generation=1, ticket=flags, nbytes=len(body), flags=flags)
+        header = frames.pack_header(Kind.BODY, ticket=flags, nbytes=len(body), flags=flags)
         link.sendall(header + body)
     while not sink.came:
         step(connection)

@@ -98,7 +98,7 @@ def test_what_user_code_started_while_it_was_loaded_ends_with_its_bundle(connect
             session = receiver.know(replace(shipped, epoch=epoch))
             receiver.ticket(0, [0], session, stream=epoch + 1)
             helpers.append(receiver.next().batch())
-            receiver.send(Kind.RELEASE, generation=1, bundle=session)
+            receiver.send(Kind.RELEASE, bundle=session)
         wait_until(lambda: not any(map(alive, helpers[:2])), 5, "the first two are gone")
         assert alive(helpers[2])
 
@@ -114,7 +114,7 @@ def test_what_user_code_started_in_a_sample_ends_with_its_session(connect: Conne
         receiver.ticket(0, [0], session)
         pid = receiver.next().batch()
         assert alive(pid)
-        receiver.send(Kind.RELEASE, generation=1, bundle=session)
+        receiver.send(Kind.RELEASE, bundle=session)
         wait_until(lambda: not alive(pid), 10, "it is gone")
 
 
@@ -144,7 +144,7 @@ def test_user_code_that_ignores_its_children_takes_no_other_session_along(connec
         for number, session in enumerate(sessions):
             receiver.ticket(0, [0], session, stream=number + 1)
             found.append(receiver.next().batch())
-        receiver.send(Kind.RELEASE, generation=1, bundle=sessions[0])
+        receiver.send(Kind.RELEASE, bundle=sessions[0])
         wait_until(lambda: not alive(found[0][1]), 5, "the first builder is gone")
         receiver.ticket(1, [0], sessions[1], stream=2)
         assert receiver.next().batch() == found[1]
@@ -160,7 +160,7 @@ def test_no_descriptor_left_for_the_batch_is_told_as_it_is(connect: Connect, tmp
         error = unpack_failure(receiver.next().payload)
         assert isinstance(error, OSError)
         assert "Too many open files" in str(error)
-        assert "placing the batch" in str(error)
+        assert "placing the batch" in error.__notes__[0]
 
 
 def test_a_builder_that_is_forked_ahead_runs_nothing_of_the_users(monkeypatch: pytest.MonkeyPatch):
@@ -186,6 +186,6 @@ def test_templates_of_loaders_that_are_gone_are_bounded(connect: Connect, tmp_pa
             session = receiver.know(replace(shipped, loader=loader))
             receiver.ticket(0, [0], session, stream=loader + 1)
             templates.append(receiver.next().batch())
-            receiver.send(Kind.RELEASE, generation=1, bundle=session)
+            receiver.send(Kind.RELEASE, bundle=session)
         wait_until(lambda: sum(map(alive, templates)) == MAX_IDLE_TEMPLATES, 10, "the oldest are gone")
         assert alive(templates[-1])

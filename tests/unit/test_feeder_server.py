@@ -82,7 +82,7 @@ def test_a_manifest_of_another_bundle_ends_the_link(connect: Connect, squares: B
     with connect() as receiver:
         receiver.ticket(0, [0], squares.id)
         assert receiver.read().kind is Kind.NEED_BUNDLE
-        receiver.send(Kind.BUNDLE, other.manifest(), generation=1, bundle=squares.id)
+        receiver.send(Kind.BUNDLE, other.manifest(), bundle=squares.id)
         with pytest.raises(ConnectionError):
             receiver.read()
 
@@ -197,15 +197,6 @@ def test_a_cancelled_ticket_is_not_built_and_not_sent(connect: Connect, tmp_path
         assert receiver.quiet()
 
 
-def test_frames_of_an_older_generation_mean_nothing(connect: Connect, squares: Bundle):
-    with connect() as receiver:
-        bundle = receiver.know(squares)
-        receiver.ticket(0, [0], bundle, generation=5)
-        receiver.ticket(1, [1], bundle, generation=4)
-        receiver.ticket(2, [2], bundle, generation=5)
-        assert [receiver.next().header.ticket for _ in range(2)] == [0, 2]
-
-
 def test_blobs_that_are_nowhere_fail_the_ticket_of_a_feeder_without_supervisor(
     connect: Connect, tmp_path: Path
 ):
@@ -263,8 +254,8 @@ def test_a_corrupt_frame_ends_its_link_only(connect: Connect, squares: Bundle, d
     with connect() as bad, connect() as good:
         header = {
             "magic": b"x" * HEADER_NBYTES,
-            "kind": frames.pack_header(Kind.BODY, generation=1),
-            "length": frames.pack_header(Kind.TICKET, generation=1, nbytes=frames.MAX_CONTROL_NBYTES + 1),
+            "kind": frames.pack_header(Kind.BODY),
+            "length": frames.pack_header(Kind.TICKET, nbytes=frames.MAX_CONTROL_NBYTES + 1),
         }[damage]
         bad.sock.sendall(header)
         with pytest.raises(ConnectionError):
@@ -272,6 +263,27 @@ def test_a_corrupt_frame_ends_its_link_only(connect: Connect, squares: Bundle, d
         bundle = good.know(squares)
         good.ticket(0, [2], bundle)
         assert good.next().batch().tolist() == [4]
+
+
+def test_a_receiver_that_asks_and_takes_no_answers_is_not_read_further(
+    server: Served, connect: Connect, squares: Bundle
+):
+    def memory() -> int:
+        return int(Path(f"/proc/{server.pid}/statm").read_text().split()[1]) * 4096
+
+    with connect() as bad, connect() as good:
+        bundle = good.know(squares)
+        good.ticket(0, [2], bundle)
+        assert good.next().batch().tolist() == [4]
+        before = memory()
+        order = frames.pack_header(Kind.CANCEL, stream=9, ticket=7) * 1000
+        bad.sock.settimeout(1)
+        with pytest.raises(TimeoutError):
+            for _ in range(2000):  # 128 MB
+                bad.sock.sendall(order)
+        good.ticket(1, [3], bundle)
+        assert good.next().batch().tolist() == [9]
+        assert memory() - before < 30e6
 
 
 def test_frames_cut_at_any_byte_are_understood(connect: Connect, squares: Bundle):

@@ -53,8 +53,9 @@ def test_an_error_of_user_code_names_index_feeder_and_line(connect: Connect, squ
         error = unpack_failure(frame.payload)
         assert isinstance(error, IndexError)
         assert "index 5000 of 1000" in str(error)
-        assert "for index 5000 in feeder-0" in str(error)
-        assert "feeder_client.py" in str(error)
+        (note,) = error.__notes__
+        assert "for index 5000 in feeder-0" in note
+        assert "feeder_client.py" in note
         receiver.ticket(1, [1], bundle)
         assert receiver.next().kind is Kind.BODY, "the feeder goes on"
 
@@ -111,7 +112,7 @@ def test_a_failing_worker_init_fn_fails_every_ticket_of_its_bundle(connect: Conn
             receiver.ticket(k, [1], bundle)
             error = unpack_failure(receiver.next().payload)
             assert isinstance(error, PermissionError)
-            assert "worker_init_fn" in str(error)
+            assert "worker_init_fn" in error.__notes__[0]
 
 
 def test_ten_datasets_are_served_in_turns(connect: Connect, tmp_path: Path):
@@ -201,7 +202,7 @@ def test_a_released_session_gives_its_process_back_and_the_bundle_stays_loaded(
             frame = receiver.next()
             pid, parent = frame.batch()
             parents.add(parent)
-            receiver.send(Kind.RELEASE, generation=1, bundle=session)
+            receiver.send(Kind.RELEASE, bundle=session)
             wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), 5, "the builder is gone")
             assert frame.header.room == 1, "so often was a bundle loaded"
     assert len(parents) == 1, "one template for all epochs"
@@ -218,7 +219,7 @@ def test_a_bundle_that_its_loader_replaced_is_unloaded(connect: Connect, tmp_pat
             session = receiver.know(replace(shipped, epoch=epoch))
             receiver.ticket(0, [0], session, stream=epoch + 1)
             parents.append(receiver.next().batch())
-            receiver.send(Kind.RELEASE, generation=1, bundle=session)
+            receiver.send(Kind.RELEASE, bundle=session)
         wait_until(lambda: not Path(f"/proc/{parents[0]}").exists(), 5, "the first template is gone")
         wait_until(lambda: not Path(f"/proc/{parents[1]}").exists(), 5, "the second template is gone")
         assert Path(f"/proc/{parents[2]}").exists()

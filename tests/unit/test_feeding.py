@@ -263,17 +263,6 @@ def test_turns_go_round_robin_over_links_and_by_ticket_within_a_stream():
     assert order == [(1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (2, 2)]
 
 
-def test_a_new_generation_cancels_what_the_old_one_asked_and_old_frames_mean_nothing():
-    m = machine()
-    ask(m, 0, generation=1, room=0)
-    task, _ = build(m)
-    ask(m, 0, generation=2)
-    assert task.state is State.GONE
-    assert ask(m, 1, generation=1) == []
-    assert m.grant(**which(0), room=10) == []
-    assert m.load == 1
-
-
 def test_a_lost_link_takes_its_tickets_along_and_what_is_being_built_is_dropped():
     m = machine(1, 2)
     ask(m, 0)

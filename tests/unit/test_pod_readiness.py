@@ -15,7 +15,7 @@ from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.settings import NODE_OUTPUT
 from dataloaderjob.pod import readiness
 from dataloaderjob.pod.feeder import Output
-from dataloaderjob.pod.readiness import HOST_MODULE, Feeders, Readiness, Step, Trial, next_step
+from dataloaderjob.pod.readiness import Feeders, Readiness, Step, Trial, next_step
 from dataloaderjob.providers.ray import actor
 
 NOBODY: dict[str, Any] = {
@@ -165,7 +165,7 @@ def children() -> list[psutil.Process]:
 
 def test_the_trial_of_an_image_that_can_feed_starts_a_real_feeder_and_leaves_nothing():
     before = children()
-    trial = Trial(HOST_MODULE, 120.0)
+    trial = Trial(120.0)
     try:
         assert until(trial.passed, 120.0, "a feeder serves")
         (host,) = [
@@ -185,7 +185,7 @@ def test_the_trial_of_an_image_without_torch_fails_with_the_last_line_of_its_err
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.13: cannot open it')\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    trial = Trial(HOST_MODULE, 120.0)
+    trial = Trial(120.0)
 
     def failure() -> str:
         try:
@@ -205,7 +205,8 @@ def test_the_trial_of_an_image_without_torch_fails_with_the_last_line_of_its_err
 def test_a_trial_that_takes_too_long_says_what_it_was_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "slow_host.py").write_text("import time\nprint('reading', flush=True)\ntime.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    trial = Trial("slow_host", 3.0)
+    monkeypatch.setattr(readiness, "HOST_MODULE", "slow_host")
+    trial = Trial(3.0)
     try:
         with pytest.raises(ServiceError, match=r"a feeder did not serve within 3 s; it said last: reading"):
             until(trial.passed, 30.0, "its deadline")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ import torch
 
 from dataloaderjob.core.control import W_WANT, Control, seal
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.trainer.pool import MADE_TOGETHER, MAX_LEAVES, MAX_PLACES, Pool, map_region
+from dataloaderjob.trainer.pool import Pool, map_region
 
 PAGE = 4096
 NBYTES = 16 * PAGE
@@ -36,31 +34,7 @@ def pool() -> Iterator[Pool]:
 
 
 def taken(pool: Pool, number: int, page: int, nbytes: int = PAGE):
-    lent, lease = lend(pool, number, page, nbytes)
-    lease.tail = pool.tail
-    return lent
-
-
-def lend(pool: Pool, number: int, page: int, nbytes: int = PAGE, plan: Any = None):
-    entry = 1, 0, 1, page * PAGE, nbytes
-    return pool.lend(number, pool.regions[1], entry, plan or Fixed())[:2]
-
-
-class Fixed:
-    """A plan of batches of two tensors of 64 bytes."""
-
-    def __init__(self, head: bytes = b"schema", *, plain: bool = True):
-        self.head, self.plain, self.num_leaves = head, plain, 2
-        self.made: list[Any] = []
-        """Arrays of which tensors were made, weakly."""
-
-    def make(self, lent):
-        self.made.append(weakref.ref(lent))
-        return [torch.from_numpy(lent[:64]), torch.from_numpy(lent[64:128])]
-
-    @property
-    def kept(self):
-        return sum(ref() is not None for ref in self.made)
+    return pool.lend(number, pool.regions[1], (1, 0, 1, page * PAGE, nbytes))
 
 
 def books(pool: Pool):
@@ -102,22 +76,6 @@ def test_a_lease_ends_with_its_last_view_and_not_before(pool: Pool):
     assert not ended(pool)
     del column
     assert ended(pool) == [7]
-
-
-def test_a_lease_that_was_not_begun_does_not_end(pool: Pool):
-    lent, lease = lend(pool, 3, page=0)
-    del lent, lease
-    assert not ended(pool)
-    assert taken(pool, 3, page=0).nbytes == PAGE, "it is lent again"
-    assert ended(pool) == [3]
-
-
-def test_a_lease_that_was_not_begun_can_be_taken_back(pool: Pool):
-    lent, _ = lend(pool, 3, page=0)
-    pool.forget(3)
-    del lent
-    assert not ended(pool)
-    assert books(pool) == {}
 
 
 def test_leases_of_which_some_end_on_other_threads_leave_nothing_in_the_books(pool: Pool):
@@ -169,62 +127,12 @@ def test_what_is_surely_within_the_limit_follows_the_largest_lease(pool: Pool):
 
 def test_an_entry_beyond_its_region_is_refused(pool: Pool):
     with pytest.raises(RemoteProtocolError, match="of a region of 65536"):
-        lend(pool, 1, page=15, nbytes=PAGE + 1)
+        taken(pool, 1, page=15, nbytes=PAGE + 1)
     assert books(pool) == {}
 
 
-def test_views_of_a_place_that_comes_again_are_made_several_at_a_time_and_each_lent_once(pool: Pool):
-    plan, entry = Fixed(), (1, 0, 1, PAGE, PAGE)
-    found = [pool.lend(number, pool.regions[1], entry, plan) for number in range(MADE_TOGETHER + 2)]
-    assert len(plan.made) == 1 + 2 * MADE_TOGETHER, "one for a place that is new, several from then on"
-    assert len({id(lent) for lent, *_ in found}) == len(found)
-    assert [lease.number for _, lease, *_ in found] == list(range(len(found)))
-    assert len({tensor.untyped_storage()._cdata for _, _, made, _ in found for tensor in made}) == 2 * len(
-        found
-    )
-    pool.regions[1].map[PAGE : PAGE + 128] = bytes(range(128))
-    for lent, _, (first, second), place in found:
-        assert place[:3] == (1, PAGE, PAGE)
-        assert lent.shape == (PAGE,)
-        assert first.tolist() == list(range(64))
-        assert second.tolist() == list(range(64, 128))
-
-
-def test_views_are_not_lent_for_another_schema_or_size_of_the_same_place(pool: Pool):
-    plans = Fixed(b"a"), Fixed(b"b")
-    for at, nbytes in ((0, PAGE), (1, PAGE), (1, 2 * PAGE), (0, PAGE)) * 3:
-        lent, _ = lend(pool, 0, 0, nbytes, plans[at])
-        assert lent.nbytes == nbytes
-        assert any(ref() is lent for ref in plans[at].made)
-
-
-def test_nothing_is_made_ahead_for_leaves_that_depend_on_the_bytes_nor_under_inference_mode(pool: Pool):
-    mixed, plain = Fixed(plain=False), Fixed()
-    for number in range(5):
-        lend(pool, number, 0, plan=mixed)
-    assert len(mixed.made) == 5
-    for number in range(5):
-        with torch.inference_mode():
-            lend(pool, number, 1, plan=plain)
-    assert len(plain.made) == 5
-    for number in range(5):
-        _, _, made, _ = pool.lend(number, pool.regions[1], (1, 0, 1, PAGE, PAGE), plain)
-        assert not any(tensor.is_inference() for tensor in made)
-
-
-def test_batches_of_very_many_leaves_are_made_one_at_a_time(pool: Pool):
-    plan = Fixed()
-    plan.num_leaves = MAX_LEAVES
-    for number in range(5):
-        lend(pool, number, 0, plan=plan)
-    assert len(plan.made) == 5
-
-
 def test_a_batch_of_which_nothing_can_be_made_comes_back_like_any_other(pool: Pool):
-    _, lease, _, _ = views = pool.lend_unseen(4, (1, 0, 1, PAGE, 100))
-    assert books(pool) == {4: (1, PAGE, PAGE)}
-    lease.tail = pool.tail
-    del lease, views
+    pool.give_back(4)
     assert ended(pool) == [4]
     assert books(pool) == {}
 
@@ -244,22 +152,6 @@ def test_nothing_refers_to_the_books_once_the_pool_is_cut_off(pool: Pool):
     pool.tail.cut()
     assert books(pool) == {}, "a lease refers to its tail, and that to the books: a cycle otherwise"
     del held
-
-
-def test_views_made_ahead_end_no_lease_and_are_bounded(pool: Pool):
-    plan = Fixed()
-    for _ in range(3):
-        for at in range(2 * MAX_PLACES):
-            pool.lend(0, pool.regions[1], (1, 0, 1, 64 * at, PAGE), plan)
-            pool.forget(0)
-    for _ in range(2):
-        lend(pool, 0, 1, plan=plan)
-        pool.forget(0)
-    assert 0 < plan.kept <= MAX_PLACES * MADE_TOGETHER
-    pool.drop_spares()
-    assert plan.kept == 0
-    assert not ended(pool)
-    assert books(pool) == {}
 
 
 def test_the_wake_up_of_the_receiver_is_open_while_a_lease_may_end(pool: Pool):

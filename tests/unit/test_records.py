@@ -29,7 +29,7 @@ def write(
             recordings[epoch] = Recording(recorder, consumption, NO_BUNDLE)
         digest = 1000 * epoch + number
         consumption.rolling = fold(consumption.rolling, digest)
-        recordings[epoch].ask(number, (7, number, [digest], False))
+        recordings[epoch].ask(number, frames.pack_ticket(7, number, [digest]))
         recordings[epoch].give(number, digest, consumption.rolling)
     if flush:
         recorder.flush()

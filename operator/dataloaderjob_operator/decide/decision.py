@@ -35,6 +35,7 @@ from dataloaderjob_operator.decide.observed import (
     Key,
     Observed,
     Trainers,
+    key_of,
     leaving,
     parse_time,
     show_time,
@@ -134,7 +135,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         later=later,
         delete=()
         if bug is not None
-        else (*_unwanted(observed, result, {*wanted, *map(_key, later)}), *_hung(observed, set(wanted))),
+        else (*_unwanted(observed, result, {*wanted, *map(key_of, later)}), *_hung(observed, set(wanted))),
         delete_job=result.stage in ENDED and due is not None and due <= now,
         feeders=observed.job.spec.feeders.count if Part.FEEDING in WANTED[result.stage] else None,
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
@@ -213,11 +214,7 @@ def _children(
             bug = exc
     if bug is not None and not any(kind in WORKLOADS for kind, _ in observed.children):
         made, later = [], []
-    return {_key(child): child for child in made}, tuple(later), bug
-
-
-def _key(child: Manifest) -> Key:
-    return child["kind"], child["metadata"]["name"]
+    return {key_of(child): child for child in made}, tuple(later), bug
 
 
 def _base(observed: Observed, setup: OperatorConfig, _: StageResult, __: datetime) -> Sequence[Manifest]:

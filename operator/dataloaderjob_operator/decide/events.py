@@ -179,13 +179,8 @@ class Budget:
         self._left.pop(uid, None)
 
 
-def _holds(status: Status, kind: ConditionType) -> bool:
-    found = status.condition(kind)
-    return found is not None and found.status == "True"
-
-
 def _became(kind: ConditionType) -> Callable[[Status, Status], bool]:
-    return lambda before, after: _holds(after, kind) and not _holds(before, kind)
+    return lambda before, after: after.holds(kind) and not before.holds(kind)
 
 
 def _message(kind: ConditionType, default: str = "") -> Callable[[Status], str]:

@@ -212,6 +212,10 @@ class Observed:
         return Trainers.ACTIVE
 
 
+def key_of(child: Manifest) -> Key:
+    return child["kind"], child["metadata"]["name"]
+
+
 def leaving(thing: Mapping[str, Any]) -> bool:
     return thing["metadata"].get("deletionTimestamp") is not None
 

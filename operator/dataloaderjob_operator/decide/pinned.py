@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide.observed import Key, Observed
+from dataloaderjob_operator.decide.observed import Key, Observed, key_of
 from dataloaderjob_operator.kinds import Manifest, keep_template
 from dataloaderjob_operator.objects import OperatorConfig
 from dataloaderjob_operator.objects.pods import map_of
@@ -40,7 +40,7 @@ def settled(observed: Observed, built: Iterable[Manifest]) -> list[Manifest]:
     """What was built, with the templates of pods that stay, and without settings that none of them reads."""
     kept = [_kept(observed, child) for child in built]
     read = {_map_name(observed.children.get(key, child)) if key[0] == "Job" else _map_name(child)
-            for child in kept if (key := _key(child))[0] in ("Deployment", "Job")}  # fmt: skip
+            for child in kept if (key := key_of(child))[0] in ("Deployment", "Job")}  # fmt: skip
     made = [child for child in kept if child["kind"] != MAP or child["metadata"]["name"] in read]
     return [*made, *_recounted(observed, made)]
 
@@ -63,7 +63,7 @@ def in_use(observed: Observed) -> set[Key]:
 def _kept(observed: Observed, child: Manifest) -> Manifest:
     """A workload with the template that is there, where its pods stay: but for one whose settings somebody deleted.
     They cannot be made again, and further pods of it would wait for them."""
-    live = observed.children.get(_key(child))
+    live = observed.children.get(key_of(child))
     if live is None or child["kind"] != "Deployment":
         return child
     kept = _with_own_image(keep_template(child, live), live)
@@ -97,9 +97,9 @@ def _asked(template: Manifest) -> object:
 
 def _recounted(observed: Observed, made: Iterable[Manifest]) -> list[Manifest]:
     """The settings of a head that stays, with the number of feeders as it is now."""
-    known = {_key(child) for child in made}
+    known = {key_of(child) for child in made}
     for child in made:
-        if _key(child) != ("Deployment", names.head(observed.job.name)):
+        if key_of(child) != ("Deployment", names.head(observed.job.name)):
             continue
         name = _map_name(child) or ""
         live = observed.children.get((MAP, name), {})
@@ -124,7 +124,3 @@ def _map_name(workload: Manifest) -> str | None:
 
 def _role(thing: Manifest) -> str | None:
     return (thing["metadata"].get("labels") or {}).get(names.LABEL_ROLE)
-
-
-def _key(child: Manifest) -> Key:
-    return child["kind"], child["metadata"]["name"]

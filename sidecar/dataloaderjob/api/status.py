@@ -191,3 +191,7 @@ class DataLoaderJobStatus(Model):
     def condition(self, kind: ConditionType) -> Condition | None:
         """None if it has not been written yet."""
         return next((condition for condition in self.conditions if condition.type == kind), None)
+
+    def holds(self, kind: ConditionType) -> bool:
+        """Whether this condition is known to be true."""
+        return any(condition.type == kind and condition.status == "True" for condition in self.conditions)

@@ -10,7 +10,7 @@ import dataclasses
 import pickle
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from mmap import mmap
 from operator import itemgetter
@@ -34,7 +34,6 @@ Builder = Callable[[list[Any]], Any]
 _MAX_SCHEMAS = 256
 """Kept by one decoder; ragged batches make a new schema each, some KB once worked out."""
 _MAX_KEY_NBYTES = 1 << 20
-_SMALL_NBYTES = 1 << 16
 
 _HEAD_AT = layout.SEAL.size
 _HEAD_END = layout.HEADER.size
@@ -44,49 +43,26 @@ _ndarray: Callable[..., np.ndarray[Any, Any]] = np.ndarray
 _from_numpy = torch.from_numpy
 
 
-_STILL = frozenset({Kind.TENSOR, Kind.LIST, Kind.TUPLE, Kind.DICT})
-"""Nodes that are made without a byte of the body and without a class of the user's, which may be another one later."""
-
-
 class Plan:
     """How bodies of one schema become batches."""
 
     __slots__ = (
-        "_build",
-        "_leaves",
-        "_made",
-        "_num_values",
-        "_still",
-        "_values_offset",
-        "first_word",
-        "head",
-        "make",
-        "nbytes",
-        "num_leaves",
-        "plain",
-        "second_word",
-    )
+        "_build", "_made", "_num_values", "_values_offset", "first_word", "head", "leaves", "nbytes", "second_word",
+    )  # fmt: skip
 
     def __init__(self, head: bytes, parsed: layout.Layout, allow_pickle: bool) -> None:
         self.head = head
         """The header that each of these bodies has behind its seal."""
         self.first_word, self.second_word = layout.SEAL.unpack(head)
-        self.plain = all(map(_is_plain, parsed.buffers))
-        """Whether all leaves with buffers are tensors of ordinary types: `make` then needs no byte of the body."""
-        self.num_leaves = len(parsed.buffers)
-        self._leaves = _plain_maker(parsed.buffers) if self.plain else _any_maker(parsed.buffers)
+        plain = all(map(_is_plain, parsed.buffers))
+        self.leaves = _plain_maker(parsed.buffers) if plain else _any_maker(parsed.buffers)
+        """Makes the leaves that have buffers of the array of a body."""
         self._build = _Builders(parsed, allow_pickle=allow_pickle).node(parsed.root)
         self._num_values = parsed.num_values
         self._made: list[Any] = [None] * parsed.num_made
         self._values_offset = parsed.values_offset
         self.nbytes = -1 if self._num_values else self._values_offset
         """Bytes of each body; -1: values follow, in any number of them."""
-        self._still = self.plain and all(node.kind in _STILL for node in _nodes(parsed.root))
-        self.make: Callable[[Body], Any] = self._whole if self._still else self._leaves
-        """What can be made of the array of a body: all of the batch, or else the leaves that have buffers."""
-
-    def _whole(self, base: Body) -> Any:
-        return self._build(self._leaves(base))
 
     def check(self, nbytes: int) -> None:
         """Raises RemoteProtocolError when a body of these bytes cannot be one of this schema."""
@@ -94,25 +70,17 @@ class Plan:
             more = " at least" if self._num_values else ""
             raise RemoteProtocolError(f"a batch needs {self._values_offset} bytes{more}, found {nbytes}")
 
-    def batch(self, base: Body, made: Any) -> Any:
-        """The batch of the body in `base`, from what `make` made of it. Raises RemoteProtocolError."""
-        if self._still:
-            return made
-        section = base.data[self._values_offset :]
-        content = section if section.nbytes > _SMALL_NBYTES else section.tobytes()
-        leaves = made + values.unpack_many(content, self._num_values)
+    def batch(self, base: Body) -> Any:
+        """The batch of the body in `base`. Raises RemoteProtocolError."""
+        leaves = self.leaves(base)
+        if self._num_values:
+            leaves += values.unpack_many(base.data[self._values_offset :], self._num_values)
         if self._made:
             leaves += self._made
         try:
             return self._build(leaves)
         except TypeError as exc:
             raise RemoteProtocolError(f"a batch cannot be put together: {exc}") from exc
-
-
-def _nodes(node: Node) -> Iterator[Node]:
-    yield node
-    for child in node.children:
-        yield from _nodes(child)
 
 
 class Decoder:
@@ -134,7 +102,7 @@ class Decoder:
         RemoteProtocolError when the body is not one, UnsupportedBatch when this process lacks a class of the batch.
         """
         plan = self.plan(base.data, 0, len(base))
-        return plan.batch(base, plan.make(base))
+        return plan.batch(base)
 
     def plan(self, memory: Memory, at: int, nbytes: int) -> Plan:
         """The plan of the body of `nbytes` that `memory` has at `at`. Raises as `decode` does."""
@@ -162,7 +130,7 @@ class Decoder:
         plan = Plan(start[_HEAD_AT:], layout.parse(key), self._allow_pickle)
         plan.check(nbytes)
         try:
-            plan.make(np.ndarray((nbytes,), np.uint8, memory, at))
+            plan.leaves(np.ndarray((nbytes,), np.uint8, memory, at))
         except (ValueError, TypeError, OverflowError, RuntimeError) as exc:
             raise RemoteProtocolError(f"a batch has a leaf that cannot be: {exc}") from exc
         if len(key) <= _MAX_KEY_NBYTES:

@@ -49,7 +49,8 @@ class _Walk:
 
     def item(self, item: Any) -> None:
         if type(item) in values.SCALARS:
-            self.update(values.pack(item))
+            # No text begins with a zero, but a value may begin with any other byte.
+            self.update(b"\0" + values.pack(item))
         elif type(item) in (torch.Tensor, torch.nn.Parameter) and _is_block(item):
             _tensor(self.update, item)
         elif (type(item) in (np.ndarray, np.memmap) or isinstance(item, np.generic)) and _is_plain(item):

@@ -71,10 +71,9 @@ def encode(batch: Any, *, allow_pickle: bool) -> EncodedBatch:
             parts.append(view)
         at = offset + nbytes
     if encoder.values:
-        first = len(parts)
-        for value in encoder.values:
-            values.pack_into(parts, value)
-        at += sum(map(len, parts[first:]))
+        packed = values.pack_buffer(encoder.values)
+        parts.append(packed)
+        at += len(packed)
     return EncodedBatch(nbytes=at, buffers=_join_small(parts))
 
 

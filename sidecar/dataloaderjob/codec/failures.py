@@ -6,22 +6,21 @@ JSON; the exception's arguments and attributes travel in it only as plain values
 from __future__ import annotations
 
 import base64
-import functools
+import contextlib
 import json
 import pickle
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import ModuleType, TracebackType, WrapperDescriptorType
-from typing import Any, TypeVar
+from functools import partial
+from types import ModuleType, TracebackType
+from typing import Any
 
 from dataloaderjob.codec import user_code
 from dataloaderjob.codec.fetcher import SampleError
 from dataloaderjob.core import values
 from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError, UserCodeError
 from dataloaderjob.core.layout import ClassName
-
-T = TypeVar("T")
 
 MAX_TRACEBACK_NBYTES = 48 * 1024
 _MAX_TEXT_NBYTES = 16 * 1024
@@ -31,15 +30,6 @@ _HINT = (
     "If the script sets an option of a library, patches one or registers something with it as it starts: a feeder may "
     "not have run those lines. Have them run in worker_init_fn, or at the top of the dataset's module, too."
 )
-
-
-class _ReadableText(str):
-    """KeyError prints the repr of its argument; the repr of this is the text, with its line ends."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 def pack_failure(
@@ -58,12 +48,12 @@ def pack_failure(
     if isinstance(exc, SampleError):
         position = exc.position if position is None else position
         key, phase, exc = exc.key if key is None else key, phase or exc.phase, exc.cause
-    own = {name: value for name, value in getattr(exc, "__dict__", {}).items() if not name.startswith("__")}
+    args, own = _args_and_attributes(exc)
     plain = {name: value for name, value in own.items() if _plain(value)}
     body = {
         "type": [type(exc).__module__, type(exc).__qualname__],
-        "text": _cut(_text(exc), _MAX_TEXT_NBYTES),
-        "args": _plain(exc.args),
+        "text": _text(exc),
+        "args": _plain(args),
         "attributes": _plain(plain),
         "complete": len(plain) == len(own),
         "traceback": _traceback(exc) + (f"\n{_HINT}" if _may_lack_set_up(exc) else ""),
@@ -78,9 +68,9 @@ def pack_failure(
 def unpack_failure(data: bytes | memoryview) -> BaseException:
     """Rebuilds the exception, to be raised.
 
-    Its type is the original one where this process finds it and can build it, else UserCodeError. Its
-    text is the original text, then where it was raised and the feeder's traceback. Raises
-    RemoteProtocolError when `data` is no failure.
+    Where this process finds its type and can build it, it is the original exception, and a note says where it was
+    raised and has the feeder's traceback. Else it is a UserCodeError, whose text says all. Raises RemoteProtocolError
+    when `data` is no failure.
     """
     record = _parse(data)
     cls = _exception_class(*record.name)
@@ -89,7 +79,7 @@ def unpack_failure(data: bytes | memoryview) -> BaseException:
         return made
     module, qualname = record.name
     shown = qualname if module == "builtins" else f"{module}.{qualname}"
-    return UserCodeError(f"{shown}: {record.text}{record.details}")
+    return UserCodeError(f"{shown}: {record.text}\n\n{record.details}")
 
 
 def as_raised(error: SampleError) -> BaseException:
@@ -103,11 +93,23 @@ def as_raised(error: SampleError) -> BaseException:
 # Packing
 
 
+def _args_and_attributes(exc: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What pickle would make it of: an OSError's name of a file is neither in args nor in __dict__."""
+    args, own = exc.args, exc.__dict__
+    with contextlib.suppress(Exception):  # user code
+        reduced: Any = exc.__reduce__()
+        if reduced[0] is type(exc):
+            args, own = tuple(reduced[1]), dict(*reduced[2:])
+    return args, {name: value for name, value in own.items() if not name.startswith("__")}
+
+
 def _text(exc: BaseException) -> str:
+    """What str() makes of it, cut."""
     try:
-        return str(exc)
+        text = str(exc)
     except Exception:  # user code
-        return f"<{type(exc).__name__} whose __str__ fails>"
+        text = f"<{type(exc).__name__} whose __str__ fails>"
+    return _cut(text, _MAX_TEXT_NBYTES)
 
 
 def _repr(key: Any) -> str:
@@ -200,7 +202,7 @@ def _parse(data: bytes | memoryview) -> _Record:
         return _Record(
             name=(module, qualname),
             text=str(body["text"]),
-            details=f"\n\nraised {_where(body)}{':' if trace else ''}\n{trace}".rstrip(),
+            details=f"raised {_where(body)}{':' if trace else ''}\n{trace}".rstrip(),
             args=args if type(args) is tuple else None,
             attributes=attributes if type(attributes) is dict else {},
             complete=bool(body["complete"]) and type(attributes) is dict,
@@ -231,48 +233,19 @@ def _exception_class(module: str, qualname: str) -> type[Exception] | None:
 
 
 def _rebuild(cls: type[Exception], record: _Record) -> Exception | None:
-    """An exception of `cls` that shows the details, or None."""
-    args, whole = record.args, record.text + record.details
-    if issubclass(cls, KeyError):
-        whole = _ReadableText(whole)
-    made: Exception | None = None
-    if issubclass(cls, OSError) and args and len(args) >= 2 and type(args[0]) is int:
-        # errno stays, and strerror carries what str() shows; a file name would be appended to that.
-        made = _build(cls, args[0], record.text.removeprefix(f"[Errno {args[0]}] ") + record.details)
-    elif issubclass(cls, UnicodeError) and args and len(args) == 5 and type(args[4]) is str:
-        made = _build(cls, *args[:4], args[4] + record.details)
-    elif _is_builtin(cls.__init__) and _is_builtin(cls.__str__):
-        made = _build(cls, whole)
-    elif record.complete and args is not None:
-        # As unpickling does it: args and attributes are all there is, so __init__ need not run, whose
-        # arguments may be quite others than args.
-        made = _call(lambda: cls.__new__(cls, *args), cls)
-    made = made or (_build(cls, *args) if args is not None else None) or _build(cls, whole)
-    if made is None:
-        return None
-    for name, value in record.attributes.items():
-        _call(functools.partial(setattr, made, name, value), type(None))
-    if record.details not in _text(made):
-        if _is_builtin(cls.__str__):
-            made.args = (whole,)
-        else:
-            made.add_note(record.details.strip())
-    return made
-
-
-def _is_builtin(method: object) -> bool:
-    """Whether an exception's method is one of C, which takes any text for an argument."""
-    return isinstance(method, WrapperDescriptorType)
-
-
-def _build(cls: type[Exception], *args: Any) -> Exception | None:
-    return _call(lambda: cls(*args), cls)
-
-
-def _call(function: Callable[[], Any], cls: type[T]) -> T | None:
-    """The result, if it is of `cls`; None if user code raises."""
-    try:
-        made = function()
-    except Exception:
-        return None
-    return made if isinstance(made, cls) else None
+    """An exception of `cls` with its note, or None."""
+    ways: list[Callable[[], Exception]] = []
+    if record.args is not None:
+        ways.append(partial(cls, *record.args))  # as unpickling does it
+        if record.complete:  # __init__, which may take other arguments than args, need not run
+            ways.append(partial(cls.__new__, cls, *record.args))
+    ways.append(partial(cls, record.text))
+    for way in ways:
+        with contextlib.suppress(Exception):  # user code
+            made = way()
+            made.__setstate__(record.attributes)
+            same = _text(made) == record.text
+            if isinstance(made, cls) and (same or way is ways[-1]):
+                made.add_note(record.details if same else f"{record.text}\n\n{record.details}")
+                return made
+    return None

@@ -19,13 +19,13 @@ from collections.abc import Iterable, Sequence
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from dataloaderjob.core import layout
-
 _MASK = (1 << 64) - 1
 _TICKET = struct.Struct("<QQB")
 _U64 = struct.Struct("<Q")
 _COVERED_AT = _U64.size
 """The digest covers all behind itself: the identity, then the body."""
+_BODY_AT = 2 * _U64.size
+"""Where both end, as in `layout.SEAL`: the sidecar compares digests, and lacks the msgpack that `core.layout` needs."""
 
 
 def identity(ticket: int, first_position: int, bare: bool, numbers: Sequence[int]) -> int:
@@ -48,7 +48,7 @@ def seal(body: memoryview, identity: int) -> int:
 def of_parts(parts: Iterable[bytes | memoryview], identity: int) -> int:
     """The digest that `seal` would write into the body that these parts are, the first with its whole header."""
     hasher = xxh3_64(_U64.pack(identity))
-    start = layout.SEAL.size
+    start = _BODY_AT
     for part in parts:
         hasher.update(part[start:] if start else part)
         start = 0
@@ -57,4 +57,4 @@ def of_parts(parts: Iterable[bytes | memoryview], identity: int) -> int:
 
 def intact(body: memoryview) -> bool:
     """Whether a body is, byte for byte, the one that was sealed."""
-    return len(body) > layout.SEAL.size and _U64.unpack_from(body)[0] == xxh3_64_intdigest(body[_COVERED_AT:])
+    return len(body) > _BODY_AT and _U64.unpack_from(body)[0] == xxh3_64_intdigest(body[_COVERED_AT:])

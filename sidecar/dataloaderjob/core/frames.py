@@ -9,14 +9,13 @@ A frame is a header of 64 bytes, then `nbytes` bytes of payload. Integers are li
 | kind       | u8   | `Kind` |
 | flags      | u16  | `Flag` |
 | load       | u16  | feeder: tickets queued or being built, of all its sidecars |
-| generation | u32  | of the sender's view of the pool: a frame of another generation is stale |
 | stream     | u32  | one live iterator of a trainer process |
 | ticket     | u64  | position of the batch in its stream, from 0 |
 | bundle     | 16 B | `Bundle.id`: the user's code and data that make the batch, and the session that it is made in |
 | nbytes     | u64  | payload bytes behind this header |
 | room       | u64  | TICKET: bytes reserved, may be sent unasked. ANNOUNCE: size of the body. PROGRESS: position.
 |            |      | BODY: bundles that the feeder has loaded so far |
-|            | u32  | 0 |
+|            | u64  | 0 |
 | check      | u32  | crc32 of the 60 bytes before |
 
 The payload of a ticket says seeds, position and keys of one batch. The trainer packs it, the receiver hands it on
@@ -27,12 +26,12 @@ unread; a feeder, and a message about a late batch, decode it.
 `bare` says how torch's fetcher sees the keys: 0 a batch (list), 1 one bare key (`batch_size=None`).
 `key_form`: INTS is count int64, a list; PICKLED is one pickle of what the batch sampler gave: a list of any other
 kind of key, a tuple, an array (trainer to feeder is the direction in which pickle is allowed); ITEMS is one
-pickle of an array, whose items are the keys in the list. STREAM_POSITION is kept for iterable datasets:
-a stream's name and a position instead of indices.
+pickle of an array, whose items are the keys in the list.
 """
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import struct
 import zlib
@@ -43,11 +42,11 @@ from typing import Any, NamedTuple
 
 from dataloaderjob.core.errors import RemoteProtocolError
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAGIC = 0x4A44
-HEADER = struct.Struct("<HBBHHIIQ16sQQ4xI")
+HEADER = struct.Struct("<HBBHHIQ16sQQ8xI")
 HEADER_NBYTES = HEADER.size
-_HEAD = struct.Struct("<HBBHHIIQ16sQQ4x")
+_HEAD = struct.Struct("<HBBHHIQ16sQQ8x")
 _CHECK = struct.Struct("<I")
 MAX_CONTROL_NBYTES = 64 * 1024 * 1024
 """Largest payload of any frame but BODY: a ticket with a million indices takes 8 MB."""
@@ -58,8 +57,6 @@ TICKET_HEAD_NBYTES = _TICKET_HEAD.size
 TICKET_DEPTH = 2
 """Tickets that a feeder has in hand wherever there are enough: one that it works on, one that hides the round trip."""
 _TICKET_ENTRY = struct.Struct("<QI")
-TicketOfInts = tuple[int, int, list[int], bool]
-"""The arguments of `pack_ticket_of_ints`."""
 
 assert HEADER_NBYTES == 64  # noqa: S101  the layout above is the protocol
 
@@ -117,7 +114,6 @@ class Header(NamedTuple):
     kind: int
     flags: int
     load: int
-    generation: int
     stream: int
     ticket: int
     bundle: bytes
@@ -128,7 +124,6 @@ class Header(NamedTuple):
 def pack_header(
     kind: int,
     *,
-    generation: int,
     stream: int = 0,
     ticket: int = 0,
     bundle: bytes = NO_BUNDLE,
@@ -138,9 +133,7 @@ def pack_header(
     load: int = 0,
 ) -> bytes:
     """Returns the 64 bytes of a header."""
-    head = _HEAD.pack(
-        MAGIC, PROTOCOL, kind, flags, min(load, 0xFFFF), generation, stream, ticket, bundle, nbytes, room
-    )
+    head = _HEAD.pack(MAGIC, PROTOCOL, kind, flags, min(load, 0xFFFF), stream, ticket, bundle, nbytes, room)
     return head + _CHECK.pack(zlib.crc32(head))
 
 
@@ -150,9 +143,7 @@ def unpack_header(data: bytes | bytearray | memoryview, allowed: frozenset[Kind]
     Raises RemoteProtocolError before anything is allocated when magic, version, checksum, kind
     or length are not what a peer of this role may send.
     """
-    magic, version, kind, flags, load, generation, stream, ticket, bundle, nbytes, room, check = (
-        HEADER.unpack_from(data)
-    )
+    magic, version, kind, flags, load, stream, ticket, bundle, nbytes, room, check = HEADER.unpack_from(data)
     if magic != MAGIC or zlib.crc32(memoryview(data)[: _HEAD.size]) != check:
         raise RemoteProtocolError("a frame header is corrupt (magic or checksum); the connection is closed")
     if version != PROTOCOL:
@@ -162,13 +153,12 @@ def unpack_header(data: bytes | bytearray | memoryview, allowed: frozenset[Kind]
     limit = MAX_BODY_NBYTES if kind == Kind.BODY else MAX_CONTROL_NBYTES
     if nbytes > limit or room > MAX_BODY_NBYTES:
         raise RemoteProtocolError(f"a {Kind(kind).name} frame of {nbytes} bytes exceeds {limit}")
-    return Header(kind, flags, load, generation, stream, ticket, bundle, nbytes, room)
+    return Header(kind, flags, load, stream, ticket, bundle, nbytes, room)
 
 
 class KeyForm(IntEnum):
     INTS = 0
     PICKLED = 1
-    STREAM_POSITION = 2
     ITEMS = 3
 
 
@@ -202,22 +192,15 @@ def pack_ticket(
 ) -> bytes:
     """Packs the keys of one batch; a list of ints in 8 bytes each, anything else as `pickle_keys` makes of it."""
     if type(keys) is list and all_ints(keys):
-        return pack_ticket_of_ints(base_seed, first_position, keys, bare)
+        n = len(keys)
+        with contextlib.suppress(struct.error):  # beyond 64 bits
+            return _ticket_struct(n).pack(base_seed, first_position, bare, KeyForm.INTS, 0, n, *keys)
     return _pack_pickled_ticket(base_seed, first_position, keys, bare, pickle_keys=pickle_keys)
 
 
 def pack_ticket_of_items(base_seed: int, first_position: int, keys: Any) -> bytes:
     """Packs the list of an array's items, each of which would take a pickle of its own."""
     return _pack_pickled_ticket(base_seed, first_position, keys, False, KeyForm.ITEMS)
-
-
-def pack_ticket_of_ints(base_seed: int, first_position: int, keys: Sequence[int], bare: bool) -> bytes:
-    """`pack_ticket` of what is known to be ints. Pickled beyond 64 bits."""
-    n = len(keys)
-    try:
-        return _ticket_struct(n).pack(base_seed, first_position, bare, KeyForm.INTS, 0, n, *keys)
-    except struct.error:
-        return _pack_pickled_ticket(base_seed, first_position, keys, bare)
 
 
 def _pack_pickled_ticket(
@@ -254,6 +237,14 @@ def positions_of(data: bytes | memoryview) -> tuple[int, int]:
     return first, n
 
 
+def first_ints(data: bytes | memoryview, count: int) -> list[int] | None:
+    """The first keys of a packed ticket, `count` at most, if they are integers."""
+    _, _, _, key_form, _, n = _ticket_head(data)
+    if key_form != KeyForm.INTS:
+        return None
+    return list(struct.unpack_from(f"<{min(n, count)}q", data, TICKET_HEAD_NBYTES))
+
+
 def base_seed_of(data: bytes | memoryview) -> int:
     """The seed of a packed ticket, read without unpickling its keys, which are the user's."""
     return _ticket_head(data)[0]
@@ -272,43 +263,6 @@ def join_tickets(entries: Sequence[tuple[int, bytes]]) -> bytes:
         parts.append(_TICKET_ENTRY.pack(number, len(data)))
         parts.append(data)
     return b"".join(parts)
-
-
-@lru_cache(maxsize=64)
-def _tickets_struct(tickets: int, count: int) -> struct.Struct:
-    return struct.Struct("<" + f"QIQQBBHI{count}q" * tickets)
-
-
-def join_tickets_of_ints(numbers: Sequence[int], entries: Sequence[TicketOfInts | bytes]) -> bytes | None:
-    """`join_tickets` of what `pack_ticket_of_ints` makes of each, in one go.
-
-    Returns None where these have not as many keys each, all ints.
-    """
-    fields: list[int] = []
-    count = -1
-    for number, entry in zip(numbers, entries, strict=True):
-        if isinstance(entry, bytes):
-            return None
-        base_seed, first_position, keys, bare = entry
-        if len(keys) != count:
-            if count >= 0:
-                return None
-            count = len(keys)
-        fields += (
-            number,
-            TICKET_HEAD_NBYTES + 8 * count,
-            base_seed,
-            first_position,
-            bare,
-            KeyForm.INTS,
-            0,
-            count,
-        )
-        fields += keys
-    try:
-        return _tickets_struct(len(entries), count).pack(*fields)
-    except struct.error:  # a key beyond 64 bits
-        return None
 
 
 def split_tickets(data: bytes) -> list[tuple[int, bytes]]:

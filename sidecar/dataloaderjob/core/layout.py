@@ -4,7 +4,7 @@
     u16 magic, u8 version, u8 0, u32 schema bytes, u64 digest of the schema
     schema          one value of `core.values`: the tree, with a tuple for each node
     leaf buffers    in the order of the tree, depth first, each at a multiple of 64 bytes
-    values          what is plain in the tree, one after the other, to the end of the body
+    values          one list of `core.values`: what is plain in the tree, to the end of the body; absent if nothing is
 
 The first two words are the seal of a batch (`core.digests`): the digest covers every byte behind it, the identity
 says of which ticket and keys the batch was made.
@@ -47,7 +47,7 @@ from dataloaderjob.core import values
 from dataloaderjob.core.errors import RemoteProtocolError
 
 MAGIC = 0x4A42
-VERSION = 4
+VERSION = 5
 SEAL = struct.Struct("<QQ")
 HEADER = struct.Struct("<QQHBBIQ")
 ALIGNMENT = 64

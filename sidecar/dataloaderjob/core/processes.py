@@ -11,9 +11,11 @@ import select
 import selectors
 import signal
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -50,6 +52,25 @@ def close_all_but(keep: set[int]) -> None:
         if fd > 2 and fd not in keep:
             with contextlib.suppress(OSError):  # the listing's own
                 os.close(fd)
+
+
+def end_as(main: Callable[[], int | None]) -> NoReturn:
+    """Runs what a forked process is for and ends it, with the exit code that `main` returns, or 1 for what it raises.
+    What the parent was about to do is not for the child."""
+    code = 1
+    try:
+        code = main() or 0
+    except SystemExit as exc:
+        code = exc.code if isinstance(exc.code, int) else 0 if exc.code is None else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(
+            Exception
+        ):  # nobody reads it any more, or user code has put something else there
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
 
 
 def lead_group(pid: int) -> None:

@@ -26,7 +26,7 @@ from dataloaderjob.core.errors import InputError, RemoteProtocolError
 
 HEAD = struct.Struct("<8s40x")
 ROW = struct.Struct("<IIQQQQIHBx")
-MAGIC = b"DLJREC01"
+MAGIC = b"DLJREC02"
 BLOBS = "blobs"
 RANK = "rank-"
 NO_BUNDLE = 0xFFFF

@@ -12,11 +12,10 @@ import contextlib
 import mmap
 import os
 import struct
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -28,6 +27,7 @@ from dataloaderjob.codec.sessions import begin_session, introduce
 from dataloaderjob.core import digests, frames
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag
+from dataloaderjob.core.processes import end_as
 from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Introduction, Kind, Message
 
 PROBE = int(Flag.PROBE)
@@ -239,19 +239,12 @@ def _unpack(payload: bytes) -> frames.Ticket:
 
 def main(code: UserCode, channel: Channel, place: mmap.mmap, nbytes: int) -> NoReturn:
     """The whole life of a builder's process. `nbytes`: of a body of this bundle, 0 if none is known."""
-    status: Any = 0
-    try:
-        builder = Builder(code, channel, place)
-        if nbytes:
-            builder.warm_up(nbytes)
-        builder.run()
-    except ConnectionError:
-        status = 0  # the feeder is gone: nobody waits for anything
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        status = 1
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
+
+    def run() -> None:
+        with contextlib.suppress(ConnectionError):  # the feeder is gone: nobody waits for anything
+            builder = Builder(code, channel, place)
+            if nbytes:
+                builder.warm_up(nbytes)
+            builder.run()
+
+    end_as(run)

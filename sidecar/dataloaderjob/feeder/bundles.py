@@ -228,11 +228,6 @@ class Templates:
         with contextlib.suppress(OSError):
             self._requests.send(json.dumps({"code": template.bundle.code.hex()}).encode())
 
-    def close(self) -> None:
-        for template in self._templates.values():
-            template.channel.close()
-        self._requests.close()
-
     # Builders
 
     def builder(self, template: Template) -> tuple[int, Channel]:

@@ -187,10 +187,6 @@ class Channel:
         del self._out[:sent]
         self._out_fds = deque((at - sent, fd) for at, fd in self._out_fds)
 
-    @property
-    def pending(self) -> bool:
-        return bool(self._out)
-
     # In
 
     def receive(self) -> Message | None:

@@ -50,6 +50,8 @@ _jitter = random.Random()  # noqa: S311  the module's own generator is for seedi
 CHECKSUM = int(Flag.CHECKSUM)
 """A plain int: int & IntFlag costs 2 µs."""
 _READ_NBYTES = 256 * 1024
+MAX_OWED = 10_000
+"""Control frames that wait for a receiver to read them."""
 Buffer = bytes | memoryview
 
 
@@ -89,8 +91,8 @@ class ReceiverConnection:
         self.number = number
         self.sock = sock
         self.closed = False
-        self.armed = False
-        """Whether the loop waits until the socket takes more."""
+        self.armed = 0
+        """Events of the socket that the loop waits for."""
         self._on_start = on_start
         self._on_sent = on_sent
         self._control: deque[Outgoing] = deque()
@@ -117,9 +119,10 @@ class ReceiverConnection:
             self._control[-1].done = call
 
     @property
-    def pending(self) -> bool:
-        """Whether the socket was full."""
-        return self._current is not None
+    def events(self) -> int:
+        """What there is to wait for. Of a receiver that takes no answers nothing more is read."""
+        reading = select.EPOLLIN if len(self._control) < MAX_OWED else 0
+        return reading | select.EPOLLRDHUP | (select.EPOLLOUT if self._current is not None else 0)
 
     def flush(self) -> bool:
         """Sends until there is nothing or no room. Returns False when the connection is broken."""
@@ -222,7 +225,7 @@ class Sender:
         if connection is None:
             return set()
         header = frames.pack_header(
-            kind, generation=task.generation, stream=task.stream, ticket=task.ticket, bundle=task.bundle,
+            kind, stream=task.stream, ticket=task.ticket, bundle=task.bundle,
             nbytes=len(payload), room=room, load=self._machine.load, flags=flags,
         )  # fmt: skip
         connection.queue_control(header + payload)
@@ -231,7 +234,7 @@ class Sender:
     def confirm_cancelled(self, connection: ReceiverConnection, cancel: Header) -> None:
         """Queues the answer to a CANCEL frame."""
         header = frames.pack_header(
-            Kind.CANCELLED, generation=cancel.generation, stream=cancel.stream, ticket=cancel.ticket,
+            Kind.CANCELLED, stream=cancel.stream, ticket=cancel.ticket,
             load=self._machine.load,
         )  # fmt: skip
         connection.queue_control(header)
@@ -239,7 +242,7 @@ class Sender:
     def _body_frame(self, task: Task) -> list[Buffer]:
         body: Body = task.body
         header = frames.pack_header(
-            Kind.BODY, generation=task.generation, stream=task.stream, ticket=task.ticket, bundle=task.bundle,
+            Kind.BODY, stream=task.stream, ticket=task.ticket, bundle=task.bundle,
             nbytes=task.nbytes, room=self._loads(), flags=task.flags & CHECKSUM, load=self._machine.load,
         )  # fmt: skip
         return [header, body.view]

@@ -48,7 +48,6 @@ class _Receiver:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.generation = 0
         self.tasks: dict[tuple[int, int], Task] = {}
         """(stream, ticket) -> the task that a frame means: any state up to READY, not DISCARDED."""
         self.queues: dict[int, list[Task]] = {}
@@ -126,8 +125,7 @@ class Feeding:
         gone = self._receivers.get(receiver)
         if gone is None:
             return
-        self._cancel_all(gone)
-        for task in list(gone.unsent):
+        for task in dict.fromkeys((*gone.tasks.values(), *gone.unsent)):  # a READY one is in both
             self._move(task, Event.CANCEL)
         del self._receivers[receiver]
         self._turns.remove(gone)
@@ -138,7 +136,6 @@ class Feeding:
         self,
         receiver: int,
         *,
-        generation: int,
         stream: int,
         ticket: int,
         bundle: bytes,
@@ -149,35 +146,27 @@ class Feeding:
         """A TICKET frame. The same ticket again only raises its room."""
         owner = self._receivers[receiver]
         owner.uses.add(bundle)
-        if generation < owner.generation:
-            return []
-        made: list[Instruction] = []
-        if generation > owner.generation:
-            made = self._cancel_all(owner)
-            owner.generation = generation
         known = owner.tasks.get((stream, ticket))
         if known is not None:
             known.flags |= flags
-            return made + self._widen(known, room)
+            return self._widen(known, room)
         self._serial += 1
         state = State.QUEUED if bundle in self._known else State.PARKED
-        task = Task(self._serial, receiver, generation, stream, ticket, bundle, flags, room, payload, state)
+        task = Task(self._serial, receiver, stream, ticket, bundle, flags, room, payload, state)
         owner.tasks[stream, ticket] = task
         if state is State.QUEUED:
             owner.enqueue(task)
             self._queued += 1
-            return made
+            return []
         self._parked.setdefault(bundle, []).append(task)
         if bundle not in self._coming and bundle not in owner.asked:
             owner.asked.add(bundle)
-            made.append(NeedBundle(task))
-        return made
+            return [NeedBundle(task)]
+        return []
 
-    def grant(
-        self, receiver: int, *, generation: int, stream: int, ticket: int, room: int
-    ) -> list[Instruction]:
+    def grant(self, receiver: int, *, stream: int, ticket: int, room: int) -> list[Instruction]:
         """A GRANT frame. For a batch not yet built (asked again after its announcement) it is room."""
-        task = self.find(receiver, generation, stream, ticket)
+        task = self.find(receiver, stream, ticket)
         if task is None:
             return []
         task.room = max(task.room, room)
@@ -185,9 +174,9 @@ class Feeding:
         self._move(task, Event.GRANT)
         return [Send(task)] if was is State.HELD else []
 
-    def cancel(self, receiver: int, *, generation: int, stream: int, ticket: int) -> list[Instruction]:
+    def cancel(self, receiver: int, *, stream: int, ticket: int) -> list[Instruction]:
         """A CANCEL frame: the ticket is forgotten, unless a part of its body is out."""
-        task = self.find(receiver, generation, stream, ticket)
+        task = self.find(receiver, stream, ticket)
         return [] if task is None else self._cancel(task)
 
     # Bundles
@@ -306,12 +295,10 @@ class Feeding:
 
     # Within
 
-    def find(self, receiver: int, generation: int, stream: int, ticket: int) -> Task | None:
+    def find(self, receiver: int, stream: int, ticket: int) -> Task | None:
         """The task that a frame means; None if there is none (any more)."""
         owner = self._receivers.get(receiver)
-        if owner is None or generation != owner.generation:
-            return None
-        return owner.tasks.get((stream, ticket))
+        return None if owner is None else owner.tasks.get((stream, ticket))
 
     def _widen(self, task: Task, room: int) -> list[Instruction]:
         task.room = max(task.room, room)
@@ -324,9 +311,6 @@ class Feeding:
         was = task.state
         self._move(task, Event.CANCEL)
         return [Withdraw(task)] if was is State.READY else []
-
-    def _cancel_all(self, owner: _Receiver) -> list[Instruction]:
-        return [made for task in list(owner.tasks.values()) for made in self._cancel(task)]
 
     def _move(self, task: Task, event: Event) -> None:
         """Changes the state, and the places where the task is counted."""

@@ -94,7 +94,6 @@ class Task:
 
     serial: int
     receiver: int
-    generation: int
     stream: int
     ticket: int
     bundle: bytes

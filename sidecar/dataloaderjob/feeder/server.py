@@ -13,7 +13,6 @@ import logging
 import os
 import select
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any, NoReturn
 
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
 from dataloaderjob.core.frames import Flag, Header, Kind, base_seed_of
+from dataloaderjob.core.processes import end_as
 from dataloaderjob.core.settings import FeederSettings, read_key
 from dataloaderjob.core.sockets import DATA, Acceptor
 from dataloaderjob.feeder.builders import Builders
@@ -36,7 +36,6 @@ TICK_S = 0.5
 ALIVE_S = 5.0
 """Well below the time after which a silent feeder is replaced (`sidecar.dispatch.overseer`)."""
 EXIT_FAILED = 1
-_INPUT = select.EPOLLIN | select.EPOLLRDHUP
 _ELSEWHERE = int(Flag.ELSEWHERE)
 
 
@@ -171,8 +170,8 @@ class FeederServer:
         )
         self._sender.connections[connection.number] = connection
         self._machine.opened(connection.number)
-        fd = sock.fileno()
-        self._register(fd, _INPUT, lambda events: self._serve(connection, events))
+        connection.armed = connection.events
+        self._register(sock.fileno(), connection.armed, lambda events: self._serve(connection, events))
 
     def _serve(self, connection: ReceiverConnection, events: int) -> None:
         alive = True
@@ -208,10 +207,10 @@ class FeederServer:
             if not connection.flush():
                 self._drop(connection)
                 continue
-            if connection.armed != connection.pending:
-                connection.armed = connection.pending
-                waiting = select.EPOLLOUT if connection.pending else 0
-                self._poll.modify(connection.sock.fileno(), _INPUT | waiting)
+            events = connection.events
+            if connection.armed != events:
+                connection.armed = events
+                self._poll.modify(connection.sock.fileno(), events)
         self._settle()
 
     def _settle(self) -> None:
@@ -230,7 +229,7 @@ class FeederServer:
 
     def _frame(self, connection: ReceiverConnection, header: Header, payload: bytes) -> list[Instruction]:
         """One frame of a receiver."""
-        which = {"generation": header.generation, "stream": header.stream, "ticket": header.ticket}
+        which = {"stream": header.stream, "ticket": header.ticket}
         bundle = header.bundle
         if header.kind == Kind.TICKET:
             made = self._machine.ticket(
@@ -342,7 +341,10 @@ def main(
 ) -> NoReturn:
     """The whole life of a feeder's process, which the host forked. `ready_fd`: where to say that it serves."""
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, force=True)
-    status = 0
+    end_as(lambda: _serve(settings, requests, ready_fd, relayed=relayed))
+
+
+def _serve(settings: FeederSettings, requests: socket.socket, ready_fd: int | None, *, relayed: bool) -> int:
     try:
         server = FeederServer(settings, requests, _facts(requests), relayed=relayed)
         host = settings.advertise_host or settings.bind_host
@@ -357,11 +359,5 @@ def main(
         server.run_forever()
     except (DataLoaderJobError, OSError) as exc:
         log.error("%s: %s", settings.name, exc)
-        status = EXIT_FAILED
-    except BaseException:
-        log.exception("%s broke", settings.name)
-        status = EXIT_FAILED
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        return EXIT_FAILED
+    return 0

@@ -24,7 +24,7 @@ import torch
 from dataloaderjob.codec.bundles import UserCode, load_bundle
 from dataloaderjob.codec.failures import pack_failure
 from dataloaderjob.core.blobs import BlobStore, Bundle
-from dataloaderjob.core.processes import call_itself, die_with_parent, end_group, lead_group
+from dataloaderjob.core.processes import call_itself, die_with_parent, end_as, end_group, lead_group
 from dataloaderjob.feeder import builder
 from dataloaderjob.feeder.channel import ENDED, NOWHERE, Channel, Kind
 
@@ -158,8 +158,8 @@ def _become_builder(code: UserCode, fd: int, place: mmap.mmap, nbytes: int, on_c
 
 def main(bundle: Bundle, blobs: Path, feeder: str, requests: socket.socket, first: socket.socket) -> NoReturn:
     """The whole life of a template's process, which the host forked for `feeder`."""
-    status = 0
-    try:
+
+    def run() -> None:
         torch.set_num_threads(1)
         began = time.perf_counter_ns()
         try:
@@ -167,21 +167,14 @@ def main(bundle: Bundle, blobs: Path, feeder: str, requests: socket.socket, firs
         except KeyboardInterrupt:
             raise
         except BaseException as exc:  # user code may raise anything, SystemExit too
-            failure = pack_failure(exc, phase="loading", feeder=feeder)
-            _refuse(first, requests, failure)
-            os._exit(0)
+            _refuse(first, requests, pack_failure(exc, phase="loading", feeder=feeder))
+            return
         gc.freeze()  # a collection in a builder leaves the pages that it shares with this process alone
         template = Template(code, time.perf_counter_ns() - began, requests)
         template.attach(first)
         template.run()
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        status = 1
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
+
+    end_as(run)
 
 
 def _refuse(first: socket.socket, requests: socket.socket, failure: bytes) -> None:

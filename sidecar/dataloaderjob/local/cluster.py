@@ -239,7 +239,7 @@ class LocalCluster:
         command = host_command(str(self._host_socket))
         self._child(Part.HOST, command, self.plan.feeder_env, self.plan.feeder_cwd, self._on_host, started)
 
-    def _head_lost(self, number: int, why: str, *, feeders_live: bool) -> None:
+    def _head_lost(self, number: int, why: str, feeders_live: bool) -> None:
         if number == self.policy.head_number:
             what = why.splitlines()[-1]
             self._show("run", f"Ray head {number} is lost ({what}), another is started", True)

@@ -67,10 +67,9 @@ def fork(name: str, command: Sequence[str], env: Mapping[str, str], cwd: str | P
 def _become(
     name: str, words: Sequence[str], env: Mapping[str, str], cwd: str | Path, output: tuple[int, int]
 ) -> NoReturn:
-    from dataloaderjob.core.processes import call_itself, close_all_but, default_signals
+    from dataloaderjob.core.processes import call_itself, close_all_but, default_signals, end_as
 
-    code = 1
-    try:
+    def run() -> None:
         os.setsid()
         default_signals()
         call_itself(f"dlj-{name}")
@@ -84,14 +83,5 @@ def _become(
         sys.path[:] = dict.fromkeys([*path, *sys.path])
         sys.argv[:] = words
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
-        code = 0
-    except SystemExit as exc:
-        code = exc.code if isinstance(exc.code, int) else 0 if exc.code is None else 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
+
+    end_as(run)

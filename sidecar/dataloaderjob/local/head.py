@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from dataloaderjob.core import folders
 from dataloaderjob.core.errors import ServiceError
@@ -69,7 +68,7 @@ class RayHead(RayNode):
 
     def poll_up(self) -> str | None:
         """The address once drivers can connect. Raises ServiceError when the start failed."""
-        if not self.launched or self.start_code() not in (None, 0):
+        if self.start_code() not in (None, 0):
             raise ServiceError(f"Ray's head ended while it started:\n{self._last_lines()}")
         with contextlib.suppress(OSError, ValueError):
             socket.create_connection(parse_address(self.address), timeout=1.0).close()
@@ -86,16 +85,10 @@ class RayHead(RayNode):
         """
         return self.address_path.read_text().strip()
 
-    def _last_lines(self, count: int = 20) -> str:
+    def _last_lines(self) -> str:
         with contextlib.suppress(OSError):
-            return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-count:])
+            return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-20:])
         return "(it printed nothing)"
-
-
-class Lost(Protocol):
-    """A head cannot be used any more, or not at all."""
-
-    def __call__(self, number: int, why: str, *, feeders_live: bool) -> None: ...
 
 
 class Heads:
@@ -110,9 +103,10 @@ class Heads:
         cwd: Path,
         tuning: RayTuning,
         serves: Callable[[], None],
-        lost: Lost,
+        lost: Callable[[int, str, bool], None],
     ) -> None:
-        """`home`: a folder of ours in which each head has one."""
+        """`home`: a folder of ours in which each head has one. `lost`: a head, by its number, cannot be used any more,
+        or not at all; why, and whether its feeders live."""
         self._home, self._loop = home, loop
         self._env, self._cwd, self._tuning = env, cwd, tuning
         self._serves, self._lost = serves, lost
@@ -138,7 +132,7 @@ class Heads:
             if not up and time.monotonic() > deadline:
                 raise ServiceError(f"Ray's head was not up after {UP_S:.0f} s; its log is {head.log_path}")
         except ServiceError as exc:
-            self._lost(number, str(exc), feeders_live=False)
+            self._lost(number, str(exc), False)
             return
         if not up:
             self._loop.later(POLL_S, lambda: self._await(number, deadline))
@@ -153,7 +147,7 @@ class Heads:
         def ended() -> None:
             self._loop.unwatch(pidfd)
             live = name != "raylet" and "raylet" in self._heads[number].pids().values()
-            self._lost(number, f"{name} ended", feeders_live=live)
+            self._lost(number, f"{name} ended", live)
 
         self._loop.watch(pidfd, ended)
 

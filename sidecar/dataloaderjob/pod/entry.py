@@ -21,16 +21,14 @@ import os
 import select
 import shutil
 import signal
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceError
-from dataloaderjob.core.processes import CRASH_WINDOW_S, MAX_CRASHES, Crashes, restart_wait_s
+from dataloaderjob.core.processes import CRASH_WINDOW_S, MAX_CRASHES, Crashes, end_as, restart_wait_s
 from dataloaderjob.core.settings import NODE_FOLDER, TEMP_DIR, RayTuning, load
 from dataloaderjob.core.sockets import parse_address
 from dataloaderjob.core.supervision import EXITS_RAY
@@ -45,7 +43,6 @@ MAX_RAY_EXITS = 3
 """Exits in a row with a Ray that seems to live."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 EXIT_FAILED = 1
-EXIT_BROKEN = 70
 ADDRESS_VARIABLE = "POD_IP"
 """The address of the pod; without it, one machine alone is meant."""
 PLAIN = "--log-color=false"
@@ -168,19 +165,15 @@ class Restarts:
         raise ServiceError(f"the supervisor ended {why}: its lines above say more")
 
 
-def run(main: Callable[[], int]) -> int:
-    """The exit code of `main`, which runs in this process unless this is PID 1. Call it before any thread."""
-    return reap(main) if os.getpid() == 1 else main()
-
-
 def reap(main: Callable[[], int]) -> int:
-    """Runs `main` in a child and reaps everything that ends meanwhile; returns as that child ends."""
+    """Runs `main` in a child and reaps everything that ends meanwhile; returns as that child ends. Call it before any
+    thread."""
     awaited = {*SIGNALS, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     pid = os.fork()
     if pid == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        _end_as(main)
+        end_as(main)
     while True:
         number = signal.sigwait(awaited)
         if number == signal.SIGCHLD:
@@ -203,21 +196,6 @@ def _reap_all(main: int) -> int | None:
     return found
 
 
-def _end_as(main: Callable[[], int]) -> None:
-    """Never returns: what the parent was about to do is not for the child."""
-    code = EXIT_BROKEN
-    try:
-        code = main()
-    except SystemExit as exc:
-        code = exc.code if isinstance(exc.code, int) else EXIT_BROKEN
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
 class Part(Protocol):
     """A pod's work, in the main thread: `run`, then `close`."""
 
@@ -234,7 +212,7 @@ def serve(kind: type[S], make: Callable[[S, Watch], Part], *, name: str) -> int:
     parser.add_argument("--settings", type=Path, required=True, help=f"JSON file of {kind.__name__}")
     path = parser.parse_args().settings
     logging.basicConfig(format=f"{name}: %(levelname)s %(message)s", level=logging.INFO)
-    return run(lambda: _serve(kind, make, path))
+    return reap(lambda: _serve(kind, make, path)) if os.getpid() == 1 else _serve(kind, make, path)
 
 
 def _serve(kind: type[S], make: Callable[[S, Watch], Part], path: Path) -> int:

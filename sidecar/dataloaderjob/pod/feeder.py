@@ -20,9 +20,9 @@ import socket
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from dataloaderjob.core import sockets
@@ -215,9 +215,15 @@ class Output:
                 os.close(fd)
             return True
         for fd, to in zip(fds[:2], (1, 2), strict=True):
-            _Text(fd, self._poll, f"[{text}] ", to, self._backlog)
-        _Life(fds[2], self._poll, self._feeders)
+            lines = Lines(partial(self._show, to, text))
+            _Pipe(fd, self._poll, lines.feed, partial(lines.feed, b"", final=True))
+        number = self._feeders.begins()
+        _Pipe(fds[2], self._poll, lambda _: self._feeders.serves(number), lambda: self._feeders.ends(number))
         return True
+
+    def _show(self, to: int, feeder: str, line: str) -> None:
+        if not line.startswith(_RAYS):
+            self._backlog.put(to, f"[{feeder}] {line}\n".encode())
 
     # The writing thread
 
@@ -275,14 +281,16 @@ class Backlog:
             return found
 
 
-class _Pipe(ABC):
+class _Pipe:
     """One of a feeder's three, which is read until its end. Called when it is readable; returns whether there was
     something."""
 
-    def __init__(self, fd: int, poll: selectors.BaseSelector) -> None:
+    def __init__(
+        self, fd: int, poll: selectors.BaseSelector, takes: Callable[[bytes], None], ends: Callable[[], None]
+    ) -> None:
         os.set_blocking(fd, False)
         os.set_inheritable(fd, False)
-        self._fd, self._poll = fd, poll
+        self._fd, self._poll, self._takes, self._ends = fd, poll, takes, ends
         poll.register(fd, selectors.EVENT_READ, self)
 
     def __call__(self) -> bool:
@@ -300,45 +308,6 @@ class _Pipe(ABC):
         self._ends()
         self._poll.unregister(self._fd)
         os.close(self._fd)
-
-    @abstractmethod
-    def _takes(self, data: bytes) -> None: ...
-
-    @abstractmethod
-    def _ends(self) -> None: ...
-
-
-class _Text(_Pipe):
-    """What a feeder prints, or its errors."""
-
-    def __init__(self, fd: int, poll: selectors.BaseSelector, prefix: str, to: int, backlog: Backlog) -> None:
-        super().__init__(fd, poll)
-        self._prefix, self._to, self._backlog = prefix, to, backlog
-        self._lines = Lines(self._show)
-
-    def _takes(self, data: bytes) -> None:
-        self._lines.feed(data)
-
-    def _ends(self) -> None:
-        self._lines.feed(b"", final=True)
-
-    def _show(self, line: str) -> None:
-        if not line.startswith(_RAYS):
-            self._backlog.put(self._to, f"{self._prefix}{line}\n".encode())
-
-
-class _Life(_Pipe):
-    """A byte as soon as a feeder serves, the end with its process."""
-
-    def __init__(self, fd: int, poll: selectors.BaseSelector, feeders: Feeders) -> None:
-        super().__init__(fd, poll)
-        self._feeders, self._number = feeders, feeders.begins()
-
-    def _takes(self, _: bytes) -> None:
-        self._feeders.serves(self._number)
-
-    def _ends(self) -> None:
-        self._feeders.ends(self._number)
 
 
 def _write(fd: int, line: bytes) -> None:

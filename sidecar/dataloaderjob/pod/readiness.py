@@ -16,18 +16,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from enum import Enum, auto
 from pathlib import Path
 
 from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.settings import NODE_BLOBS, FeederSettings, dump
 from dataloaderjob.core.supervision import ended_text
-from dataloaderjob.providers.ray.node import without_ray
+from dataloaderjob.providers.ray.node import HOST_MODULE, feeder_environment
 
 log = logging.getLogger(__name__)
 
-HOST_MODULE = "dataloaderjob.feeder.host"
 END_TIMEOUT_S = 5.0
 MAX_WORDS_NBYTES = 16 * 1024
 
@@ -101,10 +99,9 @@ class Readiness:
         *,
         patience_s: float,
         trial_timeout_s: float,
-        module: str = HOST_MODULE,
     ) -> None:
         self._path, self._feeders = path, feeders
-        self._patience_s, self._trial_timeout_s, self._module = patience_s, trial_timeout_s, module
+        self._patience_s, self._trial_timeout_s = patience_s, trial_timeout_s
         self._joined_at = time.monotonic()
         self._shown = False
         self._trial: Trial | None = None
@@ -128,7 +125,7 @@ class Readiness:
         )  # fmt: skip
         if step is Step.TRY and self._trial is None:
             log.info("no feeder was placed here yet: one by itself shows whether this image can feed")
-            self._trial = Trial(self._module, self._trial_timeout_s)
+            self._trial = Trial(self._trial_timeout_s)
         self._write(step is Step.READY)
 
     def _judge(self, trial: Trial, placed: int) -> None:
@@ -161,7 +158,7 @@ class Trial:
     """A feeder by itself, as the pod's own are started, until it serves: torch and all that it needs is imported then.
     It knows no supervisor and no key of the job, and listens on this machine only."""
 
-    def __init__(self, module: str, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float) -> None:
         """Raises OSError."""
         self._deadline, self._timeout_s = time.monotonic() + timeout_s, timeout_s
         self._folder = tempfile.TemporaryDirectory(prefix="dlj-trial-")
@@ -177,11 +174,11 @@ class Trial:
             try:
                 self._process = subprocess.Popen(
                     [
-                        sys.executable, "-P", "-m", module,
+                        sys.executable, "-P", "-m", HOST_MODULE,
                         "--settings", folder / "settings.json", "--ready-fd", str(ready),
                     ],
                     stdin=subprocess.PIPE, stdout=words, stderr=words, pass_fds=(ready,),
-                    env=_environment(os.environ), start_new_session=True,
+                    env=feeder_environment(os.environ), start_new_session=True,
                 )  # fmt: skip
             finally:
                 os.close(ready)
@@ -216,8 +213,3 @@ class Trial:
         self._process.wait()
         os.close(self._ready)
         self._folder.cleanup()
-
-
-def _environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """A feeder's own environment: it has nothing of Ray's."""
-    return {"PYTHONHASHSEED": "0", **without_ray(environment)}

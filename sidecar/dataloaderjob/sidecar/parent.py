@@ -17,14 +17,14 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dataloaderjob.core import ipc
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.control import W_NEXT_CALLS, Control, sealed
 from dataloaderjob.core.errors import RemoteProtocolError, first_line
 from dataloaderjob.core.frames import PROTOCOL
-from dataloaderjob.core.processes import alive, default_signals, die_with_parent, signal_name
+from dataloaderjob.core.processes import alive, default_signals, die_with_parent, end_as, signal_name
 from dataloaderjob.core.settings import LoaderSettings, SidecarSettings, read_key
 from dataloaderjob.sidecar import metrics
 from dataloaderjob.sidecar.listeners import Guest, HttpServer, TrainerListener
@@ -296,10 +296,11 @@ class Sidecar:
         hello: dict[str, Any],
         parent: int,
         settings: LoaderSettings,
-    ) -> None:
-        """The forked receiver; does not return."""
-        code, rank = 1, str(hello["rank"])
-        try:
+    ) -> NoReturn:
+        """The forked receiver."""
+        rank = str(hello["rank"])
+
+        def run() -> None:
             die_with_parent(parent)
             default_signals()
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -314,15 +315,8 @@ class Sidecar:
             if adoption := hello.get("adopt"):
                 receiver.adopt(adoption, guest.fds[4:])
             receiver.run()
-            code = 0
-        except BaseException as exc:
-            import traceback
 
-            traceback.print_exc()
-            log(f"the receiver of rank {rank} failed: {first_line(exc)}")
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
+        end_as(run)
 
     def _close_in_child(self) -> None:
         """What the parent has open is nothing to a receiver: ports would stay taken, peers would see no end."""

@@ -71,7 +71,7 @@ class Receiver:
     ) -> None:
         """`process` names the trainer's; each `rank` begins with other feeders."""
         self.control = Control(control_fd)
-        self.machine = Dispatcher(settings, generation=int.from_bytes(os.urandom(4), "little"), rank=rank)
+        self.machine = Dispatcher(settings, rank=rank)
         self.regions: dict[int, Region] = {}
         self._trainer, self._parent, self._pidfd = trainer, parent, pidfd
         self._wake_trainer, self._wake_receiver = wake_trainer, wake_receiver

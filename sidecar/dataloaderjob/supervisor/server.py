@@ -177,9 +177,6 @@ class _Peer:
         with self._lock:
             sockets.send_message(self.sock, make())
 
-    def receive(self) -> dict[str, Any]:
-        return sockets.recv_message(self.sock)
-
 
 class SupervisorServer:
     """All connections of the supervisor."""
@@ -215,7 +212,8 @@ class SupervisorServer:
             try:
                 peer.send(self._state.listing)
             except OSError:
-                _shutdown(peer.sock)
+                with contextlib.suppress(OSError):
+                    peer.sock.shutdown(socket.SHUT_RDWR)
 
     def drain(self, instance: str) -> None:
         """Asks a feeder to say when nothing is owed to anybody."""
@@ -252,7 +250,7 @@ class SupervisorServer:
         try:
             peer.send(self._state.listing)
             while True:
-                self._receive_sidecar(peer, peer.receive())
+                self._receive_sidecar(peer, sockets.recv_message(peer.sock))
         finally:
             with self._lock:
                 del self._sidecars[peer.number]
@@ -277,7 +275,7 @@ class SupervisorServer:
             raise RemoteProtocolError(f"a sidecar may not send {kind!r}")
 
     def _feeder(self, peer: _Peer) -> None:
-        message = peer.receive()
+        message = sockets.recv_message(peer.sock)
         endpoint = Endpoint(
             peer.name,
             supervision.text(message, "instance"),
@@ -293,7 +291,7 @@ class SupervisorServer:
             if not self._state.feeder_ready(endpoint):
                 return
             while True:
-                if peer.receive().get("type") == "drained":
+                if sockets.recv_message(peer.sock).get("type") == "drained":
                     self._state.feeder_drained(endpoint.name, endpoint.instance)
         finally:
             with self._lock:
@@ -305,7 +303,7 @@ class SupervisorServer:
 
     def _blob(self, peer: _Peer) -> None:
         peer.sock.settimeout(IDLE_TIMEOUT_S)
-        message = peer.receive()
+        message = sockets.recv_message(peer.sock)
         digest = supervision.text(message, "digest")
         nbytes = supervision.number(message, "nbytes", MAX_BODY_NBYTES)
         if message.get("type") == "get":
@@ -318,10 +316,5 @@ class SupervisorServer:
 
     def _control(self, peer: _Peer) -> None:
         while True:
-            answer = self._state.control(peer.receive())
+            answer = self._state.control(sockets.recv_message(peer.sock))
             sockets.send_message(peer.sock, answer)
-
-
-def _shutdown(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)

@@ -63,7 +63,6 @@ class Opened:
         """Closes all descriptors; what was lent stays valid, and ends without a word to anybody."""
         if (pool := self.pool) is not None:
             pool.tail.cut()
-            pool.drop_spares()
             for number in list(pool.regions):
                 pool.drop(number)
         self.disconnect()

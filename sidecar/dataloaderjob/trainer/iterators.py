@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import repeat, starmap
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,9 +29,9 @@ from dataloaderjob.core.records import NO_BUNDLE, Kind
 from dataloaderjob.trainer.client import Client
 from dataloaderjob.trainer.progress import Epoch, Progress
 from dataloaderjob.trainer.recording import Recording, record_here, recorder
-from dataloaderjob.trainer.sampling import Recorded, first_keys
+from dataloaderjob.trainer.sampling import SEEN, Recorded, first_keys
 from dataloaderjob.trainer.stream import RECENT, Stream
-from dataloaderjob.trainer.taking import NOTHING, PinningTaker, Taker
+from dataloaderjob.trainer.taking import PinningTaker, Taker
 from dataloaderjob.trainer.tickets import as_keys, submit
 
 _U64 = (1 << 64) - 1
@@ -42,10 +41,15 @@ _is_profiling: Any = vars(torch.autograd)["_profiler_enabled"]
 class _Seeded(_BaseDataLoaderIter):
     """What both have: the seeds of an epoch, and torch's range in a profile.
 
+    What is no Exception, such as a KeyboardInterrupt, ends an iterator if it comes within next(): what was on its way
+    may be lost. `progress` counts what was returned.
+
     Slots, here and below, make next() cheaper: beyond 30 attributes CPython looks each up in a dict.
     """
 
-    __slots__ = ("_bare", "_consumption", "_drawn", "_epoch", "_epoch_seed", "_first", "_over", "_position")
+    __slots__ = (
+        "_bare", "_broken", "_consumption", "_drawn", "_epoch", "_epoch_seed", "_first", "_over", "_position",
+    )  # fmt: skip
 
     def __init__(self, loader: Any, epoch: Epoch) -> None:
         super().__init__(loader)  # iter(sampler), then the base seed from loader.generator, in torch's order
@@ -60,6 +64,8 @@ class _Seeded(_BaseDataLoaderIter):
         self._first = self._num_yielded = self._drawn
         """Batches of the epoch that were returned before this iterator was made."""
         self._over = False
+        self._broken = ""
+        """Why there will be no further batch."""
         epoch.follow(self)
         self._begin_consumption()
 
@@ -95,16 +101,31 @@ class _Seeded(_BaseDataLoaderIter):
                 epoch.ended(self, self.progress())
 
     def __next__(self) -> Any:
-        if _is_profiling():
-            with torch.autograd.profiler.record_function(self._profile_name):
-                return self._next_data()
-        return self._next_data()
+        if self._broken:
+            raise errors.ServiceError(self._broken)
+        try:
+            if _is_profiling():
+                with torch.autograd.profiler.record_function(self._profile_name):
+                    return self._next_data()
+            return self._next_data()
+        except Exception:
+            raise
+        except BaseException as exc:
+            self._broken = (
+                f"{type(exc).__name__} came within next(), which ends an iterator: call iter(loader) for a new epoch, "
+                "or resume this one from loader.state_dict()"
+            )
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        """Gives up what was asked for. Waits for nobody."""
 
 
 class InProcessIterator(_Seeded):
     """`num_workers=0`: the reference that every other mode must equal."""
 
-    __slots__ = ("_fetcher", "_given", "_keys_of_last", "_pickle_allowed", "_recording")
+    __slots__ = ("_fetcher", "_keys_of_last", "_pickle_allowed", "_recording")
 
     def __init__(self, loader: Any, epoch: Epoch, begun: _Seeded | None = None) -> None:
         """`begun`: an iterator that drew from the loader's generators already, whose epoch this is."""
@@ -117,15 +138,12 @@ class InProcessIterator(_Seeded):
             self._begin(epoch, int(self._base_seed) & _U64)
         self._fetcher = Fetcher(loader.dataset, loader.collate_fn)
         self._keys_of_last: Any = None
-        self._given: Any = NOTHING
-        """What the sampler gave and of which no batch was made: an interrupt came in between."""
         self._place(self._sampler_iter)
         epoch.settle()
         self._pickle_allowed = bool(loader.pickle_allowed)
         self._recording = record_here(loader, self._consumption)
 
     def _place(self, iterator: Any) -> None:
-        self._given = NOTHING
         self._sampler_iter = self._epoch.place(iterator, 0, bare=self._bare)
         self._position = self._epoch.first_samples
         self._epoch.waits()
@@ -144,19 +162,14 @@ class InProcessIterator(_Seeded):
             if self._epoch.late():
                 self._place(iter(self._index_sampler))
             self._epoch.draws()
-        if self._given is NOTHING:
-            try:
-                self._given = next(self._sampler_iter)
-            except StopIteration:
-                self._over = True
-                if self._recording is not None:
-                    self._recording.end()
-                raise
         try:
-            keys, number = as_keys(self._given, bare=self._bare), self._drawn
-        except Exception:
-            self._given = NOTHING
+            given = next(self._sampler_iter)
+        except StopIteration:
+            self._over = True
+            if self._recording is not None:
+                self._recording.end()
             raise
+        keys, number = as_keys(given, bare=self._bare), self._drawn
         ticket = frames.Ticket(self._epoch_seed, self._position, self._bare, keys)
         if self._recording is not None:
             self._recording.ask_here(number, ticket)
@@ -165,36 +178,30 @@ class InProcessIterator(_Seeded):
                 batch = self._fetcher.fetch(number, ticket)
         except SampleError as exc:
             error = failures.as_raised(exc)
-            self._count(keys)
-            self._consume(number, error_mark(error), Kind.FAILED)
+            self._count(keys, error_mark(error), Kind.FAILED)
             raise error from error.__cause__
-        self._count(keys)
-        identity = identity_of(number, ticket)
-        self._consume(number, batch_digest(batch, identity, allow_pickle=self._pickle_allowed), Kind.BATCH)
+        digest = batch_digest(batch, identity_of(number, ticket), allow_pickle=self._pickle_allowed)
         if self._pin_memory:
             batch = _utils.pin_memory.pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
-        self._num_yielded += 1
+        self._count(keys, digest, Kind.BATCH)
         return batch
 
-    def _count(self, keys: Any) -> None:
-        self._drawn, self._position = self._drawn + 1, self._position + len(keys)
-        self._keys_of_last, self._given = keys, NOTHING
-
-    def _consume(self, number: int, digest: int, kind: Kind) -> None:
-        self._consumption.rolling = rolling = fold(self._consumption.rolling, digest)
+    def _count(self, keys: Any, digest: int, kind: Kind) -> None:
+        position, rolling = self._position + len(keys), fold(self._consumption.rolling, digest)
         if self._recording is not None:
-            self._recording.give(number, digest, rolling, kind)
+            self._recording.give(self._drawn, digest, rolling, kind)
+        # No call from here on, so that no signal's handler runs before the batch is given.
+        self._consumption.rolling, self._position, self._keys_of_last = rolling, position, keys
+        self._drawn += 1
+        self._num_yielded += kind is Kind.BATCH
 
 
 class ServiceIterator(_Seeded):
-    """Batches from the sidecar, in order, as views of the pool.
-
-    A batch, an error and a key of the sampler survive an interrupt, which may come anywhere within next().
-    """
+    """Batches from the sidecar, in order, as views of the pool."""
 
     __slots__ = (
-        "_bundle", "_client", "_exhausted", "_kept", "_key", "_pickle_allowed", "_recording", "_sampler_error",
-        "_source", "_stream", "_taken", "_taker", "_window", "_words",
+        "_bundle", "_client", "_exhausted", "_kept", "_pickle_allowed", "_recording", "_sampler_error",
+        "_stream", "_taken", "_taker", "_window", "_words",
     )  # fmt: skip
     _workers: tuple[()] = ()
     """Empty, for those who look at torch's: this process has none."""
@@ -264,11 +271,7 @@ class ServiceIterator(_Seeded):
             self._sampler_iter = iter(self._index_sampler)
         self._sampler_iter = self._epoch.place(self._sampler_iter, self._window, bare=self._bare)
         self._position = self._epoch.first_samples
-        # Not iter() of it: Lightning has a sampler's iterator that begins anew then.
-        self._source = starmap(self._sampler_iter.__next__, repeat(()))
         self._taken = self._first
-        self._key: Any = NOTHING
-        """What the sampler gave and was not submitted: an interrupt came in between."""
         self._exhausted = False
         self._sampler_error: BaseException | None = None
         self._draw()
@@ -302,57 +305,40 @@ class ServiceIterator(_Seeded):
 
     def _returned(self) -> tuple[int, int, Any]:
         taker = self._taker
-        batches = self._first if taker is None else taker.taken - (taker.kept is not NOTHING)
+        batches = self._num_yielded
         if taker is None or batches == self._first:
             return self._first, self._epoch.first_samples, None
         ticket = taker.stream.recent[(batches - 1) % RECENT]
-        if isinstance(ticket, tuple):
-            _, position, keys, bare = ticket
-            return batches, position + (1 if bare else len(keys)), keys
         assert ticket is not None  # noqa: S101  it was taken
         first, samples = frames.positions_of(ticket)
-        return batches, first + samples, None
+        return batches, first + samples, frames.first_ints(ticket, SEEN)
 
     def _draw(self) -> None:
-        """Advances the sampler to a window ahead of what was taken. A key is the same until it counts as drawn."""
+        """Advances the sampler to a window ahead of what was taken."""
         target = self._taken + self._window
+        stream = self._stream
+        assert stream is not None  # noqa: S101  drawn only while a stream is open
         while self._drawn < target and not self._exhausted:
-            if self._key is NOTHING:
-                try:
-                    # Not next(), between whose return and the assignment a signal's handler may run.
-                    for self._key in self._source:  # noqa: B020
-                        break
-                    else:
-                        self._exhausted = True
-                except Exception as exc:  # raised at its turn: nothing that was drawn is lost
-                    self._exhausted, self._sampler_error = True, exc
-                    break
-                except BaseException as exc:
-                    # A sampler that is a generator is over now. Were it to look exhausted, an epoch
-                    # would end early and in silence.
-                    self._sampler_error = exc
-                    raise
-                if self._exhausted:
-                    if self._stream is not None:
-                        self._client.flush(self._stream)
-                    break
-                self._sampler_error = None
-            key = self._key
             try:
-                keys = key if type(key) is list and not self._bare else as_keys(key, bare=self._bare)
-                stream = self._stream
-                assert stream is not None  # noqa: S101  drawn only while a stream is open
+                given = next(self._sampler_iter)
+            except StopIteration:
+                self._exhausted = True
+                self._client.flush(stream)
+                break
+            except Exception as exc:  # raised at its turn: nothing that was drawn is lost
+                self._exhausted, self._sampler_error = True, exc
+                break
+            try:
+                keys = given if type(given) is list and not self._bare else as_keys(given, bare=self._bare)
                 submit(stream, self._epoch_seed, self._position, self._drawn, keys, bare=self._bare)
-                if self._recording is not None:
-                    self._recording.ask(self._drawn, stream.pending[self._drawn])
-                if stream.asked - stream.sent >= stream.together:
-                    self._client.flush(stream)
-            except errors.ServiceError:
-                raise
             except Exception as exc:  # keys that are none, or cannot travel: the sampler's error, too
                 self._exhausted, self._sampler_error = True, exc
                 break
-            self._drawn, self._position, self._key = self._drawn + 1, self._position + len(keys), NOTHING
+            if self._recording is not None:
+                self._recording.ask(self._drawn, stream.pending[self._drawn])
+            self._drawn, self._position = self._drawn + 1, self._position + len(keys)
+            if stream.asked - stream.sent >= stream.together:
+                self._client.flush(stream)
         taker = self._taker
         if type(taker) is PinningTaker:
             taker.order(self._drawn)
@@ -361,45 +347,45 @@ class ServiceIterator(_Seeded):
         taker = self._taker
         if taker is None or self._stream is None:
             self._finish()
-        if taker.kept is NOTHING:
-            number = taker.taken
-            if number == self._first and self._epoch.late():
-                taker = self._begin_late(taker)
-            if not self._exhausted and self._drawn < number + self._window:
-                self._taken = number
-                self._draw()  # an interrupt kept an earlier call from it
-            if number >= self._drawn:
-                if self._recording is not None:
-                    self._recording.end()
-                if not self._persistent_workers:
-                    self._close()
-                self._finish()
-            try:
-                taker.take()
-            except Exception as exc:
-                if taker.taken != number:
-                    self._fail(number, error_mark(exc))
-                self._taken = taker.taken
-                self._draw()
-                raise
-        # What is taken survives an interrupt; the sampler advances before it is given.
-        self._taken = self._num_yielded = taker.taken
-        try:  # noqa: SIM105  contextlib.suppress takes ten times as long
-            self._draw()
-        except errors.ServiceError:
-            pass  # the next call meets it again, and has no batch to lose
+        number = taker.taken
+        if number == self._first and self._epoch.late():
+            taker = self._begin_late(taker)
+        if number >= self._drawn:
+            if self._recording is not None:
+                self._recording.end()
+            if not self._persistent_workers:
+                self._leave()
+                self._client.close_collected()
+            self._finish()
+        try:
+            batch = taker.take()
+        except Exception as exc:
+            if taker.taken != number:
+                self._fail(number, error_mark(exc))
+                self._advance(taker.taken)
+            raise
+        self._advance(taker.taken)
         consumption, words = self._consumption, self._words
         before = consumption.rolling
         after = (before * FOLD + taker.digest) & _U64
         if self._recording is not None:
-            self._recording.give(taker.taken - 1, taker.digest, after)
+            self._recording.give(number, taker.digest, after)
         # No call from here on, so that no signal's handler runs before the batch is given.
-        batch, taker.kept, consumption.rolling = taker.kept, NOTHING, after
+        consumption.rolling, self._num_yielded = after, number + 1
         words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
         return batch
 
+    def _advance(self, taken: int) -> None:
+        """The sampler advances before a batch is given, as torch's does."""
+        self._taken = taken
+        try:  # noqa: SIM105  contextlib.suppress takes ten times as long
+            self._draw()
+        except errors.ServiceError:
+            pass  # the next call meets it again, and has no batch to lose
+
     def _fail(self, number: int, mark: int) -> None:
-        """Batch `number` counts by its error."""
+        """Batch `number` counts by its error, and as returned."""
+        self._num_yielded = number + 1
         consumption, words = self._consumption, self._words
         before = consumption.rolling
         consumption.rolling = after = fold(before, mark)
@@ -416,14 +402,12 @@ class ServiceIterator(_Seeded):
         self._over = True
         raise StopIteration
 
-    def _close(self) -> None:
-        taker = self._taker
-        if taker is not None and self._stream is not None:
+    def _leave(self) -> None:
+        taker, stream = getattr(self, "_taker", None), getattr(self, "_stream", None)
+        if taker is not None and stream is not None:
             taker.leave()
             self._stream = None
-            self._client.close_collected()
 
     def __del__(self) -> None:
         super().__del__()
-        if getattr(self, "_stream", None) is not None and self._taker is not None:
-            self._taker.leave()
+        self._leave()

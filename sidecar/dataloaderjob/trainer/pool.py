@@ -12,36 +12,26 @@ import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from dataloaderjob.codec.decoding import Plan
 from dataloaderjob.core.control import PAGE, W_WANT, Control, Entry, fence_anywhere, sealed
 from dataloaderjob.core.errors import RemoteProtocolError
 
 MAX_LEASES = 1_000
-MAX_PLACES = 64
-MADE_TOGETHER = 8
-MAX_LEAVES = 256
-"""Made at a time: half a KB each."""
 _U8 = np.dtype(np.uint8)
 
 Bytes = npt.NDArray[np.uint8]
 
 
 class Lease(weakref.ref[Bytes]):
-    """Ends with the bytes that it refers to, if it was given its `tail`: when the batch counts as taken.
-
-    Until then they may be dropped and lent again, for a KeyboardInterrupt may come anywhere within next().
-    """
+    """Ends with the bytes that it refers to."""
 
     __slots__ = ("number", "tail")
 
     number: int
-    tail: LeaseTail | None
+    tail: LeaseTail
 
 
 class LeaseTail:
@@ -93,13 +83,11 @@ Place = tuple[int, int, int, Lease]
 """(region, offset, bytes of its extent, lease)."""
 Leases = dict[int, Place]
 """Leases by number."""
-Views = tuple[Bytes, Lease, Any, Place]
-"""The bytes of one batch, a lease on them that has not begun, what was made of them, and where they are."""
 
 
 def _end(lease: Lease, fence: Callable[[], None] = fence_anywhere) -> None:
     tail = lease.tail
-    if tail is None or (ended := tail.ended) is None:
+    if (ended := tail.ended) is None:
         return
     if (waiting := tail.waiting) is not None:  # no call before the append: the list may be given up meanwhile
         waiting.append(lease)
@@ -145,7 +133,7 @@ def map_region(number: int, nbytes: int, single: bool, fd: int) -> Region:
 class Pool:
     """Regions and leases of one trainer process."""
 
-    __slots__ = ("_spares", "_widest", "copies", "lease_limit", "leases", "regions", "surely", "tail")
+    __slots__ = ("_widest", "copies", "lease_limit", "leases", "regions", "surely", "tail")
 
     def __init__(self, control: Control, wake_receiver: int) -> None:
         self.regions: dict[int, Region] = {}
@@ -157,9 +145,6 @@ class Pool:
         self._widest = 0
         self.copies = 0
         self.tail = LeaseTail(control, wake_receiver, self.leases)
-        self._spares: dict[tuple[int, int, int], tuple[bytes, list[Views]]] = {}
-        """Views of (region, offset, bytes), places where batches come again and again, several made at a time: the
-        first tensor that a next() makes costs 40 µs where other work emptied the caches, each further one 1 to 3."""
 
     @property
     def leased_nbytes(self) -> int:
@@ -179,22 +164,9 @@ class Pool:
         self._widest = size
         self.surely = min(MAX_LEASES, self.lease_limit // size) if size else 0
 
-    def lend(self, number: int, region: Region, entry: Entry, plan: Plan) -> Views:
-        """Lends a ready batch to the trainer. It counts from here on, and ends once the lease has its `tail`.
-
-        Raises RemoteProtocolError if the entry does not lie within its region.
-        """
-        kept = self._spares.get(entry[2:])
-        if kept is not None and kept[1] and kept[0] == plan.head:
-            views = kept[1].pop()
-        else:
-            views = self._new_views(region, entry, plan)
-        views[1].number = number
-        self.leases[number] = views[3]
-        return views
-
-    def _new_views(self, region: Region, entry: Entry, plan: Plan) -> Views:
-        offset, nbytes = entry[3:]
+    def lend(self, number: int, region: Region, entry: Entry) -> Bytes:
+        """Lends the bytes of a ready batch. Raises RemoteProtocolError if they do not lie within the region."""
+        _, _, _, offset, nbytes = entry
         if offset + nbytes > region.nbytes:
             raise RemoteProtocolError(
                 f"the sidecar published {nbytes} bytes at {offset} of a region of {region.nbytes}"
@@ -202,34 +174,20 @@ class Pool:
         size = -(-nbytes // PAGE) * PAGE
         if size > self._widest:
             self._widen(size)
-        # A tensor made under inference_mode() is of no use for training, which may take the spares.
-        together = min(MADE_TOGETHER, MAX_LEAVES // max(1, plan.num_leaves))
-        if plan.plain and together > 1 and not region.single and not torch.is_inference_mode_enabled():
-            kept = self._spares.get(entry[2:])
-            if kept is not None and kept[0] == plan.head:
-                kept[1].extend([_views(region, offset, nbytes, size, plan) for _ in range(together)])
-                return kept[1].pop()
-            if len(self._spares) >= MAX_PLACES:
-                del self._spares[next(iter(self._spares))]
-            self._spares[entry[2:]] = plan.head, []
-        return _views(region, offset, nbytes, size, plan)
+        lent = np.ndarray((nbytes,), _U8, region.map, offset)
+        self.leases[number] = region.number, offset, size, self._lease(number, lent)
+        return lent
 
-    def lend_unseen(self, number: int, entry: Entry) -> Views:
-        """Lends a batch of which nothing can be made, so that its place comes back."""
-        _, _, region, offset, nbytes = entry
-        lent = np.empty(0, _U8)
+    def _lease(self, number: int, lent: Bytes) -> Lease:
         lease = Lease(lent, _end)
-        lease.number, lease.tail = number, None
-        place = region, offset, -(-nbytes // PAGE) * PAGE, lease
-        self.leases[number] = place
-        return lent, lease, None, place
+        lease.number, lease.tail = number, self.tail
+        return lease
 
-    def drop_spares(self) -> None:
-        self._spares.clear()
-
-    def forget(self, number: int) -> None:
-        """Takes back a lease that did not begin."""
-        self.leases.pop(number, None)
+    def give_back(self, number: int) -> None:
+        """Ends the lease of a batch of which nothing can be made."""
+        lent = np.empty(0, _U8)
+        lease = self._lease(number, lent)
+        del lent, lease
 
     def drop(self, number: int) -> None:
         """Lets go of a region; views of it stay valid."""
@@ -242,10 +200,3 @@ class Pool:
         held = {region for region, *_ in list(self.leases.values())}
         for number in [r.number for r in self.regions.values() if r.single and r.number not in held]:
             self.drop(number)
-
-
-def _views(region: Region, offset: int, nbytes: int, size: int, plan: Plan) -> Views:
-    lent = np.ndarray((nbytes,), _U8, region.map, offset)
-    lease = Lease(lent, _end)
-    lease.tail = None
-    return lent, lease, plan.make(lent), (region.number, offset, size, lease)

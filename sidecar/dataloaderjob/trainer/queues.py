@@ -32,11 +32,11 @@ from dataloaderjob.codec.decoding import Decoder
 from dataloaderjob.codec.fetcher import derive_seed
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.control import WINDOW
-from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.trainer import service
 from dataloaderjob.trainer.client import Client
 from dataloaderjob.trainer.stream import StreamLeftError
-from dataloaderjob.trainer.taking import NOTHING, Taker
+from dataloaderjob.trainer.taking import Taker
 from dataloaderjob.trainer.tickets import Placed, as_keys, submit
 
 NO_PID = 1 << 30
@@ -186,6 +186,8 @@ class Session:
         self._first = 0
         self._asked: dict[int, tuple[int, int, bool]] = {}
         """The batches that are asked for: worker, samples up to the batch's end, whether a state is wanted."""
+        self._broken = ""
+        """Why there will be no further batch."""
         self._replies: deque[Any] = deque()
         self._changed = threading.Condition()
 
@@ -263,8 +265,11 @@ class Session:
     def result(self, timeout: float | None) -> Any:
         """The next batch, (its number, batch), or what answers another order. Waits for it.
 
-        `timeout`: the loader's; torch's own interval, after which it looks after its workers, is none.
+        `timeout`: the loader's; torch's own interval, after which it looks after its workers, is none. Raises
+        ServiceError after what is no Exception, such as a KeyboardInterrupt: the batch may be lost.
         """
+        if self._broken:
+            raise ServiceError(self._broken)
         while True:
             with self._changed:
                 if not self._replies and not self._is_due():
@@ -288,7 +293,7 @@ class Session:
 
     def _is_due(self) -> bool:
         taker = self._taker
-        return taker is not None and (taker.kept is not NOTHING or taker.taken < taker.stream.asked)
+        return taker is not None and taker.taken < taker.stream.asked
 
     def _take(self, timeout: float | None) -> Any:
         taker = self._taker
@@ -297,10 +302,8 @@ class Session:
         # By identity: a loader's own timeout may be as long.
         taker.set_timeout(timeout if timeout and timeout is not MP_STATUS_CHECK_INTERVAL else 0.0)
         ticket = taker.taken
-        if taker.kept is not NOTHING:
-            return self._give(taker, ticket - 1)
         try:
-            taker.take()
+            return self._packed(ticket, taker.take())
         except StreamLeftError:
             raise
         except Exception as exc:
@@ -309,17 +312,14 @@ class Session:
                     raise
                 taker.taken += 1  # torch's thread that pins would end without a word
             return self._packed(ticket, Failure(exc))
-        return self._give(taker, ticket)
-
-    def _give(self, taker: Taker, ticket: int) -> Any:
-        packed = self._packed(ticket, taker.kept)
-        # No call from here on, so that no signal's handler runs before the batch is given.
-        taker.kept = NOTHING
-        return packed
+        except BaseException as exc:
+            self._broken = (
+                f"{type(exc).__name__} came within next(), which ends an iterator: call iter(loader) again"
+            )
+            raise
 
     def _packed(self, ticket: int, batch: Any) -> tuple[int, Any]:
-        self._asked.pop(ticket - 1, None)  # this one's is there until the next: an interrupt may come
-        worker, samples, wants_state = self._asked[ticket]
+        worker, samples, wants_state = self._asked.pop(ticket)
         number = ticket - self._first
         if self._states is None:
             return number, batch

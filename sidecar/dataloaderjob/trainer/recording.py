@@ -35,8 +35,6 @@ FLUSH_S = 1.0
 _lock = threading.RLock()
 _recorder: Recorder | None = None
 _failed = False
-Asked = frames.TicketOfInts | bytes
-"""A ticket as a stream keeps it: packed, or the arguments of `frames.pack_ticket_of_ints`."""
 
 
 class Recorder:
@@ -126,9 +124,9 @@ class Recording:
         """`bundle`: what `Recorder.keep` returned."""
         self._recorder, self._bundle = recorder, bundle
         self._loader, self._epoch = consumption.loader, consumption.epoch
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, bytes] = {}
 
-    def ask(self, number: int, ticket: Asked) -> None:
+    def ask(self, number: int, ticket: bytes) -> None:
         self._asked[number] = ticket
 
     def ask_here(self, number: int, ticket: frames.Ticket) -> None:
@@ -140,15 +138,13 @@ class Recording:
         self.ask(number, packed)
 
     def give(self, number: int, digest: int, rolling: int, kind: Kind = Kind.BATCH) -> None:
-        """Batch `number` is about to be given, or its error. A second call for it, after an interrupt, does nothing."""
-        asked = self._asked.get(number)
-        if asked is None or self._recorder.ended:
+        """Batch `number` is about to be given, or its error."""
+        ticket = self._asked.pop(number, None)
+        if ticket is None or self._recorder.ended:
             return
-        ticket = asked if isinstance(asked, bytes) else frames.pack_ticket_of_ints(*asked)
         fields = self._loader, self._epoch, number, digest, rolling
         with _lock:
-            if self._asked.pop(number, None) is not None:
-                self._recorder.add(fields, self._bundle, kind, ticket)
+            self._recorder.add(fields, self._bundle, kind, ticket)
 
     def end(self) -> None:
         """The epoch is over."""

@@ -40,7 +40,7 @@ from dataloaderjob.core.control import (
     Entry,
 )
 from dataloaderjob.trainer.client import Client
-from dataloaderjob.trainer.pool import Pool, Views
+from dataloaderjob.trainer.pool import Pool
 from dataloaderjob.trainer.stream import RECENT, Stream, StreamLeftError
 
 AHEAD = 2
@@ -55,16 +55,12 @@ NOTHING: Any = object()
 now_ns = time.perf_counter_ns
 METRICS_EVERY = 16
 PATIENCE_MS = 50
-MODERATION_MS = 2
-WAKE_AFTER = 8
-WAKE_WITHIN_NS = 1_000_000
-"""A trainer that waits wakes once for so many batches, if they are expected within this time."""
 
 
 class Timed:
-    """take(), with its times told to the sidecar. Subclasses say how a batch comes to be kept."""
+    """take(), with its times told to the sidecar. Subclasses say how the next batch comes."""
 
-    __slots__ = ("_returned_ns", "_words", "digest", "kept", "taken")
+    __slots__ = ("_returned_ns", "_words", "digest", "taken")
     stream: Stream
 
     def __init__(self, words: Any, first: int) -> None:
@@ -72,31 +68,31 @@ class Timed:
         self._returned_ns = 0
         self.taken = first
         """Batches taken, those that failed among them."""
-        self.kept: Any = NOTHING
-        """A batch that was taken and not returned. Whoever returns it puts `NOTHING` here."""
         self.digest = 0
-        """The digest of the batch in `kept`."""
+        """The digest of the batch that was taken last."""
 
-    def take(self) -> None:
-        """Keeps the next batch, counted as taken; waits for it. Raises its error, which counts as taking it."""
+    def take(self) -> Any:
+        """The next batch, counted as taken; waits for it. Raises its error, which counts as taking it."""
         words = self._words
         began = now_ns()
         if self._returned_ns:
             words[W_STEP_NS] += began - self._returned_ns
-        if self.take_ready():
+        batch = self.take_ready()
+        if batch is not NOTHING:
             words[W_READY_CALLS] += 1
             self._returned_ns = began
         else:
-            self.take_later()
+            batch = self.take_later()
             self._returned_ns = now = now_ns()
             words[W_WAIT_NS] += now - began
+        return batch
 
-    def take_ready(self) -> bool:
-        """Keeps the next batch if it is ready."""
+    def take_ready(self) -> Any:
+        """The next batch, or `NOTHING` while it is not ready."""
         raise NotImplementedError
 
-    def take_later(self) -> None:
-        """Waits for the next batch, and keeps it."""
+    def take_later(self) -> Any:
+        """Waits for the next batch."""
         raise NotImplementedError
 
 
@@ -104,7 +100,7 @@ class Taker(Timed):
     """Takes the batches of one stream, for one thread at a time."""
 
     __slots__ = (
-        "_control", "_decoder", "_held", "_pool", "_timeout_s", "_wake_after", "_window", "_woken", "client", "stream",
+        "_control", "_decoder", "_pool", "_timeout_s", "client", "stream",
     )  # fmt: skip
 
     def __init__(
@@ -116,152 +112,94 @@ class Taker(Timed):
         self._control = client.control.twin()
         self._pool = client.pool
         self._decoder = decoder
-        self._window = window
         self._timeout_s = timeout_s
-        self._woken = first, 0
-        """(number, time) of the last batch that was waited for."""
-        self._wake_after = 1
-        self._held: tuple[int, int, Views] | None = None
-        """(number, attachment, views) of the batch that is being taken: it outlives an interrupt."""
         self.stream = client.open(manifest, window, first)
 
     def set_timeout(self, timeout_s: float) -> None:
         """0: the job's deadline for a batch."""
         self._timeout_s = timeout_s
 
-    def take_later(self) -> None:
-        """Sleeps until the next batch is ready, and keeps it.
-
-        Where batches come every few 100 µs it wakes once for several (a network card's interrupt moderation):
-        waking up costs more than taking one, and the second is taken from warm caches.
-        """
-        client, control, stream, number, after = self.client, self._control, self.stream, self.taken, 1
-        began = now_ns()
-        if self._wake_after > 1 and control.ready(stream.id, number + 1) is None:
-            after = max(1, min(self._wake_after, stream.sent - number))
+    def take_later(self) -> Any:
+        """Sleeps until the next batch is ready."""
+        client, control, stream, number = self.client, self._control, self.stream, self.taken
         if self._words[W_WANT]:  # the pool is full: the receiver must know whose place comes first
             client.flush(stream, waiting=True)
         # Most batches come soon: what is held back, and who waits, need not be told for that.
-        woken = client.sleep(stream, number, control, PATIENCE_MS if after == 1 else MODERATION_MS, after)
-        if not self.take_ready():
-            if woken or after > 1:  # by what came before; or not all came that it waited for
-                client.sleep(stream, number, control, PATIENCE_MS)
-            while not self.take_ready():
-                client.wait(stream, number, control, self._timeout_s)
-        now = now_ns()
-        if now - began < 4 * WAKE_WITHIN_NS:
-            self._pace_wakes(number, now)
-        else:
-            self._wake_after = 1
+        if client.sleep(stream, number, control, PATIENCE_MS):
+            batch = self.take_ready()
+            if batch is not NOTHING:
+                return batch
+            client.sleep(stream, number, control, PATIENCE_MS)  # it was woken by what came before
+        while (batch := self.take_ready()) is NOTHING:
+            client.wait(stream, number, control, self._timeout_s)
+        return batch
 
-    def _pace_wakes(self, number: int, now: int) -> None:
-        """Batch `number` was waited for until `now`: how many shall come before the next wake-up?"""
-        before, then = self._woken
-        self._woken = number, now
-        count, elapsed = number - before, now - then
-        if 2 * elapsed > WAKE_WITHIN_NS * count:
-            self._wake_after = 1
-        else:
-            self._wake_after = max(1, min(WAKE_AFTER, self._window // 3, WAKE_WITHIN_NS * count // elapsed))
-
-    def take_ready(self) -> bool:
-        """Keeps the next batch, counted as taken, if it is ready. Raises its error, which counts as taking it."""
+    def take_ready(self) -> Any:
+        """The next batch, counted as taken, or `NOTHING`. Raises its error, which counts as taking it."""
         client, stream, number = self.client, self.stream, self.taken
         with client.lock:  # a new sidecar may be told by another thread what is taken and what is not
             if client.dead is not None:
                 client.check()
             found = self._control.find(stream.id, number)
             if found is None:
-                return False
+                return NOTHING
             lease, entry = found
             if number not in stream.failures if entry is None else entry[2] not in self._pool.regions:
-                return False  # what it needs comes over the socket
-            try:
-                batch = _failed(stream, number) if entry is None else self._decode(number, lease, entry)
-            except Exception:
-                self._count(number, NOTHING)
-                raise
-            self._count(number, batch)
-        return True
+                return NOTHING  # what it needs comes over the socket
+            # From here on it counts as taken, whatever becomes of it.
+            self.taken = stream.awaited = number + 1
+            stream.recent[number % RECENT] = stream.pending.pop(number, None)
+            words = self._words
+            words[W_NEXT_CALLS] += 1
+            if entry is None:
+                raise _failed(stream.failures.pop(number))
+            batch = self._decode(lease, entry)
+            if number % METRICS_EVERY == 0:
+                words[W_LEASED_NBYTES] = self._pool.leased_nbytes
+            return batch
 
-    def _decode(self, number: int, lease: int, entry: Entry) -> Any:
-        pool, attachment = self._pool, self.client.attachment
-        held = self._held
-        if held is not None and (held[0] != number or held[1] != attachment):
-            held[2][1].tail = pool.tail  # of what an interrupt left: it ends here
-            held = self._held = None
+    def _decode(self, number: int, entry: Entry) -> Any:
+        pool = self._pool
         region = pool.regions[entry[2]]
         try:
             plan = self._decoder.plan(region.map, entry[3], entry[4])
             self.digest = self._decoder.digest
-            if held is None:
-                self._held = held = number, attachment, pool.lend(lease, region, entry, plan)
+            lent = pool.lend(number, region, entry)
         except Exception:
-            if held is None:  # it counts as taken: its place must come back
-                self._held = number, attachment, pool.lend_unseen(lease, entry)
+            pool.give_back(number)
             raise
-        lent, _, made, _ = held[2]
         if len(pool.leases) > pool.surely and pool.over_limit:
             pool.copies += 1
             self._words[W_COPIES], self._words[W_LEASED_NBYTES] = pool.copies, pool.leased_nbytes
             warn_once(pool)
             return self._decoder.decode(np.array(lent))
-        return plan.batch(lent, made)
-
-    def _count(self, number: int, batch: Any) -> None:
-        words, stream = self._words, self.stream
-        # No call between these two, so that no signal's handler runs there.
-        self.kept = batch
-        self.taken = stream.awaited = number + 1
-        held = self._held
-        if held is not None:
-            held[2][1].tail = self._pool.tail
-            self._held = None
-        stream.recent[number % RECENT] = stream.pending.pop(number, None)
-        if stream.failures:
-            stream.failures.pop(number, None)
-        words[W_NEXT_CALLS] += 1
-        if number % METRICS_EVERY == 0:
-            words[W_LEASED_NBYTES] = self._pool.leased_nbytes
+        return plan.batch(lent)
 
     def leave(self) -> None:
-        """What the next call of the client's tells the receiver. May be called again after an interrupt."""
-        held = self._held
-        if held is not None:
-            if held[0] < self.stream.awaited or held[1] != self.client.attachment:
-                held[2][1].tail = self._pool.tail
-            else:
-                self._pool.forget(held[2][1].number)  # the receiver ends it with its ticket
-            self._held = None
+        """What the next call of the client's tells the receiver."""
         self.client.closed_streams.append((self.stream.id, self.stream.awaited))
 
 
-def _failed(stream: Stream, number: int) -> Any:
-    payload = stream.failures[number]
+def _failed(payload: bytes) -> BaseException:
     message = json.loads(payload)
     if "service" in message:
-        raise errors.named(str(message["service"]))(message["message"])
-    raise failures.unpack_failure(payload)
+        return errors.named(str(message["service"]))(message["message"])
+    return failures.unpack_failure(payload)
 
 
 def warn_once(pool: Pool) -> None:
     """Says how much is held, at the line that took a batch."""
     global _warned
     held = len(pool.leases)
-    if _warned or (held > 1 and pool.leased_nbytes < held * MIN_NBYTES):
+    if _warned or pool.leased_nbytes < held * MIN_NBYTES:
         return
     _warned = True
-    mb = pool.leased_nbytes / 1e6
-    if held > 1:
-        why = f"this process still holds {held} batches ({mb:.1f} MB of the pool)"
-        remedy = (
-            "Let go of batches that are not needed (in lists, histories, autograd graphs), clone what is kept, "
-            "or, in a job, raise spec.loader.memoryPerProcess"
-        )
-    else:
-        why = f"the shared memory of this sidecar has no room for a pool of batches of {mb:.1f} MB"
-        remedy = "Raise spec.loader.memoryPerProcess"
-    warnings.warn(f"{why}; further batches are copied out of the pool. {remedy}", stacklevel=_users_level())
+    warnings.warn(
+        f"this process still holds {held} batches ({pool.leased_nbytes / 1e6:.1f} MB of the pool); further batches are "
+        "copied out of the pool. Let go of batches that are not needed (in lists, histories, autograd graphs), clone "
+        "what is kept, or, in a job, raise spec.loader.memoryPerProcess",
+        stacklevel=_users_level(),
+    )
 
 
 def _users_level() -> int:
@@ -319,16 +257,13 @@ class PinningTaker(Timed):
             self._ordered += 1
             self._orders.put(True)
 
-    def take_ready(self) -> bool:
-        """Keeps the next batch if it is pinned."""
+    def take_ready(self) -> Any:
+        """The next batch if it is pinned, or `NOTHING`."""
         self._taker.client.check()
-        if self._results.empty():
-            return False
-        self._accept(self._results.get())
-        return True
+        return NOTHING if self._results.empty() else self._accept(self._results.get())
 
-    def take_later(self) -> None:
-        """Waits for the next batch, and keeps it."""
+    def take_later(self) -> Any:
+        """Waits for the next batch."""
         try:
             result = self._results.get(timeout=self._timeout_s or None)
         except queue.Empty:
@@ -336,13 +271,13 @@ class PinningTaker(Timed):
                 f"DataLoader timed out after {self._timeout_s:g} seconds: batch {self.taken} is not ready "
                 "(the loader's timeout)"
             ) from None
-        self._accept(result)
+        return self._accept(result)
 
-    def _accept(self, result: Result) -> None:
+    def _accept(self, result: Result) -> Any:
         taken, batch, digest, error = result
         if error is None:
-            self.kept, self.digest, self.taken = batch, digest, taken
-            return
+            self.digest, self.taken = digest, taken
+            return batch
         if taken == self.taken:  # it was not taken: the next call tries again
             self._ordered -= 1
         self.taken = taken
@@ -373,9 +308,9 @@ def _pin_all(
                 torch.set_num_threads(1)
                 torch.accelerator.set_device_index(index)
                 is_set_up = True
-            if not taker.take_ready():
-                taker.take_later()
-            batch, taker.kept = taker.kept, NOTHING
+            batch = taker.take_ready()
+            if batch is NOTHING:
+                batch = taker.take_later()
             batch = _utils.pin_memory.pin_memory(batch, device)  # type: ignore[no-untyped-call]
         except StreamLeftError:
             break

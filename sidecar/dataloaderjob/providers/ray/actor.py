@@ -42,11 +42,10 @@ from dataloaderjob.core.places import NODE_FOLDER_VARIABLE
 from dataloaderjob.core.processes import Lines
 from dataloaderjob.core.settings import NODE_BLOBS, NODE_OUTPUT, FeederSettings, dump
 from dataloaderjob.core.supervision import ended_text, index_of
-from dataloaderjob.providers.ray.node import without_ray
+from dataloaderjob.providers.ray.node import HOST_MODULE, feeder_environment
 
 log = logging.getLogger(__name__)
 
-HOST_MODULE = "dataloaderjob.feeder.host"
 TIMEOUT_S = 5.0
 LAST_WORDS_S = 2.0
 """A process of user code may hold the pipe open for longer than the host lived."""
@@ -104,8 +103,7 @@ class Feeder:
                 settings,
                 advertise_host=address,
                 node=ray.get_runtime_context().get_node_id(),
-            ),
-            HOST_MODULE,
+            )
         )
         if life is not None:
             with contextlib.suppress(OSError):  # a pod that does not listen is about to end
@@ -124,7 +122,7 @@ class Feeder:
 class Host:
     """A host that serves one feeder, as a child of this process."""
 
-    def __init__(self, settings: FeederSettings, module: str) -> None:
+    def __init__(self, settings: FeederSettings) -> None:
         """Returns once the feeder serves. Raises ServiceError with its last words if it ends before, OSError.
 
         Without a deadline of its own: the supervisor has one, and kills the actor.
@@ -137,8 +135,9 @@ class Host:
             dump(settings, path)
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", module, "--settings", path, "--ready-fd", str(writer)],
-                    stdin=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=(writer,), env=_environment(),
+                    [sys.executable, "-P", "-m", HOST_MODULE, "--settings", path, "--ready-fd", str(writer)],
+                    stdin=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=(writer,),
+                    env=feeder_environment(os.environ),
                 )  # fmt: skip
             finally:
                 os.close(writer)
@@ -177,13 +176,6 @@ class Host:
     def _remember(self, line: str) -> None:
         if line.strip():
             self._words = line.strip()
-
-
-def _environment() -> dict[str, str]:
-    """The environment without what Ray needs, its token among it: user code is not Ray's."""
-    environment = without_ray(os.environ)
-    environment.setdefault("PYTHONHASHSEED", "0")  # sets iterate alike in all feeders
-    return environment
 
 
 def show() -> None:

@@ -28,6 +28,8 @@ OBJECT_STORE_NBYTES = 80 * 1024 * 1024
 """Ray's smallest is 75 MB. Nothing of the data path is in it."""
 MAX_FOLDER_NBYTES = 40
 """Ray adds up to 64 bytes to it for the paths of Unix sockets, which hold 107."""
+HOST_MODULE = "dataloaderjob.feeder.host"
+"""What a node runs for a feeder: this package may not import it."""
 _START = (
     "import ray.scripts.scripts as scripts; "
     "from ray._private.node import Node; "
@@ -128,10 +130,6 @@ class RayNode:
             raise RuntimeError("launch comes first")
         return self._starter.poll()
 
-    @property
-    def launched(self) -> bool:
-        return self._starter is not None
-
     def pids(self) -> dict[int, str]:
         """Processes of this node, recorded now or before, that live: pid to name."""
         self._record()
@@ -199,6 +197,11 @@ class RayNode:
 def without_ray(env: Mapping[str, str]) -> dict[str, str]:
     """An environment without what it says to Ray: that is ours to say."""
     return {name: value for name, value in env.items() if not name.startswith("RAY_")}
+
+
+def feeder_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a feeder's host: user code is not Ray's, and sees nothing of its token."""
+    return {"PYTHONHASHSEED": "0", **without_ray(env)}  # sets iterate alike in all feeders
 
 
 def _session_and_name(pid: int) -> tuple[int, str] | None:

@@ -38,11 +38,10 @@ MAX_STRIKES = 3
 class Assignments:
     """The state of one pool: its streams, its feeders, its space."""
 
-    def __init__(self, settings: LoaderSettings, *, generation: int, rank: int = 0) -> None:
+    def __init__(self, settings: LoaderSettings, *, rank: int = 0) -> None:
         """`rank`: of the trainer process; each begins with other feeders."""
         self.settings = settings
         self.rank = rank
-        self.generation = generation
         self.streams: dict[int, Stream] = {}
         self.feeders: dict[str, FeederState] = {}
         self.ranks = Ranks()
@@ -76,7 +75,7 @@ class Assignments:
         self._out.append(instruction)
 
     def _send(self, feeder: FeederState, kind: Kind, payload: bytes = b"", **fields: Any) -> None:
-        header = frames.pack_header(kind, generation=self.generation, nbytes=len(payload), **fields)
+        header = frames.pack_header(kind, nbytes=len(payload), **fields)
         self._out.append(Send(feeder.endpoint.instance, header, payload))
 
     def dispatch(self, now: float) -> None:

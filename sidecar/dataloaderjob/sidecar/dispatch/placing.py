@@ -218,9 +218,13 @@ class Placer:
 
     @property
     def lease_limit(self) -> int:
-        """Bytes that the trainer may hold: what remains must place two of the largest batches."""
-        pool = self.space.pool_nbytes
-        return max(pool - 2 * round_up(self.largest), pool // 2)
+        """Bytes that the trainer may hold: what remains must place two of the largest batches.
+
+        Two of them it may always hold, since a loop has the one before while it takes the next. Where batches are so
+        large that the pool has no further place, the one on its way gets a memfd of its own.
+        """
+        pool, two = self.space.pool_nbytes, 2 * round_up(self.largest)
+        return max(pool - two, pool // 2, two)
 
     # Extents
 
