@@ -99,12 +99,12 @@ def test_the_memory_is_sealed_against_resizing():
     os.close(fd)
 
 
-def test_a_trainer_is_woken_by_whatever_is_published_while_it_sleeps():
+def test_a_trainer_that_sleeps_for_several_batches_is_woken_by_the_last_of_them():
     fd = Control.create()
     receiver, trainer = Control(fd), Control(fd)
     assert not receiver.publish(0, 1, 0, 1, 0, 1), "it is awake"
-    assert trainer.sleep(1, 1)
-    assert [receiver.publish(n, 1, n, 1, 0, 1) for n in (2, 3)] == [True, True]
+    assert trainer.sleep(1, 1, after=3)
+    assert [receiver.publish(n, 1, n, 1, 0, 1) for n in (1, 2, 3, 4)] == [False, False, True, True]
     trainer.awake()
     assert not receiver.publish(5, 1, 5, 1, 0, 1)
     assert not trainer.sleep(1, 5), "it is there"

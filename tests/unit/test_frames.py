@@ -17,14 +17,22 @@ U64 = st.integers(0, 2**64 - 1)
 
 
 KEY = st.integers(min_value=-(2**63) - 1, max_value=2**63)
+INTS = st.tuples(
+    st.integers(min_value=0, max_value=2**64 - 1), st.integers(min_value=0, max_value=2**64 - 1),
+    st.lists(KEY, max_size=3), st.booleans(),
+)  # fmt: skip
 
 
-@given(st.lists(KEY | st.text(max_size=2), min_size=1, max_size=6), st.integers(1, 8))
-def test_the_first_keys_of_a_ticket_are_told_if_all_are_integers_of_64_bits(keys, count):
-    ticket = frames.pack_ticket(1, 2, keys)
-    small = all(type(key) is int and -(2**63) <= key < 2**63 for key in keys)
-    assert frames.first_ints(ticket, count) == (keys[:count] if small else None)
-    assert frames.unpack_ticket(ticket).keys == keys
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), INTS | st.binary(max_size=9)), min_size=1, max_size=5))
+def test_tickets_of_ints_packed_in_one_go_are_those_packed_one_by_one(entries):
+    found = frames.join_tickets_of_ints([number for number, _ in entries], [entry for _, entry in entries])
+    if any(isinstance(entry, bytes) for _, entry in entries):
+        assert found is None
+        return
+    packed = [(number, frames.pack_ticket_of_ints(*entry)) for number, entry in entries]
+    one_size = len({len(entry[2]) for _, entry in entries}) == 1
+    in_range = all(-(2**63) <= key < 2**63 for _, entry in entries for key in entry[2])
+    assert found == (frames.join_tickets(packed) if one_size and in_range else None)
 
 
 @given(

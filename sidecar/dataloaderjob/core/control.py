@@ -91,8 +91,9 @@ NBYTES = -(-(_ENDED_AT + LEASES) // PAGE) * PAGE
 
 # Words, each group on cache lines of its own. T: stored by the trainer, R: by the receiver.
 W_MAGIC = 0
-W_ASLEEP = 8  # T: wake me by eventfd when anything is published; 0: awake
+W_ASLEEP = 8  # T: wake me by eventfd when W_PUBLISHED gets here; 0: awake
 W_WANT = 16  # R: wake me by eventfd when a lease ends
+W_PUBLISHED = 17  # R: how often it has published
 W_FEEDERS = 18  # R: feeders connected
 W_NEXT_CALLS = 24  # T: batches taken
 W_WAIT_NS = 25  # T: time spent waiting in next()
@@ -113,7 +114,7 @@ Entry = tuple[int, int, int, int, int]
 class Control:
     """One side's view of the control memfd. Each thread of a side needs a `twin` of its own."""
 
-    __slots__ = ("_entries", "_fence", "_index", "_map", "ended", "words")
+    __slots__ = ("_entries", "_fence", "_index", "_map", "_published", "ended", "words")
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, NBYTES)
@@ -122,6 +123,8 @@ class Control:
         self._index = view[_INDEX_AT:_ENTRIES_AT].cast("Q")
         self._entries = view[_ENTRIES_AT:_ENDED_AT]
         self.ended = view[_ENDED_AT : _ENDED_AT + LEASES]
+        # Counted here: what stands there may have been written by a stranger.
+        self._published = self.words[W_PUBLISHED] & 0xFFFF_FFFF_FFFF
         self._fence = Fence()
 
     def twin(self) -> Control:
@@ -157,8 +160,13 @@ class Control:
         self._index[(stream % ROWS) * WINDOW + ticket % WINDOW] = (
             ((ticket + 1) & 0xFFFFFFFF) << 32 | (stream & 0xFFFF) << 16 | lease
         )
+        if not ACCESSES_IN_ORDER:
+            self._fence.full()
+        self._published += 1
+        self.words[W_PUBLISHED] = self._published
         self._fence.full()
-        return bool(self.words[W_ASLEEP])
+        asleep: int = self.words[W_ASLEEP]
+        return asleep != 0 and self._published >= asleep
 
     def unpublish(self, stream: int, ticket: int) -> None:
         """Only for a ticket behind one that was never published: the trainer cannot be looking at it."""
@@ -221,9 +229,13 @@ class Control:
         found: Entry = _unpack_entry(self._entries, lease * ENTRY_NBYTES)
         return found
 
-    def sleep(self, stream: int, ticket: int) -> bool:
-        """Says that the trainer is about to sleep for a ticket. Returns False if it is there after all."""
-        self.words[W_ASLEEP] = 1
+    def sleep(self, stream: int, ticket: int, after: int = 1) -> bool:
+        """Says that the trainer is about to sleep for a ticket, until so many more are published.
+
+        Returns False if it is there after all.
+        """
+        words = self.words
+        words[W_ASLEEP] = words[W_PUBLISHED] + after
         self._fence.full()
         return self.ready(stream, ticket) is None
 

@@ -31,7 +31,6 @@ pickle of an array, whose items are the keys in the list.
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import struct
 import zlib
@@ -57,6 +56,8 @@ TICKET_HEAD_NBYTES = _TICKET_HEAD.size
 TICKET_DEPTH = 2
 """Tickets that a feeder has in hand wherever there are enough: one that it works on, one that hides the round trip."""
 _TICKET_ENTRY = struct.Struct("<QI")
+TicketOfInts = tuple[int, int, list[int], bool]
+"""The arguments of `pack_ticket_of_ints`."""
 
 assert HEADER_NBYTES == 64  # noqa: S101  the layout above is the protocol
 
@@ -192,15 +193,22 @@ def pack_ticket(
 ) -> bytes:
     """Packs the keys of one batch; a list of ints in 8 bytes each, anything else as `pickle_keys` makes of it."""
     if type(keys) is list and all_ints(keys):
-        n = len(keys)
-        with contextlib.suppress(struct.error):  # beyond 64 bits
-            return _ticket_struct(n).pack(base_seed, first_position, bare, KeyForm.INTS, 0, n, *keys)
+        return pack_ticket_of_ints(base_seed, first_position, keys, bare)
     return _pack_pickled_ticket(base_seed, first_position, keys, bare, pickle_keys=pickle_keys)
 
 
 def pack_ticket_of_items(base_seed: int, first_position: int, keys: Any) -> bytes:
     """Packs the list of an array's items, each of which would take a pickle of its own."""
     return _pack_pickled_ticket(base_seed, first_position, keys, False, KeyForm.ITEMS)
+
+
+def pack_ticket_of_ints(base_seed: int, first_position: int, keys: Sequence[int], bare: bool) -> bytes:
+    """`pack_ticket` of what is known to be ints. Pickled beyond 64 bits."""
+    n = len(keys)
+    try:
+        return _ticket_struct(n).pack(base_seed, first_position, bare, KeyForm.INTS, 0, n, *keys)
+    except struct.error:
+        return _pack_pickled_ticket(base_seed, first_position, keys, bare)
 
 
 def _pack_pickled_ticket(
@@ -237,14 +245,6 @@ def positions_of(data: bytes | memoryview) -> tuple[int, int]:
     return first, n
 
 
-def first_ints(data: bytes | memoryview, count: int) -> list[int] | None:
-    """The first keys of a packed ticket, `count` at most, if they are integers."""
-    _, _, _, key_form, _, n = _ticket_head(data)
-    if key_form != KeyForm.INTS:
-        return None
-    return list(struct.unpack_from(f"<{min(n, count)}q", data, TICKET_HEAD_NBYTES))
-
-
 def base_seed_of(data: bytes | memoryview) -> int:
     """The seed of a packed ticket, read without unpickling its keys, which are the user's."""
     return _ticket_head(data)[0]
@@ -263,6 +263,43 @@ def join_tickets(entries: Sequence[tuple[int, bytes]]) -> bytes:
         parts.append(_TICKET_ENTRY.pack(number, len(data)))
         parts.append(data)
     return b"".join(parts)
+
+
+@lru_cache(maxsize=64)
+def _tickets_struct(tickets: int, count: int) -> struct.Struct:
+    return struct.Struct("<" + f"QIQQBBHI{count}q" * tickets)
+
+
+def join_tickets_of_ints(numbers: Sequence[int], entries: Sequence[TicketOfInts | bytes]) -> bytes | None:
+    """`join_tickets` of what `pack_ticket_of_ints` makes of each, in one go.
+
+    Returns None where these have not as many keys each, all ints.
+    """
+    fields: list[int] = []
+    count = -1
+    for number, entry in zip(numbers, entries, strict=True):
+        if isinstance(entry, bytes):
+            return None
+        base_seed, first_position, keys, bare = entry
+        if len(keys) != count:
+            if count >= 0:
+                return None
+            count = len(keys)
+        fields += (
+            number,
+            TICKET_HEAD_NBYTES + 8 * count,
+            base_seed,
+            first_position,
+            bare,
+            KeyForm.INTS,
+            0,
+            count,
+        )
+        fields += keys
+    try:
+        return _tickets_struct(len(entries), count).pack(*fields)
+    except struct.error:  # a key beyond 64 bits
+        return None
 
 
 def split_tickets(data: bytes) -> list[tuple[int, bytes]]:

@@ -317,16 +317,21 @@ class Client:
             return lease if number in stream.failures else None
         return lease if control.entry(lease)[2] in self.pool.regions else None
 
-    def sleep(self, stream: Stream, number: int, control: Control, wait_ms: int) -> bool:
+    def sleep(self, stream: Stream, number: int, control: Control, wait_ms: int, after: int = 1) -> bool:
         """Sleeps until something happens, `wait_ms` at most. Returns whether anything did.
 
-        `control` is the calling thread's.
+        `control` is the calling thread's. `after`: batches that shall have come before it wakes.
         """
         if self._opened.sock is None or self.closed_streams:
             return False  # `wait` looks after it
         self._sleepers += 1
         try:
-            if not control.sleep(stream.id, number) and self.ready(stream, number, control) is not None:
+            if self._sleepers > 1:
+                after = 1
+            if (
+                not control.sleep(stream.id, number, after)
+                and self.ready(stream, number, control) is not None
+            ):
                 return True
             kept = self._polls.get(_thread())
             poll = kept[1] if kept is not None and kept[0] is self._opened.sock else self._new_poll()

@@ -29,7 +29,7 @@ from dataloaderjob.core.records import NO_BUNDLE, Kind
 from dataloaderjob.trainer.client import Client
 from dataloaderjob.trainer.progress import Epoch, Progress
 from dataloaderjob.trainer.recording import Recording, record_here, recorder
-from dataloaderjob.trainer.sampling import SEEN, Recorded, first_keys
+from dataloaderjob.trainer.sampling import Recorded, first_keys
 from dataloaderjob.trainer.stream import RECENT, Stream
 from dataloaderjob.trainer.taking import PinningTaker, Taker
 from dataloaderjob.trainer.tickets import as_keys, submit
@@ -42,7 +42,8 @@ class _Seeded(_BaseDataLoaderIter):
     """What both have: the seeds of an epoch, and torch's range in a profile.
 
     What is no Exception, such as a KeyboardInterrupt, ends an iterator if it comes within next(): what was on its way
-    may be lost. `progress` counts what was returned.
+    may be lost. So does an Exception behind a batch that was taken, such as a signal handler's. `progress` counts what
+    was returned.
 
     Slots, here and below, make next() cheaper: beyond 30 attributes CPython looks each up in a dict.
     """
@@ -108,15 +109,19 @@ class _Seeded(_BaseDataLoaderIter):
                 with torch.autograd.profiler.record_function(self._profile_name):
                     return self._next_data()
             return self._next_data()
-        except Exception:
-            raise
         except BaseException as exc:
+            if isinstance(exc, Exception) and not self._has_lost():
+                raise
             self._broken = (
                 f"{type(exc).__name__} came within next(), which ends an iterator: call iter(loader) for a new epoch, "
                 "or resume this one from loader.state_dict()"
             )
             self._leave()
             raise
+
+    def _has_lost(self) -> bool:
+        """Whether a batch was taken that next() will not return."""
+        return False
 
     def _leave(self) -> None:
         """Gives up what was asked for. Waits for nobody."""
@@ -180,9 +185,13 @@ class InProcessIterator(_Seeded):
             error = failures.as_raised(exc)
             self._count(keys, error_mark(error), Kind.FAILED)
             raise error from error.__cause__
-        digest = batch_digest(batch, identity_of(number, ticket), allow_pickle=self._pickle_allowed)
-        if self._pin_memory:
-            batch = _utils.pin_memory.pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
+        try:
+            digest = batch_digest(batch, identity_of(number, ticket), allow_pickle=self._pickle_allowed)
+            if self._pin_memory:
+                batch = _utils.pin_memory.pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
+        except Exception as exc:
+            self._count(keys, error_mark(exc), Kind.FAILED)
+            raise
         self._count(keys, digest, Kind.BATCH)
         return batch
 
@@ -309,9 +318,12 @@ class ServiceIterator(_Seeded):
         if taker is None or batches == self._first:
             return self._first, self._epoch.first_samples, None
         ticket = taker.stream.recent[(batches - 1) % RECENT]
+        if isinstance(ticket, tuple):
+            _, position, keys, bare = ticket
+            return batches, position + (1 if bare else len(keys)), keys
         assert ticket is not None  # noqa: S101  it was taken
         first, samples = frames.positions_of(ticket)
-        return batches, first + samples, frames.first_ints(ticket, SEEN)
+        return batches, first + samples, None
 
     def _draw(self) -> None:
         """Advances the sampler to a window ahead of what was taken."""
@@ -362,7 +374,7 @@ class ServiceIterator(_Seeded):
         except Exception as exc:
             if taker.taken != number:
                 self._fail(number, error_mark(exc))
-                self._advance(taker.taken)
+            self._advance(taker.taken)
             raise
         self._advance(taker.taken)
         consumption, words = self._consumption, self._words
@@ -375,6 +387,10 @@ class ServiceIterator(_Seeded):
         words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
         return batch
 
+    def _has_lost(self) -> bool:
+        taker = self._taker
+        return self._stream is not None and taker is not None and taker.taken != self._num_yielded
+
     def _advance(self, taken: int) -> None:
         """The sampler advances before a batch is given, as torch's does."""
         self._taken = taken
@@ -385,13 +401,13 @@ class ServiceIterator(_Seeded):
 
     def _fail(self, number: int, mark: int) -> None:
         """Batch `number` counts by its error, and as returned."""
-        self._num_yielded = number + 1
         consumption, words = self._consumption, self._words
         before = consumption.rolling
-        consumption.rolling = after = fold(before, mark)
-        words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
+        after = fold(before, mark)
         if self._recording is not None:
             self._recording.give(number, mark, after, Kind.FAILED)
+        consumption.rolling, self._num_yielded = after, number + 1
+        words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
 
     def _finish(self) -> NoReturn:
         """No batch is left."""

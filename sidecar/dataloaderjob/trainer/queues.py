@@ -213,6 +213,7 @@ class Session:
         place = self._place
         if isinstance(item, _ResumeIteration):
             if worker == 0:
+                self._broken = ""
                 self._resets += 1
                 self.interrupt(_ANEW)
             place = _Place(resets=self._resets)
@@ -270,6 +271,17 @@ class Session:
         """
         if self._broken:
             raise ServiceError(self._broken)
+        try:
+            return self._result(timeout)
+        except Exception:
+            raise
+        except BaseException as exc:
+            self._broken = (
+                f"{type(exc).__name__} came within next(), which ends an iterator: call iter(loader) again"
+            )
+            raise
+
+    def _result(self, timeout: float | None) -> Any:
         while True:
             with self._changed:
                 if not self._replies and not self._is_due():
@@ -312,11 +324,6 @@ class Session:
                     raise
                 taker.taken += 1  # torch's thread that pins would end without a word
             return self._packed(ticket, Failure(exc))
-        except BaseException as exc:
-            self._broken = (
-                f"{type(exc).__name__} came within next(), which ends an iterator: call iter(loader) again"
-            )
-            raise
 
     def _packed(self, ticket: int, batch: Any) -> tuple[int, Any]:
         worker, samples, wants_state = self._asked.pop(ticket)

@@ -30,6 +30,8 @@ from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.places import IN_FEEDER_VARIABLE, RANK_VARIABLES, RECORD_VARIABLE
 from dataloaderjob.core.records import BLOBS, HEAD, MAGIC, NO_BUNDLE, RANK, ROW, Kind
 
+Asked = frames.TicketOfInts | bytes
+"""A ticket as a stream keeps it: packed, or the arguments of `frames.pack_ticket_of_ints`."""
 FLUSH_ROWS = 64
 FLUSH_S = 1.0
 _lock = threading.RLock()
@@ -124,9 +126,9 @@ class Recording:
         """`bundle`: what `Recorder.keep` returned."""
         self._recorder, self._bundle = recorder, bundle
         self._loader, self._epoch = consumption.loader, consumption.epoch
-        self._asked: dict[int, bytes] = {}
+        self._asked: dict[int, Asked] = {}
 
-    def ask(self, number: int, ticket: bytes) -> None:
+    def ask(self, number: int, ticket: Asked) -> None:
         self._asked[number] = ticket
 
     def ask_here(self, number: int, ticket: frames.Ticket) -> None:
@@ -139,9 +141,10 @@ class Recording:
 
     def give(self, number: int, digest: int, rolling: int, kind: Kind = Kind.BATCH) -> None:
         """Batch `number` is about to be given, or its error."""
-        ticket = self._asked.pop(number, None)
-        if ticket is None or self._recorder.ended:
+        asked = self._asked.pop(number, None)
+        if asked is None or self._recorder.ended:
             return
+        ticket = asked if isinstance(asked, bytes) else frames.pack_ticket_of_ints(*asked)
         fields = self._loader, self._epoch, number, digest, rolling
         with _lock:
             self._recorder.add(fields, self._bundle, kind, ticket)

@@ -26,9 +26,10 @@ class Stream:
     manifest: str
     window: int
     awaited: int = 0
-    pending: dict[int, bytes] = field(default_factory=dict)
-    """Tickets not taken, sent or not: what is sent again when a sidecar dies."""
-    recent: list[bytes | None] = field(default_factory=lambda: [None] * RECENT)
+    pending: dict[int, frames.TicketOfInts | bytes] = field(default_factory=dict)
+    """Tickets not taken, sent or not: what is sent again when a sidecar dies. Those of ints are not packed yet: several
+    are at a time, while that code is in the caches."""
+    recent: list[frames.TicketOfInts | bytes | None] = field(default_factory=lambda: [None] * RECENT)
     """The last tickets taken, each at its number modulo `RECENT`."""
     failures: dict[int, bytes] = field(default_factory=dict)
     asked: int = 0
@@ -56,11 +57,16 @@ class Stream:
 
     def messages(self, numbers: range, *, waiting: bool = False) -> list[bytes]:
         """Packets with these pending tickets, in messages of a few MB, each with one ticket at least."""
+        if 0 < len(numbers) <= TOGETHER:
+            payload = frames.join_tickets_of_ints(numbers, [self.pending[number] for number in numbers])
+            if payload is not None and len(payload) <= MESSAGE_NBYTES:
+                return self._message(payload, waiting=waiting)
         packets: list[bytes] = []
         group: list[tuple[int, bytes]] = []
         nbytes = 0
         for number in numbers:
-            payload = self.pending[number]
+            ticket = self.pending[number]
+            payload = ticket if type(ticket) is bytes else frames.pack_ticket_of_ints(*ticket)
             if group and nbytes + len(payload) > MESSAGE_NBYTES:
                 packets += self._message(frames.join_tickets(group), waiting=waiting)
                 group, nbytes = [], 0

@@ -37,7 +37,6 @@ from dataloaderjob.core.control import (
     W_STEP_NS,
     W_WAIT_NS,
     W_WANT,
-    Entry,
 )
 from dataloaderjob.trainer.client import Client
 from dataloaderjob.trainer.pool import Pool
@@ -55,6 +54,10 @@ NOTHING: Any = object()
 now_ns = time.perf_counter_ns
 METRICS_EVERY = 16
 PATIENCE_MS = 50
+MODERATION_MS = 2
+WAKE_AFTER = 8
+WAKE_WITHIN_NS = 1_000_000
+"""A trainer that waits wakes once for so many batches, if they are expected within this time."""
 
 
 class Timed:
@@ -100,7 +103,7 @@ class Taker(Timed):
     """Takes the batches of one stream, for one thread at a time."""
 
     __slots__ = (
-        "_control", "_decoder", "_pool", "_timeout_s", "client", "stream",
+        "_control", "_decoder", "_pool", "_timeout_s", "_wake_after", "_window", "_woken", "client", "stream",
     )  # fmt: skip
 
     def __init__(
@@ -112,7 +115,11 @@ class Taker(Timed):
         self._control = client.control.twin()
         self._pool = client.pool
         self._decoder = decoder
+        self._window = window
         self._timeout_s = timeout_s
+        self._woken = first, 0
+        """(number, time) of the last batch that was waited for."""
+        self._wake_after = 1
         self.stream = client.open(manifest, window, first)
 
     def set_timeout(self, timeout_s: float) -> None:
@@ -120,19 +127,41 @@ class Taker(Timed):
         self._timeout_s = timeout_s
 
     def take_later(self) -> Any:
-        """Sleeps until the next batch is ready."""
-        client, control, stream, number = self.client, self._control, self.stream, self.taken
+        """Sleeps until the next batch is ready.
+
+        Where batches come every few 100 µs it wakes once for several (a network card's interrupt moderation):
+        waking up costs more than taking one, and the second is taken from warm caches.
+        """
+        client, control, stream, number, after = self.client, self._control, self.stream, self.taken, 1
+        began = now_ns()
+        if self._wake_after > 1 and control.ready(stream.id, number + 1) is None:
+            after = max(1, min(self._wake_after, stream.sent - number))
         if self._words[W_WANT]:  # the pool is full: the receiver must know whose place comes first
             client.flush(stream, waiting=True)
         # Most batches come soon: what is held back, and who waits, need not be told for that.
-        if client.sleep(stream, number, control, PATIENCE_MS):
-            batch = self.take_ready()
-            if batch is not NOTHING:
-                return batch
-            client.sleep(stream, number, control, PATIENCE_MS)  # it was woken by what came before
-        while (batch := self.take_ready()) is NOTHING:
-            client.wait(stream, number, control, self._timeout_s)
+        woken = client.sleep(stream, number, control, PATIENCE_MS if after == 1 else MODERATION_MS, after)
+        batch = self.take_ready()
+        if batch is NOTHING:
+            if woken or after > 1:  # by what came before; or not all came that it waited for
+                client.sleep(stream, number, control, PATIENCE_MS)
+            while (batch := self.take_ready()) is NOTHING:
+                client.wait(stream, number, control, self._timeout_s)
+        now = now_ns()
+        if now - began < 4 * WAKE_WITHIN_NS:
+            self._pace_wakes(number, now)
+        else:
+            self._wake_after = 1
         return batch
+
+    def _pace_wakes(self, number: int, now: int) -> None:
+        """Batch `number` was waited for until `now`: how many shall come before the next wake-up?"""
+        before, then = self._woken
+        self._woken = number, now
+        count, elapsed = number - before, now - then
+        if 2 * elapsed > WAKE_WITHIN_NS * count:
+            self._wake_after = 1
+        else:
+            self._wake_after = max(1, min(WAKE_AFTER, self._window // 3, WAKE_WITHIN_NS * count // elapsed))
 
     def take_ready(self) -> Any:
         """The next batch, counted as taken, or `NOTHING`. Raises its error, which counts as taking it."""
@@ -146,34 +175,29 @@ class Taker(Timed):
             lease, entry = found
             if number not in stream.failures if entry is None else entry[2] not in self._pool.regions:
                 return NOTHING  # what it needs comes over the socket
-            # From here on it counts as taken, whatever becomes of it.
+            words, pool = self._words, self._pool
+            # From here on it counts as taken, whatever becomes of it: its place comes back.
             self.taken = stream.awaited = number + 1
-            stream.recent[number % RECENT] = stream.pending.pop(number, None)
-            words = self._words
-            words[W_NEXT_CALLS] += 1
-            if entry is None:
-                raise _failed(stream.failures.pop(number))
-            batch = self._decode(lease, entry)
+            try:
+                stream.recent[number % RECENT] = stream.pending.pop(number, None)
+                words[W_NEXT_CALLS] += 1
+                if entry is None:
+                    raise _failed(stream.failures.pop(number))
+                plan = self._decoder.plan(pool.regions[entry[2]].map, entry[3], entry[4])
+                self.digest = self._decoder.digest
+                lent = pool.lend(lease, pool.regions[entry[2]], entry)
+            except BaseException:
+                if entry is not None:
+                    pool.give_back(lease)
+                raise
             if number % METRICS_EVERY == 0:
-                words[W_LEASED_NBYTES] = self._pool.leased_nbytes
-            return batch
-
-    def _decode(self, number: int, entry: Entry) -> Any:
-        pool = self._pool
-        region = pool.regions[entry[2]]
-        try:
-            plan = self._decoder.plan(region.map, entry[3], entry[4])
-            self.digest = self._decoder.digest
-            lent = pool.lend(number, region, entry)
-        except Exception:
-            pool.give_back(number)
-            raise
-        if len(pool.leases) > pool.surely and pool.over_limit:
-            pool.copies += 1
-            self._words[W_COPIES], self._words[W_LEASED_NBYTES] = pool.copies, pool.leased_nbytes
-            warn_once(pool)
-            return self._decoder.decode(np.array(lent))
-        return plan.batch(lent)
+                words[W_LEASED_NBYTES] = pool.leased_nbytes
+            if len(pool.leases) > pool.surely and pool.over_limit:
+                pool.copies += 1
+                words[W_COPIES], words[W_LEASED_NBYTES] = pool.copies, pool.leased_nbytes
+                warn_once(pool)
+                return self._decoder.decode(np.array(lent))
+            return plan.batch(lent)
 
     def leave(self) -> None:
         """What the next call of the client's tells the receiver."""
@@ -191,15 +215,20 @@ def warn_once(pool: Pool) -> None:
     """Says how much is held, at the line that took a batch."""
     global _warned
     held = len(pool.leases)
-    if _warned or pool.leased_nbytes < held * MIN_NBYTES:
+    if _warned or (held > 1 and pool.leased_nbytes < held * MIN_NBYTES):
         return
     _warned = True
-    warnings.warn(
-        f"this process still holds {held} batches ({pool.leased_nbytes / 1e6:.1f} MB of the pool); further batches are "
-        "copied out of the pool. Let go of batches that are not needed (in lists, histories, autograd graphs), clone "
-        "what is kept, or, in a job, raise spec.loader.memoryPerProcess",
-        stacklevel=_users_level(),
-    )
+    mb = pool.leased_nbytes / 1e6
+    if held > 1:
+        why = f"this process still holds {held} batches ({mb:.1f} MB of the pool)"
+        remedy = (
+            "Let go of batches that are not needed (in lists, histories, autograd graphs), clone what is kept, "
+            "or, in a job, raise spec.loader.memoryPerProcess"
+        )
+    else:
+        why = f"the shared memory of this sidecar has no room for a pool of batches of {mb:.1f} MB"
+        remedy = "Raise spec.loader.memoryPerProcess"
+    warnings.warn(f"{why}; further batches are copied out of the pool. {remedy}", stacklevel=_users_level())
 
 
 def _users_level() -> int:

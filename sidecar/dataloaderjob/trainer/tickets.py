@@ -41,15 +41,21 @@ def as_keys(given: Any, *, bare: bool) -> Sequence[Any]:
 
 def submit(stream: Stream, seed: int, position: int, number: int, keys: Sequence[Any], *, bare: bool) -> None:
     """Has a batch asked for by the next flush. Raises InputError for keys that do not pickle."""
+    if type(keys) is list and frames.all_ints(keys):
+        # Packed with its neighbours; the list may be the sampler's own.
+        stream.pending[number] = seed, position, keys if bare else keys.copy(), bare
+    else:
+        stream.pending[number] = _pack(seed, position, number, keys, bare=bare)
+    stream.asked = number + 1
+
+
+def _pack(seed: int, position: int, number: int, keys: Sequence[Any], *, bare: bool) -> bytes:
     try:
         if type(keys) is list and len(keys) > 1 and set(map(type, keys)) == {np.int64}:
             array = np.array(keys)  # one pickle of all, where each would have one of its own
-            ticket = frames.pack_ticket_of_items(seed, position, array)
-        else:
-            ticket = frames.pack_ticket(seed, position, keys, bare=bare, pickle_keys=pickle_keys)
+            return frames.pack_ticket_of_items(seed, position, array)
+        return frames.pack_ticket(seed, position, keys, bare=bare, pickle_keys=pickle_keys)
     except Exception as exc:
         raise InputError(
             f"the sampler's keys for batch {number} cannot be sent to feeders ({exc}): use keys that pickle"
         ) from exc
-    stream.pending[number] = ticket
-    stream.asked = number + 1

@@ -220,11 +220,11 @@ class Placer:
     def lease_limit(self) -> int:
         """Bytes that the trainer may hold: what remains must place two of the largest batches.
 
-        Two of them it may always hold, since a loop has the one before while it takes the next. Where batches are so
-        large that the pool has no further place, the one on its way gets a memfd of its own.
+        Two of them it may hold where the memory has three, since a loop has the one before while it takes the next. The
+        one on its way gets a memfd of its own then.
         """
-        pool, two = self.space.pool_nbytes, 2 * round_up(self.largest)
-        return max(pool - two, pool // 2, two)
+        pool, one = self.space.pool_nbytes, round_up(self.largest)
+        return max(pool - 2 * one, pool // 2, min(2 * one, self.space.limit_nbytes - one))
 
     # Extents
 
