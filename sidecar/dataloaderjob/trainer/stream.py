@@ -34,7 +34,7 @@ class Stream:
     failures: dict[int, bytes] = field(default_factory=dict)
     asked: int = 0
     sent: int = 0
-    """Tickets from `told` to below `asked` are held back."""
+    """Tickets from here to below `asked` are held back."""
     sent_waiting: int | None = None
     """The ticket that the receiver knows us to sleep for."""
     feeders: int = 0

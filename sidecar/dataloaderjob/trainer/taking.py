@@ -183,9 +183,10 @@ class Taker(Timed):
                 words[W_NEXT_CALLS] += 1
                 if entry is None:
                     raise _failed(stream.failures.pop(number))
-                plan = self._decoder.plan(pool.regions[entry[2]].map, entry[3], entry[4])
+                region = pool.regions[entry[2]]
+                plan = self._decoder.plan(region.map, entry[3], entry[4])
                 self.digest = self._decoder.digest
-                lent = pool.lend(lease, pool.regions[entry[2]], entry)
+                lent = pool.lend(lease, region, entry)
             except BaseException:
                 if entry is not None:
                     pool.give_back(lease)
