@@ -90,10 +90,10 @@ def _free_port() -> int:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Served]:
-    """A feeder of the shared host."""
-    port, name = _free_port(), "feeder-0"
-    settings = settings_in(folder, port=port, name=name)
+def serving(folder: Path, name: str = "feeder-0", **fields: Any) -> Iterator[Served]:
+    """A feeder of the shared host. `fields`: of its settings."""
+    port = _free_port()
+    settings = settings_in(folder, port=port, name=name, **fields)
     pid = host().ask(type="start", settings=dataclasses.asdict(settings))["pid"]
     wait_until(lambda: _listens(port), 10, "the feeder listens")
     yield Served(port, pid)

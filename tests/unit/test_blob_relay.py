@@ -1,4 +1,4 @@
-"""Blobs on their way over the supervisor: one upload, whoever waits for it."""
+"""Blobs on their way over the supervisor: one upload, whoever waits for it, and feeders that hand them on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from dataloaderjob.core import sockets
-from dataloaderjob.supervisor import server
-from dataloaderjob.supervisor.server import BlobRelay
+from dataloaderjob.supervisor import blob_relay
+from dataloaderjob.supervisor.blob_relay import HERE, MAX_SERVED, Address, BlobRelay
 
 BLOB = bytes(range(256)) * 4096
 DIGEST = hashlib.sha256(BLOB).hexdigest()
@@ -22,8 +23,8 @@ DIGEST = hashlib.sha256(BLOB).hexdigest()
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "ASK_AGAIN_S", 0.8)
-    monkeypatch.setattr(server, "WAIT_S", 3.0)
+    monkeypatch.setattr(blob_relay, "ASK_AGAIN_S", 0.8)
+    monkeypatch.setattr(blob_relay, "WAIT_S", 3.0)
 
 
 class Sidecars:
@@ -57,10 +58,10 @@ class Sidecars:
 
 
 def fetched(relay: BlobRelay) -> bytes | None:
-    """What a feeder gets."""
+    """What a feeder gets that hands nothing on."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        serving = threading.Thread(target=relay.serve, args=(theirs, DIGEST, len(BLOB)))
+        serving = threading.Thread(target=relay.serve, args=(theirs, DIGEST, len(BLOB), None))
         serving.start()
         if sockets.recv_message(ours)["type"] != "blob":
             serving.join()
@@ -99,3 +100,89 @@ def test_where_nothing_comes_a_feeder_is_told(tmp_path: Path) -> None:
     begun = time.monotonic()
     assert fetched(relay) is None
     assert time.monotonic() - begun < 5.0
+
+
+class Network:
+    """Feeders that get a blob by the relay's word, from it or from each other; a copy takes `copy_s`."""
+
+    def __init__(
+        self, relay: BlobRelay, *, copy_s: float = 0.02, broken: frozenset[Address] = frozenset()
+    ) -> None:
+        self.relay, self.copy_s, self.broken = relay, copy_s, broken
+        self._lock = threading.Lock()
+        self._serving: Counter[Address] = Counter()
+        self.served: Counter[Address] = Counter()
+        self.most: Counter[Address] = Counter()
+        """How many each has served at once, at most."""
+
+    def feeder(self, number: int) -> list[Address]:
+        """One that lacks the blob; returns whom it was sent to, in order, until it had it."""
+        ours, theirs = socket.socketpair()
+        sources: list[Address] = []
+        with ours, theirs:
+            address = ("feeder", number)
+            thread = threading.Thread(target=self.relay.serve, args=(theirs, DIGEST, len(BLOB), address))
+            thread.start()
+            while not sources or sources[-1] in self.broken:
+                if sources:
+                    sockets.send_message(ours, {"type": "get"})
+                answer = sockets.recv_message(ours)
+                if answer["type"] == "blob":
+                    assert sockets.recv_exactly(ours, len(BLOB)) == BLOB
+                    sources.append(HERE)
+                else:
+                    sources.append((answer["host"], answer["port"]))
+                self._copy(sources[-1])
+            sockets.send_message(ours, {"type": "stored"})
+            thread.join()
+        return sources
+
+    def _copy(self, source: Address) -> None:
+        with self._lock:
+            self._serving[source] += 1
+            self.served[source] += 1
+            self.most[source] = max(self.most[source], self._serving[source])
+        time.sleep(self.copy_s)
+        with self._lock:
+            self._serving[source] -= 1
+
+
+def relay_with_the_blob(folder: Path) -> BlobRelay:
+    relay = BlobRelay(folder)
+    (folder / DIGEST).write_bytes(BLOB)
+    return relay
+
+
+def test_feeders_hand_a_blob_on_so_that_the_head_sends_it_to_a_few_only(tmp_path: Path) -> None:
+    network = Network(relay_with_the_blob(tmp_path / "blobs"), copy_s=0.1)
+    with ThreadPoolExecutor(64) as pool:
+        list(pool.map(network.feeder, range(64)))
+    assert network.served.total() == 64
+    assert network.served[HERE] <= 16
+    assert max(network.most.values()) <= MAX_SERVED
+
+
+def test_a_feeder_that_does_not_hand_it_on_is_not_named_again(tmp_path: Path) -> None:
+    gone = ("feeder", 0)
+    network = Network(relay_with_the_blob(tmp_path / "blobs"), copy_s=0.0, broken=frozenset({gone}))
+    assert network.feeder(0) == [HERE]
+    assert network.feeder(1) == [gone, HERE]
+    assert network.feeder(2) == [("feeder", 1)]
+
+
+def test_a_feeder_that_goes_while_it_gets_a_blob_leaves_its_place_to_others(tmp_path: Path) -> None:
+    relay = relay_with_the_blob(tmp_path / "blobs")
+    for _ in range(MAX_SERVED):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            thread = threading.Thread(target=suppressed, args=(relay, theirs))
+            thread.start()
+            sockets.recv_message(ours)
+            ours.close()
+            thread.join()
+    assert Network(relay).feeder(1) == [HERE]
+
+
+def suppressed(relay: BlobRelay, sock: socket.socket) -> None:
+    with pytest.raises(OSError):
+        relay.serve(sock, DIGEST, len(BLOB), ("feeder", 9))

@@ -73,7 +73,7 @@ ANY_TCP: tuple[Manifest, ...] = ({"protocol": "TCP"},)
 WAYS = (
     Way((Role.TRAINER,), Role.HEAD, (_port(settings.SUPERVISOR_PORT),)),
     # Nodes of one Ray: GCS, raylets, object managers and workers dial each other at ports that they draw. Feeders
-    # were not observed to dial feeders; Ray asks for it all the same.
+    # get user code and data from feeders.
     Way((Role.FEEDER,), Role.HEAD, ANY_TCP),
     Way((Role.HEAD, Role.FEEDER), Role.FEEDER, ANY_TCP),
     # Each feeder listens at a port that was free.

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import RemoteProtocolError, ScratchTooSmall, ServiceUnavailable
 
 CHUNK_NBYTES = 4 * 1024 * 1024
@@ -155,6 +156,13 @@ class BlobStore:
         """Stores what the functions return, several at a time: hashing and writing leave Python to other threads."""
         with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0)))) as pool:
             return list(pool.map(lambda make: self.put(make()), blobs))
+
+    def send(self, sock: socket.socket, digest: str, nbytes: int) -> None:
+        """Sends a blob to who has asked for it: {"type": "blob"}, then its bytes. Raises OSError if it is not here."""
+        with self.path(digest).open("rb") as data:
+            os.utime(data.fileno())  # not to be swept: another may ask next
+            sockets.send_message(sock, {"type": "blob", "digest": digest, "nbytes": nbytes})
+            sock.sendfile(data, count=nbytes)  # os.sendfile would fail as soon as the peer is slower
 
     def sweep(self, keep: set[str], older_than_s: float) -> int:
         """Removes blobs that are not in `keep` and were not written or asked for lately; returns how many.

@@ -14,8 +14,10 @@ feeder    c -> s  {"type": "ready", "host", "port", "instance", "pid", "node", "
           s -> c  {"type": "drain"}                     no longer listed: say when nothing is owed to anybody
           c -> s  {"type": "drained"}
 blob      c -> s  {"type": "blob", "digest", "nbytes"}, then the bytes;  s -> c  {"type": "stored"}
-          c -> s  {"type": "get", "digest", "nbytes"}
-          s -> c  {"type": "blob", "digest", "nbytes"}, then the bytes, or {"type": "gone"}: nobody has it now
+          c -> s  {"type": "get", "digest", "nbytes", "host", "port"}   a feeder, which hands the blob on there
+          s -> c  {"type": "blob", "digest", "nbytes"}, then the bytes, or {"type": "gone"}: nobody has it now, or
+                  {"type": "peer", "host", "port"}: a feeder that answers the same "get" with the blob
+          c -> s  {"type": "stored"}, or "get" once more: that feeder does not have it
 control   c -> s  {"type": "scale", "feeders": n} | {"type": "status"} | {"type": "stop"}
           s -> c  {"type": "ok"} | {"type": "error", "message"}
           s -> c  {"type": "status", "pid", "up_seconds", "desired", "ready", "notes": [...],

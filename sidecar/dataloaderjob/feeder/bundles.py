@@ -24,8 +24,8 @@ from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
+from dataloaderjob.feeder.blobs import BlobFetcher
 from dataloaderjob.feeder.channel import Channel, Kind, Message, Template, Watching
-from dataloaderjob.feeder.connections import fetch_blob
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import Instruction
 
@@ -62,13 +62,16 @@ class BundleStore:
         key: bytes,
         machine: Feeding,
         *,
+        address: Callable[[], tuple[str, int]],
         soon: Soon,
         here: Callable[[bytes], None],
         lost: Callable[[list[Instruction], bytes], None],
     ) -> None:
-        """`here(bundle)`: its blobs are here. `lost(instructions, failure)`: they never will be."""
-        self._settings, self._key, self._machine = settings, key, machine
+        """`address`: where this feeder serves. `here(bundle)`: its blobs are here. `lost(instructions, failure)`: they
+        never will be."""
+        self._settings, self._machine = settings, machine
         self._store = BlobStore(Path(settings.blob_folder))
+        self.blobs = BlobFetcher(settings, key, self._store, address)
         self._soon, self._here, self._lost = soon, here, lost
         self._bundles: dict[bytes, Bundle] = {}
         self._waits: dict[bytes, _Wait] = {}
@@ -129,9 +132,7 @@ class BundleStore:
 
     def _supply(self, bundle_id: bytes, bundle: Bundle) -> None:
         """Brings a bundle's blobs here, trying for as long as a ticket waits for them."""
-        fetch = functools.partial(
-            fetch_blob, self._settings, self._key, self._store, wanted=lambda: self._wanted(bundle_id)
-        )
+        fetch = functools.partial(self.blobs.fetch, wanted=lambda: self._wanted(bundle_id))
         here, failure = False, b""
         for failures in itertools.count(1):
             try:

@@ -3,7 +3,7 @@
 A receiver's connection is bytes in, bytes out, never blocks, and knows frames but not tickets. `Sender` puts onto them
 what the feeder's machine instructs, and returns the connections to flush.
 
-Of those to the supervisor one says where the feeder serves; each blob that this node lacks has one of its own.
+That to the supervisor says where the feeder serves; each blob that this node lacks has one of its own (`blobs`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dataloaderjob.core import frames, sockets
-from dataloaderjob.core.blobs import BlobStore, chunks
-from dataloaderjob.core.errors import ProtocolError, ServiceError
+from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Header, Kind
 from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.settings import FeederSettings, read_key
+from dataloaderjob.feeder.blobs import connect_to_supervisor
 from dataloaderjob.feeder.channel import Body
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import (
@@ -40,9 +40,6 @@ from dataloaderjob.feeder.feeding_states import (
 
 log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S = 5.0
-STALL_TIMEOUT_S = 30.0
-"""No byte of a blob for so long: the connection is given up and the blob asked for again."""
 _BACKOFF = Backoff(0.1, 2.0)
 TELL_AFTER_S = 3.0
 DRAIN_POLL_S = 0.05
@@ -246,52 +243,6 @@ class Sender:
             nbytes=task.nbytes, room=self._loads(), flags=task.flags & CHECKSUM, load=self._machine.load,
         )  # fmt: skip
         return [header, body.view]
-
-
-def connect_to_supervisor(settings: FeederSettings, key: bytes, role: str) -> socket.socket:
-    """A connection to the supervisor after the handshake. Raises OSError, ProtocolError."""
-    if settings.supervisor_host is None:
-        raise ServiceError(f"{settings.name} has no supervisor to ask")
-    address = (settings.supervisor_host, settings.supervisor_port)
-    sock = socket.create_connection(address, timeout=CONNECT_TIMEOUT_S)
-    try:
-        sockets.greet(sock, key, role=role, name=settings.name, job=settings.job)
-        sockets.tune(sock)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def fetch_blob(
-    settings: FeederSettings,
-    key: bytes,
-    store: BlobStore,
-    digest: str,
-    nbytes: int,
-    *,
-    wanted: Callable[[], bool],
-) -> bool:
-    """Has one blob in the node's folder, once for all feeders there.
-
-    Returns False when nobody wants it any more, or nobody has it yet. Raises OSError, ProtocolError.
-    """
-    with store.lock(digest):
-        if store.has(digest, nbytes):
-            return True
-        with connect_to_supervisor(settings, key, "blob") as sock:
-            sockets.send_message(sock, {"type": "get", "digest": digest, "nbytes": nbytes})
-            # A dataset that opens many files has descriptors that select() does not take.
-            poll = select.poll()
-            poll.register(sock, select.POLLIN)
-            while not poll.poll(1000):
-                if not wanted():
-                    return False
-            sock.settimeout(STALL_TIMEOUT_S)
-            if sockets.recv_message(sock)["type"] != "blob":
-                return False
-            store.write(digest, chunks(sock, nbytes))
-    return True
 
 
 class Registration:

@@ -52,8 +52,9 @@ class FeederServer:
         key = read_key(settings.key_path)
         self._machine = Feeding(settings.max_ungranted)
         self._bundles = BundleStore(
-            settings, key, self._machine, soon=self.soon, here=self._bundle_here, lost=self._bundle_lost
-        )
+            settings, key, self._machine, address=lambda: self.address, soon=self.soon, here=self._bundle_here,
+            lost=self._bundle_lost,
+        )  # fmt: skip
         self._builders = Builders(settings, requests, self, relayed=relayed)
         self._sender = Sender(self._machine, lambda: self._builders.templates.loads)
         self._calls: deque[Callable[[], None]] = deque()
@@ -79,8 +80,9 @@ class FeederServer:
         )
 
     @property
-    def port(self) -> int:
-        return self._acceptor.port
+    def address(self) -> tuple[str, int]:
+        """Host and port where others reach it."""
+        return self.settings.advertise_host or self.settings.bind_host, self._acceptor.port
 
     @property
     def idle(self) -> bool:
@@ -153,6 +155,9 @@ class FeederServer:
     # Connections
 
     def _welcomed(self, sock: socket.socket, answer: dict[str, Any]) -> None:
+        if answer.get("role") == "blob":
+            self._bundles.blobs.serve(sock)  # in the handshake's thread
+            return
         if answer.get("role") != "receiver":
             sock.close()
             return
@@ -321,6 +326,7 @@ class FeederServer:
     def _through(self, task: Task, made: list[Instruction], payload: bytes = b"", position: int = -1) -> None:
         """A builder is through with a task."""
         touched = self._sender.perform(made, payload, position=position)
+        self._settle()  # it works on while this loop sends: a third more small batches
         for number, header in self._owed.pop(task.bundle, ()):
             if (connection := self._sender.connections.get(number)) is not None:
                 self._sender.confirm_cancelled(connection, header)
@@ -347,13 +353,13 @@ def main(
 def _serve(settings: FeederSettings, requests: socket.socket, ready_fd: int | None, *, relayed: bool) -> int:
     try:
         server = FeederServer(settings, requests, _facts(requests), relayed=relayed)
-        host = settings.advertise_host or settings.bind_host
+        host, port = server.address
         if settings.supervisor_host is not None:
             Registration(
-                settings, host=host, port=server.port, instance=server.instance, idle=lambda: server.idle
+                settings, host=host, port=port, instance=server.instance, idle=lambda: server.idle
             ).start()
         if ready_fd is not None:
-            ready = {"host": host, "port": server.port, "instance": server.instance, "pid": os.getpid()}
+            ready = {"host": host, "port": port, "instance": server.instance, "pid": os.getpid()}
             os.write(ready_fd, json.dumps(ready).encode() + b"\n")
             os.close(ready_fd)
         server.run_forever()

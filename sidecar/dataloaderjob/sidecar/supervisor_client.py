@@ -178,9 +178,7 @@ def upload(
     with socket.create_connection(address, timeout=UPLOAD_TIMEOUT_S) as sock:
         sockets.greet(sock, key, role="blob", name=name, job=job)
         sock.settimeout(UPLOAD_TIMEOUT_S)
-        sockets.send_message(sock, {"type": "blob", "digest": digest, "nbytes": nbytes})
-        with store.path(digest).open("rb") as blob:
-            sock.sendfile(blob, count=nbytes)  # os.sendfile would fail as soon as the peer is slower
+        store.send(sock, digest, nbytes)
         sock.shutdown(socket.SHUT_WR)
         sock.recv(1)
 

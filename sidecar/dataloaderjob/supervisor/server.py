@@ -1,10 +1,6 @@
 """The supervisor's port: a thread for each connection, whose role says what it is for (`core.supervision`).
 
 Nothing here calls the provider: feeders and sidecars are told and heard while Ray is slow or gone.
-
-Blobs pass here on their way from a trainer's node to the feeders' nodes. A blob is asked of a sidecar only when a
-feeder lacks it: where feeders and trainer share a folder, none ever comes here. The threads of the server's
-connections call `BlobRelay`.
 """
 
 from __future__ import annotations
@@ -12,140 +8,25 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import select
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from dataloaderjob.core import sockets, supervision
-from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, chunks
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import MAX_BODY_NBYTES
 from dataloaderjob.core.sockets import Acceptor
+from dataloaderjob.supervisor.blob_relay import IDLE_TIMEOUT_S, BlobRelay
 from dataloaderjob.supervisor.feeder_set import Endpoint
 
-ASK_AGAIN_S = 10.0
-"""A sidecar that was asked for a blob, and of which nothing comes for so long, is given up; another one is asked."""
-WAIT_S = 60.0
-"""A feeder that waits for so long, while no part of the blob comes, is told "gone" and asks again while it has tickets
-for that blob."""
-
-Want = Callable[[str], None]
-"""Sends {"type": "want"} to one sidecar. Raises OSError."""
 log = logging.getLogger(__name__)
 SEND_TIMEOUT_S = 5
 """A peer that takes in nothing for so long is dropped; it connects again when it lives."""
-IDLE_TIMEOUT_S = 60.0
-
-
-@dataclass(slots=True)
-class _Upload:
-    """A blob on its way from a sidecar."""
-
-    holder: int
-    asked_at: float
-    """When it was asked for, or a part of it came last."""
-    moved_at: float
-    """When a part of it came last, of this upload or an earlier one."""
-    tried: set[int]
-
-
-class BlobRelay:
-    """Who has which blob, and who waits for one."""
-
-    def __init__(self, folder: Path) -> None:
-        self._store = BlobStore(folder)
-        self._changed = threading.Condition()
-        self._holders: dict[str, dict[int, Want]] = {}
-        self._uploads: dict[str, _Upload] = {}
-        """Blobs that were asked for and are not here: all feeders that miss one wait for the same upload."""
-
-    def has(self, holder: int, digest: str, want: Want) -> None:
-        """A sidecar can upload this blob."""
-        self._store.path(digest)  # refuses what is no digest
-        with self._changed:
-            self._holders.setdefault(digest, {})[holder] = want
-            self._changed.notify_all()
-
-    def gone(self, holder: int) -> None:
-        """A sidecar's connection ended."""
-        with self._changed:
-            for digest in list(self._holders):
-                self._holders[digest].pop(holder, None)
-                if not self._holders[digest]:
-                    del self._holders[digest]
-
-    def receive(self, sock: socket.socket, digest: str, nbytes: int) -> None:
-        """Takes in an upload. Raises OSError, RemoteProtocolError when it is not what was promised."""
-        if self._store.has(digest, nbytes):
-            for _ in chunks(sock, nbytes):
-                pass
-        else:
-            self._store.sweep(set(), NODE_KEEP_S)
-            self._store.write(digest, self._moving(digest, chunks(sock, nbytes)))
-        with self._changed:
-            self._uploads.pop(digest, None)
-            self._changed.notify_all()
-
-    def serve(self, sock: socket.socket, digest: str, nbytes: int) -> None:
-        """Answers a feeder's request, asking sidecars for the blob if it is not here. Raises OSError."""
-        if not self._wait(digest, nbytes):
-            sockets.send_message(sock, {"type": "gone"})
-            return
-        sockets.send_message(sock, {"type": "blob", "digest": digest, "nbytes": nbytes})
-        with self._store.path(digest).open("rb") as data:
-            os.utime(data.fileno())  # not to be swept: another feeder may ask next
-            sock.sendfile(data)
-
-    def _wait(self, digest: str, nbytes: int) -> bool:
-        begun = time.monotonic()
-        while not self._store.has(digest, nbytes):
-            now = time.monotonic()
-            with self._changed:
-                upload = self._uploads.get(digest)
-                if now - max(begun, upload.moved_at if upload else begun) > WAIT_S:
-                    return False
-                want = self._whom_to_ask(digest, now)
-            if want is not None:
-                try:
-                    want(digest)
-                except OSError:
-                    with self._changed:
-                        if (upload := self._uploads.get(digest)) is not None:
-                            upload.asked_at = 0.0
-                    continue
-            with self._changed:
-                if not self._store.has(digest, nbytes):
-                    self._changed.wait(1.0)
-        return True
-
-    def _whom_to_ask(self, digest: str, now: float) -> Want | None:
-        """A sidecar that is to upload a blob; None while one does, or has just been asked."""
-        upload, holders = self._uploads.get(digest), self._holders.get(digest, {})
-        if upload is not None and upload.holder in holders and now - upload.asked_at < ASK_AGAIN_S:
-            return None
-        tried = set() if upload is None else upload.tried
-        if not set(holders) - tried:  # all were: each gets another chance, who was asked last the last
-            tried = set() if upload is None or len(holders) == 1 else {upload.holder}
-        found = next((number for number in holders if number not in tried), None)
-        if found is None:
-            return None
-        moved_at = 0.0 if upload is None else upload.moved_at
-        self._uploads[digest] = _Upload(found, now, moved_at, tried | {found})
-        return holders[found]
-
-    def _moving(self, digest: str, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
-        """Notes that parts come."""
-        for piece in pieces:
-            if (upload := self._uploads.get(digest)) is not None:
-                upload.asked_at = upload.moved_at = time.monotonic()
-            yield piece
 
 
 Witness = tuple[str, str]
@@ -307,7 +188,7 @@ class SupervisorServer:
         digest = supervision.text(message, "digest")
         nbytes = supervision.number(message, "nbytes", MAX_BODY_NBYTES)
         if message.get("type") == "get":
-            self._relay.serve(peer.sock, digest, nbytes)
+            self._relay.serve(peer.sock, digest, nbytes, _address(message))
             return
         started = time.monotonic()
         self._relay.receive(peer.sock, digest, nbytes)
@@ -318,3 +199,10 @@ class SupervisorServer:
         while True:
             answer = self._state.control(sockets.recv_message(peer.sock))
             sockets.send_message(peer.sock, answer)
+
+
+def _address(message: dict[str, Any]) -> tuple[str, int] | None:
+    """Where a feeder hands on the blob that it asks for; None for a feeder of the release before, which does not."""
+    if "host" not in message:
+        return None
+    return supervision.text(message, "host"), supervision.number(message, "port", 65535)

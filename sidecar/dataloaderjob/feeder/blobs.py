@@ -1,0 +1,116 @@
+"""Blobs between nodes: a feeder gets those that its node lacks from the supervisor, or from the feeder that it names,
+and hands on what its node has. `supervisor.blob_relay` is the other end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from dataloaderjob.core import sockets, supervision
+from dataloaderjob.core.blobs import MAX_NBYTES, BlobStore, chunks
+from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError, ServiceError
+from dataloaderjob.core.settings import FeederSettings
+from dataloaderjob.core.sockets import CONTROL, DATA, Versions
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 5.0
+STALL_TIMEOUT_S = 30.0
+"""No byte of a blob for so long: the connection is given up and the blob asked for again."""
+
+
+def connect_to_supervisor(settings: FeederSettings, key: bytes, role: str) -> socket.socket:
+    """A connection to the supervisor after the handshake. Raises OSError, ProtocolError."""
+    if settings.supervisor_host is None:
+        raise ServiceError(f"{settings.name} has no supervisor to ask")
+    return _connect((settings.supervisor_host, settings.supervisor_port), settings, key, role, CONTROL)
+
+
+def _connect(
+    address: tuple[str, int], settings: FeederSettings, key: bytes, role: str, versions: Versions
+) -> socket.socket:
+    sock = socket.create_connection(address, timeout=CONNECT_TIMEOUT_S)
+    try:
+        sockets.greet(sock, key, role=role, name=settings.name, job=settings.job, versions=versions)
+        sockets.tune(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+class BlobFetcher:
+    """Brings blobs to the node's folder, each once for all feeders there."""
+
+    def __init__(
+        self, settings: FeederSettings, key: bytes, store: BlobStore, address: Callable[[], tuple[str, int]]
+    ):
+        """`address`: where this feeder hands on what it has got (`serve`)."""
+        self._settings, self._key, self._store, self._address = settings, key, store, address
+
+    def fetch(self, digest: str, nbytes: int, *, wanted: Callable[[], bool]) -> bool:
+        """Returns False when nobody wants it any more, or nobody has it yet. Raises OSError, ProtocolError."""
+        host, port = self._address()
+        request = {"type": "get", "digest": digest, "nbytes": nbytes, "host": host, "port": port}
+        with self._store.lock(digest):
+            if self._store.has(digest, nbytes):
+                return True
+            with connect_to_supervisor(self._settings, self._key, "blob") as sock:
+                while not self._store.has(digest, nbytes):
+                    sock.settimeout(None)
+                    sockets.send_message(sock, request)
+                    # A dataset that opens many files has descriptors that select() does not take.
+                    poll = select.poll()
+                    poll.register(sock, select.POLLIN)
+                    while not poll.poll(1000):
+                        if not wanted():
+                            return False
+                    answer = self._receive(sock, digest, nbytes)
+                    if answer["type"] == "peer":
+                        self._fetch_from_peer(answer, request)
+                    elif answer["type"] != "blob":
+                        return False
+                with contextlib.suppress(
+                    OSError
+                ):  # a supervisor of the release before does not listen any more
+                    sockets.send_message(sock, {"type": "stored"})
+        return True
+
+    def _receive(self, sock: socket.socket, digest: str, nbytes: int) -> dict[str, Any]:
+        """The answer to a request, whose blob is stored if it came."""
+        sock.settimeout(STALL_TIMEOUT_S)
+        answer = sockets.recv_message(sock)
+        if answer.get("type") == "blob":
+            self._store.write(digest, chunks(sock, nbytes))
+        return answer
+
+    def _fetch_from_peer(self, answer: dict[str, Any], request: dict[str, Any]) -> None:
+        """A feeder that does not have it any more, or is gone, is told to the supervisor by asking once more."""
+        address = supervision.text(answer, "host"), supervision.number(answer, "port", 65535)
+        try:
+            with _connect(address, self._settings, self._key, "blob", DATA) as sock:
+                sockets.send_message(sock, request)
+                self._receive(sock, request["digest"], request["nbytes"])
+        except (OSError, ProtocolError) as exc:
+            log.info("a blob did not come from the feeder at %s: %s", sockets.address_text(*address), exc)
+
+    def serve(self, sock: socket.socket) -> None:
+        """Hands a blob on to the feeder that has connected; owns the connection, which ends with it."""
+        with sock:
+            try:
+                sock.settimeout(STALL_TIMEOUT_S)
+                message = sockets.recv_message(sock)
+                digest, nbytes = (
+                    supervision.text(message, "digest"),
+                    supervision.number(message, "nbytes", MAX_NBYTES),
+                )
+                if not self._store.has(digest, nbytes):
+                    raise RemoteProtocolError(f"blob {digest[:8]} is not here")
+                self._store.send(sock, digest, nbytes)
+            except (OSError, ProtocolError) as exc:
+                log.info("%s: a blob was not handed on: %s", self._settings.name, exc)

@@ -1,0 +1,67 @@
+"""Feeders of several nodes get user code and data from the head and from one another: real processes, one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from feeder_client import Receiver, Squares, bundle_of
+from feeder_serving import KEY, Served, blobs, host, serving
+
+from dataloaderjob.core.blobs import Bundle
+from dataloaderjob.supervisor.server import SupervisorServer
+
+
+class Heard:
+    """What a supervisor's connections tell it, as far as feeders that fetch need an answer."""
+
+    def feeder_ready(self, endpoint: Any) -> bool:
+        return True
+
+    def feeder_left(self, name: str, instance: str) -> None: ...
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> SupervisorServer:
+    state: Any = Heard()
+    return SupervisorServer("127.0.0.1", 0, key=KEY, job="job", blob_folder=tmp_path / "head", state=state)
+
+
+@contextmanager
+def node(folder: Path, name: str, head: SupervisorServer) -> Iterator[Served]:
+    folder.mkdir()
+    with serving(folder, name, supervisor_host="127.0.0.1", supervisor_port=head.port) as served:
+        yield served
+
+
+def batch(feeder: Served, bundle: Bundle) -> list[int]:
+    with Receiver(feeder.port, KEY) as receiver:
+        receiver.ticket(0, [3, 4], receiver.know(bundle))
+        found: list[int] = receiver.next().batch().tolist()
+        return found
+
+
+def test_a_node_gets_user_code_from_another_node_and_from_the_next_if_that_is_gone(
+    head: SupervisorServer, tmp_path: Path
+):
+    dataset = Squares()
+    dataset.weights = torch.arange(1_000_000)  # type: ignore[attr-defined]
+    bundle = bundle_of(dataset, tmp_path / "head")
+    with ExitStack() as stack:
+        first, second, third = (
+            stack.enter_context(node(tmp_path / name, name, head))
+            for name in ("feeder-0", "feeder-1", "feeder-2")
+        )
+        assert batch(first, bundle) == [9, 16]
+        for digest, nbytes in bundle.blobs:  # what came from the head now would not be taken
+            (tmp_path / "head" / digest).write_bytes(bytes(nbytes))
+        assert batch(second, bundle) == [9, 16]
+        host().ask(type="kill", name="feeder-0")
+        assert batch(third, bundle) == [9, 16]
+    for name in ("feeder-0", "feeder-1", "feeder-2"):
+        kept = {path.name for path in blobs(tmp_path / name).iterdir() if not path.name.startswith(".")}
+        assert kept == {digest for digest, _ in bundle.blobs}
