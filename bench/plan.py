@@ -296,7 +296,7 @@ def _transport_claims(full: bool) -> Iterator[Claim]:
         if not large:
             yield Claim(
                 **case, figure="batches_per_core_s", unit="batch/s", says="that one receiver's core can take",
-                lower_is_better=False, target=20_000.0 if nbytes == SMALL_NBYTES else None,
+                lower_is_better=False, target=12_500.0 if nbytes == SMALL_NBYTES else None,
             )  # fmt: skip
         for peer in TRANSPORTS:
             yield Claim(
