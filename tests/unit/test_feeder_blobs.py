@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from feeder_client import Receiver, Squares, bundle_of
-from feeder_serving import KEY, Served, blobs, host, serving
+from feeder_serving import KEY, Served, blobs, host, serving, settings_in
 
-from dataloaderjob.core.blobs import Bundle
+from dataloaderjob.core.blobs import BlobStore, Bundle
+from dataloaderjob.feeder.blobs import BlobFetcher
 from dataloaderjob.supervisor.server import SupervisorServer
 
 
@@ -36,6 +38,33 @@ def node(folder: Path, name: str, head: SupervisorServer) -> Iterator[Served]:
     folder.mkdir()
     with serving(folder, name, supervisor_host="127.0.0.1", supervisor_port=head.port) as served:
         yield served
+
+
+class FullDisk(BlobStore):
+    def write(self, digest: str, chunks: Iterable[bytes | memoryview], *, check: bool = True) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_node_whose_disk_is_full_blames_no_other_node(head: SupervisorServer, tmp_path: Path):
+    digest, nbytes = BlobStore(tmp_path / "head").put(b"weights")
+    with node(tmp_path / "feeder-0", "feeder-0", head) as first:
+        fetcher(head, tmp_path, BlobStore(tmp_path / "node-1"), first.port).fetch(
+            digest, nbytes, wanted=lambda: True
+        )
+        (blobs(tmp_path / "feeder-0") / digest).write_bytes(b"weights")
+        full = fetcher(head, tmp_path, FullDisk(tmp_path / "node-2"), 1)
+        with pytest.raises(OSError, match="No space left"):
+            full.fetch(digest, nbytes, wanted=lambda: True)
+        (tmp_path / "head" / digest).write_bytes(b"WEIGHTS")  # what came from the head now would not be taken
+        assert fetcher(head, tmp_path, BlobStore(tmp_path / "node-3"), 2).fetch(
+            digest, nbytes, wanted=lambda: True
+        )
+
+
+def fetcher(head: SupervisorServer, folder: Path, store: BlobStore, port: int) -> BlobFetcher:
+    """Of a feeder that says it hands on at `port`."""
+    settings = settings_in(folder, name="feeder-9", supervisor_host="127.0.0.1", supervisor_port=head.port)
+    return BlobFetcher(settings, KEY, store, lambda: ("127.0.0.1", port))
 
 
 def batch(feeder: Served, bundle: Bundle) -> list[int]:

@@ -5,6 +5,7 @@ and hands on what its node has. `supervisor.blob_relay` is the other end.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import select
 import socket
@@ -22,6 +23,9 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 5.0
 STALL_TIMEOUT_S = 30.0
 """No byte of a blob for so long: the connection is given up and the blob asked for again."""
+
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+"""Are this node's own, and no reason to ask for the blob elsewhere."""
 
 
 def connect_to_supervisor(settings: FeederSettings, key: bytes, role: str) -> socket.socket:
@@ -97,6 +101,8 @@ class BlobFetcher:
                 sockets.send_message(sock, request)
                 self._receive(sock, request["digest"], request["nbytes"])
         except (OSError, ProtocolError) as exc:
+            if isinstance(exc, OSError) and exc.errno in DISK_ERRORS:
+                raise
             log.info("a blob did not come from the feeder at %s: %s", sockets.address_text(*address), exc)
 
     def serve(self, sock: socket.socket) -> None:

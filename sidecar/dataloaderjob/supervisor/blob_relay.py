@@ -98,6 +98,7 @@ class BlobRelay:
             return
         with self._changed:
             sources = self._sources.setdefault(digest, {HERE: 0})
+            sources.pop(address, None)  # it had the blob once
         while not self._served(sock, digest, nbytes, sources):
             pass
         with self._changed:
