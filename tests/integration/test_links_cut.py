@@ -1,4 +1,4 @@
-"""Links to feeders that break within a body, again and again: no receiver is lost, and no batch."""
+"""Links to feeders that break within a body, again and again, or are very slow: no receiver is lost, and no batch."""
 
 from __future__ import annotations
 
@@ -29,3 +29,11 @@ def test_35_links_that_are_cut_within_a_body_lose_no_receiver_and_no_batch() -> 
                 break
         assert [relay.cuts for relay in rig.relays.values()] == [CUTS, CUTS], step
         assert children(rig.sidecar.pid) == [receiver], rig.logs()
+
+
+def test_a_link_of_100_kb_a_second_is_waited_for() -> None:
+    with CutRig(1, nbytes_per_s=100_000) as rig:
+        numbers, floats = next(iter(DataLoader(Numbers(4, width=WIDTH), batch_size=1)))  # takes 4 s
+        assert numbers.tolist() == [0]
+        assert floats[0, -1] == (WIDTH - 1) / 2
+        assert [relay.links for relay in rig.relays.values()] == [1], rig.logs()

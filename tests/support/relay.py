@@ -6,6 +6,7 @@ import contextlib
 import random
 import socket
 import threading
+import time
 from typing import Any
 
 from rig import Rig
@@ -19,14 +20,21 @@ PIECE_NBYTES = 1 << 16
 class Relay:
     """Hands links on to one feeder; ends each within a body while cuts are left, and flips a bit of some bodies."""
 
-    def __init__(self, host: str, port: int, *, cuts: int = 0, flips: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self, host: str, port: int, *, cuts: int = 0, flips: int = 0, seed: int = 0, nbytes_per_s: float = 0.0
+    ) -> None:
+        """`nbytes_per_s`: what comes through at most, in 20 pieces a second; 0: all."""
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.cuts = 0
         """So far."""
         self.flips = 0
         """So far."""
+        self.links = 0
+        """So far."""
         self._most_flips = flips
+        self._pause_s = 1 / 20 if nbytes_per_s else 0.0
+        self._piece_nbytes = int(nbytes_per_s / 20) or PIECE_NBYTES
         self._feeder, self._most, self._chance = (host, port), cuts, random.Random(seed)
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -39,6 +47,7 @@ class Relay:
         with contextlib.suppress(OSError):
             while True:
                 receiver, _ = self.listener.accept()
+                self.links += 1
                 threading.Thread(target=self._link, args=(receiver,), daemon=True).start()
 
     def _link(self, receiver: socket.socket) -> None:
@@ -69,7 +78,8 @@ class Relay:
         flip = header.kind == Kind.BODY and self.flips < self._most_flips and self._chance.random() < 0.5
         self.flips += flip
         while left:
-            piece = sockets.recv_exactly(feeder, min(left, PIECE_NBYTES))
+            piece = sockets.recv_exactly(feeder, min(left, self._piece_nbytes))
+            time.sleep(self._pause_s)
             if flip:
                 bit = self._chance.randrange(8 * len(piece))
                 piece = bytes([*piece[: bit // 8], piece[bit // 8] ^ 1 << bit % 8, *piece[bit // 8 + 1 :]])
@@ -88,10 +98,12 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 class CutRig(Rig):
     """Its sidecar reaches the feeders by relays, which cut `cuts` bodies of each, and flip a bit in `flips`."""
 
-    def __init__(self, feeders: int, *, cuts: int = 0, flips: int = 0, **sidecar: Any) -> None:
+    def __init__(
+        self, feeders: int, *, cuts: int = 0, flips: int = 0, nbytes_per_s: float = 0.0, **sidecar: Any
+    ) -> None:
         super().__init__(feeders, **sidecar)
         self.relays: dict[str, Relay] = {}
-        self._troubles = {"cuts": cuts, "flips": flips}
+        self._troubles: dict[str, Any] = {"cuts": cuts, "flips": flips, "nbytes_per_s": nbytes_per_s}
 
     def __exit__(self, *exc: object) -> None:
         super().__exit__(*exc)

@@ -50,6 +50,9 @@ class SimFeeder:
     building: tuple | None = None
     unloadable: bool = False
     """User code cannot be loaded there."""
+    made: int = 0
+    refused: int = 0
+    """Tickets for which user code could not be loaded."""
     released: list[bytes] = field(default_factory=list)
 
 
@@ -205,6 +208,7 @@ class World:
             return
         if feeder.unloadable:
             feeder.building = None
+            feeder.refused += 1
             self.at(0.005, lambda: self._frame(feeder, Kind.FAILED, key, flags=frames.Flag.ELSEWHERE))
             self.at(0.005, lambda: self._build(feeder))
             return
@@ -226,6 +230,7 @@ class World:
             return
         room = feeder.building[1]
         feeder.building = None
+        feeder.made += 1
         if self.sizes[key] <= room:
             self._body(feeder, key)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from dataloaderjob.core import sockets
+from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.supervisor import blob_relay
 from dataloaderjob.supervisor.blob_relay import HERE, MAX_SERVED, Address, BlobRelay
 
@@ -92,6 +94,15 @@ def test_a_sidecar_of_which_nothing_comes_is_given_up_for_another(tmp_path: Path
     sidecars = Sidecars(relay, 2, silent=frozenset({0}))
     assert fetched(relay) == BLOB
     assert sidecars.asked == [0, 1]
+
+
+def test_the_head_lets_go_of_what_nobody_has_asked_for_lately(tmp_path: Path) -> None:
+    relay = BlobRelay(tmp_path / "blobs")
+    old = BlobStore(tmp_path / "blobs").put(b"of an epoch long ago")[0]
+    os.utime(tmp_path / "blobs" / old, (0, 0))
+    Sidecars(relay, 1)
+    assert fetched(relay) == BLOB
+    assert [path.name for path in (tmp_path / "blobs").iterdir()] == [DIGEST]
 
 
 def test_where_nothing_comes_a_feeder_is_told(tmp_path: Path) -> None:

@@ -94,8 +94,13 @@ def test_a_nodes_folder_keeps_what_is_used_and_lets_go_of_the_rest(tmp_path):
     used, unused = (Bundle(blobs=(store.put(content),)) for content in (b"used", b"unused"))
     for bundle in (used, unused):
         os.utime(store.path(bundle.blobs[0][0]), (0, 0))
+    for left in (".lock-" + "0" * 64, ".part-left-by-a-killed-process"):
+        (tmp_path / left).touch()
+        os.utime(tmp_path / left, (0, 0))
+    (tmp_path / ".part-growing").touch()
     store.touch(used)
     assert store.sweep(set(), NODE_KEEP_S) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {used.blobs[0][0], ".part-growing"}
     assert store.missing(used) == []
     assert store.missing(unused) == list(unused.blobs)
 

@@ -7,7 +7,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from world import World
 
-from dataloaderjob.core.frames import Kind
+from dataloaderjob.core.frames import TICKET_DEPTH, Kind
+from dataloaderjob.sidecar.dispatch.dispatcher import MAX_LOADS
+from dataloaderjob.sidecar.dispatch.overseer import LOAD_AGAIN_S
 
 
 def finish(world, *trainers, limit_s=600.0):
@@ -317,16 +319,37 @@ def test_a_bundle_that_some_feeders_cannot_load_is_made_by_the_others():
     for feeder in feeders[:2]:
         feeder.unloadable = True
     finish(world, world.open(1, 60))
+    assert not world.failed
+    assert [feeder.made for feeder in feeders[:2]] == [0, 0]
+    assert sum(feeder.refused for feeder in feeders[:2]) <= 2 * TICKET_DEPTH, (
+        "they are not asked again at once"
+    )
+
+
+def test_a_feeder_that_could_not_load_a_bundle_is_asked_again_later_in_a_stream_that_goes_on():
+    world = World(22)
+    late, _ = world.add_feeder(), world.add_feeder()
+    late.unloadable = True
+    trainer = world.open(1, 1500, step_s=0.1)
+    world.run(lambda: late.refused)
+    late.unloadable = False  # its mount is there now
+    until = world.now + LOAD_AGAIN_S / 2
+    world.run(lambda: world.now > until)
+    assert late.made < TICKET_DEPTH, "but for what it had in hand"
+    world.run(lambda: late.made > 100, limit_s=200.0)
+    finish(world, trainer)
+    assert not world.failed
 
 
 def test_a_bundle_that_three_feeders_cannot_load_fails_its_tickets_with_their_failure():
     world = World(20)
-    for _ in range(6):
-        world.add_feeder().unloadable = True
-    trainer = world.open(1, 5)
+    feeders = [world.add_feeder() for _ in range(6)]
+    for feeder in feeders:
+        feeder.unloadable = True
+    trainer = world.open(1, 1)
     world.run(lambda: trainer.done)
-    assert world.failed[1, 0] == b"why"
-    assert len(world.failed) == 5
+    assert world.failed == {(1, 0): b"why"}
+    assert [feeder.refused for feeder in feeders].count(1) == MAX_LOADS, "each of these was asked once"
 
 
 def test_feeders_are_told_when_the_last_stream_of_a_bundle_ends():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,8 +14,11 @@ import torch
 from feeder_client import Receiver, Squares, bundle_of
 from feeder_serving import KEY, Served, blobs, host, serving, settings_in
 
-from dataloaderjob.core.blobs import BlobStore, Bundle
+from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, Bundle
 from dataloaderjob.feeder.blobs import BlobFetcher
+from dataloaderjob.feeder.bundles import BundleStore
+from dataloaderjob.feeder.feeding import Feeding
+from dataloaderjob.providers.ray.actor import at_home
 from dataloaderjob.supervisor.server import SupervisorServer
 
 
@@ -94,3 +98,22 @@ def test_a_node_gets_user_code_from_another_node_and_from_the_next_if_that_is_go
     for name in ("feeder-0", "feeder-1", "feeder-2"):
         kept = {path.name for path in blobs(tmp_path / name).iterdir() if not path.name.startswith(".")}
         assert kept == {digest for digest, _ in bundle.blobs}
+
+
+def test_a_feeders_node_keeps_what_tickets_use_and_lets_go_of_the_rest(tmp_path: Path):
+    settings = at_home(settings_in(tmp_path), tmp_path)
+    store, machine, ready = BlobStore(Path(settings.blob_folder)), Feeding(2), list[bytes]()
+    bundles = BundleStore(
+        settings, KEY, machine, address=lambda: ("", 0), soon=lambda call: call(), here=ready.append,
+        lost=lambda instructions, failure: None,
+    )  # fmt: skip
+    used, unused = (Bundle(blobs=(store.put(content),)) for content in (b"used", b"unused"))
+    machine.opened(1)
+    machine.ticket(1, stream=1, ticket=0, bundle=used.id, flags=0, room=0, payload=b"")
+    bundles.learn(used.id, used.manifest())
+    assert ready == [used.id]
+    for bundle in (used, unused):
+        os.utime(store.path(bundle.blobs[0][0]), (0, 0))
+    bundles.keep(NODE_KEEP_S)
+    assert not store.missing(used)
+    assert store.missing(unused)

@@ -165,18 +165,19 @@ class BlobStore:
             sock.sendfile(data, count=nbytes)  # os.sendfile would fail as soon as the peer is slower
 
     def sweep(self, keep: set[str], older_than_s: float) -> int:
-        """Removes blobs that are not in `keep` and were not written or asked for lately; returns how many.
+        """Removes blobs that are not in `keep` and were not written or asked for lately; returns how many. So it does
+        with locks, and with parts whose writer has ended.
 
         Who has one mapped keeps its memory.
         """
         removed = 0
         horizon = time.time() - older_than_s
         for path in self.folder.iterdir():
-            if _DIGEST.match(path.name) and path.name not in keep:
+            if path.name not in keep:
                 with contextlib.suppress(OSError):
                     if path.stat().st_mtime < horizon:
                         path.unlink()
-                        removed += 1
+                        removed += _DIGEST.match(path.name) is not None
         return removed
 
     def write(self, digest: str, chunks: Iterable[bytes | memoryview], *, check: bool = True) -> None:

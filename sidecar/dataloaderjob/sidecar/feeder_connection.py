@@ -119,6 +119,11 @@ class FeederConnection:
         )
 
     @property
+    def partial(self) -> bool:
+        """Whether epoll tells of the rest of a body only once there is much of it."""
+        return self._low_water
+
+    @property
     def interest(self) -> int:
         """epoll's mask for what this connection waits for."""
         waiting = self.phase is Phase.CONNECTING or self._out

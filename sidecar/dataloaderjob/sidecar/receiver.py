@@ -43,7 +43,6 @@ from dataloaderjob.sidecar.feeder_connection import FeederConnection, LinkError
 from dataloaderjob.sidecar.regions import Region
 
 PACKETS_AT_ONCE = 64
-IDLE_S = 1.0
 
 
 class TrainerGone(Exception):
@@ -119,7 +118,7 @@ class Receiver:
             while True:
                 self._before_sleep()
                 cold = next((r for r in self.regions.values() if r.cold), None)
-                timeout = 0.0 if cold else max(0.0, min(next_tick - time.monotonic(), IDLE_S))
+                timeout = 0.0 if cold else max(0.0, next_tick - time.monotonic())
                 events = self._poll.poll(timeout)
                 now = time.monotonic()
                 if not events and cold is not None:
@@ -166,6 +165,8 @@ class Receiver:
                 )
             elif connection.sock is None and now >= connection.retry_at:
                 self._open(connection, now)
+            elif connection.partial:  # its sender may be slower than what epoll waits for
+                self._connection_event(now, connection, select.EPOLLIN)
         self._send_to_parent()
         overseer.tick(self.machine, now)
         metrics.store(self.control, self.machine)

@@ -24,6 +24,8 @@ WAIT_S = 60.0
 for that blob."""
 
 IDLE_TIMEOUT_S = 60.0
+SLOWEST = 1e6
+"""Bytes a second: a feeder that gets less from another one is given up, and asks again."""
 MAX_SERVED = 2
 """One would be the quickest in a network of equals; with two a slow one holds up half of a source only."""
 Want = Callable[[str], None]
@@ -112,8 +114,8 @@ class BlobRelay:
             if source == HERE:
                 sock.settimeout(IDLE_TIMEOUT_S)
                 self._store.send(sock, digest, nbytes)
-            else:  # takes as long as it takes; keep-alives find a feeder that is gone
-                sock.settimeout(None)
+            else:
+                sock.settimeout(IDLE_TIMEOUT_S + nbytes / SLOWEST)
                 sockets.send_message(sock, {"type": "peer", "host": source[0], "port": source[1]})
             answer = sockets.recv_message(sock)
         finally:

@@ -53,9 +53,9 @@ class Client:
     """A pool and its socket."""
 
     __slots__ = (
-        "__weakref__", "_ends", "_incoming", "_last_stream", "_opened", "_polls", "_sleepers", "_taken", "attachment",
-        "closed_streams", "control", "dead", "lock", "path", "pool", "rank", "settings", "streams", "wake_receiver",
-        "wake_trainer",
+        "__weakref__", "_asleep", "_ends", "_incoming", "_last_stream", "_opened", "_polls", "_sleepers", "_taken",
+        "attachment", "closed_streams", "control", "dead", "lock", "path", "pool", "rank", "settings", "streams",
+        "wake_receiver", "wake_trainer",
     )  # fmt: skip
 
     def __init__(self, path: str, rank: str) -> None:
@@ -75,6 +75,7 @@ class Client:
         """Batches taken by then."""
         self._last_stream = 0
         self._sleepers = 0
+        self._asleep = threading.RLock()
         self._polls: dict[int, tuple[socket.socket | None, select.epoll]] = {}
         self._incoming = ipc.Assembler()
         self._opened = Opened()
@@ -324,14 +325,11 @@ class Client:
         """
         if self._opened.sock is None or self.closed_streams:
             return False  # `wait` looks after it
-        self._sleepers += 1
+        with self._asleep:
+            self._sleepers += 1
+            awake = not control.sleep(stream.id, number, 1 if self._sleepers > 1 else after)
         try:
-            if self._sleepers > 1:
-                after = 1
-            if (
-                not control.sleep(stream.id, number, after)
-                and self.ready(stream, number, control) is not None
-            ):
+            if awake and self.ready(stream, number, control) is not None:
                 return True
             kept = self._polls.get(_thread())
             poll = kept[1] if kept is not None and kept[0] is self._opened.sock else self._new_poll()
@@ -341,9 +339,10 @@ class Client:
                     self._drain()
             return bool(events)
         finally:
-            self._sleepers -= 1
-            if not self._sleepers:
-                control.awake()
+            with self._asleep:  # else another thread's wake-up may be called off
+                self._sleepers -= 1
+                if not self._sleepers:
+                    control.awake()
 
     def _new_poll(self) -> select.epoll:
         """Waits for the eventfd and the socket, in the calling thread: one for each.

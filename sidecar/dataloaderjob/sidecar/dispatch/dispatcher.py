@@ -299,12 +299,12 @@ class Dispatcher(Assignments):
         """User code could not be loaded there: other feeders are asked, a few, before the ticket fails."""
         feeder, ticket = attempt.feeder, attempt.ticket
         feeder.answered_at = now
-        feeder.not_loaded.add(ticket.stream.bundle)
+        feeder.not_loaded[ticket.stream.bundle] = now
         up = [other for other in self.feeders.values() if other.up and not other.draining]
         refused = [other for other in up if ticket.stream.bundle in other.not_loaded]
         if len(refused) >= min(MAX_LOADS, len(up)):
             for other in refused:  # a later ticket, or epoch, tries again
-                other.not_loaded.discard(ticket.stream.bundle)
+                del other.not_loaded[ticket.stream.bundle]
             self.fail(ticket, payload)
         else:
             self.drop_attempt(attempt, cancel=False)

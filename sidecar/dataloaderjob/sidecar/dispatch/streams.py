@@ -180,7 +180,7 @@ class FeederState:
     """When the supervisor was last asked to replace it; None while there is no reason to."""
     refused: dict[bytes, str] = field(default_factory=dict)
     """Bundles that this feeder cannot serve, and why."""
-    not_loaded: set[bytes] = field(default_factory=set)
+    not_loaded: dict[bytes, float] = field(default_factory=dict)
     """Bundles that could not be loaded there."""
     bundles: set[bytes] = field(default_factory=set)
     """Bundles of which tickets were sent there."""

@@ -1,0 +1,47 @@
+"""Sidecars hear of feeders without holding up the feeders, however many come at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from feeder_client import wait_until
+
+from dataloaderjob.core.settings import SupervisorSettings
+from dataloaderjob.supervisor.feeder_set import Endpoint
+from dataloaderjob.supervisor.main import Supervisor
+
+FEEDERS = 256
+SLOW_S = 0.05
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Supervisor:
+    (tmp_path / "key").write_bytes(bytes(32))
+    settings = SupervisorSettings(
+        job="job", key_path=str(tmp_path / "key"), blob_folder=str(tmp_path / "blobs"), provider="local",
+        host_socket=str(tmp_path / "s"), state_path=str(tmp_path / "state"), port=0, num_feeders=FEEDERS,
+        feeder_blob_folder=str(tmp_path / "blobs"),
+    )  # fmt: skip
+    return Supervisor(settings)
+
+
+def test_256_feeders_that_report_at_once_take_a_few_lists_and_do_not_wait_for_a_slow_sidecar(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+):
+    told: list[int] = []
+
+    def publish() -> None:
+        told.append(len(supervisor.listing()["feeders"]))
+        time.sleep(SLOW_S)  # a sidecar that reads slowly
+
+    monkeypatch.setattr(supervisor._server, "publish", publish)
+    threading.Thread(target=supervisor._publish_forever, daemon=True).start()
+    begun = time.monotonic()
+    for index in range(FEEDERS):
+        assert supervisor.feeder_ready(Endpoint(f"feeder-{index}", f"i{index}", "127.0.0.1", 1 + index))
+    assert time.monotonic() - begun < FEEDERS * SLOW_S / 4
+    wait_until(lambda: told[-1:] == [FEEDERS], 5, "sidecars are told of all feeders")
+    assert len(told) < FEEDERS / 4
