@@ -28,7 +28,7 @@ class LoaderSpec(Model):
     batch_timeout_seconds: Whole = Field(default=300, ge=1, le=604_800)
     """Longest time for one batch, from the trainer's wait for it; what `timeout=0` of the DataLoader means."""
     warn_after_seconds: Whole = Field(default=30, ge=1, le=604_800)
-    """A trainer that waits longer than this for a batch says so once in its output, with who is late."""
+    """A trainer that waits longer than this for a batch says so in its output, with who is late, every 30 s."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -15,8 +15,8 @@ running, and checks every entry when it adopts.
 Fences. Two processes share counters and flags. A flag stored and a counter loaded afterwards may be seen the
 other way round by the other side, also on x86; a wake-up is then lost.
 
-`Fence` releases and re-acquires a lock that nobody else wants. CPython's lock is a POSIX semaphore: a
-read-modify-write with release order, then one with acquire order on the same word. On x86 each is a
+`Fence` releases and re-acquires a lock that nobody else wants. CPython's lock is a POSIX semaphore, from 3.14 on a
+byte of its own: a read-modify-write with release order, then one with acquire order on the same word. On x86 each is a
 LOCK-prefixed instruction; in ARM's memory model release followed by acquire orders all before against all
 after. 0.3 µs.
 

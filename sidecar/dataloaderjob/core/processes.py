@@ -173,6 +173,10 @@ class Backoff:
         """The wait after so many failures in a row, at least one."""
         return min(self.last_s, self.first_s * 2.0 ** min(failures - 1, 30))
 
+    def spread_s(self, failures: int) -> float:
+        """Half of it or more, by chance: many that lost the same peer do not all come back at once."""
+        return self.wait_s(failures) * (0.5 + os.urandom(1)[0] / 510)
+
 
 def signal_name(number: int) -> str:
     """SIGKILL and so on; "signal 99" where this Python has no name for it."""

@@ -144,7 +144,7 @@ class BundleStore:
             if here or failure or not self._wanted(bundle_id):
                 self._soon(functools.partial(self._over, bundle_id, here, failure))
                 return
-            time.sleep(_BACKOFF.wait_s(failures))
+            time.sleep(_BACKOFF.spread_s(failures))
 
     def _over(self, bundle_id: bytes, here: bool, failure: bytes) -> None:
         self._waits.pop(bundle_id, None)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import random
 import select
 import socket
 import threading
@@ -43,7 +42,6 @@ log = logging.getLogger(__name__)
 _BACKOFF = Backoff(0.1, 2.0)
 TELL_AFTER_S = 3.0
 DRAIN_POLL_S = 0.05
-_jitter = random.Random()  # noqa: S311  the module's own generator is for seeding alone
 CHECKSUM = int(Flag.CHECKSUM)
 """A plain int: int & IntFlag costs 2 µs."""
 _READ_NBYTES = 256 * 1024
@@ -287,7 +285,7 @@ class Registration:
                     log.warning("%s has no supervisor, trying again: %s", self._settings.name, exc)
             was_up = time.monotonic() - since > _BACKOFF.last_s  # it was a connection for a while
             failures = 1 if was_up else failures + 1
-            time.sleep(_BACKOFF.wait_s(failures) * _jitter.uniform(0.5, 1.0))
+            time.sleep(_BACKOFF.spread_s(failures))
 
     def _listen(self, sock: socket.socket) -> None:
         """Listens until the connection ends, which raises ConnectionError."""

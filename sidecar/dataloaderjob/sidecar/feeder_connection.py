@@ -102,7 +102,7 @@ class FeederConnection:
         """Closes what there is and sets the time of the next try."""
         self.close()
         self._failures += 1
-        self.retry_at = now + BACKOFF.wait_s(self._failures)
+        self.retry_at = now + BACKOFF.spread_s(self._failures)
 
     def close(self) -> None:
         if self.sock is not None:

@@ -77,7 +77,7 @@ class SupervisorClient:
                 raise
         except (OSError, ProtocolError):
             self._failures += 1
-            self.retry_at = now + BACKOFF.wait_s(self._failures)
+            self.retry_at = now + BACKOFF.spread_s(self._failures)
             return False
         sock.setblocking(False)
         self._sock, self._failures = sock, 0
@@ -90,7 +90,7 @@ class SupervisorClient:
     def close(self, now: float) -> None:
         if self._sock is not None:
             self._sock.close()
-        self._sock, self.retry_at = None, now + BACKOFF.wait_s(max(1, self._failures))
+        self._sock, self.retry_at = None, now + BACKOFF.spread_s(max(1, self._failures))
 
     def send(self, message: dict[str, Any]) -> None:
         """Queues a message; metrics that nobody reads are dropped rather than piled up."""
