@@ -50,6 +50,8 @@ class SimFeeder:
     building: tuple | None = None
     unloadable: bool = False
     """User code cannot be loaded there."""
+    load_s: float = 0.005
+    """What that takes."""
     made: int = 0
     refused: int = 0
     """Tickets for which user code could not be loaded."""
@@ -209,8 +211,8 @@ class World:
         if feeder.unloadable:
             feeder.building = None
             feeder.refused += 1
-            self.at(0.005, lambda: self._frame(feeder, Kind.FAILED, key, flags=frames.Flag.ELSEWHERE))
-            self.at(0.005, lambda: self._build(feeder))
+            self.at(feeder.load_s, lambda: self._frame(feeder, Kind.FAILED, key, flags=frames.Flag.ELSEWHERE))
+            self.at(feeder.load_s, lambda: self._build(feeder))
             return
         if key[1] in feeder.hung:
             return

@@ -17,7 +17,7 @@ import pytest
 from dataloaderjob.core import sockets
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.supervisor import blob_relay
-from dataloaderjob.supervisor.blob_relay import HERE, MAX_SERVED, Address, BlobRelay
+from dataloaderjob.supervisor.blob_relay import HERE, MAX_SERVED, Address, BlobRelay, Source
 
 BLOB = bytes(range(256)) * 4096
 DIGEST = hashlib.sha256(BLOB).hexdigest()
@@ -121,15 +121,16 @@ class Network:
     ) -> None:
         self.relay, self.copy_s, self.broken = relay, copy_s, broken
         self._lock = threading.Lock()
-        self._serving: Counter[Address] = Counter()
-        self.served: Counter[Address] = Counter()
-        self.most: Counter[Address] = Counter()
+        self._serving: Counter[Source] = Counter()
+        self.served: Counter[Source] = Counter()
+        self.most: Counter[Source] = Counter()
         """How many each has served at once, at most."""
 
-    def feeder(self, number: int) -> list[Address]:
+    def feeder(self, number: int) -> list[Source]:
         """One that lacks the blob; returns whom it was sent to, in order, until it had it."""
         ours, theirs = socket.socketpair()
-        sources: list[Address] = []
+        ours.settimeout(20.0)
+        sources: list[Source] = []
         with ours, theirs:
             address = ("feeder", number)
             thread = threading.Thread(target=self.relay.serve, args=(theirs, DIGEST, len(BLOB), address))
@@ -148,7 +149,7 @@ class Network:
             thread.join()
         return sources
 
-    def _copy(self, source: Address) -> None:
+    def _copy(self, source: Source) -> None:
         with self._lock:
             self._serving[source] += 1
             self.served[source] += 1
@@ -194,6 +195,59 @@ def test_a_feeder_that_goes_while_it_gets_a_blob_leaves_its_place_to_others(tmp_
     assert Network(relay).feeder(1) == [HERE]
 
 
-def suppressed(relay: BlobRelay, sock: socket.socket) -> None:
+def test_feeders_that_take_long_do_not_stop_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blob_relay, "PLACE_WAIT_S", 0.3)
+    relay = relay_with_the_blob(tmp_path / "blobs")
+    slow, threads = [socket.socketpair() for _ in range(MAX_SERVED)], list[threading.Thread]()
+    for n, (ours, theirs) in enumerate(slow):
+        threads.append(threading.Thread(target=suppressed, args=(relay, theirs, n)))
+        threads[-1].start()
+        sockets.recv_message(ours)
+    assert Network(relay).feeder(1) == [HERE]
+    for ours, _ in slow:
+        ours.close()
+    for thread in threads:
+        thread.join()
+    for _, theirs in slow:
+        theirs.close()
+
+
+def test_of_many_sources_that_are_gone_a_feeder_tries_two(tmp_path: Path) -> None:
+    gone = frozenset(("gone", n) for n in range(10))
+    network = Network(relay_with_the_blob(tmp_path / "blobs"), copy_s=0.1, broken=gone)
+    with ThreadPoolExecutor(10) as pool:
+        list(pool.map(network.feeder, range(10)))
+    for address in gone:
+        network.relay._sources[DIGEST][address] = 0
+    sources = network.relay._sources[DIGEST]
+    for n in range(10):  # the others are busy
+        sources["feeder", n] = MAX_SERVED
+    found = network.feeder(11)
+    assert len(found) == 3
+    assert set(found[:2]) < gone
+    assert found[2] is HERE
+
+
+def test_a_feeder_that_has_left_is_not_named(tmp_path: Path) -> None:
+    network = Network(relay_with_the_blob(tmp_path / "blobs"), copy_s=0.0)
+    assert network.feeder(0) == [HERE]
+    network.relay.left(("feeder", 0))
+    assert network.feeder(1) == [HERE]
+
+
+def test_a_source_from_which_a_blob_does_not_come_in_time_is_not_named_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Network(relay_with_the_blob(tmp_path / "blobs"), copy_s=0.0)
+    assert network.feeder(0) == [HERE]
+    monkeypatch.setattr(blob_relay, "IDLE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(blob_relay, "SLOWEST", 1e12)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(TimeoutError):
+        network.relay.serve(theirs, DIGEST, len(BLOB), ("feeder", 1))
+    assert network.feeder(2) == [HERE]
+
+
+def suppressed(relay: BlobRelay, sock: socket.socket, number: int = 9) -> None:
     with pytest.raises(OSError):
-        relay.serve(sock, DIGEST, len(BLOB), ("feeder", 9))
+        relay.serve(sock, DIGEST, len(BLOB), ("feeder", number))

@@ -3,12 +3,13 @@
 import hashlib
 import os
 import threading
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, Bundle
+from dataloaderjob.core.blobs import NODE_KEEP_S, PART_KEEP_S, BlobStore, Bundle
 from dataloaderjob.core.errors import InputError, RemoteProtocolError, ServiceUnavailable
 
 DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
@@ -94,12 +95,12 @@ def test_a_nodes_folder_keeps_what_is_used_and_lets_go_of_the_rest(tmp_path):
     used, unused = (Bundle(blobs=(store.put(content),)) for content in (b"used", b"unused"))
     for bundle in (used, unused):
         os.utime(store.path(bundle.blobs[0][0]), (0, 0))
-    for left in (".lock-" + "0" * 64, ".part-left-by-a-killed-process"):
-        (tmp_path / left).touch()
-        os.utime(tmp_path / left, (0, 0))
-    (tmp_path / ".part-growing").touch()
+    long_ago = time.time() - PART_KEEP_S
+    for name, written_at in ((".part-left", long_ago - 60), (".part-growing", long_ago + 60)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (written_at, written_at))
     store.touch(used)
-    assert store.sweep(set(), NODE_KEEP_S) == 1
+    assert store.sweep(set(), NODE_KEEP_S) == 2
     assert {path.name for path in tmp_path.iterdir()} == {used.blobs[0][0], ".part-growing"}
     assert store.missing(used) == []
     assert store.missing(unused) == list(unused.blobs)

@@ -111,6 +111,15 @@ def test_a_trainer_that_sleeps_for_several_batches_is_woken_by_the_last_of_them(
     os.close(fd)
 
 
+def test_threads_that_sleep_at_once_are_woken_by_whatever_comes_next():
+    fd = Control.create()
+    receiver, trainer = Control(fd), Control(fd)
+    assert trainer.sleep(1, 0, after=3)
+    assert trainer.twin().sleep(2, 0, after=0)
+    assert receiver.publish(0, 1, 0, 1, 0, 1)
+    os.close(fd)
+
+
 def _sleeper(control: Control, wake: int, acknowledge: int) -> int:
     """Waits for each ticket as the trainer does; returns how often it was ready and nobody woke us."""
     lost = 0

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from world import World
 
 from dataloaderjob.core.frames import TICKET_DEPTH, Kind
-from dataloaderjob.sidecar.dispatch.dispatcher import MAX_LOADS
-from dataloaderjob.sidecar.dispatch.overseer import LOAD_AGAIN_S
+from dataloaderjob.sidecar.dispatch.dispatcher import LOAD_AGAIN, MAX_LOADS
 
 
 def finish(world, *trainers, limit_s=600.0):
@@ -333,7 +332,7 @@ def test_a_feeder_that_could_not_load_a_bundle_is_asked_again_later_in_a_stream_
     trainer = world.open(1, 1500, step_s=0.1)
     world.run(lambda: late.refused)
     late.unloadable = False  # its mount is there now
-    until = world.now + LOAD_AGAIN_S / 2
+    until = world.now + LOAD_AGAIN.first_s / 2
     world.run(lambda: world.now > until)
     assert late.made < TICKET_DEPTH, "but for what it had in hand"
     world.run(lambda: late.made > 100, limit_s=200.0)
@@ -350,6 +349,16 @@ def test_a_bundle_that_three_feeders_cannot_load_fails_its_tickets_with_their_fa
     world.run(lambda: trainer.done)
     assert world.failed == {(1, 0): b"why"}
     assert [feeder.refused for feeder in feeders].count(1) == MAX_LOADS, "each of these was asked once"
+
+
+def test_a_bundle_that_no_feeder_can_load_fails_though_each_takes_long_to_find_out():
+    world = World(23, deadline_s=1e6)
+    for load_s in (100.0, 135.0):  # longer apart than a feeder is left alone
+        feeder = world.add_feeder()
+        feeder.unloadable, feeder.load_s = True, load_s
+    world.open(1, 3)
+    world.run(lambda: world.failed)
+    assert world.now < 300.0
 
 
 def test_feeders_are_told_when_the_last_stream_of_a_bundle_ends():

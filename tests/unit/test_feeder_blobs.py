@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import socket
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,10 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from feeder_client import Receiver, Squares, bundle_of
+from feeder_client import Receiver, Squares, bundle_of, wait_until
 from feeder_serving import KEY, Served, blobs, host, serving, settings_in
 
+from dataloaderjob.core import sockets
 from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, Bundle
+from dataloaderjob.feeder import blobs as feeder_blobs
 from dataloaderjob.feeder.blobs import BlobFetcher
 from dataloaderjob.feeder.bundles import BundleStore
 from dataloaderjob.feeder.feeding import Feeding
@@ -65,6 +71,50 @@ def test_a_node_whose_disk_is_full_blames_no_other_node(head: SupervisorServer, 
         )
 
 
+def test_a_feeder_from_which_a_blob_trickles_is_given_up_for_the_head(
+    head: SupervisorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(feeder_blobs, "STALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(feeder_blobs, "SLOWEST", 1e12)
+    digest, nbytes = BlobStore(tmp_path / "head").put(b"weights" * 100)
+    asked = threading.Event()
+
+    def trickle(sock: socket.socket, answer: dict[str, Any]) -> None:
+        asked.set()
+        with sock, contextlib.suppress(OSError):
+            sockets.send_message(sock, {"type": "blob", "digest": digest, "nbytes": nbytes})
+            while True:
+                sock.sendall(b"w")
+                time.sleep(0.05)
+
+    acceptor = sockets.Acceptor(
+        "127.0.0.1", 0, key=KEY, job="job", facts={}, welcomed=trickle, versions=sockets.DATA
+    )
+    acceptor.sock.setblocking(True)
+    threading.Thread(target=acceptor.accept_all, daemon=True).start()
+    first = fetcher(head, tmp_path, BlobStore(tmp_path / "node-1"), acceptor.port)
+    assert first.fetch(digest, nbytes, wanted=lambda: True)
+    second = fetcher(head, tmp_path, BlobStore(tmp_path / "node-2"), 1)
+    assert second.fetch(digest, nbytes, wanted=lambda: True)
+    assert asked.is_set()
+    acceptor.close()
+
+
+def test_a_blob_of_another_user_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = BlobStore(tmp_path / "blobs")
+    digest, nbytes = store.put(b"weights")
+
+    def utime(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "utime", utime)
+    here, there = socket.socketpair()
+    with here, there:
+        store.send(here, digest, nbytes)
+        assert sockets.recv_message(there) == {"type": "blob", "digest": digest, "nbytes": nbytes}
+        assert sockets.recv_exactly(there, nbytes) == b"weights"
+
+
 def fetcher(head: SupervisorServer, folder: Path, store: BlobStore, port: int) -> BlobFetcher:
     """Of a feeder that says it hands on at `port`."""
     settings = settings_in(folder, name="feeder-9", supervisor_host="127.0.0.1", supervisor_port=head.port)
@@ -94,6 +144,7 @@ def test_a_node_gets_user_code_from_another_node_and_from_the_next_if_that_is_go
             (tmp_path / "head" / digest).write_bytes(bytes(nbytes))
         assert batch(second, bundle) == [9, 16]
         host().ask(type="kill", name="feeder-0")
+        wait_until(lambda: not Path(f"/proc/{first.pid}").exists(), 5, "the first feeder is gone")
         assert batch(third, bundle) == [9, 16]
     for name in ("feeder-0", "feeder-1", "feeder-2"):
         kept = {path.name for path in blobs(tmp_path / name).iterdir() if not path.name.startswith(".")}

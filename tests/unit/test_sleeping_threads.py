@@ -8,6 +8,8 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from dataloaderjob.trainer.client import Client
 
 WAIT_S = 5.0
@@ -33,6 +35,22 @@ class Control:
         self.waking.set()
         self.slept.wait(0.2)
         self.log.append("is awake")
+
+
+class Interrupted(Control):
+    def sleep(self, stream: int, number: int, after: int) -> bool:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_as_a_thread_goes_to_sleep_leaves_no_sleeper_behind() -> None:
+    client: Any = object.__new__(Client)
+    client._opened, client.closed_streams, client._polls = SimpleNamespace(sock=True), [], {}
+    client._sleepers, client._asleep = 0, threading.RLock()
+    control: Any = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        client.sleep(SimpleNamespace(id=1), 0, control, 1)
+    assert client._sleepers == 0
+    assert control.waking.is_set()
 
 
 def test_a_thread_that_wakes_does_not_call_off_the_wake_up_of_one_that_goes_to_sleep() -> None:

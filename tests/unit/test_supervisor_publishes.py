@@ -10,7 +10,7 @@ import pytest
 from feeder_client import wait_until
 
 from dataloaderjob.core.settings import SupervisorSettings
-from dataloaderjob.supervisor.feeder_set import Endpoint
+from dataloaderjob.supervisor.feeder_set import Drain, Endpoint
 from dataloaderjob.supervisor.main import Supervisor
 
 FEEDERS = 256
@@ -45,3 +45,18 @@ def test_256_feeders_that_report_at_once_take_a_few_lists_and_do_not_wait_for_a_
     assert time.monotonic() - begun < FEEDERS * SLOW_S / 4
     wait_until(lambda: told[-1:] == [FEEDERS], 5, "sidecars are told of all feeders")
     assert len(told) < FEEDERS / 4
+
+
+def test_a_feeder_that_goes_hears_of_it_after_the_sidecars(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+):
+    log: list[str] = []
+    monkeypatch.setattr(supervisor._server, "publish", lambda: log.append("list"))
+    monkeypatch.setattr(supervisor._server, "drain", lambda instance: log.append(instance))
+    endpoint = Endpoint("feeder-0", "i0", "127.0.0.1", 1)
+    assert supervisor.feeder_ready(endpoint)
+    supervisor._act(Drain(endpoint), desired=0)
+    assert log == []
+    threading.Thread(target=supervisor._publish_forever, daemon=True).start()
+    wait_until(lambda: "i0" in log, 5, "the feeder is told")
+    assert log == ["list", "i0"]

@@ -31,6 +31,11 @@ from dataloaderjob.core.errors import RemoteProtocolError, ScratchTooSmall, Serv
 CHUNK_NBYTES = 4 * 1024 * 1024
 NODE_KEEP_S = 600.0
 """A blob that no process of a feeders' or head's node has used for so long is removed; it can be had again."""
+PART_KEEP_S = 3600.0
+"""A part that did not grow for so long: one write of 2 GiB takes minutes on a slow disk."""
+_PART = ".part-"
+SLOWEST = 1e6
+"""Bytes a second: a feeder that gets less from another one asks again."""
 MAX_NBYTES = 1 << 48
 """Most bytes of one blob: a stranger's manifest may say any number."""
 SPARE = 16
@@ -160,24 +165,27 @@ class BlobStore:
     def send(self, sock: socket.socket, digest: str, nbytes: int) -> None:
         """Sends a blob to who has asked for it: {"type": "blob"}, then its bytes. Raises OSError if it is not here."""
         with self.path(digest).open("rb") as data:
-            os.utime(data.fileno())  # not to be swept: another may ask next
+            with contextlib.suppress(OSError):  # of another user
+                os.utime(data.fileno())  # not to be swept: another may ask next
             sockets.send_message(sock, {"type": "blob", "digest": digest, "nbytes": nbytes})
             sock.sendfile(data, count=nbytes)  # os.sendfile would fail as soon as the peer is slower
 
     def sweep(self, keep: set[str], older_than_s: float) -> int:
-        """Removes blobs that are not in `keep` and were not written or asked for lately; returns how many. So it does
-        with locks, and with parts whose writer has ended.
+        """Removes blobs that are not in `keep` and were not written or asked for lately, and parts whose writer has
+        ended; returns how many.
 
         Who has one mapped keeps its memory.
         """
-        removed = 0
-        horizon = time.time() - older_than_s
+        removed, now = 0, time.time()
         for path in self.folder.iterdir():
-            if path.name not in keep:
+            is_part = path.name.startswith(_PART)
+            if is_part or (_DIGEST.match(path.name) and path.name not in keep):
                 with contextlib.suppress(OSError):
-                    if path.stat().st_mtime < horizon:
+                    if now - path.stat().st_mtime > (
+                        max(older_than_s, PART_KEEP_S) if is_part else older_than_s
+                    ):
                         path.unlink()
-                        removed += _DIGEST.match(path.name) is not None
+                        removed += 1
         return removed
 
     def write(self, digest: str, chunks: Iterable[bytes | memoryview], *, check: bool = True) -> None:
@@ -197,7 +205,7 @@ class BlobStore:
 
     def _write(self, digest: str, chunks: Iterable[bytes | memoryview], *, check: bool) -> None:
         target, found = self.path(digest), hashlib.sha256() if check else None
-        fd, name = tempfile.mkstemp(dir=self.folder, prefix=".part-")
+        fd, name = tempfile.mkstemp(dir=self.folder, prefix=_PART)
         try:
             with os.fdopen(fd, "wb") as out:
                 for chunk in chunks:

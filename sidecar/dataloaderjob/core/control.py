@@ -230,12 +230,13 @@ class Control:
         return found
 
     def sleep(self, stream: int, ticket: int, after: int = 1) -> bool:
-        """Says that the trainer is about to sleep for a ticket, until so many more are published.
+        """Says that the trainer is about to sleep for a ticket, until so many more are published; 0: until one is,
+        also where another thread, that sleeps already, counts from an earlier number.
 
         Returns False if it is there after all.
         """
         words = self.words
-        words[W_ASLEEP] = words[W_PUBLISHED] + after
+        words[W_ASLEEP] = words[W_PUBLISHED] + after if after else 1
         self._fence.full()
         return self.ready(stream, ticket) is None
 

@@ -5,15 +5,15 @@ and hands on what its node has. `supervisor.blob_relay` is the other end.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import select
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from dataloaderjob.core import sockets, supervision
-from dataloaderjob.core.blobs import MAX_NBYTES, BlobStore, chunks
+from dataloaderjob.core.blobs import MAX_NBYTES, SLOWEST, BlobStore, chunks
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError, ServiceError
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.core.sockets import CONTROL, DATA, Versions
@@ -24,8 +24,8 @@ CONNECT_TIMEOUT_S = 5.0
 STALL_TIMEOUT_S = 30.0
 """No byte of a blob for so long: the connection is given up and the blob asked for again."""
 
-DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-"""Are this node's own, and no reason to ask for the blob elsewhere."""
+PEER_ERRORS = (ConnectionError, TimeoutError, ProtocolError)
+"""Say something of the other feeder, or of the way to it; other errors are this node's own."""
 
 
 def connect_to_supervisor(settings: FeederSettings, key: bytes, role: str) -> socket.socket:
@@ -75,13 +75,12 @@ class BlobFetcher:
                         if not wanted():
                             return False
                     answer = self._receive(sock, digest, nbytes)
-                    if answer["type"] == "peer":
+                    if answer.get("type") == "peer":
                         self._fetch_from_peer(answer, request)
-                    elif answer["type"] != "blob":
+                    elif answer.get("type") != "blob":
                         return False
-                with contextlib.suppress(
-                    OSError
-                ):  # a supervisor of the release before does not listen any more
+                # A supervisor of the release before does not listen any more.
+                with contextlib.suppress(OSError):
                     sockets.send_message(sock, {"type": "stored"})
         return True
 
@@ -90,7 +89,8 @@ class BlobFetcher:
         sock.settimeout(STALL_TIMEOUT_S)
         answer = sockets.recv_message(sock)
         if answer.get("type") == "blob":
-            self._store.write(digest, chunks(sock, nbytes))
+            deadline = time.monotonic() + STALL_TIMEOUT_S + nbytes / SLOWEST
+            self._store.write(digest, _until(deadline, chunks(sock, nbytes)))
         return answer
 
     def _fetch_from_peer(self, answer: dict[str, Any], request: dict[str, Any]) -> None:
@@ -100,9 +100,7 @@ class BlobFetcher:
             with _connect(address, self._settings, self._key, "blob", DATA) as sock:
                 sockets.send_message(sock, request)
                 self._receive(sock, request["digest"], request["nbytes"])
-        except (OSError, ProtocolError) as exc:
-            if isinstance(exc, OSError) and exc.errno in DISK_ERRORS:
-                raise
+        except PEER_ERRORS as exc:
             log.info("a blob did not come from the feeder at %s: %s", sockets.address_text(*address), exc)
 
     def serve(self, sock: socket.socket) -> None:
@@ -120,3 +118,10 @@ class BlobFetcher:
                 self._store.send(sock, digest, nbytes)
             except (OSError, ProtocolError) as exc:
                 log.info("%s: a blob was not handed on: %s", self._settings.name, exc)
+
+
+def _until(deadline: float, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+    for piece in pieces:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"a blob comes with less than {SLOWEST / 1e6:g} MB/s")
+        yield piece

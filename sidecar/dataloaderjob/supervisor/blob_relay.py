@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataloaderjob.core import sockets
-from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, chunks
+from dataloaderjob.core.blobs import NODE_KEEP_S, SLOWEST, BlobStore, chunks
 
 ASK_AGAIN_S = 10.0
 """A sidecar that was asked for a blob, and of which nothing comes for so long, is given up; another one is asked."""
@@ -24,16 +24,18 @@ WAIT_S = 60.0
 for that blob."""
 
 IDLE_TIMEOUT_S = 60.0
-SLOWEST = 1e6
-"""Bytes a second: a feeder that gets less from another one is given up, and asks again."""
 MAX_SERVED = 2
 """One would be the quickest in a network of equals; with two a slow one holds up half of a source only."""
+MAX_FAILED = 2
+"""A feeder to which so many others did not hand a blob on gets it from the head."""
+PLACE_WAIT_S = 10.0
 Want = Callable[[str], None]
 """Sends {"type": "want"} to one sidecar. Raises OSError."""
 Address = tuple[str, int]
-HERE: Address = ("", 0)
+HERE = None
 """Stands for this process among those that have a blob."""
-Sources = dict[Address, int]
+Source = Address | None
+Sources = dict[Source, int]
 """How many each of those that have a blob serves now."""
 
 
@@ -59,7 +61,7 @@ class BlobRelay:
         self._uploads: dict[str, _Upload] = {}
         """Blobs that were asked for and are not here: all feeders that miss one wait for the same upload."""
         self._sources: dict[str, Sources] = {}
-        """Sources of each blob that is here."""
+        """Sources of each blob; of one that has gone from here until the next upload."""
 
     def has(self, holder: int, digest: str, want: Want) -> None:
         """A sidecar can upload this blob."""
@@ -101,41 +103,61 @@ class BlobRelay:
         with self._changed:
             sources = self._sources.setdefault(digest, {HERE: 0})
             sources.pop(address, None)  # it had the blob once
-        while not self._served(sock, digest, nbytes, sources):
-            pass
+        failed = 0
+        while not self._served(
+            sock, digest, nbytes, self._take_place(sources, here=failed >= MAX_FAILED), sources
+        ):
+            failed += 1
         with self._changed:
             sources.setdefault(address, 0)
             self._changed.notify_all()
 
-    def _served(self, sock: socket.socket, digest: str, nbytes: int, sources: Sources) -> bool:
+    def left(self, address: Address) -> None:
+        """A feeder is gone, and hands nothing on any more."""
+        with self._changed:
+            for sources in self._sources.values():
+                sources.pop(address, None)
+
+    def _served(
+        self, sock: socket.socket, digest: str, nbytes: int, source: Source, sources: Sources
+    ) -> bool:
         """Names a source, and waits for what the feeder says of it: that it has the blob, or could not get it there."""
-        source, answer = self._take_place(sources), {}
+        stored = False
         try:
-            if source == HERE:
+            if source is HERE:
                 sock.settimeout(IDLE_TIMEOUT_S)
                 self._store.send(sock, digest, nbytes)
             else:
                 sock.settimeout(IDLE_TIMEOUT_S + nbytes / SLOWEST)
                 sockets.send_message(sock, {"type": "peer", "host": source[0], "port": source[1]})
-            answer = sockets.recv_message(sock)
+            stored = sockets.recv_message(sock).get("type") == "stored"
+        except ConnectionError:  # the one that asked is gone: that says nothing of the source
+            stored = True
+            raise
         finally:
             with self._changed:
                 if source in sources:
-                    sources[source] -= 1
-                if answer.get("type") == "get" and source != HERE:
+                    sources[source] = max(0, sources[source] - 1)
+                if not stored and source is not HERE:
                     sources.pop(source, None)
                 self._changed.notify_all()
-        return answer.get("type") == "stored"
+        return stored
 
-    def _take_place(self, sources: Sources) -> Address:
-        """The least busy source, waiting for one; of several the head comes last, whose link all need."""
+    def _take_place(self, sources: Sources, *, here: bool) -> Source:
+        """The least busy source, waited for; of several the head comes last, whose link all need. After a while it is
+        the head, whatever that has to do: others may be slow for reasons of their own."""
+        until = time.monotonic() + PLACE_WAIT_S
         with self._changed:
             while True:
-                least = min(sources, key=lambda source: (sources[source], source == HERE))
+                least = HERE if here else min(sources, key=lambda source: (sources[source], source is HERE))
                 if sources[least] < MAX_SERVED:
-                    sources[least] += 1
-                    return least
+                    break
+                if time.monotonic() >= until:
+                    least = HERE
+                    break
                 self._changed.wait(1.0)
+            sources[least] += 1
+            return least
 
     def _wait(self, digest: str, nbytes: int) -> bool:
         begun = time.monotonic()

@@ -112,6 +112,8 @@ class Supervisor:
             drain_timeout_s=settings.drain_timeout_s,
         )
         self._urgent: list[Instruction] = []
+        self._drained: list[str] = []
+        """Instances that are to hear that they are no longer listed."""
         self._reports = Reports()
         self._witnesses: dict[str, dict[Witness, float]] = {}
         """Receivers that could not connect to a feeder, and when that was, by its instance."""
@@ -131,7 +133,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Returns the exit code: 0 after a stop request."""
-        threading.Thread(target=self._publish_forever, name="dlj-publish", daemon=True).start()
+        threading.Thread(target=self._publisher, name="dlj-publish", daemon=True).start()
         self._provider.connect()
         _leave_on_signals()  # again, for ray.init sets handlers of its own
         found = self._provider.found()
@@ -155,14 +157,25 @@ class Supervisor:
                 self._act(instruction, desired)
             self._explain()
 
+    def _publisher(self) -> None:
+        try:
+            self._publish_forever()
+        except Exception:  # sidecars would hear of nothing any more
+            log.exception("the list of feeders cannot be told")
+            _exit(EXIT_FAILED)
+
     def _publish_forever(self) -> None:
-        """Tells sidecars of changes, of several at a time where they come fast: with 256 feeders a list has 23 KB."""
+        """Tells sidecars of changes, of several at a time where they come fast: with 256 feeders a list has 23 KB.
+        Feeders that go hear of it after the sidecars."""
         published = -1
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._feeders.version != published)  # noqa: B023  called at once
-                published = self._feeders.version
+                while self._feeders.version == published and not self._drained:
+                    self._changed.wait()
+                published, drained, self._drained = self._feeders.version, self._drained, []
             self._server.publish()
+            for instance in drained:
+                self._server.drain(instance)
 
     def _pause_s(self, now: float) -> float:
         """Time until the next thing that no event tells of."""
@@ -183,7 +196,8 @@ class Supervisor:
         elif isinstance(instruction, Kill):
             self._provider.kill(instruction.index)
         else:
-            self._server.drain(instruction.endpoint.instance)
+            with self._changed:
+                self._drained.append(instruction.endpoint.instance)
 
     def _explain(self) -> None:
         """Says why feeders that are long in coming do not come; those that ended for good are placed anew."""

@@ -179,6 +179,7 @@ class SupervisorServer:
                 newest = self._feeders.get(endpoint.instance) is peer
                 if newest:
                     del self._feeders[endpoint.instance]
+            self._relay.left((endpoint.host, endpoint.port))
             if newest:
                 self._state.feeder_left(endpoint.name, endpoint.instance)
 

@@ -327,8 +327,9 @@ class Client:
             return False  # `wait` looks after it
         with self._asleep:
             self._sleepers += 1
-            awake = not control.sleep(stream.id, number, 1 if self._sleepers > 1 else after)
         try:
+            with self._asleep:
+                awake = not control.sleep(stream.id, number, 0 if self._sleepers > 1 else after)
             if awake and self.ready(stream, number, control) is not None:
                 return True
             kept = self._polls.get(_thread())
@@ -418,7 +419,7 @@ class Client:
 
     def cut_off(self) -> None:
         """Gives this client up in a forked child, since it belongs to the parent. Its descriptors are closed here."""
-        self.lock = threading.RLock()  # another thread of the parent may have held it
+        self.lock, self._asleep = threading.RLock(), threading.RLock()  # another thread may have held them
         self.dead = "this iterator belongs to the parent process: call iter(loader) again in the forked child"
         self._opened.close()
         self._polls = {}

@@ -13,6 +13,7 @@ from typing import Any
 from dataloaderjob.core import frames
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import Flag, Header, Kind
+from dataloaderjob.core.processes import Backoff
 from dataloaderjob.sidecar.dispatch.assignments import MAX_STRIKES, Assignments
 from dataloaderjob.sidecar.dispatch.choose import first_place
 from dataloaderjob.sidecar.dispatch.placing import mb
@@ -33,6 +34,10 @@ from dataloaderjob.sidecar.dispatch.streams import (
 
 MAX_LOADS = 3
 """So many feeders that cannot load a bundle fail its tickets; one may only lack a mount that comes later."""
+
+
+LOAD_AGAIN = Backoff(30.0, 600.0)
+"""After which pauses a feeder is asked again that could not load a bundle: it may have lacked a mount."""
 
 
 class Dispatcher(Assignments):
@@ -145,6 +150,7 @@ class Dispatcher(Assignments):
         feeder.struck.clear()
         feeder.refused.clear()
         feeder.not_loaded.clear()
+        feeder.load_failures.clear()
         self.trust(feeder)
         for stream in self.streams.values():
             self.compare(stream, feeder)
@@ -243,6 +249,8 @@ class Dispatcher(Assignments):
         if feeder is None or attempt is None or attempt.extent is None:
             return
         feeder.bundle_loads = header.room
+        if feeder.load_failures:
+            feeder.load_failures.pop(attempt.ticket.stream.bundle, None)
         extent = self.placer.space.trim(attempt.extent, header.nbytes)
         attempt.extent = None
         self._answered(now, attempt)
@@ -299,12 +307,15 @@ class Dispatcher(Assignments):
         """User code could not be loaded there: other feeders are asked, a few, before the ticket fails."""
         feeder, ticket = attempt.feeder, attempt.ticket
         feeder.answered_at = now
-        feeder.not_loaded[ticket.stream.bundle] = now
+        bundle = ticket.stream.bundle
+        failures = feeder.load_failures[bundle] = feeder.load_failures.get(bundle, 0) + 1
+        feeder.not_loaded[bundle] = now + LOAD_AGAIN.wait_s(failures)
         up = [other for other in self.feeders.values() if other.up and not other.draining]
-        refused = [other for other in up if ticket.stream.bundle in other.not_loaded]
+        refused = [other for other in up if bundle in other.load_failures]
         if len(refused) >= min(MAX_LOADS, len(up)):
             for other in refused:  # a later ticket, or epoch, tries again
-                del other.not_loaded[ticket.stream.bundle]
+                del other.load_failures[bundle]
+                other.not_loaded.pop(bundle, None)
             self.fail(ticket, payload)
         else:
             self.drop_attempt(attempt, cancel=False)

@@ -38,8 +38,6 @@ UNCONNECTED_NOTE_S = 5.0
 """So long after the first ticket, or the last connection, people hear why no feeder is connected."""
 REPLACE_AFTER_S = 20.0
 REPLACE_FACTOR = 10.0
-LOAD_AGAIN_S = 30.0
-"""A feeder that could not load a bundle is asked again after so long: it may have lacked a mount."""
 MAX_REASKS = 2
 """A ticket that is late at three feeders is slow itself; it waits for its deadline."""
 
@@ -60,7 +58,7 @@ def tick(machine: Dispatcher, now: float) -> None:
 def _check_feeders(machine: Dispatcher, now: float) -> None:
     up = [feeder for feeder in machine.feeders.values() if feeder.up]
     for feeder in list(machine.feeders.values()):
-        for bundle in [b for b, since in feeder.not_loaded.items() if now - since > LOAD_AGAIN_S]:
+        for bundle in [bundle for bundle, until in feeder.not_loaded.items() if now > until]:
             del feeder.not_loaded[bundle]
         if not feeder.up:
             if feeder.struck and now - feeder.down_since > STRIKE_AFTER_S:
