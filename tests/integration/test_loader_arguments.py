@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections import namedtuple
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +17,8 @@ from torch import Tensor
 from torch.utils import data
 
 from dataloaderjob import DataLoader
-from dataloaderjob.core.errors import InputError, UnsupportedBatch
-from dataloaderjob.trainer import private
+from dataloaderjob.core.errors import InputError, RemoteProtocolError, UnsupportedBatch
+from dataloaderjob.trainer import attach, client, iterators, private
 from dataloaderjob.trainer import service as services
 from dataloaderjob.trainer.loader import MAX_PREFETCH, LeftOut
 
@@ -275,6 +276,26 @@ def test_pickles_are_allowed_by_the_argument_or_the_environment_of_this_process_
     assert type(next(iter(DataLoader(Odd(3), batch_size=None, allow_pickle=True)))) is Parcel
     monkeypatch.setenv("DATALOADERJOB_ALLOW_PICKLE", "1")
     assert type(next(iter(DataLoader(Odd(3), batch_size=None)))) is Parcel
+
+
+def test_pickles_are_refused_whatever_sidecar_and_feeders_allow(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attached(*args: Any) -> attach.Attachment:
+        made = attach.attach(*args)
+        return replace(made, settings={**made.settings, "allow_pickle": True})
+
+    def allowed(*args: Any, **options: Any) -> Any:
+        return replace(make_bundle(*args, **options), allow_pickle=True)
+
+    make_bundle = iterators.make_bundle
+    monkeypatch.setattr(client, "attach", attached)
+    monkeypatch.setattr(iterators, "make_bundle", allowed)  # as if the sidecar had told feeders so
+    monkeypatch.setenv("DATALOADERJOB_SOCKET", rig.another_sidecar("generous"))
+    iterator = iter(DataLoader(Odd(3), batch_size=None))
+    assert iterator._client.settings["allow_pickle"]
+    with pytest.raises(RemoteProtocolError, match="a pickled leaf, which this process does not load"):
+        next(iterator)
 
 
 # The profiler

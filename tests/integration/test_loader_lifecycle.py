@@ -310,6 +310,13 @@ def test_descriptors_beyond_1024_are_no_hindrance(rig: Rig) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_what_the_iterator_65536_before_left_is_not_taken_for_a_batch(rig: Rig) -> None:
+    before = DataLoader(Numbers(20))
+    assert ids(before) == list(range(20))
+    before._client._last_stream += 0x10000 - 1
+    assert ids(DataLoader(Numbers(20, seconds=0.01), sampler=range(19, -1, -1))) == list(range(19, -1, -1))
+
+
 # Batches
 
 

@@ -22,13 +22,14 @@ from typing import Any
 import pytest
 import torch
 from batches import Augmented, Numbers, Sized, fingerprint, ids
-from rig import Rig, until
+from rig import JOB, Rig, until
 
 from dataloaderjob import DataLoader
 from dataloaderjob.core import control, frames, ipc
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import ServiceUnavailable
 from dataloaderjob.core.settings import SidecarSettings, dump, memory_limit
+from dataloaderjob.supervisor.server import SupervisorServer
 from dataloaderjob.trainer import attach
 from processes import alive, beside_shared_memory_kb, children, in_child, line, script, shared_memory_kb
 
@@ -156,6 +157,33 @@ def test_receiver_killed_alone_loses_no_batch(rig: Rig) -> None:
     assert pool(rig)["receiver"] != first
     assert rig.sidecar.poll() is None
     until(lambda: rig.status()["totals"]["next_calls"] == before + 100, what="each batch counted once")
+
+
+def test_a_receiver_that_ends_again_and_again_without_a_batch_is_an_error(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATALOADERJOB_SOCKET", rig.another_sidecar("doomed", feeders=0))
+    sidecar, stop = rig.others[-1].pid, threading.Event()
+    iterator = iter(DataLoader(Numbers(20), timeout=30))
+
+    def end_receivers() -> None:
+        while not stop.wait(0.3):
+            for receiver in children(sidecar):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(receiver, signal.SIGKILL)
+
+    thread = threading.Thread(target=end_receivers)
+    thread.start()
+    try:
+        for _ in range(2):
+            with pytest.raises(
+                ServiceUnavailable,
+                match="ended 10 times within 30 s, and no batch came: see what it printed last",
+            ):
+                next(iterator)
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_more_leases_than_one_packet_can_name_are_adopted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,6 +406,43 @@ def test_slow_and_greedy_http_clients_disturb_nobody(rig: Rig) -> None:
                     b"HTTP/1.0 404 Not Found",
                 )
     assert get(rig, "/healthz") == "ok\n"
+
+
+class Feeders:
+    """A supervisor's state that has nothing but a list of feeders."""
+
+    def __init__(self, feeders: list[tuple[str, str, str, int]]) -> None:
+        names = "name", "instance", "host", "port"
+        self.feeders = [dict(zip(names, endpoint, strict=True)) for endpoint in feeders]
+        self.told: dict[str, Any] = {"type": "feeders", "feeders": [], "desired": len(feeders), "notes": []}
+
+    def listing(self) -> dict[str, Any]:
+        return self.told
+
+    def metrics(self, sidecar: str, metrics: dict[str, Any] | None) -> None: ...
+
+
+def test_a_receiver_that_was_stopped_while_many_lists_of_feeders_came_gets_the_newest(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state: Any = Feeders(rig.endpoints())
+    key = (rig.home / "key").read_bytes()
+    server = SupervisorServer("127.0.0.1", 0, key=key, job=JOB, blob_folder=rig.home / "head", state=state)
+    path = rig.another_sidecar("told", supervisor_host="127.0.0.1", supervisor_port=server.port)
+    monkeypatch.setenv("DATALOADERJOB_SOCKET", path)
+    monkeypatch.setattr(rig, "socket", path)
+    until(lambda: rig.status()["supervisor"], what="the sidecar's connection")
+    iterator = iter(DataLoader(Numbers(20), timeout=20))
+    receiver = pool(rig)["receiver"]
+    os.kill(receiver, signal.SIGSTOP)
+    state.told["notes"] = ["x" * 50_000]
+    for _ in range(80):  # more than a channel holds
+        server.publish()
+    state.told.update(feeders=state.feeders, notes=["the last"])
+    server.publish()
+    until(lambda: rig.status()["notes"] == ["the last"])
+    os.kill(receiver, signal.SIGCONT)
+    assert ids(iterator) == list(range(20))
 
 
 # Who is let in
@@ -612,6 +677,26 @@ def test_one_process_more_than_share_the_memory_is_refused_by_the_name_of_the_fi
         Intruder(alone, rank="another").leave()
 
 
+def test_a_private_service_has_room_for_eight_processes_that_nobody_told_of(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATALOADERJOB_SOCKET", rig.socket)  # the other service's end removes it
+    with (
+        Rig(processes=1, shared_memory_nbytes=1 << 28, private=True) as alone,
+        contextlib.ExitStack() as stack,
+    ):
+        limits = []
+        for n in range(9):
+            intruder = Intruder(alone, rank=f"pid-{n}")
+            stack.callback(intruder.leave)
+            limits.append(intruder.told["limit_nbytes"])
+        assert limits == [1 << 28] + [1 << 25] * 8
+        assert say(alone, hello(rank="pid-9"), 1) == (
+            "9 processes use the service of this launch, made for 1: set LOCAL_WORLD_SIZE to their number, as torchrun "
+            "does"
+        )
+
+
 def test_forged_pools_end_only_their_own_receiver(rig: Rig) -> None:
     iterator = iter(DataLoader(Numbers(100), batch_size=2))
     found = ids([next(iterator)])
@@ -648,7 +733,9 @@ class Intruder:
         socket.send_fds(self.sock, hello(**fields), [pidfd])
         os.close(pidfd)
         data, fds = ipc.recv_with_fds(self.sock)
-        assert ipc.unpack(data).type == ipc.Type.WELCOME
+        answer = ipc.unpack(data)
+        assert answer.type == ipc.Type.WELCOME
+        self.told = ipc.parse_json(answer.payload)
         self.control = Control(fds[0])
         self.fds = fds
 

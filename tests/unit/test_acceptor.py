@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from dataloaderjob.core.sockets import MAX_GUESTS, Acceptor, greet
+from dataloaderjob.core import sockets
+from dataloaderjob.core.sockets import HANDSHAKE_TIMEOUT_S, MAX_GUESTS, Acceptor, greet
 
 KEY, JOB = bytes(range(32)), "job"
 
@@ -56,9 +57,15 @@ class Served:
         """Whether somebody with the key is let in within two seconds, trying again as peers do."""
         deadline = time.monotonic() + 2.0
         while time.monotonic() < deadline:
-            with self.connect() as sock, contextlib.suppress(OSError):
-                return greet(sock, KEY, role="receiver", name="r", job=JOB)["is"] == "here"
+            if greets(self.connect()):
+                return True
         return False
+
+
+def greets(sock: socket.socket) -> bool:
+    with sock, contextlib.suppress(OSError):
+        return greet(sock, KEY, role="receiver", name="r", job=JOB)["is"] == "here"
+    return False
 
 
 @pytest.fixture
@@ -99,6 +106,18 @@ def test_who_takes_the_places_again_at_once_keeps_nobody_out(served: Served):
     finally:
         stop.set()
         thread.join()
+
+
+def test_two_hundred_that_hold_the_key_and_come_at_once_are_all_let_in(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sockets, "GREETS_WITHIN_S", 0.9 * HANDSHAKE_TIMEOUT_S)  # however slow this machine is
+    came = [served.connect() for _ in range(200)]
+    for sock in came:  # each has a place, or was turned away, before the first one answers
+        with contextlib.suppress(ConnectionResetError):
+            sock.recv(1, socket.MSG_PEEK)
+    assert [greets(sock) for sock in came] == [True] * MAX_GUESTS + [False] * (200 - MAX_GUESTS)
+    assert all(served.let_in() for _ in range(200 - MAX_GUESTS)), "they come again"
 
 
 def test_without_descriptors_the_loop_does_not_turn_without_a_pause_and_connections_end(served: Served):

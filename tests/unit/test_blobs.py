@@ -114,6 +114,20 @@ def test_many_blobs_are_stored_in_the_order_they_were_given(tmp_path):
     assert [store.path(digest).read_bytes() for digest, _ in stored] == contents
 
 
+def test_large_blobs_are_hashed_side_by_side(tmp_path, monkeypatch):
+    both, sha256 = threading.Barrier(2, timeout=10), hashlib.sha256
+
+    def hashed(*data):
+        both.wait()
+        return sha256(*data)
+
+    store, contents = BlobStore(tmp_path), [b"a" * 1_000_000, b"b" * 1_000_000]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(hashlib, "sha256", hashed)
+    stored = store.put_all([lambda content=content: content for content in contents])
+    assert [digest for digest, _ in stored] == [sha256(content).hexdigest() for content in contents]
+
+
 def test_what_this_process_stores_is_hashed_once(tmp_path, monkeypatch):
     hashed = []
     sha256 = hashlib.sha256

@@ -18,8 +18,15 @@ from PIL import Image
 
 from dataloaderjob.codec.failures import MAX_TRACEBACK_NBYTES, pack_failure, unpack_failure
 from dataloaderjob.codec.fetcher import Fetcher
-from dataloaderjob.core.errors import RemoteProtocolError, UnsupportedBatch, UserCodeError
+from dataloaderjob.core.errors import (
+    FeederLost,
+    RemoteProtocolError,
+    ServiceError,
+    UnsupportedBatch,
+    UserCodeError,
+)
 from dataloaderjob.core.frames import Ticket
+from dataloaderjob.trainer import taking
 
 
 class Simple(Exception):
@@ -268,6 +275,19 @@ def test_an_error_of_ours_arrives_without_a_traceback() -> None:
     found = unpack_failure(pack_failure(UnsupportedBatch("this leaf"), phase="encode", feeder="feeder-0"))
     assert type(found) is UnsupportedBatch
     assert (str(found), found.__notes__) == ("this leaf", ["raised by encode in feeder-0"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["first_line", "annotations", "__builtins__", "SystemExit", "colorsys.rgb_to_hls", "", ["FeederLost"]],
+    ids=repr,
+)
+def test_a_failure_of_the_service_is_an_error_of_ours_whatever_a_feeder_calls_it(name: Any) -> None:
+    loaded = set(sys.modules)
+    found = taking._failed(json.dumps({"service": name, "message": "no room"}).encode())
+    assert (type(found), str(found)) == (ServiceError, "no room")
+    assert set(sys.modules) == loaded
+    assert type(taking._failed(json.dumps({"service": "FeederLost", "message": ""}).encode())) is FeederLost
 
 
 @given(st.text() | st.binary().map(repr), st.text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import socket
 import threading
 import time
@@ -113,6 +114,26 @@ def test_a_blob_of_another_user_is_handed_on(tmp_path: Path, monkeypatch: pytest
         store.send(here, digest, nbytes)
         assert sockets.recv_message(there) == {"type": "blob", "digest": digest, "nbytes": nbytes}
         assert sockets.recv_exactly(there, nbytes) == b"weights"
+
+
+@contextmanager
+def descriptors(count: int) -> Iterator[None]:
+    """This process has so many more of them open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 2 * count), hard), hard))
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(count):
+            stack.callback(os.close, os.dup(0))
+        yield
+
+
+def test_a_feeder_that_has_many_files_open_gets_blobs_all_the_same(head: SupervisorServer, tmp_path: Path):
+    digest, nbytes = BlobStore(tmp_path / "head").put(b"weights")
+    store = BlobStore(tmp_path / "node")
+    with descriptors(1100):
+        assert fetcher(head, tmp_path, store, 1).fetch(digest, nbytes, wanted=lambda: True)
+    assert store.path(digest).read_bytes() == b"weights"
 
 
 def fetcher(head: SupervisorServer, folder: Path, store: BlobStore, port: int) -> BlobFetcher:

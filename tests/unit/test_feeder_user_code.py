@@ -115,13 +115,17 @@ def test_a_failing_worker_init_fn_fails_every_ticket_of_its_bundle(connect: Conn
             assert "worker_init_fn" in error.__notes__[0]
 
 
-def test_ten_datasets_are_served_in_turns(connect: Connect, tmp_path: Path):
+def test_ten_datasets_are_served_in_turns_and_each_is_loaded_once(connect: Connect, tmp_path: Path):
+    loads = []
     with connect() as receiver:
         bundles = [receiver.know(bundle_of(Squares(n + 1), blobs(tmp_path))) for n in range(10)]
         for turn in range(2):
             for n, bundle in enumerate(bundles):
                 receiver.ticket(turn * 10 + n, [n], bundle)
-                assert receiver.next().batch().tolist() == [n * n]
+                frame = receiver.next()
+                assert frame.batch().tolist() == [n * n]
+                loads.append(frame.header.room)
+    assert loads == [*range(1, 11), *[10] * 10]
 
 
 def test_user_code_that_forks_does_not_keep_the_link_open(tmp_path: Path):

@@ -25,6 +25,8 @@ from dataloaderjob.codec.fetcher import (
     stack_in_private_memory,
 )
 from dataloaderjob.core.frames import Ticket, pack_ticket, unpack_ticket
+from dataloaderjob.trainer.stream import Stream
+from dataloaderjob.trainer.tickets import as_keys, submit
 
 
 class Squares(Dataset[Any]):
@@ -252,3 +254,14 @@ def test_a_feeder_collates_without_shared_memory_and_as_the_process_itself(as_wo
     assert not arrays.is_shared()
     assert workers.tolist() == [1, 1]
     assert get_worker_info() is not None
+
+
+def test_numpy_integers_of_a_sampler_travel_as_one_array_and_come_back_as_themselves() -> None:
+    stream, keys = Stream(1, "{}", 4), list(np.arange(256))
+    submit(stream, 7, 0, 0, as_keys(keys, bare=False), bare=False)
+    packed = stream.pending[0]
+    assert isinstance(packed, bytes)
+    assert len(packed) < 3000
+    found = unpack_ticket(packed).keys
+    assert found == keys
+    assert set(map(type, found)) == {np.int64}

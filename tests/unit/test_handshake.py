@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 
 import pytest
 from hypothesis import given
@@ -124,6 +125,13 @@ def test_a_peer_that_chooses_what_it_was_not_offered_is_refused(protocol: object
         sockets.accept_answer(
             KEY, challenge, {**reply, "protocol": protocol}, job="j", facts={}, versions=window(5)
         )
+
+
+def test_a_connection_keeps_the_congestion_control_of_its_host():
+    with socket.socket() as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")  # every Linux has it
+        sockets.tune(sock)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"reno"
 
 
 def test_the_control_protocol_moves_without_that_of_the_data():

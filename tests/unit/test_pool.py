@@ -13,6 +13,7 @@ import torch
 
 from dataloaderjob.core.control import W_WANT, Control, seal
 from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.trainer.attach import Opened
 from dataloaderjob.trainer.pool import Pool, map_region
 
 PAGE = 4096
@@ -21,16 +22,21 @@ NBYTES = 16 * PAGE
 
 @pytest.fixture
 def pool() -> Iterator[Pool]:
-    control, wake = Control.create(), os.eventfd(0)
+    control = Control.create()
+    made = pool_of(control, os.eventfd(0))
+    yield made
+    made.drop(1)
+    os.close(control)
+
+
+def pool_of(control: int, wake: int) -> Pool:
     fd = os.memfd_create("pool", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, NBYTES)
     seal(fd)
     made = Pool(Control(control), wake)
     made.limit(NBYTES)
     made.regions[1] = map_region(1, NBYTES, False, fd)
-    yield made
-    made.drop(1)
-    os.close(control)
+    return made
 
 
 def taken(pool: Pool, number: int, page: int, nbytes: int = PAGE):
@@ -165,4 +171,21 @@ def test_the_wake_up_of_the_receiver_is_open_while_a_lease_may_end(pool: Pool):
     tail.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
+    del lent
+
+
+def test_a_client_that_is_closed_leaves_the_wake_up_open_for_a_lease_whose_end_is_under_way():
+    fds = [Control.create(), os.eventfd(0), os.eventfd(0)]
+    made = pool_of(fds[0], fds[2])
+    lent = taken(made, 1, page=0)
+    lease = made.leases[1][3]  # a thread within its end has no more than this
+    opened = Opened(fds=fds.copy(), pool=made)
+    opened.close()
+    del made, opened
+    lease.tail.wake()
+    assert os.eventfd_read(fds[2]) == 1
+    del lease
+    for fd in fds:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
     del lent

@@ -7,7 +7,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dataloaderjob.core import control
 from dataloaderjob.core.control import Control
+from dataloaderjob.core.frames import Header, Kind
+from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar import metrics
+from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
+from dataloaderjob.sidecar.dispatch.streams import Endpoint
 
 
 def test_prometheus_gets_as_much_of_a_digest_as_a_float_holds() -> None:
@@ -22,6 +26,21 @@ def test_prometheus_gets_as_much_of_a_digest_as_a_float_holds() -> None:
     labels = 'dataloaderjob_namespace="a",dataloaderjob_name="b",rank="3"'
     assert line == f"dataloaderjob_sidecar_consumed_digest{{{labels}}} {0xBA98_7654_3210}"
     assert int(float(line.rpartition(" ")[2])) == 0xBA98_7654_3210
+
+
+def test_how_often_feeders_loaded_user_code_comes_with_their_batches() -> None:
+    machine, words = Dispatcher(LoaderSettings()), Control(Control.create())
+    machine.set_feeders(0.0, [Endpoint("feeder-0", "i0", "h", 1)])
+    machine.feeder_up(0.0, "i0", {})
+    machine.open_stream(1, manifest=b"{}", bundle=bytes(16), facts={}, window=4)
+    machine.tickets(0.0, 1, [(0, b"")], 0)
+    announce = Header(Kind.ANNOUNCE, 0, 0, 1, 0, bytes(16), 0, room=4096)
+    machine.frame(0.1, "i0", announce, b"")
+    body = announce._replace(kind=Kind.BODY, nbytes=4096, room=3)
+    machine.begin_body(0.1, "i0", body)
+    machine.end_body(0.1, "i0", body)
+    metrics.store(words, machine)
+    assert metrics.read(words, "0").values["bundle_loads"] == 3
 
 
 def scraped(job: str, rank: str) -> dict[str, str]:

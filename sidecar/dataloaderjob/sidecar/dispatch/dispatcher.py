@@ -37,7 +37,7 @@ MAX_LOADS = 3
 
 
 LOAD_AGAIN = Backoff(30.0, 600.0)
-"""After which pauses a feeder is asked again that could not load a bundle: it may have lacked a mount."""
+"""Pauses after which a feeder is asked again that could not load a bundle: it may have lacked a mount."""
 
 
 class Dispatcher(Assignments):
