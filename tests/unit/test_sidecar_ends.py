@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections import deque
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dataloaderjob.core import control
 from dataloaderjob.core.errors import ServiceUnavailable
 from dataloaderjob.trainer import client
+from dataloaderjob.trainer.attach import Opened
 from dataloaderjob.trainer.client import ENDS_WITHIN_S, MAX_ENDS, Client
 
 
@@ -57,3 +62,28 @@ def test_ends_that_are_far_apart_are_waited_out(ours: Client, clock: Clock) -> N
     for _ in range(5 * MAX_ENDS):
         clock.now += 2 * ENDS_WITHIN_S / MAX_ENDS
         ours._check_progress()
+
+
+def test_a_receiver_that_ends_while_it_is_told_what_to_do_ends_the_wait_for_it(
+    ours: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attached: list[socket.socket] = []
+
+    def attach(*_: object) -> tuple[socket.socket, list[int]]:
+        here, there = socket.socketpair()
+        attached.append(here)
+        there.close()
+        return here, []
+
+    def send_open(stream: Any) -> None:
+        raise ConnectionError("it is gone")
+
+    mine: Any = ours
+    mine.lock, mine._opened, mine.attachment = threading.RLock(), Opened(), 0
+    mine.pool = SimpleNamespace(drop_empty_singles=lambda: None, regions={}, leases={}, leased_nbytes=0)
+    mine.closed_streams, mine.streams = [], {1: SimpleNamespace(failures={})}
+    monkeypatch.setattr(Client, "_attach", attach)
+    monkeypatch.setattr(Client, "_send_open", lambda self, stream: send_open(stream))
+    with pytest.raises(ServiceUnavailable, match=f"ended {MAX_ENDS} times"):
+        ours._reattach()
+    assert len(attached) == MAX_ENDS

@@ -111,13 +111,13 @@ class Client:
         """
         with self.lock:
             self._opened.disconnect()
-            self._check_progress()
             absence = Absence(self.path)
             while True:
                 try:
                     self._give_back()
                     return
                 except (OSError, ServiceUnavailable, ProtocolError) as exc:
+                    self.check()
                     try:
                         absence.wait(exc)
                     except ServiceUnavailable as gone:
@@ -156,6 +156,7 @@ class Client:
             "leases": [[n, *place] for n, (*place, _) in self.pool.leases.copy().items()],
         }
         self._connected(self._attach(adopt, [*self._opened.fds, *(r.fd for r in regions)])[0])
+        self._check_progress()
         self._forget_collected()
         for stream in self.streams.values():
             stream.failures.clear()
