@@ -26,6 +26,7 @@ from rig import JOB, Rig, until
 
 from dataloaderjob import DataLoader
 from dataloaderjob.core import control, frames, ipc
+from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import ServiceUnavailable
 from dataloaderjob.core.settings import SidecarSettings, dump, memory_limit
@@ -726,6 +727,7 @@ class Intruder:
     """A trainer that attaches properly and then says what it likes."""
 
     def __init__(self, rig: Rig, **fields: Any) -> None:
+        self.rig = rig
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock.settimeout(10)
         self.sock.connect(rig.socket)
@@ -793,6 +795,20 @@ def blob_that_no_number_of_feeders_can_hold(i: Intruder) -> None:
     i.say(ipc.Type.TICKETS, frames.join_tickets([(0, ticket)]), stream=1)
 
 
+def manifest_longer_than_a_feeder_can_hand_on(i: Intruder) -> None:
+    blob = BlobStore(i.rig.home / "blobs").put(b"what is no pickle")
+    i.open(bundle=Bundle(blobs=(blob,) * 2500).manifest().decode())
+    i.say(ipc.Type.TICKETS, frames.join_tickets([(0, frames.pack_ticket(1, 0, [0]))]), stream=1)
+    with contextlib.suppress(ConnectionResetError):
+        assert i.sock.recv(1 << 16) == b"", "its receiver has ended"
+
+
+def half_a_ticket(i: Intruder) -> None:
+    i.open()
+    i.say(ipc.Type.TICKETS, frames.join_tickets([(0, b"abc")]), stream=1)
+    until(lambda: "a ticket needs at least" in i.rig.logs(), what="a line of a feeder")
+
+
 def window_without_end(i: Intruder) -> None:
     i.open(window=10**30)
     i.open(stream=2, window="x")
@@ -818,7 +834,8 @@ def wake_up_that_overflows(i: Intruder) -> None:
     "deed",
     [
         nothing_of_the_kind, tickets_of_no_stream, tickets_that_make_no_sense, far_ahead_of_itself, closes_far_ahead,
-        spec_that_is_none, blob_that_no_number_of_feeders_can_hold, window_without_end, one_stream_twice,
+        spec_that_is_none, blob_that_no_number_of_feeders_can_hold, manifest_longer_than_a_feeder_can_hand_on,
+        half_a_ticket, window_without_end, one_stream_twice,
         made_up_leases_and_metrics, wake_up_that_overflows,
     ],
     ids=lambda deed: deed.__name__,

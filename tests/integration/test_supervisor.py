@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import grpc
+import psutil
 import pytest
 import torch
 from feeder_client import Receiver, Squares, bundle_of, wait_until
@@ -246,6 +249,61 @@ def test_without_the_clusters_token_nobody_comes_in_and_no_home_is_touched(ray_h
     assert ray_head.token_path.stat().st_mode & 0o077 == 0
     home = ray_head.folder.parent / "home"
     assert not [p for p in home.rglob("*") if "ray" in p.name.lower()]
+
+
+CALLS = [
+    "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
+    "/ray.rpc.JobInfoGcsService/GetAllJobInfo",
+    "/ray.rpc.InternalKVGcsService/InternalKVKeys",
+    "/ray.rpc.NodeManagerService/GetNodeStats",
+    "/ray.rpc.ObjectManagerService/Pull",
+    "/ray.rpc.CoreWorkerService/GetCoreWorkerStats",
+    "/ray.rpc.ReporterService/GetTraceback",
+]
+
+
+def called(port: int, method: str, metadata: list[tuple[str, str]]) -> str:
+    """How a call of this method ends at a port, which need not be one for calls."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        try:
+            channel.unary_unary(method)(b"", timeout=2, metadata=metadata)
+        except grpc.RpcError as exc:
+            return str(exc.code().name)
+    return "OK"
+
+
+@pytest.mark.slow
+def test_without_the_clusters_token_no_port_of_ray_answers_a_call(start: Start, ray_head: RayHead):
+    supervised = start()
+    supervised.ready(1)
+    ports = {
+        connection.laddr.port
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.pid in ray_head.pids()
+    }
+    ended = {
+        (port, method, bearer): called(port, method, [("authorization", f"Bearer {bearer}")] * bool(bearer))
+        for port in ports
+        for method in CALLS
+        for bearer in ("", "0" * 64)
+    }
+    assert "OK" not in ended.values(), ended
+    refusing = {method for (_, method, _), how in ended.items() if how == "UNAUTHENTICATED"}
+    assert refusing == set(CALLS), ended
+    token = ray_head.token_path.read_text()
+    assert "OK" in {called(port, CALLS[0], [("authorization", f"Bearer {token}")]) for port in ports}
+
+
+def test_key_and_token_are_in_no_command_line_and_no_environment(start: Start, ray_head: RayHead):
+    supervised = start()
+    supervised.ready(1)
+    assert supervised.process is not None
+    pids = [*ray_head.pids(), supervised.process.pid]
+    assert len(pids) >= 6
+    secrets = [KEY, KEY.hex().encode(), ray_head.token_path.read_bytes().strip()]
+    for path in (Path(f"/proc/{pid}/{name}") for pid in pids for name in ("cmdline", "environ")):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a worker that has ended
+            assert not any(secret in path.read_bytes() for secret in secrets), path
 
 
 def test_a_head_that_never_answers_ends_the_supervisor_with_the_likely_cause(

@@ -23,7 +23,7 @@ def main(folder: Path, feeders: int, provider: str) -> int:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "DATALOADERJOB_"))}
     plan = ServicePlan(
         job="faults", num_feeders=feeders, env=env, feeder_env={**env, "PYTHONHASHSEED": "0"}, feeder_cwd=Path.cwd(),
-        provider=provider,
+        provider=provider, metrics_port=0,
     )  # fmt: skip
     over: list[str] = []
     loop = Loop()

@@ -158,11 +158,15 @@ def called(run_id: str, name: str) -> int:
 class LocalRun:
     """A started `dataloaderjob run`."""
 
-    def __init__(self, manifest: Path, *options: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, manifest: Path, *options: str, env: dict[str, str] | None = None, max_files: int | None = None
+    ) -> None:
+        """`max_files`: the limit of open files, of each of its processes."""
+        limited = [] if max_files is None else ["sh", "-c", f'ulimit -n {max_files}; exec "$@"', "-"]
         self.lines: list[str] = []
         self._queue: queue.Queue[str | None] = queue.Queue()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dataloaderjob.local.cli", "run", str(manifest), *options],
+            [*limited, sys.executable, "-m", "dataloaderjob.local.cli", "run", str(manifest), *options],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **(env or {})},
         )  # fmt: skip
         threading.Thread(target=self._read, daemon=True).start()

@@ -147,6 +147,21 @@ def test_without_descriptors_the_loop_does_not_turn_without_a_pause_and_connecti
     assert served.let_in()
 
 
+def test_where_descriptors_are_few_strangers_get_a_fourth_of_them():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4 * 24, hard))
+    try:
+        served = Served()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with contextlib.ExitStack() as stack:
+        stack.callback(served.close)
+        for _ in range(2 * MAX_GUESTS):
+            stack.enter_context(served.connect())
+        assert served.let_in()
+        assert len(served.acceptor._guests) <= 24
+
+
 def test_refused_peers_are_told_of_in_one_line(served: Served, caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO")
     for _ in range(20):

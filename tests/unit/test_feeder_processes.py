@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import resource
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from feeder_client import Receiver, Squares, bundle_of, wait_until
-from feeder_serving import KEY, Connect, Served, blobs, connecting, serving
+from feeder_serving import KEY, Connect, Served, blobs, connecting, feeder_process, serving
 from torch.utils.data._utils import collate
 
 from dataloaderjob.codec.bundles import UserCode
@@ -189,3 +191,21 @@ def test_templates_of_loaders_that_are_gone_are_bounded(connect: Connect, tmp_pa
             receiver.send(Kind.RELEASE, bundle=session)
         wait_until(lambda: sum(map(alive, templates)) == MAX_IDLE_TEMPLATES, 10, "the oldest are gone")
         assert alive(templates[-1])
+
+
+def test_strangers_leave_a_feeder_with_few_descriptors_what_its_sessions_take(tmp_path: Path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (80, hard))
+        try:
+            process, about = stack.enter_context(feeder_process(tmp_path))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        receiver = stack.enter_context(Receiver(about["port"], KEY))
+        for _ in range(200):
+            stack.enter_context(socket.create_connection(("127.0.0.1", about["port"])))
+        for number in range(5):
+            session = receiver.know(bundle_of(Squares(number + 10), blobs(tmp_path)))
+            receiver.ticket(number, [number], session)
+            assert receiver.next().batch().tolist() == [number**2]
+        assert process.poll() is None

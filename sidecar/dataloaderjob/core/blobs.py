@@ -38,6 +38,8 @@ SLOWEST = 1e6
 """Bytes a second: a feeder that gets less from another one asks again."""
 MAX_NBYTES = 1 << 48
 """Most bytes of one blob: a stranger's manifest may say any number."""
+MAX_MANIFEST_NBYTES = 144 * 1024
+"""Longest manifest, also as text within JSON, as a feeder hands it on in one packet: some 2,000 blobs."""
 SPARE = 16
 """Part of a scratch that stays free: Ray's logs are there too, and sizes are taken by blocks."""
 _MAX_THREADS = 4
@@ -85,6 +87,10 @@ class Bundle:
     @staticmethod
     def parse(manifest: bytes | memoryview) -> Bundle:
         """Raises RemoteProtocolError when the manifest is not one."""
+        if len(manifest) > MAX_MANIFEST_NBYTES:
+            raise RemoteProtocolError(
+                f"a bundle's manifest of {len(manifest)} bytes exceeds {MAX_MANIFEST_NBYTES}"
+            )
         try:
             body = json.loads(bytes(manifest))
             blobs = tuple((str(d), int(n)) for d, n in body["blobs"])
@@ -96,6 +102,10 @@ class Bundle:
             raise RemoteProtocolError(f"a bundle's manifest cannot be read: {exc}") from exc
         if not blobs or any(not _DIGEST.match(d) or not 0 <= n <= MAX_NBYTES for d, n in blobs):
             raise RemoteProtocolError("a bundle's manifest names a blob that is no SHA-256")
+        if (nbytes := len(json.dumps(bundle.manifest().decode()))) > MAX_MANIFEST_NBYTES:
+            raise RemoteProtocolError(
+                f"a bundle's manifest of {nbytes} bytes within JSON exceeds {MAX_MANIFEST_NBYTES}"
+            )
         return bundle
 
 

@@ -23,6 +23,7 @@ import errno
 import hmac
 import json
 import os
+import resource
 import socket
 import struct
 import threading
@@ -232,7 +233,9 @@ def confirm_acceptance(
     expected = _mac(key, "acceptor", challenge.get("nonce"), reply["nonce"], facts)
     if not _same(expected, last.get("mac")):
         raise AuthError("the peer that answered does not hold this job's key")
-    return dict(facts)
+    if not isinstance(facts, dict):
+        raise RemoteProtocolError(f"a peer's facts are a JSON object, found {facts!r}")
+    return facts
 
 
 def _mac(key: bytes, label: str, *fields: object) -> str:
@@ -362,6 +365,12 @@ def welcome(
     return handshake.peer
 
 
+def most_guests(wanted: int) -> int:
+    """So many, but where descriptors are few they have a fourth of them: the others are for those that are let in."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft // 4)
+
+
 class Reserve:
     """A descriptor that is kept for when there are none left.
 
@@ -417,6 +426,7 @@ class Acceptor:
         self._versions = versions
         self._key, self._job, self._facts, self._welcomed = key, job, facts, welcomed
         self._lock = threading.Lock()
+        self._most = most_guests(MAX_GUESTS)
         self._guests: dict[socket.socket, _Guest] = {}
         """Guests, the oldest first."""
         self.sock = listen(host, port)
@@ -438,7 +448,7 @@ class Acceptor:
                     return
                 continue
             with self._lock:
-                full = len(self._guests) >= MAX_GUESTS and not self._make_way()
+                full = len(self._guests) >= self._most and not self._make_way()
                 if not full:
                     self._guests[guest] = _Guest(str(address[0]), time.monotonic() + HANDSHAKE_TIMEOUT_S)
             if full:

@@ -237,6 +237,7 @@ class FeederServer:
         which = {"stream": header.stream, "ticket": header.ticket}
         bundle = header.bundle
         if header.kind == Kind.TICKET:
+            base_seed_of(payload)  # refuses here what is none: later it is not this connection's turn
             made = self._machine.ticket(
                 connection.number,
                 **which,

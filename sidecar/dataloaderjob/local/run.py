@@ -126,6 +126,8 @@ class Run:
         self._plan, self._manifest, self._console = planned, manifest, console
         self._ray = planned.service.provider == RAY
         self._loop = Loop()
+        # Before anything is made that would be left behind.
+        self._loop.signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal)
         self._lifecycle = Lifecycle(len(planned.trainers))
         self._cluster = LocalCluster(planned.service, self._loop, show=self._show, broken=self._broken)
         self._trainers: list[Child] = []
@@ -137,7 +139,6 @@ class Run:
         self._started = time.monotonic()
 
     def run(self) -> int:
-        self._loop.signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal)
         try:
             least, per_pod = self._plan.scale
             self._cluster.start({"manifest": str(self._manifest.resolve()), "min": least, "per_pod": per_pod})

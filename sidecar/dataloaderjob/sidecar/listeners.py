@@ -82,7 +82,7 @@ class Listener(ABC, Generic[Peer]):
 
     def __init__(self, sock: socket.socket, select: selectors.BaseSelector, most: int) -> None:
         sock.setblocking(False)
-        self._sock, self._select, self._most = sock, select, most
+        self._sock, self._select, self._most = sock, select, sockets.most_guests(most)
         self._peers: dict[Peer, None] = {}
         """Peers, the oldest first."""
         self._reserve = sockets.Reserve()

@@ -297,7 +297,7 @@ class Receiver:
     def _open(self, connection: FeederConnection, now: float) -> None:
         try:
             connection.connect(now)
-        except OSError as exc:
+        except (OSError, TypeError, ValueError) as exc:  # what a feeder calls its host may be no name at all
             connection.give_up(now)
             self.machine.feeder_down(now, connection.endpoint.instance, f"{connection.endpoint.name}: {exc}")
             return
