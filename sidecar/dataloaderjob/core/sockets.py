@@ -323,6 +323,21 @@ class ServerHandshake(Handshake):
         return pack_message(last)
 
 
+def connect(
+    address: tuple[str, int], key: bytes, *, role: str, name: str, job: str, versions: Versions = CONTROL,
+    timeout_s: float = HANDSHAKE_TIMEOUT_S,
+) -> socket.socket:  # fmt: skip
+    """A connection after its handshake, without a timeout. Raises OSError, ProtocolError."""
+    sock = socket.create_connection(address, timeout=timeout_s)
+    try:
+        greet(sock, key, role=role, name=name, job=job, versions=versions, timeout_s=timeout_s)
+        tune(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 def greet(
     sock: socket.socket,
     key: bytes,

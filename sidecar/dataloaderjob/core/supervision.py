@@ -37,7 +37,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -90,8 +89,9 @@ def ask(
     host: str, port: int, key: bytes, *, job: str, message: dict[str, Any], timeout_s: float = 10.0
 ) -> dict[str, Any]:
     """One request of a control client. Raises OSError, ProtocolError, and ServiceError when it is refused."""
-    with socket.create_connection((host, port), timeout=timeout_s) as sock:
-        sockets.greet(sock, key, role="control", name="control", job=job)
+    with sockets.connect(
+        (host, port), key, role="control", name="control", job=job, timeout_s=timeout_s
+    ) as sock:
         sock.settimeout(timeout_s)
         sockets.send_message(sock, message)
         answer = sockets.recv_message(sock)
