@@ -172,13 +172,9 @@ class Observed:
     def generation(self) -> int:
         return self.job.metadata.generation or 0
 
-    def of_role(self, role: names.Role) -> tuple[Manifest, ...]:
-        """Pods of a role that are not being deleted."""
-        return tuple(
-            pod
-            for pod in self.pods
-            if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == role.value and not leaving(pod)
-        )
+    def of_role(self, role: names.Role) -> list[Pod]:
+        """Pods of a role, those that are being deleted among them."""
+        return [pod for pod in self.pods if role_of(pod) == role]
 
     def serving(self) -> int:
         """The number of pods whose feeders serve, by the supervisor's report. While it is silent, none is added."""
@@ -214,6 +210,10 @@ class Observed:
 
 def key_of(child: Manifest) -> Key:
     return child["kind"], child["metadata"]["name"]
+
+
+def role_of(thing: Mapping[str, Any]) -> str | None:
+    return (thing["metadata"].get("labels") or {}).get(names.LABEL_ROLE)
 
 
 def leaving(thing: Mapping[str, Any]) -> bool:
