@@ -24,6 +24,8 @@ BUSY_PAUSE_S = 0.05
 ABSENCE_DEADLINE_S = 120.0
 ABSENCE_NOTE_S = 5.0
 ABSENCE_PAUSE_S = 0.05
+Attachment = tuple[socket.socket, dict[str, Any], list[int]]
+"""The connection to a sidecar that takes this process, its settings, and descriptors of control memory and wake-ups."""
 _BUSY = frozenset({errno.ECONNRESET, errno.EPIPE, errno.EAGAIN})
 _process = os.urandom(8).hex()
 """Tells this process from all others at the sidecar: containers of a pod may have equal pids."""
@@ -31,15 +33,6 @@ _process = os.urandom(8).hex()
 
 class _Closed(ConnectionResetError):
     """The sidecar closed the connection without a word."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attachment:
-    """What a sidecar that takes this process answers: its settings, and descriptors of control memory and wake-ups."""
-
-    sock: socket.socket
-    settings: dict[str, Any]
-    fds: list[int]
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +103,7 @@ def _attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) 
         sock.close()
         raise
     sock.settimeout(None)
-    return Attachment(sock, message, received)
+    return sock, message, received
 
 
 class Absence:

@@ -60,7 +60,6 @@ class Client:
 
     def __init__(self, path: str, rank: str) -> None:
         self.path, self.rank = path, rank
-        self.settings: dict[str, Any] = {}
         self.streams: dict[int, Stream] = {}
         self.closed_streams: list[tuple[int, int]] = []
         """(stream, awaited) of iterators that were collected; finalizers append here."""
@@ -80,7 +79,7 @@ class Client:
         self._opened = Opened()
         # At the interpreter's end the kernel closes all.
         weakref.finalize(self, self._opened.close).atexit = False
-        sock, fds = self._attach(None, [])
+        sock, self.settings, fds = attach(path, rank, None, [])
         self._opened.fds = fds
         self._connected(sock)
         if len(fds) != 3:
@@ -92,11 +91,6 @@ class Client:
         self.pool = self._opened.pool = Pool(self.control, self.wake_receiver)
 
     # Attaching
-
-    def _attach(self, adopt: dict[str, Any] | None, fds: list[int]) -> tuple[socket.socket, list[int]]:
-        made = attach(self.path, self.rank, adopt, fds)
-        self.settings = made.settings
-        return made.sock, made.fds
 
     def _connected(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SEND_TIMEOUT_S), 0))
@@ -154,7 +148,9 @@ class Client:
             "regions": [{"region": r.number, "nbytes": r.nbytes, "single": r.single} for r in regions],
             "leases": [[n, *place] for n, (*place, _) in self.pool.leases.copy().items()],
         }
-        self._connected(self._attach(adopt, [*self._opened.fds, *(r.fd for r in regions)])[0])
+        fds = [*self._opened.fds, *(region.fd for region in regions)]
+        sock, self.settings, _ = attach(self.path, self.rank, adopt, fds)
+        self._connected(sock)
         self._forget_collected()
         for stream in self.streams.values():
             stream.failures.clear()
