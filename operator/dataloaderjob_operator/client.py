@@ -40,10 +40,6 @@ class ApiError(Exception):
         self.code, self.message, self.retry_after_s, self.reason = code, message, retry_after_s, reason
 
 
-class Changed(ApiError):
-    """The object is no longer what it was when this was decided."""
-
-
 @dataclass(slots=True)
 class Client:
     """Requests over HTTP. Those that read or write raise ApiError."""
@@ -99,18 +95,13 @@ class Client:
     async def apply_status(
         self, namespace: str, name: str, version: str, status: Mapping[str, Any]
     ) -> Manifest:
-        """Applies a job's status. Returns the whole job. Raises Changed if it has another resourceVersion, as one that
-        was made anew under its name has."""
+        """Applies a job's status. Returns the whole job. Raises ApiError with 409 if it has another resourceVersion, as
+        one that was made anew under its name has."""
         body = {
             "apiVersion": API_VERSION, "kind": KIND,
             "metadata": {"name": name, "namespace": namespace, "resourceVersion": version}, "status": dict(status),
         }  # fmt: skip
-        try:
-            return await self._apply("apply_status", body, below="/status", fieldManager=f"{MANAGER}-status")
-        except ApiError as exc:
-            if exc.code == 409:
-                raise Changed(exc.code, exc.message) from exc
-            raise
+        return await self._apply("apply_status", body, below="/status", fieldManager=f"{MANAGER}-status")
 
     async def delete(self, namespace: str, key: Key, uid: str = "") -> Manifest | None:
         """Deletes the object, if it has this uid, in the foreground. Returns what is left of it, None if nothing is."""

@@ -21,7 +21,7 @@ from typing import Any
 from dataloaderjob.api import KIND, ManifestError
 from dataloaderjob.api.status import DataLoaderJobStatus
 from dataloaderjob_operator.children import NOT_NOW, ChildWriter
-from dataloaderjob_operator.client import ApiError, Changed, Client
+from dataloaderjob_operator.client import ApiError, Client
 from dataloaderjob_operator.decide import conditions, events
 from dataloaderjob_operator.decide.decision import WORKLOADS, Decision, decide, not_understood
 from dataloaderjob_operator.decide.health import ConditionState
@@ -37,6 +37,8 @@ from dataloaderjob_operator.workqueue import NEVER
 
 log = logging.getLogger(__name__)
 
+CHANGED = 409
+"""Status code for a write of a status that was decided of another version of its job."""
 FOR_TEXT = frozenset({400, 413, 422})
 """Status codes for a write of a status that one without texts may not get."""
 MAX_REFUSED_TEXTS = 64
@@ -197,11 +199,7 @@ class Reconciler:
         try:
             wrote = await self._write_status(key, observed, decision) and not decision.only_counts
         except ApiError as exc:
-            if (
-                isinstance(exc, Changed)
-                or exc.code in NOT_NOW
-                or not _goes_on(observed.status, decision.status)
-            ):
+            if exc.code in {CHANGED, *NOT_NOW} or not _goes_on(observed.status, decision.status):
                 raise
             failed = exc
         for child in decision.delete:
