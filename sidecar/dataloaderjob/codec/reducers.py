@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from dataloaderjob.codec.modules import MAINS
+from dataloaderjob.codec.names import LRU, look_up
 
-LRU: Any = type(functools.lru_cache(len))
 _C_DATA: Any = ctypes.c_int.__mro__[-2]
 MAX_OWNER_NBYTES = 1024 * 1024
 """A view of more does not bring all of it along."""
@@ -81,10 +81,8 @@ def _make_type(cls: Any, args: tuple[Any, ...], module: str) -> Any:
 
 
 def _importable(obj: Any) -> bool:
-    found: Any = sys.modules.get(obj.__module__) if obj.__module__ not in MAINS else None
-    for name in getattr(obj, "__qualname__", obj.__name__).split("."):
-        found = getattr(found, name, None)
-    return bool(found is obj)
+    path = getattr(obj, "__qualname__", obj.__name__)
+    return obj.__module__ not in MAINS and look_up(obj.__module__, path) is obj
 
 
 def _extra(obj: Any) -> dict[str, Any]:
