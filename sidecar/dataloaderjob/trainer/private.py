@@ -101,22 +101,17 @@ def start(feeders: int) -> None:
     """
     global _asked
     home, most = folder(), max(feeders, _asked)
-    try:
-        with _locked(home):
-            wanted = max(most, _wanted(home))
-            if _alive(home):
-                if wanted > _wanted(home):
-                    (home / FEEDERS_NAME).write_text(str(wanted))
-                    _poke(home)
-            else:
-                for name in (FAILED_NAME, PID_NAME, SOCKET_NAME, CONTROL_NAME, HOST_NAME, FEEDERS_NAME):
-                    (home / name).unlink(missing_ok=True)
-                (home / FEEDERS_NAME).write_text(str(most))
-                _launch(home, most)
-    except OSError as exc:
-        if (text := folders.full(exc, home)) is not None:
-            raise ServiceUnavailable(text) from exc
-        raise
+    with folders.room(home, ServiceUnavailable), _locked(home):
+        wanted = max(most, _wanted(home))
+        if _alive(home):
+            if wanted > _wanted(home):
+                (home / FEEDERS_NAME).write_text(str(wanted))
+                _poke(home)
+        else:
+            for name in (FAILED_NAME, PID_NAME, SOCKET_NAME, CONTROL_NAME, HOST_NAME, FEEDERS_NAME):
+                (home / name).unlink(missing_ok=True)
+            (home / FEEDERS_NAME).write_text(str(most))
+            _launch(home, most)
     _asked = most
 
 
