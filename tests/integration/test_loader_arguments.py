@@ -119,7 +119,6 @@ def service(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(private, "ensure", asked.append, raising=False)
     monkeypatch.setattr(private, "wait", lambda: rig.socket)
     monkeypatch.setattr(services, "_most_workers", 0)
-    monkeypatch.setattr(services, "_ensured_workers", 0)
     return asked
 
 
