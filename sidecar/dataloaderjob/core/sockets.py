@@ -139,13 +139,14 @@ def pack_message(message: dict[str, Any]) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-def parse_message(data: bytes | bytearray | memoryview) -> dict[str, Any]:
+def parse_message(data: bytes | bytearray | memoryview, what: str = "a message") -> dict[str, Any]:
+    """Raises RemoteProtocolError, which calls it `what`, unless it is a JSON object."""
     try:
         message = json.loads(bytes(data))
     except (ValueError, RecursionError) as exc:
-        raise RemoteProtocolError("a message is not JSON") from exc
+        raise RemoteProtocolError(f"{what} is not JSON") from exc
     if not isinstance(message, dict):
-        raise RemoteProtocolError("a message is not a JSON object")
+        raise RemoteProtocolError(f"{what} is not a JSON object")
     return message
 
 
