@@ -30,7 +30,7 @@ from dataloaderjob_operator.kinds import covers
 from dataloaderjob_operator.monitoring import ErrorKind, Metrics, add_log_fields
 from dataloaderjob_operator.objects import OperatorConfig
 from dataloaderjob_operator.observe.cache import Cache, JobKey
-from dataloaderjob_operator.observe.supervisor_poller import Supervisors
+from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
 from dataloaderjob_operator.observe.watch import EventLookup
 from dataloaderjob_operator.recorder import EventRecorder
 from dataloaderjob_operator.workqueue import NEVER
@@ -69,7 +69,7 @@ class Reconciler:
     api: Client
     cache: Cache
     setup: OperatorConfig
-    supervisors: Supervisors
+    supervisors: SupervisorPoller
     now: Callable[[], datetime] = _now
     metrics: Metrics = field(default_factory=Metrics)
     uids: dict[JobKey, str] = field(default_factory=dict)
