@@ -160,11 +160,11 @@ def _kept_by(path: str, function: Any) -> Iterator[Item]:
 
 def _copied(defaults: tuple[Any, ...]) -> tuple[Any, ...]:
     copied = tuple(value if _travels(value) else KEPT for value in defaults)
-    return copied if KEPT in map(_mark, copied) else defaults  # the same object each time
+    return copied if _has_kept(copied) else defaults  # the same object each time
 
 
-def _mark(value: Any) -> Any:
-    return value if value is KEPT else None  # arrays do not compare
+def _has_kept(values: tuple[Any, ...]) -> bool:
+    return any(value is KEPT for value in values)  # not `in`: arrays do not compare
 
 
 def _travels(value: Any) -> bool:
@@ -384,7 +384,7 @@ def _assign_kept(function: Any, name: str, value: Any) -> bool:
     """Gives a function of a fresh import one thing that the trainer's keeps. Returns whether it was one of these."""
     if name == _DEFAULTS:
         fresh = function.__defaults__ or ()
-        if KEPT not in map(_mark, value) or len(fresh) == len(value):
+        if not _has_kept(value) or len(fresh) == len(value):
             both = zip(value, (*fresh, *value[len(fresh) :]), strict=False)
             function.__defaults__ = tuple(own if given is KEPT else given for given, own in both)
     elif name == _CACHED:
