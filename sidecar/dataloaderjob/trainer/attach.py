@@ -6,14 +6,13 @@ import errno
 import os
 import socket
 import stat
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dataloaderjob.core import ipc, sockets
-from dataloaderjob.core.errors import ServiceUnavailable
+from dataloaderjob.core.errors import ServiceUnavailable, say
 from dataloaderjob.core.places import SOCKET_VARIABLE
 from dataloaderjob.trainer.pool import Pool
 
@@ -130,12 +129,6 @@ class Absence:
             self._noted = True
             say(f"no sidecar answers at {self._path}; waiting for it ({exc})")
         time.sleep(ABSENCE_PAUSE_S)
-
-
-def say(text: str) -> None:
-    """Prints a line of ours among those of the user's script."""
-    sys.stderr.write(f"[dataloaderjob] {text}\n")
-    sys.stderr.flush()
 
 
 def failure(path: str) -> str | None:

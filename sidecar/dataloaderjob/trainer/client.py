@@ -19,9 +19,9 @@ from typing import Any
 from dataloaderjob.core import control as ctl
 from dataloaderjob.core import ipc
 from dataloaderjob.core.control import Control
-from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable
+from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable, say
 from dataloaderjob.trainer import forks
-from dataloaderjob.trainer.attach import Absence, Opened, attach, say
+from dataloaderjob.trainer.attach import Absence, Opened, attach
 from dataloaderjob.trainer.pool import Pool, map_region
 from dataloaderjob.trainer.stream import Stream, StreamLeftError
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dataloaderjob.core import folders
-from dataloaderjob.core.errors import ServiceUnavailable
+from dataloaderjob.core.errors import ServiceUnavailable, say
 from dataloaderjob.core.places import (
     CONTROL_NAME,
     FAILED_NAME,
@@ -172,11 +172,7 @@ def _launch(home: Path, feeders: int) -> None:
         os.close(log)
     (home / PID_NAME).write_text(f"{process.pid} {_started(process.pid)}")
     _children.append(process)
-    with contextlib.suppress(OSError, ValueError):  # it may be closed
-        sys.stderr.write(
-            f"[dataloaderjob] starting feeders ({feeders}) on this machine; they end with this run\n"
-        )
-        sys.stderr.flush()
+    say(f"starting feeders ({feeders}) on this machine; they end with this run")
 
 
 def _wanted(home: Path) -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import torch
 import torch.utils.data
 
-from dataloaderjob.core.errors import InputError, ServiceUnavailable
+from dataloaderjob.core.errors import InputError, ServiceUnavailable, say
 from dataloaderjob.core.places import (
     ALLOW_PICKLE_VARIABLE,
     FEEDERS_VARIABLE,
@@ -138,5 +137,4 @@ def number(variable: str, default: int) -> int:
 def say_once(text: str, about: str = "") -> None:
     if (about or text) not in _logged:
         _logged.add(about or text)
-        sys.stderr.write(f"[dataloaderjob] {text}\n")
-        sys.stderr.flush()
+        say(text)
