@@ -13,9 +13,9 @@ from dataloaderjob.sidecar import metrics
 def test_prometheus_gets_as_much_of_a_digest_as_a_float_holds() -> None:
     words = Control(Control.create())
     words.words[control.W_DIGEST] = 0xFEDC_BA98_7654_3210
-    found = metrics.read(words, "3")
-    assert found.values["digest"] == 0xFEDC_BA98_7654_3210
-    text = metrics.prometheus([found], "a/b/c")
+    found = metrics.read(words)
+    assert found["digest"] == 0xFEDC_BA98_7654_3210
+    text = metrics.prometheus([("3", found)], "a/b/c")
     (line,) = [
         line for line in text.splitlines() if line.startswith("dataloaderjob_sidecar_consumed_digest{")
     ]
@@ -26,7 +26,7 @@ def test_prometheus_gets_as_much_of_a_digest_as_a_float_holds() -> None:
 
 def scraped(job: str, rank: str) -> dict[str, str]:
     """The labels of each sample, which are the same for all."""
-    text = metrics.prometheus([metrics.ReceiverMetrics(rank, dict.fromkeys(metrics.KEYS, 0))], job)
+    text = metrics.prometheus([(rank, dict.fromkeys(metrics.KEYS, 0))], job)
     found = [sample.labels for family in text_string_to_metric_families(text) for sample in family.samples]
     assert len(found) == len(metrics.METRICS)
     assert all(labels == found[0] for labels in found)

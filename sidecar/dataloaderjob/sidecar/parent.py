@@ -184,7 +184,7 @@ class Sidecar:
                 pass  # its last words
             self._bundle_gc.gone(receiver.pid)
             self._failures.update(receiver.rank, receiver.pid, receiver.control.words[W_NEXT_CALLS])
-            for name, value in metrics.read(receiver.control, receiver.rank).values.items():
+            for name, value in metrics.read(receiver.control).items():
                 if name in metrics.COUNTERS:
                     self._gone[name] += value
             with contextlib.suppress(KeyError):
@@ -244,7 +244,7 @@ class Sidecar:
         receiver = ReceiverProcess(rank, pid, process, fds.pop(0), child, ours, control)
         self.receivers[child] = receiver
         if adoption:
-            self._count_once(metrics.read(control, rank))
+            self._count_once(metrics.read(control))
         self._select.register(ours, selectors.EVENT_READ, lambda: self._on_receiver(receiver))
         guest.answer(ipc.pack_json(ipc.Type.WELCOME, self._welcome(settings)), None if adoption else fds)
         guest.close()
@@ -284,10 +284,10 @@ class Sidecar:
         share = settings.limit_nbytes // EXTRA_PROCESSES
         return dataclasses.replace(settings, processes=1, shared_memory_nbytes=share, pool_nbytes=None)
 
-    def _count_once(self, living: metrics.ReceiverMetrics) -> None:
+    def _count_once(self, living: dict[str, int]) -> None:
         """What a trainer counted in memory that outlived its receiver was added up when that one ended."""
         for name in metrics.TRAINERS_COUNTERS:
-            self._gone[name] -= living.values[name]
+            self._gone[name] -= living[name]
 
     def _child(
         self,
@@ -402,12 +402,9 @@ class Sidecar:
 
     # Metrics
 
-    def _readings(self) -> list[metrics.ReceiverMetrics]:
-        return [metrics.read(receiver.control, receiver.rank) for receiver in self.receivers.values()]
-
     def _totals(self) -> dict[str, int]:
-        live = metrics.total(self._readings())
-        return {name: value + self._gone[name] for name, value in live.items()}
+        live = [metrics.read(receiver.control) for receiver in self.receivers.values()]
+        return {name: sum((values[name] for values in live), gone) for name, gone in self._gone.items()}
 
     def status(self) -> dict[str, Any]:
         """What `dataloaderjob run` shows and /status returns."""
@@ -416,7 +413,7 @@ class Sidecar:
             "supervisor": self._supervisor is not None and self._supervisor.fileno is not None,
             "notes": [] if self._supervisor is None else self._supervisor.notes,
             "receivers": [
-                {"rank": r.rank, "trainer": r.trainer_pid, "receiver": r.pid, **metrics.read(r.control, r.rank).values}
+                {"rank": r.rank, "trainer": r.trainer_pid, "receiver": r.pid, **metrics.read(r.control)}
                 for r in self.receivers.values()
             ],
             "totals": self._totals(),
@@ -425,7 +422,8 @@ class Sidecar:
 
     def _http(self, path: str) -> tuple[int, str, str]:
         if path == "/metrics":
-            return 200, "text/plain; version=0.0.4", metrics.prometheus(self._readings(), self.settings.job)
+            receivers = [(r.rank, metrics.read(r.control)) for r in self.receivers.values()]
+            return 200, "text/plain; version=0.0.4", metrics.prometheus(receivers, self.settings.job)
         if path == "/healthz":
             return 200, "text/plain", "ok\n"
         if path == "/status":
