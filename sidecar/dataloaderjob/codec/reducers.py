@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import enum
 import functools
 import io
 import mmap
@@ -17,7 +18,9 @@ import sys
 import types
 import typing
 from collections.abc import Callable
-from pathlib import Path
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import Path, PurePath
 from typing import Any
 
 import cloudpickle
@@ -305,11 +308,6 @@ def ordered(members: set[Any] | frozenset[Any]) -> list[Any] | None:
 
 
 def _order(member: Any) -> tuple[str, str] | None:
-    import enum
-    from datetime import date, datetime, time, timedelta
-    from decimal import Decimal
-    from pathlib import PurePath
-
     cls = type(member)
     name = f"{cls.__module__}.{cls.__qualname__}"
     if isinstance(member, enum.Enum):
