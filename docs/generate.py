@@ -149,8 +149,7 @@ def of_operator() -> str:
 
 
 def of_sidecar() -> str:
-    none = sidecar.ReceiverMetrics("0", dict.fromkeys(sidecar.KEYS, 0))
-    return sidecar.prometheus([none], "team/mnist/uid")
+    return sidecar.prometheus([("0", dict.fromkeys(sidecar.KEYS, 0))], "team/mnist/uid")
 
 
 def table(text: str) -> str:

@@ -12,7 +12,7 @@ import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,23 +57,14 @@ class Options:
 
     namespaces: tuple[str, ...]
     """Namespaces to watch; empty: all of the cluster."""
-    operator: OwnPod | None = None
-    """The operator's own pod, if it runs in the cluster."""
+    config: OperatorConfig
+    """What concerns jobs, still without a root key."""
     root_key: Path | None = None
     """File with the root key; None: it is in `root_key_secret`."""
     root_key_secret: tuple[str, str] = ("", "")
     """Namespace and name of that Secret."""
     candidate: election.Candidate | None = None
     """None: it works without a Lease."""
-    sidecar_image: str
-    sidecar_pull_secrets: tuple[str, ...] = ()
-    metrics_from: tuple[dict[str, Any], ...] = ()
-    """Peers of a NetworkPolicy; empty: nobody."""
-    fs_group: int | None = USER
-    """None: namespaces give one."""
-    cluster_domain: str | None = None
-    managed_by: str = ""
-    """None: as the operator's own resolv.conf has it."""
     workers: int
     resync_s: float
     """Interval between reconciles of a job to which nothing happens."""
@@ -179,16 +170,28 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     found = parser.parse_args(arguments)
     if (found.root_key_secret or found.lease) and not found.own_namespace:
         parser.error("--root-key-secret and --lease need --own-namespace NAME, where Secret and Lease are")
-    return Options(
+    config = OperatorConfig(
+        version=importlib.metadata.version("dataloaderjob"), sidecar_image=found.sidecar_image, root_key=b"",
         operator=_own_pod(parser, found.own_namespace, found.own_label),
-        namespaces=tuple(found.namespace), root_key=found.root_key,
-        candidate=election.candidate(found.own_namespace, found.lease, found.identity),
-        root_key_secret=(found.own_namespace or "", found.root_key_secret or ""), sidecar_image=found.sidecar_image,
         sidecar_pull_secrets=tuple(found.sidecar_pull_secret), metrics_from=found.metrics_from,
-        fs_group=found.fs_group, cluster_domain=found.cluster_domain, managed_by=found.managed_by,
+        fs_group=found.fs_group, managed_by=found.managed_by,
+        cluster_domain=_own_domain() if found.cluster_domain is None else found.cluster_domain,
+    )  # fmt: skip
+    return Options(
+        namespaces=tuple(found.namespace), config=config, root_key=found.root_key,
+        root_key_secret=(found.own_namespace or "", found.root_key_secret or ""),
+        candidate=election.candidate(found.own_namespace, found.lease, found.identity),
         workers=found.workers, resync_s=found.resync_seconds, metrics_port=found.metrics_port,
         log_format=found.log_format,
     )  # fmt: skip
+
+
+def _own_domain() -> str:
+    """The cluster's domain as the operator's own resolv.conf has it."""
+    try:
+        return cluster_domain(RESOLV_CONF.read_text())
+    except OSError:
+        return ""
 
 
 def _seconds(text: str) -> float:
@@ -228,21 +231,6 @@ def _own_pod(parser: argparse.ArgumentParser, namespace: str | None, labels: Seq
     return OwnPod(namespace=namespace, labels=pairs) if namespace else None
 
 
-def make_setup(options: Options, root: bytes) -> OperatorConfig:
-    version = importlib.metadata.version("dataloaderjob")
-    domain = options.cluster_domain
-    if domain is None:
-        try:
-            domain = cluster_domain(RESOLV_CONF.read_text())
-        except OSError:
-            domain = ""
-    return OperatorConfig(
-        version=version, sidecar_image=options.sidecar_image, root_key=root, operator=options.operator,
-        sidecar_pull_secrets=options.sidecar_pull_secrets, metrics_from=options.metrics_from,
-        fs_group=options.fs_group, cluster_domain=domain, managed_by=options.managed_by,
-    )  # fmt: skip
-
-
 def read_root(path: Path) -> bytes:
     """Raises NoRootKey."""
     try:
@@ -267,7 +255,8 @@ async def run(options: Options, root: bytes | None) -> None:
             if root is None:
                 root = await keys.root_key(client, *options.root_key_secret)
             async with _turn(options.candidate, client, metrics, health):
-                await reconcile_all(options, make_setup(options, root), client, metrics, health, requests)
+                setup = replace(options.config, root_key=root)
+                await reconcile_all(options, setup, client, metrics, health, requests)
     finally:
         await client.close()
 

@@ -19,6 +19,7 @@ from dataloaderjob_operator.kinds import KINDS, Manifest
 from dataloaderjob_operator.monitoring import Metrics
 from dataloaderjob_operator.names import MANAGER
 
+JSON = "application/json"
 APPLY = "application/apply-patch+yaml; charset=utf-8"
 """The charset makes the client library send the body as it gets it; without, it sends JSON in ASCII, where the API
 server refuses each character beyond U+FFFF. It takes that in bodies that are declared JSON."""
@@ -37,10 +38,6 @@ class ApiError(Exception):
         """`reason`: Kubernetes' word for what a code means, as AlreadyExists or Conflict for 409."""
         super().__init__(f"{code}: {message}" if code else message)
         self.code, self.message, self.retry_after_s, self.reason = code, message, retry_after_s, reason
-
-
-class Changed(ApiError):
-    """The object is no longer what it was when this was decided."""
 
 
 @dataclass(slots=True)
@@ -68,11 +65,8 @@ class Client:
 
     async def read(self, namespace: str, key: Key) -> Manifest | None:
         """Reads an object, None if it is not there."""
-        kind, name = key
         try:
-            return await self._request(
-                "GET", f"{_path(namespace, kind)}/{name}", None, "application/json", {}
-            )
+            return await self._request("GET", _path(namespace, *key))
         except ApiError as exc:
             if exc.code == 404:
                 return None
@@ -80,10 +74,9 @@ class Client:
 
     async def create(self, manifest: Manifest) -> bool:
         """Creates an object. Returns False if one of its name is there."""
-        metadata = manifest["metadata"]
-        path = _path(metadata["namespace"], manifest["kind"])
+        path = _path(manifest["metadata"]["namespace"], manifest["kind"])
         try:
-            await self._request("POST", path, manifest, "application/json", {"fieldManager": MANAGER})
+            await self._request("POST", path, manifest, fieldManager=MANAGER)
         except ApiError as exc:
             if exc.reason == "AlreadyExists":
                 return False
@@ -93,44 +86,29 @@ class Client:
 
     async def apply(self, manifest: Manifest) -> Manifest:
         """Applies an object on the server's side."""
-        metadata = manifest["metadata"]
-        path = f"{_path(metadata['namespace'], manifest['kind'])}/{metadata['name']}"
-        what = manifest["kind"], "apply"
-        return await self._write(what, "PATCH", path, manifest, APPLY, fieldManager=MANAGER, force="true")
+        return await self._apply("apply", manifest)
 
     async def try_apply(self, manifest: Manifest) -> None:
         """Asks the API server whether it would take an object, without an effect."""
-        metadata = manifest["metadata"]
-        path = f"{_path(metadata['namespace'], manifest['kind'])}/{metadata['name']}"
-        query = {"fieldManager": MANAGER, "force": "true", "dryRun": "All"}
-        await self._write((manifest["kind"], "dry_run"), "PATCH", path, manifest, APPLY, **query)
+        await self._apply("dry_run", manifest, dryRun="All")
 
     async def apply_status(
         self, namespace: str, name: str, version: str, status: Mapping[str, Any]
     ) -> Manifest:
-        """Applies a job's status. Returns the whole job. Raises Changed if it has another resourceVersion, as one that
-        was made anew under its name has."""
+        """Applies a job's status. Returns the whole job. Raises ApiError with 409 if it has another resourceVersion, as
+        one that was made anew under its name has."""
         body = {
             "apiVersion": API_VERSION, "kind": KIND,
             "metadata": {"name": name, "namespace": namespace, "resourceVersion": version}, "status": dict(status),
         }  # fmt: skip
-        path = f"{_path(namespace, KIND)}/{name}/status"
-        what = KIND, "apply_status"
-        manager = f"{MANAGER}-status"
-        try:
-            return await self._write(what, "PATCH", path, body, APPLY, fieldManager=manager, force="true")
-        except ApiError as exc:
-            if exc.code == 409:
-                raise Changed(exc.code, exc.message) from exc
-            raise
+        return await self._apply("apply_status", body, below="/status", fieldManager=f"{MANAGER}-status")
 
     async def delete(self, namespace: str, key: Key, uid: str = "") -> Manifest | None:
         """Deletes the object, if it has this uid, in the foreground. Returns what is left of it, None if nothing is."""
-        kind, name = key
+        kind = key[0]
         try:
-            path = f"{_path(namespace, kind)}/{name}"
             how = {"propagationPolicy": "Foreground", "preconditions": {"uid": uid} if uid else {}}
-            left = await self._write((kind, "delete"), "DELETE", path, how)
+            left = await self._write((kind, "delete"), "DELETE", _path(namespace, *key), how)
         except ApiError as exc:
             if exc.code == 404 or (exc.code == 409 and uid):  # 409: another object has its name
                 return None
@@ -149,45 +127,45 @@ class Client:
     async def events(self, namespace: str, uid: str) -> Sequence[Manifest]:
         """Lists the events of one object, MAX_EVENTS at most."""
         query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(MAX_EVENTS)}
-        path = _path(namespace, "Event")
-        page = await self._request("GET", path, None, "application/json", query)
+        page = await self._request("GET", _path(namespace, "Event"), **query)
         self.metrics.event_lookups.inc()
         return list(page["items"])
 
     async def list(self, path: str, **query: str) -> AsyncIterator[Manifest]:
         """Lists all objects of a kind, in pages."""
         while True:
-            page = await self._request("GET", path, None, "application/json", query)
+            page = await self._request("GET", path, **query)
             for item in page["items"]:
                 yield item
             if not (rest := page["metadata"].get("continue")):
                 return
             query = {**query, "continue": rest}
 
+    async def _apply(self, verb: str, manifest: Manifest, *, below: str = "", **query: str) -> Manifest:
+        """`below`: the part of the object that is applied."""
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        path = _path(metadata["namespace"], kind, metadata["name"]) + below
+        query = {"fieldManager": MANAGER, "force": "true", **query}
+        return await self._write((kind, verb), "PATCH", path, manifest, APPLY, **query)
+
     async def _write(
-        self,
-        what: tuple[str, str],
-        method: str,
-        path: str,
-        body: Any,
-        kind: str = "application/json",
-        **query: str,
+        self, what: tuple[str, str], method: str, path: str, body: Any, kind: str = JSON, **query: str
     ) -> Manifest:
         """Sends a request and counts it. `what`: kind and verb, for the metrics."""
         self._count(*what)
-        return await self._request(method, path, body, kind, query)
+        return await self._request(method, path, body, kind, **query)
 
     def _count(self, kind: str, verb: str) -> None:
         self.writes += 1
         self.metrics.api_writes.labels(kind, verb).inc()
 
     async def _request(
-        self, method: str, path: str, body: Any, kind: str, query: Mapping[str, str]
+        self, method: str, path: str, body: Any = None, kind: str = JSON, **query: str
     ) -> Manifest:
         sent = await self.api.param_serialize(
             method, path, query_params=list(query.items()), auth_settings=["BearerToken"],
             body=apply_body(body) if kind == APPLY else body,
-            header_params={"Accept": "application/json", "Content-Type": kind},
+            header_params={"Accept": JSON, "Content-Type": kind},
         )  # fmt: skip
         verb, url, headers, data, _ = sent
         try:
@@ -213,8 +191,8 @@ def apply_body(value: Any) -> bytes:
     return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
 
 
-def _path(namespace: str, kind: str) -> str:
-    return KINDS[kind].path(namespace)
+def _path(namespace: str, kind: str, *name: str) -> str:
+    return "/".join((KINDS[kind].path(namespace), *name))
 
 
 def _message(text: bytes) -> str:

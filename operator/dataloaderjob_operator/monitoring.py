@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 
 import prometheus_client
 from aiohttp import web
@@ -141,56 +142,48 @@ class Metrics:
 
     def __init__(self) -> None:
         made = self.registry = CollectorRegistry()
-        self.reconciles = Counter(f"{PREFIX}_reconciles", "Reconciles of a job.", registry=made)
-        self.reconcile_errors = Counter(
-            f"{PREFIX}_reconcile_errors", "Reconciles that failed, by kind of error.", ["kind"], registry=made
+        counter = partial(Counter, namespace=PREFIX, registry=made)
+        gauge = partial(Gauge, namespace=PREFIX, registry=made)
+        histogram = partial(Histogram, namespace=PREFIX, registry=made, buckets=SECONDS)
+        self.reconciles = counter("reconciles", "Reconciles of a job.")
+        self.reconcile_errors = counter(
+            "reconcile_errors", "Reconciles that failed, by kind of error.", ["kind"]
         )
-        self.reconcile_duration = Histogram(
-            f"{PREFIX}_reconcile_duration_seconds", "Time that a reconcile took, its writes included.",
-            buckets=SECONDS, registry=made,
-        )  # fmt: skip
-        self.queue_depth = Gauge(
-            f"{PREFIX}_queue_depth",
+        self.reconcile_duration = histogram(
+            "reconcile_duration_seconds", "Time that a reconcile took, its writes included."
+        )
+        self.queue_depth = gauge(
+            "queue_depth",
             "Jobs that are due for a reconcile and wait for a worker. If it stays above 0, raise --workers.",
-            registry=made,
         )
-        self.queue_latency = Histogram(
-            f"{PREFIX}_queue_latency_seconds", "Time that jobs waited for a worker after they were due.",
-            buckets=SECONDS, registry=made,
-        )  # fmt: skip
-        self.api_writes = Counter(
-            f"{PREFIX}_api_writes",
+        self.queue_latency = histogram(
+            "queue_latency_seconds", "Time that jobs waited for a worker after they were due."
+        )
+        self.api_writes = counter(
+            "api_writes",
             "Writes sent to the API server. A job in which nothing happens causes none.",
             ["kind", "verb"],
-            registry=made,
         )
-        self.event_lookups = Counter(
-            f"{PREFIX}_event_lookups",
-            "Requests for the events of one object, made only while a job is held up.",
-            registry=made,
+        self.event_lookups = counter(
+            "event_lookups", "Requests for the events of one object, made only while a job is held up."
         )
-        self.loop_lag = Gauge(
-            f"{PREFIX}_loop_lag_seconds",
-            "How late the event loop woke up last; measured every second.",
-            registry=made,
+        self.loop_lag = gauge(
+            "loop_lag_seconds", "How late the event loop woke up last; measured every second."
         )
-        self.watches = Gauge(
-            f"{PREFIX}_watches",
+        self.watches = gauge(
+            "watches",
             "Watches that are open by their own last word: one for each kind of objects, in each namespace if some are "
             "named. One whose last request failed does not count.",
-            registry=made,
         )
-        self.statuses_unwritten = Gauge(
-            f"{PREFIX}_statuses_unwritten",
+        self.statuses_unwritten = gauge(
+            "statuses_unwritten",
             "Jobs whose status could not be written at the last try: what kubectl shows of them is old.",
-            registry=made,
         )
-        self.leader = Gauge(
-            f"{PREFIX}_leader",
+        self.leader = gauge(
+            "leader",
             "Whether this operator works: 1, or 0 while it stands by and another one holds the Lease.",
-            registry=made,
         )
-        self.build = Info(f"{PREFIX}_build", "Versions of the operator; always 1.", registry=made)
+        self.build = Info("build", "Versions of the operator; always 1.", namespace=PREFIX, registry=made)
         ProcessCollector(namespace=PREFIX, registry=made)
         self._received: dict[str, float] = {}
 

@@ -21,7 +21,7 @@ from typing import Any
 from dataloaderjob.api import KIND, ManifestError
 from dataloaderjob.api.status import DataLoaderJobStatus
 from dataloaderjob_operator.children import NOT_NOW, ChildWriter
-from dataloaderjob_operator.client import ApiError, Changed, Client
+from dataloaderjob_operator.client import ApiError, Client
 from dataloaderjob_operator.decide import conditions, events
 from dataloaderjob_operator.decide.decision import WORKLOADS, Decision, decide, not_understood
 from dataloaderjob_operator.decide.health import ConditionState
@@ -30,13 +30,15 @@ from dataloaderjob_operator.kinds import covers
 from dataloaderjob_operator.monitoring import ErrorKind, Metrics, add_log_fields
 from dataloaderjob_operator.objects import OperatorConfig
 from dataloaderjob_operator.observe.cache import Cache, JobKey
-from dataloaderjob_operator.observe.supervisor_poller import Supervisors
+from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
 from dataloaderjob_operator.observe.watch import EventLookup
 from dataloaderjob_operator.recorder import EventRecorder
 from dataloaderjob_operator.workqueue import NEVER
 
 log = logging.getLogger(__name__)
 
+CHANGED = 409
+"""Status code for a write of a status that was decided of another version of its job."""
 FOR_TEXT = frozenset({400, 413, 422})
 """Status codes for a write of a status that one without texts may not get."""
 MAX_REFUSED_TEXTS = 64
@@ -67,7 +69,7 @@ class Reconciler:
     api: Client
     cache: Cache
     setup: OperatorConfig
-    supervisors: Supervisors
+    supervisors: SupervisorPoller
     now: Callable[[], datetime] = _now
     metrics: Metrics = field(default_factory=Metrics)
     uids: dict[JobKey, str] = field(default_factory=dict)
@@ -197,11 +199,7 @@ class Reconciler:
         try:
             wrote = await self._write_status(key, observed, decision) and not decision.only_counts
         except ApiError as exc:
-            if (
-                isinstance(exc, Changed)
-                or exc.code in NOT_NOW
-                or not _goes_on(observed.status, decision.status)
-            ):
+            if exc.code in {CHANGED, *NOT_NOW} or not _goes_on(observed.status, decision.status):
                 raise
             failed = exc
         for child in decision.delete:

@@ -21,7 +21,6 @@ from dataloaderjob.codec.fetcher import derive_seed
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer import generators, sampling, service
 from dataloaderjob.trainer.context import FeedersContext
-from dataloaderjob.trainer.generators import Generators
 from dataloaderjob.trainer.loader import DataLoader, LeftOut
 from dataloaderjob.trainer.progress import new_epoch
 from dataloaderjob.trainer.state import Resume, State
@@ -203,13 +202,13 @@ class _Adopted(DataLoader[Any]):
         """The state between that epoch and the next of the same iterator. Generators are as they are now."""
         state, own = left.state, generators.generators_of(self)
         states = state.get("generators") or {}
-        now = Generators.now(own, shared=generators.DEFAULT in states, others=generators.PYTHON in states)
+        now = generators.all_now(own, shared=generators.DEFAULT in states, others=generators.PYTHON in states)
         kept = {
             name: state[name]
             for name in ("epoch", "iterations", "base_seed", "rank", "digest")
             if name in state
         }
-        return new_epoch(state.get("loader") or {}, now.text, resets=left.resets + 1, **kept)
+        return new_epoch(state.get("loader") or {}, now, resets=left.resets + 1, **kept)
 
     @property
     def _holder(self) -> Any:

@@ -19,7 +19,7 @@ from dataloaderjob.api.status import ConditionType, RayStatus
 from dataloaderjob.core.supervision import Rates
 from dataloaderjob_operator import objects
 from dataloaderjob_operator.children import Refusal
-from dataloaderjob_operator.client import ApiError, Changed
+from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.decide.observed import SupervisorStatus
 from dataloaderjob_operator.kinds import ANNOTATION_APPLIED
 from dataloaderjob_operator.reconcile import AFTER_WRITE_S
@@ -180,8 +180,9 @@ def test_a_job_that_took_the_name_of_another_gets_none_of_its_status_and_is_not_
     job.delete(KIND, "mnist")
     job.server.request("POST", job.path(KIND), manifest())
     uid = old.job(job.key)["metadata"]["uid"]
-    with pytest.raises(Changed):
+    with pytest.raises(ApiError) as refused:
         job.run(operator.api.apply_status(*job.key, old.version(job.key), status))
+    assert refused.value.code == 409
     assert job.run(operator.api.delete(job.namespace, (KIND, "mnist"), uid)) is None
     assert "status" not in job.get(KIND, "mnist")
     operator.children.refusals[job.key] = {("Job", "a"): Refusal("of the other", reported=True)}

@@ -192,16 +192,18 @@ def test_each_rendering_is_the_same_and_has_no_secret_in_it() -> None:
 
 
 def test_what_jobs_pods_get_is_the_administrators_to_say() -> None:
-    default = parse(container(render())["args"])
-    assert (default.fs_group, default.cluster_domain, default.metrics_from) == (65532, None, ())
+    args = container(render())["args"]
+    default = parse(args).config
+    assert (default.fs_group, default.metrics_from) == (65532, ())
+    assert "--cluster-domain" not in " ".join(args)
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     found = render(
         "--set", "fsGroup=null", "--set", "clusterDomain=prod.example", "--set", "sidecarImage.pullSecrets={mirror}",
         "--set-json", f"networkPolicy.metricsFrom={json.dumps([peer])}",
     )  # fmt: skip
-    options = parse(container(found)["args"])
+    options = parse(container(found)["args"]).config
     assert (options.fs_group, options.cluster_domain) == (None, "prod.example")
-    beside = parse(container(render("--set", "managedBy=example.com/canary"))["args"])
+    beside = parse(container(render("--set", "managedBy=example.com/canary"))["args"]).config
     assert (default.managed_by, beside.managed_by) == ("", "example.com/canary")
     assert (options.sidecar_pull_secrets, options.metrics_from) == (("mirror",), (peer,))
     (deployment,) = [child for (kind, _), child in found.items() if kind == "Deployment"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from manifests import manifest
 from network_policies import Cluster, End, Pod, judge
@@ -9,7 +11,7 @@ from network_policies import Cluster, End, Pod, judge
 from chart import render
 from dataloaderjob.api import parse_object
 from dataloaderjob_operator import objects
-from dataloaderjob_operator.__main__ import make_setup, parse
+from dataloaderjob_operator.__main__ import parse
 from dataloaderjob_operator.objects import settings
 
 NAMED = "NetworkPolicy", "r-operator"
@@ -21,7 +23,8 @@ def world(*options: str) -> tuple[Cluster, dict[str, End]]:
     """The chart and a job in the namespace team whose operator has the chart's options."""
     found = render(*options)
     template = found[POD]["spec"]["template"]
-    setup = make_setup(parse(template["spec"]["containers"][0]["args"]), b"r" * 32)
+    config = parse(template["spec"]["containers"][0]["args"]).config
+    setup = dataclasses.replace(config, root_key=b"r" * 32)
     job = parse_object(manifest({"metadata.uid": "u", "metadata.namespace": "team"}))
     heads = {
         child["metadata"]["name"]: child["spec"]["template"]["metadata"]["labels"]

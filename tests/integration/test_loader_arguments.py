@@ -120,7 +120,6 @@ def service(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(private, "ensure", asked.append, raising=False)
     monkeypatch.setattr(private, "wait", lambda: rig.socket)
     monkeypatch.setattr(services, "_most_workers", 0)
-    monkeypatch.setattr(services, "_ensured_workers", 0)
     return asked
 
 
@@ -282,8 +281,8 @@ def test_pickles_are_refused_whatever_sidecar_and_feeders_allow(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def attached(*args: Any) -> attach.Attachment:
-        made = attach.attach(*args)
-        return replace(made, settings={**made.settings, "allow_pickle": True})
+        sock, told, fds = attach.attach(*args)
+        return sock, {**told, "allow_pickle": True}, fds
 
     def allowed(*args: Any, **options: Any) -> Any:
         return replace(make_bundle(*args, **options), allow_pickle=True)

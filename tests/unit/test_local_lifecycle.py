@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from dataloaderjob.local.plan import (
     EXIT_BROKEN,
     EXIT_LATE,
+    GRACE_S,
     TRANSITIONS,
-    Action,
     Event,
     Lifecycle,
     State,
@@ -23,15 +23,15 @@ from dataloaderjob.local.plan import (
 
 def training(num_trainers: int = 1) -> Lifecycle:
     lifecycle = Lifecycle(num_trainers)
-    assert lifecycle.move(Event.SERVED) is Action.START
+    assert lifecycle.move(Event.SERVED) is State.TRAINING
     return lifecycle
 
 
 def test_trainers_start_once_when_the_sidecar_listens():
     lifecycle = Lifecycle(1)
     assert lifecycle.state is State.PREPARING
-    assert lifecycle.move(Event.SERVED) is Action.START
-    assert lifecycle.move(Event.SERVED) is Action.NOTHING
+    assert lifecycle.move(Event.SERVED) is State.TRAINING
+    assert lifecycle.move(Event.SERVED) is None
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,10 @@ def test_the_exit_code_is_the_first_that_is_not_zero(codes: tuple[int, ...], cod
 
 def test_when_one_replica_fails_the_others_have_time_to_fail_by_themselves():
     lifecycle = training(2)
-    assert lifecycle.ended(1, 3) is Action.NOTHING
-    assert lifecycle.state is State.FAILING
-    assert lifecycle.grace_s == 5.0
-    assert lifecycle.move(Event.GRACE) is Action.ASK
-    assert lifecycle.move(Event.GRACE) is Action.KILL
+    assert lifecycle.ended(1, 3) is State.FAILING
+    assert GRACE_S[State.FAILING] == 5.0
+    assert lifecycle.move(Event.GRACE) is State.ENDING
+    assert lifecycle.move(Event.GRACE) is State.KILLING
     lifecycle.ended(0, 137)
     assert lifecycle.state is State.OVER
     assert lifecycle.code == 3
@@ -61,7 +60,7 @@ def test_when_one_replica_fails_the_others_have_time_to_fail_by_themselves():
 
 def test_one_replica_that_ends_well_leaves_the_others_alone():
     lifecycle = training(2)
-    assert lifecycle.ended(0, 0) is Action.NOTHING
+    assert lifecycle.ended(0, 0) is None
     assert lifecycle.state is State.TRAINING
 
 
@@ -70,7 +69,7 @@ def test_one_replica_that_ends_well_leaves_the_others_alone():
 )
 def test_a_signal_ends_trainers_with_it_and_the_run_with_its_code(number: int, code: int):
     lifecycle = training()
-    assert lifecycle.halt(stopped_by(number)) is Action.ASK
+    assert lifecycle.halt(stopped_by(number)) is State.ENDING
     assert lifecycle.stop is not None
     assert lifecycle.stop.number == number
     lifecycle.ended(0, 0)
@@ -80,22 +79,21 @@ def test_a_signal_ends_trainers_with_it_and_the_run_with_its_code(number: int, c
 def test_a_second_signal_kills():
     lifecycle = training()
     lifecycle.halt(stopped_by(signal.SIGINT))
-    assert lifecycle.halt(stopped_by(signal.SIGTERM)) is Action.KILL
+    assert lifecycle.halt(stopped_by(signal.SIGTERM)) is State.KILLING
     lifecycle.ended(0, 137)
     assert lifecycle.code == 130, "the first reason counts"
 
 
 def test_a_signal_before_there_is_a_trainer_ends_the_run():
     lifecycle = Lifecycle(2)
-    assert lifecycle.halt(stopped_by(signal.SIGTERM)) is Action.NOTHING
-    assert lifecycle.state is State.OVER
+    assert lifecycle.halt(stopped_by(signal.SIGTERM)) is State.OVER
     assert lifecycle.code == 143
 
 
 def test_a_signal_after_a_failure_keeps_the_failure_s_code():
     lifecycle = training(2)
     lifecycle.ended(0, 3)
-    assert lifecycle.halt(stopped_by(signal.SIGINT)) is Action.ASK
+    assert lifecycle.halt(stopped_by(signal.SIGINT)) is State.ENDING
     lifecycle.ended(1, 130)
     assert lifecycle.code == 3
 
@@ -103,7 +101,7 @@ def test_a_signal_after_a_failure_keeps_the_failure_s_code():
 @pytest.mark.parametrize("stop", [Stop(EXIT_LATE, "late"), Stop(EXIT_BROKEN, "broken")])
 def test_deadlines_and_a_broken_service_have_codes_of_their_own(stop: Stop):
     lifecycle = training()
-    assert lifecycle.halt(stop) is Action.ASK
+    assert lifecycle.halt(stop) is State.ENDING
     lifecycle.ended(0, 143)
     assert lifecycle.code == stop.code
 
@@ -113,8 +111,8 @@ def test_whatever_happens_a_run_that_is_over_stays_over(events: list[Event]):
     lifecycle = Lifecycle(1)
     over = False
     for event in events:
-        action = lifecycle.move(event)
-        assert not over or (lifecycle.state is State.OVER and action is Action.NOTHING)
+        entered = lifecycle.move(event)
+        assert not over or (lifecycle.state is State.OVER and entered is None)
         over = lifecycle.state is State.OVER
 
 

@@ -10,7 +10,7 @@ from manifests import manifest
 
 from dataloaderjob.api import DataLoaderJob, parse_object
 from dataloaderjob_operator import objects
-from dataloaderjob_operator.__main__ import make_setup, parse
+from dataloaderjob_operator.__main__ import parse
 from dataloaderjob_operator.objects import settings
 
 FEEDER = "spec.feeders.template.spec"
@@ -105,16 +105,16 @@ def test_a_domain_on_the_command_line_goes_before_the_operators_own(tmp_path):
     key = tmp_path / "root"
     key.write_bytes(b"r" * 32)
     options = parse(["--root-key", str(key), "--sidecar-image", "i:1", "--cluster-domain", "prod.example"])
-    assert make_setup(options, b"r" * 32).cluster_domain == "prod.example"
+    assert options.config.cluster_domain == "prod.example"
 
 
 def test_the_operators_own_resolv_conf_counts_where_no_domain_is_given(tmp_path, monkeypatch):
     own = tmp_path / "resolv.conf"
     monkeypatch.setattr("dataloaderjob_operator.__main__.RESOLV_CONF", own)
-    options = parse(["--root-key", "root", "--sidecar-image", "i:1"])
-    assert make_setup(options, b"r" * 32).cluster_domain == "", "there is none"
+    options = ["--root-key", "root", "--sidecar-image", "i:1"]
+    assert parse(options).config.cluster_domain == "", "there is none"
     own.write_text("search ops.svc.prod.example svc.prod.example prod.example\nnameserver 10.96.0.10\n")
-    assert make_setup(options, b"r" * 32).cluster_domain == "prod.example"
+    assert parse(options).config.cluster_domain == "prod.example"
 
 
 def ports(changes: dict[str, Any] | None = None, uid: str = "u-1") -> tuple[int, int]:
@@ -185,8 +185,8 @@ def test_a_namespace_that_gives_groups_and_users_finds_none_that_the_template_do
 
 @pytest.mark.parametrize(("text", "group"), [("none", None), ("0", 0), ("1234", 1234)])
 def test_the_group_is_the_operators_to_say(text: str, group: int | None):
-    assert parse(["--root-key", "k", "--sidecar-image", "i:1", "--fs-group", text]).fs_group == group
-    assert parse(["--root-key", "k", "--sidecar-image", "i:1"]).fs_group == 65532
+    assert parse(["--root-key", "k", "--sidecar-image", "i:1", "--fs-group", text]).config.fs_group == group
+    assert parse(["--root-key", "k", "--sidecar-image", "i:1"]).config.fs_group == 65532
 
 
 def test_a_group_that_is_none_is_refused(capsys):
@@ -466,8 +466,9 @@ def test_who_collects_metrics_is_a_list_of_peers_or_an_error(text: str, capsys):
 
 def test_who_collects_metrics_is_the_operators_to_say():
     peers = [{"podSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}]
-    assert parse([*ARGUMENTS, "--metrics-from", json.dumps(peers)]).metrics_from == tuple(peers)
-    assert parse([*ARGUMENTS, "--metrics-from", "[]"]).metrics_from == parse(ARGUMENTS).metrics_from == ()
+    assert parse([*ARGUMENTS, "--metrics-from", json.dumps(peers)]).config.metrics_from == tuple(peers)
+    for arguments in ([*ARGUMENTS, "--metrics-from", "[]"], ARGUMENTS):
+        assert parse(arguments).config.metrics_from == ()
 
 
 @pytest.mark.parametrize(
@@ -485,7 +486,7 @@ def test_the_sidecars_image_is_pulled_with_the_secrets_that_the_operator_names(
 ):
     found = trainer_pod(changes, sidecar_pull_secrets=("mirror",)).get("imagePullSecrets", [])
     assert [secret["name"] for secret in found] == secrets
-    assert parse([*ARGUMENTS, "--sidecar-pull-secret", "mirror"]).sidecar_pull_secrets == ("mirror",)
+    assert parse([*ARGUMENTS, "--sidecar-pull-secret", "mirror"]).config.sidecar_pull_secrets == ("mirror",)
 
 
 @pytest.mark.parametrize("part", PODS)

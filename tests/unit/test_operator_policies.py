@@ -239,10 +239,10 @@ REQUIRED = ["--root-key", "k", "--sidecar-image", "i"]
 
 def test_the_operator_learns_of_its_own_pod_from_its_options() -> None:
     labels = ["--own-label", "a.b/c=d=e", "--own-label", "f="]
-    assert parse([*REQUIRED, "--own-namespace", "ops", *labels]).operator == objects.OwnPod(
+    assert parse([*REQUIRED, "--own-namespace", "ops", *labels]).config.operator == objects.OwnPod(
         namespace="ops", labels={"a.b/c": "d=e", "f": ""}
     )
-    assert parse(REQUIRED).operator is None
+    assert parse(REQUIRED).config.operator is None
 
 
 @pytest.mark.parametrize(

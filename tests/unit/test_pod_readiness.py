@@ -16,7 +16,7 @@ from dataloaderjob.core.settings import NODE_OUTPUT
 from dataloaderjob.pod import readiness
 from dataloaderjob.pod.feeder import Output
 from dataloaderjob.pod.readiness import Feeders, Readiness, Step, Trial, next_step
-from dataloaderjob.providers.ray import actor
+from dataloaderjob.providers.ray import actor, node
 
 NOBODY: dict[str, Any] = {
     "placed": 0,
@@ -205,7 +205,7 @@ def test_the_trial_of_an_image_without_torch_fails_with_the_last_line_of_its_err
 def test_a_trial_that_takes_too_long_says_what_it_was_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "slow_host.py").write_text("import time\nprint('reading', flush=True)\ntime.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setattr(readiness, "HOST_MODULE", "slow_host")
+    monkeypatch.setattr(node, "HOST_MODULE", "slow_host")
     trial = Trial(3.0)
     try:
         with pytest.raises(ServiceError, match=r"a feeder did not serve within 3 s; it said last: reading"):

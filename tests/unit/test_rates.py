@@ -13,8 +13,9 @@ def reading(**counters: int) -> dict[str, int]:
 def test_rates_and_stall_are_of_the_seconds_between():
     before = dict.fromkeys(COUNTERS, 0)
     after = before | {"next_calls": 50, "nbytes": 10**9, "wait_ns": 10**9, "step_ns": 3 * 10**9}
-    assert supervision.over(before, after, 2.0) == (25.0, 5e8, 0.25)
-    assert supervision.over(after, after, 2.0) == (0.0, 0.0, None)
+    found = supervision.between({"": before}, {"": after}, 2.0)
+    assert found == Rates(batches_per_s=25.0, nbytes_per_s=5e8, stall=0.25)
+    assert supervision.between({"": after}, {"": after}, 2.0) == Rates()
 
 
 def test_occupancy_is_that_of_all_pools():

@@ -69,20 +69,20 @@ def test_a_receiver_that_ends_while_it_is_told_what_to_do_ends_the_wait_for_it(
 ) -> None:
     attached: list[socket.socket] = []
 
-    def attach(*_: object) -> tuple[socket.socket, list[int]]:
+    def attach(*_: object) -> tuple[socket.socket, dict[str, Any], list[int]]:
         here, there = socket.socketpair()
         attached.append(here)
         there.close()
-        return here, []
+        return here, {}, []
 
     def send_open(stream: Any) -> None:
         raise ConnectionError("it is gone")
 
     mine: Any = ours
-    mine.lock, mine._opened, mine.attachment = threading.RLock(), Opened(), 0
+    mine.lock, mine._opened, mine.attachment, mine.rank = threading.RLock(), Opened(), 0, "0"
     mine.pool = SimpleNamespace(drop_empty_singles=lambda: None, regions={}, leases={}, leased_nbytes=0)
     mine.closed_streams, mine.streams = [], {1: SimpleNamespace(failures={})}
-    monkeypatch.setattr(Client, "_attach", attach)
+    monkeypatch.setattr(client, "attach", attach)
     monkeypatch.setattr(Client, "_send_open", lambda self, stream: send_open(stream))
     with pytest.raises(ServiceUnavailable, match=f"ended {MAX_ENDS} times"):
         ours._reattach()

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from dataloaderjob.codec.failures import pack_failure
+from dataloaderjob.codec.fetcher import SampleError
 from dataloaderjob.core.supervision import MAX_TEXT, describe_failure, failure_passed
 from dataloaderjob.sidecar.supervisor_client import Failures
 
@@ -17,7 +18,7 @@ TOLD = {"type": "failure", "feeder": "feeder-1", "reason": "UserCodeFailed", "te
     ("payload", "reason", "text"),
     [
         pytest.param(
-            pack_failure(ValueError("bad\nsample"), position=3, key=17, feeder="feeder-1"),
+            pack_failure(SampleError("__getitem__", ValueError("bad\nsample"), position=3, key=17), feeder="feeder-1"),
             "UserCodeFailed", "ValueError: bad sample (for index 17)", id="a sample",
         ),
         pytest.param(

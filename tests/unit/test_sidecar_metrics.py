@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -12,14 +14,15 @@ from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar import metrics
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
+from dataloaderjob.sidecar.parent import Sidecar
 
 
 def test_prometheus_gets_as_much_of_a_digest_as_a_float_holds() -> None:
     words = Control(Control.create())
     words.words[control.W_DIGEST] = 0xFEDC_BA98_7654_3210
-    found = metrics.read(words, "3")
-    assert found.values["digest"] == 0xFEDC_BA98_7654_3210
-    text = metrics.prometheus([found], "a/b/c")
+    found = metrics.read(words)
+    assert found["digest"] == 0xFEDC_BA98_7654_3210
+    text = metrics.prometheus([("3", found)], "a/b/c")
     (line,) = [
         line for line in text.splitlines() if line.startswith("dataloaderjob_sidecar_consumed_digest{")
     ]
@@ -40,12 +43,12 @@ def test_how_often_feeders_loaded_user_code_comes_with_their_batches() -> None:
     machine.begin_body(0.1, "i0", body)
     machine.end_body(0.1, "i0", body)
     metrics.store(words, machine)
-    assert metrics.read(words, "0").values["bundle_loads"] == 3
+    assert metrics.read(words)["bundle_loads"] == 3
 
 
 def scraped(job: str, rank: str) -> dict[str, str]:
     """The labels of each sample, which are the same for all."""
-    text = metrics.prometheus([metrics.ReceiverMetrics(rank, dict.fromkeys(metrics.KEYS, 0))], job)
+    text = metrics.prometheus([(rank, dict.fromkeys(metrics.KEYS, 0))], job)
     found = [sample.labels for family in text_string_to_metric_families(text) for sample in family.samples]
     assert len(found) == len(metrics.METRICS)
     assert all(labels == found[0] for labels in found)
@@ -61,3 +64,14 @@ def test_a_job_is_two_labels_and_one_without_a_cluster_has_no_namespace() -> Non
 @pytest.mark.parametrize("rank", ['0"} 1\ndataloaderjob_sidecar_feeders{rank="1', "a\\", 'a"b', "\n"])
 def test_a_trainer_cannot_write_metrics_of_others_by_what_it_calls_itself(rank: str) -> None:
     assert scraped("team/mnist/uid", rank)["rank"] == rank
+
+
+def test_what_a_trainer_takes_between_the_end_of_its_receiver_and_the_next_one_is_counted_once():
+    sidecar: Any = object.__new__(Sidecar)
+    sidecar._gone, sidecar._added, sidecar.receivers = dict.fromkeys(metrics.KEYS, 0), {}, {}
+    sidecar._add_up("trainer", {**dict.fromkeys(metrics.KEYS, 0), "next_calls": 10})
+    assert sidecar._totals()["next_calls"] == 10
+    sidecar._count_once("trainer", {**dict.fromkeys(metrics.KEYS, 0), "next_calls": 12})
+    assert sidecar._gone["next_calls"] == 0, "its memory has all 12"
+    sidecar._count_once("of a sidecar before", {**dict.fromkeys(metrics.KEYS, 0), "next_calls": 7})
+    assert sidecar._gone["next_calls"] == -7, "these are not of this one"

@@ -25,6 +25,7 @@ from dataloaderjob_operator.decide.observed import (
     node_silent_since,
     one_line,
     parse_time,
+    role_of,
     trouble_of,
 )
 from dataloaderjob_operator.kinds import Manifest
@@ -199,11 +200,7 @@ _Diagnosed = Sequence[tuple[Manifest, Trouble | None]]
 
 
 def _role(observed: Observed, role: Role, found: _Diagnosed) -> RoleHealth:
-    every = [
-        (pod, trouble)
-        for pod, trouble in found
-        if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == role.value
-    ]
+    every = [(pod, trouble) for pod, trouble in found if role_of(pod) == role]
     there = [(pod, trouble) for pod, trouble in every if not leaving(pod)]
     mine = [(pod, trouble) for pod, trouble in there if not _replaced(pod)]
     held_up = tuple(_held_up(observed, role, mine))
@@ -223,7 +220,7 @@ def _role(observed: Observed, role: Role, found: _Diagnosed) -> RoleHealth:
 def _replaced(pod: Manifest) -> bool:
     """Checks whether a Deployment has another pod in the place of this one, which has ended."""
     ended = pod.get("status", {}).get("phase") in {"Failed", "Succeeded"}
-    return ended and pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) != Role.TRAINER.value
+    return ended and role_of(pod) != Role.TRAINER
 
 
 def _of_attempt(pod: Manifest, attempt: int) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.status import DataLoaderJobStatus, RayStatus
@@ -54,20 +54,6 @@ UNKNOWN = "\ufffd"
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufeff\ufffe\uffff]+")
 CAUSED_S = 60.0
 """Seconds within which a container fails that another one's end has brought down."""
-
-
-class _Finding(NamedTuple):
-    """What one place of a status has. There are seven: `_CHECKS`."""
-
-    container: str
-    reason: str
-    message: str
-    ended_at: datetime | None = None
-    is_root: bool = False
-    is_disruption: bool = False
-
-
-_Found = Iterator[_Finding]
 
 
 class Trainers(Enum):
@@ -172,13 +158,9 @@ class Observed:
     def generation(self) -> int:
         return self.job.metadata.generation or 0
 
-    def of_role(self, role: names.Role) -> tuple[Manifest, ...]:
-        """Pods of a role that are not being deleted."""
-        return tuple(
-            pod
-            for pod in self.pods
-            if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == role.value and not leaving(pod)
-        )
+    def of_role(self, role: names.Role) -> list[Pod]:
+        """Pods of a role, those that are being deleted among them."""
+        return [pod for pod in self.pods if role_of(pod) == role]
 
     def serving(self) -> int:
         """The number of pods whose feeders serve, by the supervisor's report. While it is silent, none is added."""
@@ -214,6 +196,10 @@ class Observed:
 
 def key_of(child: Manifest) -> Key:
     return child["kind"], child["metadata"]["name"]
+
+
+def role_of(thing: Mapping[str, Any]) -> str | None:
+    return (thing["metadata"].get("labels") or {}).get(names.LABEL_ROLE)
 
 
 def leaving(thing: Mapping[str, Any]) -> bool:
@@ -274,47 +260,51 @@ def first_trouble(found: Iterable[Trouble | None]) -> Trouble | None:
 
 def trouble_of(pod: Pod) -> Trouble | None:
     """Diagnoses a pod; None while nothing is wrong, also while it merely starts."""
-    for check in _CHECKS:
-        for found in check(pod):
-            return Trouble(
-                str(pod["metadata"]["name"]), found.container, found.reason, one_line(found.message, MAX_TROUBLE),
-                ended_at=found.ended_at, is_root=found.is_root, is_disruption=found.is_disruption,
-            )  # fmt: skip
-    return None
+    return next((found for check in _CHECKS for found in check(pod)), None)
 
 
-def _unscheduled(pod: Pod) -> _Found:
+def _trouble(
+    pod: Pod, container: str, reason: str, message: str, ended_at: datetime | None = None, *,
+    is_root: bool = False, is_disruption: bool = False,
+) -> Trouble:  # fmt: skip
+    name, text = str(pod["metadata"]["name"]), one_line(message, MAX_TROUBLE)
+    return Trouble(
+        name, container, reason, text, ended_at=ended_at, is_root=is_root, is_disruption=is_disruption
+    )
+
+
+def _unscheduled(pod: Pod) -> Iterator[Trouble]:
     for condition in pod.get("status", {}).get("conditions", ()):
         if (condition["type"], condition["status"]) == ("PodScheduled", "False"):
             gated = condition.get("reason") == "SchedulingGated"
             reason = "SchedulingGated" if gated else "Unschedulable"
-            yield _Finding("", reason, condition.get("message", "no node fits"))
+            yield _trouble(pod, "", reason, condition.get("message", "no node fits"))
 
 
-def _evicted(pod: Pod) -> _Found:
+def _evicted(pod: Pod) -> Iterator[Trouble]:
     status = pod.get("status", {})
     if status.get("phase") == "Failed" and status.get("reason"):
         reason, text = str(status["reason"]), status.get("message", "ended by its node")
         own = reason not in DISRUPTIONS and not reason.startswith("OutOf")
         own = own or _OWN_LIMIT.search(text) is not None
         at = _disrupted_at(pod) or _first_end(pod)
-        yield _Finding("", reason, text, at, is_root=True, is_disruption=not own)
+        yield _trouble(pod, "", reason, text, at, is_root=True, is_disruption=not own)
 
 
-def _disrupted(pod: Pod) -> _Found:
+def _disrupted(pod: Pod) -> Iterator[Trouble]:
     """Kubernetes says so of a pod that it ends, before its containers end."""
     condition = condition_of(pod, "DisruptionTarget") or {}
     if condition.get("status") == "True":
         text = condition.get("message") or "ended by the cluster"
         reason, at = condition.get("reason") or "Disrupted", _disrupted_at(pod)
-        yield _Finding("", reason, text, at, is_root=True, is_disruption=True)
+        yield _trouble(pod, "", reason, text, at, is_root=True, is_disruption=True)
 
 
-def _on_lost_node(pod: Pod) -> _Found:
+def _on_lost_node(pod: Pod) -> Iterator[Trouble]:
     since = node_silent_since(pod)
     if since is not None:
         text = f"its node {node_of(pod)} does not answer"
-        yield _Finding("", "NodeUnreachable", text, since, is_root=True, is_disruption=True)
+        yield _trouble(pod, "", "NodeUnreachable", text, since, is_root=True, is_disruption=True)
 
 
 def node_of(pod: Pod) -> str:
@@ -354,7 +344,7 @@ def _end_of(terminated: Mapping[str, Any] | None) -> datetime | None:
     return parse_time(finished) if finished else None
 
 
-def _waiting(pod: Pod) -> _Found:
+def _waiting(pod: Pod) -> Iterator[Trouble]:
     for status in _containers(pod):
         waiting = status.get("state", {}).get("waiting") or {}
         reason = waiting.get("reason", "")
@@ -365,10 +355,10 @@ def _waiting(pod: Pod) -> _Found:
                 text = _crash(status, ended)
             elif reason != text and not text.startswith(reason):
                 text = f"{reason}: {text}"
-            yield _Finding(status["name"], "OutOfMemory" if _oom(ended) else BY_WAITING[reason], text)
+            yield _trouble(pod, status["name"], "OutOfMemory" if _oom(ended) else BY_WAITING[reason], text)
 
 
-def _ended(pod: Pod) -> _Found:
+def _ended(pod: Pod) -> Iterator[Trouble]:
     failed = []
     for status in _containers(pod):
         ended = status.get("state", {}).get("terminated") or {}
@@ -377,30 +367,32 @@ def _ended(pod: Pod) -> _Found:
             reason = "OutOfMemory" if _oom(ended) else CRASHES if again else "ContainerFailed"
             at = None if again else _end_of(ended)
             text = _crash(status, ended) if again else _exit(ended)
-            failed.append(_Finding(status["name"], reason, text, at, is_root=_oom(ended)))
+            failed.append(_trouble(pod, status["name"], reason, text, at, is_root=_oom(ended)))
     for first in failed:
         yield from _brought_down(pod, first.ended_at)
     yield from sorted(failed, key=lambda found: (not found.is_root, found.ended_at or _NEVER))
 
 
-def _brought_down(pod: Pod, at: datetime | None) -> _Found:
+def _brought_down(pod: Pod, at: datetime | None) -> Iterator[Trouble]:
     """A container that was killed for want of memory and runs again, while another one failed for it."""
     for status in _containers(pod):
         ended = status.get("lastState", {}).get("terminated")
         killed_at = _end_of(ended)
         if ended and _oom(ended) and at and killed_at and -1 <= (at - killed_at).total_seconds() <= CAUSED_S:
-            yield _Finding(status["name"], "OutOfMemory", _crash(status, ended), killed_at, is_root=True)
+            yield _trouble(pod, status["name"], "OutOfMemory", _crash(status, ended), killed_at, is_root=True)
 
 
-def _tries_again(pod: Pod) -> _Found:
+def _tries_again(pod: Pod) -> Iterator[Trouble]:
     """A container runs for a while between two crashes: it is the same trouble until it is ready."""
     for status in _containers(pod):
         ended = status.get("lastState", {}).get("terminated") or {}
         if "running" in status.get("state", {}) and not status.get("ready") and ended.get("exitCode", 0):
-            yield _Finding(status["name"], "OutOfMemory" if _oom(ended) else CRASHES, _crash(status, ended))
+            yield _trouble(
+                pod, status["name"], "OutOfMemory" if _oom(ended) else CRASHES, _crash(status, ended)
+            )
 
 
-_CHECKS: tuple[Callable[[Pod], _Found], ...] = (
+_CHECKS: tuple[Callable[[Pod], Iterator[Trouble]], ...] = (
     _unscheduled, _evicted, _disrupted, _on_lost_node, _waiting, _ended, _tries_again,
 )  # fmt: skip
 """The first that applies is the cause, later ones its consequences."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide.observed import Key, Observed, key_of
+from dataloaderjob_operator.decide.observed import Key, Observed, key_of, role_of
 from dataloaderjob_operator.kinds import Manifest, keep_template
 from dataloaderjob_operator.objects import OperatorConfig
 from dataloaderjob_operator.objects.pods import map_of
@@ -55,7 +55,7 @@ def in_use(observed: Observed) -> set[Key]:
             found |= {
                 key
                 for key, other in observed.children.items()
-                if key[0] == MAP and _role(other) == _role(child)
+                if key[0] == MAP and role_of(other) == role_of(child)
             }
     return found
 
@@ -75,7 +75,7 @@ def _with_own_image(child: Manifest, live: Manifest) -> Manifest:
     """A head that serves, with the image that it has: no feeder could stay where it is without its head, so new feeders
     take the places of old ones first. What else the user changes replaces the head, with the new image."""
     wanted, theirs = (thing.get("spec", {}).get("template") or {} for thing in (child, live))
-    if _role(child) != names.Role.HEAD or not live.get("status", {}).get("readyReplicas"):
+    if role_of(child) != names.Role.HEAD or not live.get("status", {}).get("readyReplicas"):
         return child
     if not theirs or _asked(wanted) != _asked(theirs):
         return child
@@ -120,7 +120,3 @@ def _rolls(deployment: Manifest) -> bool:
 
 def _map_name(workload: Manifest) -> str | None:
     return map_of(workload.get("spec", {}).get("template") or {})
-
-
-def _role(thing: Manifest) -> str | None:
-    return (thing["metadata"].get("labels") or {}).get(names.LABEL_ROLE)

@@ -92,7 +92,8 @@ def judge(observed: Observed, health: Health, now: datetime) -> Failure:
 
 def attempt_pods(observed: Observed) -> list[Pod]:
     """The trainer pods of the present attempt, also those that are being deleted."""
-    return [pod for pod in _trainer_pods(observed) if _attempt_of(pod) in (None, str(observed.attempt))]
+    pods = observed.of_role(names.Role.TRAINER)
+    return [pod for pod in pods if _attempt_of(pod) in (None, str(observed.attempt))]
 
 
 def tally_of(observed: Observed) -> Tally:
@@ -215,14 +216,10 @@ def _stuck_at(observed: Observed, job: Pod) -> list[datetime | None]:
     """The moments from which pods of a Job that is being deleted are waited for no longer; its own if it has none."""
     labels = job["metadata"].get("labels", {})
     attempt = labels.get(names.LABEL_ATTEMPT, str(observed.attempt))
-    pods = [pod for pod in _trainer_pods(observed) if (_attempt_of(pod) or str(observed.attempt)) == attempt]
+    mine = observed.of_role(names.Role.TRAINER)
+    pods = [pod for pod in mine if (_attempt_of(pod) or str(observed.attempt)) == attempt]
     own = parse_time(job["metadata"]["deletionTimestamp"]) + timedelta(seconds=STUCK_S)
     return [stuck_at(pod) for pod in pods] or [own]
-
-
-def _trainer_pods(observed: Observed) -> list[Pod]:
-    role = names.Role.TRAINER.value
-    return [pod for pod in observed.pods if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == role]
 
 
 def _attempt_of(pod: Pod) -> str | None:

@@ -19,9 +19,9 @@ from dataloaderjob.api.base import Path, spell
 from dataloaderjob.api.job import Metadata
 from dataloaderjob.api.problems import Problem
 from dataloaderjob.api.status import DataLoaderJobStatus, Phase
-from dataloaderjob_operator.decide.observed import Key, Observed
+from dataloaderjob_operator.decide.observed import Key, Observed, role_of
 from dataloaderjob_operator.kinds import Manifest, Packed, transform
-from dataloaderjob_operator.names import LABEL_JOB, LABEL_ROLE, Role, feeders, head, trainers_service
+from dataloaderjob_operator.names import LABEL_JOB, Role, feeders, head, trainers_service
 
 WRITE_WINS_S = 120.0
 """Seconds for which a write of ours wins over an older version that a watch reports: kopf notices a dead connection
@@ -176,9 +176,7 @@ class Cache:
         return [
             child
             for (kind, _), child in self._children.get(owner, {}).items()
-            if kind == "Pod"
-            and child["metadata"].get("labels", {}).get(LABEL_ROLE) == role.value
-            and self._is_child(owner, child)
+            if kind == "Pod" and role_of(child) == role and self._is_child(owner, child)
         ]
 
     def live_status(self, owner: JobKey) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -59,16 +59,6 @@ with more, it is the operator that nobody can reach."""
 _jitter = random.Random()  # noqa: S311  spreads polls, no secret
 
 
-class Supervisors(Protocol):
-    """The supervisors of all jobs, as a reconcile needs them."""
-
-    def status(self, key: JobKey) -> SupervisorStatus | None:
-        """The last status, None if there is none since the head is ready."""
-
-    def want(self, key: JobKey, feeders: int | None) -> None:
-        """Keeps so many feeder processes from now on; None: the job has no supervisor to poll."""
-
-
 @dataclass(frozen=True, slots=True)
 class Head:
     """Address of a job's supervisor, and what a handshake with it needs."""
@@ -99,7 +89,7 @@ class _Job:
 
 
 class SupervisorPoller:
-    """`Supervisors` over TCP. `run` polls until it is cancelled."""
+    """The supervisors of all jobs. `run` polls until it is cancelled."""
 
     def __init__(
         self, cache: Cache, root_key: bytes, changed: Callable[[JobKey], None], *, port: int = SUPERVISOR_PORT
@@ -114,9 +104,11 @@ class SupervisorPoller:
         """How many of them may."""
 
     def status(self, key: JobKey) -> SupervisorStatus | None:
+        """The last status, None if there is none since the head is ready."""
         return self._jobs[key].status if key in self._jobs else None
 
     def want(self, key: JobKey, feeders: int | None) -> None:
+        """Keeps so many feeder processes from now on; None: the job has no supervisor to poll."""
         if feeders is None:
             self._jobs.pop(key, None)
         elif key not in self._jobs:

@@ -212,7 +212,6 @@ _SUFFIXES = {
 }  # fmt: skip
 _NUMBER = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)"
 PATTERN = rf"^{_NUMBER}(n|u|m|k|[MGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{{1,2}})?$"
-_PARTS = re.compile(rf"^(?P<number>{_NUMBER})(?P<suffix>.*)$")
 
 
 @total_ordering
@@ -225,17 +224,13 @@ class Quantity:
     def __init__(self, text: str | int) -> None:
         """Raises ValueError for what is no quantity, is negative, or exceeds 2**63 - 1."""
         written = str(text)
-        if isinstance(text, bool) or len(written) > MAX_LENGTH or not re.fullmatch(PATTERN, written):
+        parts = re.fullmatch(PATTERN, written)
+        if isinstance(text, bool) or len(written) > MAX_LENGTH or parts is None:
             raise ValueError(f"found {text!r}; use {self.EXAMPLE}")
-        parts = _PARTS.match(written)
-        assert parts is not None  # noqa: S101  PATTERN matched
-        suffix = parts["suffix"]
-        if suffix in _SUFFIXES:
-            factor = _SUFFIXES[suffix]
-        else:
-            factor = Fraction(10) ** int(suffix[1:])
+        number, _, suffix = parts.groups("")
+        factor = _SUFFIXES[suffix] if suffix in _SUFFIXES else Fraction(10) ** int(suffix[1:])
         self.text = written
-        self.value = Fraction(parts["number"].rstrip(".")) * factor
+        self.value = Fraction(number.rstrip(".")) * factor
         if self.value >= 1 << 63:
             raise ValueError(f"found {text!r}; use a quantity below 2**63")
 

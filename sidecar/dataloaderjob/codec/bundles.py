@@ -38,7 +38,7 @@ from dataloaderjob.codec.reducers import bytes_of
 from dataloaderjob.codec.snapshot import Snapshot, Snapshots
 from dataloaderjob.core import values
 from dataloaderjob.core.blobs import BlobStore, Bundle
-from dataloaderjob.core.errors import InputError, RemoteProtocolError
+from dataloaderjob.core.errors import InputError, RemoteProtocolError, say
 
 BLOB_NBYTES = 64 * 1024 * 1024
 """Buffers are put together up to this size, for a dataset of 10,000 arrays is not to be 10,000 files."""
@@ -282,7 +282,7 @@ class ModuleLoader(importlib.abc.MetaPathFinder):
         try:
             module_state.apply_alone(name, packed, self._fresh)
         except Exception as exc:  # user code; the module stays as its import made it
-            _say(f"the state of the module {name} is not that of the trainer: {exc}")
+            say(f"the state of the module {name} is not that of the trainer: {exc}")
 
 
 def _import_for_effect(name: str) -> None:
@@ -292,19 +292,15 @@ def _import_for_effect(name: str) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as exc:  # user code, which may end with sys.exit()
-        _say(
+        say(
             f"the import of {name}, which the script imports, too, fails in feeders: {type(exc).__name__}: {exc}"
         )
     elapsed_s = time.perf_counter() - began
     if elapsed_s > SLOW_IMPORT_S:
-        _say(
+        say(
             f"importing {name} took {elapsed_s:.1f} s in a feeder: if samples do not need what it does to other "
             'modules, import it under `if __name__ == "__main__":`'
         )
-
-
-def _say(text: str) -> None:
-    print(f"[dataloaderjob] {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 class _Loader(importlib.machinery.SourceFileLoader):

@@ -23,7 +23,7 @@ from typing import Any
 
 from dataloaderjob.codec import names
 from dataloaderjob.codec.modules import MAINS, Source
-from dataloaderjob.codec.pickling import DYNAMIC, Reached, UserCodePickler, UserCodeUnpickler
+from dataloaderjob.codec.pickling import DYNAMIC, Bounded, Reached, UserCodePickler, UserCodeUnpickler
 from dataloaderjob.core import values
 
 MAX_NBYTES = 1024 * 1024
@@ -35,18 +35,11 @@ Entry = tuple[bytes, list[str]]
 """Pickle, and the globals that are looked up when it is used."""
 
 
-class _Bounded(io.BytesIO):
-    def write(self, data: Any) -> int:
-        if self.tell() + len(data) > MAX_NBYTES:
-            raise ValueError("too large to be sent unasked")
-        return super().write(data)
-
-
 class _Pickler(UserCodePickler):
     """Refers to other globals of `__main__` by name."""
 
     def __init__(self, root: Any, by_name: Mapping[int, str], known: names.Names, modules: Any) -> None:
-        self.out = _Bounded()
+        self.out = Bounded(MAX_NBYTES)
         super().__init__(self.out, None, known=known, user_modules=modules)
         self.used: dict[str, None] = {}
         others = self.persistent_id

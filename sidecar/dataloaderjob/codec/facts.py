@@ -7,26 +7,20 @@ from __future__ import annotations
 
 import platform
 import sys
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
 
-@cache
-def _facts() -> tuple[tuple[str, str], ...]:
-    return (
-        ("python", f"{sys.version_info.major}.{sys.version_info.minor}"),
-        ("torch", _minor(torch.__version__)),
-        ("numpy", _minor(np.__version__)),
-        ("cpu", f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"),
-    )
-
-
 def facts() -> dict[str, Any]:
     """Versions as major.minor, and the machine with the vector units that torch uses: `x86_64 AVX2`."""
-    return dict(_facts())
+    return {
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "torch": _minor(torch.__version__),
+        "numpy": _minor(np.__version__),
+        "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+    }
 
 
 def _minor(version: str) -> str:

@@ -32,22 +32,14 @@ _HINT = (
 )
 
 
-def pack_failure(
-    exc: BaseException,
-    *,
-    position: int | None = None,
-    key: Any = None,
-    phase: str = "",
-    feeder: str = "",
-) -> bytes:
-    """Describes an exception for another process; a SampleError by its cause.
+def pack_failure(exc: BaseException, *, phase: str = "", feeder: str = "") -> bytes:
+    """Describes an exception for another process; a SampleError by its cause and the sample, if it was one.
 
-    `phase` names the function of the user that ran; `position` and `key` the sample, if it was one.
-    What is not given is taken from a SampleError.
+    `phase` names the function of the user that ran, where no SampleError does.
     """
+    position, key = None, None
     if isinstance(exc, SampleError):
-        position = exc.position if position is None else position
-        key, phase, exc = exc.key if key is None else key, phase or exc.phase, exc.cause
+        position, key, phase, exc = exc.position, exc.key, phase or exc.phase, exc.cause
     args, own = _args_and_attributes(exc)
     plain = {name: value for name, value in own.items() if _plain(value)}
     body = {
@@ -80,14 +72,6 @@ def unpack_failure(data: bytes | memoryview) -> BaseException:
     module, qualname = record.name
     shown = qualname if module == "builtins" else f"{module}.{qualname}"
     return UserCodeError(f"{shown}: {record.text}\n\n{record.details}")
-
-
-def as_raised(error: SampleError) -> BaseException:
-    """What to raise for a SampleError in the process itself: the user's own exception.
-
-    StopIteration, too, here and from a feeder: it ends the loop over the loader, as with torch's workers and without.
-    """
-    return error.cause
 
 
 # Packing

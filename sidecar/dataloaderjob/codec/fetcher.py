@@ -83,6 +83,8 @@ class SampleError(Exception):
         self.phase = phase
         """SAMPLE, SAMPLES or COLLATE."""
         self.cause = cause
+        """What is raised to the user, in this process or from a feeder. StopIteration, too: it ends the loop over the
+        loader, as with torch's workers and without."""
         self.position = position
         """The sample's place in its batch, for SAMPLE."""
         self.key = key

@@ -166,13 +166,9 @@ def is_defined_at(function: Any, module: str, path: str) -> bool:
         return True
     code, own = function.__code__, function.__globals__
     if own is getattr(sys.modules.get(module), "__dict__", None):
-        # Generated code, as a dataclass's, has a name of its own.
-        return code.co_qualname == path or is_generated(function) or not is_users(own)
+        is_generated = code.co_filename.startswith("<")  # as a dataclass's, it has a name of its own
+        return code.co_qualname == path or is_generated or not is_users(own)
     return not is_users(own)
-
-
-def is_generated(function: types.FunctionType) -> bool:
-    return function.__code__.co_filename.startswith("<")
 
 
 def is_users(own: dict[str, Any]) -> bool:

@@ -33,12 +33,12 @@ import torch
 from dataloaderjob.codec.modules import MAINS, is_defined_at, is_users
 from dataloaderjob.core.errors import InputError
 
-_LRU: Any = type(functools.lru_cache(len))
+LRU: Any = type(functools.lru_cache(len))
 Name = tuple[str, str, str, type | None]
 """Module, dotted path, name of the type that the object must have there, and the type where it can be found."""
 Item = tuple[str, Any]
 """(dotted path, object)."""
-CODE = (types.FunctionType, type, ModuleType, types.BuiltinFunctionType, _LRU)
+CODE = (types.FunctionType, type, ModuleType, types.BuiltinFunctionType, LRU)
 """What a fresh import makes by itself, unless it was replaced."""
 _BY_VALUE = (
     int, float, complex, str, bytes, tuple, frozenset, enum.Enum, BaseException, np.ndarray, np.generic, torch.Tensor,
@@ -135,7 +135,7 @@ def _is_own_method(function: Any, module: str, path: str) -> bool:
 
 def _kept_by(path: str, function: Any) -> Iterator[Item]:
     """Yields (path, object) of what `function`, a module's own, keeps."""
-    if type(function) is _LRU:
+    if type(function) is LRU:
         yield from _cached(path, function)
         return
     if isinstance(function, functools.singledispatchmethod):
@@ -160,11 +160,11 @@ def _kept_by(path: str, function: Any) -> Iterator[Item]:
 
 def _copied(defaults: tuple[Any, ...]) -> tuple[Any, ...]:
     copied = tuple(value if _travels(value) else KEPT for value in defaults)
-    return copied if KEPT in map(_mark, copied) else defaults  # the same object each time
+    return copied if _has_kept(copied) else defaults  # the same object each time
 
 
-def _mark(value: Any) -> Any:
-    return value if value is KEPT else None  # arrays do not compare
+def _has_kept(values: tuple[Any, ...]) -> bool:
+    return any(value is KEPT for value in values)  # not `in`: arrays do not compare
 
 
 def _travels(value: Any) -> bool:
@@ -384,7 +384,7 @@ def _assign_kept(function: Any, name: str, value: Any) -> bool:
     """Gives a function of a fresh import one thing that the trainer's keeps. Returns whether it was one of these."""
     if name == _DEFAULTS:
         fresh = function.__defaults__ or ()
-        if KEPT not in map(_mark, value) or len(fresh) == len(value):
+        if not _has_kept(value) or len(fresh) == len(value):
             both = zip(value, (*fresh, *value[len(fresh) :]), strict=False)
             function.__defaults__ = tuple(own if given is KEPT else given for given, own in both)
     elif name == _CACHED:
@@ -404,7 +404,7 @@ def _given(result: Any = None) -> Any:
 def _prime(cached: Any, result: Any) -> None:
     """Makes `result` what an lru_cache holds: nothing but a call of its function fills it."""
     function = getattr(cached, "__wrapped__", None)
-    if type(cached) is not _LRU or type(function) is not types.FunctionType or function.__closure__:
+    if type(cached) is not LRU or type(function) is not types.FunctionType or function.__closure__:
         return
     code, defaults = function.__code__, function.__defaults__
     cached.cache_clear()

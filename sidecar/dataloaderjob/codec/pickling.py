@@ -219,7 +219,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         if names.delegates(cls):
             # Its own reduced form, with a function that gives it its state.
             return *(*obj.__reduce_ex__(4), None, None, None)[:5], names.set_state
-        if cls is not reducers.LRU:
+        if cls is not names.LRU:
             self._ordinary.add(cls)
         return NotImplemented
 
@@ -258,11 +258,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             if name in self._main and names.look_up("__main__", path) is obj:
                 self.reached.main[name] = None
             return False
-        loaded = sys.modules.get(module)
-        found: Any = loaded
-        for name in path.split("."):
-            found = getattr(found, name, None)
-        if found is not obj:
+        if names.look_up(module, path) is not obj:
             return False
         self._note_globals(module)
         return is_defined_at(obj, module, path) or not self._travels(obj)
@@ -326,6 +322,23 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
 class Nowhere(io.RawIOBase):
     def write(self, data: Any) -> int:
         return len(data)
+
+
+class TooLargeError(Exception):
+    """A pickle is larger than what is worth sending unasked."""
+
+
+class Bounded(io.BytesIO):
+    """Raises TooLargeError at what would be more than so many bytes."""
+
+    def __init__(self, most_nbytes: int) -> None:
+        super().__init__()
+        self._most_nbytes = most_nbytes
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._most_nbytes:
+            raise TooLargeError
+        return super().write(data)
 
 
 def why_not(

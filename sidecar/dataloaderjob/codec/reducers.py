@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import enum
 import functools
 import io
 import mmap
@@ -17,7 +18,9 @@ import sys
 import types
 import typing
 from collections.abc import Callable
-from pathlib import Path
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import Path, PurePath
 from typing import Any
 
 import cloudpickle
@@ -25,8 +28,8 @@ import numpy as np
 import torch
 
 from dataloaderjob.codec.modules import MAINS
+from dataloaderjob.codec.names import LRU, look_up
 
-LRU: Any = type(functools.lru_cache(len))
 _C_DATA: Any = ctypes.c_int.__mro__[-2]
 MAX_OWNER_NBYTES = 1024 * 1024
 """A view of more does not bring all of it along."""
@@ -81,10 +84,8 @@ def _make_type(cls: Any, args: tuple[Any, ...], module: str) -> Any:
 
 
 def _importable(obj: Any) -> bool:
-    found: Any = sys.modules.get(obj.__module__) if obj.__module__ not in MAINS else None
-    for name in getattr(obj, "__qualname__", obj.__name__).split("."):
-        found = getattr(found, name, None)
-    return bool(found is obj)
+    path = getattr(obj, "__qualname__", obj.__name__)
+    return obj.__module__ not in MAINS and look_up(obj.__module__, path) is obj
 
 
 def _extra(obj: Any) -> dict[str, Any]:
@@ -307,11 +308,6 @@ def ordered(members: set[Any] | frozenset[Any]) -> list[Any] | None:
 
 
 def _order(member: Any) -> tuple[str, str] | None:
-    import enum
-    from datetime import date, datetime, time, timedelta
-    from decimal import Decimal
-    from pathlib import PurePath
-
     cls = type(member)
     name = f"{cls.__module__}.{cls.__qualname__}"
     if isinstance(member, enum.Enum):

@@ -14,7 +14,6 @@ import torch
 from dataloaderjob.codec.bundles import UserCode, load_bundle
 from dataloaderjob.codec.digest import batch_digest
 from dataloaderjob.codec.encoding import encode
-from dataloaderjob.codec.failures import as_raised
 from dataloaderjob.codec.fetcher import Fetcher, SampleError, identity_of, preserved_generators
 from dataloaderjob.codec.sessions import begin_session, introduce
 from dataloaderjob.core.blobs import BlobStore, Bundle
@@ -57,8 +56,7 @@ class Remaker:
             with preserved_generators():
                 batch = fetcher.fetch(number, ticket)
         except SampleError as exc:
-            error = as_raised(exc)
-            return Remade(ticket=ticket, digest=error_mark(error), error=exc.cause)
+            return Remade(ticket=ticket, digest=error_mark(exc.cause), error=exc.cause)
         identity = identity_of(number, ticket)
         digest = batch_digest(batch, identity, allow_pickle=self.bundle.allow_pickle)
         return Remade(ticket=ticket, digest=digest, batch=batch)

@@ -16,8 +16,10 @@ from dataloaderjob.codec.module_state import CODE, MAIN, ROOTS, State
 from dataloaderjob.codec.pickling import (
     MIN_BUFFER_NBYTES,
     TRIES,
+    Bounded,
     Nowhere,
     Reached,
+    TooLargeError,
     UserCodePickler,
     changed_meanwhile,
     picklable,
@@ -42,17 +44,6 @@ class _Same:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and self.held is other.held
-
-
-class _TooLargeError(Exception):
-    """State of a module that nobody may ever import is larger than what is worth sending."""
-
-
-class _Bounded(io.BytesIO):
-    def write(self, data: Any) -> int:
-        if self.tell() > MAX_OTHER_NBYTES:
-            raise _TooLargeError
-        return super().write(data)
 
 
 class Writer:
@@ -228,7 +219,7 @@ class Writer:
     def _newly_alone(self, module: str) -> bytes:
         try:
             return self._written_alone(module)
-        except _TooLargeError:
+        except TooLargeError:
             self._exclude_large(module)
         except Exception:  # user code
             self._exclude_parts(module)
@@ -238,7 +229,7 @@ class Writer:
             return b""
 
     def _written_alone(self, module: str) -> bytes:
-        out = _Bounded()
+        out = Bounded(MAX_OTHER_NBYTES)
         pickler = self._pickler(out, None)
         try:
             for _, part in self._state.alone(module, pickler.reached):
@@ -250,8 +241,8 @@ class Writer:
     def _exclude_large(self, module: str) -> None:
         for path, value, pickled in module_state.parts(module, self._state):
             try:
-                self._pickler(_Bounded(), None).dump(pickled)
-            except _TooLargeError:
+                self._pickler(Bounded(MAX_OTHER_NBYTES), None).dump(pickled)
+            except TooLargeError:
                 self._excluded.add((module, path, id(value)))
                 warnings.warn(
                     f"{module}.{path} holds more than {MAX_OTHER_NBYTES >> 20} MiB and the dataset does not refer to "

@@ -18,6 +18,9 @@ A message says what was needed, what was found and what to do.
 
 from __future__ import annotations
 
+import contextlib
+import sys
+
 
 class DataLoaderJobError(Exception):
     """All errors that this package raises on purpose are one of these."""
@@ -71,6 +74,13 @@ def first_line(error: BaseException) -> str:
     """Type and first line of an error, for one-line reports."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def say(text: str) -> None:
+    """Prints a line of ours among those of the user's script."""
+    with contextlib.suppress(OSError, ValueError):  # it may be closed
+        sys.stderr.write(f"[dataloaderjob] {text}\n")
+        sys.stderr.flush()
 
 
 def named(name: str) -> type[DataLoaderJobError]:

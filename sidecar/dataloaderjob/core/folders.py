@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dataloaderjob.core.errors import ServiceUnavailable
+from dataloaderjob.core.errors import DataLoaderJobError, ServiceUnavailable
 
 MARK = ".dataloaderjob"
 """A file of every folder that may be emptied."""
@@ -87,13 +87,16 @@ def remove_child(path: Path, name: str) -> None:
             _remove_entry(name, fd)
 
 
-def full(exc: OSError, path: Path) -> str | None:
-    """What to say when an error means that there is no room at `path`; None if it means something else."""
-    if exc.errno not in FULL:
-        return None
-    return (
-        f"the disk of {path} is full ({exc.strerror}): free space there, or set TMPDIR to a folder elsewhere"
-    )
+@contextlib.contextmanager
+def room(path: Path, error: type[DataLoaderJobError]) -> Iterator[None]:
+    """Raises `error`, which says what to do, where an OSError means that there is no room at `path`."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno not in FULL:
+            raise
+        text = f"the disk of {path} is full ({exc.strerror}): free space there, or set TMPDIR to a folder elsewhere"
+        raise error(text) from exc
 
 
 def _wrong(found: os.stat_result) -> str | None:

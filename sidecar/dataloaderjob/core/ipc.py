@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import PROTOCOL
-from dataloaderjob.core.sockets import descriptors
+from dataloaderjob.core.sockets import descriptors, parse_message
 
 HEAD = struct.Struct("<BBHIQQ")
 HEAD_NBYTES = HEAD.size
@@ -94,13 +94,7 @@ def pack_json(type_: int, message: dict[str, Any], **fields: int) -> list[bytes]
 
 
 def parse_json(payload: bytes) -> dict[str, Any]:
-    try:
-        message = json.loads(payload)
-    except (ValueError, RecursionError) as exc:
-        raise RemoteProtocolError("a message on the sidecar's socket is not JSON") from exc
-    if not isinstance(message, dict):
-        raise RemoteProtocolError("a message on the sidecar's socket is not a JSON object")
-    return message
+    return parse_message(payload, "a message on the sidecar's socket")
 
 
 class Assembler:

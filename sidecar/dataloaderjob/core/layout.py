@@ -38,7 +38,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -142,16 +141,6 @@ def node(kind: Kind, *rest: Any) -> tuple[Any, ...]:
 
 def aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
-
-
-def place(start: int, sizes: Iterable[int]) -> tuple[list[int], int]:
-    """Returns the offsets of leaf buffers of these sizes, and the end of the last."""
-    offsets = []
-    for nbytes in sizes:
-        start = aligned(start)
-        offsets.append(start)
-        start += nbytes
-    return offsets, start
 
 
 def pack_schema(node: tuple[Any, ...]) -> bytes:

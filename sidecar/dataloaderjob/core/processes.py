@@ -98,37 +98,50 @@ def alive(pidfd: int) -> bool:
     return not poll.poll(0)
 
 
-class ReapingLoop:
-    """A parent that waits for descriptors and for its children. `run` until `over`."""
+class Loop:
+    """Waits for descriptors, and calls back one after another in the thread that turns it."""
 
     def __init__(self) -> None:
-        self.over = False
         self._select = selectors.DefaultSelector()
-        self._wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.watch(self._wake_r, self.woken)
 
-    def watch(self, end: socket.socket | int, callback: Callable[[], None]) -> None:
+    def watch(self, end: socket.socket | int, callback: Callable[[], object]) -> None:
+        """Calls `callback` whenever `end` is readable."""
         self._select.register(end, selectors.EVENT_READ, callback)
 
     def unwatch(self, end: socket.socket | int) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._select.unregister(end)
 
+    def turn(self, timeout_s: float | None = None) -> None:
+        """Acts on what has happened, or waits until something happens."""
+        for key, _ in self._select.select(timeout_s):
+            if self._select.get_map().get(key.fd) is key:  # not taken off by a callback of this turn
+                key.data()
+
+    def woken(self) -> None:
+        """A byte came through the pipe, such as that of a signal."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_r, 4096)
+
+
+class ReapingLoop(Loop):
+    """A parent that waits for descriptors and for its children. `run` until `over`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = False
+        signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
     def run(self) -> None:
         while not self.over:
             self.turn()
 
-    def turn(self, timeout_s: float | None = None) -> None:
-        """Acts on what has happened, or waits until something happens."""
-        for key, _ in self._select.select(timeout_s):
-            key.data()
-
     def woken(self) -> None:
         """A signal came: a child may have ended."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_r, 4096)
+        super().woken()
         with contextlib.suppress(ChildProcessError):
             self.reap()
 

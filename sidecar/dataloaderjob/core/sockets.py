@@ -140,13 +140,14 @@ def pack_message(message: dict[str, Any]) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-def parse_message(data: bytes | bytearray | memoryview) -> dict[str, Any]:
+def parse_message(data: bytes | bytearray | memoryview, what: str = "a message") -> dict[str, Any]:
+    """Raises RemoteProtocolError, which calls it `what`, unless it is a JSON object."""
     try:
         message = json.loads(bytes(data))
     except (ValueError, RecursionError) as exc:
-        raise RemoteProtocolError("a message is not JSON") from exc
+        raise RemoteProtocolError(f"{what} is not JSON") from exc
     if not isinstance(message, dict):
-        raise RemoteProtocolError("a message is not a JSON object")
+        raise RemoteProtocolError(f"{what} is not a JSON object")
     return message
 
 
@@ -324,6 +325,21 @@ class ServerHandshake(Handshake):
         )
         self.done, self.peer = True, message
         return pack_message(last)
+
+
+def connect(
+    address: tuple[str, int], key: bytes, *, role: str, name: str, job: str, versions: Versions = CONTROL,
+    timeout_s: float = HANDSHAKE_TIMEOUT_S,
+) -> socket.socket:  # fmt: skip
+    """A connection after its handshake, without a timeout. Raises OSError, ProtocolError."""
+    sock = socket.create_connection(address, timeout=timeout_s)
+    try:
+        greet(sock, key, role=role, name=name, job=job, versions=versions, timeout_s=timeout_s)
+        tune(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def greet(

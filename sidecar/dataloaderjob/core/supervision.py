@@ -37,7 +37,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -90,8 +89,9 @@ def ask(
     host: str, port: int, key: bytes, *, job: str, message: dict[str, Any], timeout_s: float = 10.0
 ) -> dict[str, Any]:
     """One request of a control client. Raises OSError, ProtocolError, and ServiceError when it is refused."""
-    with socket.create_connection((host, port), timeout=timeout_s) as sock:
-        sockets.greet(sock, key, role="control", name="control", job=job)
+    with sockets.connect(
+        (host, port), key, role="control", name="control", job=job, timeout_s=timeout_s
+    ) as sock:
         sock.settimeout(timeout_s)
         sockets.send_message(sock, message)
         answer = sockets.recv_message(sock)
@@ -153,19 +153,6 @@ class Rates:
     """Share of the pools in use; None without pools."""
 
 
-def over(
-    before: Mapping[str, int], after: Mapping[str, int], seconds: float
-) -> tuple[float, float, float | None]:
-    """Batches/s, bytes/s and stall between two totals."""
-    wait, step = after["wait_ns"] - before["wait_ns"], after["step_ns"] - before["step_ns"]
-    seconds = max(seconds, 1e-9)
-    return (
-        (after["next_calls"] - before["next_calls"]) / seconds,
-        (after["nbytes"] - before["nbytes"]) / seconds,
-        wait / (wait + step) if wait + step else None,
-    )
-
-
 def occupancy(pools: Iterable[Mapping[str, Any]]) -> float | None:
     """Share of all these pools, or sums of pools, that is in use."""
     known = [(int(pool.get("used_nbytes", 0)), int(pool.get("pool_nbytes", 0))) for pool in pools]
@@ -181,8 +168,13 @@ def between(before: Readings, after: Readings, seconds: float) -> Rates:
         counter: sum(max(0, after[n].get(counter, 0) - before[n].get(counter, 0)) for n in both)
         for counter in COUNTERS
     }
-    batches, nbytes, stall = over(dict.fromkeys(COUNTERS, 0), rise, seconds)
-    return Rates(batches_per_s=batches, nbytes_per_s=nbytes, stall=stall, occupancy=occupancy(after.values()))
+    seconds, worked = max(seconds, 1e-9), rise["wait_ns"] + rise["step_ns"]
+    return Rates(
+        batches_per_s=rise["next_calls"] / seconds,
+        nbytes_per_s=rise["nbytes"] / seconds,
+        stall=rise["wait_ns"] / worked if worked else None,
+        occupancy=occupancy(after.values()),
+    )
 
 
 def pack_failure(error: str, message: str) -> bytes:

@@ -16,11 +16,9 @@ from dataloaderjob.core import sockets, supervision
 from dataloaderjob.core.blobs import MAX_NBYTES, SLOWEST, BlobStore, chunks
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError, ServiceError
 from dataloaderjob.core.settings import FeederSettings
-from dataloaderjob.core.sockets import CONTROL, DATA, Versions
 
 log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S = 5.0
 STALL_TIMEOUT_S = 30.0
 """No byte of a blob for so long: the connection is given up and the blob asked for again."""
 
@@ -32,20 +30,8 @@ def connect_to_supervisor(settings: FeederSettings, key: bytes, role: str) -> so
     """A connection to the supervisor after the handshake. Raises OSError, ProtocolError."""
     if settings.supervisor_host is None:
         raise ServiceError(f"{settings.name} has no supervisor to ask")
-    return _connect((settings.supervisor_host, settings.supervisor_port), settings, key, role, CONTROL)
-
-
-def _connect(
-    address: tuple[str, int], settings: FeederSettings, key: bytes, role: str, versions: Versions
-) -> socket.socket:
-    sock = socket.create_connection(address, timeout=CONNECT_TIMEOUT_S)
-    try:
-        sockets.greet(sock, key, role=role, name=settings.name, job=settings.job, versions=versions)
-        sockets.tune(sock)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+    address = settings.supervisor_host, settings.supervisor_port
+    return sockets.connect(address, key, role=role, name=settings.name, job=settings.job)
 
 
 class BlobFetcher:
@@ -97,7 +83,10 @@ class BlobFetcher:
         """A feeder that does not have it any more, or is gone, is told to the supervisor by asking once more."""
         address = supervision.text(answer, "host"), supervision.number(answer, "port", 65535)
         try:
-            with _connect(address, self._settings, self._key, "blob", DATA) as sock:
+            with sockets.connect(
+                address, self._key, role="blob", name=self._settings.name, job=self._settings.job,
+                versions=sockets.DATA,
+            ) as sock:  # fmt: skip
                 sockets.send_message(sock, request)
                 self._receive(sock, request["digest"], request["nbytes"])
         except PEER_ERRORS as exc:

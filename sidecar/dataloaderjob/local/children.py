@@ -9,7 +9,6 @@ import heapq
 import itertools
 import os
 import select
-import selectors
 import signal
 import subprocess
 import time
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from dataloaderjob.core import processes
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.processes import Lines
 
@@ -26,25 +26,15 @@ OnLine = Callable[[str, bool], None]
 """Takes a line without its end, and whether it came on stderr."""
 
 
-class Loop:
-    """Callbacks run one after another in the thread that calls `run`."""
+class Loop(processes.Loop):
+    """One that has timers, and hands signals to a callback, too."""
 
     def __init__(self) -> None:
-        self._select = selectors.DefaultSelector()
+        super().__init__()
         self._timers: list[tuple[float, int, Callback]] = []
         self._numbers = itertools.count()
         self._signals: list[int] = []
         self._on_signal: Callable[[int], None] | None = None
-        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self.watch(self._wake_r, self._woken)
-
-    def watch(self, fd: int, callback: Callback) -> None:
-        """Calls `callback` whenever `fd` is readable."""
-        self._select.register(fd, selectors.EVENT_READ, callback)
-
-    def unwatch(self, fd: int) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._select.unregister(fd)
 
     def later(self, delay_s: float, callback: Callback) -> None:
         """Calls `callback` once."""
@@ -69,11 +59,7 @@ class Loop:
     def run(self, until: Callable[[], bool]) -> None:
         """Serves until `until()` is true, which is asked after every turn."""
         while not until():
-            now = time.monotonic()
-            timeout = max(0.0, self._timers[0][0] - now) if self._timers else None
-            for key, _ in self._select.select(timeout):
-                if self._select.get_map().get(key.fd) is key:  # not taken off by a callback of this turn
-                    key.data()
+            self.turn(max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None)
             now = time.monotonic()
             while self._timers and self._timers[0][0] <= now:
                 heapq.heappop(self._timers)[2]()
@@ -86,9 +72,8 @@ class Loop:
     def _note(self, number: int, _: FrameType | None) -> None:
         self._signals.append(number)
 
-    def _woken(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_r, 512)
+    def woken(self) -> None:
+        super().woken()
         while self._signals and self._on_signal is not None:
             self._on_signal(self._signals.pop(0))
 

@@ -16,7 +16,7 @@ import socket
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,7 +157,7 @@ class LocalCluster:
         found = {
             "pid": os.getpid(), "run": self.run_id, "job": self.plan.job, "port": self._port, "socket": self.socket,
         }  # fmt: skip
-        with self._room():
+        with folders.room(self.home, InputError):
             _write(self.home / "key", self._key)
             _write(self.home / RUN_FILE, json.dumps({**found, **about}).encode())
         self._do(self.policy.start())
@@ -324,18 +324,9 @@ class LocalCluster:
     def _dump(self, name: str, settings: Any) -> None:
         """Once, unless they change: what is started again shall not fail for a disk that is full by then."""
         if self._written.get(name) != settings:
-            with self._room():
+            with folders.room(self.home, InputError):
                 dump(settings, self.home / f"{name}.json")
             self._written[name] = settings
-
-    @contextlib.contextmanager
-    def _room(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as exc:
-            if (text := folders.full(exc, self.home)) is not None:
-                raise InputError(text) from exc
-            raise
 
     def _look(self) -> None:
         """What comes with time rather than by an event."""

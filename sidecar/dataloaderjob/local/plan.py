@@ -237,14 +237,6 @@ class Event(Enum):
     ALL_ENDED = auto()
 
 
-class Action(Enum):
-    NOTHING = auto()
-    START = auto()
-    ASK = auto()
-    """Tell trainers to end."""
-    KILL = auto()
-
-
 TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.PREPARING, Event.SERVED): State.TRAINING,
     (State.PREPARING, Event.STOP): State.OVER,
@@ -260,9 +252,8 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.KILLING, Event.ALL_ENDED): State.OVER,
 }
 """A pair that is not here changes nothing."""
-ENTERING = {State.TRAINING: Action.START, State.ENDING: Action.ASK, State.KILLING: Action.KILL}
-"""What is done on the way into a state."""
 GRACE_S = {State.FAILING: FAILING_GRACE_S, State.ENDING: ENDING_GRACE_S}
+"""How long a state may last; the others for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +272,8 @@ def stopped_by(number: int) -> Stop:
 
 
 class Lifecycle:
-    """Where a run is. The first reason to end fixes the exit code."""
+    """Where a run is. The first reason to end fixes the exit code. Events return the state that they lead to, if to
+    another one."""
 
     def __init__(self, num_trainers: int) -> None:
         self.state = State.PREPARING
@@ -289,11 +281,6 @@ class Lifecycle:
         self._codes: dict[int, int] = {}
         """Exit codes by the trainers' number, in the order of their ends, as a shell gives them."""
         self._num_trainers = num_trainers
-
-    @property
-    def grace_s(self) -> float | None:
-        """How long the state may last, None for ever."""
-        return GRACE_S.get(self.state)
 
     @property
     def code(self) -> int:
@@ -306,23 +293,20 @@ class Lifecycle:
         """Number and exit code of the trainer that failed first."""
         return next(((number, code) for number, code in self._codes.items() if code), None)
 
-    def move(self, event: Event) -> Action:
-        """Returns what is to be done."""
+    def move(self, event: Event) -> State | None:
         state = TRANSITIONS.get((self.state, event))
-        if state is None:
-            return Action.NOTHING
-        self.state = state
-        return ENTERING.get(state, Action.NOTHING)
+        self.state = state or self.state
+        return state
 
-    def halt(self, stop: Stop) -> Action:
+    def halt(self, stop: Stop) -> State | None:
         """A signal, a deadline, or a broken service; a second one is less patient."""
         if self.stop is None and self.first_failure is None and self.state is not State.OVER:
             self.stop = stop
         return self.move(Event.STOP)
 
-    def ended(self, number: int, code: int) -> Action:
+    def ended(self, number: int, code: int) -> State | None:
         """A trainer ended."""
         self._codes[number] = code
         if len(self._codes) == self._num_trainers:
             return self.move(Event.ALL_ENDED)
-        return self.move(Event.FAILED) if code else Action.NOTHING
+        return self.move(Event.FAILED) if code else None

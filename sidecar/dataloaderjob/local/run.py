@@ -23,7 +23,7 @@ from dataloaderjob.local.console import Console, progress_line, summary, table_o
 from dataloaderjob.local.plan import (
     EXIT_BROKEN,
     EXIT_LATE,
-    Action,
+    GRACE_S,
     Event,
     Lifecycle,
     RunPlan,
@@ -131,7 +131,6 @@ class Run:
         self._lifecycle = Lifecycle(len(planned.trainers))
         self._cluster = LocalCluster(planned.service, self._loop, show=self._show, broken=self._broken)
         self._trainers: list[Child] = []
-        self._state = State.PREPARING
         self._served = False
         self._progress_s = PROGRESS_LIVE_S if console.live else PROGRESS_LINE_S
         self._history = History(max(WINDOW_S, self._progress_s))
@@ -166,7 +165,7 @@ class Run:
     def _look(self) -> None:
         self._console.flush()
         if self._cluster.sidecar_listens:
-            self._act(self._lifecycle.move(Event.SERVED))
+            self._enter(self._lifecycle.move(Event.SERVED))
         snapshot = self._cluster.snapshot
         self._history.add(snapshot)
         if not self._served and snapshot.desired is not None and snapshot.ready >= self._plan.min_feeders:
@@ -208,34 +207,32 @@ class Run:
     def _halt(self, stop: Stop) -> None:
         if self._lifecycle.state is not State.OVER:
             self._console.say(stop.why)
-        self._act(self._lifecycle.halt(stop))
+        self._enter(self._lifecycle.halt(stop))
 
     def _trainer_ended(self, child: Child) -> None:
         number, code = self._trainers.index(child), exit_code(child.code or 0)
         if code:
             self._console.say(f"{child.name} ended with exit code {code}")
-        self._act(self._lifecycle.ended(number, code))
+        self._enter(self._lifecycle.ended(number, code))
 
     # Actions
 
-    def _act(self, action: Action) -> None:
-        if action is Action.START:
+    def _enter(self, state: State | None) -> None:
+        if state is State.TRAINING:
             self._start_trainers()
-        elif action is Action.ASK:
+        elif state is State.ENDING:
             number = signal.SIGTERM if self._lifecycle.stop is None else self._lifecycle.stop.number
             for child in self._trainers:
                 child.signal(number)
-        elif action is Action.KILL:
+        elif state is State.KILLING:
             for child in self._trainers:
                 child.signal(signal.SIGKILL)
-        if self._lifecycle.state is not self._state:
-            self._state = self._lifecycle.state
-            if (grace := self._lifecycle.grace_s) is not None:
-                self._loop.later(grace, lambda state=self._state: self._grace_over(state))  # type: ignore[misc]
+        if state in GRACE_S:
+            self._loop.later(GRACE_S[state], lambda: self._grace_over(state))
 
-    def _grace_over(self, state: State) -> None:
+    def _grace_over(self, state: State | None) -> None:
         if self._lifecycle.state is state:
-            self._act(self._lifecycle.move(Event.GRACE))
+            self._enter(self._lifecycle.move(Event.GRACE))
 
     def _start_trainers(self) -> None:
         for number, trainer in enumerate(self._plan.trainers):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataloaderjob.core import folders, places
-from dataloaderjob.core.errors import DataLoaderJobError
+from dataloaderjob.core.errors import DataLoaderJobError, InputError
 from dataloaderjob.core.processes import alive
 from dataloaderjob.core.settings import LoaderSettings, memory_limit
 from dataloaderjob.local.children import Loop, Started
@@ -241,19 +241,16 @@ def main(host: Forked) -> int:
     args = parser.parse_args()
     started = Started(*host)
     try:
-        folders.check(args.dir, places.REMEDY)
-        made = plan(args.dir, args.feeders, os.environ)
-        return Service(args.dir, made, Echo(args.echo), started).run()
+        with folders.room(args.dir, InputError):
+            folders.check(args.dir, places.REMEDY)
+            made = plan(args.dir, args.feeders, os.environ)
+            return Service(args.dir, made, Echo(args.echo), started).run()
     except (DataLoaderJobError, OSError) as exc:
-        fail(args.dir, _reason(exc, args.dir))
+        fail(args.dir, str(exc))
         sys.stderr.write(f"service: {exc}\n")
         return EXIT_FAILED
     finally:
         started.kill()
-
-
-def _reason(exc: Exception, folder: Path) -> str:
-    return (folders.full(exc, folder) if isinstance(exc, OSError) else None) or str(exc)
 
 
 def _open_starter() -> int | None:

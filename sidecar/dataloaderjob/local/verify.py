@@ -59,7 +59,7 @@ def compare(one: Path, other: Path, *, epoch: int | None = None) -> tuple[bool, 
         raise InputError(f"{one} and {other} have no batch{_of_none(a, epoch)} to compare")
     if found is None:
         return True, [f"equal: {count} batches of {_ranks(a)}"]
-    return False, [f"{found.where}: {line}" for line in _explain(found, (one, a), (other, b))]
+    return False, [f"{found.where}: {line}" for line in _explain(found, a, b)]
 
 
 def first_difference(
@@ -84,12 +84,12 @@ def _of_epoch(batches: Iterable[Recorded], epoch: int | None) -> list[Recorded]:
     return [batch for batch in batches if epoch is None or batch.row.epoch == epoch]
 
 
-def _explain(found: Difference, a: tuple[Path, Record], b: tuple[Path, Record]) -> list[str]:
+def _explain(found: Difference, a: Record, b: Record) -> list[str]:
     one, other = found.one, found.other
     if one is None or other is None:
-        has, lacks = (a[0], b[0]) if other is None else (b[0], a[0])
-        return [f"{has} has this batch, {lacks} has it not"]
-    failed = [path for batch, (path, _) in ((one, a), (other, b)) if batch.row.kind == Kind.FAILED]
+        has, lacks = (a, b) if other is None else (b, a)
+        return [f"{has.folder} has this batch, {lacks.folder} has it not"]
+    failed = [record.folder for batch, record in ((one, a), (other, b)) if batch.row.kind == Kind.FAILED]
     if len(failed) == 2:
         return ["next() raised errors of two types"]
     if failed:
@@ -126,15 +126,13 @@ def _same(x: Any, y: Any) -> bool:
         return False
 
 
-def _compare_content(
-    a: tuple[Path, Record], one: Recorded, b: tuple[Path, Record], other: Recorded
-) -> list[str]:
+def _compare_content(a: Record, one: Recorded, b: Record, other: Recorded) -> list[str]:
     """Makes both again: says which leaf differs, and which of them is still what was consumed."""
     from dataloaderjob.codec.differences import first_difference as difference_of
 
     lines, bodies = [], []
     with tempfile.TemporaryDirectory() as folder:
-        for number, ((path, record), batch) in enumerate(((a, one), (b, other))):
+        for number, (record, batch) in enumerate(((a, one), (b, other))):
             place = Path(folder) / str(number)
             place.mkdir()
             try:
@@ -142,9 +140,9 @@ def _compare_content(
             except InputError as exc:
                 return [f"the leaf is not known: {exc}"]
             if result.error:
-                lines.append(f"made again from {path} it raises {result.error}")
+                lines.append(f"made again from {record.folder} it raises {result.error}")
             elif result.digest != batch.row.digest:
-                lines.append(f"made again from {path} it is not what was consumed")
+                lines.append(f"made again from {record.folder} it is not what was consumed")
             if result.body is not None:
                 bodies.append(result.body.read_bytes())
     if len(bodies) == 2:

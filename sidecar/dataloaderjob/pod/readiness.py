@@ -20,9 +20,9 @@ from enum import Enum, auto
 from pathlib import Path
 
 from dataloaderjob.core.errors import ServiceError
-from dataloaderjob.core.settings import NODE_BLOBS, FeederSettings, dump
+from dataloaderjob.core.settings import NODE_BLOBS, FeederSettings
 from dataloaderjob.core.supervision import ended_text
-from dataloaderjob.providers.ray.node import HOST_MODULE, feeder_environment
+from dataloaderjob.providers.ray.node import start_host
 
 log = logging.getLogger(__name__)
 
@@ -167,21 +167,12 @@ class Trial:
         settings = FeederSettings(
             job="trial", name="trial", key_path=str(folder / "key"), blob_folder=str(folder / NODE_BLOBS)
         )
-        dump(settings, folder / "settings.json")
         self._words = folder / "words"
-        self._ready, ready = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         with self._words.open("wb") as words:
-            try:
-                self._process = subprocess.Popen(
-                    [
-                        sys.executable, "-P", "-m", HOST_MODULE,
-                        "--settings", folder / "settings.json", "--ready-fd", str(ready),
-                    ],
-                    stdin=subprocess.PIPE, stdout=words, stderr=words, pass_fds=(ready,),
-                    env=feeder_environment(os.environ), start_new_session=True,
-                )  # fmt: skip
-            finally:
-                os.close(ready)
+            self._process, self._ready = start_host(
+                settings, folder, stdout=words, stderr=words, own_session=True
+            )
+        os.set_blocking(self._ready, False)
 
     def passed(self) -> bool | None:
         """True once it serves, None while it may still. Raises ServiceError with its last words if it ended or is

@@ -63,7 +63,7 @@ class ElasticDistributedSampler(ElasticSampler[int]):
 
     def order(self, epoch: int) -> Order:
         """The global order of an epoch. A subclass may give another."""
-        return Permutation(self._samples, self.seed, epoch) if self.shuffle else _as_they_are
+        return Permutation(self._samples, self.seed, epoch) if self.shuffle else lambda positions: positions
 
     def indices(self, start: int, stop: int) -> I64:
         """The global order of the epoch that is set, from position `start` to `stop`: int64, shape (stop - start,)."""
@@ -106,7 +106,3 @@ def check_shares(global_batch_size: int, ranks: int) -> None:
             f"a global batch must be one sample or more for each of {ranks} ranks, and as many for all, found "
             f"{global_batch_size}: choose a multiple of {ranks}"
         )
-
-
-def _as_they_are(positions: I64) -> I64:
-    return positions

@@ -131,14 +131,6 @@ _WORDS = {key: at for at, (key, _) in enumerate(_READERS, control.W_METRICS)} | 
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiverMetrics:
-    """The values of one receiver at one moment, by key."""
-
-    rank: str
-    values: dict[str, int]
-
-
 def store(words: Control, machine: Dispatcher) -> None:
     """Writes the receiver's."""
     for at, (_, value) in enumerate(_READERS, control.W_METRICS):
@@ -146,25 +138,21 @@ def store(words: Control, machine: Dispatcher) -> None:
     words.words[control.W_FEEDERS] = words.words[_WORDS["feeders_up"]]
 
 
-def read(words: Control, rank: str) -> ReceiverMetrics:
-    return ReceiverMetrics(rank, {key: words.words[_WORDS[key]] for key in KEYS})
+def read(words: Control) -> dict[str, int]:
+    """The values of one receiver at this moment, by key."""
+    return {key: words.words[_WORDS[key]] for key in KEYS}
 
 
-def total(receivers: list[ReceiverMetrics]) -> dict[str, int]:
-    """Sums over receivers."""
-    return {key: sum(receiver.values[key] for receiver in receivers) for key in KEYS}
-
-
-def prometheus(receivers: list[ReceiverMetrics], job: str) -> str:
-    """The text format; times in seconds, sizes in bytes."""
+def prometheus(receivers: list[tuple[str, dict[str, int]]], job: str) -> str:
+    """The text format; times in seconds, sizes in bytes. `receivers`: the rank and the values of each."""
     lines, whose = [], _labels(job)
     for metric in METRICS:
         name = PREFIX + metric.name
         lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind.value}"]
-        for receiver in receivers:
-            value = receiver.values[metric.key] & metric.mask
+        for rank, values in receivers:
+            value = values[metric.key] & metric.mask
             text = f"{value * 1e-9:.9f}" if metric.key.endswith("_ns") else str(value)
-            lines.append(f'{name}{{{whose},rank="{_escaped(receiver.rank)}"}} {text}')
+            lines.append(f'{name}{{{whose},rank="{_escaped(rank)}"}} {text}')
     return "\n".join(lines) + "\n"
 
 

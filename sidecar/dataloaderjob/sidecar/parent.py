@@ -35,6 +35,8 @@ TICK_S = 0.5
 METRICS_EVERY_S = 1.0
 EXTRA_PROCESSES = 8
 """Processes of a launch that told nobody how many they are: together they get as much memory as the first."""
+MAX_ENDED = 64
+"""Trainer processes without a receiver whose counts are kept."""
 _RANK = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 
@@ -66,6 +68,8 @@ class Sidecar:
         self.receivers: dict[int, ReceiverProcess] = {}
         """Receivers by pid."""
         self._gone = dict.fromkeys(metrics.KEYS, 0)
+        self._added: dict[str, dict[str, int]] = {}
+        """What receivers that ended had counted, by their trainers' processes, which may come back."""
         self._failures = Failures()
         self._stop = False
         self._select = selectors.DefaultSelector()
@@ -184,9 +188,7 @@ class Sidecar:
                 pass  # its last words
             self._bundle_gc.gone(receiver.pid)
             self._failures.update(receiver.rank, receiver.pid, receiver.control.words[W_NEXT_CALLS])
-            for name, value in metrics.read(receiver.control, receiver.rank).values.items():
-                if name in metrics.COUNTERS:
-                    self._gone[name] += value
+            self._add_up(receiver.process, metrics.read(receiver.control))
             with contextlib.suppress(KeyError):
                 self._select.unregister(receiver.channel)
             receiver.channel.close()
@@ -244,7 +246,7 @@ class Sidecar:
         receiver = ReceiverProcess(rank, pid, process, fds.pop(0), child, ours, control)
         self.receivers[child] = receiver
         if adoption:
-            self._count_once(metrics.read(control, rank))
+            self._count_once(process, metrics.read(control))
         self._select.register(ours, selectors.EVENT_READ, lambda: self._on_receiver(receiver))
         guest.answer(ipc.pack_json(ipc.Type.WELCOME, self._welcome(settings)), None if adoption else fds)
         guest.close()
@@ -284,10 +286,20 @@ class Sidecar:
         share = settings.limit_nbytes // EXTRA_PROCESSES
         return dataclasses.replace(settings, processes=1, shared_memory_nbytes=share, pool_nbytes=None)
 
-    def _count_once(self, living: metrics.ReceiverMetrics) -> None:
-        """What a trainer counted in memory that outlived its receiver was added up when that one ended."""
+    def _add_up(self, process: str, ended: dict[str, int]) -> None:
+        """Adds what a receiver that ended had counted, and the trainer `process` until then."""
+        for name in metrics.COUNTERS:
+            self._gone[name] += ended[name]
+        self._added[process] = ended
+        while len(self._added) > MAX_ENDED:
+            del self._added[next(iter(self._added))]
+
+    def _count_once(self, process: str, living: dict[str, int]) -> None:
+        """What a trainer counted in memory that outlived its receiver was added up when that one ended; what it had
+        counted under a sidecar before this one is not this one's."""
+        before = self._added.pop(process, living)
         for name in metrics.TRAINERS_COUNTERS:
-            self._gone[name] -= living.values[name]
+            self._gone[name] -= before[name]
 
     def _child(
         self,
@@ -402,12 +414,9 @@ class Sidecar:
 
     # Metrics
 
-    def _readings(self) -> list[metrics.ReceiverMetrics]:
-        return [metrics.read(receiver.control, receiver.rank) for receiver in self.receivers.values()]
-
     def _totals(self) -> dict[str, int]:
-        live = metrics.total(self._readings())
-        return {name: value + self._gone[name] for name, value in live.items()}
+        live = [metrics.read(receiver.control) for receiver in self.receivers.values()]
+        return {name: sum((values[name] for values in live), gone) for name, gone in self._gone.items()}
 
     def status(self) -> dict[str, Any]:
         """What `dataloaderjob run` shows and /status returns."""
@@ -416,7 +425,7 @@ class Sidecar:
             "supervisor": self._supervisor is not None and self._supervisor.fileno is not None,
             "notes": [] if self._supervisor is None else self._supervisor.notes,
             "receivers": [
-                {"rank": r.rank, "trainer": r.trainer_pid, "receiver": r.pid, **metrics.read(r.control, r.rank).values}
+                {"rank": r.rank, "trainer": r.trainer_pid, "receiver": r.pid, **metrics.read(r.control)}
                 for r in self.receivers.values()
             ],
             "totals": self._totals(),
@@ -425,7 +434,8 @@ class Sidecar:
 
     def _http(self, path: str) -> tuple[int, str, str]:
         if path == "/metrics":
-            return 200, "text/plain; version=0.0.4", metrics.prometheus(self._readings(), self.settings.job)
+            receivers = [(r.rank, metrics.read(r.control)) for r in self.receivers.values()]
+            return 200, "text/plain; version=0.0.4", metrics.prometheus(receivers, self.settings.job)
         if path == "/healthz":
             return 200, "text/plain", "ok\n"
         if path == "/status":

@@ -61,20 +61,10 @@ class SupervisorClient:
         if self._sock is not None or now < self.retry_at:
             return False
         try:
-            sock = socket.create_connection(self.address, timeout=CONNECT_TIMEOUT_S)
-            try:
-                sockets.greet(
-                    sock,
-                    self._key,
-                    role="sidecar",
-                    name=self._name,
-                    job=self._job,
-                    timeout_s=CONNECT_TIMEOUT_S,
-                )
-                sockets.tune(sock)
-            except BaseException:
-                sock.close()
-                raise
+            sock = sockets.connect(
+                self.address, self._key, role="sidecar", name=self._name, job=self._job,
+                timeout_s=CONNECT_TIMEOUT_S,
+            )  # fmt: skip
         except (OSError, ProtocolError):
             self._failures += 1
             self.retry_at = now + BACKOFF.spread_s(self._failures)
@@ -175,8 +165,7 @@ def upload(
     address: tuple[str, int], key: bytes, store: BlobStore, digest: str, nbytes: int, *, name: str, job: str
 ) -> None:
     """Sends a blob to the supervisor, and waits until it has it. Raises OSError, ProtocolError."""
-    with socket.create_connection(address, timeout=UPLOAD_TIMEOUT_S) as sock:
-        sockets.greet(sock, key, role="blob", name=name, job=job)
+    with sockets.connect(address, key, role="blob", name=name, job=job, timeout_s=UPLOAD_TIMEOUT_S) as sock:
         sock.settimeout(UPLOAD_TIMEOUT_S)
         store.send(sock, digest, nbytes)
         sock.shutdown(socket.SHUT_WR)

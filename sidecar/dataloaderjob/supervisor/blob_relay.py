@@ -48,7 +48,6 @@ class _Upload:
     """When it was asked for, or a part of it came last."""
     moved_at: float
     """When a part of it came last, of this upload or an earlier one."""
-    tried: set[int]
 
 
 class BlobRelay:
@@ -186,15 +185,12 @@ class BlobRelay:
         upload, holders = self._uploads.get(digest), self._holders.get(digest, {})
         if upload is not None and upload.holder in holders and now - upload.asked_at < ASK_AGAIN_S:
             return None
-        tried = set() if upload is None else upload.tried
-        if not set(holders) - tried:  # all were: each gets another chance, who was asked last the last
-            tried = set() if upload is None or len(holders) == 1 else {upload.holder}
-        found = next((number for number in holders if number not in tried), None)
+        found = next(iter(holders), None)
         if found is None:
             return None
-        moved_at = 0.0 if upload is None else upload.moved_at
-        self._uploads[digest] = _Upload(found, now, moved_at, tried | {found})
-        return holders[found]
+        want = holders[found] = holders.pop(found)  # who was asked last is the last to be asked again
+        self._uploads[digest] = _Upload(found, now, 0.0 if upload is None else upload.moved_at)
+        return want
 
     def _moving(self, digest: str, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
         """Notes that parts come."""

@@ -6,14 +6,13 @@ import errno
 import os
 import socket
 import stat
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dataloaderjob.core import ipc, sockets
-from dataloaderjob.core.errors import ServiceUnavailable
+from dataloaderjob.core.errors import ServiceUnavailable, say
 from dataloaderjob.core.places import SOCKET_VARIABLE
 from dataloaderjob.trainer.pool import Pool
 
@@ -24,6 +23,8 @@ BUSY_PAUSE_S = 0.05
 ABSENCE_DEADLINE_S = 120.0
 ABSENCE_NOTE_S = 5.0
 ABSENCE_PAUSE_S = 0.05
+Attachment = tuple[socket.socket, dict[str, Any], list[int]]
+"""The connection to a sidecar that takes this process, its settings, and descriptors of control memory and wake-ups."""
 _BUSY = frozenset({errno.ECONNRESET, errno.EPIPE, errno.EAGAIN})
 _process = os.urandom(8).hex()
 """Tells this process from all others at the sidecar: containers of a pod may have equal pids."""
@@ -31,15 +32,6 @@ _process = os.urandom(8).hex()
 
 class _Closed(ConnectionResetError):
     """The sidecar closed the connection without a word."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attachment:
-    """What a sidecar that takes this process answers: its settings, and descriptors of control memory and wake-ups."""
-
-    sock: socket.socket
-    settings: dict[str, Any]
-    fds: list[int]
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +102,7 @@ def _attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) 
         sock.close()
         raise
     sock.settimeout(None)
-    return Attachment(sock, message, received)
+    return sock, message, received
 
 
 class Absence:
@@ -137,12 +129,6 @@ class Absence:
             self._noted = True
             say(f"no sidecar answers at {self._path}; waiting for it ({exc})")
         time.sleep(ABSENCE_PAUSE_S)
-
-
-def say(text: str) -> None:
-    """Prints a line of ours among those of the user's script."""
-    sys.stderr.write(f"[dataloaderjob] {text}\n")
-    sys.stderr.flush()
 
 
 def failure(path: str) -> str | None:

@@ -19,9 +19,9 @@ from typing import Any
 from dataloaderjob.core import control as ctl
 from dataloaderjob.core import ipc
 from dataloaderjob.core.control import Control
-from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable
+from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable, say
 from dataloaderjob.trainer import forks
-from dataloaderjob.trainer.attach import Absence, Opened, attach, say
+from dataloaderjob.trainer.attach import Absence, Opened, attach
 from dataloaderjob.trainer.pool import Pool, map_region
 from dataloaderjob.trainer.stream import Stream, StreamLeftError
 
@@ -60,7 +60,6 @@ class Client:
 
     def __init__(self, path: str, rank: str) -> None:
         self.path, self.rank = path, rank
-        self.settings: dict[str, Any] = {}
         self.streams: dict[int, Stream] = {}
         self.closed_streams: list[tuple[int, int]] = []
         """(stream, awaited) of iterators that were collected; finalizers append here."""
@@ -81,7 +80,7 @@ class Client:
         self._opened = Opened()
         # At the interpreter's end the kernel closes all.
         weakref.finalize(self, self._opened.close).atexit = False
-        sock, fds = self._attach(None, [])
+        sock, self.settings, fds = attach(path, rank, None, [])
         self._opened.fds = fds
         self._connected(sock)
         if len(fds) != 3:
@@ -93,11 +92,6 @@ class Client:
         self.pool = self._opened.pool = Pool(self.control, self.wake_receiver)
 
     # Attaching
-
-    def _attach(self, adopt: dict[str, Any] | None, fds: list[int]) -> tuple[socket.socket, list[int]]:
-        made = attach(self.path, self.rank, adopt, fds)
-        self.settings = made.settings
-        return made.sock, made.fds
 
     def _connected(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SEND_TIMEOUT_S), 0))
@@ -155,7 +149,9 @@ class Client:
             "regions": [{"region": r.number, "nbytes": r.nbytes, "single": r.single} for r in regions],
             "leases": [[n, *place] for n, (*place, _) in self.pool.leases.copy().items()],
         }
-        self._connected(self._attach(adopt, [*self._opened.fds, *(r.fd for r in regions)])[0])
+        fds = [*self._opened.fds, *(region.fd for region in regions)]
+        sock, self.settings, _ = attach(self.path, self.rank, adopt, fds)
+        self._connected(sock)
         self._check_progress()
         self._forget_collected()
         for stream in self.streams.values():

@@ -9,7 +9,6 @@ import json
 import random
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -45,8 +44,7 @@ _SEED_WORDS = 2
 """Numbers of 32 bits in an iterator's base seed."""
 _puts = 0
 """How often `put_shared` set generators of the process."""
-NotTorchs = np.random.Generator | np.random.RandomState | random.Random
-Own = torch.Generator | NotTorchs
+Own = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 """A generator of a loader or a sampler."""
 _ARRAY = "array"
 
@@ -73,38 +71,11 @@ def draws_elsewhere(sampler: Any) -> bool:
     return not all(type(one) in _KNOWN for _, one in chain(sampler))
 
 
-@dataclass(slots=True, eq=False)
-class Generators:
-    """States of all that a sampler may draw from."""
-
-    torchs: dict[str, torch.Tensor]
-    others: dict[str, str] = field(default_factory=dict)
-    _text: dict[str, str] | None = None
-
-    @classmethod
-    def now(cls, own: Mapping[str, Own], *, shared: bool, others: bool) -> Generators:
-        """shared: torch's default one, too. others: and those of Python and numpy."""
-        found = cls({}, _python_state() if shared and others else {})
-        for path, generator in own.items():
-            if isinstance(generator, torch.Generator):
-                found.torchs[path] = generator.get_state()
-            else:
-                found.others[path] = _read(generator)
-        if shared:
-            found.torchs[DEFAULT] = torch.default_generator.get_state()
-        return found
-
-    def is_equal(self, other: Generators) -> bool:
-        torchs, theirs = self.torchs, other.torchs
-        return self.others == other.others and all(
-            torch.equal(state, theirs[path]) for path, state in torchs.items()
-        )
-
-    @property
-    def text(self) -> dict[str, str]:
-        if self._text is None:
-            self._text = {**{path: _hex(state) for path, state in self.torchs.items()}, **self.others}
-        return self._text
+def all_now(own: Mapping[str, Own], *, shared: bool, others: bool) -> dict[str, str]:
+    """All that a sampler may draw from. shared: torch's default generator, too. others: and those of Python and
+    numpy."""
+    found = {path: _read(generator) for path, generator in own.items()}
+    return {**found, **now(others=others)} if shared else found
 
 
 def now(*, others: bool) -> dict[str, str]:
@@ -162,11 +133,7 @@ def before_a_seed(saved: str, found: str) -> str:
 def put_own(own: Mapping[str, Own], states: Mapping[str, str]) -> None:
     """Sets a loader's own generators, as far as there are states of them."""
     for path, generator in own.items():
-        if path not in states:
-            continue
-        if isinstance(generator, torch.Generator):
-            generator.set_state(_tensor(states[path]))
-        else:
+        if path in states:
             _write(generator, states[path])
 
 
@@ -195,7 +162,9 @@ def _python_state() -> dict[str, str]:
     return found
 
 
-def _read(generator: NotTorchs) -> str:
+def _read(generator: Own) -> str:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes().hex()
     if isinstance(generator, random.Random):
         return json.dumps(generator.getstate())
     if isinstance(generator, np.random.RandomState):
@@ -205,7 +174,10 @@ def _read(generator: NotTorchs) -> str:
     return json.dumps(state, default=lambda array: {_ARRAY: array.tolist(), "dtype": str(array.dtype)})
 
 
-def _write(generator: NotTorchs, text: str) -> None:
+def _write(generator: Own, text: str) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(_tensor(text))
+        return
     if isinstance(generator, random.Random):
         version, words, gauss = json.loads(text)
         generator.setstate((version, tuple(words), gauss))
@@ -225,10 +197,6 @@ def _twister(name: str, text: str) -> Twister:
         words = np.frombuffer(data, np.uint32, WORDS + 1)
         return Twister(words[:WORDS], int(words[WORDS]))
     return Twister(np.frombuffer(data, np.uint32, WORDS), _NUMPY.unpack(data[-_NUMPY.size :])[0])
-
-
-def _hex(state: torch.Tensor) -> str:
-    return state.numpy().tobytes().hex()
 
 
 def _tensor(text: str) -> torch.Tensor:

@@ -16,7 +16,6 @@ import torch
 from torch.utils.data import DataLoader, _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from dataloaderjob.codec import failures
 from dataloaderjob.codec.bundles import make_bundle
 from dataloaderjob.codec.decoding import Decoder
 from dataloaderjob.codec.digest import batch_digest
@@ -182,9 +181,8 @@ class InProcessIterator(_Seeded):
             with preserved_generators():
                 batch = self._fetcher.fetch(number, ticket)
         except SampleError as exc:
-            error = failures.as_raised(exc)
-            self._count(keys, error_mark(error), Kind.FAILED)
-            raise error from error.__cause__
+            self._count(keys, error_mark(exc.cause), Kind.FAILED)
+            raise exc.cause from exc.cause.__cause__
         try:
             digest = batch_digest(batch, identity_of(number, ticket), allow_pickle=self._pickle_allowed)
             if self._pin_memory:

@@ -354,7 +354,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         if self.dataset_id is not None:
             return None
-        if self._probes is None and (self._is_made_here() or _is_connected(self._client)):
+        can_make = self._is_made_here() or (self._client is not None and self._client.is_connected)
+        if self._probes is None and can_make:
             from dataloaderjob.trainer import state as states
 
             keys = states.probe_keys(states.length_of(self.dataset))
@@ -384,7 +385,3 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             _number=PROBING + self._number_of_this(), consumption=Consumption(PROBING),
         )  # fmt: skip
         return probing
-
-
-def _is_connected(client: Client | None) -> bool:
-    return client is not None and client.is_connected

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dataloaderjob.core import folders
-from dataloaderjob.core.errors import ServiceUnavailable
+from dataloaderjob.core.errors import ServiceUnavailable, say
 from dataloaderjob.core.places import (
     CONTROL_NAME,
     FAILED_NAME,
@@ -101,22 +101,17 @@ def start(feeders: int) -> None:
     """
     global _asked
     home, most = folder(), max(feeders, _asked)
-    try:
-        with _locked(home):
-            wanted = max(most, _wanted(home))
-            if _alive(home):
-                if wanted > _wanted(home):
-                    (home / FEEDERS_NAME).write_text(str(wanted))
-                    _poke(home)
-            else:
-                for name in (FAILED_NAME, PID_NAME, SOCKET_NAME, CONTROL_NAME, HOST_NAME, FEEDERS_NAME):
-                    (home / name).unlink(missing_ok=True)
-                (home / FEEDERS_NAME).write_text(str(most))
-                _launch(home, most)
-    except OSError as exc:
-        if (text := folders.full(exc, home)) is not None:
-            raise ServiceUnavailable(text) from exc
-        raise
+    with folders.room(home, ServiceUnavailable), _locked(home):
+        wanted = max(most, _wanted(home))
+        if _alive(home):
+            if wanted > _wanted(home):
+                (home / FEEDERS_NAME).write_text(str(wanted))
+                _poke(home)
+        else:
+            for name in (FAILED_NAME, PID_NAME, SOCKET_NAME, CONTROL_NAME, HOST_NAME, FEEDERS_NAME):
+                (home / name).unlink(missing_ok=True)
+            (home / FEEDERS_NAME).write_text(str(most))
+            _launch(home, most)
     _asked = most
 
 
@@ -177,11 +172,7 @@ def _launch(home: Path, feeders: int) -> None:
         os.close(log)
     (home / PID_NAME).write_text(f"{process.pid} {_started(process.pid)}")
     _children.append(process)
-    with contextlib.suppress(OSError, ValueError):  # it may be closed
-        sys.stderr.write(
-            f"[dataloaderjob] starting feeders ({feeders}) on this machine; they end with this run\n"
-        )
-        sys.stderr.flush()
+    say(f"starting feeders ({feeders}) on this machine; they end with this run")
 
 
 def _wanted(home: Path) -> int:

@@ -23,7 +23,6 @@ from dataloaderjob.codec.fetcher import derive_seed
 from dataloaderjob.core.consumption import Consumption
 from dataloaderjob.samplers.elastic import ElasticSampler
 from dataloaderjob.trainer import generators, recording, sampling
-from dataloaderjob.trainer.generators import Generators
 from dataloaderjob.trainer.sampling import Recorded
 from dataloaderjob.trainer.state import VERSION, Resume, State
 
@@ -62,10 +61,10 @@ class Epoch:
         self._rank = _rank_alone(sampler) if not self._single and ranks is None else None
         self._own_rank = sampling.rank_of(sampler)
         self._persistent = bool(loader.persistent_workers and loader.num_workers)
-        self._before: Generators | None = None
+        self._before: dict[str, str] | None = None
         self._put_back: Mapping[str, str] = {}
         """The process's generators that the epoch begins with."""
-        self._undrawn: Generators | None = None
+        self._undrawn: dict[str, str] | None = None
         """Generators as iter() left them, until the sampler is drawn from."""
         self._drawn: list[list[str]] | None = None
         self._set_since: frozenset[str] = frozenset()
@@ -95,7 +94,7 @@ class Epoch:
         if not resume.is_new_epoch:
             self.first_batches, self.first_samples = resume.batches, self._samples_before(resume)
             if resume.base_seed is not None:
-                self._before = Generators.now({}, shared=True, others=self._others)
+                self._before = generators.now(others=self._others)
         self._choose_generators(resume)
         self._put(resume)
         rank, *digest = state.get("digest") or [None]
@@ -161,8 +160,8 @@ class Epoch:
             return None
         return [self._own_rank, *self._consumption.state()]
 
-    def _generators(self) -> Generators:
-        return Generators.now(self._own, shared=self._shared, others=self._others)
+    def _generators(self) -> dict[str, str]:
+        return generators.all_now(self._own, shared=self._shared, others=self._others)
 
     # The iterator's calls, in this order
 
@@ -219,7 +218,7 @@ class Epoch:
         if before is None or self._resume is None:
             return
         now = (self._resume.state.get("now") or {}) if self._single else {}
-        kept = {n: text if n in self._set_since else now.get(n, text) for n, text in before.text.items()}
+        kept = {n: text if n in self._set_since else now.get(n, text) for n, text in before.items()}
         generators.put_shared(kept)
 
     def waits(self) -> None:
@@ -230,8 +229,8 @@ class Epoch:
     def draws(self) -> None:
         """The sampler is about to be drawn from for the first time."""
         before, self._undrawn = self._undrawn, None
-        if before is not None and not (now := self._generators()).is_equal(before):
-            self._drawn = [[name, text] for name, text in now.text.items()]
+        if before is not None and (now := self._generators()) != before:
+            self._drawn = [[name, text] for name, text in now.items()]
 
     def follow(self, iterator: Any) -> None:
         """The iterator whose `progress()` the state tells."""
@@ -264,7 +263,7 @@ class Epoch:
             "finished": False,
             "base_seed": self.base_seed,
             "resets": self.resets,
-            "generators": self.begun.text,
+            "generators": self.begun,
             "drawn": self._drawn,
             "now": generators.now(others=self._others) if self._single else None,
             "sampler": sampler,
@@ -284,7 +283,7 @@ class Epoch:
     def _after(self) -> State:
         stateful, persistent = sampling.with_state(self._sampler), self._persistent
         return new_epoch(
-            self._probed(), self._generators().text,
+            self._probed(), self._generators(),
             epoch=self.sampler_epoch, iterations=self.iterations,
             base_seed=self.base_seed if persistent else None, resets=self.resets + persistent,
             sampler=None if stateful is None else sampling.state_of(stateful),
@@ -306,12 +305,12 @@ def fresh(loader: Any, facts: State) -> State:
     sampler = loader._index_sampler  # noqa: SLF001  torch's name
     several, ranks = _several_ranks(), sampling.ranks_of(sampler)
     others = generators.draws_elsewhere(sampler)
-    begun = Generators.now(
+    begun = generators.all_now(
         generators.generators_of(loader), shared=ranks is None or (ranks == 1 and not several), others=others
     )
     stateful = sampling.with_state(sampler)
     return new_epoch(
-        facts, begun.text, epoch=sampling.epoch_of(sampler),
+        facts, begun, epoch=sampling.epoch_of(sampler),
         rank=_rank_alone(sampler) if several and ranks is None else None,
         # What a later state has: torch.distributed.checkpoint loads into a state of the same shape.
         now=generators.now(others=others) if (ranks or 1) == 1 and not several else None,

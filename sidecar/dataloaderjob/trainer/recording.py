@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import shutil
-import sys
 import threading
 import time
 import weakref
@@ -26,7 +25,7 @@ from dataloaderjob.codec.fetcher import pickle_keys
 from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.consumption import Consumption
-from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.errors import InputError, say
 from dataloaderjob.core.places import IN_FEEDER_VARIABLE, RANK_VARIABLES, RECORD_VARIABLE
 from dataloaderjob.core.records import BLOBS, HEAD, MAGIC, NO_BUNDLE, RANK, ROW, Kind
 
@@ -114,7 +113,7 @@ class Recorder:
 
     def _give_up(self, exc: OSError) -> None:
         self.ended = True
-        sys.stderr.write(f"[dataloaderjob] the record in {self._path.parent} ends here, since {exc}\n")
+        say(f"the record in {self._path.parent} ends here, since {exc}")
 
 
 class Recording:
@@ -166,7 +165,7 @@ def recorder(consumption: Consumption) -> Recorder | None:
                 _recorder = Recorder(Path(folder).absolute(), _rank())
             except OSError as exc:
                 _failed = True
-                sys.stderr.write(f"[dataloaderjob] nothing is recorded in {folder}: {exc}\n")
+                say(f"nothing is recorded in {folder}: {exc}")
         return _recorder
 
 

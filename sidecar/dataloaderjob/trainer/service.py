@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import torch
 import torch.utils.data
 
-from dataloaderjob.core.errors import InputError, ServiceUnavailable
+from dataloaderjob.core.errors import InputError, ServiceUnavailable, say
 from dataloaderjob.core.places import (
     ALLOW_PICKLE_VARIABLE,
     FEEDERS_VARIABLE,
@@ -25,15 +24,13 @@ if TYPE_CHECKING:  # at run time it is imported while the private service starts
 _logged: set[str] = set()
 _most_workers = 0
 """What any loader of this process asked of the private service so far."""
-_ensured_workers = 0
-"""What the private service was last asked for."""
 
 
 def begin(workers: int) -> None:
     """Starts the private service, where there is no other, for a loader that is about to need it."""
     if is_private():
         expect(workers)
-        _ensure()
+        private.ensure(_most_workers)
 
 
 def connect(client: Client | None, workers: int) -> Client:
@@ -48,8 +45,8 @@ def connect(client: Client | None, workers: int) -> Client:
         expect(workers)
     if client is None or client.dead is not None:
         client = _attach_private() if is_private() else _attach_announced(os.environ[SOCKET_VARIABLE])
-    elif is_private() and _most_workers > _ensured_workers:
-        _ensure()
+    elif is_private():
+        private.ensure(_most_workers)
     return client
 
 
@@ -76,7 +73,7 @@ def _attach_announced(path: str) -> Client:
 def _attach_private() -> Client:
     """A service that ended between being found and being attached to is started again."""
     for attempt in range(3):
-        _ensure()
+        private.ensure(_most_workers)
         path = private.wait()
         from dataloaderjob.trainer import client as clients  # not beside the service's own start
 
@@ -92,13 +89,6 @@ def expect(workers: int) -> None:
     """Notes a loader's number of feeders: the private service gets the largest at the next `iter()`."""
     global _most_workers
     _most_workers = max(_most_workers, int(workers))
-
-
-def _ensure() -> None:
-    """Starts the private service, or has it scale up to what the loaders of this process ask for."""
-    global _ensured_workers
-    private.ensure(_most_workers)
-    _ensured_workers = _most_workers
 
 
 def is_private() -> bool:
@@ -147,5 +137,4 @@ def number(variable: str, default: int) -> int:
 def say_once(text: str, about: str = "") -> None:
     if (about or text) not in _logged:
         _logged.add(about or text)
-        sys.stderr.write(f"[dataloaderjob] {text}\n")
-        sys.stderr.flush()
+        say(text)

@@ -40,9 +40,9 @@ from ray._private import worker as ray_worker
 from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.places import NODE_FOLDER_VARIABLE
 from dataloaderjob.core.processes import Lines
-from dataloaderjob.core.settings import NODE_BLOBS, NODE_OUTPUT, FeederSettings, dump
+from dataloaderjob.core.settings import NODE_BLOBS, NODE_OUTPUT, FeederSettings
 from dataloaderjob.core.supervision import ended_text, index_of
-from dataloaderjob.providers.ray.node import HOST_MODULE, feeder_environment
+from dataloaderjob.providers.ray.node import start_host
 
 log = logging.getLogger(__name__)
 
@@ -129,18 +129,8 @@ class Host:
         """
         self._words = ""
         """The last line on its standard error."""
-        reader, writer = os.pipe2(os.O_CLOEXEC)
         with tempfile.TemporaryDirectory(prefix="dlj-feeder-") as folder:
-            path = Path(folder) / "settings.json"
-            dump(settings, path)
-            try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", HOST_MODULE, "--settings", path, "--ready-fd", str(writer)],
-                    stdin=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=(writer,),
-                    env=feeder_environment(os.environ),
-                )  # fmt: skip
-            finally:
-                os.close(writer)
+            self._process, reader = start_host(settings, Path(folder), stderr=subprocess.PIPE)
             self._copier = threading.Thread(target=self._copy_errors, name="dlj-stderr", daemon=True)
             self._copier.start()
             with open(reader, "rb") as ready:

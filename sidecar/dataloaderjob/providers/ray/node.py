@@ -19,10 +19,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.processes import alive
-from dataloaderjob.core.settings import RayTuning
+from dataloaderjob.core.settings import FeederSettings, RayTuning, dump
 
 OBJECT_STORE_NBYTES = 80 * 1024 * 1024
 """Ray's smallest is 75 MB. Nothing of the data path is in it."""
@@ -199,9 +200,23 @@ def without_ray(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if not name.startswith("RAY_")}
 
 
-def feeder_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a feeder's host: user code is not Ray's, and sees nothing of its token."""
-    return {"PYTHONHASHSEED": "0", **without_ray(env)}  # sets iterate alike in all feeders
+def start_host(
+    settings: FeederSettings, folder: Path, *, stdout: Any = None, stderr: Any, own_session: bool = False
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Starts the host of one feeder, with its settings in `folder`. Returns it, and a descriptor that has a line once
+    it serves. User code in it is not Ray's, and sees nothing of its token. Raises OSError."""
+    path = folder / "settings.json"
+    dump(settings, path)
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", HOST_MODULE, "--settings", path, "--ready-fd", str(writer)],
+            stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, pass_fds=(writer,), start_new_session=own_session,
+            env={"PYTHONHASHSEED": "0", **without_ray(os.environ)},  # sets iterate alike in all feeders
+        )  # fmt: skip
+    finally:
+        os.close(writer)
+    return process, reader
 
 
 def _session_and_name(pid: int) -> tuple[int, str] | None:
