@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,7 @@ from dataloaderjob.core import digests, frames, sockets
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Header, Kind
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
-from dataloaderjob.sidecar.feeder_connection import WAITALL_ABOVE_NBYTES, FeederConnection, Phase
+from dataloaderjob.sidecar.feeder_connection import BODY_WAIT_S, WAITALL_ABOVE_NBYTES, FeederConnection, Phase
 
 KEY, JOB, INSTANCE = bytes(range(32)), "job", "i0"
 WAIT_S = 5.0
@@ -229,6 +230,29 @@ def test_bodies_of_a_feeder_that_is_slower_than_that_are_not_waited_for(feeder: 
     waited = [body(ticket, late=ticket < 8) for ticket in range(20)]
     # One is late, and two are not waited for; the next is, and late again: four are not; then one is whole.
     assert waited == [True, False, False, True, *[False] * 4, *[True] * 12]
+    connection.close()
+
+
+def test_that_most_of_a_slow_feeders_body_is_there_already_does_not_make_it_quick(feeder: Feeder) -> None:
+    sink = Sink()
+    connection, sock = up(feeder, sink)
+    recording = Recording(connection.sock)  # type: ignore[arg-type]
+    connection.sock = recording  # type: ignore[assignment]
+
+    def body(ticket: int) -> bool:
+        """Whether it was waited for. Most of it came while the receiver was busy, the rest comes while it waits."""
+        recording.waited.clear()
+        data = frame(Kind.BODY, BODY, ticket)
+        most = 3 * len(data) // 4
+        sock.sendall(data[:most])
+        rest = threading.Timer(BODY_WAIT_S / 4, sock.sendall, [data[most:]])
+        rest.start()
+        while len(sink.came) == ticket:
+            step(connection)
+        rest.join()
+        return any(recording.waited)
+
+    assert [body(ticket) for ticket in range(8)] == [True, False, False, True, *[False] * 4]
     connection.close()
 
 

@@ -3,8 +3,8 @@
 The socket blocks, and every call but one says MSG_DONTWAIT. The one is the body: MSG_WAITALL with a
 receive timeout of 20 ms, the cheapest way to receive that was measured (0.20 CPU-s/GB; non-blocking
 with SO_RCVLOWAT 0.22 to 0.26). It is for feeders that send as fast as that: a body of which less than half comes within
-the 20 ms holds all other connections up for little, so the next ones of this connection are taken as they arrive, twice
-as many after each, until most of one has come in time.
+the 20 ms, or all of it slowly, holds all other connections up for little, so the next ones of this connection are taken
+as they arrive, twice as many after each, until most of one has come in time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import select
 import socket
 import struct
+import time
 from enum import Enum
 from typing import Any, Protocol
 
@@ -26,6 +27,10 @@ SCRATCH_NBYTES = 16 * 1024
 DISCARD_NBYTES = 256 * 1024
 WAITALL_ABOVE_NBYTES = 8 * 1024
 BODY_WAIT_S = 0.02
+INSTANT_S = 0.001
+QUICK = 250e6
+"""Bytes a second of a feeder whose bodies are waited for. Slower ones, of whose bodies a part is there each time since
+others were waited for, would keep each other waiting: 16 senders of 20 MB/s came to 0.65 of that."""
 LOW_WATER_NBYTES = 256 * 1024
 MAX_UNAWAITED = 512
 """Bodies of a slow feeder between two that are waited for: with 16 senders of 10 bodies/s that is 1 % of the time."""
@@ -249,6 +254,7 @@ class FeederConnection:
         target = self._target
         wait = self._left > WAITALL_ABOVE_NBYTES and not self._slow and target is not None
         flags = socket.MSG_WAITALL if wait else socket.MSG_DONTWAIT
+        began = time.monotonic() if wait else 0.0
         try:
             if target is None:
                 n = sock.recv_into(bytearray(min(self._left, DISCARD_NBYTES)), 0, socket.MSG_DONTWAIT)
@@ -257,14 +263,15 @@ class FeederConnection:
         except BlockingIOError:
             if wait:
                 self._slow = True
-                self._waited(in_time=False)
+                self._waited(BODY_WAIT_S, in_time=False)
             return False
         if not n:
             raise ConnectionError("it closed the connection within a frame")
         self._filled += n
         self._left -= n
         if wait:
-            self._waited(in_time=n >= self._left)
+            waited_s = time.monotonic() - began
+            self._waited(waited_s, in_time=n >= max(self._left, QUICK * waited_s))
         if self._left:
             self._slow = self._low_water = True
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(self._left, LOW_WATER_NBYTES))
@@ -276,8 +283,11 @@ class FeederConnection:
         self._end_payload()
         return True
 
-    def _waited(self, *, in_time: bool) -> None:
-        """Whether most of the body that was waited for came in time says whether the next ones are waited for."""
+    def _waited(self, waited_s: float, *, in_time: bool) -> None:
+        """Whether most of the body that was waited for came in time, and quickly, says whether the next ones are waited
+        for. One that was there already says nothing: it came while another connection was waited for."""
+        if waited_s < INSTANT_S:
+            return
         self._late = 0 if in_time else self._late + 1
         self._unawaited = 0 if in_time else min(1 << self._late, MAX_UNAWAITED)
 
