@@ -66,13 +66,13 @@ SUBJECTS = (
     (
         "B15",
         "",
-        "links of 1 to 10 Gbit/s, and slow senders: what of them is used",
+        "links of 1 to 10 Gbit/s: share that is used, CPU",
         "feeders on other nodes",
     ),
     (
         "B16",
         "",
-        "eight ranks on one node: CPU and memory of all that is on it",
+        "eight ranks on one node: its CPU, its memory",
         "nodes with eight accelerators",
     ),
 )

@@ -131,7 +131,7 @@ def test_a_status_that_is_refused_for_its_text_is_written_without_it(server: Api
     assert (job.get(KIND, "mnist")["metadata"]["resourceVersion"], api.refused) == (version, refused)
 
 
-@pytest.mark.parametrize(("code", "writes"), [(400, 2), (422, 2), (403, 1), (409, 1), (500, 1), (0, 1)])
+@pytest.mark.parametrize(("code", "writes"), [(400, 2), (422, 2), (403, 1), (500, 1), (0, 1)])
 def test_a_status_is_sent_again_without_texts_only_where_they_may_be_the_cause(
     server: ApiServer, code: int, writes: int
 ) -> None:
@@ -145,6 +145,18 @@ def test_a_status_is_sent_again_without_texts_only_where_they_may_be_the_cause(
         Operated(server, manifest()).reconcile(refuses)
     others = 12 if code else 0
     assert tried == list(range(1, writes + others + 1)), "children are made all the same"
+
+
+def test_a_job_that_has_changed_since_gets_no_children_of_what_was_decided(server: ApiServer) -> None:
+    tried: list[int] = []
+
+    def refuses(number: int) -> Exception:
+        tried.append(number)
+        return ApiError(409, "the object has been modified")
+
+    with pytest.raises(ApiError):
+        Operated(server, manifest()).reconcile(refuses)
+    assert tried == [1], "its children are decided anew"
 
 
 def test_odd_characters_of_a_template_are_in_the_children_as_they_are(server: ApiServer) -> None:
