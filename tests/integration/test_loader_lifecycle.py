@@ -592,6 +592,8 @@ def test_interrupts_at_any_moment_leave_the_state_right_and_the_connection_sound
                     with pytest.raises(ServiceError, match="Interrupt came within"):
                         next(iterator)
                 state = loader.state_dict()
+                if found and state["batches"] in (0, len(batches)):
+                    break  # it came behind the last batch: the state is that of the next epoch
                 loader = DataLoader(Numbers(60), batch_sampler=batches, **options)
                 loader.load_state_dict(state)
                 iterator, disturb = (
