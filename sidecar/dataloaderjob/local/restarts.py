@@ -40,6 +40,21 @@ class Part(Enum):
     HOST = "feeder host"
 
 
+class Event(Enum):
+    START = auto()
+    SERVES = auto()
+    ENDED = auto()
+
+
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (State.ABSENT, Event.START): State.STARTING,
+    (State.STARTING, Event.SERVES): State.UP,
+    (State.STARTING, Event.ENDED): State.ABSENT,
+    (State.UP, Event.ENDED): State.ABSENT,
+}
+"""A pair that is not here changes nothing: the event came late."""
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
     """Start this part, the head or against the head `number`."""
@@ -78,6 +93,14 @@ class _Watched:
     served: bool = False
     """Ever."""
 
+    def move(self, event: Event) -> bool:
+        state = TRANSITIONS.get((self.state, event))
+        if state is None:
+            return False
+        self.state = state
+        self.served = self.served or state is State.UP
+        return True
+
 
 class RestartPolicy:
     """Events in, instructions out. The caller carries instructions out in order."""
@@ -106,10 +129,8 @@ class RestartPolicy:
 
     def serves(self, part: Part) -> list[Instruction]:
         """The part can be used."""
-        watched = self._parts[part]
-        if watched.state is not State.STARTING:
+        if not self._parts[part].move(Event.SERVES):
             return []
-        watched.state, watched.served = State.UP, True
         if part is Part.SUPERVISOR:
             self._ray_exits = 0
         return [self._start(Part.SUPERVISOR)] if part is Part.HEAD else []
@@ -120,7 +141,7 @@ class RestartPolicy:
             self._ray_exits += 1
             if self._ray_exits >= MAX_RAY_EXITS:
                 self._ray_exits = 0
-                self._parts[part].state = State.ABSENT
+                self._parts[part].move(Event.ENDED)
                 return self.head_lost(self.head_number, why, now, feeders_live=True)
         return self._died(self._parts[part], why, now)
 
@@ -136,7 +157,8 @@ class RestartPolicy:
         instructions: list[Instruction] = []
         if supervisor.state is not State.ABSENT:
             instructions.append(StopSupervisor())
-        supervisor.state, supervisor.start_at = State.ABSENT, float("inf")
+        supervisor.move(Event.ENDED)
+        supervisor.start_at = float("inf")
         if was_up and feeders_live:
             self.old[number] = now
         else:
@@ -163,14 +185,14 @@ class RestartPolicy:
 
     def _start(self, part: Part) -> Start:
         watched = self._parts[part]
-        watched.state, watched.start_at = State.STARTING, float("inf")
+        watched.move(Event.START)
+        watched.start_at = float("inf")
         return Start(part, self.head_number)
 
     def _died(self, part: _Watched, why: str, now: float) -> list[Instruction]:
         """Once is no reason to wait; a part that dies again and again is given up."""
-        if part.state is State.ABSENT:
+        if not part.move(Event.ENDED):
             return []
-        part.state = State.ABSENT
         crashes = part.crashes.add(now)
         if crashes > (MAX_CRASHES if part.served else 0 if part.part is Part.SIDECAR else MAX_FIRST_CRASHES):
             times = f"{crashes} times within {CRASH_WINDOW_S:.0f} s" if crashes > 1 else "before it served"

@@ -22,7 +22,6 @@ ASK_AGAIN_S = 10.0
 WAIT_S = 60.0
 """A feeder that waits for so long, while no part of the blob comes, is told "gone" and asks again while it has tickets
 for that blob."""
-
 IDLE_TIMEOUT_S = 60.0
 MAX_SERVED = 2
 """One would be the quickest in a network of equals; with two a slow one holds up half of a source only."""

@@ -34,8 +34,6 @@ from dataloaderjob.sidecar.dispatch.streams import (
 
 MAX_LOADS = 3
 """So many feeders that cannot load a bundle fail its tickets; one may only lack a mount that comes later."""
-
-
 LOAD_AGAIN = Backoff(30.0, 600.0)
 """Pauses after which a feeder is asked again that could not load a bundle: it may have lacked a mount."""
 

@@ -181,9 +181,9 @@ class FeederState:
     refused: dict[bytes, str] = field(default_factory=dict)
     """Bundles that this feeder cannot serve, and why."""
     not_loaded: dict[bytes, float] = field(default_factory=dict)
+    """Bundles that could not be loaded there, and the moments until which they are not asked for again."""
     load_failures: dict[bytes, int] = field(default_factory=dict)
     """How often in a row a bundle could not be loaded there."""
-    """Bundles that could not be loaded there."""
     bundles: set[bytes] = field(default_factory=set)
     """Bundles of which tickets were sent there."""
     why_down: str = ""
