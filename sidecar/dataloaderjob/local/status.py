@@ -4,7 +4,6 @@ or again and again in a thread, and computes sums and rates from the answers.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -18,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core import folders, ipc, supervision
-from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError, ServiceError
+from dataloaderjob.core import folders, ipc, sockets, supervision
+from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError
 from dataloaderjob.core.settings import read_key
 from dataloaderjob.core.supervision import COUNTERS, Rates
 
@@ -141,6 +140,7 @@ class Poller:
         self.snapshot = Snapshot()
         self._path, self._port, self._key, self._job = path, port, key, job
         self._changed = changed
+        self._control: socket.socket | None = None
         self._stop = threading.Event()
         self._pause = threading.Event()
         """Set to ask at once."""
@@ -174,21 +174,34 @@ class Poller:
 
     def _ask_supervisor(self) -> dict[str, Any]:
         try:
-            status = self._ask({"type": "status"})
+            if self._control is None:
+                self._control = self._connect()
+            status = self._ask(self._control, {"type": "status"})
             wanted = self._wanted
             if wanted > self._asked:  # once: a later `scale` of the user's is the newer word
                 if wanted > int(status.get("desired", 0)):
-                    with contextlib.suppress(ServiceError):
-                        self._ask({"type": "scale", "feeders": wanted})
+                    self._ask(self._control, {"type": "scale", "feeders": wanted})
                 self._asked = wanted
             return status
         except (OSError, ProtocolError):
+            if self._control is not None:
+                self._control.close()
+                self._control = None
             return {}
 
-    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        return supervision.ask(
-            "127.0.0.1", self._port, self._key, job=self._job, message=message, timeout_s=TIMEOUT_S
-        )
+    def _ask(self, sock: socket.socket, message: dict[str, Any]) -> dict[str, Any]:
+        sockets.send_message(sock, message)
+        return sockets.recv_message(sock)
+
+    def _connect(self) -> socket.socket:
+        sock = socket.create_connection(("127.0.0.1", self._port), timeout=TIMEOUT_S)
+        try:
+            sockets.greet(sock, self._key, role="control", name="local", job=self._job)
+        except BaseException:
+            sock.close()
+            raise
+        sock.settimeout(TIMEOUT_S)
+        return sock
 
 
 @dataclass(frozen=True, slots=True)
