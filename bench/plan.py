@@ -191,7 +191,12 @@ def _link_cases(full: bool) -> Iterator[dict[str, Any]]:
     for gbit, senders, nbytes in shared:
         yield {"gbit": gbit, "senders": senders, "nbytes": nbytes, "seconds": _link_seconds(senders)}
     for senders in (16, 64) if full else (16,):
-        yield {"paced_mb": PACED_MB, "senders": senders, "nbytes": MIDDLE_NBYTES, "seconds": _link_seconds(senders)}
+        yield {
+            "paced_mb": PACED_MB,
+            "senders": senders,
+            "nbytes": MIDDLE_NBYTES,
+            "seconds": _link_seconds(senders),
+        }
 
 
 def _link_seconds(senders: int) -> float:
