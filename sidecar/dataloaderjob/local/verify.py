@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,20 +130,17 @@ def _compare_content(a: Record, one: Recorded, b: Record, other: Recorded) -> li
     from dataloaderjob.codec.differences import first_difference as difference_of
 
     lines, bodies = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        for number, (record, batch) in enumerate(((a, one), (b, other))):
-            place = Path(folder) / str(number)
-            place.mkdir()
-            try:
-                (result,) = remake(record, [batch], bodies=place)
-            except InputError as exc:
-                return [f"the leaf is not known: {exc}"]
-            if result.error:
-                lines.append(f"made again from {record.folder} it raises {result.error}")
-            elif result.digest != batch.row.digest:
-                lines.append(f"made again from {record.folder} it is not what was consumed")
-            if result.body is not None:
-                bodies.append(result.body.read_bytes())
+    for record, batch in ((a, one), (b, other)):
+        try:
+            (result,) = remake(record, [batch], bodies=True)
+        except InputError as exc:
+            return [f"the leaf is not known: {exc}"]
+        if result.error:
+            lines.append(f"made again from {record.folder} it raises {result.error}")
+        elif result.digest != batch.row.digest:
+            lines.append(f"made again from {record.folder} it is not what was consumed")
+        if result.body is not None:
+            bodies.append(result.body)
     if len(bodies) == 2:
         try:
             said = difference_of(*bodies)
