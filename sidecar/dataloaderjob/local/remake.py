@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _CANNOT = "recorded batches cannot be made again here"
 _loaded: list[Remaker] = []
-"""In a child: what makes its batches."""
+"""What makes the batches of a child, in that child."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def _make(number: int, payload: bytes, with_body: bool) -> Result:
 
 @contextlib.contextmanager
 def _user_code() -> Iterator[None]:
-    """Its exceptions may be of classes that only the child has."""
+    """Makes one class of exceptions of those of user code, whose classes only the child may have."""
     try:
         yield
     except (Exception, SystemExit) as exc:
