@@ -41,7 +41,7 @@ from dataloaderjob.codec import names
 from dataloaderjob.codec.modules import MAINS
 from dataloaderjob.codec.pickling import UserCodePickler, rest_of, with_main
 from dataloaderjob.core import digests, values
-from dataloaderjob.core.frames import Ticket, all_ints
+from dataloaderjob.core.frames import SlotTicket, Ticket, all_ints
 
 SAMPLE = "__getitem__"
 SAMPLES = "__getitems__"
@@ -189,6 +189,11 @@ def identity_of(ticket_no: int, ticket: Ticket) -> int:
     keys = ticket.keys
     numbers = keys if type(keys) is list and all_ints(keys) else list(map(key_number, keys))
     return digests.identity(ticket_no, ticket.first_position, ticket.bare, numbers)
+
+
+def identity_in_slot(ticket: SlotTicket) -> int:
+    """Names a batch of an IterableDataset by its slot, and by its place there."""
+    return digests.identity(ticket.number, 0, ticket.bare, [ticket.slot, ticket.size])
 
 
 def seed_generators(seed: int) -> None:

@@ -33,6 +33,8 @@ NODE_KEEP_S = 600.0
 """A blob that no process of a feeders' or head's node has used for so long is removed; it can be had again."""
 PART_KEEP_S = 3600.0
 """A part that did not grow for so long: one write of 2 GiB takes minutes on a slow disk."""
+SLOTS = "slots"
+"""The fact that a bundle's trainer needs a feeder that makes slots, and that a feeder or a sidecar can."""
 _PART = ".part-"
 SLOWEST = 1e6
 """Bytes a second: a feeder that gets less from another one asks again."""
@@ -66,9 +68,17 @@ class Bundle:
     """Number of the loader's iterator: user code begins afresh with each."""
     workers: int = 0
     """The loader's `num_workers`, which get_worker_info() tells user code; 0: the number of feeders."""
+    slot: int | None = None
+    """The one of `workers` slots of an IterableDataset that this session is; None: map-style, or all of them."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables that tell user code its rank. Only of an IterableDataset, which may read its share by them."""
 
     def manifest(self) -> bytes:
         body = {f.name: getattr(self, f.name) for f in fields(self)}
+        # Absent where they are not used: a feeder of the release before computes the same id.
+        for name in ("slot", "env"):
+            if not body[name] and body[name] != 0:
+                del body[name]
         return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
     @property
@@ -97,6 +107,8 @@ class Bundle:
             bundle = Bundle(
                 blobs=blobs, allow_pickle=bool(body["allow_pickle"]), facts=dict(body["facts"]),
                 loader=int(body.get("loader", 0)), epoch=int(body.get("epoch", 0)), workers=int(body.get("workers", 0)),
+                slot=None if body.get("slot") is None else int(body["slot"]),
+                env={str(k): str(v) for k, v in dict(body.get("env") or {}).items()},
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
             raise RemoteProtocolError(f"a bundle's manifest cannot be read: {exc}") from exc

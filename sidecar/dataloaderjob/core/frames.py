@@ -27,10 +27,16 @@ unread; a feeder, and a message about a late batch, decode it.
 `key_form`: INTS is count int64, a list; PICKLED is one pickle of what the batch sampler gave: a list of any other
 kind of key, a tuple, an array (trainer to feeder is the direction in which pickle is allowed); ITEMS is one
 pickle of an array, whose items are the keys in the list.
+
+A batch of an IterableDataset has no keys. Its ticket (key form SLOT) names the slot, torch's worker, and its number in
+that slot, which stands in place of the first position; `count` is the samples in a batch. Then
+
+    u32 slot, u8 drop_last, u64 needed: the first batch of the slot that may still be asked for again
 """
 
 from __future__ import annotations
 
+import json
 import pickle
 import struct
 import zlib
@@ -53,8 +59,10 @@ MAX_BODY_NBYTES = 1 << 40
 NO_BUNDLE = bytes(16)
 _TICKET_HEAD = struct.Struct("<QQBBHI")
 TICKET_HEAD_NBYTES = _TICKET_HEAD.size
+_KEY_FORM_AT = 17
 TICKET_DEPTH = 2
 """Tickets that a feeder has in hand wherever there are enough: one that it works on, one that hides the round trip."""
+_SLOT = struct.Struct("<IBQ")
 _TICKET_ENTRY = struct.Struct("<QI")
 TicketOfInts = tuple[int, int, list[int], bool]
 """The arguments of `pack_ticket_of_ints`."""
@@ -103,6 +111,8 @@ class Flag(IntFlag):
     """Asks in a TICKET: report PROGRESS before each sample; this ticket was out when a feeder died or hung."""
     ELSEWHERE = 4
     """Says in FAILED: the bundle could not be loaded here; nothing is said of other feeders."""
+    ENDED = 8
+    """Says in FAILED: the ticket's slot has no such batch. Payload: `pack_end`."""
 
 
 FROM_RECEIVER = frozenset({Kind.TICKET, Kind.GRANT, Kind.CANCEL, Kind.BUNDLE, Kind.RELEASE})
@@ -160,6 +170,7 @@ def unpack_header(data: bytes | bytearray | memoryview, allowed: frozenset[Kind]
 class KeyForm(IntEnum):
     INTS = 0
     PICKLED = 1
+    SLOT = 2
     ITEMS = 3
 
 
@@ -170,6 +181,21 @@ class Ticket(NamedTuple):
     first_position: int
     bare: bool
     keys: Sequence[Any]
+
+
+class SlotTicket(NamedTuple):
+    """What a feeder needs to make one batch of an IterableDataset."""
+
+    base_seed: int
+    number: int
+    """Place of the batch in its slot, from 0."""
+    slot: int
+    size: int
+    """Samples in a batch; 1 where samples come bare."""
+    bare: bool = False
+    drop_last: bool = False
+    needed: int = 0
+    """Batches of the slot before this one are not asked for again."""
 
 
 @lru_cache(maxsize=64)
@@ -236,7 +262,36 @@ def unpack_ticket(data: bytes | memoryview) -> Ticket:
         if len(keys) != n:
             raise RemoteProtocolError(f"a ticket says {n} keys and holds {len(keys)}")
         return Ticket(base_seed, first, bool(bare), list(keys) if key_form == KeyForm.ITEMS else keys)
-    raise RemoteProtocolError(f"key form {key_form} is not known: this feeder serves map-style datasets only")
+    raise RemoteProtocolError(f"key form {key_form} is not known here")
+
+
+def pack_slot_ticket(ticket: SlotTicket) -> bytes:
+    head = _TICKET_HEAD.pack(ticket.base_seed, ticket.number, ticket.bare, KeyForm.SLOT, 0, ticket.size)
+    return head + _SLOT.pack(ticket.slot, ticket.drop_last, ticket.needed)
+
+
+def slot_of(data: bytes) -> int | None:
+    """The slot of a packed ticket; None where it has keys."""
+    is_slots = len(data) == TICKET_HEAD_NBYTES + _SLOT.size and data[_KEY_FORM_AT] == KeyForm.SLOT
+    return int(_SLOT.unpack_from(data, TICKET_HEAD_NBYTES)[0]) if is_slots else None
+
+
+def unpack_slot_ticket(data: bytes | memoryview) -> SlotTicket | None:
+    """None for a ticket that has keys. Raises RemoteProtocolError for what is no ticket."""
+    base_seed, number, bare, key_form, _, size = _ticket_head(data)
+    if key_form != KeyForm.SLOT:
+        return None
+    if len(data) != TICKET_HEAD_NBYTES + _SLOT.size:
+        raise RemoteProtocolError(
+            f"a slot's ticket needs {TICKET_HEAD_NBYTES + _SLOT.size} bytes, found {len(data)}"
+        )
+    slot, drop_last, needed = _SLOT.unpack_from(data, TICKET_HEAD_NBYTES)
+    return SlotTicket(base_seed, number, slot, size, bool(bare), bool(drop_last), needed)
+
+
+def pack_end(batches: int) -> bytes:
+    """The payload of a FAILED frame with Flag.ENDED: how many batches the slot has."""
+    return json.dumps({"ended": batches}).encode()
 
 
 def positions_of(data: bytes | memoryview) -> tuple[int, int]:
@@ -321,7 +376,10 @@ def describe_keys(data: bytes | memoryview, position: int | None = None, limit: 
     """The keys of a packed ticket as text for a message, without unpickling anything."""
     if len(data) < TICKET_HEAD_NBYTES:
         return "unknown indices"
-    _, _, _, key_form, _, n = _TICKET_HEAD.unpack_from(data)
+    _, first, _, key_form, _, n = _TICKET_HEAD.unpack_from(data)
+    if key_form == KeyForm.SLOT and len(data) == TICKET_HEAD_NBYTES + _SLOT.size:
+        where = "" if position is None else f"sample {position} of "
+        return f"{where}batch {first} of slot {_SLOT.unpack_from(data, TICKET_HEAD_NBYTES)[0]}"
     if key_form != KeyForm.INTS or len(data) != TICKET_HEAD_NBYTES + 8 * n:
         return f"{n} keys" if position is None else f"key number {position} of {n}"
     keys = _ticket_struct(n).unpack_from(data)[6:]

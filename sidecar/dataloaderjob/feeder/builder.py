@@ -22,13 +22,15 @@ import torch
 from dataloaderjob.codec.bundles import UserCode
 from dataloaderjob.codec.encoding import EncodedBatch, encode
 from dataloaderjob.codec.failures import pack_failure
-from dataloaderjob.codec.fetcher import Fetcher, identity_of, seed_batch, seed_worker
+from dataloaderjob.codec.fetcher import Fetcher, identity_in_slot, identity_of, seed_batch, seed_worker
 from dataloaderjob.codec.sessions import begin_session, introduce
+from dataloaderjob.codec.slots import SlotEnded, SlotSource, be_of_rank
 from dataloaderjob.core import digests, frames
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag
 from dataloaderjob.core.processes import end_as
 from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Introduction, Kind, Message
+from dataloaderjob.feeder.slots import Answer, Answers
 
 PROBE = int(Flag.PROBE)
 PROBE_WAIT_S = 0.5
@@ -90,6 +92,8 @@ class Builder:
         self._code, self._channel, self._place = code, channel, place
         self._buffers = Buffers(channel)
         self._fetcher = Fetcher(code.dataset, code.collate_fn)
+        self._source = SlotSource(code.dataset, code.collate_fn)
+        self._answers = Answers(self._buffers.free)
         self._waiting: deque[Message] = deque()
         self._session: Introduction | None = None
 
@@ -112,9 +116,15 @@ class Builder:
         """Raises OSError when the feeder is gone in mid-message."""
         while (message := self._receive()) is not None:
             if message.kind == Kind.BUILD:
-                self._build(message)
+                if frames.slot_of(message.payload) is None:
+                    self._build(message)
+                elif not self._build_of_slot(message):
+                    return
             elif message.kind == Kind.FREE:
-                self._buffers.free(message.a)
+                if self._here.is_slot:
+                    self._answers.returned(message.a)
+                else:
+                    self._buffers.free(message.a)
             elif message.kind == Kind.INIT:
                 if message.fd is not None:  # where to print from now on
                     os.dup2(message.fd, 1)
@@ -132,6 +142,7 @@ class Builder:
         """Begins a session. Returns False when that failed."""
         self._session = session
         try:
+            be_of_rank(session.env)
             begin_session(
                 self._code, index=session.index, num_workers=session.num_workers, base_seed=session.base_seed
             )
@@ -158,6 +169,40 @@ class Builder:
         kind, payload = (Kind.FAILED, made) if isinstance(made, bytes) else self._place_body(*made)
         self._channel.send(kind, a=serial, payload=payload)
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
+
+    def _build_of_slot(self, message: Message) -> bool:
+        """Returns False where the slot is beyond that batch, and has it no more: another builder begins anew."""
+        ticket = frames.unpack_slot_ticket(message.payload)
+        assert ticket is not None  # noqa: S101  it was looked at before
+        PLACE.pack_into(self._place, 0, message.a, NOWHERE)
+        self._answers.forget(ticket.needed)
+        answer = self._answers.get(ticket.number)
+        if answer is None:
+            if ticket.number < self._source.made:
+                return False
+            answer = self._answer(ticket, message)
+            self._answers.keep(ticket.number, answer)
+        self._answers.lend(answer)
+        self._channel.send(answer.kind, a=message.a, flags=answer.flags, payload=answer.payload)
+        PLACE.pack_into(self._place, 0, 0, NOWHERE)
+        return True
+
+    def _answer(self, ticket: frames.SlotTicket, message: Message) -> Answer:
+        """Makes the next batch of the slot."""
+        phase = ""
+        try:
+            batch = self._source.make(ticket, self._on_sample(message))
+            phase = "encoding the batch"
+            made = encode(batch, allow_pickle=self._here.allow_pickle)
+        except SlotEnded:
+            return Answer(kind=Kind.FAILED, payload=frames.pack_end(self._source.made), flags=Flag.ENDED)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:
+            return Answer(kind=Kind.FAILED, payload=self._failure(exc, phase))
+        kind, payload = self._place_body(made, identity_in_slot(ticket))
+        buffer = BUILT.unpack(payload)[0] if kind is Kind.BUILT else None
+        return Answer(kind=kind, payload=payload, buffer=buffer)
 
     def _place_body(self, made: EncodedBatch, identity: int) -> tuple[Kind, bytes]:
         """Copies a batch and seals it. Returns what to answer, and its payload."""

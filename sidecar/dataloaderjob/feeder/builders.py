@@ -48,7 +48,7 @@ class Owner(Watching, Protocol):
 
     def session_free(self) -> None: ...
     def built(self, task: Task, body: Body) -> None: ...
-    def failed(self, task: Task, payload: bytes) -> None: ...
+    def failed(self, task: Task, payload: bytes, flags: int) -> None: ...
     def lost(self, task: Task, position: int, text: str) -> None: ...
     def progress(self, task: Task, position: int) -> None: ...
     def bundle_failed(self, bundle: bytes, payload: bytes) -> None: ...
@@ -193,10 +193,11 @@ class Builders:
         number, channel = self.templates.builder(session.template)
         session.number, session.channel, session.phase = number, channel, Phase.STARTING
         self._owner.watch(channel, lambda: self._listen(session, channel))
+        slot = session.bundle.slot
         introduction = Introduction(
-            feeder=self._settings.name, index=self._settings.index, base_seed=session.base_seed,
-            num_workers=session.bundle.workers or self._settings.num_feeders,
-            allow_pickle=session.bundle.allow_pickle,
+            feeder=self._settings.name, index=self._settings.index if slot is None else slot,
+            base_seed=session.base_seed, num_workers=session.bundle.workers or self._settings.num_feeders,
+            allow_pickle=session.bundle.allow_pickle, is_slot=slot is not None, env=session.bundle.env,
         )  # fmt: skip
         channel.post(Kind.INIT, payload=introduction.pack(), fd=os.dup(1) if self._relayed else None)
 
@@ -236,7 +237,7 @@ class Builders:
             self._owner.built(task, body)
         elif message.kind == Kind.FAILED:
             self._finished(session)
-            self._owner.failed(task, message.payload)
+            self._owner.failed(task, message.payload, message.flags)
 
     def _finished(self, session: Session) -> None:
         session.task, session.deadline = None, float("inf")

@@ -74,7 +74,7 @@ class Kind(IntEnum):
     BUILT = 12
     """B: job `a` is built; payload: `BUILT`."""
     FAILED = 13
-    """B: user code failed in job `a`; payload: `codec.failures`."""
+    """B: user code failed in job `a`; payload: `codec.failures`. Flags as in the feeder's frame."""
     PROGRESS = 14
     """B: about to make sample `b` of job `a`, which may end the process: waits for ACK."""
     ACK = 15
@@ -289,6 +289,10 @@ class Introduction:
     num_workers: int
     base_seed: int
     allow_pickle: bool
+    is_slot: bool = False
+    """It makes one slot of an IterableDataset, of number `index`."""
+    env: dict[str, str] = field(default_factory=dict)
+    """`Bundle.env`."""
 
     def pack(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from dataloaderjob.core.blobs import SLOTS
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
 from dataloaderjob.core.frames import Flag, Header, Kind, base_seed_of
 from dataloaderjob.core.processes import end_as
@@ -68,7 +69,7 @@ class FeederServer:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
         self._callbacks: dict[int, Callable[[int], None]] = {}
-        stated = {**facts, "feeder": settings.name, "instance": self.instance, "pid": os.getpid()}
+        stated = {**facts, "feeder": settings.name, "instance": self.instance, "pid": os.getpid(), SLOTS: True}
         self._acceptor = Acceptor(
             settings.bind_host,
             settings.port,
@@ -309,8 +310,8 @@ class FeederServer:
         task.body = body
         self._through(task, self._machine.built(task, len(body.view)))
 
-    def failed(self, task: Task, payload: bytes) -> None:
-        self._through(task, self._machine.failed(task), payload)
+    def failed(self, task: Task, payload: bytes, flags: int) -> None:
+        self._through(task, self._machine.failed(task), payload, flags=flags)
 
     def lost(self, task: Task, position: int, text: str) -> None:
         self._through(task, self._machine.lost(task), text.encode(), position)
@@ -324,9 +325,11 @@ class FeederServer:
         connection.when_sent(lambda: self._builders.acknowledge(task))
         self._flush({connection})
 
-    def _through(self, task: Task, made: list[Instruction], payload: bytes = b"", position: int = -1) -> None:
+    def _through(
+        self, task: Task, made: list[Instruction], payload: bytes = b"", position: int = -1, flags: int = 0
+    ) -> None:
         """A builder is through with a task."""
-        touched = self._sender.perform(made, payload, position=position)
+        touched = self._sender.perform(made, payload, position=position, flags=flags)
         self._settle()  # it works on while this loop sends: a third more small batches
         for number, header in self._owed.pop(task.bundle, ()):
             if (connection := self._sender.connections.get(number)) is not None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dataloaderjob.core import ipc
-from dataloaderjob.core.blobs import BlobStore, Bundle
+from dataloaderjob.core.blobs import SLOTS, BlobStore, Bundle
 from dataloaderjob.core.control import W_NEXT_CALLS, Control, sealed
 from dataloaderjob.core.errors import RemoteProtocolError, first_line
 from dataloaderjob.core.frames import PROTOCOL
@@ -351,6 +351,7 @@ class Sidecar:
             "protocol": PROTOCOL, "job": self.settings.job, "blobs": self.settings.blobs,
             "batch_deadline_s": self.settings.batch_deadline_s, "limit_nbytes": settings.limit_nbytes,
             "feeders": self._desired(), "scratch": dict(self.settings.scratch),
+            SLOTS: True,
         }  # fmt: skip
 
     # Receivers

@@ -37,7 +37,6 @@ PER_WORKER = 2
 """torch's default `prefetch_factor`."""
 MAX_PREFETCH = WINDOW - 24
 _HERE = "num_workers was left out, so batches are made in this process"
-_MAP_STYLE = "the service needs a map-style dataset (__getitem__ and __len__)"
 _TORCHS_CONTEXT: Any = torch.utils.data.DataLoader.multiprocessing_context
 _T_co = TypeVar("_T_co", covariant=True)
 _numbers = itertools.count()
@@ -58,6 +57,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     Args:
         num_workers: None (default): the service, or this process for a dataset that cannot be sent to it.
             n > 0: the service, with n feeders at least where it is private to this machine. 0: in this process.
+            An IterableDataset is made as torch's n workers would make it, one where it is None, by any number of
+            feeders.
         prefetch_factor: batches ahead for each of `num_workers`; None: 2 where `num_workers` is given,
             else the job's prefetch, else 2 for each feeder of the job and 16 at least.
         allow_pickle: lets leaves of a batch that are neither tensors, arrays nor plain values travel
@@ -122,18 +123,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """What was loaded, until the next `iter()`."""
         self._probes: list[str | None] | None = None
         self._stays_here = False
-        if multiprocessing_context is not None and not isinstance(dataset, IterableDataset):
+        if multiprocessing_context is not None and not self._is_stream:
             service.say_once("multiprocessing_context is ignored: feeders are processes of the service")
         if workers > 0:
             self._window()
-            if not isinstance(dataset, IterableDataset):
-                service.expect(workers)
+            service.expect(workers)
 
     @property
     def multiprocessing_context(self) -> contexts.BaseContext | None:
         """What keeps feeders in a rebuild as torch's own loader. The user's where this process makes the batches, and
         for an IterableDataset."""
-        if self.num_workers > 0 and not isinstance(self.dataset, IterableDataset):
+        if self.num_workers > 0 and not self._is_stream:
             return FeedersContext(allow_pickle=self.__dict__.get("allow_pickle", False))
         return cast("contexts.BaseContext | None", _TORCHS_CONTEXT.fget(self))
 
@@ -182,8 +182,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return super().__iter__()
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
-        if isinstance(self.dataset, IterableDataset):
-            return self._stream_here()
+        if self._is_stream and (self.num_workers == 0 or os.environ.get(IN_FEEDER_VARIABLE)):
+            return self._stream_here("")
         self._begin_service()
         resume, previous = self._resume, self._epoch
         collects = gc.isenabled()
@@ -208,6 +208,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             None if here else self._connect()
         )  # before this import, which would delay the service's start
         from dataloaderjob.trainer.iterators import InProcessIterator, ServiceIterator
+        from dataloaderjob.trainer.slot_iterator import SlotIterator
 
         if client is None:
             self._check_resume()
@@ -216,13 +217,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         service.compare_with_feeders(window)
         self._check_resume()
         epoch = self.begin_epoch()
-        iterator = ServiceIterator(self, epoch, client, window, pickle_allowed=self.pickle_allowed)
+        kind = SlotIterator if self._is_stream else ServiceIterator
+        source = self.generator or torch.default_generator
+        drawn_from = source.get_state()
+        iterator = kind(self, epoch, client, window, pickle_allowed=self.pickle_allowed)
         try:
             iterator.ship(self, self.begin_session, self._say_slow)
         except InputError as exc:
             wrong_setting = isinstance(exc, ScratchTooSmall) and not service.is_private()
-            if wrong_setting or not left_out:
+            if wrong_setting or not (left_out or (self._is_stream and service.is_private())):
                 raise  # a job whose feeders idle would look well
+            if self._is_stream:
+                source.set_state(drawn_from)
+                return self._stream_here(str(exc))
             self._stays_here = True
             service.say_once(f"{_HERE}: {exc}")
             return InProcessIterator(self, epoch, begun=iterator)
@@ -244,19 +251,21 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 about="copying",
             )
 
-    def _stream_here(self) -> _BaseDataLoaderIter:
-        """An iterator over an IterableDataset, which the service does not serve."""
+    @property
+    def _is_stream(self) -> bool:
+        return isinstance(self.dataset, IterableDataset)
+
+    def _stream_here(self, why: str) -> _BaseDataLoaderIter:
+        """An iterator of torch's over an IterableDataset. `why`: what keeps feeders from making it."""
         if self.num_workers == 0:
             return _SingleProcessDataLoaderIter(self)
-        what = f"{type(self.dataset).__name__} is an IterableDataset"
         here = copy.copy(self)
         if isinstance(self.num_workers, LeftOut):
-            service.say_once(f"{_HERE}: {what}; {_MAP_STYLE}")
+            if why:
+                service.say_once(f"{_HERE}: {why}")
             here.num_workers, here.timeout = 0, 0
             return _SingleProcessDataLoaderIter(here)
-        if not service.is_private():
-            raise InputError(f"{what}; {_MAP_STYLE}: wrap it, or use num_workers=0")
-        service.say_once(f"{what}, which feeders do not serve: torch's worker processes make its batches")
+        service.say_once(f"torch's worker processes make the batches: {why}")
         return _MultiProcessingDataLoaderIter(here)
 
     def begin_session(self) -> tuple[int, int]:
@@ -299,7 +308,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         from dataloaderjob.trainer import progress
         from dataloaderjob.trainer import state as states
 
-        if isinstance(self.dataset, IterableDataset):
+        if self._is_stream and self.num_workers == 0:
             return {"version": 1, "iterable": True, "batches": 0}
         if self._resume is not None:
             return dict(self._resume.state)
@@ -320,9 +329,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             service.say_once("the loader's state is empty, so the next epoch begins at its first batch")
             return
         is_streamed = isinstance(state_dict, Mapping) and state_dict.get("iterable")
-        if is_streamed or isinstance(self.dataset, IterableDataset):
+        if is_streamed or (self._is_stream and self.num_workers == 0):
             service.say_once(
-                "an IterableDataset cannot be resumed: the next epoch begins at its first sample"
+                "an IterableDataset cannot be resumed where num_workers is 0: the next epoch begins at its first sample"
             )
             return
         resume = states.Resume.of(state_dict)
@@ -352,7 +361,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         None: the dataset has an id, or the service is not at hand.
         """
-        if self.dataset_id is not None:
+        if self.dataset_id is not None or self._is_stream:
             return None
         can_make = self._is_made_here() or (self._client is not None and self._client.is_connected)
         if self._probes is None and can_make:

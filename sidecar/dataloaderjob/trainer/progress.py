@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, SequentialSampler
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
 from dataloaderjob.codec.fetcher import derive_seed
 from dataloaderjob.core.consumption import Consumption
@@ -58,7 +58,8 @@ class Epoch:
         self._single = (ranks or 1) == 1 and not _several_ranks()
         self._shared = self._single or ranks is None
         """Whether generators that all of the process draws from are the sampler's affair, too."""
-        self._rank = _rank_alone(sampler) if not self._single and ranks is None else None
+        is_stream = isinstance(loader.dataset, IterableDataset)
+        self._rank = _rank_alone(sampler) if not self._single and ranks is None and not is_stream else None
         self._own_rank = sampling.rank_of(sampler)
         self._persistent = bool(loader.persistent_workers and loader.num_workers)
         self._before: dict[str, str] | None = None

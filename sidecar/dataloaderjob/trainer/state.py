@@ -29,6 +29,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from dataloaderjob.codec.digest import digest_update
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer import generators
@@ -72,7 +74,14 @@ def described(loader: Any, dataset_id: str | None) -> State:
         "dataset_id": dataset_id,
         "dataset": f"{kind.__module__}.{kind.__qualname__}",
         "length": length_of(loader.dataset),
+        **({"slots": slots_of(loader)} if isinstance(loader.dataset, IterableDataset) else {}),
     }
+
+
+def slots_of(loader: Any) -> int:
+    """Slots of an IterableDataset: torch's `num_workers`, and one where it was left out: a dataset that takes no share
+    would give all of it by each."""
+    return int(loader.num_workers) if type(loader.num_workers) is int else 1
 
 
 def _name_of(function: Any) -> str:
@@ -112,7 +121,7 @@ def steady(first: Sequence[str | None], second: Sequence[str | None]) -> list[st
     return [a if a == b else None for a, b in zip(first, second, strict=True)]
 
 
-_ALWAYS = ("sampler", "seeds", "generator=", "drop_last", "persistent_workers")
+_ALWAYS = ("sampler", "seeds", "generator=", "drop_last", "persistent_workers", "slots")
 """What has to be equal, beside the dataset, where both say it."""
 
 

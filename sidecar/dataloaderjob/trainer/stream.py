@@ -18,6 +18,15 @@ class StreamLeftError(Exception):
     """Internal: nobody wants the batch that is waited for."""
 
 
+class SlotEndedError(Exception):
+    """Internal: the slot of an IterableDataset has no such batch."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__(batches)
+        self.batches = batches
+        """How many it has."""
+
+
 @dataclass(slots=True, eq=False)
 class Stream:
     """What was asked for and not taken."""

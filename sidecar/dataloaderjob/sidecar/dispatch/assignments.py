@@ -11,8 +11,9 @@ from typing import Any
 from dataloaderjob.core import frames, supervision
 from dataloaderjob.core.frames import Flag, Kind
 from dataloaderjob.core.settings import LoaderSettings
-from dataloaderjob.sidecar.dispatch.choose import Ranks, Versions, depth
+from dataloaderjob.sidecar.dispatch.choose import Ranks, Versions, depth, fits
 from dataloaderjob.sidecar.dispatch.placing import Placer, turn
+from dataloaderjob.sidecar.dispatch.slots import Slot, choose_home, stays
 from dataloaderjob.sidecar.dispatch.streams import (
     Attempt,
     AttemptState,
@@ -81,7 +82,7 @@ class Assignments:
     def dispatch(self, now: float) -> None:
         """Asks feeders for queued tickets, nearest to their turn first, while a feeder has room."""
         while True:
-            queued = [ticket for stream in self.streams.values() if (ticket := stream.peek()) is not None]
+            queued = [ticket for stream in self.streams.values() for ticket in stream.heads()]
             if len(queued) > 1:
                 queued.sort(key=lambda t: t.number - t.stream.awaited)
             for ticket in queued:
@@ -90,13 +91,39 @@ class Assignments:
                     break
                 if ticket.unconfirmed and ticket.strikes + ticket.unconfirmed >= MAX_STRIKES:
                     continue  # it may be what ends them
-                feeder = self.ranks.choose(ticket.stream)
+                slot = ticket.slot
+                feeder = self.ranks.choose(ticket.stream) if slot is None else self._home(now, ticket, slot)
                 if feeder is not None:
                     self.ask(now, ticket, feeder)
                     break
             else:
                 if not queued or not self._trust_suspects():
                     return
+
+    def _home(self, now: float, ticket: Ticket, slot: Slot) -> FeederState | None:
+        """The feeder that makes this slot, None while it is not there. Moves the slot where it will not be again."""
+        home = None if slot.home is None else self.feeders.get(slot.home)
+        if stays(home, now, fits=home is not None and fits(home, ticket.stream)):
+            return home if home is not None and home.up else None
+        listed = {i: f for i, f in self.feeders.items() if not f.draining}
+        able = {
+            i: f for i, f in listed.items()
+            if f.up and f.suspect_since is None and fits(f, ticket.stream)
+        }  # fmt: skip
+        homes = [s.home for stream in self.streams.values() for s in stream.slots.of.values() if s.home]
+        chosen = choose_home(ticket.stream.slots, able, len(listed), homes, now)
+        if chosen is None:
+            return None
+        asked = frames.unpack_slot_ticket(ticket.payload)
+        if slot.home is not None and asked is not None and asked.number:
+            self._out.append(
+                Note(
+                    f"slot {slot.number} goes on at {able[chosen].endpoint.name}, which makes {asked.number} batches "
+                    "of it again first, unsent"
+                )
+            )
+        slot.home = chosen
+        return able[chosen]
 
     def _trust_suspects(self) -> bool:
         """Asks silent feeders again where nobody else is left. Says whether that changed anything."""
@@ -136,12 +163,12 @@ class Assignments:
         self.counters.attempts += 1
         flags = (Flag.CHECKSUM if self.settings.checksum else 0) | (Flag.PROBE if ticket.probe else 0)
         self._send(
-            feeder, Kind.TICKET, ticket.payload, stream=stream.id, ticket=ticket.number, bundle=stream.bundle,
+            feeder, Kind.TICKET, ticket.payload, stream=stream.id, ticket=ticket.number, bundle=ticket.bundle,
             room=attempt.extent.nbytes if attempt.extent else 0, flags=flags,
         )  # fmt: skip
-        if stream.bundle not in feeder.bundles:  # it would ask for it: a round trip
-            feeder.bundles.add(stream.bundle)
-            self.send_bundle(feeder, stream.bundle)
+        if ticket.bundle not in feeder.bundles:  # it would ask for it: a round trip
+            feeder.bundles.add(ticket.bundle)
+            self.send_bundle(feeder, ticket.bundle)
 
     def drop_attempt(self, attempt: Attempt, *, cancel: bool, requeue: bool = True) -> None:
         """Forgets one feeder's copy; with no other copy in the making the ticket is queued again."""
@@ -200,32 +227,33 @@ class Assignments:
     def _drop_for_room(self, attempt: Attempt) -> None:
         self.drop_attempt(attempt, cancel=True)
 
-    def fail(self, ticket: Ticket, payload: bytes) -> None:
-        """The ticket failed for good; the trainer raises when its turn comes."""
+    def fail(self, ticket: Ticket, payload: bytes, *, is_end: bool = False) -> None:
+        """The ticket failed for good; the trainer raises when its turn comes. `is_end`: its slot has no such batch."""
         for attempt in ticket.attempts[:]:
             self.drop_attempt(attempt, cancel=True, requeue=False)
         ticket.move(Event.FAIL)
-        self.counters.failures += 1
+        self.counters.failures += not is_end
         self._out.append(Fail(ticket.stream.id, ticket.number, payload))
 
     def fail_service(self, ticket: Ticket, error: str, message: str) -> None:
         """Fails the ticket with one of our own errors, given by its class name."""
         self.fail(ticket, supervision.pack_failure(error, message))
 
-    def release(self, bundle: bytes) -> None:
-        """Tells feeders that no stream uses the bundle any more."""
-        if any(stream.bundle == bundle for stream in self.streams.values()):
-            return
-        self._out.append(Released(bundle))
-        for feeder in self.feeders.values():
-            if bundle in feeder.bundles:
-                feeder.bundles.discard(bundle)
-                self._send(feeder, Kind.RELEASE, bundle=bundle)
+    def release(self, stream: Stream) -> None:
+        """Tells that a closed stream does not use its bundles any more: feeders, and the parent."""
+        used = {bundle for other in self.streams.values() for bundle in other.manifests()}
+        if stream.bundle not in used:
+            self._out.append(Released(stream.bundle))
+        for bundle in stream.manifests().keys() - used:
+            for feeder in self.feeders.values():
+                if bundle in feeder.bundles:
+                    feeder.bundles.discard(bundle)
+                    self._send(feeder, Kind.RELEASE, bundle=bundle)
 
     def send_bundle(self, feeder: FeederState, bundle: bytes) -> None:
         for stream in self.streams.values():
-            if stream.bundle == bundle:
-                self._send(feeder, Kind.BUNDLE, stream.manifest, bundle=bundle)
+            if (manifest := stream.manifests().get(bundle)) is not None:
+                self._send(feeder, Kind.BUNDLE, manifest, bundle=bundle)
                 return
 
     def compare(self, stream: Stream, feeder: FeederState) -> None:

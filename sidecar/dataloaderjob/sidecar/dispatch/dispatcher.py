@@ -75,7 +75,10 @@ class Dispatcher(Assignments):
         for number, payload in entries:
             if stream is None or number in stream.tickets or number < stream.awaited:
                 raise RemoteProtocolError(f"ticket {number} of stream {stream_id} was not expected")
+            slot = frames.slot_of(payload)
             ticket = Ticket(stream, number, payload, now)
+            if slot is not None:
+                ticket.slot = stream.slots.get(now, slot, stream.manifest)
             stream.tickets[number] = ticket
             stream.enqueue(ticket)
         if stream is not None:
@@ -101,7 +104,7 @@ class Dispatcher(Assignments):
                 self.drop_attempt(attempt, cancel=True)
             if ticket.lease is not None:
                 self.placer.end_lease(ticket.lease)
-        self.release(stream.bundle)
+        self.release(stream)
         self.grant(now)
         self.dispatch(now)
 
@@ -204,7 +207,7 @@ class Dispatcher(Assignments):
             self._not_loaded(now, attempt, payload)
         elif header.kind == Kind.FAILED:
             self._answered(now, attempt)
-            self.fail(attempt.ticket, payload)
+            self.fail(attempt.ticket, payload, is_end=bool(header.flags & Flag.ENDED))
         elif header.kind == Kind.LOST:
             self._lost(now, attempt, header.room - 1, payload.decode(errors="replace"))
         self.dispatch(now)

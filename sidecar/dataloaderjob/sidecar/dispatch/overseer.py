@@ -29,6 +29,8 @@ HEDGE_FLOOR_S = 0.25
 HEDGE_FACTOR = 3.0
 HEDGE_SHARE = 0.05
 """No more than this share of tickets is asked of a second feeder only because the first is slow."""
+SLOT_SILENT_S = 12.0
+"""A feeder that makes a batch of a slot tells every 5 s that it lives; silent for so long, it is suspect."""
 TRANSFER_FLOOR_S = 1.5
 """A granted body of which nothing came for so long is given up and asked again. Not a rate: many feeders
 share one network, and a slow one is not a dead one."""
@@ -95,6 +97,9 @@ def _lateness(now: float, feeder: FeederState) -> float:
     0 while nothing is known: the first batch may load a dataset for minutes.
     """
     head = _head(feeder)
+    if head is not None and head.ticket.slot is not None:
+        # Whoever makes it instead makes all before it first; a feeder that lives says so while user code takes long.
+        return (now - max(head.asked_at, feeder.received_at)) / SLOT_SILENT_S
     if head is None or (typical := head.ticket.stream.pace.typical) is None:
         return 0.0
     return _waiting(now, head) / max(OVERDUE_FLOOR_S, OVERDUE_FACTOR * typical)
@@ -173,7 +178,7 @@ def _waiting_since(machine: Dispatcher, ticket: Ticket) -> float:
 
 def _maybe_hedge(machine: Dispatcher, now: float, ticket: Ticket) -> None:
     typical = ticket.stream.pace.typical
-    if typical is None or ticket.retries or len(ticket.attempts) != 1:
+    if typical is None or ticket.slot is not None or ticket.retries or len(ticket.attempts) != 1:
         return
     attempt, after_s = ticket.attempts[0], max(HEDGE_FLOOR_S, HEDGE_FACTOR * typical)
     if attempt.state is not AttemptState.ASKED or _waiting(now, attempt) < after_s:

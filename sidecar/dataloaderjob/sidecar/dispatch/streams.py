@@ -13,6 +13,8 @@ from enum import Enum
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
+from dataloaderjob.sidecar.dispatch.slots import Slot, Slots
+
 SIZES_REMEMBERED = 32
 
 
@@ -124,7 +126,14 @@ class Ticket:
     """Sample that the last dead feeder was making."""
     noted_at: float = 0.0
     lease: int | None = None
+    slot: Slot | None = None
+    """Of an IterableDataset: the sequence that the batch belongs to."""
     history: list[Event] = field(default_factory=list)
+
+    @property
+    def bundle(self) -> bytes:
+        """Names the session that makes it."""
+        return self.stream.bundle if self.slot is None else self.slot.bundle
 
     def move(self, event: Event) -> None:
         """Raises IllegalTransition if the table has no such step."""
@@ -215,19 +224,31 @@ class Stream:
     _sizes: deque[int] = field(default_factory=lambda: deque(maxlen=SIZES_REMEMBERED))
     size_hint: int = 0
     """Largest of the last batches, in bytes; 0 before the first."""
+    slots: Slots = field(default_factory=Slots)
+    """Those that tickets have named; none of a map-style dataset."""
 
     def enqueue(self, ticket: Ticket) -> None:
-        heappush(self._queue, ticket.number)
+        heappush(self._queue if ticket.slot is None else ticket.slot.queue, ticket.number)
 
-    def peek(self) -> Ticket | None:
-        """The lowest queued ticket, or None."""
-        queue = self._queue
+    def heads(self) -> list[Ticket]:
+        """The lowest queued ticket, or that of each slot."""
+        if not self.slots.of:
+            ticket = self._peek(self._queue)
+            return [] if ticket is None else [ticket]
+        found = (self._peek(slot.queue) for slot in self.slots.of.values())
+        return [ticket for ticket in found if ticket is not None]
+
+    def _peek(self, queue: list[int]) -> Ticket | None:
         while queue:
             ticket = self.tickets.get(queue[0])
             if ticket is not None and ticket.state is State.QUEUED:
                 return ticket
             heappop(queue)
         return None
+
+    def manifests(self) -> dict[bytes, bytes]:
+        """Manifests of all sessions that make its batches, by the id of the bundle."""
+        return {self.bundle: self.manifest, **{slot.bundle: slot.manifest for slot in self.slots.of.values()}}
 
     def saw_size(self, nbytes: int) -> None:
         dropped = self._sizes[0] if len(self._sizes) == SIZES_REMEMBERED else 0

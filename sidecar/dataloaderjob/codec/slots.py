@@ -1,0 +1,117 @@
+"""One slot of an IterableDataset: what torch's worker of its number makes, batch after batch. Neighbour: `fetcher`.
+
+Seeds are torch's: `begin_session` sets them once, and what user code draws goes on from there. So a batch depends on
+all before it in its slot, and on nothing else: a slot that begins anew elsewhere makes the same ones again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate, default_convert
+
+from dataloaderjob.codec.fetcher import COLLATE, SampleError, stack_in_private_memory
+from dataloaderjob.core.frames import SlotTicket
+from dataloaderjob.core.places import DISTRIBUTED_VARIABLE
+
+ITER, NEXT = "__iter__", "__next__"
+"""Phases of a slot, by the user's function that runs."""
+OnSample = Callable[[int], None]
+
+
+class SlotEnded(Exception):
+    """Internal: the slot has no such batch."""
+
+
+class SlotSource:
+    """The batches of one slot, in order."""
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any] | None) -> None:
+        self._dataset, self._collate_fn = dataset, collate_fn
+        self._iterator: Iterator[Any] | None = None
+        self._has_ended = False
+        self.made = 0
+        """Batches made so far, those among them that failed."""
+
+    def make(self, ticket: SlotTicket, on_sample: OnSample | None = None) -> Any:
+        """Returns the batch of a ticket; those before it that were not made yet are made first, for what follows.
+
+        `on_sample` is told the number of each sample in the batch before it is made. Raises SlotEnded, and SampleError
+        from the exception when user code raises one; `made` counts it then.
+        """
+        stack_in_private_memory()
+        while self.made < ticket.number:
+            try:
+                self._next(ticket, None)
+            except SampleError:
+                continue  # somebody was told when it was that batch's turn
+        return self._next(ticket, on_sample)
+
+    def _next(self, ticket: SlotTicket, on_sample: OnSample | None) -> Any:
+        try:
+            batch = self._fetch(ticket, on_sample)
+        except SampleError as exc:
+            if isinstance(exc.cause, StopIteration):  # of collate_fn: torch's worker ends, too
+                self._has_ended = True
+                raise SlotEnded from exc
+            self.made += 1
+            raise
+        self.made += 1
+        return batch
+
+    def _fetch(self, ticket: SlotTicket, on_sample: OnSample | None) -> Any:
+        samples: list[Any] = []
+        iterator = self._begun()
+        while not self._has_ended and len(samples) < ticket.size:
+            if on_sample is not None:
+                on_sample(len(samples))
+            try:
+                samples.append(next(iterator))
+            except StopIteration:
+                self._has_ended = True
+            except (Exception, SystemExit) as exc:
+                raise SampleError(NEXT, exc) from exc
+        if not samples or (ticket.drop_last and len(samples) < ticket.size):
+            self._has_ended = True
+            raise SlotEnded
+        collate = self._collate_fn or (default_convert if ticket.bare else default_collate)
+        try:
+            return collate(samples[0] if ticket.bare else samples)
+        except (Exception, SystemExit) as exc:
+            raise SampleError(COLLATE, exc) from exc
+
+    def _begun(self) -> Iterator[Any]:
+        """Raises SampleError from what `iter(dataset)` raises, after which the slot has ended."""
+        if self._iterator is None:
+            try:
+                self._iterator = iter(self._dataset)
+            except (Exception, SystemExit) as exc:
+                self._has_ended = True
+                raise SampleError(ITER, exc) from exc
+        return self._iterator
+
+
+# The rank that a slot belongs to
+
+
+def be_of_rank(env: Mapping[str, str]) -> None:
+    """Makes the process answer for its trainer's rank where a dataset asks for its share of the data.
+
+    A worker that torch forks has its trainer's process group, whose rank and size it can read; here there is none, so
+    both are answered without one. What would use the group raises that there is none.
+    """
+    os.environ.update(env)
+    if DISTRIBUTED_VARIABLE not in env or not torch.distributed.is_available():
+        return
+    rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
+    answers: dict[str, Callable[..., Any]] = {
+        "is_initialized": lambda: True,
+        "get_rank": lambda group=None: rank,
+        "get_world_size": lambda group=None: size,
+    }
+    for module in (torch.distributed, torch.distributed.distributed_c10d):
+        for name, answer in answers.items():
+            setattr(module, name, answer)

@@ -1,0 +1,95 @@
+"""Slots: the sequences of an IterableDataset, each made in order by one feeder, its *home*. Pure.
+
+Any feeder can make any batch of a map-style stream; a batch of a slot follows from those before it, which a new home
+makes again, unsent, when the slot moves. So a slot stays where it is for as long as its home serves, and a batch that
+comes late is not asked for elsewhere. What an earlier home still sends has no attempt any more, and is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from dataloaderjob.core.blobs import Bundle
+from dataloaderjob.core.errors import RemoteProtocolError
+
+MAX_SLOTS = 1024
+"""Of one stream: the number of a slot is a stranger's word."""
+RETURN_S = 2.0
+"""A home whose connection broke has so long to come back: making a slot again may take longer than that."""
+GATHER_S = 3.0
+"""First homes are chosen once as many feeders serve as there are slots, or are listed, or after this."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One slot of one stream."""
+
+    number: int
+    bundle: bytes
+    """Names its session at a feeder."""
+    manifest: bytes
+    home: str | None = None
+    """The instance of the feeder that makes it."""
+    queue: list[int] = field(default_factory=list)
+    """A heap of its tickets that are to be asked for."""
+
+
+@dataclass(slots=True)
+class Slots:
+    """Those of one stream, made as its tickets name them."""
+
+    opened_at: float | None = None
+    """When the first was named."""
+    of: dict[int, Slot] = field(default_factory=dict)
+
+    def get(self, now: float, number: int, manifest: bytes) -> Slot:
+        """Raises RemoteProtocolError where the stream's bundle has no such slot."""
+        found = self.of.get(number)
+        if found is not None:
+            return found
+        bundle = Bundle.parse(manifest)
+        if number >= min(bundle.workers, MAX_SLOTS):
+            raise RemoteProtocolError(
+                f"slot {number} was asked for; the bundle has {bundle.workers}, and {MAX_SLOTS} are allowed"
+            )
+        self.opened_at = self.opened_at or now
+        own = replace(bundle, slot=number)
+        made = self.of[number] = Slot(number, own.id, own.manifest())
+        return made
+
+
+class Feeder(Protocol):
+    """What is asked of a feeder."""
+
+    up: bool
+    down_since: float
+    draining: bool
+    suspect_since: float | None
+    load: int
+
+
+def stays(home: Feeder | None, now: float, *, fits: bool) -> bool:
+    """Whether a slot waits for its home, or is asked for there."""
+    if home is None or home.draining or home.suspect_since is not None or not fits:
+        return False
+    return home.up or now - home.down_since <= RETURN_S
+
+
+def choose_home(
+    slots: Slots, able: Mapping[str, Feeder], listed: int, homes: Iterable[str], now: float
+) -> str | None:
+    """The instance of the feeder that makes a slot from now on; None while it is better to wait.
+
+    `able`: feeders that can take it. `homes`: those of all slots of the pool, of which the one with the fewest is taken,
+    since slots stay where they are. So the first ones wait until all feeders that they can use have had time to connect.
+    """
+    if not able:
+        return None
+    wanted = min(len(slots.of), listed)
+    if len(able) < wanted and now - (slots.opened_at or now) < GATHER_S:
+        return None
+    count = Counter(homes)
+    return min(able, key=lambda instance: (count[instance], able[instance].load))

@@ -1,0 +1,168 @@
+"""The iterator of an IterableDataset over the service: batches of slots (`slots` says which), in torch's order.
+
+Tickets are numbered as they are asked for; some of them come to nothing, since a slot has ended. What a state, a record
+and the digest count are the batches that were given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dataloaderjob.codec.bundles import make_bundle
+from dataloaderjob.codec.decoding import Decoder
+from dataloaderjob.core import frames
+from dataloaderjob.core.blobs import SLOTS, BlobStore
+from dataloaderjob.core.consumption import FOLD, error_mark
+from dataloaderjob.core.control import W_DIGEST, W_NEXT_CALLS
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.records import NO_BUNDLE
+from dataloaderjob.trainer import slots
+from dataloaderjob.trainer.iterators import ServiceIterator
+from dataloaderjob.trainer.recording import Recording, recorder
+from dataloaderjob.trainer.slots import Place, Places
+from dataloaderjob.trainer.state import slots_of
+from dataloaderjob.trainer.stream import SlotEndedError
+from dataloaderjob.trainer.taking import PinningTaker, Taker
+
+_U64 = (1 << 64) - 1
+
+
+class SlotIterator(ServiceIterator):
+    """Batches of an IterableDataset's slots."""
+
+    __slots__ = ("_handled", "_placed", "_places", "_size", "_slots")
+
+    def ship(self, loader: Any, begin_session: Any, slow: Any) -> None:
+        """As `ServiceIterator.ship`. Raises InputError, too, where the sidecar cannot serve slots."""
+        told = self._client.settings
+        if not told.get(SLOTS):
+            raise InputError(
+                "the sidecar is of a release that does not serve IterableDatasets: use the image of this release "
+                "(spec.sidecar.image, or the operator's), or num_workers=0"
+            )
+        self._slots = slots_of(loader)
+        self._size = 1 if self._bare else int(loader.batch_size)
+        store = BlobStore(Path(str(told["blobs"])), told.get("scratch"))
+        made = make_bundle(
+            loader.dataset, loader.collate_fn, loader.worker_init_fn, store=store,
+            allow_pickle=self._pickle_allowed, slow=slow,
+        )  # fmt: skip
+        number, epoch = begin_session()
+        self._bundle = replace(
+            made, loader=number, epoch=epoch, workers=self._slots, env=slots.shares(), facts=slots.facts(made.facts)
+        )
+        self._kept = NO_BUNDLE  # a batch of a slot cannot be made again by itself
+
+    def start(self, *, again: bool = False) -> None:
+        """Asks for the first batches of an epoch."""
+        bundle = self._bundle
+        assert bundle is not None  # noqa: S101  shipped before
+        timeout_s = 0.0 if self._pin_memory else float(self._timeout)
+        decoder = Decoder(allow_pickle=self._pickle_allowed)
+        taker = Taker(self._client, bundle.manifest().decode(), self._window, decoder, timeout_s)
+        self._taker, self._stream = taker, taker.stream
+        own = recorder(self._consumption)
+        self._recording = None if own is None else Recording(own, self._consumption, self._kept)
+        if self._pin_memory:
+            self._taker = PinningTaker(taker, self._pin_memory_device, float(self._timeout))
+        self._places = Places(self._slots, self._first)
+        self._placed: dict[int, tuple[Place, bytes]] = {}
+        self._drawn = self._taken = self._handled = 0
+        self._draw()
+        self._epoch.settle()
+        self._client.flush(taker.stream)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        assert self._bundle is not None  # noqa: S101  shipped before
+        self._bundle = replace(self._bundle, epoch=loader.begin_session()[1])
+        super()._reset(loader, first_iter)
+
+    def _returned(self) -> tuple[int, int, Any]:
+        return self._num_yielded, 0, None
+
+    def _draw(self) -> None:
+        """Asks for batches up to a window ahead of what was taken."""
+        target, stream, places = self._taken + self._window, self._stream, self._places
+        assert stream is not None  # noqa: S101  drawn only while a stream is open
+        while self._drawn < target and (place := places.next()) is not None:
+            ticket = frames.SlotTicket(
+                self._epoch_seed, place.number, place.slot, self._size, self._bare, self._drop_last,
+                places.taken[place.slot],
+            )  # fmt: skip
+            packed = stream.pending[self._drawn] = frames.pack_slot_ticket(ticket)
+            self._placed[self._drawn] = place, packed
+            self._drawn += 1
+            stream.asked = self._drawn
+            if stream.asked - stream.sent >= stream.together:
+                self._client.flush(stream)
+        if self._drawn < target:  # the end, or answers that are waited for
+            self._client.flush(stream)
+        taker = self._taker
+        if type(taker) is PinningTaker:
+            taker.order(self._drawn)
+
+    def _next_data(self) -> Any:
+        while True:
+            taker = self._taker
+            if taker is None or self._stream is None:
+                self._finish()
+            number = taker.taken
+            if number >= self._drawn:
+                if self._recording is not None:
+                    self._recording.end()
+                if not self._persistent_workers:
+                    self._leave()
+                    self._client.close_collected()
+                self._finish()
+            try:
+                batch = taker.take()
+            except SlotEndedError as end:
+                self._places.ended(self._placed.pop(number)[0], end.batches)
+                self._pass_over(taker.taken)
+                continue
+            except Exception as exc:
+                if taker.taken == number:
+                    raise
+                place, packed = self._placed.pop(number)
+                self._places.took(place)
+                if place.is_probe:  # it was raised before the epoch was resumed
+                    self._pass_over(taker.taken)
+                    continue
+                if self._recording is not None:
+                    self._recording.ask(self._num_yielded, packed)
+                self._fail(self._num_yielded, error_mark(exc))
+                self._handled = taker.taken
+                self._advance(taker.taken)
+                raise
+            place, packed = self._placed.pop(number)
+            self._places.took(place)
+            if place.is_probe:
+                self._pass_over(taker.taken)
+                continue
+            self._advance(taker.taken)
+            self._give(packed, taker.digest)
+            self._handled = taker.taken
+            return batch
+
+    def _pass_over(self, taken: int) -> None:
+        """Nothing is given for what was taken."""
+        self._client.control.words[W_NEXT_CALLS] -= 1
+        self._handled = taken
+        self._advance(taken)
+
+    def _give(self, packed: bytes, digest: int) -> None:
+        """Counts a batch that next() is about to return."""
+        consumption, words, number = self._consumption, self._words, self._num_yielded
+        before = consumption.rolling
+        after = (before * FOLD + digest) & _U64
+        if self._recording is not None:
+            self._recording.ask(number, packed)
+            self._recording.give(number, digest, after)
+        consumption.rolling, self._num_yielded = after, number + 1
+        words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
+
+    def _has_lost(self) -> bool:
+        taker = self._taker
+        return self._stream is not None and taker is not None and taker.taken != self._handled
