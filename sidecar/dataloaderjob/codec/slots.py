@@ -63,6 +63,8 @@ class SlotSource:
         return batch
 
     def _fetch(self, ticket: SlotTicket, on_sample: OnSample | None) -> Any:
+        if self._has_ended:
+            raise SlotEnded
         samples: list[Any] = []
         iterator = self._begun()
         while not self._has_ended and len(samples) < ticket.size:
@@ -109,8 +111,8 @@ def be_of_rank(env: Mapping[str, str]) -> None:
     rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
     answers: dict[str, Callable[..., Any]] = {
         "is_initialized": lambda: True,
-        "get_rank": lambda group=None: rank,
-        "get_world_size": lambda group=None: size,
+        "get_rank": lambda *_: rank,
+        "get_world_size": lambda *_: size,
     }
     for module in (torch.distributed, torch.distributed.distributed_c10d):
         for name, answer in answers.items():

@@ -69,7 +69,13 @@ class FeederServer:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
         self._callbacks: dict[int, Callable[[int], None]] = {}
-        stated = {**facts, "feeder": settings.name, "instance": self.instance, "pid": os.getpid(), SLOTS: True}
+        stated = {
+            **facts,
+            "feeder": settings.name,
+            "instance": self.instance,
+            "pid": os.getpid(),
+            SLOTS: True,
+        }
         self._acceptor = Acceptor(
             settings.bind_host,
             settings.port,

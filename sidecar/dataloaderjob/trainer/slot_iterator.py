@@ -51,11 +51,16 @@ class SlotIterator(ServiceIterator):
         )  # fmt: skip
         number, epoch = begin_session()
         self._bundle = replace(
-            made, loader=number, epoch=epoch, workers=self._slots, env=slots.shares(), facts=slots.facts(made.facts)
+            made,
+            loader=number,
+            epoch=epoch,
+            workers=self._slots,
+            env=slots.shares(),
+            facts=slots.facts(made.facts),
         )
         self._kept = NO_BUNDLE  # a batch of a slot cannot be made again by itself
 
-    def start(self, *, again: bool = False) -> None:
+    def start(self, *, again: bool = False) -> None:  # noqa: ARG002  no sampler is iterated
         """Asks for the first batches of an epoch."""
         bundle = self._bundle
         assert bundle is not None  # noqa: S101  shipped before

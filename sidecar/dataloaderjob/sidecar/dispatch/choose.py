@@ -99,7 +99,7 @@ def first_place(rank: int, feeders: int) -> int:
 def mismatch(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | None:
     """Returns what differs and what to do, or None when every stated fact of the trainer agrees."""
     if trainer.get(SLOTS) and not feeder.get(SLOTS):
-        return "its image is of a release that makes no batches of an IterableDataset: make it of this trainer's release"
+        return "its release makes no batches of an IterableDataset: make its image of the trainer's release"
     differing = [name for name in LABELS if name in trainer and trainer[name] != feeder.get(name)]
     if not differing:
         return None

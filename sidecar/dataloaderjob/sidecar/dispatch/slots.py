@@ -55,7 +55,8 @@ class Slots:
             raise RemoteProtocolError(
                 f"slot {number} was asked for; the bundle has {bundle.workers}, and {MAX_SLOTS} are allowed"
             )
-        self.opened_at = self.opened_at or now
+        if self.opened_at is None:
+            self.opened_at = now
         own = replace(bundle, slot=number)
         made = self.of[number] = Slot(number, own.id, own.manifest())
         return made
@@ -83,13 +84,14 @@ def choose_home(
 ) -> str | None:
     """The instance of the feeder that makes a slot from now on; None while it is better to wait.
 
-    `able`: feeders that can take it. `homes`: those of all slots of the pool, of which the one with the fewest is taken,
-    since slots stay where they are. So the first ones wait until all feeders that they can use have had time to connect.
+    `able`: feeders that can take it. `homes`: those of all slots of the pool; who has the fewest takes one more.
+    Slots stay where they are, so the first ones wait until the feeders that they can use have had time to connect.
     """
     if not able:
         return None
     wanted = min(len(slots.of), listed)
-    if len(able) < wanted and now - (slots.opened_at or now) < GATHER_S:
+    since = now if slots.opened_at is None else slots.opened_at
+    if len(able) < wanted and now - since < GATHER_S:
         return None
     count = Counter(homes)
     return min(able, key=lambda instance: (count[instance], able[instance].load))

@@ -1,0 +1,275 @@
+"""IterableDatasets over a real service: torch's own loader with as many workers is the reference, byte for byte."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import torch
+from rig import Rig, until
+from services import Service
+from stream_data import (
+    Counting,
+    Deadly,
+    Failing,
+    Shards,
+    digests_of,
+    ending_collate,
+)
+
+from dataloaderjob import DataLoader
+from dataloaderjob.core.errors import FeederLost, InputError
+
+SEEDS = int(os.environ.get("SLOT_SEEDS", "20"))
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    with Rig(feeders=request.param) as made:
+        yield made
+
+
+def both(dataset, workers: int, **more) -> tuple[list[str], list[str]]:
+    """Digests of torch's batches, and of ours."""
+    found = []
+    for kind in (torch.utils.data.DataLoader, DataLoader):
+        torch.manual_seed(7)
+        found.append(digests_of(kind(dataset, num_workers=workers, **{"batch_size": 4, **more})))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"dataset": Shards()},
+        {"dataset": Shards(), "drop_last": True},
+        {"dataset": Shards(), "batch_size": None},
+        {"dataset": Failing()},
+        {"dataset": Counting()},
+        {"dataset": Shards(), "collate_fn": ending_collate},
+        {"dataset": Shards((50,))},
+        {"dataset": Shards(())},
+    ],
+)
+def test_batches_are_those_of_torchs_workers(rig: Rig, workers: int, case: dict):
+    theirs, ours = both(workers=workers, **case)
+    assert ours == theirs
+
+
+def test_each_epoch_begins_with_the_dataset_as_it_is_then(rig: Rig):
+    data = Shards()
+    found = []
+    for kind in (torch.utils.data.DataLoader, DataLoader):
+        torch.manual_seed(3)
+        data.lengths = (9, 9, 9)
+        loader = kind(data, batch_size=2, num_workers=2)
+        first = digests_of(loader)
+        data.lengths = (5, 30)
+        found.append((first, digests_of(loader)))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("rig", [2], indirect=True)
+class TestWithTwoFeeders:
+    def test_a_loader_goes_on_from_any_state_and_ends_with_the_same_digest(self, rig: Rig):
+        def loader() -> DataLoader:
+            torch.manual_seed(7)
+            return DataLoader(Shards(), batch_size=4, num_workers=3)
+
+        reference = loader()
+        whole = digests_of(reference)
+        for stop in range(0, len(whole) + 1, 5):
+            first = loader()
+            iterator = iter(first)
+            for _ in range(stop):
+                next(iterator)
+            state = first.state_dict()
+            del iterator
+            torch.manual_seed(1234)
+            second = DataLoader(Shards(), batch_size=4, num_workers=3)
+            second.load_state_dict(state)
+            assert digests_of(second) == whole[stop:], stop
+            assert second.digest == reference.digest
+
+    def test_the_next_epoch_after_a_resume_is_that_of_an_undisturbed_run(self, rig: Rig):
+        def loader() -> DataLoader:
+            torch.manual_seed(7)
+            return DataLoader(Shards(), batch_size=4, num_workers=3)
+
+        undisturbed = loader()
+        digests_of(undisturbed)
+        following = digests_of(undisturbed)
+        first = loader()
+        iterator = iter(first)
+        next(iterator)
+        state = first.state_dict()
+        del iterator
+        second = loader()
+        second.load_state_dict(state)
+        digests_of(second)
+        assert digests_of(second) == following
+
+    def test_a_state_of_another_number_of_workers_is_refused(self, rig: Rig):
+        first = DataLoader(Shards(), batch_size=4, num_workers=3)
+        next(iter(first))
+        other = DataLoader(Shards(), batch_size=4, num_workers=2)
+        with pytest.raises(InputError, match="slots was 3, is 2"):
+            other.load_state_dict(first.state_dict())
+
+    def test_left_out_workers_make_one_slot(self, rig: Rig):
+        torch.manual_seed(7)
+        ours = digests_of(DataLoader(Shards(), batch_size=4))
+        torch.manual_seed(7)
+        assert ours == digests_of(torch.utils.data.DataLoader(Shards(), batch_size=4, num_workers=1))
+
+    def test_the_sidecar_dies_and_no_batch_is_lost_or_repeated(self, rig: Rig):
+        torch.manual_seed(7)
+        whole = digests_of(torch.utils.data.DataLoader(Shards(), batch_size=4, num_workers=2))
+        torch.manual_seed(7)
+        found: list[str] = []
+        iterator = iter(DataLoader(Shards(pause_s=0.002), batch_size=4, num_workers=2))
+
+        class Rest:
+            def __iter__(self):
+                return iterator
+
+        for number in range(len(whole)):
+            if number in (5, 20):
+                rig.kill_sidecar()
+                rig.start_sidecar()
+            batch = next(iterator)
+            found += digests_of([batch])
+        assert found == whole
+        assert digests_of(Rest()) == []
+
+    def test_a_sample_that_ends_its_process_is_named(self, rig: Rig):
+        loader = DataLoader(Deadly(), batch_size=4, num_workers=1)
+        with pytest.raises(FeederLost, match="sample 0 of batch 5 of slot 0"):
+            for _ in loader:
+                pass
+        assert len(rig.endpoints()) == 2  # no feeder died of it
+
+    def test_what_cannot_be_sent_is_refused_where_a_job_has_feeders(self, rig: Rig):
+        class Open(Shards):
+            lock = threading.Lock()
+
+            def __init__(self):
+                super().__init__()
+                self.file = open(os.devnull)  # noqa: SIM115
+
+        with pytest.raises(InputError, match="file"):
+            iter(DataLoader(Open(), batch_size=4, num_workers=2))
+
+    def test_two_iterators_of_one_loader_live_side_by_side(self, rig: Rig):
+        torch.manual_seed(7)
+        loader = DataLoader(Shards(), batch_size=4, num_workers=2)
+        one, other = iter(loader), iter(loader)
+        ids = [[], []]
+        for _ in range(20):
+            for found, iterator in zip(ids, (one, other), strict=True):
+                found += next(iterator)["id"].tolist()
+        assert ids[0] == ids[1]
+
+    def test_breaking_out_of_an_endless_stream_ends_its_slots(self, rig: Rig):
+        loader = DataLoader(Shards((10**9, 10**9)), batch_size=4, num_workers=2)
+        for number, _ in enumerate(loader):
+            if number == 50:
+                break
+        busy = set(builders(rig))
+        del loader, _
+        digests_of(DataLoader(Shards((1,)), num_workers=1))  # the client tells of it with its next message
+        until(lambda: len(busy & set(builders(rig))) <= len(busy) - 2, 10, "the end of two builders")
+
+
+def builders(rig: Rig) -> list[int]:
+    found = []
+    for process, _ in rig.feeders:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [child.pid] if child.name() == "dlj-builder" else []
+    return found
+
+
+RANKS = """
+import os, sys, torch
+from stream_data import {data}
+from dataloaderjob import DataLoader
+if __name__ == "__main__" and {group}:
+    torch.distributed.init_process_group("gloo", init_method="file://{folder}/group", rank=int(os.environ["RANK"]),
+        world_size=2)
+if __name__ == "__main__":
+    torch.manual_seed(5)
+    print(*[i for batch in {kind}({data}(), batch_size=4, num_workers=2) for i in batch["id"].tolist()])
+"""
+
+
+@pytest.mark.parametrize("data", ["Shards", "ByGroup"])
+@pytest.mark.parametrize("rig", [2], indirect=True)
+def test_two_ranks_get_their_own_shares(rig: Rig, data: str, tmp_path):
+    """A feeder's process has neither the variables nor the process group of the trainer that it works for."""
+    shares = {}
+    for kind in ("DataLoader", "torch.utils.data.DataLoader"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        script = folder / "script.py"
+        script.write_text(RANKS.format(data=data, group=data == "ByGroup", folder=folder, kind=kind))
+        started = [
+            subprocess.Popen(
+                [sys.executable, str(script)], stdout=subprocess.PIPE, text=True,
+                env={**os.environ, "PYTHONPATH": rig.env["PYTHONPATH"], "RANK": str(rank), "WORLD_SIZE": "2"},
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        shares[kind] = [process.communicate(timeout=60)[0] for process in started]
+        assert all(process.returncode == 0 for process in started), rig.logs()
+    assert shares["DataLoader"] == shares["torch.utils.data.DataLoader"]
+    first, second = (set(text.split()) for text in shares["DataLoader"])
+    assert first
+    assert second
+    assert not first & second
+
+
+# Feeders that die
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    made = Service(tmp_path_factory.mktemp("s"), "local", 3)
+    os.environ["DATALOADERJOB_SOCKET"] = made.socket
+    try:
+        made.settled()
+        yield made
+    finally:
+        os.environ.pop("DATALOADERJOB_SOCKET", None)
+        made.end()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_digest_survives_feeders_that_are_killed(service: Service, seed: int):
+    rng = random.Random(seed)
+    workers = rng.choice([1, 2, 4])
+    torch.manual_seed(seed)
+    expected = digests_of(torch.utils.data.DataLoader(Shards(), batch_size=2, num_workers=workers))
+    torch.manual_seed(seed)
+    loader = DataLoader(Shards(pause_s=0.004), batch_size=2, num_workers=workers)
+
+    def kill() -> None:
+        for pid in rng.sample(service.feeder_pids(), rng.choice([1, 2])):
+            os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Timer(rng.uniform(0.0, 0.5), kill)
+    thread.start()
+    found = digests_of(loader)
+    thread.join()
+    assert found == expected
+    service.settled()

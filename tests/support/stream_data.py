@@ -1,0 +1,109 @@
+"""IterableDatasets whose shards have different lengths, and what torch's own loader makes of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from dataloaderjob.codec.digest import digest_update
+
+LENGTHS = (37, 5, 22, 60, 1, 13, 44)
+
+
+class Shards(IterableDataset):
+    """Shard k belongs to one worker of one rank, as most datasets have it. Draws from all three generators."""
+
+    def __init__(self, lengths: tuple[int, ...] = LENGTHS, pause_s: float = 0.0) -> None:
+        self.lengths, self.pause_s = lengths, pause_s
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        rank, world = self.rank()
+        for shard in range(rank * workers + worker, len(self.lengths), world * workers):
+            for number in range(self.lengths[shard]):
+                if self.pause_s:
+                    time.sleep(self.pause_s)
+                noise = torch.rand(16, 16) + random.random() + float(np.random.rand())
+                yield {"x": noise, "id": shard * 1000 + number}
+
+    def rank(self) -> tuple[int, int]:
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+class ByGroup(Shards):
+    """The rank as torch.distributed has it."""
+
+    def rank(self) -> tuple[int, int]:
+        distributed = torch.distributed
+        return (
+            (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
+        )
+
+
+class Failing(Shards):
+    """Raises once, in the middle of a shard; the generator ends by it."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for sample in super().__iter__():
+            if sample["id"] == 3007:
+                raise ValueError("shard 3 is damaged")
+            yield sample
+
+
+class Counting(IterableDataset):
+    """An iterator of a class, which goes on after what it raised."""
+
+    def __iter__(self) -> Iterator[int]:
+        self.at = 0
+        return self
+
+    def __next__(self) -> int:
+        self.at += 1
+        if self.at == 5:
+            raise KeyError("the fifth")
+        if self.at > 12:
+            raise StopIteration
+        return self.at
+
+
+class Deadly(Shards):
+    """Ends the process that makes its twentieth sample."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number, sample in enumerate(super().__iter__()):
+            if number == 20:
+                os._exit(3)
+            yield sample
+
+
+def ending_collate(samples: list[Any]) -> Any:
+    """Ends a worker as an iterator does."""
+    if samples[0]["id"] >= 3020:
+        raise StopIteration
+    return torch.utils.data.default_collate(samples)
+
+
+def digests_of(loader: Any) -> list[str]:
+    """One for each batch; where next() raised, the type of the error."""
+    found: list[str] = []
+    iterator = iter(loader)
+    while True:
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return found
+        except Exception as exc:
+            found.append(type(exc).__name__)
+            continue
+        hasher = hashlib.sha256()
+        digest_update(hasher, batch)
+        found.append(hasher.hexdigest()[:16])

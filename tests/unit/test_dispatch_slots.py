@@ -1,0 +1,276 @@
+"""Slots in the simulated world: who makes which, what moves them, and that each batch comes once, in order."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from world import World
+
+from dataloaderjob.core import frames
+from dataloaderjob.core.blobs import Bundle
+from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.frames import Flag, Kind, SlotTicket
+from dataloaderjob.sidecar.dispatch.slots import GATHER_S, MAX_SLOTS
+from dataloaderjob.sidecar.dispatch.streams import Send
+from dataloaderjob.trainer.slots import Place, Places
+
+
+class SlotWorld(World):
+    """Its feeders make slots in order, and again from the start where they did not make a slot before."""
+
+    def __init__(self, lengths: list[int], seed: int = 0, **more) -> None:
+        super().__init__(seed, **more)
+        self.lengths = lengths
+        self.asked: dict[tuple[int, int], Place] = {}
+        """What each ticket (stream, number) asks for."""
+        self.at_feeder: dict[tuple[str, int, int], int] = {}
+        """Batches made of (instance, stream, slot)."""
+        self.homes: dict[int, list[str]] = {}
+        """Feeders that were asked for each slot, in order."""
+        self.remade = 0
+
+    def _do(self, item) -> None:
+        if isinstance(item, Send) and len(item.header) and item.header[3] == Kind.TICKET:
+            header = frames.unpack_header(item.header, frames.FROM_RECEIVER)
+            ticket = frames.unpack_slot_ticket(item.payload)
+            homes = self.homes.setdefault(ticket.slot, [])
+            if homes[-1:] != [item.instance]:
+                homes.append(item.instance)
+            assert (header.bundle, ticket.slot) in {
+                (slot.bundle, n) for s in self.machine.streams.values() for n, slot in s.slots.of.items()
+            }
+        super()._do(item)
+
+    def _finished(self, feeder, key) -> None:
+        place = self.asked[key]
+        at = (feeder.endpoint.instance, key[0], place.slot)
+        made = self.at_feeder.get(at, 0)
+        if place.number > made:  # those before it, unsent
+            self.remade += place.number - made
+        self.at_feeder[at] = max(made, place.number + 1)
+        if place.number >= self.lengths[place.slot] and not feeder.dead and not feeder.frozen:
+            feeder.building = None
+            self._ended(feeder, key, self.lengths[place.slot])
+            self._build(feeder)
+            return
+        super()._finished(feeder, key)
+
+    def _ended(self, feeder, key, batches: int) -> None:
+        state = self.machine.feeders.get(feeder.endpoint.instance)
+        if state is not None and state.up:
+            header = self._header(Kind.FAILED, key, flags=Flag.ENDED)
+            self.machine.frame(self.now, feeder.endpoint.instance, header, frames.pack_end(batches))
+
+    def open_slots(self, stream: int, *, window: int = 8, size: int = 12_288) -> SlotTrainer:
+        workers = len(self.lengths)
+        bundle = Bundle(blobs=(("0" * 64, 1),), workers=workers)
+        self.machine.open_stream(
+            stream, manifest=bundle.manifest(), bundle=bundle.id, facts={}, window=window
+        )
+        return SlotTrainer(self, stream, workers, window, size)
+
+
+class SlotTrainer:
+    """Takes the batches of all slots in torch's order."""
+
+    def __init__(self, world: SlotWorld, stream: int, workers: int, window: int, size: int) -> None:
+        self.world, self.stream, self.window, self.size = world, stream, window, size
+        self.places = Places(workers)
+        self.drawn = self.awaited = 0
+        self.told = -1
+        self.given: list[tuple[int, int]] = []
+        self.done = False
+        self.draw()
+        world.at(0.0, self.next)
+
+    def draw(self) -> None:
+        world = self.world
+        while self.drawn < self.awaited + self.window and (place := self.places.next()) is not None:
+            key = self.stream, self.drawn
+            world.asked[key], world.sizes[key] = place, self.size
+            payload = frames.pack_slot_ticket(SlotTicket(1, place.number, place.slot, 4))
+            self.drawn += 1
+            world.machine.tickets(world.now, self.stream, [(key[1], payload)], self.awaited)
+
+    def next(self) -> None:
+        world, key = self.world, (self.stream, self.awaited)
+        if self.awaited == self.drawn:
+            self.done = True
+            world.machine.close_stream(world.now, self.stream, self.awaited)
+            return
+        if key not in world.index and key not in world.failed:
+            if self.told != self.awaited:
+                self.told = self.awaited
+                world.machine.tickets(world.now, self.stream, [], self.awaited, waiting=True)
+            world.at(0.002, self.next)
+            return
+        place = world.asked[key]
+        if key in world.failed:
+            self.places.ended(place, json.loads(world.failed[key])["ended"])
+        else:
+            lease, _ = world.index.pop(key)
+            self.places.took(place)
+            self.given.append((place.number, place.slot))
+            world.machine.leases_ended(world.now, [lease])
+        self.awaited += 1
+        self.draw()
+        world.at(0.0, self.next)
+
+    def finish(self, limit_s: float = 600.0) -> None:
+        self.world.run(lambda: self.done, limit_s)
+        order = sorted((n, s) for s, length in enumerate(self.world.lengths) for n in range(length))
+        assert self.given == order
+        assert not self.world.machine.placer.lent
+
+
+def test_each_slot_stays_where_it_is_and_each_feeder_has_one():
+    world = SlotWorld([30, 40, 20])
+    for _ in range(3):
+        world.add_feeder()
+    world.open_slots(1).finish()
+    assert sorted(len(homes) for homes in world.homes.values()) == [1, 1, 1]
+    assert len({homes[0] for homes in world.homes.values()}) == 3
+    assert world.remade == 0
+    assert world.machine.counters.failures == 0  # that slots end is no failure
+
+
+def test_slots_are_spread_over_fewer_feeders():
+    world = SlotWorld([20] * 7)
+    for _ in range(2):
+        world.add_feeder()
+    world.open_slots(1, window=14).finish()
+    homes = [homes[0] for homes in world.homes.values()]
+    assert sorted(homes.count(h) for h in set(homes)) == [3, 4]
+
+
+def test_the_first_feeder_that_connects_does_not_get_all_slots():
+    world = SlotWorld([20] * 4)
+    for _ in range(4):
+        world.add_feeder()
+    first, *_ = world.feeders.values()
+    up = world._up
+
+    def late(feeder):
+        world.at(0.0 if feeder is first else 1.0, lambda: up(feeder))
+
+    world._up = late
+    world.open_slots(1).finish()
+    assert len({homes[0] for homes in world.homes.values()}) == 4
+
+
+def test_feeders_that_never_connect_are_not_waited_for_long():
+    world = SlotWorld([20] * 4)
+    for _ in range(4):
+        world.add_feeder()
+    first, *_ = world.feeders.values()
+    up = world._up
+    world._up = lambda feeder: up(feeder) if feeder is first else None
+    trainer = world.open_slots(1)
+    world.run(lambda: trainer.given, GATHER_S + 1)
+    trainer.finish()
+
+
+def test_a_killed_feeders_slots_are_made_again_elsewhere_and_no_batch_is_repeated():
+    world = SlotWorld([60, 60])
+    feeders = [world.add_feeder() for _ in range(3)]
+    trainer = world.open_slots(1)
+    world.at(0.3, lambda: world.kill(feeders[0]))
+    trainer.finish()
+    assert world.remade > 0
+    assert any("makes" in note and "again" in note for note in world.notes)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_order_holds_whatever_dies_freezes_or_comes(seed):
+    world = SlotWorld([0, 33, 21, 50], seed, limit=1 << 19)
+    world.replace = True
+    for _ in range(3):
+        world.add_feeder(world.random.uniform(0.002, 0.02))
+    trainer = world.open_slots(1, window=world.random.choice([1, 4, 12]))
+
+    def strike() -> None:
+        feeder = world.random.choice([f for f in world.feeders.values() if not f.dead])
+        what = world.random.choice(["kill", "freeze", "unlist"])
+        if what == "freeze":
+            feeder.frozen = True
+            world.at(world.random.uniform(1, 30), lambda: setattr(feeder, "frozen", False))
+        elif what == "kill":
+            world.kill(feeder)
+        elif feeder.endpoint in world.listed:
+            world.unlist(feeder)
+        world.add_feeder(0.01)
+
+    for _ in range(4):
+        world.at(world.random.uniform(0, 1.0), strike)
+    trainer.finish(limit_s=400)
+
+
+def test_a_connection_that_comes_back_soon_finds_its_slots_where_they_were():
+    world = SlotWorld([60, 60])
+    for _ in range(3):
+        world.add_feeder()
+    trainer = world.open_slots(1)
+
+    def cut() -> None:
+        instance = world.homes[0][0]
+        world.receiving.pop(instance, None)
+        world.machine.feeder_down(world.now, instance, "cut")
+        world.at(1.0, lambda: world._retry(world.feeders[instance]))
+
+    world.at(0.3, cut)
+    trainer.finish()
+    assert all(len(homes) == 1 for homes in world.homes.values())
+
+
+def test_a_batch_that_takes_long_is_waited_for_at_its_home():
+    """The feeder says that user code takes long: another one would have to make all before it, too."""
+    world = SlotWorld([20, 20])
+    for _ in range(3):
+        world.add_feeder()
+    trainer = world.open_slots(1)
+    slow = world._finished
+    held: list = []
+
+    def finished(feeder, key) -> None:
+        if world.asked[key] == Place(1, 9) and not held:
+            held.append(key)
+            world.at(40.0, lambda: slow(feeder, key))
+        else:
+            slow(feeder, key)
+
+    world._finished = finished
+    trainer.finish()
+    assert world.machine.counters.hedges == world.machine.counters.retries == 0
+    assert all(len(homes) == 1 for homes in world.homes.values())
+
+
+def test_a_feeder_that_falls_silent_loses_its_slots():
+    world = SlotWorld([60, 60])
+    for _ in range(3):
+        world.add_feeder()
+    trainer = world.open_slots(1)
+    world.at(0.3, lambda: setattr(world.feeders[world.homes[0][0]], "frozen", True))
+    trainer.finish(limit_s=30)
+    assert len(world.homes[0]) == 2
+
+
+def test_a_slot_that_the_bundle_does_not_have_is_refused():
+    world = SlotWorld([5, 5])
+    trainer = world.open_slots(1)
+    payload = frames.pack_slot_ticket(SlotTicket(1, 0, 2, 4))
+    with pytest.raises(RemoteProtocolError, match="slot 2 was asked for"):
+        world.machine.tickets(world.now, 1, [(trainer.drawn, payload)], 0)
+
+
+def test_there_are_no_more_slots_than_are_allowed():
+    world = SlotWorld([1] * 2000)
+    with pytest.raises(RemoteProtocolError, match=f"{MAX_SLOTS} are allowed"):
+        world.open_slots(1, window=1500)
+
+
+def test_feeders_let_go_of_all_slots_when_the_stream_ends():
+    world = SlotWorld([8, 8, 8])
+    feeders = [world.add_feeder() for _ in range(2)]
+    world.open_slots(1).finish()
+    world.run(lambda: sum(len(f.released) for f in feeders) == 3, world.now + 1)
