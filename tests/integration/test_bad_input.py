@@ -189,19 +189,6 @@ def test_keys_that_do_not_pickle_raise_at_their_turn(rig: Rig) -> None:
         assert next(iterator, "end") == "end"
 
 
-def test_iterable_dataset_is_refused_where_feeders_are_asked_for(rig: Rig) -> None:
-    class Stream(data.IterableDataset):
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(3))
-
-    for options in ({}, {"persistent_workers": True}):
-        with pytest.raises(
-            InputError, match="Stream is an IterableDataset; the service needs a map-style dataset"
-        ):
-            iter(DataLoader(Stream(), num_workers=2, **options))
-    assert [int(x) for x in DataLoader(Stream(), num_workers=0)] == [0, 1, 2], "what the message offers works"
-
-
 # What user code does in a feeder
 
 

@@ -44,8 +44,16 @@ class Locked(Numbers):
 
 class Stream(data.IterableDataset):
     def __iter__(self) -> Iterator[int]:
-        assert data.get_worker_info() is None
         return iter(range(7))
+
+
+class LockedStream(Stream):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[int]:
+        assert data.get_worker_info() is None
+        return super().__iter__()
 
 
 # Types
@@ -175,17 +183,24 @@ def test_a_dataset_that_cannot_be_sent_stays_in_the_process_where_num_workers_wa
         iter(DataLoader(Locked(), num_workers=2))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"persistent_workers": True, "timeout": 5, "batch_size": None}], ids=str
-)
-def test_a_stream_stays_in_the_process_where_num_workers_was_left_out(
-    rig: Rig, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("options", [{}, {"timeout": 5, "batch_size": None}], ids=str)
+def test_a_stream_is_one_slot_where_num_workers_was_left_out(rig: Rig, options: dict[str, Any]) -> None:
     loader = DataLoader(Stream(), **options)
     for _ in range(2):
         assert [int(x) for x in loader] == list(range(7))
+
+
+def test_a_stream_stays_in_the_process_where_it_cannot_be_sent(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = DataLoader(LockedStream())
+    for _ in range(2):
+        assert [int(x) for x in loader] == list(range(7))
     (said,) = capsys.readouterr().err.splitlines()
-    assert "so batches are made in this process: Stream is an IterableDataset" in said
+    assert "so batches are made in this process: " in said
+    assert "dataset.lock" in said
+    with pytest.raises(InputError, match=r"dataset\.lock"):
+        iter(DataLoader(LockedStream(), num_workers=2))
 
 
 class Sharded(data.IterableDataset):
@@ -195,19 +210,27 @@ class Sharded(data.IterableDataset):
         return iter([(info.id, i) for i in range(info.id, 12, info.num_workers)])
 
 
+class LockedShards(Sharded):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"persistent_workers": True, "timeout": 20}, {"multiprocessing_context": "fork"}], ids=str
 )
-def test_a_stream_of_a_script_by_itself_has_torchs_workers_where_num_workers_is_given(
+def test_a_stream_of_a_script_by_itself_has_torchs_workers_where_it_cannot_be_sent(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     monkeypatch.delenv(services.SOCKET_VARIABLE, raising=False)
+    torch.manual_seed(3)
     expected = [b.tolist() for pair in data.DataLoader(Sharded(), 3, num_workers=2, **options) for b in pair]
-    loader = DataLoader(Sharded(), 3, num_workers=2, **options)
-    for _ in range(2):
-        assert [b.tolist() for pair in loader for b in pair] == expected
-    (said,) = capsys.readouterr().err.splitlines()
-    assert "which feeders do not serve: torch's worker processes make its batches" in said
+    after = torch.rand(1)
+    torch.manual_seed(3)
+    loader = DataLoader(LockedShards(), 3, num_workers=2, **options)
+    assert [b.tolist() for pair in loader for b in pair] == expected
+    assert torch.equal(torch.rand(1), after)  # no draw was made for the iterator that came to nothing
+    assert [b.tolist() for pair in loader for b in pair] == expected
+    assert "torch's worker processes make the batches: " in capsys.readouterr().err
 
 
 class Pairs(data.Dataset[Any]):

@@ -180,13 +180,15 @@ class TestWithTwoFeeders:
         assert ids[0] == ids[1]
 
     def test_breaking_out_of_an_endless_stream_ends_its_slots(self, rig: Rig):
+        short = DataLoader(Shards((1,)), num_workers=1)
+        digests_of(short)
         loader = DataLoader(Shards((10**9, 10**9)), batch_size=4, num_workers=2)
         for number, _ in enumerate(loader):
             if number == 50:
                 break
         busy = set(builders(rig))
         del loader, _
-        digests_of(DataLoader(Shards((1,)), num_workers=1))  # the client tells of it with its next message
+        digests_of(short)  # the client tells of it with its next message
         until(lambda: len(busy & set(builders(rig))) <= len(busy) - 2, 10, "the end of two builders")
 
 

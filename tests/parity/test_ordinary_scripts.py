@@ -63,7 +63,6 @@ DEVIATIONS: dict[str, Refused | Differs] = {
         "a feeder has a copy", "[int64 (2,) [0, 1]] [int64 (2,) [2, 3]]\n" * 3, "shared memory"
     ),
     "shared/array_as_cache": Differs("a feeder has a copy", "[0.0, 0.0", "an array in shared memory"),
-    "iterable/with_workers": Refused("InputError", "IterableDataset"),
     # Left out, num_workers means the service, so that the dataset of the script is not the one that is asked.
     "epochs/dataset_counts_with_workers_left_out": Differs("num_workers left out is the service", "0\n"),
     # Settings of libraries.
