@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -17,10 +20,15 @@ import torch
 from rig import Rig, until
 from services import Service
 from stream_data import (
+    BadState,
+    ByTheClock,
     Counting,
     Deadly,
     Failing,
     Shards,
+    Shuffled,
+    WithOwnState,
+    WithState,
     digests_of,
     ending_collate,
 )
@@ -203,7 +211,6 @@ def builders(rig: Rig) -> list[int]:
 
 RANKS = """
 import os, sys, torch
-from stream_data import {data}
 from dataloaderjob import DataLoader
 if __name__ == "__main__" and {group}:
     torch.distributed.init_process_group("gloo", init_method="file://{folder}/group", rank=int(os.environ["RANK"]),
@@ -275,3 +282,77 @@ def test_the_digest_survives_feeders_that_are_killed(service: Service, seed: int
     thread.join()
     assert found == expected
     service.settled()
+
+
+# Snapshots
+
+
+def made_again(log: Path, samples: int) -> int:
+    """Samples that were made more than once, as far as the dataset has written them down."""
+    return len(log.read_text().split()) - samples
+
+
+@pytest.mark.parametrize("kind", [WithState, WithOwnState])
+def test_a_lost_slot_goes_on_at_its_last_snapshot(service: Service, kind: type, tmp_path: Path):
+    """Its first 3,000 samples would be made again, were there none."""
+    log, samples = tmp_path / "log", 6000
+    torch.manual_seed(1)
+    expected = digests_of(torch.utils.data.DataLoader(kind(samples), batch_size=20, num_workers=1))
+    torch.manual_seed(1)
+    loader = DataLoader(kind(samples, str(log)), batch_size=20, num_workers=1)
+    found = []
+    for number, batch in enumerate(loader):
+        found += digests_of([batch])
+        if number == 150:
+            for pid in service.feeder_pids():
+                os.kill(pid, signal.SIGKILL)
+    assert found == expected
+    assert 0 < made_again(log, samples) < 2500
+    service.settled()
+
+
+@pytest.mark.parametrize("rig", [2], indirect=True)
+@pytest.mark.parametrize("kind", [WithState, WithOwnState])
+def test_an_epoch_is_gone_on_with_at_the_last_snapshots(rig: Rig, kind: type, tmp_path: Path):
+    log, samples = tmp_path / "log", 4000
+    torch.manual_seed(1)
+    expected = digests_of(torch.utils.data.DataLoader(kind(samples), batch_size=20, num_workers=2))
+    torch.manual_seed(1)
+    first = DataLoader(kind(samples), batch_size=20, num_workers=2)
+    iterator = iter(first)
+    for _ in range(150):
+        next(iterator)
+    state = json.loads(json.dumps(first.state_dict()))
+    assert all(made > 20 for made, _ in state["sampler"]["slots"])
+    del iterator
+    second = DataLoader(kind(samples, str(log)), batch_size=20, num_workers=2)
+    second.load_state_dict(state)
+    assert digests_of(second) == expected[150:]
+    assert len(log.read_text().split()) < samples - 1000
+    third = DataLoader(kind(samples), batch_size=20, num_workers=2)
+    state["sampler"]["rank"] = 1  # that of another rank: its slots begin at their start
+    third.load_state_dict(state)
+    assert digests_of(third) == expected[150:]
+
+
+@pytest.mark.parametrize("rig", [2], indirect=True)
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        (
+            ByTheClock(200),
+            "slot 0 of the dataset: its first batch came out differently when it was made a second time",
+        ),
+        (Shuffled(200), "slot 0 of the dataset: its state_dict() does not bring back what its iterator had"),
+        (BadState(200), "slot 0 of the dataset: its state cannot be kept (RuntimeError: no state today)"),
+        (WithOwnState(200), ""),
+        (Shards(), ""),
+    ],
+)
+def test_what_cannot_be_repeated_is_said(rig: Rig, dataset, said: str, capsys: pytest.CaptureFixture[str]):
+    loader = DataLoader(dataset, batch_size=5, num_workers=1)
+    for number, _ in enumerate(loader):
+        time.sleep(0.03 if number < 20 else 0)
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert ("slot 0" in printed) == bool(said)

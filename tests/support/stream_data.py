@@ -107,3 +107,93 @@ def digests_of(loader: Any) -> list[str]:
         hasher = hashlib.sha256()
         digest_update(hasher, batch)
         found.append(hasher.hexdigest()[:16])
+
+
+class Position:
+    """An iterator with a state: where it is in its samples."""
+
+    def __init__(self, samples: list[int], log: str = "") -> None:
+        self.samples, self.at, self.log = samples, 0, log
+
+    def __iter__(self) -> Position:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        if self.at == len(self.samples):
+            raise StopIteration
+        self.at += 1
+        if self.log:
+            with open(self.log, "a") as out:
+                out.write(f"{self.samples[self.at - 1]}\n")
+        time.sleep(0.001)
+        return {"x": torch.rand(4) + random.random(), "id": self.samples[self.at - 1]}
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class WithState(IterableDataset):
+    """Its iterator has the state. `log`: a file with a line for each sample that was made."""
+
+    def __init__(self, samples: int = 400, log: str = "") -> None:
+        self.samples, self.log = samples, log
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        return Position(list(range(worker, self.samples, workers)), self.log)
+
+
+class WithOwnState(WithState):
+    """The dataset has the state, and a generator for an iterator, as HF's datasets."""
+
+    def __init__(self, samples: int = 400, log: str = "") -> None:
+        super().__init__(samples, log)
+        self.at = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        inner = super().__iter__()
+        inner.at = self.at
+        for sample in inner:
+            self.at = inner.at
+            yield sample
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class Shuffled(WithOwnState):
+    """Its state has the place in its source, and not what lies in the shuffle buffer."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        held: list[dict[str, Any]] = []
+        for sample in super().__iter__():
+            held.append(sample)
+            if len(held) > 20:
+                yield held.pop(random.randrange(len(held)))
+        yield from held
+
+
+class ByTheClock(WithState):
+    """Not deterministic, whatever its seeds."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for sample in super().__iter__():
+            yield {**sample, "x": time.time_ns()}
+
+
+class LargeState(WithOwnState):
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "more": os.urandom(1 << 21)}
+
+
+class BadState(WithOwnState):
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("no state today")

@@ -304,7 +304,7 @@ class World:
                 self.index[stream, ticket] = (lease, extent)
             case Unpublish(stream, ticket):
                 del self.index[stream, ticket]
-            case Fail(stream, ticket, payload):
+            case Fail(stream, ticket, payload, _):
                 self.failed[stream, ticket] = payload
             case CreateRegion(region, nbytes, _, lease_limit):
                 self.regions[region] = nbytes

@@ -1,23 +1,34 @@
 """Slots of an IterableDataset: their order, what a resumed epoch asks for, and one slot that is made again."""
 
 import hashlib
+import json
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from stream_data import Counting, Failing, Shards, ending_collate
+from stream_data import (
+    BadState,
+    Counting,
+    Failing,
+    LargeState,
+    Shards,
+    WithOwnState,
+    WithState,
+    ending_collate,
+)
 
 from dataloaderjob.codec.digest import digest_update
 from dataloaderjob.codec.fetcher import SampleError, preserved_generators, seed_worker
 from dataloaderjob.codec.slots import SlotEnded, SlotSource
 from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import Bundle
-from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.errors import InputError, RemoteProtocolError
 from dataloaderjob.core.frames import SlotTicket
 from dataloaderjob.feeder.channel import Kind
-from dataloaderjob.feeder.slots import Answer, Answers
-from dataloaderjob.trainer.slots import Places, counts_before
+from dataloaderjob.feeder.slots import Answer, Answers, Snapshots
+from dataloaderjob.sidecar.dispatch.slots import MAX_SNAPSHOTS, Slot
+from dataloaderjob.trainer.slots import Places, counts_before, pack, unpack
 
 lengths = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 
@@ -69,6 +80,7 @@ def test_ten_billion_batches_are_counted_at_once():
 @given(st.builds(
     SlotTicket, base_seed=st.integers(0, 2**64 - 1), number=st.integers(0, 2**63), slot=st.integers(0, 2**32 - 1),
     size=st.integers(0, 2**32 - 1), bare=st.booleans(), drop_last=st.booleans(), needed=st.integers(0, 2**64 - 1),
+    snapshot=st.none() | st.tuples(st.integers(0, 2**64 - 1), st.binary(max_size=50)),
 ))  # fmt: skip
 def test_a_slots_ticket_comes_out_as_it_went_in(ticket):
     packed = frames.pack_slot_ticket(ticket)
@@ -183,3 +195,127 @@ def test_a_buffer_is_free_once_it_is_sent_and_no_longer_needed():
     assert freed == [10, 11]  # it was sent twice
     answers.returned(12)
     assert freed == [10, 11, 12]
+
+
+# Snapshots
+
+
+@pytest.mark.parametrize("dataset", [WithState(60), WithOwnState(60)])
+def test_a_slot_goes_on_from_each_of_its_snapshots(dataset):
+    with preserved_generators():
+        seed_worker(11, 0)
+        source = SlotSource(dataset, None)
+        whole, snapshots = [], []
+        for number in range(15):
+            whole += made(source, range(number, number + 1))
+            snapshots.append(source.snapshot())
+        for at, snapshot in enumerate(snapshots):
+            restored = SlotSource(type(dataset)(60), None)
+            restored.restore(snapshot)
+            assert made(restored, range(at + 1, 15)) == whole[at + 1 :]
+
+
+def test_a_slot_that_has_made_something_does_not_jump():
+    source = SlotSource(WithOwnState(60), None)
+    made(source, range(3))
+    later = SlotSource(WithOwnState(60), None)
+    made(later, range(9))
+    ticket = SlotTicket(7, 3, 0, 4, snapshot=(2, later.snapshot()))
+    assert source.make(ticket)["id"].tolist() == [12, 13, 14, 15]
+
+
+def test_a_snapshot_that_is_later_than_the_batch_is_not_begun_at():
+    later = SlotSource(WithOwnState(60), None)
+    made(later, range(9))
+    fresh = SlotSource(WithOwnState(60), None)
+    assert fresh.make(SlotTicket(7, 3, 0, 4, snapshot=(9, later.snapshot())))["id"].tolist() == [
+        12,
+        13,
+        14,
+        15,
+    ]
+
+
+def test_datasets_without_a_state_have_no_snapshot():
+    source = SlotSource(Shards(), None)
+    made(source, range(3))
+    assert source.snapshot() is None
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_snapshots_take_a_fiftieth_of_a_slots_time_at_most():
+    clock = Clock()
+    source = SlotSource(WithOwnState(2000), None)
+    made(source, range(1))
+    original = source.snapshot
+
+    def slow() -> bytes | None:
+        clock.now += 0.1
+        return original()
+
+    source.snapshot = slow
+    snapshots, taken = Snapshots(clock), []
+    while clock.now < 100:
+        if snapshots.take(source) is not None:
+            taken.append(clock.now)
+        clock.now += 0.01
+    assert 18 <= len(taken) <= 20
+
+
+@pytest.mark.parametrize(
+    ("dataset", "why"), [(LargeState(), b"of which 1 MiB are kept"), (BadState(), b"no state today")]
+)
+def test_a_state_that_cannot_be_kept_is_told_once(dataset, why):
+    snapshots, source = Snapshots(Clock()), SlotSource(dataset, None)
+    made(source, range(2))
+    assert why in snapshots.take(source)
+    assert snapshots.stopped
+    assert snapshots.take(source) is None
+
+
+def test_of_the_snapshots_that_no_batch_needs_the_last_is_kept():
+    slot = Slot(0, b"", b"")
+    for number in (3, 1, 6, 9, 6):
+        slot.remember(number, b"state", needed=7)
+    assert [number for number, _ in slot.snapshots] == [6, 9]
+    assert slot.beginning(8) == (6, b"state")
+    assert slot.beginning(9) == (9, b"state")
+    assert slot.beginning(5) is None
+    slot.begun = True
+    assert slot.beginning(9) is None
+
+
+def test_a_feeder_cannot_fill_the_memory_with_snapshots():
+    slot = Slot(0, b"", b"")
+    for number in range(1000):
+        slot.remember(number, b"state", needed=0)
+    assert len(slot.snapshots) == MAX_SNAPSHOTS
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.binary(max_size=40)), max_size=6))
+def test_snapshots_of_a_state_come_out_as_they_went_in(found):
+    texts = json.loads(json.dumps(pack([None, *found], rank=3)))
+    assert unpack(texts, 3) == {slot + 1: one for slot, one in enumerate(found)}
+    assert unpack(texts, 2) == {}  # another rank's slots
+
+
+def test_a_damaged_snapshot_is_refused():
+    with pytest.raises(InputError, match="cannot be read"):
+        unpack({"rank": 0, "slots": [[1, "%%%"]]}, 0)
+
+
+def test_what_a_state_may_begin_at_lies_before_the_batch_that_is_asked_for():
+    places = Places(2)
+    for _ in range(10):
+        places.took(places.next())
+    for number in (2, 4, 5, 7):
+        places.keep(0, number, b"state")
+    assert places.taken == [5, 5]
+    assert places.snapshots() == [(4, b"state"), None]

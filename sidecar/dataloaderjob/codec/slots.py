@@ -7,9 +7,12 @@ all before it in its slot, and on nothing else: a slot that begins anew elsewher
 from __future__ import annotations
 
 import os
+import pickle
+import random
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.utils.data import default_collate, default_convert
 
@@ -36,6 +39,36 @@ class SlotSource:
         self.made = 0
         """Batches made so far, those among them that failed."""
 
+    # Snapshots
+
+    def snapshot(self) -> bytes | None:
+        """The slot after what was made, for `restore`: the iterator's state, or the dataset's, and the generators'.
+
+        None where neither has `state_dict` and `load_state_dict`, and once the slot has ended. Raises what user code
+        and pickle raise.
+        """
+        holder: Any = self._iterator if _has_state(self._iterator) else self._dataset
+        if self._has_ended or self._iterator is None or not _has_state(holder):
+            return None
+        generators = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+        state = holder is self._iterator, holder.state_dict(), generators, self.made
+        return pickle.dumps(state, protocol=5)
+
+    def restore(self, snapshot: bytes) -> None:
+        """Goes on where `snapshot` was called, in a slot that has made nothing. Raises what user code raises."""
+        of_iterator, state, generators, made = pickle.loads(snapshot)  # noqa: S301  of a feeder of this job
+        if not of_iterator:
+            self._dataset.load_state_dict(state)
+        self._iterator = iter(self._dataset)
+        if of_iterator:
+            cast("Any", self._iterator).load_state_dict(state)
+        random.setstate(generators[0])
+        np.random.set_state(generators[1])
+        torch.default_generator.set_state(generators[2])
+        self.made = made
+
+    # Batches
+
     def make(self, ticket: SlotTicket, on_sample: OnSample | None = None) -> Any:
         """Returns the batch of a ticket; those before it that were not made yet are made first, for what follows.
 
@@ -43,6 +76,8 @@ class SlotSource:
         from the exception when user code raises one; `made` counts it then.
         """
         stack_in_private_memory()
+        if ticket.snapshot is not None and not self.made and ticket.snapshot[0] <= ticket.number:
+            self.restore(ticket.snapshot[1])
         while self.made < ticket.number:
             try:
                 self._next(ticket, None)
@@ -94,6 +129,12 @@ class SlotSource:
                 self._has_ended = True
                 raise SampleError(ITER, exc) from exc
         return self._iterator
+
+
+def _has_state(holder: Any) -> bool:
+    return callable(getattr(holder, "state_dict", None)) and callable(
+        getattr(holder, "load_state_dict", None)
+    )
 
 
 # The rank that a slot belongs to

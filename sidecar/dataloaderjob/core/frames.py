@@ -32,6 +32,9 @@ A batch of an IterableDataset has no keys. Its ticket (key form SLOT) names the 
 that slot, which stands in place of the first position; `count` is the samples in a batch. Then
 
     u32 slot, u8 drop_last, u64 needed: the first batch of the slot that may still be asked for again
+
+and, where a slot does not begin at its start, u64 made, and the snapshot of it after so many batches, which is opaque
+to all but the user's own process.
 """
 
 from __future__ import annotations
@@ -60,9 +63,14 @@ NO_BUNDLE = bytes(16)
 _TICKET_HEAD = struct.Struct("<QQBBHI")
 TICKET_HEAD_NBYTES = _TICKET_HEAD.size
 _KEY_FORM_AT = 17
+_SLOT = struct.Struct("<IBQ")
+_MADE = struct.Struct("<Q")
+_SNAPSHOT = struct.Struct("<IQ")
+MAX_SNAPSHOT_NBYTES = 1 << 20
+"""Largest snapshot of a slot that is kept: a state has one of each."""
+_SLOT_END = TICKET_HEAD_NBYTES + _SLOT.size
 TICKET_DEPTH = 2
 """Tickets that a feeder has in hand wherever there are enough: one that it works on, one that hides the round trip."""
-_SLOT = struct.Struct("<IBQ")
 _TICKET_ENTRY = struct.Struct("<QI")
 TicketOfInts = tuple[int, int, list[int], bool]
 """The arguments of `pack_ticket_of_ints`."""
@@ -102,6 +110,8 @@ class Kind(IntEnum):
     """R: no stream uses `bundle` any more."""
     ALIVE = 14
     """F: this ticket is still being made: what takes so long is user code, not the feeder."""
+    SNAPSHOT = 15
+    """F: a slot as it was after so many batches, from which another feeder can go on. Payload: `pack_snapshot`."""
 
 
 class Flag(IntFlag):
@@ -196,6 +206,8 @@ class SlotTicket(NamedTuple):
     drop_last: bool = False
     needed: int = 0
     """Batches of the slot before this one are not asked for again."""
+    snapshot: tuple[int, bytes] | None = None
+    """(batches made, state) where the slot may begin."""
 
 
 @lru_cache(maxsize=64)
@@ -267,12 +279,17 @@ def unpack_ticket(data: bytes | memoryview) -> Ticket:
 
 def pack_slot_ticket(ticket: SlotTicket) -> bytes:
     head = _TICKET_HEAD.pack(ticket.base_seed, ticket.number, ticket.bare, KeyForm.SLOT, 0, ticket.size)
-    return head + _SLOT.pack(ticket.slot, ticket.drop_last, ticket.needed)
+    return with_snapshot(head + _SLOT.pack(ticket.slot, ticket.drop_last, ticket.needed), ticket.snapshot)
+
+
+def with_snapshot(data: bytes, snapshot: tuple[int, bytes] | None) -> bytes:
+    """A slot's packed ticket that says where the slot may begin, in place of what it says of that."""
+    return data if snapshot is None else data[:_SLOT_END] + _MADE.pack(snapshot[0]) + snapshot[1]
 
 
 def slot_of(data: bytes) -> int | None:
     """The slot of a packed ticket; None where it has keys."""
-    is_slots = len(data) == TICKET_HEAD_NBYTES + _SLOT.size and data[_KEY_FORM_AT] == KeyForm.SLOT
+    is_slots = len(data) >= _SLOT_END and data[_KEY_FORM_AT] == KeyForm.SLOT
     return int(_SLOT.unpack_from(data, TICKET_HEAD_NBYTES)[0]) if is_slots else None
 
 
@@ -281,12 +298,29 @@ def unpack_slot_ticket(data: bytes | memoryview) -> SlotTicket | None:
     base_seed, number, bare, key_form, _, size = _ticket_head(data)
     if key_form != KeyForm.SLOT:
         return None
-    if len(data) != TICKET_HEAD_NBYTES + _SLOT.size:
+    rest = len(data) - _SLOT_END
+    if rest and not _MADE.size <= rest <= _MADE.size + MAX_SNAPSHOT_NBYTES:
         raise RemoteProtocolError(
-            f"a slot's ticket needs {TICKET_HEAD_NBYTES + _SLOT.size} bytes, found {len(data)}"
+            f"a slot's ticket needs {_SLOT_END} bytes, or a snapshot of {MAX_SNAPSHOT_NBYTES} at most behind them, "
+            f"found {len(data)}"
         )
     slot, drop_last, needed = _SLOT.unpack_from(data, TICKET_HEAD_NBYTES)
-    return SlotTicket(base_seed, number, slot, size, bool(bare), bool(drop_last), needed)
+    snapshot = (
+        (_MADE.unpack_from(data, _SLOT_END)[0], bytes(data[_SLOT_END + _MADE.size :])) if rest else None
+    )
+    return SlotTicket(base_seed, number, slot, size, bool(bare), bool(drop_last), needed, snapshot)
+
+
+def pack_snapshot(slot: int, made: int, data: bytes) -> bytes:
+    return _SNAPSHOT.pack(slot, made) + data
+
+
+def unpack_snapshot(data: bytes) -> tuple[int, int, bytes]:
+    """(slot, batches made, state). Raises RemoteProtocolError for what is none."""
+    if not 0 <= len(data) - _SNAPSHOT.size <= MAX_SNAPSHOT_NBYTES:
+        raise RemoteProtocolError(f"a snapshot of {len(data)} bytes came, {MAX_SNAPSHOT_NBYTES} are allowed")
+    slot, made = _SNAPSHOT.unpack_from(data)
+    return slot, made, data[_SNAPSHOT.size :]
 
 
 def pack_end(batches: int) -> bytes:
@@ -377,7 +411,7 @@ def describe_keys(data: bytes | memoryview, position: int | None = None, limit: 
     if len(data) < TICKET_HEAD_NBYTES:
         return "unknown indices"
     _, first, _, key_form, _, n = _TICKET_HEAD.unpack_from(data)
-    if key_form == KeyForm.SLOT and len(data) == TICKET_HEAD_NBYTES + _SLOT.size:
+    if key_form == KeyForm.SLOT and len(data) >= _SLOT_END:
         where = "" if position is None else f"sample {position} of "
         return f"{where}batch {first} of slot {_SLOT.unpack_from(data, TICKET_HEAD_NBYTES)[0]}"
     if key_form != KeyForm.INTS or len(data) != TICKET_HEAD_NBYTES + 8 * n:

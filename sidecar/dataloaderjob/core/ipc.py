@@ -57,6 +57,8 @@ class Type(IntEnum):
     STATUS = 11
     """Needs no pool: JSON request and answer about the sidecar's state. T: who is late with `ticket`? S: JSON
     {"late": ...}."""
+    SNAPSHOT = 12
+    """S: a slot of a stream, from which it can be gone on with. Payload: `frames.pack_snapshot`."""
 
 
 class Packet(NamedTuple):

@@ -30,7 +30,7 @@ from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag
 from dataloaderjob.core.processes import end_as
 from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Introduction, Kind, Message
-from dataloaderjob.feeder.slots import Answer, Answers
+from dataloaderjob.feeder.slots import Answer, Answers, Snapshots
 
 PROBE = int(Flag.PROBE)
 PROBE_WAIT_S = 0.5
@@ -94,6 +94,7 @@ class Builder:
         self._fetcher = Fetcher(code.dataset, code.collate_fn)
         self._source = SlotSource(code.dataset, code.collate_fn)
         self._answers = Answers(self._buffers.free)
+        self._snapshots = Snapshots()
         self._waiting: deque[Message] = deque()
         self._session: Introduction | None = None
 
@@ -120,6 +121,8 @@ class Builder:
                     self._build(message)
                 elif not self._build_of_slot(message):
                     return
+            elif message.kind == Kind.NO_STATE:
+                self._snapshots.stop()
             elif message.kind == Kind.FREE:
                 if self._here.is_slot:
                     self._answers.returned(message.a)
@@ -182,6 +185,9 @@ class Builder:
                 return False
             answer = self._answer(ticket, message)
             self._answers.keep(ticket.number, answer)
+            if answer.kind is Kind.BUILT and (snapshot := self._snapshots.take(self._source)) is not None:
+                kind = Kind.NO_STATE if self._snapshots.stopped else Kind.SNAPSHOT
+                self._channel.send(kind, a=self._source.made, payload=snapshot)
         self._answers.lend(answer)
         self._channel.send(answer.kind, a=message.a, flags=answer.flags, payload=answer.payload)
         PLACE.pack_into(self._place, 0, 0, NOWHERE)

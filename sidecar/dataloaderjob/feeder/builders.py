@@ -5,14 +5,14 @@ All methods are called by the feeder's one loop. `channel` has the table of phas
 
 from __future__ import annotations
 
-import mmap
+import functools
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from dataloaderjob.core import supervision
+from dataloaderjob.core import frames, supervision
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.processes import signal_name
 from dataloaderjob.core.settings import FeederSettings
@@ -26,10 +26,12 @@ from dataloaderjob.feeder.channel import (
     Message,
     Phase,
     Session,
+    SlotSession,
     Template,
     Watching,
 )
 from dataloaderjob.feeder.feeding_states import State, Task
+from dataloaderjob.feeder.trials import Trials, digest_of, mapped
 
 LINGER_S = 0.2
 """The end of a process takes some ms, which the next epoch's first batches would wait for."""
@@ -39,6 +41,8 @@ HUNG_S = 5.0
 """A builder that still makes what was cancelled so long ago is ended."""
 ORPHAN_S = 10.0
 """A session whose receivers are gone is kept so long: a receiver may come back."""
+TRIED_AFTER = 1
+"""A snapshot is tried by the batch that comes so many after the next one: what it leaves out has shown by then."""
 MAX_FIRST_DEATHS = 2
 """A builder that ends so often before worker_init_fn is through fails its session."""
 
@@ -52,6 +56,8 @@ class Owner(Watching, Protocol):
     def lost(self, task: Task, position: int, text: str) -> None: ...
     def progress(self, task: Task, position: int) -> None: ...
     def bundle_failed(self, bundle: bytes, payload: bytes) -> None: ...
+    def snapshot(self, bundle: Bundle, made: int, data: bytes) -> None: ...
+    def say(self, bundle: Bundle, text: str) -> None: ...
     def session_gone(self, bundle: bytes) -> None: ...
 
 
@@ -64,6 +70,7 @@ class Builders:
         """`requests`: to the zygote. `relayed`: user code writes where this process does, not where the host does."""
         self.templates = Templates(settings, requests, owner, self, relayed=relayed)
         self._settings, self._owner, self._relayed = settings, owner, relayed
+        self._trials = Trials(owner, self.templates)
         self._sessions: dict[bytes, Session] = {}
         self._first_deaths: dict[bytes, int] = {}
 
@@ -135,6 +142,7 @@ class Builders:
 
     def tick(self, now: float, used: Callable[[bytes], bool]) -> None:
         """What time asks for. Call about twice a second."""
+        self._trials.tick(now)
         for bundle, session in list(self._sessions.items()):
             if session.phase is Phase.ENDING:
                 if session.channel is not None and now - session.ended_at > LINGER_S:
@@ -199,7 +207,9 @@ class Builders:
             base_seed=session.base_seed, num_workers=session.bundle.workers or self._settings.num_feeders,
             allow_pickle=session.bundle.allow_pickle, is_slot=slot is not None, env=session.bundle.env,
         )  # fmt: skip
-        channel.post(Kind.INIT, payload=introduction.pack(), fd=os.dup(1) if self._relayed else None)
+        session.introduction = introduction.pack()
+        session.slot = None if slot is None else SlotSession()
+        channel.post(Kind.INIT, payload=session.introduction, fd=os.dup(1) if self._relayed else None)
 
     def _listen(self, session: Session, channel: Channel) -> None:
         """A builder's messages. That it ended is told by its template."""
@@ -222,9 +232,13 @@ class Builders:
             self.end(session.bundle.id)
             self._owner.bundle_failed(session.bundle.id, message.payload)
         elif message.kind == Kind.BUFFER and message.fd is not None:
-            session.buffers[message.a] = _mapped(message.fd, message.b)
+            session.buffers[message.a] = mapped(message.fd, message.b)
         elif message.kind == Kind.DROP:
             session.buffers.pop(message.a, None)
+        elif message.kind == Kind.SNAPSHOT:
+            self._snapshot(session, message)
+        elif message.kind == Kind.NO_STATE:
+            self._say(session, message.payload.decode(errors="replace"))
         elif task is None or message.a != task.serial:
             return
         elif message.kind == Kind.PROGRESS:
@@ -234,10 +248,63 @@ class Builders:
             body = Body(session, number, memoryview(session.buffers[number])[:nbytes])
             self._finished(session)
             self.templates.fork_ahead(session.template, nbytes)
+            if session.slot is not None:
+                self._compare_later(session, session.slot, task, digest_of(body.view))
             self._owner.built(task, body)
         elif message.kind == Kind.FAILED:
             self._finished(session)
             self._owner.failed(task, message.payload, message.flags)
+
+    # Trials of slots
+
+    def _compare_later(self, session: Session, slot: SlotSession, task: Task, digest: int) -> None:
+        """Has the first batch of an epoch's first slot made a second time, and one behind the first snapshot."""
+        ticket = frames.unpack_slot_ticket(task.payload)
+        if ticket is None or slot.is_exact is not None:
+            return
+        if not slot.digests and ticket.number == 0 and session.bundle.slot == 0:
+            verdict = functools.partial(self._replayed, session, digest)
+            self._trials.begin(session, session.introduction, task.payload, verdict)
+        slot.digests[ticket.number] = digest
+        if slot.first is not None and ticket.number == slot.first[0] + TRIED_AFTER:
+            payload = frames.with_snapshot(task.payload, slot.first)
+            verdict = functools.partial(self._restored, session, slot, digest)
+            self._trials.begin(session, session.introduction, payload, verdict)
+
+    def _replayed(self, session: Session, expected: int, found: int | None) -> None:
+        if found is not None and found != expected:
+            self._say(
+                session,
+                "its first batch came out differently when it was made a second time: the dataset is not deterministic "
+                "given its seeds (a clock, os.urandom, a set's order?), so a lost feeder's batches are not repeated "
+                "exactly, nor those of an epoch that is resumed",
+            )
+
+    def _restored(self, session: Session, slot: SlotSession, expected: int, found: int | None) -> None:
+        slot.is_exact = found == expected
+        slot.digests.clear()
+        if slot.is_exact:
+            self._owner.snapshot(session.bundle, *(slot.last or slot.first or (0, b"")))
+        else:
+            if session.channel is not None:
+                session.channel.post(Kind.NO_STATE)
+            self._say(
+                session,
+                "its state_dict() does not bring back what its iterator had (a shuffle buffer?): it is made again from "
+                "its start, not from its state",
+            )
+
+    def _snapshot(self, session: Session, message: Message) -> None:
+        slot = session.slot
+        if slot is None:
+            return
+        slot.last = message.a, message.payload
+        slot.first = slot.first or slot.last
+        if slot.is_exact:
+            self._owner.snapshot(session.bundle, *slot.last)
+
+    def _say(self, session: Session, text: str) -> None:
+        self._owner.say(session.bundle, f"slot {session.bundle.slot} of the dataset: {text}")
 
     def _finished(self, session: Session) -> None:
         session.task, session.deadline = None, float("inf")
@@ -284,6 +351,7 @@ class Builders:
 
     def _forget(self, session: Session) -> None:
         self._close(session)
+        self._trials.end(session)
         template = session.template
         if self._sessions.get(session.bundle.id) is session:
             del self._sessions[session.bundle.id]
@@ -291,13 +359,6 @@ class Builders:
         if session in template.sessions:
             template.sessions.remove(session)
         self.templates.trim()
-
-
-def _mapped(fd: int, nbytes: int) -> mmap.mmap:
-    try:
-        return mmap.mmap(fd, nbytes, prot=mmap.PROT_READ)
-    finally:
-        os.close(fd)
 
 
 def _how(code: int) -> str:

@@ -81,6 +81,10 @@ class Kind(IntEnum):
     """F to B: PROGRESS has left the feeder."""
     FREE = 16
     """F to B: the body in buffer `a` is sent or given up."""
+    SNAPSHOT = 17
+    """B: the slot as it is after `a` batches; payload: its state."""
+    NO_STATE = 18
+    """B: why there is no snapshot of the slot; payload: text. F to B: none is wanted."""
 
 
 class Message(NamedTuple):
@@ -262,6 +266,22 @@ class Session:
     ended_at: float = 0.0
     orphan_since: float | None = None
     noted_at: float = 0.0
+    introduction: bytes = b""
+    slot: SlotSession | None = None
+
+
+@dataclass(slots=True)
+class SlotSession:
+    """What a feeder knows of the slot that a session is."""
+
+    digests: dict[int, int] = field(default_factory=dict)
+    """Of its first batches, by number: what trials are compared with."""
+    first: tuple[int, bytes] | None = None
+    """The snapshot that is on trial: (batches made, state)."""
+    last: tuple[int, bytes] | None = None
+    """The last one that came meanwhile."""
+    is_exact: bool | None = None
+    """Whether snapshots bring a slot back; None until a trial has said so."""
 
 
 @dataclass(slots=True, eq=False)

@@ -56,8 +56,8 @@ class _Receiver:
         self.unsent: set[Task] = set()
         """READY and SENDING."""
         self.asked: set[bytes] = set()
-        self.uses: set[bytes] = set()
-        """Bundles of which tickets came, until they are released."""
+        self.uses: dict[bytes, int] = {}
+        """Bundles of which tickets came, until they are released, with the stream of the last one."""
 
     def candidate(self, limit: int, free: Free) -> Task | None:
         """The task to build next, or None."""
@@ -145,7 +145,7 @@ class Feeding:
     ) -> list[Instruction]:
         """A TICKET frame. The same ticket again only raises its room."""
         owner = self._receivers[receiver]
-        owner.uses.add(bundle)
+        owner.uses[bundle] = stream
         known = owner.tasks.get((stream, ticket))
         if known is not None:
             known.flags |= flags
@@ -235,11 +235,17 @@ class Feeding:
         """A RELEASE frame: that receiver sends no further ticket of this bundle."""
         owner = self._receivers.get(receiver)
         if owner is not None:
-            owner.uses.discard(bundle)
+            owner.uses.pop(bundle, None)
 
     def used(self, bundle: bytes) -> bool:
         """Whether any receiver may still send tickets of this bundle."""
         return any(bundle in owner.uses for owner in self._receivers.values())
+
+    def users(self, bundle: bytes) -> list[tuple[int, int]]:
+        """(receiver, stream) of those that may still send tickets of this bundle."""
+        return [
+            (owner.number, owner.uses[bundle]) for owner in self._receivers.values() if bundle in owner.uses
+        ]
 
     def bundle_failed(self, bundle: bytes) -> list[Instruction]:
         """The bundle cannot be loaded, or its worker_init_fn failed: tickets that wait for it fail."""

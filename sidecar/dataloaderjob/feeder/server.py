@@ -18,7 +18,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from dataloaderjob.core.blobs import SLOTS
+from dataloaderjob.core import frames
+from dataloaderjob.core.blobs import SLOTS, Bundle
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
 from dataloaderjob.core.frames import Flag, Header, Kind, base_seed_of
 from dataloaderjob.core.processes import end_as
@@ -330,6 +331,22 @@ class FeederServer:
         self._sender.control(Kind.PROGRESS, task, room=position)
         connection.when_sent(lambda: self._builders.acknowledge(task))
         self._flush({connection})
+
+    def snapshot(self, bundle: Bundle, made: int, data: bytes) -> None:
+        assert bundle.slot is not None  # noqa: S101  of a slot's session
+        payload = frames.pack_snapshot(bundle.slot, made, data)
+        self._tell(bundle, Kind.SNAPSHOT, payload)
+
+    def say(self, bundle: Bundle, text: str) -> None:
+        self._tell(bundle, Kind.NOTE, text.encode())
+
+    def _tell(self, bundle: Bundle, kind: Kind, payload: bytes) -> None:
+        """To all receivers that use a session, which need not have a ticket there now."""
+        for number, stream in self._machine.users(bundle.id):
+            if (connection := self._sender.connections.get(number)) is not None:
+                header = frames.pack_header(kind, stream=stream, bundle=bundle.id, nbytes=len(payload))
+                connection.queue_control(header + payload)
+                self._flush({connection})
 
     def _through(
         self, task: Task, made: list[Instruction], payload: bytes = b"", position: int = -1, flags: int = 0

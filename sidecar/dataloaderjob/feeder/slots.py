@@ -1,4 +1,4 @@
-"""The answers of a builder that makes a slot: kept for as long as they may be asked for again.
+"""The answers of a builder that makes a slot, kept for as long as they may be asked for again; and its snapshots.
 
 A slot cannot go back. What was made and did not arrive, since a place in the pool was needed or a connection broke, is
 sent again from the buffer that it lies in.
@@ -6,11 +6,18 @@ sent again from the buffer that it lies in.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dataloaderjob.codec.slots import SlotSource
+from dataloaderjob.core.frames import MAX_SNAPSHOT_NBYTES
 from dataloaderjob.feeder.channel import Kind
+
+EVERY_S = 1.0
+SHARE = 0.02
+"""Most of a slot's time that its snapshots take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,3 +68,37 @@ class Answers:
         if self._lent[buffer] <= 0 and all(kept.buffer != buffer for kept in self._of.values()):
             del self._lent[buffer]
             self._free(buffer)
+
+
+class Snapshots:
+    """When a builder asks a slot for its state."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._due = 0.0
+        self.stopped = False
+        """No further one is taken."""
+
+    def take(self, source: SlotSource) -> bytes | None:
+        """A snapshot, if one is due and there is one; once `stopped`, why not."""
+        began = self._clock()
+        if self.stopped or began < self._due:
+            return None
+        try:
+            snapshot = source.snapshot()
+        except Exception as exc:  # user code, and pickle
+            self.stopped = True
+            return f"its state cannot be kept ({type(exc).__name__}: {exc})".encode()
+        if snapshot is None:
+            self.stopped = True
+            return None
+        now = self._clock()
+        self._due = now + max(EVERY_S, (now - began) / SHARE)
+        if len(snapshot) > MAX_SNAPSHOT_NBYTES:
+            self.stopped = True
+            mb = MAX_SNAPSHOT_NBYTES >> 20
+            return f"its state has {len(snapshot)} bytes, of which {mb} MiB are kept".encode()
+        return snapshot
+
+    def stop(self) -> None:
+        self.stopped = True

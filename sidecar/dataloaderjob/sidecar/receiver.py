@@ -37,6 +37,7 @@ from dataloaderjob.sidecar.dispatch.streams import (
     Released,
     Replace,
     Send,
+    Snapshot,
     Unpublish,
 )
 from dataloaderjob.sidecar.feeder_connection import FeederConnection, LinkError
@@ -346,11 +347,11 @@ class Receiver:
                     os.eventfd_write(self._wake_trainer, 1)
             case Unpublish(stream, ticket):
                 self.control.unpublish(stream, ticket)
-            case Fail(stream, ticket, payload):
+            case Fail(stream, ticket, payload, is_end):
                 self._send_trainer(ipc.pack(ipc.Type.FAILED, payload, stream=stream, ticket=ticket))
                 self.control.publish_word(FAILED, stream, ticket)
                 os.eventfd_write(self._wake_trainer, 1)
-                if self._failure is None:  # the trainer, too, raises the first of several
+                if self._failure is None and not is_end:  # the trainer, too, raises the first of several
                     self._failure = stream, ticket
                     self._send_parent({"type": "failure", **supervision.describe_failure(payload)})
             case CreateRegion(number, nbytes, single, lease_limit):
@@ -373,6 +374,8 @@ class Receiver:
                 self._connections[instance].discard()
             case Released(bundle):
                 self._send_parent({"type": "released", "bundle": bundle.hex()})
+            case Snapshot(stream, payload):
+                self._send_trainer(ipc.pack(ipc.Type.SNAPSHOT, payload, stream=stream))
             case Note(text):
                 self._send_trainer(ipc.pack_json(ipc.Type.NOTE, {"text": text}))
             case Replace(endpoint, reason, connected):

@@ -17,7 +17,7 @@ from collections import deque
 from typing import Any
 
 from dataloaderjob.core import control as ctl
-from dataloaderjob.core import ipc
+from dataloaderjob.core import frames, ipc
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable, say
 from dataloaderjob.trainer import forks
@@ -376,6 +376,11 @@ class Client:
             if self._sleepers > 1:  # it may be what another thread sleeps for
                 os.eventfd_write(self.wake_trainer, 1)
 
+    def hear(self) -> None:
+        """Reads what has come, so that a state has the newest snapshots; nothing is waited for."""
+        if self.is_connected:
+            self._drain()
+
     def _receive(self, sock: socket.socket) -> bool:
         """One packet; False when there is none. Raises ConnectionError at the end."""
         try:
@@ -393,6 +398,11 @@ class Client:
         if packet.type == ipc.Type.FAILED:
             if (stream := self.streams.get(packet.stream)) is not None:
                 stream.failures[packet.ticket] = packet.payload
+            return
+        if packet.type == ipc.Type.SNAPSHOT:
+            stream = self.streams.get(packet.stream)
+            if stream is not None and stream.places is not None:
+                stream.places.keep(*frames.unpack_snapshot(packet.payload))
             return
         message = ipc.parse_json(packet.payload)
         if packet.type == ipc.Type.STATUS and (stream := self.streams.get(packet.stream)) is not None:

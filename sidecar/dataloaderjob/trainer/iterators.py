@@ -86,6 +86,9 @@ class _Seeded(_BaseDataLoaderIter):
         sampler = source.after(batches) if type(source) is Recorded else None
         return batches, samples, self._over, first_keys(keys), sampler
 
+    def refresh(self) -> None:
+        """Learns what a state is to have and has come meanwhile."""
+
     def _returned(self) -> tuple[int, int, Any]:
         """Batches and samples returned, and the keys of the last batch."""
         raise NotImplementedError

@@ -22,7 +22,7 @@ from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 from dataloaderjob.codec.fetcher import derive_seed
 from dataloaderjob.core.consumption import Consumption
 from dataloaderjob.samplers.elastic import ElasticSampler
-from dataloaderjob.trainer import generators, recording, sampling
+from dataloaderjob.trainer import generators, recording, sampling, slots
 from dataloaderjob.trainer.sampling import Recorded
 from dataloaderjob.trainer.state import VERSION, Resume, State
 
@@ -37,9 +37,9 @@ class Epoch:
 
     __slots__ = (
         "_before", "_consumption", "_counted", "_drawn", "_epoch_drawn", "_facts", "_final", "_iterator", "_loader",
-        "_others", "_own", "_own_rank", "_persistent", "_put_back", "_rank", "_resume", "_sampler", "_set_since",
+        "_others", "_own", "_persistent", "_put_back", "_rank", "_resume", "_sampler", "_set_since",
         "_shared", "_single", "_undrawn", "base_seed", "begun", "first_batches", "first_samples", "iterations",
-        "resets", "sampler_epoch",
+        "rank", "resets", "sampler_epoch",
     )  # fmt: skip
 
     def __init__(
@@ -60,7 +60,7 @@ class Epoch:
         """Whether generators that all of the process draws from are the sampler's affair, too."""
         is_stream = isinstance(loader.dataset, IterableDataset)
         self._rank = _rank_alone(sampler) if not self._single and ranks is None and not is_stream else None
-        self._own_rank = sampling.rank_of(sampler)
+        self.rank = sampling.rank_of(sampler)
         self._persistent = bool(loader.persistent_workers and loader.num_workers)
         self._before: dict[str, str] | None = None
         self._put_back: Mapping[str, str] = {}
@@ -99,7 +99,7 @@ class Epoch:
         self._choose_generators(resume)
         self._put(resume)
         rank, *digest = state.get("digest") or [None]
-        if rank == self._own_rank:
+        if rank == self.rank:
             self._consumption.restore(digest, goes_on=not resume.is_new_epoch)
 
     def _set_epoch(self, resume: Resume, *, is_first: bool) -> None:
@@ -159,10 +159,17 @@ class Epoch:
         """The rank and its rolling digest. Left out where Accelerate has all ranks write one file."""
         if not self._single and hasattr(self._sampler, "epoch_seed"):
             return None
-        return [self._own_rank, *self._consumption.state()]
+        return [self.rank, *self._consumption.state()]
 
     def _generators(self) -> dict[str, str]:
         return generators.all_now(self._own, shared=self._shared, others=self._others)
+
+    @property
+    def slots(self) -> dict[int, tuple[int, bytes]]:
+        """Where slots of an IterableDataset may begin, by the state."""
+        resume = self._resume
+        goes_on = resume is not None and not resume.is_new_epoch
+        return slots.unpack(resume.state.get("sampler"), self.rank) if resume is not None and goes_on else {}
 
     # The iterator's calls, in this order
 
@@ -249,6 +256,8 @@ class Epoch:
         """A new dict; what is in it is not changed later. What it counts is in the record, where there is one."""
         recording.flush()
         iterator = None if self._iterator is None else self._iterator()
+        if iterator is not None:
+            iterator.refresh()
         batches, samples, finished, keys, sampler = self._final if iterator is None else iterator.progress()
         if finished:
             return self._after()

@@ -20,6 +20,7 @@ from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.records import NO_BUNDLE
 from dataloaderjob.trainer import slots
 from dataloaderjob.trainer.iterators import ServiceIterator
+from dataloaderjob.trainer.progress import Progress
 from dataloaderjob.trainer.recording import Recording, recorder
 from dataloaderjob.trainer.slots import Place, Places
 from dataloaderjob.trainer.state import slots_of
@@ -72,7 +73,7 @@ class SlotIterator(ServiceIterator):
         self._recording = None if own is None else Recording(own, self._consumption, self._kept)
         if self._pin_memory:
             self._taker = PinningTaker(taker, self._pin_memory_device, float(self._timeout))
-        self._places = Places(self._slots, self._first)
+        self._places = self._stream.places = Places(self._slots, self._first, self._epoch.slots)
         self._placed: dict[int, tuple[Place, bytes]] = {}
         self._drawn = self._taken = self._handled = 0
         self._draw()
@@ -84,6 +85,16 @@ class SlotIterator(ServiceIterator):
         self._bundle = replace(self._bundle, epoch=loader.begin_session()[1])
         super()._reset(loader, first_iter)
 
+    def progress(self) -> Progress:
+        batches, samples, finished, keys, _ = super().progress()
+        places = getattr(self, "_places", None)
+        if places is None or finished:
+            return batches, samples, finished, keys, None
+        return batches, samples, finished, keys, slots.pack(places.snapshots(), self._epoch.rank)
+
+    def refresh(self) -> None:
+        self._client.hear()
+
     def _returned(self) -> tuple[int, int, Any]:
         return self._num_yielded, 0, None
 
@@ -94,7 +105,7 @@ class SlotIterator(ServiceIterator):
         while self._drawn < target and (place := places.next()) is not None:
             ticket = frames.SlotTicket(
                 self._epoch_seed, place.number, place.slot, self._size, self._bare, self._drop_last,
-                places.taken[place.slot],
+                places.taken[place.slot], places.beginning(place),
             )  # fmt: skip
             packed = stream.pending[self._drawn] = frames.pack_slot_ticket(ticket)
             self._placed[self._drawn] = place, packed

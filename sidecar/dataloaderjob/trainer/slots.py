@@ -6,15 +6,17 @@ that have ended left out. It follows from the lengths of the slots alone, whenev
 
 from __future__ import annotations
 
+import base64
 import os
 import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from dataloaderjob.core.blobs import SLOTS
+from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.places import DISTRIBUTED_VARIABLE, RANK_VARIABLES
 
 SHARES = (
@@ -55,9 +57,12 @@ def counts_before(batches: int, slots: int, ends: Mapping[int, int]) -> list[int
 class Places:
     """The batches of one epoch, in order, after those that were consumed before."""
 
-    def __init__(self, slots: int, first: int = 0) -> None:
+    def __init__(
+        self, slots: int, first: int = 0, snapshots: Mapping[int, tuple[int, bytes]] | None = None
+    ) -> None:
         """first: batches consumed before. Each slot is asked for the last of its own among them, and gives it only if
-        it is that long: others have more of them otherwise."""
+        it is that long: others have more of them otherwise. snapshots: where slots may begin."""
+        self._snapshots = {slot: [snapshot] for slot, snapshot in (snapshots or {}).items() if slot < slots}
         self._slots, self._first = slots, first
         self._ends: dict[int, int] = {}
         self._proved = [0] * slots
@@ -81,6 +86,29 @@ class Places:
         slot = min(live, key=self._next.__getitem__)
         self._next[slot] += 1
         return Place(slot, self._next[slot] - 1)
+
+    def beginning(self, place: Place) -> tuple[int, bytes] | None:
+        """Where a slot may begin of which nothing was taken yet: (batches made, state)."""
+        if self.taken[place.slot]:
+            return None
+        return self._usable(place.slot, place.number)
+
+    def keep(self, slot: int, made: int, state: bytes) -> None:
+        """A snapshot came."""
+        if slot < self._slots:
+            own = self._snapshots.setdefault(slot, [])
+            own.append((made, state))
+            own.sort()
+            while len(own) > 1 and own[1][0] < self.taken[slot]:
+                del own[0]
+
+    def snapshots(self) -> list[tuple[int, bytes] | None]:
+        """Of each slot, where it may begin when the epoch is gone on with."""
+        return [self._usable(slot, self.taken[slot] - 1) for slot in range(self._slots)]
+
+    def _usable(self, slot: int, number: int) -> tuple[int, bytes] | None:
+        """The last one before batch `number`, which is asked for first."""
+        return max((one for one in self._snapshots.get(slot, ()) if one[0] <= number), default=None)
 
     def took(self, place: Place) -> None:
         """Its batch was taken, or the error that stands for it."""
@@ -107,6 +135,31 @@ class Places:
         )
         if not self._probes:
             self._next = counts
+
+
+def pack(snapshots: Sequence[tuple[int, bytes] | None], rank: int) -> dict[str, Any]:
+    """What a state has of them, which are this rank's own."""
+    texts = [None if one is None else [one[0], base64.b64encode(one[1]).decode()] for one in snapshots]
+    return {"rank": rank, "slots": texts}
+
+
+def unpack(state: Any, rank: int) -> dict[int, tuple[int, bytes]]:
+    """What `pack` made, by slot. None of another rank's: its slots begin at their start.
+
+    Raises InputError for what `pack` did not make.
+    """
+    if not isinstance(state, Mapping) or state.get("rank") != rank:
+        return {}
+    try:
+        return {
+            slot: (int(one[0]), base64.b64decode(one[1], validate=True))
+            for slot, one in enumerate(state["slots"])
+            if one is not None
+        }
+    except (KeyError, TypeError, ValueError, IndexError) as exc:
+        raise InputError(
+            f"the state's snapshots of slots cannot be read ({exc}): load what state_dict() returned"
+        ) from exc
 
 
 def shares() -> dict[str, str]:

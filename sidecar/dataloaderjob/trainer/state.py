@@ -11,7 +11,8 @@
     generators   {path: text} of generators when the epoch began; "default" is torch's
     drawn        [[path, text]] of them at the first draw, where that came later and somebody drew in between; null
     now          {name: hex} of the process's generators when the state was made; null where several ranks train
-    sampler      state of a sampler that has one, as of the last batch returned; null
+    sampler      state of a sampler that has one, as of the last batch returned; null. Of an IterableDataset the rank,
+                 and for each of its slots [batches made, snapshot in base64], or null where it begins at its start
     seen         first keys of that batch, by which a sampler in another order is found out; null with several ranks
     rank         of several, whose state this is, since the sampler does not deal to ranks; null
     digest       the rank, and what names all that this rank was given (`core.consumption`); null

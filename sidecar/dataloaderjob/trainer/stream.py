@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dataloaderjob.core import frames, ipc
+from dataloaderjob.trainer.slots import Places
 
 MESSAGE_NBYTES = 4 << 20
 RECENT = 4
@@ -52,6 +53,8 @@ class Stream:
     """Tickets in one message."""
     late: str = ""
     """What the receiver says of the batch that did not come within the loader's timeout."""
+    places: Places | None = None
+    """Of an IterableDataset; it keeps the snapshots of slots that come."""
     left: bool = False
     """Whether its iterator is gone, while a thread may still wait for a batch."""
 

@@ -114,12 +114,14 @@ class Assignments:
         chosen = choose_home(ticket.stream.slots, able, len(listed), homes, now)
         if chosen is None:
             return None
-        asked = frames.unpack_slot_ticket(ticket.payload)
-        if slot.home is not None and asked is not None and asked.number:
+        slot.begun = False
+        beginning = slot.beginning(ticket.number_in_slot)
+        again = ticket.number_in_slot - (beginning[0] if beginning else 0)
+        if slot.home is not None and again:
+            name = able[chosen].endpoint.name
             self._out.append(
                 Note(
-                    f"slot {slot.number} goes on at {able[chosen].endpoint.name}, which makes {asked.number} batches "
-                    "of it again first, unsent"
+                    f"slot {slot.number} goes on at {name}, which makes {again} batches of it again first, unsent"
                 )
             )
         slot.home = chosen
@@ -162,8 +164,11 @@ class Assignments:
         self.ranks.place(feeder)
         self.counters.attempts += 1
         flags = (Flag.CHECKSUM if self.settings.checksum else 0) | (Flag.PROBE if ticket.probe else 0)
+        payload = ticket.payload
+        if ticket.slot is not None:
+            payload = frames.with_snapshot(payload, ticket.slot.beginning(ticket.number_in_slot))
         self._send(
-            feeder, Kind.TICKET, ticket.payload, stream=stream.id, ticket=ticket.number, bundle=ticket.bundle,
+            feeder, Kind.TICKET, payload, stream=stream.id, ticket=ticket.number, bundle=ticket.bundle,
             room=attempt.extent.nbytes if attempt.extent else 0, flags=flags,
         )  # fmt: skip
         if ticket.bundle not in feeder.bundles:  # it would ask for it: a round trip
@@ -233,7 +238,7 @@ class Assignments:
             self.drop_attempt(attempt, cancel=True, requeue=False)
         ticket.move(Event.FAIL)
         self.counters.failures += not is_end
-        self._out.append(Fail(ticket.stream.id, ticket.number, payload))
+        self._out.append(Fail(ticket.stream.id, ticket.number, payload, is_end))
 
     def fail_service(self, ticket: Ticket, error: str, message: str) -> None:
         """Fails the ticket with one of our own errors, given by its class name."""

@@ -27,6 +27,7 @@ from dataloaderjob.sidecar.dispatch.streams import (
     FeederState,
     Note,
     Publish,
+    Snapshot,
     State,
     Stream,
     Ticket,
@@ -75,10 +76,9 @@ class Dispatcher(Assignments):
         for number, payload in entries:
             if stream is None or number in stream.tickets or number < stream.awaited:
                 raise RemoteProtocolError(f"ticket {number} of stream {stream_id} was not expected")
-            slot = frames.slot_of(payload)
             ticket = Ticket(stream, number, payload, now)
-            if slot is not None:
-                ticket.slot = stream.slots.get(now, slot, stream.manifest)
+            if frames.slot_of(payload) is not None:
+                self._place_in_slot(now, ticket)
             stream.tickets[number] = ticket
             stream.enqueue(ticket)
         if stream is not None:
@@ -87,6 +87,16 @@ class Dispatcher(Assignments):
             if self.starved:
                 self.grant(now)
         self.dispatch(now)
+
+    def _place_in_slot(self, now: float, ticket: Ticket) -> None:
+        """Raises RemoteProtocolError where its bundle has no such slot."""
+        asked = frames.unpack_slot_ticket(ticket.payload)
+        if asked is not None:
+            ticket.slot = ticket.stream.slots.get(now, asked.slot, ticket.stream.manifest)
+            ticket.number_in_slot = asked.number
+            ticket.slot.needed = asked.needed
+            if asked.snapshot is not None:  # of the state that the epoch goes on from
+                ticket.slot.remember(*asked.snapshot, asked.needed)
 
     def advance(self, stream: Stream, awaited: int) -> None:
         """The trainer has taken all tickets below `awaited`."""
@@ -191,6 +201,9 @@ class Dispatcher(Assignments):
         if header.kind == Kind.NEED_BUNDLE:
             self.send_bundle(feeder, header.bundle)
             return
+        if header.kind == Kind.SNAPSHOT:
+            self._snapshot(feeder, header.stream, payload)
+            return
         if header.kind == Kind.NOTE:
             self._out.append(Note(f"{feeder.endpoint.name}: {payload.decode(errors='replace')}"))
             return
@@ -239,6 +252,8 @@ class Dispatcher(Assignments):
             return None
         if attempt.state is AttemptState.ASKED:
             attempt.granted_at = now
+        if attempt.ticket.slot is not None:
+            attempt.ticket.slot.begun = True
         attempt.state, attempt.nbytes = AttemptState.RECEIVING, header.nbytes
         attempt.position = None  # it is made
         return attempt.extent
@@ -269,11 +284,22 @@ class Dispatcher(Assignments):
             self.grant(now)
         self.dispatch(now)
 
+    def _snapshot(self, feeder: FeederState, stream_id: int, payload: bytes) -> None:
+        """A slot as its home has it: kept here for the next home, and told to the trainer for its state."""
+        number, made, state = frames.unpack_snapshot(payload)
+        stream = self.streams.get(stream_id)
+        slot = None if stream is None else stream.slots.of.get(number)
+        if slot is not None and slot.home == feeder.endpoint.instance:
+            slot.remember(made, state, slot.needed)
+            self._out.append(Snapshot(stream_id, payload))
+
     # Details
 
     def _lose(self, attempt: Attempt) -> None:
         """What made this ticket is gone: another makes it, and tells which sample it makes."""
         ticket = attempt.ticket
+        if ticket.slot is not None:
+            ticket.slot.begun = False
         if attempt.position is not None:
             ticket.position = attempt.position
         ticket.probe = True

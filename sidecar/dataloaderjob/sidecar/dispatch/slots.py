@@ -17,6 +17,8 @@ from dataloaderjob.core.errors import RemoteProtocolError
 
 MAX_SLOTS = 1024
 """Of one stream: the number of a slot is a stranger's word."""
+MAX_SNAPSHOTS = 16
+"""Of one slot: they are a feeder's word."""
 RETURN_S = 2.0
 """A home whose connection broke has so long to come back: making a slot again may take longer than that."""
 GATHER_S = 3.0
@@ -35,6 +37,28 @@ class Slot:
     """The instance of the feeder that makes it."""
     queue: list[int] = field(default_factory=list)
     """A heap of its tickets that are to be asked for."""
+    needed: int = 0
+    """Batches before it are not asked for again."""
+    begun: bool = False
+    """Its home has sent something of it: it needs no snapshot to begin at."""
+    snapshots: list[tuple[int, bytes]] = field(default_factory=list)
+    """(batches made, state), the oldest first."""
+
+    def remember(self, made: int, state: bytes, needed: int) -> None:
+        """Keeps a snapshot, and of those before `needed`, which is the first batch that may be asked for again, the
+        last one."""
+        if any(made == known for known, _ in self.snapshots):
+            return
+        self.snapshots.append((made, state))
+        self.snapshots.sort()
+        passed = [snapshot for snapshot in self.snapshots if snapshot[0] <= needed]
+        del self.snapshots[: max(0, len(passed) - 1, len(self.snapshots) - MAX_SNAPSHOTS)]
+
+    def beginning(self, number: int) -> tuple[int, bytes] | None:
+        """The snapshot at which a new home begins whose first batch is `number`; None where it begins at the start."""
+        if self.begun:
+            return None
+        return max((snapshot for snapshot in self.snapshots if snapshot[0] <= number), default=None)
 
 
 @dataclass(slots=True)

@@ -128,6 +128,7 @@ class Ticket:
     lease: int | None = None
     slot: Slot | None = None
     """Of an IterableDataset: the sequence that the batch belongs to."""
+    number_in_slot: int = 0
     history: list[Event] = field(default_factory=list)
 
     @property
@@ -331,6 +332,8 @@ class Fail(NamedTuple):
     stream: int
     ticket: int
     payload: bytes
+    is_end: bool = False
+    """Its slot has no such batch: nothing went wrong."""
 
 
 class CreateRegion(NamedTuple):
@@ -347,6 +350,13 @@ class DropRegion(NamedTuple):
     """A single region's batch is gone: unmap it here and at the trainer."""
 
     region: int
+
+
+class Snapshot(NamedTuple):
+    """Hand a slot's snapshot to the trainer. Payload: `frames.pack_snapshot`."""
+
+    stream: int
+    payload: bytes
 
 
 class Note(NamedTuple):
@@ -377,6 +387,7 @@ Instruction = (
     | Note
     | Replace
     | Released
+    | Snapshot
 )
 
 

@@ -1,0 +1,105 @@
+"""Trials: a batch of a slot is made a second time, by a builder of its own, and compared with what was sent.
+
+Whoever makes a slot after a feeder was lost begins at its start, or at a snapshot. That it then makes the same batches
+is the dataset's affair: one that draws from the clock does not, nor does one whose state leaves out what lies in a
+shuffle buffer. So the first batch of a slot is tried, and its first snapshot before any is handed out.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dataloaderjob.feeder import channel as ch
+from dataloaderjob.feeder.bundles import Templates
+from dataloaderjob.feeder.channel import Channel, Kind, Session, Template, Watching
+
+LIMIT_S = 120.0
+"""Nothing is said of a batch that takes longer."""
+Verdict = Callable[[int | None], None]
+"""Is told the digest of the batch that was made again; None where none was made."""
+
+
+def mapped(fd: int, nbytes: int) -> mmap.mmap:
+    """The memory of a builder's buffer; closes `fd`."""
+    try:
+        return mmap.mmap(fd, nbytes, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+
+
+def digest_of(body: memoryview | mmap.mmap) -> int:
+    """What a body is sealed with."""
+    return int.from_bytes(body[:8], "little")
+
+
+@dataclass(slots=True, eq=False)
+class _Trial:
+    template: Template
+    number: int
+    channel: Channel
+    verdict: Verdict
+    session: Session
+    deadline: float
+    buffers: dict[int, mmap.mmap] = field(default_factory=dict)
+
+
+class Trials:
+    """Those that run at one feeder."""
+
+    def __init__(self, watching: Watching, templates: Templates) -> None:
+        self._watching, self._templates = watching, templates
+        self._live: list[_Trial] = []
+
+    def begin(self, session: Session, introduction: bytes, ticket: bytes, verdict: Verdict) -> None:
+        """Makes the batch of a packed ticket, as the session's own builder was introduced. What user code prints was
+        printed already."""
+        number, channel = self._templates.builder(session.template)
+        trial = _Trial(
+            session.template, number, channel, verdict, session, time.monotonic() + LIMIT_S
+        )  # fmt: skip
+        self._live.append(trial)
+        self._watching.watch(channel, functools.partial(self._listen, trial))
+        channel.post(Kind.INIT, payload=introduction, fd=os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
+        channel.post(Kind.BUILD, a=1, payload=ticket)
+
+    def end(self, session: Session) -> None:
+        """The session is over, and nobody asks any more."""
+        for trial in [trial for trial in self._live if trial.session is session]:
+            self._close(trial)
+
+    def tick(self, now: float) -> None:
+        for trial in [trial for trial in self._live if now > trial.deadline]:
+            self._over(trial, None)
+
+    def _listen(self, trial: _Trial) -> None:
+        if trial not in self._live:
+            return
+        messages, alive = trial.channel.read()
+        trial.channel.flush()
+        for message in messages:
+            if message.kind == Kind.BUFFER and message.fd is not None:
+                trial.buffers[message.a] = mapped(message.fd, message.b)
+            elif message.kind == Kind.BUILT:
+                self._over(trial, digest_of(trial.buffers[ch.BUILT.unpack(message.payload)[0]]))
+                return
+            elif message.kind in (Kind.FAILED, Kind.INIT_FAILED):
+                self._over(trial, None)
+                return
+        if not alive:
+            self._over(trial, None)
+
+    def _over(self, trial: _Trial, digest: int | None) -> None:
+        self._close(trial)
+        trial.verdict(digest)
+
+    def _close(self, trial: _Trial) -> None:
+        self._live.remove(trial)
+        self._watching.unwatch(trial.channel)
+        trial.channel.close()
+        if self._templates.has(trial.template):
+            trial.template.channel.post(Kind.KILL, a=trial.number)
