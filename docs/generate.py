@@ -90,6 +90,10 @@ VARIABLES = (
         "`1` in feeders: a loader that is iterated there is refused, since it would wait for itself.",
     ),
     (
+        places.DISTRIBUTED_VARIABLE, "trainer", "feeders", "the trainer has no process group",
+        "`1` where a slot of an IterableDataset answers for its trainer's rank in `torch.distributed`.",
+    ),
+    (
         places.PATH_VARIABLE, "trainer", "private service", "Python's own",
         "The trainer's import path; the feeders of a script by itself get it as `PYTHONPATH`.",
     ),

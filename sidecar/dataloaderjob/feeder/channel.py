@@ -275,7 +275,7 @@ class SlotSession:
     """What a feeder knows of the slot that a session is."""
 
     digests: dict[int, int] = field(default_factory=dict)
-    """Of its first batches, by number: what trials are compared with."""
+    """Those of its first batches, by number, with which trials are compared."""
     first: tuple[int, bytes] | None = None
     """The snapshot that is on trial: (batches made, state)."""
     last: tuple[int, bytes] | None = None

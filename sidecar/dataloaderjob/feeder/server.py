@@ -341,7 +341,7 @@ class FeederServer:
         self._tell(bundle, Kind.NOTE, text.encode())
 
     def _tell(self, bundle: Bundle, kind: Kind, payload: bytes) -> None:
-        """To all receivers that use a session, which need not have a ticket there now."""
+        """Sends a frame to all receivers that use a session, which need not have a ticket there now."""
         for number, stream in self._machine.users(bundle.id):
             if (connection := self._sender.connections.get(number)) is not None:
                 header = frames.pack_header(kind, stream=stream, bundle=bundle.id, nbytes=len(payload))

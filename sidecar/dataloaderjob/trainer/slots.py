@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
     slot: int
     number: int
-    """Of the batch in its slot."""
+    """The batch's place in its slot."""
     is_probe: bool = False
     """It was consumed before the epoch was resumed: asked for to know whether the slot is that long."""
 
@@ -103,7 +103,7 @@ class Places:
                 del own[0]
 
     def snapshots(self) -> list[tuple[int, bytes] | None]:
-        """Of each slot, where it may begin when the epoch is gone on with."""
+        """Where each slot may begin when the epoch is gone on with."""
         return [self._usable(slot, self.taken[slot] - 1) for slot in range(self._slots)]
 
     def _usable(self, slot: int, number: int) -> tuple[int, bytes] | None:

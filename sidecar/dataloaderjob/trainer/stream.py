@@ -54,7 +54,7 @@ class Stream:
     late: str = ""
     """What the receiver says of the batch that did not come within the loader's timeout."""
     places: Places | None = None
-    """Of an IterableDataset; it keeps the snapshots of slots that come."""
+    """The batches of an IterableDataset; they keep the snapshots of slots that come."""
     left: bool = False
     """Whether its iterator is gone, while a thread may still wait for a batch."""
 

@@ -16,9 +16,9 @@ from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import RemoteProtocolError
 
 MAX_SLOTS = 1024
-"""Of one stream: the number of a slot is a stranger's word."""
+"""Most slots of one stream: a slot's number is a stranger's word."""
 MAX_SNAPSHOTS = 16
-"""Of one slot: they are a feeder's word."""
+"""Most snapshots of one slot: they are a feeder's word."""
 RETURN_S = 2.0
 """A home whose connection broke has so long to come back: making a slot again may take longer than that."""
 GATHER_S = 3.0

@@ -127,7 +127,7 @@ class Ticket:
     noted_at: float = 0.0
     lease: int | None = None
     slot: Slot | None = None
-    """Of an IterableDataset: the sequence that the batch belongs to."""
+    """The sequence that a batch of an IterableDataset belongs to."""
     number_in_slot: int = 0
     history: list[Event] = field(default_factory=list)
 
