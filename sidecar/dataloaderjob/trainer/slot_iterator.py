@@ -36,7 +36,7 @@ class SlotIterator(ServiceIterator):
     __slots__ = ("_handled", "_placed", "_places", "_size", "_slots")
 
     def ship(self, loader: Any, begin_session: Any, slow: Any) -> None:
-        """Packs code and data, as `ServiceIterator.ship`. Raises InputError, too, where the sidecar cannot serve slots."""
+        """Packs code and data. Raises InputError where that cannot be, or the sidecar cannot serve slots."""
         told = self._client.settings
         if not told.get(SLOTS):
             raise InputError(
