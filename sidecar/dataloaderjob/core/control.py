@@ -39,7 +39,6 @@ from typing import Any
 ACCESSES_IN_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
 """Whether this CPU keeps loads in order, and stores in order (Intel SDM 3A, 8.2.2): only a store and a later load
 need a fence."""
-_allocate = threading.Lock
 
 
 class Fence:
@@ -62,9 +61,10 @@ class Fence:
         self._acquire()
 
 
-def fence_anywhere() -> None:
-    """The same with a lock of its own: for any thread, and for finalizers that interrupt another fence."""
-    lock = _allocate()
+def fence_anywhere(allocate: Callable[[], Any] = threading.Lock) -> None:
+    """The same with a lock of its own: for any thread, and for finalizers, which may interrupt another fence, or run
+    when the interpreter has cleared this module's names."""
+    lock = allocate()
     lock.acquire()
     if not ACCESSES_IN_ORDER:  # there one locked instruction is a fence
         lock.release()
