@@ -100,8 +100,10 @@ class _Seeded(_BaseDataLoaderIter):
     def __del__(self) -> None:
         epoch = getattr(self, "_epoch", None)
         if epoch is not None:
-            with contextlib.suppress(Exception):  # it may be half made
+            try:  # noqa: SIM105  the interpreter, at its end, may have cleared this module's names
                 epoch.ended(self, self.progress())
+            except Exception:  # noqa: S110  it may be half made
+                pass
 
     def __next__(self) -> Any:
         if self._broken:

@@ -1,0 +1,181 @@
+"""Streams of real libraries over files that are made here: torch's own loader is the reference, byte for byte."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import datasets.distributed
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import webdataset as wds
+from rig import Rig, until
+from stream_data import digests_of
+
+from dataloaderjob import DataLoader
+
+Make = Callable[[Path], Any]
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with Rig(feeders=2) as made:
+        yield made
+
+
+def both(make: Callable[[], Any], **more: Any) -> tuple[list[str], list[str]]:
+    """Digests of torch's batches, and of ours."""
+    found = []
+    for kind in (torch.utils.data.DataLoader, DataLoader):
+        torch.manual_seed(1)
+        with warnings.catch_warnings(action="ignore"):
+            found.append(digests_of(kind(make(), num_workers=2, **{"batch_size": 4, **more})))
+    return found[0], found[1]
+
+
+# WebDataset
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tar")
+    for shard in range(5):
+        with wds.TarWriter(f"{folder}/s-{shard}.tar", encoder=True) as out:
+            for number in range(7 + shard * 5):
+                values = np.random.RandomState(shard * 100 + number).randn(8).astype("f4")
+                out.write({"__key__": f"{shard:02}{number:04}", "npy": values, "cls": number})
+    return f"{folder}/s-{{0..4}}.tar"
+
+
+def augmented(values: np.ndarray) -> torch.Tensor:
+    return torch.as_tensor(values) + torch.rand(1)
+
+
+def decoded(dataset: wds.WebDataset) -> Any:
+    return dataset.decode().to_tuple("npy", "cls").map_tuple(augmented, int)
+
+
+@pytest.mark.parametrize(
+    ("make", "batch_size"),
+    [
+        (lambda urls: decoded(wds.WebDataset(urls, shardshuffle=False)), 4),
+        (lambda urls: decoded(wds.WebDataset(urls, shardshuffle=5, seed=3, detshuffle=True).shuffle(20, seed=3)), 4),
+        (lambda urls: decoded(wds.WebDataset(urls, shardshuffle=False)).batched(4), None),
+        (lambda urls: decoded(wds.WebDataset(urls, shardshuffle=False, nodesplitter=wds.split_by_node)), 4),
+        (lambda urls: decoded(wds.WebDataset(urls, shardshuffle=False)).with_epoch(13), 4),
+    ],
+    ids=["in order", "shuffled", "batched", "split by node", "with epoch"],
+)  # fmt: skip
+def test_webdataset(rig: Rig, shards: str, make: Callable[[str], Any], batch_size: int | None):
+    theirs, ours = both(lambda: make(shards), batch_size=batch_size)
+    assert ours == theirs
+
+
+def test_webdatasets_shares_of_two_ranks_do_not_overlap(
+    rig: Rig, shards: str, monkeypatch: pytest.MonkeyPatch
+):
+    found = []
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        dataset = decoded(wds.WebDataset(shards, shardshuffle=False, nodesplitter=wds.split_by_node))
+        found.append({float(x) for values, _ in DataLoader(dataset, num_workers=2) for x in values.flatten()})
+    assert found[0]
+    assert found[1]
+    assert not found[0] & found[1]
+
+
+def test_webdatasets_resampling_is_no_repetition_and_says_so(
+    rig: Rig, shards: str, capsys: pytest.CaptureFixture[str]
+):
+    dataset = decoded(wds.WebDataset(shards, resampled=True)).with_epoch(400)
+    assert len(list(DataLoader(dataset, batch_size=4, num_workers=2))) == 200
+    assert "its first batch came out differently" in capsys.readouterr().err
+
+
+# HF datasets
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    datasets.disable_progress_bars()
+    folder, paths = tmp_path_factory.mktemp("parquet"), []
+    for shard in range(3):
+        rows = range(20 + shard)
+        path = str(folder / f"{shard}.parquet")
+        pq.write_table(pa.table({"x": [float(i + 100 * shard) for i in rows], "y": list(rows)}), path)
+        paths.append(path)
+    return paths
+
+
+def streamed(files: list[str]) -> Any:
+    return datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
+
+
+def doubled(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "x": row["x"] * 2 + float(torch.rand(1))}
+
+
+def counted(shards: list[int]) -> Iterator[dict[str, int]]:
+    for shard in shards:
+        yield from ({"a": shard * 10 + number} for number in range(9))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda files: streamed(files).with_format("torch"),
+        lambda files: streamed(files).map(doubled).with_format("torch"),
+        lambda files: streamed(files).shuffle(seed=3, buffer_size=10).map(doubled),
+        lambda files: datasets.interleave_datasets(
+            [streamed(files), streamed(files).map(doubled)], seed=2, probabilities=[0.4, 0.6]
+        ),
+        lambda files: datasets.distributed.split_dataset_by_node(streamed(files), rank=1, world_size=3),
+        lambda _: datasets.IterableDataset.from_generator(counted, gen_kwargs={"shards": [0, 1, 2, 3]}),
+        lambda files: datasets.load_dataset("parquet", data_files=files, split="train").with_format("torch"),
+    ],
+    ids=["in order", "mapped", "shuffled", "interleaved", "split by node", "generator", "map-style"],
+)
+def test_hf_datasets(rig: Rig, files: list[str], make: Callable[[list[str]], Any]):
+    theirs, ours = both(lambda: make(files))
+    assert ours == theirs
+
+
+def test_a_state_of_hfs_is_begun_at_and_one_that_does_not_bring_all_back_is_not(
+    rig: Rig, files: list[str], capsys: pytest.CaptureFixture[str]
+):
+    """It fills its shuffle buffer again from the samples before it, and a map that draws draws anew for them."""
+
+    def loader(draws: bool) -> DataLoader[Any]:
+        torch.manual_seed(1)
+        stream = streamed(files).map(doubled) if draws else streamed(files)
+        return DataLoader(stream.shuffle(seed=3, buffer_size=10), batch_size=4, num_workers=1)
+
+    for draws in (False, True):
+        whole = digests_of(loader(draws))
+        first = loader(draws)
+        iterator = iter(first)
+        for _ in range(8):
+            next(iterator)
+        if draws:
+            until(lambda: tried(first, capsys), 20, "the trial of the state")
+        else:
+            until(lambda: first.state_dict()["sampler"]["slots"] != [None], 20, "a state")
+        state = first.state_dict()
+        del iterator
+        assert (state["sampler"]["slots"] == [None]) == draws
+        second = loader(draws)
+        second.load_state_dict(state)
+        assert digests_of(second) == whole[8:]
+
+
+def tried(loader: DataLoader[Any], capsys: pytest.CaptureFixture[str]) -> bool:
+    """Whether it was said that the state is not exact."""
+    loader.state_dict()  # reads what has come
+    return "does not bring back what its iterator had" in capsys.readouterr().err
