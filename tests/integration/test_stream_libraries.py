@@ -150,12 +150,12 @@ def test_hf_datasets(rig: Rig, files: list[str], make: Callable[[list[str]], Any
 def test_a_state_of_hfs_is_begun_at_and_one_that_does_not_bring_all_back_is_not(
     rig: Rig, files: list[str], capsys: pytest.CaptureFixture[str]
 ):
-    """It fills its shuffle buffer again from the samples before it, and a map that draws draws anew for them."""
+    """It fills its shuffle buffer again from the samples before it, for which a map that draws would draw anew."""
 
     def loader(draws: bool) -> DataLoader[Any]:
         torch.manual_seed(1)
-        stream = streamed(files).map(doubled) if draws else streamed(files)
-        return DataLoader(stream.shuffle(seed=3, buffer_size=10), batch_size=4, num_workers=1)
+        stream = streamed(files).shuffle(seed=3, buffer_size=10)
+        return DataLoader(stream.map(doubled) if draws else stream, batch_size=4, num_workers=1)
 
     for draws in (False, True):
         whole = digests_of(loader(draws))

@@ -6,7 +6,6 @@ The service's runs the user's own sampler a window ahead, as torch's with worker
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
