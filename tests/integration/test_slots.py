@@ -35,8 +35,9 @@ from stream_data import (
 
 from dataloaderjob import DataLoader
 from dataloaderjob.core.errors import FeederLost, InputError
+from processes import script
 
-SEEDS = int(os.environ.get("SLOT_SEEDS", "20"))
+SEEDS = int(os.environ.get("SLOT_SEEDS", "6"))
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
@@ -161,9 +162,12 @@ class TestWithTwoFeeders:
 
     def test_a_sample_that_ends_its_process_is_named(self, rig: Rig):
         loader = DataLoader(Deadly(), batch_size=4, num_workers=1)
-        with pytest.raises(FeederLost, match="sample 0 of batch 5 of slot 0"):
-            for _ in loader:
-                pass
+        iterator = iter(loader)
+        for _ in range(5):
+            next(iterator)
+        for number in (5, 6):  # the next one cannot be made without it
+            with pytest.raises(FeederLost, match=f"sample 0 of batch {number} of slot 0"):
+                next(iterator)
         assert len(rig.endpoints()) == 2  # no feeder died of it
 
     def test_what_cannot_be_sent_is_refused_where_a_job_has_feeders(self, rig: Rig):
@@ -211,6 +215,7 @@ def builders(rig: Rig) -> list[int]:
 
 RANKS = """
 import os, sys, torch
+from stream_data import {data}
 from dataloaderjob import DataLoader
 if __name__ == "__main__" and {group}:
     torch.distributed.init_process_group("gloo", init_method="file://{folder}/group", rank=int(os.environ["RANK"]),
@@ -221,7 +226,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("data", ["Shards", "ByGroup"])
+@pytest.mark.parametrize("data", ["Shards", "ByGroup", "ByNames"])
 @pytest.mark.parametrize("rig", [2], indirect=True)
 def test_two_ranks_get_their_own_shares(rig: Rig, data: str, tmp_path):
     """A feeder's process has neither the variables nor the process group of the trainer that it works for."""
@@ -230,7 +235,7 @@ def test_two_ranks_get_their_own_shares(rig: Rig, data: str, tmp_path):
         folder = tmp_path / kind
         folder.mkdir()
         script = folder / "script.py"
-        script.write_text(RANKS.format(data=data, group=data == "ByGroup", folder=folder, kind=kind))
+        script.write_text(RANKS.format(data=data, group=data != "Shards", folder=folder, kind=kind))
         started = [
             subprocess.Popen(
                 [sys.executable, str(script)], stdout=subprocess.PIPE, text=True,
@@ -339,20 +344,117 @@ def test_an_epoch_is_gone_on_with_at_the_last_snapshots(rig: Rig, kind: type, tm
 @pytest.mark.parametrize(
     ("dataset", "said"),
     [
-        (
-            ByTheClock(200),
-            "slot 0 of the dataset: its first batch came out differently when it was made a second time",
-        ),
         (Shuffled(200), "slot 0 of the dataset: its state_dict() does not bring back what its iterator had"),
         (BadState(200), "slot 0 of the dataset: its state cannot be kept (RuntimeError: no state today)"),
         (WithOwnState(200), ""),
         (Shards(), ""),
     ],
 )
-def test_what_cannot_be_repeated_is_said(rig: Rig, dataset, said: str, capsys: pytest.CaptureFixture[str]):
+def test_a_state_that_is_of_no_use_is_said(rig: Rig, dataset, said: str, capsys: pytest.CaptureFixture[str]):
     loader = DataLoader(dataset, batch_size=5, num_workers=1)
     for number, _ in enumerate(loader):
         time.sleep(0.03 if number < 20 else 0)
     printed = capsys.readouterr().err
     assert said in printed
     assert ("slot 0" in printed) == bool(said)
+
+
+@pytest.mark.parametrize("kind", [ByTheClock, Shards])
+def test_it_is_said_that_a_resumed_epoch_does_not_continue_what_was_there(
+    service: Service, kind: type, capsys: pytest.CaptureFixture[str]
+):
+    first = DataLoader(kind(), batch_size=5, num_workers=1)
+    iterator = iter(first)
+    for _ in range(6):
+        next(iterator)
+    second = DataLoader(kind(), batch_size=5, num_workers=1)
+    second.load_state_dict(first.state_dict())
+    next(iter(second))
+    said = "batch 5 of slot 0 came out differently when it was made again" in capsys.readouterr().err
+    assert said == (kind is ByTheClock)
+
+
+@pytest.mark.parametrize("kind", [ByTheClock, WithState])
+def test_it_is_said_that_a_lost_slot_does_not_continue_what_was_there(
+    service: Service, kind: type, capsys: pytest.CaptureFixture[str]
+):
+    loader = DataLoader(kind(400), batch_size=5, num_workers=1)
+    for number, _ in enumerate(loader):
+        if number == 20:
+            for pid in service.feeder_pids():
+                os.kill(pid, signal.SIGKILL)
+    said = "what was made again is not what was sent before" in capsys.readouterr().err
+    assert said == (kind is ByTheClock)
+    service.settled()
+
+
+@pytest.mark.parametrize("rig", [2], indirect=True)
+class TestGoingOnAtASnapshot:
+    def taken(self, log: Path) -> tuple[DataLoader, Iterator]:
+        """An epoch of which something was taken, and a snapshot is there."""
+        loader = DataLoader(WithOwnState(3000, str(log)), batch_size=20, num_workers=1)
+        iterator = iter(loader)
+        for _ in range(60):
+            next(iterator)
+        until(lambda: loader.state_dict()["sampler"]["slots"][0], 10, "a snapshot")
+        return loader, iterator
+
+    def test_after_the_sidecar_was_started_again(self, rig: Rig, tmp_path: Path):
+        _, iterator = self.taken(tmp_path / "log")
+        for _ in range(2):
+            rig.kill_sidecar()
+            rig.start_sidecar()
+            next(iterator)
+        assert sum(1 for _ in iterator) == 88
+        assert made_again(tmp_path / "log", 3000) < 1500
+
+    def test_after_its_process_ended_while_nothing_was_to_be_made(self, rig: Rig, tmp_path: Path):
+        _, iterator = self.taken(tmp_path / "log")
+        time.sleep(0.5)  # all that was asked for is made
+        for pid in builders(rig):
+            os.kill(pid, signal.SIGKILL)
+        assert sum(1 for _ in iterator) == 90
+        assert made_again(tmp_path / "log", 3000) < 1300
+
+
+FORKED = """
+import os, torch
+from stream_data import Shards
+from dataloaderjob import DataLoader
+def first(kind, seed):
+    torch.manual_seed(seed)
+    return [float(batch["x"].sum()) for batch in kind(Shards(), batch_size=4, num_workers=1)][:3]
+if __name__ == "__main__":
+    list(DataLoader(Shards((3,)), num_workers=1))
+    for seed in (1, 2):
+        if os.fork() == 0:
+            print(seed, first(DataLoader, seed) == first(torch.utils.data.DataLoader, seed), flush=True)
+            os._exit(0)
+    os.wait(), os.wait()
+"""
+
+
+@pytest.mark.parametrize("rig", [2], indirect=True)
+def test_processes_forked_from_one_have_slots_of_their_own(rig: Rig):
+    with script(FORKED) as process:
+        out, err = process.communicate(timeout=60)
+    assert sorted(out.splitlines()) == ["1 True", "2 True"], err
+
+
+def test_a_stream_that_torch_makes_has_no_position(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.delenv("DATALOADERJOB_SOCKET", raising=False)
+
+    def loader() -> DataLoader:
+        data = Shards((40,))
+        data.lock = threading.Lock()
+        return DataLoader(data, batch_size=5, num_workers=2, multiprocessing_context="fork")
+
+    first = loader()
+    first.load_state_dict({"batches": 5})
+    iterator = iter(first)
+    assert next(iterator)["id"][0] == 0
+    assert "an IterableDataset cannot be resumed where feeders do not make it" in capsys.readouterr().err
+    assert first.state_dict() == {"version": 1, "iterable": True, "batches": 0}
+    assert sum(1 for _ in iterator) == 7

@@ -91,12 +91,20 @@ def test_webdatasets_shares_of_two_ranks_do_not_overlap(
     assert not found[0] & found[1]
 
 
-def test_webdatasets_resampling_is_no_repetition_and_says_so(
+def test_webdatasets_resampling_works_and_is_said_to_be_no_repetition_where_it_is_resumed(
     rig: Rig, shards: str, capsys: pytest.CaptureFixture[str]
 ):
-    dataset = decoded(wds.WebDataset(shards, resampled=True)).with_epoch(400)
-    assert len(list(DataLoader(dataset, batch_size=4, num_workers=2))) == 200
-    assert "its first batch came out differently" in capsys.readouterr().err
+    def loader() -> DataLoader[Any]:
+        dataset = decoded(wds.WebDataset(shards, shardshuffle=False, resampled=True)).with_epoch(400)
+        return DataLoader(dataset, batch_size=4, num_workers=2)
+
+    first, second = loader(), loader()
+    assert len(list(first)) == 200
+    next(iterator := iter(first))
+    second.load_state_dict(first.state_dict())
+    del iterator
+    assert len(list(second)) == 199
+    assert "batch 0 of slot 0 came out differently when it was made again" in capsys.readouterr().err
 
 
 # HF datasets

@@ -30,6 +30,7 @@ from dataloaderjob.sidecar.dispatch.streams import (
     Released,
     Replace,
     Send,
+    Snapshot,
     Unpublish,
 )
 
@@ -322,7 +323,7 @@ class World:
             case Discard(instance):
                 header, _ = self.receiving[instance]
                 self.receiving[instance] = (header, None)
-            case Released():
+            case Released() | Snapshot():
                 pass
             case Note(text):
                 self.notes.append(text)

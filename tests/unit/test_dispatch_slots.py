@@ -110,7 +110,7 @@ class SlotTrainer:
             self.places.ended(place, json.loads(world.failed[key])["ended"])
         else:
             lease, _ = world.index.pop(key)
-            self.places.took(place)
+            self.places.took(place, None)
             self.given.append((place.number, place.slot))
             world.machine.leases_ended(world.now, [lease])
         self.awaited += 1
@@ -274,3 +274,76 @@ def test_feeders_let_go_of_all_slots_when_the_stream_ends():
     feeders = [world.add_feeder() for _ in range(2)]
     world.open_slots(1).finish()
     world.run(lambda: sum(len(f.released) for f in feeders) == 3, world.now + 1)
+
+
+def test_a_full_pool_and_a_trainer_that_pauses_move_nothing():
+    """The home waits for space of ours, and has nothing to say meanwhile."""
+    world = SlotWorld([60, 0], limit=6 * 12_288)
+    for _ in range(2):
+        world.add_feeder()
+    trainer = world.open_slots(1, window=16)
+    world.run(lambda: len(trainer.given) == 10)
+    paused_until = world.now + 60
+    go_on = trainer.next
+    trainer.next = lambda: world.at(paused_until - world.now, go_on) if world.now < paused_until else go_on()
+    trainer.finish()
+    assert len(world.homes[0]) == 1
+    assert not world.replaced
+    assert world.machine.counters.retries == 0
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_the_deadline_counts_from_the_last_batch_that_was_made_again(tells):
+    world = SlotWorld([30], deadline_s=20.0)
+    world.add_feeder()
+    trainer = world.open_slots(1, window=1)
+    finished, held = world._finished, []
+
+    def slow(feeder, key) -> None:
+        """A minute for batch 10, as if all before it had to be made again."""
+        if world.asked[key].number != 10 or held:
+            finished(feeder, key)
+            return
+        held.append(key)
+        for second in range(0, 60, 5):
+            told = 1 + second if tells else 0
+            world.at(second, lambda told=told: world._frame(feeder, Kind.ALIVE, key, room=told))
+        world.at(60.0, lambda: finished(feeder, key))
+
+    world._finished = slow
+    if tells:
+        trainer.finish()
+    else:
+        with pytest.raises(KeyError):  # the batch failed
+            trainer.finish()
+        assert b"DeadlineExceeded" in world.failed[1, 10]
+
+
+def test_a_ticket_of_a_slot_that_has_begun_says_that_there_is_a_snapshot_and_a_new_homes_brings_it():
+    world = SlotWorld([40])
+    for _ in range(2):
+        world.add_feeder()
+    sent: list[tuple[int, frames.SlotTicket]] = []
+    do = world._do
+
+    def noted(item) -> None:
+        if isinstance(item, Send) and item.header[3] == Kind.TICKET:
+            header = frames.unpack_header(item.header, frames.FROM_RECEIVER)
+            sent.append((header.flags, frames.unpack_slot_ticket(item.payload)))
+        do(item)
+
+    world._do = noted
+    trainer = world.open_slots(1, window=2)
+    world.run(lambda: len(trainer.given) == 10)
+    home = world.feeders[world.homes[0][0]]
+    header = world._header(Kind.SNAPSHOT, (1, 0))
+    world.machine.frame(world.now, home.endpoint.instance, header, frames.pack_snapshot(0, 6, b"state"))
+    world.run(lambda: len(trainer.given) == 15)
+    flags, ticket = sent[-1]
+    assert flags & Flag.RESTORABLE
+    assert ticket.snapshot is None
+    world.kill(home)
+    sent.clear()
+    trainer.finish()
+    assert sent[0][1].snapshot == (6, b"state")
+    assert sent[0][1].known[0] == sent[0][1].number - 1

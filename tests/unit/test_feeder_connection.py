@@ -44,7 +44,7 @@ class Sink:
     def connection_body(self, connection: FeederConnection, header: Header) -> memoryview | None:
         return memoryview(self.pool)[: header.nbytes] if self.takes else None
 
-    def connection_body_done(self, connection: FeederConnection, header: Header) -> None:
+    def connection_body_done(self, connection: FeederConnection, header: Header, digest: int) -> None:
         self.came.append((header.ticket, bytes(self.pool[: header.nbytes])))
 
 

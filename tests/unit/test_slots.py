@@ -28,7 +28,7 @@ from dataloaderjob.core.frames import SlotTicket
 from dataloaderjob.feeder.channel import Kind
 from dataloaderjob.feeder.slots import Answer, Answers, Snapshots
 from dataloaderjob.sidecar.dispatch.slots import MAX_SNAPSHOTS, Slot
-from dataloaderjob.trainer.slots import Places, counts_before, pack, unpack
+from dataloaderjob.trainer.slots import Place, Places, counts_before, pack, unpack, unpack_digests
 
 lengths = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 
@@ -50,7 +50,7 @@ def walk(lengths: list[int], places: Places, window: int, ahead: int = 0) -> lis
         if place.number >= lengths[place.slot]:
             places.ended(place, lengths[place.slot])
         else:
-            places.took(place)
+            places.took(place, None)
             if not place.is_probe:
                 given_.append((place.number, place.slot))
 
@@ -80,6 +80,7 @@ def test_ten_billion_batches_are_counted_at_once():
 @given(st.builds(
     SlotTicket, base_seed=st.integers(0, 2**64 - 1), number=st.integers(0, 2**63), slot=st.integers(0, 2**32 - 1),
     size=st.integers(0, 2**32 - 1), bare=st.booleans(), drop_last=st.booleans(), needed=st.integers(0, 2**64 - 1),
+    known=st.none() | st.tuples(st.integers(0, 2**64 - 2), st.integers(0, 2**64 - 1)),
     snapshot=st.none() | st.tuples(st.integers(0, 2**64 - 1), st.binary(max_size=50)),
 ))  # fmt: skip
 def test_a_slots_ticket_comes_out_as_it_went_in(ticket):
@@ -281,29 +282,56 @@ def test_a_state_that_cannot_be_kept_is_told_once(dataset, why):
 
 
 def test_of_the_snapshots_that_no_batch_needs_the_last_is_kept():
-    slot = Slot(0, b"", b"")
-    for number in (3, 1, 6, 9, 6):
-        slot.remember(number, b"state", needed=7)
+    slot = Slot(0, b"", b"", needed=7)
+    assert [slot.remember(number, b"state") for number in (3, 1, 6, 9, 6)] == [True, True, True, True, False]
     assert [number for number, _ in slot.snapshots] == [6, 9]
-    assert slot.beginning(8) == (6, b"state")
-    assert slot.beginning(9) == (9, b"state")
-    assert slot.beginning(5) is None
-    slot.begun = True
-    assert slot.beginning(9) is None
+    assert slot.snapshot(8) == (6, b"state")
+    assert slot.snapshot(9) == (9, b"state")
+    assert slot.snapshot(5) is None
 
 
-def test_a_feeder_cannot_fill_the_memory_with_snapshots():
-    slot = Slot(0, b"", b"")
+def test_a_feeder_cannot_fill_the_memory_with_snapshots_nor_drive_out_the_one_that_is_needed():
+    slot, places = Slot(0, b"", b"", needed=5), Places(2)
+    for _ in range(60):
+        places.next()
     for number in range(1000):
-        slot.remember(number, b"state", needed=0)
+        slot.remember(number, b"state")
+        places.keep(0, number, b"state")
+        places.keep(0, number, b"another")
+        places.keep(7, number, b"of no slot")
     assert len(slot.snapshots) == MAX_SNAPSHOTS
+    assert slot.snapshot(5) == (5, b"state")
+    assert len(places._snapshots[0]) <= MAX_SNAPSHOTS + 1
+    assert 7 not in places._snapshots
+    assert places._snapshots[0][-1][0] <= 30  # no later than what was asked for
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.binary(max_size=40)), max_size=6))
-def test_snapshots_of_a_state_come_out_as_they_went_in(found):
-    texts = json.loads(json.dumps(pack([None, *found], rank=3)))
-    assert unpack(texts, 3) == {slot + 1: one for slot, one in enumerate(found)}
-    assert unpack(texts, 2) == {}  # another rank's slots
+def test_a_slot_knows_the_digest_of_the_batch_before():
+    slot = Slot(0, b"", b"")
+    for number in range(10):
+        slot.needed = max(0, number - 2)
+        slot.received(number, 100 + number)
+    assert slot.known(9) == (8, 108)
+    assert slot.known(2) is None
+    assert len(slot.digests) == 4
+
+
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.integers(0, 2**64 - 1), st.binary(max_size=40)), min_size=1, max_size=6
+    )
+)
+def test_what_a_state_says_of_slots_comes_out_as_it_went_in(found):
+    places = Places(len(found))
+    for _ in range(3 * len(found)):
+        places.took(place := places.next(), found[place.slot][1])
+    for slot, (has_state, _, state) in enumerate(found):
+        if has_state:
+            places.keep(slot, 2, state)
+    saved = json.loads(json.dumps(pack(places, rank=3)))
+    assert unpack(saved, 3) == {slot: (2, state) for slot, (has, _, state) in enumerate(found) if has}
+    assert unpack_digests(saved, 3) == {Place(slot, 2, True): one[1] for slot, one in enumerate(found)}
+    assert unpack(saved, 2) == unpack_digests(saved, 2) == {}  # another rank's slots
 
 
 def test_a_damaged_snapshot_is_refused():
@@ -311,11 +339,32 @@ def test_a_damaged_snapshot_is_refused():
         unpack({"rank": 0, "slots": [[1, "%%%"]]}, 0)
 
 
+def test_a_damaged_digest_is_refused():
+    with pytest.raises(InputError, match="cannot be read"):
+        unpack_digests({"rank": 0, "digests": [[1, "what"]]}, 0)
+
+
 def test_what_a_state_may_begin_at_lies_before_the_batch_that_is_asked_for():
     places = Places(2)
-    for _ in range(10):
-        places.took(places.next())
+    for _ in range(20):
+        places.next()
+    for number in range(10):
+        places.took(Place(number % 2, number // 2), number)
     for number in (2, 4, 5, 7):
         places.keep(0, number, b"state")
     assert places.taken == [5, 5]
     assert places.snapshots() == [(4, b"state"), None]
+
+
+def test_a_state_that_was_loaded_is_told_again_before_anything_is_taken():
+    places = Places(2, 10, {0: (4, b"state")})
+    assert places.snapshots() == [(4, b"state"), None]
+
+
+def test_replayed_batches_are_told_by_number():
+    seen = []
+    source = SlotSource(WithOwnState(60), None)
+    source.make(
+        SlotTicket(7, 4, 0, 4), None, lambda number, batch: seen.append((number, batch["id"].tolist()))
+    )
+    assert seen == [(n, list(range(4 * n, 4 * n + 4))) for n in range(4)]

@@ -18,7 +18,7 @@ from torch.utils.data import default_collate, default_convert
 
 from dataloaderjob.codec.fetcher import COLLATE, SampleError, stack_in_private_memory
 from dataloaderjob.core.frames import SlotTicket
-from dataloaderjob.core.places import DISTRIBUTED_VARIABLE
+from dataloaderjob.core.places import DISTRIBUTED_VARIABLE, SHARES
 
 ITER, NEXT = "__iter__", "__next__"
 """Phases of a slot, by the user's function that runs."""
@@ -69,20 +69,28 @@ class SlotSource:
 
     # Batches
 
-    def make(self, ticket: SlotTicket, on_sample: OnSample | None = None) -> Any:
+    def make(
+        self,
+        ticket: SlotTicket,
+        on_sample: OnSample | None = None,
+        on_replay: Callable[[int, Any], None] | None = None,
+    ) -> Any:
         """Returns the batch of a ticket; those before it that were not made yet are made first, for what follows.
 
-        `on_sample` is told the number of each sample in the batch before it is made. Raises SlotEnded, and SampleError
-        from the exception when user code raises one; `made` counts it then.
+        `on_sample` is told the number of each sample in its batch before it is made; `on_replay` the number of each
+        batch that was made first, and the batch. Raises SlotEnded, and SampleError from the exception when user code
+        raises one; `made` counts it then.
         """
         stack_in_private_memory()
         if ticket.snapshot is not None and not self.made and ticket.snapshot[0] <= ticket.number:
             self.restore(ticket.snapshot[1])
         while self.made < ticket.number:
             try:
-                self._next(ticket, None)
+                batch = self._next(ticket, on_sample)
             except SampleError:
                 continue  # somebody was told when it was that batch's turn
+            if on_replay is not None:
+                on_replay(self.made - 1, batch)
         return self._next(ticket, on_sample)
 
     def _next(self, ticket: SlotTicket, on_sample: OnSample | None) -> Any:
@@ -143,18 +151,12 @@ def _has_state(holder: Any) -> bool:
 def be_of_rank(env: Mapping[str, str]) -> None:
     """Makes the process answer for its trainer's rank where a dataset asks for its share of the data.
 
-    A worker that torch forks has its trainer's process group, whose rank and size it can read; here there is none, so
-    both are answered without one. What would use the group raises that there is none.
+    A worker that torch forks has its trainer's process group, whose rank and size it can read. Here a group stands for
+    it that has both, and nothing else: what would talk to other ranks raises.
     """
+    for name in SHARES:
+        os.environ.pop(name, None)
     os.environ.update(env)
-    if DISTRIBUTED_VARIABLE not in env or not torch.distributed.is_available():
-        return
-    rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
-    answers: dict[str, Callable[..., Any]] = {
-        "is_initialized": lambda: True,
-        "get_rank": lambda *_: rank,
-        "get_world_size": lambda *_: size,
-    }
-    for module in (torch.distributed, torch.distributed.distributed_c10d):
-        for name, answer in answers.items():
-            setattr(module, name, answer)
+    if DISTRIBUTED_VARIABLE in env and torch.distributed.is_available():
+        group = torch.distributed.ProcessGroup(int(env["RANK"]), int(env["WORLD_SIZE"]))  # type: ignore[call-arg]
+        torch.distributed.distributed_c10d._update_default_pg(group)  # noqa: SLF001  torch has no other way

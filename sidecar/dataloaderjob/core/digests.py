@@ -45,6 +45,11 @@ def seal(body: memoryview, identity: int) -> int:
     return digest
 
 
+def of_body(body: memoryview) -> int:
+    """The digest that a body is sealed with."""
+    return int.from_bytes(body[:_COVERED_AT], "little")
+
+
 def of_parts(parts: Iterable[bytes | memoryview], identity: int) -> int:
     """The digest that `seal` would write into the body that these parts are, the first with its whole header."""
     hasher = xxh3_64(_U64.pack(identity))

@@ -32,6 +32,7 @@ A batch of an IterableDataset has no keys. Its ticket (key form SLOT) names the 
 that slot, which stands in place of the first position; `count` is the samples in a batch. Then
 
     u32 slot, u8 drop_last, u64 needed: the first batch of the slot that may still be asked for again
+    u64 known, u64 digest: of the batch before `known`, where it was had and is to be made again the same; else 0
 
 and, where a slot does not begin at its start, u64 made, and the snapshot of it after so many batches, which is opaque
 to all but the user's own process.
@@ -63,7 +64,8 @@ NO_BUNDLE = bytes(16)
 _TICKET_HEAD = struct.Struct("<QQBBHI")
 TICKET_HEAD_NBYTES = _TICKET_HEAD.size
 _KEY_FORM_AT = 17
-_SLOT = struct.Struct("<IBQ")
+_SLOT = struct.Struct("<IBQQQ")
+_KNOWN = struct.Struct("<QQ")
 _MADE = struct.Struct("<Q")
 _SNAPSHOT = struct.Struct("<IQ")
 MAX_SNAPSHOT_NBYTES = 1 << 20
@@ -109,7 +111,8 @@ class Kind(IntEnum):
     RELEASE = 13
     """R: no stream uses `bundle` any more."""
     ALIVE = 14
-    """F: this ticket is still being made: what takes so long is user code, not the feeder."""
+    """F: this ticket is still being made: what takes so long is user code, not the feeder. `room`: batches of its slot
+    that were made again first, so far."""
     SNAPSHOT = 15
     """F: a slot as it was after so many batches, from which another feeder can go on. Payload: `pack_snapshot`."""
 
@@ -123,6 +126,9 @@ class Flag(IntFlag):
     """Says in FAILED: the bundle could not be loaded here; nothing is said of other feeders."""
     ENDED = 8
     """Says in FAILED: the ticket's slot has no such batch. Payload: `pack_end`."""
+    RESTORABLE = 16
+    """Says in a slot's TICKET: there is a snapshot, which is not sent to a builder that has begun. One that has not
+    ends, and is asked again with it."""
 
 
 FROM_RECEIVER = frozenset({Kind.TICKET, Kind.GRANT, Kind.CANCEL, Kind.BUNDLE, Kind.RELEASE})
@@ -206,6 +212,8 @@ class SlotTicket(NamedTuple):
     drop_last: bool = False
     needed: int = 0
     """Batches of the slot before this one are not asked for again."""
+    known: tuple[int, int] | None = None
+    """(number, digest) of a batch that was had, and shall come out the same where it is made again."""
     snapshot: tuple[int, bytes] | None = None
     """(batches made, state) where the slot may begin."""
 
@@ -279,11 +287,14 @@ def unpack_ticket(data: bytes | memoryview) -> Ticket:
 
 def pack_slot_ticket(ticket: SlotTicket) -> bytes:
     head = _TICKET_HEAD.pack(ticket.base_seed, ticket.number, ticket.bare, KeyForm.SLOT, 0, ticket.size)
-    return with_snapshot(head + _SLOT.pack(ticket.slot, ticket.drop_last, ticket.needed), ticket.snapshot)
+    packed = head + _SLOT.pack(ticket.slot, ticket.drop_last, ticket.needed, 0, 0)
+    return with_beginning(packed, ticket.snapshot, ticket.known)
 
 
-def with_snapshot(data: bytes, snapshot: tuple[int, bytes] | None) -> bytes:
-    """A slot's packed ticket that says where the slot may begin, in place of what it says of that."""
+def with_beginning(data: bytes, snapshot: tuple[int, bytes] | None, known: tuple[int, int] | None) -> bytes:
+    """A slot's packed ticket that says where the slot may begin, and what was had of it, where these are given."""
+    if known is not None:
+        data = data[: _SLOT_END - _KNOWN.size] + _KNOWN.pack(known[0] + 1, known[1]) + data[_SLOT_END:]
     return data if snapshot is None else data[:_SLOT_END] + _MADE.pack(snapshot[0]) + snapshot[1]
 
 
@@ -304,11 +315,12 @@ def unpack_slot_ticket(data: bytes | memoryview) -> SlotTicket | None:
             f"a slot's ticket needs {_SLOT_END} bytes, or a snapshot of {MAX_SNAPSHOT_NBYTES} at most behind them, "
             f"found {len(data)}"
         )
-    slot, drop_last, needed = _SLOT.unpack_from(data, TICKET_HEAD_NBYTES)
+    slot, drop_last, needed, known, digest = _SLOT.unpack_from(data, TICKET_HEAD_NBYTES)
+    had = (known - 1, digest) if known else None
     snapshot = (
         (_MADE.unpack_from(data, _SLOT_END)[0], bytes(data[_SLOT_END + _MADE.size :])) if rest else None
     )
-    return SlotTicket(base_seed, number, slot, size, bool(bare), bool(drop_last), needed, snapshot)
+    return SlotTicket(base_seed, number, slot, size, bool(bare), bool(drop_last), needed, had, snapshot)
 
 
 def pack_snapshot(slot: int, made: int, data: bytes) -> bytes:

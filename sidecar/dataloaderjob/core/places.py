@@ -41,4 +41,9 @@ DISTRIBUTED_VARIABLE = "DATALOADERJOB_DISTRIBUTED"
 RECORD_VARIABLE = "DATALOADERJOB_RECORD"
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 """Where launchers say which rank a process is; the first that is set counts."""
+SHARES = (
+    *RANK_VARIABLES, "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "GLOBAL_RANK",
+    "NODE_RANK", "NNODES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
+)  # fmt: skip
+"""Variables by which datasets find their share of the data."""
 REMEDY = "set DATALOADERJOB_DIR to a folder of yours that others may not write to"

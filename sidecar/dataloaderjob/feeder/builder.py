@@ -15,11 +15,12 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from dataloaderjob.codec.bundles import UserCode
+from dataloaderjob.codec.digest import batch_digest
 from dataloaderjob.codec.encoding import EncodedBatch, encode
 from dataloaderjob.codec.failures import pack_failure
 from dataloaderjob.codec.fetcher import Fetcher, identity_in_slot, identity_of, seed_batch, seed_worker
@@ -33,6 +34,12 @@ from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Introduction, 
 from dataloaderjob.feeder.slots import Answer, Answers, Snapshots
 
 PROBE = int(Flag.PROBE)
+REPLAY_S = 1.0
+"""How often it is told how far a slot that is made again has come."""
+DIFFERS = (
+    "what was made again is not what was sent before: the dataset is not deterministic given its seeds (a clock, "
+    "os.urandom, whoever is first?), so what follows does not continue it"
+)
 PROBE_WAIT_S = 0.5
 """A PROGRESS message gets so long to leave the feeder before its sample, which may end the process, is made."""
 SPARE_BUFFERS = 3
@@ -174,14 +181,16 @@ class Builder:
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
 
     def _build_of_slot(self, message: Message) -> bool:
-        """Returns False where the slot is beyond that batch, and has it no more: another builder begins anew."""
+        """Returns False where the slot is beyond that batch, and has it no more, or could begin at a snapshot: another
+        builder begins anew."""
         ticket = frames.unpack_slot_ticket(message.payload)
         assert ticket is not None  # noqa: S101  it was looked at before
         PLACE.pack_into(self._place, 0, message.a, NOWHERE)
         self._answers.forget(ticket.needed)
         answer = self._answers.get(ticket.number)
         if answer is None:
-            if ticket.number < self._source.made:
+            is_fresh = not self._source.made and ticket.number and ticket.snapshot is None
+            if ticket.number < self._source.made or (is_fresh and message.flags & Flag.RESTORABLE):
                 return False
             answer = self._answer(ticket, message)
             self._answers.keep(ticket.number, answer)
@@ -195,9 +204,14 @@ class Builder:
 
     def _answer(self, ticket: frames.SlotTicket, message: Message) -> Answer:
         """Makes the next batch of the slot."""
-        phase = ""
+        phase, source = "", self._source
+        write, probe = self._write_place(message.a), self._on_sample(message)
+
+        def on_sample(position: int) -> None:  # what is made again is not reported before it is made
+            (probe if source.made == ticket.number else write)(position)
+
         try:
-            batch = self._source.make(ticket, self._on_sample(message))
+            batch = source.make(ticket, on_sample, self._on_replay(ticket, message.a))
             phase = "encoding the batch"
             made = encode(batch, allow_pickle=self._here.allow_pickle)
         except SlotEnded:
@@ -209,6 +223,23 @@ class Builder:
         kind, payload = self._place_body(made, identity_in_slot(ticket))
         buffer = BUILT.unpack(payload)[0] if kind is Kind.BUILT else None
         return Answer(kind=kind, payload=payload, buffer=buffer)
+
+    def _on_replay(self, ticket: frames.SlotTicket, serial: int) -> Callable[[int, Any], None]:
+        """Tells of batches that are made again, and compares the one of which it is known what came before."""
+        told_at = time.monotonic()
+
+        def replayed(number: int, batch: Any) -> None:
+            nonlocal told_at
+            if ticket.known is not None and number == ticket.known[0]:
+                again = ticket._replace(number=number)
+                found = batch_digest(batch, identity_in_slot(again), allow_pickle=self._here.allow_pickle)
+                if found != ticket.known[1]:
+                    self._channel.send(Kind.NO_STATE, payload=f"{DIFFERS} (batch {number})".encode())
+            if (now := time.monotonic()) - told_at > REPLAY_S:
+                told_at = now
+                self._channel.send(Kind.REPLAYED, a=serial, b=number + 1)
+
+        return replayed
 
     def _place_body(self, made: EncodedBatch, identity: int) -> tuple[Kind, bytes]:
         """Copies a batch and seals it. Returns what to answer, and its payload."""
@@ -246,13 +277,17 @@ class Builder:
         except BaseException as exc:
             return self._failure(exc, phase)
 
+    def _write_place(self, serial: int) -> Callable[[int], None]:
+        place, write = self._place, PLACE.pack_into
+        return lambda position: write(place, 0, serial, position)
+
     def _on_sample(self, message: Message) -> Callable[[int], None]:
-        place, serial, write = self._place, message.a, PLACE.pack_into
+        serial, write = message.a, self._write_place(message.a)
         if not message.flags & PROBE:
-            return lambda position: write(place, 0, serial, position)
+            return write
 
         def probed(position: int) -> None:
-            write(place, 0, serial, position)
+            write(position)
             self._progress(serial, position)
 
         return probed

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from dataloaderjob.core import frames, supervision
+from dataloaderjob.core import digests, frames, supervision
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.processes import signal_name
 from dataloaderjob.core.settings import FeederSettings
@@ -31,7 +31,7 @@ from dataloaderjob.feeder.channel import (
     Watching,
 )
 from dataloaderjob.feeder.feeding_states import State, Task
-from dataloaderjob.feeder.trials import Trials, digest_of, mapped
+from dataloaderjob.feeder.trials import Trials, mapped
 
 LINGER_S = 0.2
 """The end of a process takes some ms, which the next epoch's first batches would wait for."""
@@ -41,6 +41,8 @@ HUNG_S = 5.0
 """A builder that still makes what was cancelled so long ago is ended."""
 ORPHAN_S = 10.0
 """A session whose receivers are gone is kept so long: a receiver may come back."""
+MAX_TRIALS = 3
+"""Trials of snapshots of one slot, where some come to nothing."""
 TRIED_AFTER = 1
 """A snapshot is tried by the batch that comes so many after the next one: what it leaves out has shown by then."""
 MAX_FIRST_DEATHS = 2
@@ -88,9 +90,9 @@ class Builders:
         session = self._sessions.get(bundle)
         return session is not None and session.task is not None and session.task.state is State.DISCARDED
 
-    def busy(self) -> Iterator[Task]:
-        """Tasks that builders make."""
-        yield from (session.task for session in self._sessions.values() if session.task is not None)
+    def busy(self) -> Iterator[tuple[Task, int]]:
+        """Tasks that builders make, and how many batches were made again for each."""
+        yield from ((s.task, s.replayed) for s in self._sessions.values() if s.task is not None)
 
     def open(self, bundle: Bundle, base_seed: int) -> None:
         """Begins a session whose blobs are here; `Owner.session_free` tells when it can be used."""
@@ -237,6 +239,8 @@ class Builders:
             session.buffers.pop(message.a, None)
         elif message.kind == Kind.SNAPSHOT:
             self._snapshot(session, message)
+        elif message.kind == Kind.REPLAYED:
+            session.replayed = message.b
         elif message.kind == Kind.NO_STATE:
             self._say(session, message.payload.decode(errors="replace"))
         elif task is None or message.a != task.serial:
@@ -248,8 +252,9 @@ class Builders:
             body = Body(session, number, memoryview(session.buffers[number])[:nbytes])
             self._finished(session)
             self.templates.fork_ahead(session.template, nbytes)
-            if session.slot is not None:
-                self._compare_later(session, session.slot, task, digest_of(body.view))
+            slot = session.slot
+            if slot is not None and slot.is_exact is None and slot.first is not None and not slot.is_tried:
+                self._try_snapshot(session, slot, task, digests.of_body(body.view))
             self._owner.built(task, body)
         elif message.kind == Kind.FAILED:
             self._finished(session)
@@ -257,42 +262,33 @@ class Builders:
 
     # Trials of slots
 
-    def _compare_later(self, session: Session, slot: SlotSession, task: Task, digest: int) -> None:
-        """Has the first batch of an epoch's first slot made a second time, and one behind the first snapshot."""
+    def _try_snapshot(self, session: Session, slot: SlotSession, task: Task, digest: int) -> None:
+        """Has a batch behind the first snapshot made again from there."""
         ticket = frames.unpack_slot_ticket(task.payload)
-        if ticket is None or slot.is_exact is not None:
+        if ticket is None or slot.first is None or ticket.number < slot.first[0] + TRIED_AFTER:
             return
-        if not slot.digests and ticket.number == 0 and session.bundle.slot == 0:
-            verdict = functools.partial(self._replayed, session, digest)
-            self._trials.begin(session, session.introduction, task.payload, verdict)
-        slot.digests[ticket.number] = digest
-        if slot.first is not None and ticket.number == slot.first[0] + TRIED_AFTER:
-            payload = frames.with_snapshot(task.payload, slot.first)
-            verdict = functools.partial(self._restored, session, slot, digest)
-            self._trials.begin(session, session.introduction, payload, verdict)
-
-    def _replayed(self, session: Session, expected: int, found: int | None) -> None:
-        if found is not None and found != expected:
-            self._say(
-                session,
-                "its first batch came out differently when it was made a second time: the dataset is not deterministic "
-                "given its seeds (a clock, os.urandom, a set's order?), so a lost feeder's batches are not repeated "
-                "exactly, nor those of an epoch that is resumed",
-            )
+        slot.is_tried, slot.trials = True, slot.trials + 1
+        payload = frames.with_beginning(task.payload, slot.first, None)
+        verdict = functools.partial(self._restored, session, slot, digest)
+        self._trials.begin(session, session.introduction, payload, verdict)
 
     def _restored(self, session: Session, slot: SlotSession, expected: int, found: int | None) -> None:
+        slot.is_tried = False
+        if found is None and slot.trials < MAX_TRIALS:
+            slot.first = None  # the next one is tried
+            return
         slot.is_exact = found == expected
-        slot.digests.clear()
-        if slot.is_exact:
-            self._owner.snapshot(session.bundle, *(slot.last or slot.first or (0, b"")))
-        else:
+        if slot.is_exact and slot.last is not None:
+            self._owner.snapshot(session.bundle, *slot.last)
+        if not slot.is_exact:
             if session.channel is not None:
                 session.channel.post(Kind.NO_STATE)
-            self._say(
-                session,
-                "its state_dict() does not bring back what its iterator had (a shuffle buffer?): it is made again from "
-                "its start, not from its state",
+            why = (
+                "could not be tried: no batch came of it"
+                if found is None
+                else "does not bring back what its iterator had (a shuffle buffer?)"
             )
+            self._say(session, f"its state_dict() {why}: it is made again from its start, not from its state")
 
     def _snapshot(self, session: Session, message: Message) -> None:
         slot = session.slot
@@ -307,7 +303,7 @@ class Builders:
         self._owner.say(session.bundle, f"slot {session.bundle.slot} of the dataset: {text}")
 
     def _finished(self, session: Session) -> None:
-        session.task, session.deadline = None, float("inf")
+        session.task, session.deadline, session.replayed = None, float("inf"), 0
         if session.phase is Phase.BUSY:
             session.phase = Phase.FREE
 

@@ -84,7 +84,9 @@ class Kind(IntEnum):
     SNAPSHOT = 17
     """B: the slot as it is after `a` batches; payload: its state."""
     NO_STATE = 18
-    """B: why there is no snapshot of the slot; payload: text. F to B: none is wanted."""
+    """B: what is to be said of the slot's repetition; payload: text. F to B: no snapshot is wanted."""
+    REPLAYED = 19
+    """B: of job `a`, `b` batches of the slot that come before it were made again."""
 
 
 class Message(NamedTuple):
@@ -268,18 +270,22 @@ class Session:
     noted_at: float = 0.0
     introduction: bytes = b""
     slot: SlotSession | None = None
+    replayed: int = 0
+    """Batches of its slot that its builder made again for the task, as far as it told."""
 
 
 @dataclass(slots=True)
 class SlotSession:
     """What a feeder knows of the slot that a session is."""
 
-    digests: dict[int, int] = field(default_factory=dict)
-    """Those of its first batches, by number, with which trials are compared."""
     first: tuple[int, bytes] | None = None
     """The snapshot that is on trial: (batches made, state)."""
     last: tuple[int, bytes] | None = None
     """The last one that came meanwhile."""
+    trials: int = 0
+    """Those that were begun."""
+    is_tried: bool = False
+    """One runs."""
     is_exact: bool | None = None
     """Whether snapshots bring a slot back; None until a trial has said so."""
 

@@ -156,8 +156,8 @@ class FeederServer:
                 touched |= self._sender.control(Kind.NOTE, task, payload=text.encode())
         if now - self._alive_at >= ALIVE_S:
             self._alive_at = now
-            for task in self._builders.busy():
-                touched |= self._sender.control(Kind.ALIVE, task)
+            for task, replayed in self._builders.busy():
+                touched |= self._sender.control(Kind.ALIVE, task, room=replayed)
         self._flush(touched)
 
     # Connections

@@ -1,8 +1,8 @@
-"""Trials: a batch of a slot is made a second time, by a builder of its own, and compared with what was sent.
+"""Trials: a batch of a slot is made a second time, from a snapshot, by a builder of its own, and compared with what was
+sent.
 
-Whoever makes a slot after a feeder was lost begins at its start, or at a snapshot. That it then makes the same batches
-is the dataset's affair: one that draws from the clock does not, nor does one whose state leaves out what lies in a
-shuffle buffer. So the first batch of a slot is tried, and its first snapshot before any is handed out.
+That a slot goes on from its snapshot as it went on before is the dataset's affair: a state may leave out what lies in a
+shuffle buffer. So the first snapshot of a slot is tried before any is handed out.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dataloaderjob.core import digests
 from dataloaderjob.feeder import channel as ch
 from dataloaderjob.feeder.bundles import Templates
 from dataloaderjob.feeder.channel import Channel, Kind, Session, Template, Watching
@@ -30,11 +31,6 @@ def mapped(fd: int, nbytes: int) -> mmap.mmap:
         return mmap.mmap(fd, nbytes, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
-
-
-def digest_of(body: memoryview | mmap.mmap) -> int:
-    """What a body is sealed with."""
-    return int.from_bytes(body[:8], "little")
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +81,9 @@ class Trials:
             if message.kind == Kind.BUFFER and message.fd is not None:
                 trial.buffers[message.a] = mapped(message.fd, message.b)
             elif message.kind == Kind.BUILT:
-                self._over(trial, digest_of(trial.buffers[ch.BUILT.unpack(message.payload)[0]]))
+                self._over(
+                    trial, digests.of_body(memoryview(trial.buffers[ch.BUILT.unpack(message.payload)[0]]))
+                )
                 return
             elif message.kind in (Kind.FAILED, Kind.INIT_FAILED):
                 self._over(trial, None)

@@ -80,6 +80,8 @@ class Receiver:
         self._by_fd: dict[int, FeederConnection] = {}
         self._masks: dict[int, int] = {}
         self._to_trainer: deque[tuple[bytes, int | None]] = deque()
+        self._snapshots: dict[tuple[int, int], bytes] = {}
+        """The newest of each stream's slots that is not on its way to the trainer."""
         self._to_parent: deque[bytes] = deque()
         self._incoming = ipc.Assembler()
         self._failure: tuple[int, int] | None = None
@@ -216,7 +218,11 @@ class Receiver:
         self._send_parent({"type": "bundle", "bundle": message["bundle"]})
 
     def _send_to_trainer(self) -> None:
-        while self._to_trainer:
+        while self._to_trainer or self._snapshots:
+            if not self._to_trainer:
+                (stream, slot), payload = next(iter(self._snapshots.items()))
+                del self._snapshots[stream, slot]
+                self._to_trainer += ((p, None) for p in ipc.pack(ipc.Type.SNAPSHOT, payload, stream=stream))
             data, fd = self._to_trainer[0]
             try:
                 if fd is None:
@@ -292,8 +298,8 @@ class Receiver:
     def connection_moved(self, connection: FeederConnection) -> None:
         self.machine.moved(time.monotonic(), connection.endpoint.instance)
 
-    def connection_body_done(self, connection: FeederConnection, header: Header) -> None:
-        self.machine.end_body(time.monotonic(), connection.endpoint.instance, header)
+    def connection_body_done(self, connection: FeederConnection, header: Header, digest: int) -> None:
+        self.machine.end_body(time.monotonic(), connection.endpoint.instance, header, digest)
 
     def _open(self, connection: FeederConnection, now: float) -> None:
         try:
@@ -374,8 +380,11 @@ class Receiver:
                 self._connections[instance].discard()
             case Released(bundle):
                 self._send_parent({"type": "released", "bundle": bundle.hex()})
-            case Snapshot(stream, payload):
-                self._send_trainer(ipc.pack(ipc.Type.SNAPSHOT, payload, stream=stream))
+            case Snapshot(stream, slot, payload):
+                self._snapshots[stream, slot] = (
+                    payload  # the trainer may not read for long: the newest is enough
+                )
+                self._send_to_trainer()
             case Note(text):
                 self._send_trainer(ipc.pack_json(ipc.Type.NOTE, {"text": text}))
             case Replace(endpoint, reason, connected):

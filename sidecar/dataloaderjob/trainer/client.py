@@ -160,6 +160,7 @@ class Client:
             asked = stream.asked  # another thread may be drawing
             stream.sent = asked
             stream.sent_waiting = None
+            stream.begin_anew()
             self._send(stream.messages(range(stream.awaited, asked)))
 
     @property
@@ -377,9 +378,16 @@ class Client:
                 os.eventfd_write(self.wake_trainer, 1)
 
     def hear(self) -> None:
-        """Reads what has come, so that a state has the newest snapshots; nothing is waited for."""
-        if self.is_connected:
-            self._drain()
+        """Reads what has come, so that a state has the newest snapshots; waits for nothing and nobody."""
+        sock = self._opened.sock
+        if sock is None or self.dead is not None or self._incoming.nbytes:
+            return
+        with (
+            self.lock,
+            contextlib.suppress(OSError, ValueError, ProtocolError),
+        ):  # the next call meets it again
+            while self._receive(sock):
+                pass
 
     def _receive(self, sock: socket.socket) -> bool:
         """One packet; False when there is none. Raises ConnectionError at the end."""

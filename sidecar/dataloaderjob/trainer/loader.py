@@ -37,6 +37,11 @@ PER_WORKER = 2
 """torch's default `prefetch_factor`."""
 MAX_PREFETCH = WINDOW - 24
 _HERE = "num_workers was left out, so batches are made in this process"
+_TORCHS = "torch's worker processes make the batches"
+_NO_STATE = (
+    "an IterableDataset cannot be resumed where feeders do not make it (num_workers=0, or it cannot be sent to them): "
+    "the next epoch begins at its first sample"
+)
 _TORCHS_CONTEXT: Any = torch.utils.data.DataLoader.multiprocessing_context
 _T_co = TypeVar("_T_co", covariant=True)
 _numbers = itertools.count()
@@ -182,8 +187,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return super().__iter__()
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
-        if self._is_stream and (self.num_workers == 0 or os.environ.get(IN_FEEDER_VARIABLE)):
-            return self._stream_here("")
+        if self._is_stream and (self._stays_here or self._is_made_here()):
+            return self._stream_here()
         self._begin_service()
         resume, previous = self._resume, self._epoch
         collects = gc.isenabled()
@@ -227,11 +232,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             wrong_setting = isinstance(exc, ScratchTooSmall) and not service.is_private()
             if wrong_setting or not (left_out or (self._is_stream and service.is_private())):
                 raise  # a job whose feeders idle would look well
-            if self._is_stream:
-                source.set_state(drawn_from)
-                return self._stream_here(str(exc))
             self._stays_here = True
-            service.say_once(f"{_HERE}: {exc}")
+            service.say_once(f"{_HERE if left_out else _TORCHS}: {exc}")
+            if self._is_stream:
+                return self._give_up_epoch(epoch, source, drawn_from)
             return InProcessIterator(self, epoch, begun=iterator)
         iterator.start(again=not left_out)
         return iterator
@@ -255,17 +259,30 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _is_stream(self) -> bool:
         return isinstance(self.dataset, IterableDataset)
 
-    def _stream_here(self, why: str) -> _BaseDataLoaderIter:
-        """An iterator of torch's over an IterableDataset. `why`: what keeps feeders from making it."""
+    @property
+    def _is_torchs(self) -> bool:
+        """Whether torch makes the batches, of a stream that no feeder makes."""
+        return self._is_stream and (self._stays_here or self.num_workers == 0)
+
+    def _give_up_epoch(
+        self, epoch: Epoch, source: torch.Generator, drawn_from: torch.Tensor
+    ) -> _BaseDataLoaderIter:
+        """torch makes the stream after all: nothing was drawn for an iterator of ours, and there is no state."""
+        if epoch.first_batches:
+            service.say_once(_NO_STATE)
+        epoch.settle()
+        source.set_state(drawn_from)
+        self._epoch = None
+        return self._stream_here()
+
+    def _stream_here(self) -> _BaseDataLoaderIter:
+        """An iterator of torch's over an IterableDataset."""
+        here = copy.copy(self)
         if self.num_workers == 0:
             return _SingleProcessDataLoaderIter(self)
-        here = copy.copy(self)
         if isinstance(self.num_workers, LeftOut):
-            if why:
-                service.say_once(f"{_HERE}: {why}")
             here.num_workers, here.timeout = 0, 0
             return _SingleProcessDataLoaderIter(here)
-        service.say_once(f"torch's worker processes make the batches: {why}")
         return _MultiProcessingDataLoaderIter(here)
 
     def begin_session(self) -> tuple[int, int]:
@@ -308,7 +325,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         from dataloaderjob.trainer import progress
         from dataloaderjob.trainer import state as states
 
-        if self._is_stream and self.num_workers == 0:
+        if self._is_torchs:
             return {"version": 1, "iterable": True, "batches": 0}
         if self._resume is not None:
             return dict(self._resume.state)
@@ -329,10 +346,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             service.say_once("the loader's state is empty, so the next epoch begins at its first batch")
             return
         is_streamed = isinstance(state_dict, Mapping) and state_dict.get("iterable")
-        if is_streamed or (self._is_stream and self.num_workers == 0):
-            service.say_once(
-                "an IterableDataset cannot be resumed where num_workers is 0: the next epoch begins at its first sample"
-            )
+        if is_streamed or self._is_torchs:
+            service.say_once(_NO_STATE)
             return
         resume = states.Resume.of(state_dict)
         saved, own = resume.state.get("loader") or {}, states.described(self, self.dataset_id)

@@ -22,7 +22,7 @@ from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 from dataloaderjob.codec.fetcher import derive_seed
 from dataloaderjob.core.consumption import Consumption
 from dataloaderjob.samplers.elastic import ElasticSampler
-from dataloaderjob.trainer import generators, recording, sampling, slots
+from dataloaderjob.trainer import generators, recording, sampling
 from dataloaderjob.trainer.sampling import Recorded
 from dataloaderjob.trainer.state import VERSION, Resume, State
 
@@ -165,11 +165,10 @@ class Epoch:
         return generators.all_now(self._own, shared=self._shared, others=self._others)
 
     @property
-    def slots(self) -> dict[int, tuple[int, bytes]]:
-        """Where slots of an IterableDataset may begin, by the state."""
+    def slots(self) -> Any:
+        """What the state that is gone on with says of an IterableDataset's slots (`slots.pack`); else None."""
         resume = self._resume
-        goes_on = resume is not None and not resume.is_new_epoch
-        return slots.unpack(resume.state.get("sampler"), self.rank) if resume is not None and goes_on else {}
+        return None if resume is None or resume.is_new_epoch else resume.state.get("sampler")
 
     # The iterator's calls, in this order
 

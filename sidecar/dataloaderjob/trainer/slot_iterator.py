@@ -16,9 +16,9 @@ from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import SLOTS, BlobStore
 from dataloaderjob.core.consumption import FOLD, error_mark
 from dataloaderjob.core.control import W_DIGEST, W_NEXT_CALLS
-from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.records import NO_BUNDLE
-from dataloaderjob.trainer import slots
+from dataloaderjob.trainer import service, slots
 from dataloaderjob.trainer.iterators import ServiceIterator
 from dataloaderjob.trainer.progress import Progress
 from dataloaderjob.trainer.recording import Recording, recorder
@@ -33,7 +33,7 @@ _U64 = (1 << 64) - 1
 class SlotIterator(ServiceIterator):
     """Batches of an IterableDataset's slots."""
 
-    __slots__ = ("_handled", "_placed", "_places", "_size", "_slots")
+    __slots__ = ("_expected", "_handled", "_placed", "_places", "_size", "_slots")
 
     def ship(self, loader: Any, begin_session: Any, slow: Any) -> None:
         """Packs code and data. Raises InputError where that cannot be, or the sidecar cannot serve slots."""
@@ -73,7 +73,9 @@ class SlotIterator(ServiceIterator):
         self._recording = None if own is None else Recording(own, self._consumption, self._kept)
         if self._pin_memory:
             self._taker = PinningTaker(taker, self._pin_memory_device, float(self._timeout))
-        self._places = self._stream.places = Places(self._slots, self._first, self._epoch.slots)
+        saved, rank = self._epoch.slots, self._epoch.rank
+        self._places = self._stream.places = Places(self._slots, self._first, slots.unpack(saved, rank))
+        self._expected = slots.unpack_digests(saved, rank)
         self._placed: dict[int, tuple[Place, bytes]] = {}
         self._drawn = self._taken = self._handled = 0
         self._draw()
@@ -90,7 +92,7 @@ class SlotIterator(ServiceIterator):
         places = getattr(self, "_places", None)
         if places is None or finished:
             return batches, samples, finished, keys, None
-        return batches, samples, finished, keys, slots.pack(places.snapshots(), self._epoch.rank)
+        return batches, samples, finished, keys, slots.pack(places, self._epoch.rank)
 
     def refresh(self) -> None:
         self._client.hear()
@@ -105,9 +107,12 @@ class SlotIterator(ServiceIterator):
         while self._drawn < target and (place := places.next()) is not None:
             ticket = frames.SlotTicket(
                 self._epoch_seed, place.number, place.slot, self._size, self._bare, self._drop_last,
-                places.taken[place.slot], places.beginning(place),
+                places.taken[place.slot],
             )  # fmt: skip
-            packed = stream.pending[self._drawn] = frames.pack_slot_ticket(ticket)
+            packed = frames.pack_slot_ticket(ticket)
+            if not places.taken[place.slot]:  # its feeder may know nothing of it
+                packed = places.with_beginning(packed, place)
+            stream.pending[self._drawn] = packed
             self._placed[self._drawn] = place, packed
             self._drawn += 1
             stream.asked = self._drawn
@@ -142,19 +147,22 @@ class SlotIterator(ServiceIterator):
                 if taker.taken == number:
                     raise
                 place, packed = self._placed.pop(number)
-                self._places.took(place)
+                if place.is_probe and isinstance(exc, ServiceError):
+                    raise  # nobody knows now whether the slot is that long; _has_lost() ends the iterator
+                self._places.took(place, None)
                 if place.is_probe:  # it was raised before the epoch was resumed
                     self._pass_over(taker.taken)
                     continue
                 if self._recording is not None:
                     self._recording.ask(self._num_yielded, packed)
                 self._fail(self._num_yielded, error_mark(exc))
-                self._handled = taker.taken
                 self._advance(taker.taken)
+                self._handled = taker.taken
                 raise
             place, packed = self._placed.pop(number)
-            self._places.took(place)
+            self._places.took(place, taker.digest)
             if place.is_probe:
+                self._compare(place, taker.digest)
                 self._pass_over(taker.taken)
                 continue
             self._advance(taker.taken)
@@ -165,8 +173,13 @@ class SlotIterator(ServiceIterator):
     def _pass_over(self, taken: int) -> None:
         """Nothing is given for what was taken."""
         self._client.control.words[W_NEXT_CALLS] -= 1
-        self._handled = taken
         self._advance(taken)
+        self._handled = taken
+
+    def _compare(self, place: Place, digest: int) -> None:
+        """Says it where what was given before the state was made does not come again."""
+        if self._expected.get(place, digest) != digest:
+            service.say_once(slots.DIFFERS.format(slot=place.slot, number=place.number))
 
     def _give(self, packed: bytes, digest: int) -> None:
         """Counts a batch that next() is about to return."""

@@ -10,22 +10,23 @@ import base64
 import os
 import uuid
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 
+from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import SLOTS
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.core.places import DISTRIBUTED_VARIABLE, RANK_VARIABLES
+from dataloaderjob.core.places import DISTRIBUTED_VARIABLE, SHARES
 
-SHARES = (
-    *RANK_VARIABLES, "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "GLOBAL_RANK",
-    "NODE_RANK", "NNODES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
-)  # fmt: skip
-"""Variables by which datasets find their share of the data."""
+DIFFERS = (
+    "batch {number} of slot {slot} came out differently when it was made again: the dataset is not deterministic given "
+    "its seeds (a clock, os.urandom, whoever is first?), so what follows does not continue what was there before"
+)
+_REMEDY = "load what state_dict() returned"
 _OWNER = uuid.uuid4().hex
-"""A slot is this process's: another one, of the same script and rank, has its own."""
+"""A slot is one process's: another one, of the same script and rank or forked from it, has its own."""
 
 
 class Place(NamedTuple):
@@ -73,6 +74,8 @@ class Places:
         """The next batch to ask of each slot; empty until it is known where the epoch goes on."""
         self.taken = [0] * slots
         """Batches before these are not asked for again."""
+        self.digests: list[int | None] = [None] * slots
+        """The digest of the last batch that was taken of each slot."""
         self._settle()
 
     def next(self) -> Place | None:
@@ -87,31 +90,41 @@ class Places:
         self._next[slot] += 1
         return Place(slot, self._next[slot] - 1)
 
-    def beginning(self, place: Place) -> tuple[int, bytes] | None:
-        """Where a slot may begin of which nothing was taken yet: (batches made, state)."""
-        if self.taken[place.slot]:
-            return None
-        return self._usable(place.slot, place.number)
+    def beginning(self, slot: int, number: int) -> tuple[int, bytes] | None:
+        """Where a slot may begin that is asked for batch `number`: (batches made, state)."""
+        return max((one for one in self._snapshots.get(slot, ()) if one[0] <= number), default=None)
+
+    def with_beginning(self, packed: bytes, place: Place) -> bytes:
+        """A packed ticket for a feeder that knows nothing of its slot."""
+        snapshot, known = self.beginning(place.slot, place.number), self.known(place.slot)
+        return frames.with_beginning(packed, snapshot, known)
+
+    def known(self, slot: int) -> tuple[int, int] | None:
+        """(number, digest) of the last batch that was taken of a slot."""
+        digest = self.digests[slot]
+        return None if digest is None else (self.taken[slot] - 1, digest)
 
     def keep(self, slot: int, made: int, state: bytes) -> None:
-        """A snapshot came."""
-        if slot < self._slots:
-            own = self._snapshots.setdefault(slot, [])
+        """A snapshot came: it is a feeder's word."""
+        if slot >= self._slots or not self._next or made > self._next[slot]:
+            return
+        own = self._snapshots.setdefault(slot, [])
+        if all(made != known for known, _ in own):
             own.append((made, state))
             own.sort()
             while len(own) > 1 and own[1][0] < self.taken[slot]:
                 del own[0]
+            del own[1:-MAX_SNAPSHOTS]
 
     def snapshots(self) -> list[tuple[int, bytes] | None]:
         """Where each slot may begin when the epoch is gone on with."""
-        return [self._usable(slot, self.taken[slot] - 1) for slot in range(self._slots)]
+        before = counts_before(self._first, self._slots, self._ends)
+        asked = [max(taken, count) - 1 for taken, count in zip(self.taken, before, strict=True)]
+        return [self.beginning(slot, number) for slot, number in enumerate(asked)]
 
-    def _usable(self, slot: int, number: int) -> tuple[int, bytes] | None:
-        """The last one before batch `number`, which is asked for first."""
-        return max((one for one in self._snapshots.get(slot, ()) if one[0] <= number), default=None)
-
-    def took(self, place: Place) -> None:
-        """Its batch was taken, or the error that stands for it."""
+    def took(self, place: Place, digest: int | None) -> None:
+        """Its batch was taken, or, without a digest, the error that stands for it."""
+        self.digests[place.slot] = digest
         self.taken[place.slot] = self._proved[place.slot] = place.number + 1
         self._answered(place)
 
@@ -137,10 +150,33 @@ class Places:
             self._next = counts
 
 
-def pack(snapshots: Sequence[tuple[int, bytes] | None], rank: int) -> dict[str, Any]:
-    """What a state has of them, which are this rank's own."""
-    texts = [None if one is None else [one[0], base64.b64encode(one[1]).decode()] for one in snapshots]
-    return {"rank": rank, "slots": texts}
+MAX_SNAPSHOTS = 16
+"""Most snapshots of one slot that are kept."""
+
+
+def pack(places: Places, rank: int) -> dict[str, Any]:
+    """What a state has of the slots, which are this rank's own."""
+    texts = [None if s is None else [s[0], base64.b64encode(s[1]).decode()] for s in places.snapshots()]
+    known = (places.known(slot) for slot in range(len(texts)))
+    digests = [None if one is None else [one[0], f"{one[1]:016x}"] for one in known]
+    return {"rank": rank, "slots": texts, "digests": digests}
+
+
+def unpack_digests(state: Any, rank: int) -> dict[Place, int]:
+    """Digests of the last batches that were given of slots, as probes of them; none of another rank's.
+
+    Raises InputError for what `pack` did not make.
+    """
+    if not isinstance(state, Mapping) or state.get("rank") != rank:
+        return {}
+    try:
+        return {
+            Place(slot, int(one[0]), is_probe=True): int(one[1], 16)
+            for slot, one in enumerate(state["digests"])
+            if one is not None
+        }
+    except (KeyError, TypeError, ValueError, IndexError) as exc:
+        raise InputError(f"the state's digests of slots cannot be read ({exc}): {_REMEDY}") from exc
 
 
 def unpack(state: Any, rank: int) -> dict[int, tuple[int, bytes]]:
@@ -157,9 +193,7 @@ def unpack(state: Any, rank: int) -> dict[int, tuple[int, bytes]]:
             if one is not None
         }
     except (KeyError, TypeError, ValueError, IndexError) as exc:
-        raise InputError(
-            f"the state's snapshots of slots cannot be read ({exc}): load what state_dict() returned"
-        ) from exc
+        raise InputError(f"the state's snapshots of slots cannot be read ({exc}): {_REMEDY}") from exc
 
 
 def shares() -> dict[str, str]:
@@ -176,4 +210,4 @@ def shares() -> dict[str, str]:
 
 def facts(own: Mapping[str, Any]) -> dict[str, Any]:
     """A bundle's facts, for slots."""
-    return {**own, SLOTS: True, "owner": _OWNER}
+    return {**own, SLOTS: True, "owner": f"{_OWNER}-{os.getpid()}"}

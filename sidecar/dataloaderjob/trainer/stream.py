@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dataloaderjob.core import frames, ipc
-from dataloaderjob.trainer.slots import Places
+from dataloaderjob.trainer.slots import Place, Places
 
 MESSAGE_NBYTES = 4 << 20
 RECENT = 4
@@ -66,6 +66,18 @@ class Stream:
         self.feeders = feeders
         spare = self.window - frames.TICKET_DEPTH * feeders if feeders else self.window // 4
         self.together = max(1, min(TOGETHER, spare))
+
+    def begin_anew(self) -> None:
+        """Has the first ticket of each slot say what a receiver cannot know that comes in place of a dead one."""
+        told: set[int] = set()
+        for number in range(self.awaited, self.asked):
+            packed = self.pending[number]
+            if self.places is None or not isinstance(packed, bytes):
+                return
+            ticket = frames.unpack_slot_ticket(packed)
+            if ticket is not None and ticket.slot not in told:
+                told.add(ticket.slot)
+                self.pending[number] = self.places.with_beginning(packed, Place(ticket.slot, ticket.number))
 
     def messages(self, numbers: range, *, waiting: bool = False) -> list[bytes]:
         """Packets with these pending tickets, in messages of a few MB, each with one ticket at least."""

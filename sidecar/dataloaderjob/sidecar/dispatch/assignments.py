@@ -36,6 +36,14 @@ MAX_STRIKES = 3
 """A ticket that was being made when this many feeders died is the cause of their death."""
 
 
+def _of_slot(ticket: Ticket, slot: Slot) -> tuple[bytes, int]:
+    """A slot's ticket as its home gets it, and flags: where it begins is told to one that has not begun."""
+    snapshot, known = slot.snapshot(ticket.number_in_slot), slot.known(ticket.number_in_slot)
+    if slot.begun:
+        return ticket.payload, 0 if snapshot is None else int(Flag.RESTORABLE)
+    return frames.with_beginning(ticket.payload, snapshot, known), 0
+
+
 class Assignments:
     """The state of one pool: its streams, its feeders, its space."""
 
@@ -115,9 +123,9 @@ class Assignments:
         if chosen is None:
             return None
         slot.begun = False
-        beginning = slot.beginning(ticket.number_in_slot)
+        beginning = slot.snapshot(ticket.number_in_slot)
         again = ticket.number_in_slot - (beginning[0] if beginning else 0)
-        if slot.home is not None and again:
+        if again:
             name = able[chosen].endpoint.name
             self._out.append(
                 Note(
@@ -166,7 +174,8 @@ class Assignments:
         flags = (Flag.CHECKSUM if self.settings.checksum else 0) | (Flag.PROBE if ticket.probe else 0)
         payload = ticket.payload
         if ticket.slot is not None:
-            payload = frames.with_snapshot(payload, ticket.slot.beginning(ticket.number_in_slot))
+            payload, flag = _of_slot(ticket, ticket.slot)
+            flags |= flag
         self._send(
             feeder, Kind.TICKET, payload, stream=stream.id, ticket=ticket.number, bundle=ticket.bundle,
             room=attempt.extent.nbytes if attempt.extent else 0, flags=flags,

@@ -95,8 +95,12 @@ class Dispatcher(Assignments):
             ticket.slot = ticket.stream.slots.get(now, asked.slot, ticket.stream.manifest)
             ticket.number_in_slot = asked.number
             ticket.slot.needed = asked.needed
-            if asked.snapshot is not None:  # of the state that the epoch goes on from
-                ticket.slot.remember(*asked.snapshot, asked.needed)
+            if (
+                asked.snapshot is not None
+            ):  # of the state that the epoch goes on from, or of a receiver before this
+                ticket.slot.remember(*asked.snapshot)
+            if asked.known is not None:
+                ticket.slot.received(*asked.known)
 
     def advance(self, stream: Stream, awaited: int) -> None:
         """The trainer has taken all tickets below `awaited`."""
@@ -214,6 +218,8 @@ class Dispatcher(Assignments):
             return
         if header.kind == Kind.PROGRESS:
             attempt.position = header.room
+        elif header.kind == Kind.ALIVE and header.room > attempt.replayed:
+            attempt.replayed, attempt.progressed_at = header.room, now
         elif header.kind == Kind.ANNOUNCE:
             self._announced(now, attempt, header.room)
         elif header.kind == Kind.FAILED and header.flags & Flag.ELSEWHERE:
@@ -252,14 +258,12 @@ class Dispatcher(Assignments):
             return None
         if attempt.state is AttemptState.ASKED:
             attempt.granted_at = now
-        if attempt.ticket.slot is not None:
-            attempt.ticket.slot.begun = True
         attempt.state, attempt.nbytes = AttemptState.RECEIVING, header.nbytes
         attempt.position = None  # it is made
         return attempt.extent
 
-    def end_body(self, now: float, instance: str, header: Header) -> None:
-        """The body is whole in its extent. The first copy of a ticket wins."""
+    def end_body(self, now: float, instance: str, header: Header, digest: int = 0) -> None:
+        """The body is whole in its extent; `digest`: what it is sealed with. The first copy of a ticket wins."""
         feeder = self.feeders.get(instance)
         attempt = None if feeder is None else feeder.attempts.get((header.stream, header.ticket))
         if feeder is None or attempt is None or attempt.extent is None:
@@ -271,6 +275,9 @@ class Dispatcher(Assignments):
         attempt.extent = None
         self._answered(now, attempt)
         ticket, stream = attempt.ticket, attempt.ticket.stream
+        if ticket.slot is not None:
+            ticket.slot.begun = True
+            ticket.slot.received(ticket.number_in_slot, digest)
         self.drop_attempt(attempt, cancel=False, requeue=False)
         for other in ticket.attempts[:]:
             self.drop_attempt(other, cancel=True, requeue=False)
@@ -289,9 +296,8 @@ class Dispatcher(Assignments):
         number, made, state = frames.unpack_snapshot(payload)
         stream = self.streams.get(stream_id)
         slot = None if stream is None else stream.slots.of.get(number)
-        if slot is not None and slot.home == feeder.endpoint.instance:
-            slot.remember(made, state, slot.needed)
-            self._out.append(Snapshot(stream_id, payload))
+        if slot is not None and slot.home == feeder.endpoint.instance and slot.remember(made, state):
+            self._out.append(Snapshot(stream_id, number, payload))
 
     # Details
 

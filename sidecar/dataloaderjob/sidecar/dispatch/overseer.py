@@ -99,7 +99,11 @@ def _lateness(now: float, feeder: FeederState) -> float:
     head = _head(feeder)
     if head is not None and head.ticket.slot is not None:
         # Whoever makes it instead makes all before it first; a feeder that lives says so while user code takes long.
-        return (now - max(head.asked_at, feeder.received_at)) / SLOT_SILENT_S
+        # One that waits for space of ours, or sends, has nothing to say.
+        waits = any(attempt.state is not AttemptState.ASKED for attempt in feeder.attempts.values())
+        return (
+            0.0 if waits else (now - max(head.asked_at, feeder.received_at, feeder.moved_at)) / SLOT_SILENT_S
+        )
     if head is None or (typical := head.ticket.stream.pace.typical) is None:
         return 0.0
     return _waiting(now, head) / max(OVERDUE_FLOOR_S, OVERDUE_FACTOR * typical)
@@ -169,11 +173,12 @@ def _waiting_since(machine: Dispatcher, ticket: Ticket) -> float:
     """The time since the trainer sleeps for it; and since it was asked or, with no feeder, since the last one went."""
     if not ticket.attempts:
         since = max(ticket.queued_at, machine.feeders_lost_at or 0.0)
-    elif ticket.retries:
+    elif ticket.retries or (ticket.strikes and ticket.slot is not None):
         since = ticket.first_asked_at or 0.0
     else:
         since = min(attempt.asked_at for attempt in ticket.attempts)
-    return max(since, ticket.stream.waiting_since or 0.0)
+    progressed = max((attempt.progressed_at for attempt in ticket.attempts), default=0.0)
+    return max(since, progressed, ticket.stream.waiting_since or 0.0)
 
 
 def _maybe_hedge(machine: Dispatcher, now: float, ticket: Ticket) -> None:

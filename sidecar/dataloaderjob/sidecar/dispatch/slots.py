@@ -43,22 +43,34 @@ class Slot:
     """Its home has sent something of it: it needs no snapshot to begin at."""
     snapshots: list[tuple[int, bytes]] = field(default_factory=list)
     """(batches made, state), the oldest first."""
+    digests: dict[int, int] = field(default_factory=dict)
+    """Those of the last batches that came, by number."""
 
-    def remember(self, made: int, state: bytes, needed: int) -> None:
-        """Keeps a snapshot, and of those before `needed`, which is the first batch that may be asked for again, the
-        last one."""
+    def remember(self, made: int, state: bytes) -> bool:
+        """Keeps a snapshot, and of those that no batch needs the last one. Says whether it is a new one."""
         if any(made == known for known, _ in self.snapshots):
-            return
+            return False
         self.snapshots.append((made, state))
         self.snapshots.sort()
-        passed = [snapshot for snapshot in self.snapshots if snapshot[0] <= needed]
-        del self.snapshots[: max(0, len(passed) - 1, len(self.snapshots) - MAX_SNAPSHOTS)]
+        passed = [snapshot for snapshot in self.snapshots if snapshot[0] <= self.needed]
+        del self.snapshots[: max(0, len(passed) - 1)]
+        while len(self.snapshots) > MAX_SNAPSHOTS:  # the first is that which a new home may need
+            del self.snapshots[1]
+        return True
 
-    def beginning(self, number: int) -> tuple[int, bytes] | None:
+    def received(self, number: int, digest: int) -> None:
+        """A batch came."""
+        self.digests[number] = digest
+        for old in [old for old in self.digests if old < self.needed - 1]:
+            del self.digests[old]
+
+    def snapshot(self, number: int) -> tuple[int, bytes] | None:
         """The snapshot at which a new home begins whose first batch is `number`; None where it begins at the start."""
-        if self.begun:
-            return None
         return max((snapshot for snapshot in self.snapshots if snapshot[0] <= number), default=None)
+
+    def known(self, number: int) -> tuple[int, int] | None:
+        """(number, digest) of the last batch before `number` that came."""
+        return max((one for one in self.digests.items() if one[0] < number), default=None)
 
 
 @dataclass(slots=True)

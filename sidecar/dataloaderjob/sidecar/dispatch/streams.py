@@ -164,6 +164,10 @@ class Attempt:
     """It is made, and may wait for space."""
     position: int | None = None
     """Sample being made, if the feeder reports it (PROBE)."""
+    replayed: int = 0
+    """Batches of its slot that were made again first, as far as the feeder has told."""
+    progressed_at: float = 0.0
+    """When it told more of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -356,6 +360,7 @@ class Snapshot(NamedTuple):
     """Hand a slot's snapshot to the trainer. Payload: `frames.pack_snapshot`."""
 
     stream: int
+    slot: int
     payload: bytes
 
 
