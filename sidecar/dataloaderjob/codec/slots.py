@@ -38,6 +38,8 @@ class SlotSource:
         self._has_ended = False
         self.made = 0
         """Batches made so far, those among them that failed."""
+        self.swallowed: BaseException | None = None
+        """The last error of a batch that was made again."""
 
     # Snapshots
 
@@ -82,13 +84,16 @@ class SlotSource:
         raises one; `made` counts it then.
         """
         stack_in_private_memory()
+        if on_sample is not None:
+            on_sample(0)  # what iter() or a state does to the process counts, too
         if ticket.snapshot is not None and not self.made and ticket.snapshot[0] <= ticket.number:
             self.restore(ticket.snapshot[1])
         while self.made < ticket.number:
             try:
                 batch = self._next(ticket, on_sample)
-            except SampleError:
-                continue  # somebody was told when it was that batch's turn
+            except SampleError as exc:
+                self.swallowed = exc.cause  # it came at that batch's turn before, or is new
+                continue
             if on_replay is not None:
                 on_replay(self.made - 1, batch)
         return self._next(ticket, on_sample)

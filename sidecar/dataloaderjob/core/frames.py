@@ -127,8 +127,8 @@ class Flag(IntFlag):
     ENDED = 8
     """Says in FAILED: the ticket's slot has no such batch. Payload: `pack_end`."""
     RESTORABLE = 16
-    """Says in a slot's TICKET: there is a snapshot, which is not sent to a builder that has begun. One that has not
-    ends, and is asked again with it."""
+    """Says in a slot's TICKET: there is a snapshot, or a digest of what was had, which are not sent to a builder that
+    has begun. One that has not ends, and is asked again with them."""
 
 
 FROM_RECEIVER = frozenset({Kind.TICKET, Kind.GRANT, Kind.CANCEL, Kind.BUNDLE, Kind.RELEASE})

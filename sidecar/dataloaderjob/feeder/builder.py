@@ -152,7 +152,8 @@ class Builder:
         """Begins a session. Returns False when that failed."""
         self._session = session
         try:
-            be_of_rank(session.env)
+            if session.is_slot:
+                be_of_rank(session.env)
             begin_session(
                 self._code, index=session.index, num_workers=session.num_workers, base_seed=session.base_seed
             )
@@ -189,7 +190,7 @@ class Builder:
         self._answers.forget(ticket.needed)
         answer = self._answers.get(ticket.number)
         if answer is None:
-            is_fresh = not self._source.made and ticket.number and ticket.snapshot is None
+            is_fresh = not self._source.made and ticket.number and not (ticket.snapshot or ticket.known)
             if ticket.number < self._source.made or (is_fresh and message.flags & Flag.RESTORABLE):
                 return False
             answer = self._answer(ticket, message)
@@ -215,6 +216,8 @@ class Builder:
             phase = "encoding the batch"
             made = encode(batch, allow_pickle=self._here.allow_pickle)
         except SlotEnded:
+            if ticket.known is not None and source.made <= ticket.known[0]:
+                return Answer(kind=Kind.FAILED, payload=self._shorter(source, ticket))
             return Answer(kind=Kind.FAILED, payload=frames.pack_end(self._source.made), flags=Flag.ENDED)
         except KeyboardInterrupt:
             raise
@@ -223,6 +226,19 @@ class Builder:
         kind, payload = self._place_body(made, identity_in_slot(ticket))
         buffer = BUILT.unpack(payload)[0] if kind is Kind.BUILT else None
         return Answer(kind=kind, payload=payload, buffer=buffer)
+
+    def _shorter(self, source: SlotSource, ticket: frames.SlotTicket) -> bytes:
+        """The failure of a slot that ended, when it was made again, before what was had of it."""
+        assert ticket.known is not None  # noqa: S101  it was looked at before
+        if source.swallowed is not None:
+            return self._failure(source.swallowed, "making the slot again")
+        return self._failure(
+            InputError(
+                f"slot {ticket.slot} ended after {source.made} batches when it was made again, of which "
+                f"{ticket.known[0] + 1} were had before: the dataset is not deterministic given its seeds"
+            ),
+            "",
+        )
 
     def _on_replay(self, ticket: frames.SlotTicket, serial: int) -> Callable[[int, Any], None]:
         """Tells of batches that are made again, and compares the one of which it is known what came before."""

@@ -41,6 +41,8 @@ HUNG_S = 5.0
 """A builder that still makes what was cancelled so long ago is ended."""
 ORPHAN_S = 10.0
 """A session whose receivers are gone is kept so long: a receiver may come back."""
+SLOT_ORPHAN_S = 60.0
+"""The same of a slot, which would have to be made again: a receiver that is back may have nothing to ask for yet."""
 MAX_TRIALS = 3
 """Trials of snapshots of one slot, where some come to nothing."""
 TRIED_AFTER = 1
@@ -142,8 +144,8 @@ class Builders:
             if not used(bundle):
                 self.end(bundle)
 
-    def tick(self, now: float, used: Callable[[bytes], bool]) -> None:
-        """What time asks for. Call about twice a second."""
+    def tick(self, now: float, used: Callable[[bytes], bool], waiting: Callable[[bytes], list[Task]]) -> None:
+        """What time asks for. Call about twice a second. `waiting`: the first tasks of a bundle that are not made."""
         self._trials.tick(now)
         for bundle, session in list(self._sessions.items()):
             if session.phase is Phase.ENDING:
@@ -153,7 +155,7 @@ class Builders:
             else:
                 self._check_use(session, now, used(bundle))
             if session.phase is Phase.BUSY:
-                if not self.discards(bundle):
+                if not self.discards(bundle) or _is_asked_again(session, waiting(bundle)):
                     session.deadline = float("inf")
                 elif session.deadline == float("inf"):
                     session.deadline = now + HUNG_S
@@ -331,7 +333,7 @@ class Builders:
             session.orphan_since = None
             return
         session.orphan_since = session.orphan_since or now
-        if now - session.orphan_since > ORPHAN_S:
+        if now - session.orphan_since > (ORPHAN_S if session.slot is None else SLOT_ORPHAN_S):
             self.end(session.bundle.id)
 
     def _kill(self, session: Session) -> None:
@@ -355,6 +357,12 @@ class Builders:
         if session in template.sessions:
             template.sessions.remove(session)
         self.templates.trim()
+
+
+def _is_asked_again(session: Session, waiting: list[Task]) -> bool:
+    """Whether what a slot's builder makes for nobody is wanted all the same: it cannot make anything else first."""
+    made = session.task
+    return session.slot is not None and made is not None and any(t.ticket == made.ticket for t in waiting)
 
 
 def _how(code: int) -> str:

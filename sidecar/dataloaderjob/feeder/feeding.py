@@ -64,8 +64,10 @@ class _Receiver:
         if len(self.unsent) >= limit:
             return None
         for stream, queue in self.queues.items():
-            task = queue[0]
-            if not free(task.bundle):
+            task = next(
+                (task for task in queue if free(task.bundle)), None
+            )  # slots have builders of their own
+            if task is None:
                 continue
             if len(self.held) < limit or all(h.ticket > task.ticket for h in self.held if h.stream == stream):
                 return task

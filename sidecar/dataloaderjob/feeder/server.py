@@ -148,7 +148,7 @@ class FeederServer:
 
     def _tick(self, now: float) -> None:
         self._acceptor.expire()
-        self._builders.tick(now, self._machine.used)
+        self._builders.tick(now, self._machine.used, self._machine.waiting)
         self._bundles.keep(now)
         touched: set[ReceiverConnection] = set()
         for bundle, text in (*self._bundles.notes(now), *self._builders.notes(now)):

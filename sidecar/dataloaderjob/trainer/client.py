@@ -53,9 +53,9 @@ class Client:
     """A pool and its socket."""
 
     __slots__ = (
-        "__weakref__", "_asleep", "_ends", "_incoming", "_last_stream", "_opened", "_polls", "_sleepers", "_taken",
-        "attachment", "closed_streams", "control", "dead", "lock", "path", "pool", "rank", "settings", "streams",
-        "wake_receiver", "wake_trainer",
+        "__weakref__", "_asleep", "_ends", "_incoming", "_last_stream", "_opened", "_polls", "_receives",
+        "_sleepers", "_taken", "attachment", "closed_streams", "control", "dead", "lock", "path", "pool",
+        "rank", "settings", "streams", "wake_receiver", "wake_trainer",
     )  # fmt: skip
 
     def __init__(self, path: str, rank: str) -> None:
@@ -74,6 +74,8 @@ class Client:
         """Batches taken by then."""
         self._last_stream = 0
         self._sleepers = 0
+        self._receives = False
+        """Whether a packet is on its way in, which a signal's handler must not meet."""
         self._asleep = threading.RLock()
         self._polls: dict[int, tuple[socket.socket | None, select.epoll]] = {}
         self._incoming = ipc.Assembler()
@@ -290,6 +292,11 @@ class Client:
                 return
             if time.monotonic() - started > limit:
                 who = self._who_is_late(stream, number)
+                if who and not timeout_s and stream.places is not None:
+                    started = (
+                        time.monotonic()
+                    )  # a slot is made again for so long; the receiver has a deadline, too
+                    continue
                 raise DeadlineExceeded(
                     f"DataLoader timed out after {limit:g} seconds: batch {number} is not ready "
                     + ("(the loader's timeout)" if timeout_s else "and the sidecar did not give up")
@@ -379,27 +386,34 @@ class Client:
 
     def hear(self) -> None:
         """Reads what has come, so that a state has the newest snapshots; waits for nothing and nobody."""
-        sock = self._opened.sock
-        if sock is None or self.dead is not None or self._incoming.nbytes:
-            return
-        with (
-            self.lock,
-            contextlib.suppress(OSError, ValueError, ProtocolError),
-        ):  # the next call meets it again
-            while self._receive(sock):
+        if self._receives or not self.lock.acquire(blocking=False):
+            return  # a signal's handler asks, or another thread is at it
+        try:
+            while self._opened.sock is not None and self._receive(self._opened.sock):
                 pass
+        except ConnectionError:
+            pass  # the next call meets it again
+        except BaseException as exc:
+            self._opened.disconnect()  # a message may be lost; a new attachment brings it again
+            if not isinstance(exc, Exception):
+                raise
+        finally:
+            self.lock.release()
 
     def _receive(self, sock: socket.socket) -> bool:
         """One packet; False when there is none. Raises ConnectionError at the end."""
+        self._receives = True
         try:
             data, fds = ipc.recv_with_fds(sock, socket.MSG_DONTWAIT)
+            if not data:
+                raise ConnectionError("the sidecar closed the connection")
+            packet = self._incoming.feed(data)
+            if packet is not None:
+                self._packet(packet, fds)
         except BlockingIOError:
             return False
-        if not data:
-            raise ConnectionError("the sidecar closed the connection")
-        packet = self._incoming.feed(data)
-        if packet is not None:
-            self._packet(packet, fds)
+        finally:
+            self._receives = False
         return True
 
     def _packet(self, packet: ipc.Packet, fds: list[int]) -> None:

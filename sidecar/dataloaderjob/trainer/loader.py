@@ -270,8 +270,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """torch makes the stream after all: nothing was drawn for an iterator of ours, and there is no state."""
         if epoch.first_batches:
             service.say_once(_NO_STATE)
-        epoch.settle()
         source.set_state(drawn_from)
+        epoch.settle()
         self._epoch = None
         return self._stream_here()
 
@@ -358,7 +358,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._resume = resume
 
     def skip(self, batches: int) -> None:
-        """Has the next `iter()` begin after so many batches of its epoch. None of them is made."""
+        """Has the next `iter()` begin after so many batches of its epoch. None of them is made, but for those of an
+        IterableDataset."""
         self.load_state_dict({"batches": batches})
 
     def begin_epoch(self, *, again: bool = False) -> Epoch:

@@ -74,7 +74,8 @@ class SlotIterator(ServiceIterator):
         if self._pin_memory:
             self._taker = PinningTaker(taker, self._pin_memory_device, float(self._timeout))
         saved, rank = self._epoch.slots, self._epoch.rank
-        self._places = self._stream.places = Places(self._slots, self._first, slots.unpack(saved, rank))
+        ends = slots.unpack_ends(saved, rank)
+        self._places = self._stream.places = Places(self._slots, self._first, slots.unpack(saved, rank), ends)
         self._expected = slots.unpack_digests(saved, rank)
         self._placed: dict[int, tuple[Place, bytes]] = {}
         self._drawn = self._taken = self._handled = 0
@@ -102,6 +103,7 @@ class SlotIterator(ServiceIterator):
 
     def _draw(self) -> None:
         """Asks for batches up to a window ahead of what was taken."""
+        self._client.hear()  # one that never sleeps would read no snapshot
         target, stream, places = self._taken + self._window, self._stream, self._places
         assert stream is not None  # noqa: S101  drawn only while a stream is open
         while self._drawn < target and (place := places.next()) is not None:
@@ -140,7 +142,10 @@ class SlotIterator(ServiceIterator):
             try:
                 batch = taker.take()
             except SlotEndedError as end:
-                self._places.ended(self._placed.pop(number)[0], end.batches)
+                place, _ = self._placed.pop(number)
+                if end.batches < self._places.taken[place.slot] or place in self._expected:
+                    raise ServiceError(slots.SHORTER.format(slot=place.slot, batches=end.batches)) from None
+                self._places.ended(place, end.batches)
                 self._pass_over(taker.taken)
                 continue
             except Exception as exc:

@@ -24,6 +24,10 @@ DIFFERS = (
     "batch {number} of slot {slot} came out differently when it was made again: the dataset is not deterministic given "
     "its seeds (a clock, os.urandom, whoever is first?), so what follows does not continue what was there before"
 )
+SHORTER = (
+    "slot {slot} ended after {batches} batches when it was made again, and had more before: the dataset is not "
+    "deterministic given its seeds, or its data has changed"
+)
 _REMEDY = "load what state_dict() returned"
 _OWNER = uuid.uuid4().hex
 """A slot is one process's: another one, of the same script and rank or forked from it, has its own."""
@@ -59,13 +63,18 @@ class Places:
     """The batches of one epoch, in order, after those that were consumed before."""
 
     def __init__(
-        self, slots: int, first: int = 0, snapshots: Mapping[int, tuple[int, bytes]] | None = None
+        self,
+        slots: int,
+        first: int = 0,
+        snapshots: Mapping[int, tuple[int, bytes]] | None = None,
+        ends: Mapping[int, int] | None = None,
     ) -> None:
         """first: batches consumed before. Each slot is asked for the last of its own among them, and gives it only if
-        it is that long: others have more of them otherwise. snapshots: where slots may begin."""
+        it is that long: others have more of them otherwise. snapshots: where slots may begin; ends: lengths of slots,
+        as far as they are known."""
         self._snapshots = {slot: [snapshot] for slot, snapshot in (snapshots or {}).items() if slot < slots}
         self._slots, self._first = slots, first
-        self._ends: dict[int, int] = {}
+        self.ends: dict[int, int] = {slot: n for slot, n in (ends or {}).items() if slot < slots}
         self._proved = [0] * slots
         """Each slot has so many batches at least."""
         self._probes: deque[Place] = deque()
@@ -83,7 +92,7 @@ class Places:
         if self._probes:
             self._unanswered += 1
             return self._probes.popleft()
-        live = [slot for slot in range(len(self._next)) if slot not in self._ends]
+        live = [slot for slot in range(len(self._next)) if slot not in self.ends]
         if not live:
             return None
         slot = min(live, key=self._next.__getitem__)
@@ -118,7 +127,7 @@ class Places:
 
     def snapshots(self) -> list[tuple[int, bytes] | None]:
         """Where each slot may begin when the epoch is gone on with."""
-        before = counts_before(self._first, self._slots, self._ends)
+        before = counts_before(self._first, self._slots, self.ends)
         asked = [max(taken, count) - 1 for taken, count in zip(self.taken, before, strict=True)]
         return [self.beginning(slot, number) for slot, number in enumerate(asked)]
 
@@ -130,7 +139,7 @@ class Places:
 
     def ended(self, place: Place, batches: int) -> None:
         """There is no such batch: its slot has so many."""
-        self._ends[place.slot] = batches
+        self.ends[place.slot] = batches
         self._answered(place)
 
     def _answered(self, place: Place) -> None:
@@ -140,11 +149,11 @@ class Places:
                 self._settle()
 
     def _settle(self) -> None:
-        counts = counts_before(self._first, self._slots, self._ends)
+        counts = counts_before(self._first, self._slots, self.ends)
         self._probes += (
             Place(slot, count - 1, is_probe=True)
             for slot, count in enumerate(counts)
-            if count > self._proved[slot] and slot not in self._ends
+            if count > self._proved[slot] and slot not in self.ends
         )
         if not self._probes:
             self._next = counts
@@ -159,7 +168,7 @@ def pack(places: Places, rank: int) -> dict[str, Any]:
     texts = [None if s is None else [s[0], base64.b64encode(s[1]).decode()] for s in places.snapshots()]
     known = (places.known(slot) for slot in range(len(texts)))
     digests = [None if one is None else [one[0], f"{one[1]:016x}"] for one in known]
-    return {"rank": rank, "slots": texts, "digests": digests}
+    return {"rank": rank, "slots": texts, "digests": digests, "ends": sorted(map(list, places.ends.items()))}
 
 
 def unpack_digests(state: Any, rank: int) -> dict[Place, int]:
@@ -179,6 +188,19 @@ def unpack_digests(state: Any, rank: int) -> dict[Place, int]:
         raise InputError(f"the state's digests of slots cannot be read ({exc}): {_REMEDY}") from exc
 
 
+def unpack_ends(state: Any, rank: int) -> dict[int, int]:
+    """How many batches slots have that have ended; none of another rank's.
+
+    Raises InputError for what `pack` did not make.
+    """
+    if not isinstance(state, Mapping) or state.get("rank") != rank:
+        return {}
+    try:
+        return {int(slot): int(batches) for slot, batches in state["ends"]}
+    except (KeyError, TypeError, ValueError) as exc:
+        raise InputError(f"the state's ends of slots cannot be read ({exc}): {_REMEDY}") from exc
+
+
 def unpack(state: Any, rank: int) -> dict[int, tuple[int, bytes]]:
     """What `pack` made, by slot. None of another rank's: its slots begin at their start.
 
@@ -194,6 +216,12 @@ def unpack(state: Any, rank: int) -> dict[int, tuple[int, bytes]]:
         }
     except (KeyError, TypeError, ValueError, IndexError) as exc:
         raise InputError(f"the state's snapshots of slots cannot be read ({exc}): {_REMEDY}") from exc
+
+
+def world() -> int:
+    """The number of ranks, of which each has its share of the data."""
+    found = shares().get("WORLD_SIZE", "1")
+    return int(found) if found.isdecimal() else 1
 
 
 def shares() -> dict[str, str]:

@@ -34,7 +34,7 @@ from torch.utils.data import IterableDataset
 
 from dataloaderjob.codec.digest import digest_update
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.trainer import generators
+from dataloaderjob.trainer import generators, slots
 from dataloaderjob.trainer.sampling import chain, first_keys, order_of, rank_of, ranks_of, skipped
 
 VERSION = 1
@@ -75,14 +75,20 @@ def described(loader: Any, dataset_id: str | None) -> State:
         "dataset_id": dataset_id,
         "dataset": f"{kind.__module__}.{kind.__qualname__}",
         "length": length_of(loader.dataset),
-        **({"slots": slots_of(loader)} if isinstance(loader.dataset, IterableDataset) else {}),
+        **(
+            {"slots": slots_of(loader), "world": slots.world()}
+            if isinstance(loader.dataset, IterableDataset)
+            else {}
+        ),
     }
 
 
 def slots_of(loader: Any) -> int:
     """Slots of an IterableDataset: torch's `num_workers`, and one where it was left out: a dataset that takes no share
     would give all of it by each."""
-    return int(loader.num_workers) if type(loader.num_workers) is int else 1
+    from dataloaderjob.trainer.loader import LeftOut
+
+    return 1 if isinstance(loader.num_workers, LeftOut) else int(loader.num_workers)
 
 
 def _name_of(function: Any) -> str:
@@ -122,7 +128,7 @@ def steady(first: Sequence[str | None], second: Sequence[str | None]) -> list[st
     return [a if a == b else None for a, b in zip(first, second, strict=True)]
 
 
-_ALWAYS = ("sampler", "seeds", "generator=", "drop_last", "persistent_workers", "slots")
+_ALWAYS = ("sampler", "seeds", "generator=", "drop_last", "persistent_workers", "slots", "world")
 """What has to be equal, beside the dataset, where both say it."""
 
 

@@ -39,8 +39,9 @@ MAX_STRIKES = 3
 def _of_slot(ticket: Ticket, slot: Slot) -> tuple[bytes, int]:
     """A slot's ticket as its home gets it, and flags: where it begins is told to one that has not begun."""
     snapshot, known = slot.snapshot(ticket.number_in_slot), slot.known(ticket.number_in_slot)
-    if slot.begun:
-        return ticket.payload, 0 if snapshot is None else int(Flag.RESTORABLE)
+    live = (other for other in ticket.stream.tickets.values() if other.state in (State.QUEUED, State.ASKED))
+    if slot.begun or any(other.slot is slot and other.number < ticket.number for other in live):
+        return ticket.payload, int(Flag.RESTORABLE) if snapshot or known else 0
     return frames.with_beginning(ticket.payload, snapshot, known), 0
 
 
@@ -110,13 +111,17 @@ class Assignments:
 
     def _home(self, now: float, ticket: Ticket, slot: Slot) -> FeederState | None:
         """The feeder that makes this slot, None while it is not there. Moves the slot where it will not be again."""
+
+        def able_to(feeder: FeederState) -> bool:
+            return fits(feeder, ticket.stream) and slot.bundle not in feeder.not_loaded
+
         home = None if slot.home is None else self.feeders.get(slot.home)
-        if stays(home, now, fits=home is not None and fits(home, ticket.stream)):
+        if stays(home, now, fits=home is not None and able_to(home)):
             return home if home is not None and home.up else None
         listed = {i: f for i, f in self.feeders.items() if not f.draining}
         able = {
             i: f for i, f in listed.items()
-            if f.up and f.suspect_since is None and fits(f, ticket.stream)
+            if f.up and f.suspect_since is None and able_to(f)
         }  # fmt: skip
         homes = [s.home for stream in self.streams.values() for s in stream.slots.of.values() if s.home]
         chosen = choose_home(ticket.stream.slots, able, len(listed), homes, now)

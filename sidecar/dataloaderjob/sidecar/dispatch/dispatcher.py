@@ -226,6 +226,7 @@ class Dispatcher(Assignments):
             self._not_loaded(now, attempt, payload)
         elif header.kind == Kind.FAILED:
             self._answered(now, attempt)
+            self._begins(feeder, attempt.ticket, True)
             self.fail(attempt.ticket, payload, is_end=bool(header.flags & Flag.ENDED))
         elif header.kind == Kind.LOST:
             self._lost(now, attempt, header.room - 1, payload.decode(errors="replace"))
@@ -270,14 +271,14 @@ class Dispatcher(Assignments):
             return
         feeder.bundle_loads = header.room
         if feeder.load_failures:
-            feeder.load_failures.pop(attempt.ticket.stream.bundle, None)
+            feeder.load_failures.pop(attempt.ticket.bundle, None)
         extent = self.placer.space.trim(attempt.extent, header.nbytes)
         attempt.extent = None
         self._answered(now, attempt)
         ticket, stream = attempt.ticket, attempt.ticket.stream
         if ticket.slot is not None:
-            ticket.slot.begun = True
             ticket.slot.received(ticket.number_in_slot, digest)
+            self._begins(feeder, ticket, True)
         self.drop_attempt(attempt, cancel=False, requeue=False)
         for other in ticket.attempts[:]:
             self.drop_attempt(other, cancel=True, requeue=False)
@@ -304,17 +305,23 @@ class Dispatcher(Assignments):
     def _lose(self, attempt: Attempt) -> None:
         """What made this ticket is gone: another makes it, and tells which sample it makes."""
         ticket = attempt.ticket
-        if ticket.slot is not None:
-            ticket.slot.begun = False
+        self._begins(attempt.feeder, ticket, False)
         if attempt.position is not None:
             ticket.position = attempt.position
         ticket.probe = True
         self.drop_attempt(attempt, cancel=False)
         self.counters.retries += 1
 
+    def _begins(self, feeder: FeederState, ticket: Ticket, begun: bool) -> None:
+        """The home of a ticket's slot has sent something of it, or has lost what it had of it."""
+        if ticket.slot is not None and ticket.slot.home == feeder.endpoint.instance:
+            ticket.slot.begun = begun
+
     def _strike(self, ticket: Ticket, reason: str) -> None:
         """A process ended while it made one of this ticket's samples."""
         ticket.strikes += 1
+        if ticket.slot is not None and ticket.strikes > 1:
+            ticket.slot.snapshots.clear()  # it may be what ends the process
         if ticket.strikes >= MAX_STRIKES and ticket.state in (State.QUEUED, State.ASKED):
             self._fail_deadly(ticket, reason)
 
@@ -340,7 +347,7 @@ class Dispatcher(Assignments):
         """User code could not be loaded there: other feeders are asked, a few, before the ticket fails."""
         feeder, ticket = attempt.feeder, attempt.ticket
         feeder.answered_at = now
-        bundle = ticket.stream.bundle
+        bundle = ticket.bundle
         failures = feeder.load_failures[bundle] = feeder.load_failures.get(bundle, 0) + 1
         feeder.not_loaded[bundle] = now + LOAD_AGAIN.wait_s(failures)
         up = [other for other in self.feeders.values() if other.up and not other.draining]

@@ -131,7 +131,7 @@ def _maybe_suspect(machine: Dispatcher, now: float, feeder: FeederState, up: lis
         if attempt.state is not AttemptState.ASKED:
             continue
         if attempt is head:
-            if ticket.retries >= MAX_REASKS:
+            if ticket.retries >= MAX_REASKS and ticket.slot is None:
                 continue  # slow or hanging by itself: it waits for its deadline here
             ticket.retries += 1
             ticket.probe = True

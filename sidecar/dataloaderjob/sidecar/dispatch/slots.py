@@ -2,7 +2,7 @@
 
 Any feeder can make any batch of a map-style stream; a batch of a slot follows from those before it, which a new home
 makes again, unsent, when the slot moves. So a slot stays where it is for as long as its home serves, and a batch that
-comes late is not asked for elsewhere. What an earlier home still sends has no attempt any more, and is dropped.
+comes late is not asked for elsewhere. What an earlier home still sends is as good as what the next one makes.
 """
 
 from __future__ import annotations
