@@ -390,7 +390,8 @@ class Client:
             return  # a signal's handler asks, or another thread is at it
         try:
             while self._opened.sock is not None and self._receive(self._opened.sock):
-                pass
+                if self._sleepers:  # it may be what another thread sleeps for
+                    os.eventfd_write(self.wake_trainer, 1)
         except ConnectionError:
             pass  # the next call meets it again
         except BaseException as exc:
