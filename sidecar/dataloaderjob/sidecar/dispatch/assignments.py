@@ -177,17 +177,18 @@ class Assignments:
         self.ranks.place(feeder)
         self.counters.attempts += 1
         flags = (Flag.CHECKSUM if self.settings.checksum else 0) | (Flag.PROBE if ticket.probe else 0)
-        payload = ticket.payload
-        if ticket.slot is not None:
-            payload, flag = _of_slot(ticket, ticket.slot)
+        payload, bundle = ticket.payload, stream.bundle
+        if (slot := ticket.slot) is not None:
+            bundle = slot.bundle
+            payload, flag = _of_slot(ticket, slot)
             flags |= flag
         self._send(
-            feeder, Kind.TICKET, payload, stream=stream.id, ticket=ticket.number, bundle=ticket.bundle,
+            feeder, Kind.TICKET, payload, stream=stream.id, ticket=ticket.number, bundle=bundle,
             room=attempt.extent.nbytes if attempt.extent else 0, flags=flags,
         )  # fmt: skip
-        if ticket.bundle not in feeder.bundles:  # it would ask for it: a round trip
-            feeder.bundles.add(ticket.bundle)
-            self.send_bundle(feeder, ticket.bundle)
+        if bundle not in feeder.bundles:  # it would ask for it: a round trip
+            feeder.bundles.add(bundle)
+            self.send_bundle(feeder, bundle)
 
     def drop_attempt(self, attempt: Attempt, *, cancel: bool, requeue: bool = True) -> None:
         """Forgets one feeder's copy; with no other copy in the making the ticket is queued again."""
