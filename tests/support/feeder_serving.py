@@ -123,11 +123,14 @@ def connecting(server: Served) -> Iterator[Connect]:
 
 
 @contextmanager
-def feeder_process(folder: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """A feeder with a host of its own, and what it said when it was ready."""
+def feeder_process(
+    folder: Path, *, max_files: int | None = None
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A feeder with a host of its own, and what it said when it was ready. `max_files`: its limit of open files."""
+    limited = [] if max_files is None else ["sh", "-c", f'ulimit -n {max_files}; exec "$@"', "-"]
     dump(settings_in(folder), folder / "feeder.json")
     process = subprocess.Popen(
-        [sys.executable, "-m", "dataloaderjob.feeder.host", "--settings", str(folder / "feeder.json")],
+        [*limited, sys.executable, "-m", "dataloaderjob.feeder.host", "--settings", str(folder / "feeder.json")],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
     )  # fmt: skip

@@ -194,13 +194,8 @@ def test_templates_of_loaders_that_are_gone_are_bounded(connect: Connect, tmp_pa
 
 
 def test_strangers_leave_a_feeder_with_few_descriptors_what_its_sessions_take(tmp_path: Path):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.ExitStack() as stack:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (80, hard))
-        try:
-            process, about = stack.enter_context(feeder_process(tmp_path))
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        process, about = stack.enter_context(feeder_process(tmp_path, max_files=80))
         receiver = stack.enter_context(Receiver(about["port"], KEY))
         for _ in range(200):
             stack.enter_context(socket.create_connection(("127.0.0.1", about["port"])))
