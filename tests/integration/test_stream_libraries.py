@@ -100,11 +100,13 @@ def test_webdatasets_resampling_works_and_is_said_to_be_no_repetition_where_it_i
 
     first, second = loader(), loader()
     assert len(list(first)) == 200
-    next(iterator := iter(first))
+    iterator = iter(first)
+    for _ in range(60):  # after some shards chance has drawn others
+        next(iterator)
     second.load_state_dict(first.state_dict())
     del iterator
-    assert len(list(second)) == 199
-    assert "batch 0 of slot 0 came out differently when it was made again" in capsys.readouterr().err
+    assert len(list(second)) == 140
+    assert "batch 29 of slot 0 came out differently when it was made again" in capsys.readouterr().err
 
 
 # HF datasets
