@@ -82,6 +82,7 @@ def await_batch(of: Job, number: int) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_after_the_loss_of_a_feeder_and_from_the_state_of_rank_0(
     operator: Cluster, namespace: str, start
 ):
