@@ -188,6 +188,26 @@ def slotted() -> Slotted:
     return made
 
 
+class Typed:
+    """What libraries compare with, as dill does."""
+
+    def __init__(self) -> None:
+        self.types = {
+            type(threading.Lock()): 1,
+            type(threading.RLock()): 2,
+            type({}.keys()): 3,
+            type(iter([])): 4,
+        }
+        self.enter = type(threading.Lock()).__enter__
+
+
+def test_a_type_that_has_another_name_in_its_module_is_that_type(tmp_path: Path):
+    store = BlobStore(tmp_path)
+    made = load_bundle(bundle_of(store, Typed()), store).dataset
+    assert made.types == Typed().types
+    assert made.enter is type(threading.Lock()).__enter__
+
+
 @pytest.mark.parametrize(
     ("dataset", "collate_fn", "said"),
     [

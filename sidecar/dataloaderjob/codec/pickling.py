@@ -280,6 +280,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             return _cloudpickle._class_reduce(cls)  # noqa: SLF001
         if self._by_reference(cls):
             return NotImplemented
+        if (alias := user_code.other_name(cls)) is not None:
+            return user_code.attribute, alias
         self._note_globals(cls.__module__)
         if cls.__module__ in MAINS:
             self.reached.hints |= user_code.names_in_annotations(cls)

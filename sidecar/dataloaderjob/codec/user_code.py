@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import importlib
+import pickle
 import re
 import sys
 import types
@@ -60,6 +61,10 @@ _codes: dict[int, tuple[types.CodeType, tuple[str, ...]]] = {}
 
 
 # Classes by name
+
+
+_IS_MADE_AT_RUN_TIME = 1 << 9
+"""Py_TPFLAGS_HEAPTYPE: the others are parts of the interpreter, or of a library in C."""
 
 
 def note_sent(cls: Any) -> None:
@@ -115,6 +120,28 @@ def _found(module: str, qualname: str) -> Any:
         if sent is None:
             raise
         return sent
+
+
+def other_name(cls: type) -> tuple[str, str] | None:
+    """Module and name of a class of the standard library that calls itself otherwise: the type of a lock says that it
+    is `_thread.lock` and is `_thread.LockType`, that of a dict's keys is in `_collections_abc` alone.
+
+    Raises PicklingError for a type of the interpreter that no module has: it cannot be made again.
+    """
+    if cls.__module__.partition(".")[0] not in sys.stdlib_module_names:
+        return None
+    for module in (cls.__module__, "types", "_collections_abc"):
+        for name, value in list(vars(sys.modules[module]).items()) if module in sys.modules else ():
+            if value is cls:
+                return module, name
+    if not cls.__flags__ & _IS_MADE_AT_RUN_TIME:
+        raise pickle.PicklingError(f"no module has the type {full_name(cls)}")
+    return None
+
+
+def attribute(module: str, name: str) -> Any:
+    """Unpickles what `other_name` names."""
+    return getattr(importlib.import_module(module), name)
 
 
 def _import(module: str) -> types.ModuleType:
