@@ -21,8 +21,9 @@ from dataloaderjob.codec.fetcher import derive_seed
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer import generators, sampling, service
 from dataloaderjob.trainer.context import FeedersContext
-from dataloaderjob.trainer.loader import DataLoader, LeftOut
+from dataloaderjob.trainer.loader import DataLoader
 from dataloaderjob.trainer.progress import new_epoch
+from dataloaderjob.trainer.service import LeftOut
 from dataloaderjob.trainer.state import Resume, State
 from dataloaderjob.trainer.tickets import Placed
 

@@ -20,7 +20,8 @@ from dataloaderjob import DataLoader
 from dataloaderjob.core.errors import InputError, RemoteProtocolError, UnsupportedBatch
 from dataloaderjob.trainer import attach, client, iterators, private
 from dataloaderjob.trainer import service as services
-from dataloaderjob.trainer.loader import MAX_PREFETCH, LeftOut
+from dataloaderjob.trainer.loader import MAX_PREFETCH
+from dataloaderjob.trainer.service import LeftOut
 
 
 @pytest.fixture(scope="module")

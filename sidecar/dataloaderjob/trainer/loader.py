@@ -25,6 +25,7 @@ from dataloaderjob.core.errors import InputError, ScratchTooSmall
 from dataloaderjob.core.places import IN_FEEDER_VARIABLE, PREFETCH_VARIABLE
 from dataloaderjob.trainer import service
 from dataloaderjob.trainer.context import FeedersContext
+from dataloaderjob.trainer.service import LeftOut
 
 if TYPE_CHECKING:  # at run time they are imported while the private service starts
     from dataloaderjob.trainer.client import Client
@@ -48,12 +49,6 @@ _numbers = itertools.count()
 _made = itertools.count()
 PROBE_S = 2.0
 """Time for a sample that is made for a state. A state may be what is saved before the process is ended."""
-
-
-class LeftOut(int):
-    """`num_workers` where the user gave none: the number that stands for it, also after a rebuild."""
-
-    __slots__ = ()
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):

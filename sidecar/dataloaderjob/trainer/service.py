@@ -26,6 +26,12 @@ _most_workers = 0
 """What any loader of this process asked of the private service so far."""
 
 
+class LeftOut(int):
+    """`num_workers` where the user gave none: the number that stands for it, also after a rebuild."""
+
+    __slots__ = ()
+
+
 def begin(workers: int) -> None:
     """Starts the private service, where there is no other, for a loader that is about to need it."""
     if is_private():

@@ -36,6 +36,7 @@ from dataloaderjob.codec.digest import digest_update
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer import generators, slots
 from dataloaderjob.trainer.sampling import chain, first_keys, order_of, rank_of, ranks_of, skipped
+from dataloaderjob.trainer.service import LeftOut
 
 VERSION = 1
 State = dict[str, Any]
@@ -86,8 +87,6 @@ def described(loader: Any, dataset_id: str | None) -> State:
 def slots_of(loader: Any) -> int:
     """Slots of an IterableDataset: torch's `num_workers`, and one where it was left out: a dataset that takes no share
     would give all of it by each."""
-    from dataloaderjob.trainer.loader import LeftOut
-
     return 1 if isinstance(loader.num_workers, LeftOut) else int(loader.num_workers)
 
 
