@@ -28,7 +28,7 @@ from dataloaderjob.core.frames import SlotTicket
 from dataloaderjob.feeder.channel import Kind
 from dataloaderjob.feeder.slots import Answer, Answers, Snapshots
 from dataloaderjob.sidecar.dispatch.slots import MAX_SNAPSHOTS, Slot
-from dataloaderjob.trainer.slots import Place, Places, counts_before, pack, unpack, unpack_digests
+from dataloaderjob.trainer.slots import Place, Places, Saved, counts_before, pack
 
 lengths = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 
@@ -329,19 +329,21 @@ def test_what_a_state_says_of_slots_comes_out_as_it_went_in(found):
         if has_state:
             places.keep(slot, 2, state)
     saved = json.loads(json.dumps(pack(places, rank=3)))
-    assert unpack(saved, 3) == {slot: (2, state) for slot, (has, _, state) in enumerate(found) if has}
-    assert unpack_digests(saved, 3) == {Place(slot, 2, True): one[1] for slot, one in enumerate(found)}
-    assert unpack(saved, 2) == unpack_digests(saved, 2) == {}  # another rank's slots
+    assert Saved.of(saved, 3).snapshots == {
+        slot: (2, state) for slot, (has, _, state) in enumerate(found) if has
+    }
+    assert Saved.of(saved, 3).digests == {Place(slot, 2, True): one[1] for slot, one in enumerate(found)}
+    assert Saved.of(saved, 2) == Saved()  # another rank's slots
 
 
 def test_a_damaged_snapshot_is_refused():
     with pytest.raises(InputError, match="cannot be read"):
-        unpack({"rank": 0, "slots": [[1, "%%%"]]}, 0)
+        Saved.of({**pack(Places(1), 0), "slots": [[1, "%%%"]]}, 0)
 
 
 def test_a_damaged_digest_is_refused():
     with pytest.raises(InputError, match="cannot be read"):
-        unpack_digests({"rank": 0, "digests": [[1, "what"]]}, 0)
+        Saved.of({**pack(Places(1), 0), "digests": [[1, "what"]]}, 0)
 
 
 def test_what_a_state_may_begin_at_lies_before_the_batch_that_is_asked_for():

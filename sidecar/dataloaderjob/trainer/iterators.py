@@ -245,6 +245,14 @@ class ServiceIterator(_Seeded):
         `begin_session` gives the numbers of the loader and of this epoch; it is called once all is packed.
         `slow` is called with the seconds that it took, if they are many and another iterator will take as many.
         """
+        made, store = self._packed(loader, slow)
+        number, epoch = begin_session()
+        self._bundle = replace(made, loader=number, epoch=epoch, workers=int(loader.num_workers))
+        own = recorder(self._consumption)
+        self._kept = NO_BUNDLE if own is None else own.keep(self._bundle, store)
+
+    def _packed(self, loader: Any, slow: Callable[[float], None]) -> tuple[Bundle, BlobStore]:
+        """The user's code and data, and where they lie. Raises InputError where they cannot travel."""
         told = self._client.settings
         store = BlobStore(Path(str(told["blobs"])), told.get("scratch"))
         made = make_bundle(
@@ -255,29 +263,12 @@ class ServiceIterator(_Seeded):
             allow_pickle=self._pickle_allowed,
             slow=slow,
         )
-        number, epoch = begin_session()
-        self._bundle = replace(made, loader=number, epoch=epoch, workers=int(loader.num_workers))
-        own = recorder(self._consumption)
-        self._kept = NO_BUNDLE if own is None else own.keep(self._bundle, store)
+        return made, store
 
     def start(self, *, again: bool = False) -> None:
         """Asks for the first batches of an epoch. `again`: of the sampler's second iter(), which torch's loader with
         workers makes once it has them; a sampler may do its work there."""
-        assert self._bundle is not None  # noqa: S101  shipped before
-        taker = Taker(
-            self._client,
-            self._bundle.manifest().decode(),
-            self._window,
-            Decoder(allow_pickle=self._pickle_allowed),
-            0.0 if self._pin_memory else float(self._timeout),
-            self._first,
-        )
-        self._taker = taker
-        self._stream = taker.stream
-        own = recorder(self._consumption)
-        self._recording = None if own is None else Recording(own, self._consumption, self._kept)
-        if self._pin_memory:
-            self._taker = PinningTaker(taker, self._pin_memory_device, float(self._timeout))
+        stream = self._open(self._first)
         if again:
             self._sampler_iter = iter(self._index_sampler)
         self._sampler_iter = self._epoch.place(self._sampler_iter, self._window, bare=self._bare)
@@ -287,7 +278,26 @@ class ServiceIterator(_Seeded):
         self._sampler_error: BaseException | None = None
         self._draw()
         self._epoch.settle()
-        self._client.flush(taker.stream)
+        self._client.flush(stream)
+
+    def _open(self, first: int) -> Stream:
+        """Opens a stream of what was shipped. `first`: number of its first ticket."""
+        assert self._bundle is not None  # noqa: S101  shipped before
+        taker = Taker(
+            self._client,
+            self._bundle.manifest().decode(),
+            self._window,
+            Decoder(allow_pickle=self._pickle_allowed),
+            0.0 if self._pin_memory else float(self._timeout),
+            first,
+        )
+        self._taker = taker
+        self._stream = taker.stream
+        own = recorder(self._consumption)
+        self._recording = None if own is None else Recording(own, self._consumption, self._kept)
+        if self._pin_memory:
+            self._taker = PinningTaker(taker, self._pin_memory_device, float(self._timeout))
+        return taker.stream
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         before = self._taker if self._stream is not None else None
@@ -365,12 +375,7 @@ class ServiceIterator(_Seeded):
         if number == self._first and self._epoch.late():
             taker = self._begin_late(taker)
         if number >= self._drawn:
-            if self._recording is not None:
-                self._recording.end()
-            if not self._persistent_workers:
-                self._leave()
-                self._client.close_collected()
-            self._finish()
+            self._end_epoch()
         try:
             batch = taker.take()
         except Exception as exc:
@@ -410,6 +415,15 @@ class ServiceIterator(_Seeded):
             self._recording.give(number, mark, after, Kind.FAILED)
         consumption.rolling, self._num_yielded = after, number + 1
         words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
+
+    def _end_epoch(self) -> NoReturn:
+        """All that was asked for was taken, and nothing is left to ask for."""
+        if self._recording is not None:
+            self._recording.end()
+        if not self._persistent_workers:
+            self._leave()
+            self._client.close_collected()
+        self._finish()
 
     def _finish(self) -> NoReturn:
         """No batch is left."""

@@ -7,13 +7,10 @@ and the digest count are the batches that were given.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from dataloaderjob.codec.bundles import make_bundle
-from dataloaderjob.codec.decoding import Decoder
 from dataloaderjob.core import frames
-from dataloaderjob.core.blobs import SLOTS, BlobStore
+from dataloaderjob.core.blobs import SLOTS
 from dataloaderjob.core.consumption import FOLD, error_mark
 from dataloaderjob.core.control import W_DIGEST, W_NEXT_CALLS
 from dataloaderjob.core.errors import InputError, ServiceError
@@ -21,11 +18,10 @@ from dataloaderjob.core.records import NO_BUNDLE
 from dataloaderjob.trainer import service, slots
 from dataloaderjob.trainer.iterators import ServiceIterator
 from dataloaderjob.trainer.progress import Progress
-from dataloaderjob.trainer.recording import Recording, recorder
-from dataloaderjob.trainer.slots import Place, Places
+from dataloaderjob.trainer.slots import Place, Places, Saved
 from dataloaderjob.trainer.state import slots_of
 from dataloaderjob.trainer.stream import SlotEndedError
-from dataloaderjob.trainer.taking import PinningTaker, Taker
+from dataloaderjob.trainer.taking import PinningTaker
 
 _U64 = (1 << 64) - 1
 
@@ -45,11 +41,7 @@ class SlotIterator(ServiceIterator):
             )
         self._slots = slots_of(loader)
         self._size = 1 if self._bare else int(loader.batch_size)
-        store = BlobStore(Path(str(told["blobs"])), told.get("scratch"))
-        made = make_bundle(
-            loader.dataset, loader.collate_fn, loader.worker_init_fn, store=store,
-            allow_pickle=self._pickle_allowed, slow=slow,
-        )  # fmt: skip
+        made, _ = self._packed(loader, slow)
         number, epoch = begin_session()
         self._bundle = replace(
             made,
@@ -63,25 +55,15 @@ class SlotIterator(ServiceIterator):
 
     def start(self, *, again: bool = False) -> None:  # noqa: ARG002  no sampler is iterated
         """Asks for the first batches of an epoch."""
-        bundle = self._bundle
-        assert bundle is not None  # noqa: S101  shipped before
-        timeout_s = 0.0 if self._pin_memory else float(self._timeout)
-        decoder = Decoder(allow_pickle=self._pickle_allowed)
-        taker = Taker(self._client, bundle.manifest().decode(), self._window, decoder, timeout_s)
-        self._taker, self._stream = taker, taker.stream
-        own = recorder(self._consumption)
-        self._recording = None if own is None else Recording(own, self._consumption, self._kept)
-        if self._pin_memory:
-            self._taker = PinningTaker(taker, self._pin_memory_device, float(self._timeout))
-        saved, rank = self._epoch.slots, self._epoch.rank
-        ends = slots.unpack_ends(saved, rank)
-        self._places = self._stream.places = Places(self._slots, self._first, slots.unpack(saved, rank), ends)
-        self._expected = slots.unpack_digests(saved, rank)
+        stream = self._open(0)
+        saved = Saved.of(self._epoch.slots, self._epoch.rank)
+        self._places = stream.places = Places(self._slots, self._first, saved.snapshots, saved.ends)
+        self._expected = saved.digests
         self._placed: dict[int, tuple[Place, bytes]] = {}
         self._drawn = self._taken = self._handled = 0
         self._draw()
         self._epoch.settle()
-        self._client.flush(taker.stream)
+        self._client.flush(stream)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         assert self._bundle is not None  # noqa: S101  shipped before
@@ -133,12 +115,7 @@ class SlotIterator(ServiceIterator):
                 self._finish()
             number = taker.taken
             if number >= self._drawn:
-                if self._recording is not None:
-                    self._recording.end()
-                if not self._persistent_workers:
-                    self._leave()
-                    self._client.close_collected()
-                self._finish()
+                self._end_epoch()
             try:
                 batch = taker.take()
             except SlotEndedError as end:

@@ -11,6 +11,7 @@ import os
 import uuid
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,6 @@ SHORTER = (
     "slot {slot} ended after {batches} batches when it was made again, and had more before: the dataset is not "
     "deterministic given its seeds, or its data has changed"
 )
-_REMEDY = "load what state_dict() returned"
 _OWNER = uuid.uuid4().hex
 """A slot is one process's: another one, of the same script and rank or forked from it, has its own."""
 
@@ -171,51 +171,37 @@ def pack(places: Places, rank: int) -> dict[str, Any]:
     return {"rank": rank, "slots": texts, "digests": digests, "ends": sorted(map(list, places.ends.items()))}
 
 
-def unpack_digests(state: Any, rank: int) -> dict[Place, int]:
-    """Digests of the last batches that were given of slots, as probes of them; none of another rank's.
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a state says of this rank's slots; nothing if it is another rank's, whose slots begin at their start."""
 
-    Raises InputError for what `pack` did not make.
-    """
-    if not isinstance(state, Mapping) or state.get("rank") != rank:
-        return {}
-    try:
-        return {
-            Place(slot, int(one[0]), is_probe=True): int(one[1], 16)
-            for slot, one in enumerate(state["digests"])
-            if one is not None
-        }
-    except (KeyError, TypeError, ValueError, IndexError) as exc:
-        raise InputError(f"the state's digests of slots cannot be read ({exc}): {_REMEDY}") from exc
+    snapshots: Mapping[int, tuple[int, bytes]] = field(default_factory=dict)
+    """(batches made, state), by slot."""
+    digests: Mapping[Place, int] = field(default_factory=dict)
+    """Those of the last batches that were given, by the probe that asks for them again."""
+    ends: Mapping[int, int] = field(default_factory=dict)
+    """How many batches slots have that have ended."""
 
-
-def unpack_ends(state: Any, rank: int) -> dict[int, int]:
-    """How many batches slots have that have ended; none of another rank's.
-
-    Raises InputError for what `pack` did not make.
-    """
-    if not isinstance(state, Mapping) or state.get("rank") != rank:
-        return {}
-    try:
-        return {int(slot): int(batches) for slot, batches in state["ends"]}
-    except (KeyError, TypeError, ValueError) as exc:
-        raise InputError(f"the state's ends of slots cannot be read ({exc}): {_REMEDY}") from exc
-
-
-def unpack(state: Any, rank: int) -> dict[int, tuple[int, bytes]]:
-    """What `pack` made, by slot. None of another rank's: its slots begin at their start.
-
-    Raises InputError for what `pack` did not make.
-    """
-    if not isinstance(state, Mapping) or state.get("rank") != rank:
-        return {}
-    try:
-        return {
-            slot: (int(one[0]), base64.b64decode(one[1], validate=True))
-            for slot, one in enumerate(state["slots"])
-            if one is not None
-        }
-    except (KeyError, TypeError, ValueError, IndexError) as exc:
-        raise InputError(f"the state's snapshots of slots cannot be read ({exc}): {_REMEDY}") from exc
+    @staticmethod
+    def of(state: Any, rank: int) -> Saved:
+        """Raises InputError for what `pack` did not make."""
+        if not isinstance(state, Mapping) or state.get("rank") != rank:
+            return Saved()
+        try:
+            snapshots = {slot: one for slot, one in enumerate(state["slots"]) if one is not None}
+            digests = {slot: one for slot, one in enumerate(state["digests"]) if one is not None}
+            return Saved(
+                {
+                    slot: (int(n), base64.b64decode(text, validate=True))
+                    for slot, (n, text) in snapshots.items()
+                },
+                {Place(slot, int(n), is_probe=True): int(text, 16) for slot, (n, text) in digests.items()},
+                {int(slot): int(batches) for slot, batches in state["ends"]},
+            )
+        except (KeyError, TypeError, ValueError) as exc:
+            raise InputError(
+                f"what the state says of slots cannot be read ({exc}): load what state_dict() returned"
+            ) from exc
 
 
 def world() -> int:
