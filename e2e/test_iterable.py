@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from cluster import FEEDER, Cluster, until
-from jobs import DIGEST, FEEDERS, TRAINER, Job, changed, job
+from cluster import Cluster, until
+from jobs import DIGEST, FEEDERS, TRAINER, Job, job, with_state
 
 pytestmark = pytest.mark.timeout(900)
 PROGRAM = """
@@ -55,12 +55,6 @@ for number, (indices, noise) in enumerate(loader, first + 1):
     print("batch", number, flush=True)
 print("digest", seen[number][:16], flush=True)
 """
-CLAIM = {
-    "apiVersion": "v1",
-    "kind": "PersistentVolumeClaim",
-    "metadata": {"name": "state"},
-    "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Mi"}}},
-}
 
 
 def digests_here() -> list[str]:
@@ -86,30 +80,9 @@ def await_batch(of: Job, number: int) -> None:
 def test_a_stream_goes_on_after_the_loss_of_a_feeder_and_from_the_state_of_rank_0(
     operator: Cluster, namespace: str, start
 ):
-    # The volumes of this cluster belong to root; only a container of root's may give them away.
-    operator.kubectl(
-        "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=baseline", "--overwrite"
+    streams: Job = start(
+        with_state(operator, namespace, job("streams", program=PROGRAM, trainers=2, feeders=2))
     )
-    operator.apply(namespace, CLAIM)
-    manifest = changed(job("streams", program=PROGRAM, trainers=2, feeders=2))
-    pod = manifest["spec"]["trainers"]["job"]["template"]["spec"]
-    worker = operator.kubectl(
-        "get", "nodes", "--selector=!node-role.kubernetes.io/control-plane",
-        "--output=jsonpath={.items[0].metadata.name}",
-    )  # fmt: skip
-    pod["nodeSelector"] = {"kubernetes.io/hostname": worker.strip()}
-    pod["volumes"] = [{"name": "state", "persistentVolumeClaim": {"claimName": "state"}}]
-    container = pod["containers"][0]
-    container["volumeMounts"] = [{"name": "state", "mountPath": "/state"}]
-    give_away = {"runAsUser": 0, "runAsNonRoot": False}
-    pod["initContainers"] = [
-        {
-            "name": "owner", "image": FEEDER, "command": ["chmod", "777", "/state"], "securityContext": give_away,
-            "volumeMounts": container["volumeMounts"],
-        }
-    ]  # fmt: skip
-    container["env"] = [{"name": "STATE", "value": "/state"}]
-    streams: Job = start(manifest)
     await_batch(streams, 20)
     lost = str(streams.pods(FEEDERS)[-1]["metadata"]["name"])
     operator.kubectl("delete", "pod", lost, "-n", namespace, "--grace-period=0", "--force")

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import FEEDER, Cluster, until
-from jobs import DIGEST, TRAINER, Job, changed, job
+from cluster import Cluster, until
+from jobs import DIGEST, TRAINER, Job, job, with_state
 
 pytestmark = pytest.mark.timeout(600)
 PROGRAM = """
@@ -40,12 +40,6 @@ while epoch < 2:
     epoch += 1
 print("digest", seen[:16])
 """
-CLAIM = {
-    "apiVersion": "v1",
-    "kind": "PersistentVolumeClaim",
-    "metadata": {"name": "state"},
-    "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Mi"}}},
-}
 
 
 def digest_here(folder: Path) -> str:
@@ -60,31 +54,7 @@ def digest_here(folder: Path) -> str:
 def test_a_job_suspended_in_mid_epoch_goes_on_with_more_feeders_and_the_same_digest(
     operator: Cluster, namespace: str, start, tmp_path: Path
 ):
-    # The volumes of this cluster belong to root; only a container of root's may give them away.
-    operator.kubectl(
-        "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=baseline", "--overwrite"
-    )
-    operator.apply(namespace, CLAIM)
-    manifest = changed(job("resumed", program=PROGRAM))
-    pod = manifest["spec"]["trainers"]["job"]["template"]["spec"]
-    # Some provisioners of a kind cluster keep a volume on the node of the pod, and let the next pod run on another.
-    worker = operator.kubectl(
-        "get", "nodes", "--selector=!node-role.kubernetes.io/control-plane",
-        "--output=jsonpath={.items[0].metadata.name}",
-    )  # fmt: skip
-    pod["nodeSelector"] = {"kubernetes.io/hostname": worker.strip()}
-    pod["volumes"] = [{"name": "state", "persistentVolumeClaim": {"claimName": "state"}}]
-    container = pod["containers"][0]
-    container["volumeMounts"] = [{"name": "state", "mountPath": "/state"}]
-    give_away = {"runAsUser": 0, "runAsNonRoot": False}
-    pod["initContainers"] = [
-        {
-            "name": "owner", "image": FEEDER, "command": ["chmod", "777", "/state"], "securityContext": give_away,
-            "volumeMounts": container["volumeMounts"],
-        }
-    ]  # fmt: skip
-    container["env"] = [{"name": "STATE", "value": "/state"}]
-    resumed: Job = start(manifest)
+    resumed: Job = start(with_state(operator, namespace, job("resumed", program=PROGRAM)))
     until(
         lambda: "batch 20 of epoch 0" in resumed.logs(TRAINER, "trainer"),
         timeout_s=150, what="batch 20", also=resumed.why,

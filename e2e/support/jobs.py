@@ -17,6 +17,12 @@ FEEDERS = "dataloading.dev/role=feeder"
 RESTRICTED_POD = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
 RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 SMALL = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
+CLAIM = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "state"},
+    "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Mi"}}},
+}
 IDLE = "import signal; signal.sigwait([signal.SIGTERM])"
 """A trainer that waits to be told to end, and costs nothing."""
 
@@ -73,6 +79,35 @@ def changed(manifest: Manifest, **paths: Any) -> Manifest:
             at = word
         thing[at] = value
     return found
+
+
+def with_state(cluster: Cluster, namespace: str, manifest: Manifest) -> Manifest:
+    """The job with a volume at /state, named by the variable STATE, that its trainers may write on and find again."""
+    # The volumes of this cluster belong to root; only a container of root's may give them away.
+    cluster.kubectl(
+        "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=baseline", "--overwrite"
+    )
+    cluster.apply(namespace, CLAIM)
+    made = copy.deepcopy(manifest)
+    pod = made["spec"]["trainers"]["job"]["template"]["spec"]
+    # Some provisioners of a kind cluster keep a volume on the node of the pod, and let the next pod run on another.
+    worker = cluster.kubectl(
+        "get", "nodes", "--selector=!node-role.kubernetes.io/control-plane",
+        "--output=jsonpath={.items[0].metadata.name}",
+    )  # fmt: skip
+    pod["nodeSelector"] = {"kubernetes.io/hostname": worker.strip()}
+    pod["volumes"] = [{"name": "state", "persistentVolumeClaim": {"claimName": "state"}}]
+    container = pod["containers"][0]
+    container["env"] = [{"name": "STATE", "value": "/state"}]
+    container["volumeMounts"] = [{"name": "state", "mountPath": "/state"}]
+    give_away = {"runAsUser": 0, "runAsNonRoot": False}
+    pod["initContainers"] = [
+        {
+            "name": "owner", "image": FEEDER, "command": ["chmod", "777", "/state"], "securityContext": give_away,
+            "volumeMounts": container["volumeMounts"],
+        }
+    ]  # fmt: skip
+    return made
 
 
 class Job:
