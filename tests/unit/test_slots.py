@@ -25,9 +25,10 @@ from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
 from dataloaderjob.core.frames import SlotTicket
+from dataloaderjob.core.snapshots import MAX_SNAPSHOTS
 from dataloaderjob.feeder.channel import Kind
 from dataloaderjob.feeder.slots import Answer, Answers, Snapshots
-from dataloaderjob.sidecar.dispatch.slots import MAX_SNAPSHOTS, Slot
+from dataloaderjob.sidecar.dispatch.slots import Slot
 from dataloaderjob.trainer.slots import Place, Places, Saved, counts_before, pack
 
 lengths = st.lists(st.integers(0, 9), min_size=1, max_size=6)
@@ -284,7 +285,8 @@ def test_a_state_that_cannot_be_kept_is_told_once(dataset, why):
 def test_of_the_snapshots_that_no_batch_needs_the_last_is_kept():
     slot = Slot(0, b"", b"", needed=7)
     assert [slot.remember(number, b"state") for number in (3, 1, 6, 9, 6)] == [True, True, True, True, False]
-    assert [number for number, _ in slot.snapshots] == [6, 9]
+    assert [slot.snapshot(number) is None for number in (5, 6)] == [True, False]
+    assert len(slot.snapshots) == 2
     assert slot.snapshot(8) == (6, b"state")
     assert slot.snapshot(9) == (9, b"state")
     assert slot.snapshot(5) is None
@@ -301,9 +303,10 @@ def test_a_feeder_cannot_fill_the_memory_with_snapshots_nor_drive_out_the_one_th
         places.keep(7, number, b"of no slot")
     assert len(slot.snapshots) == MAX_SNAPSHOTS
     assert slot.snapshot(5) == (5, b"state")
-    assert len(places._snapshots[0]) <= MAX_SNAPSHOTS + 1
-    assert 7 not in places._snapshots
-    assert places._snapshots[0][-1][0] <= 30  # no later than what was asked for
+    assert [len(own) for own in places._snapshots] == [MAX_SNAPSHOTS, 0]
+    latest = places.beginning(0, 1000)
+    assert latest is not None
+    assert latest[0] <= 30, "no later than what was asked for"
 
 
 def test_a_slot_knows_the_digest_of_the_batch_before():

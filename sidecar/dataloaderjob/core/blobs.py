@@ -72,12 +72,14 @@ class Bundle:
     """The one of `workers` slots of an IterableDataset that this session is; None: map-style, or all of them."""
     env: dict[str, str] = field(default_factory=dict)
     """Variables that tell user code its rank. Only of an IterableDataset, which may read its share by them."""
+    ranks: int = 0
+    """Ranks to which the batches of all slots are dealt in turn; 0: each rank has slots of its own."""
 
     def manifest(self) -> bytes:
         body = {f.name: getattr(self, f.name) for f in fields(self)}
         # Absent where they are not used: a feeder of the release before computes the same id.
-        for name in ("slot", "env"):
-            if not body[name] and body[name] != 0:
+        for name in ("slot", "env", "ranks"):
+            if not body[name] and (body[name] != 0 or name == "ranks"):
                 del body[name]
         return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
@@ -108,7 +110,7 @@ class Bundle:
                 blobs=blobs, allow_pickle=bool(body["allow_pickle"]), facts=dict(body["facts"]),
                 loader=int(body.get("loader", 0)), epoch=int(body.get("epoch", 0)), workers=int(body.get("workers", 0)),
                 slot=None if body.get("slot") is None else int(body["slot"]),
-                env={str(k): str(v) for k, v in dict(body.get("env") or {}).items()},
+                env={str(k): str(v) for k, v in dict(body.get("env") or {}).items()}, ranks=int(body.get("ranks", 0)),
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
             raise RemoteProtocolError(f"a bundle's manifest cannot be read: {exc}") from exc

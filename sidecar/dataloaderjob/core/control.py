@@ -77,6 +77,8 @@ MAGIC = 0x444C4A_0001
 WORDS = 512
 ROWS = 64
 WINDOW = 1024
+MOST_AHEAD = WINDOW - 24
+"""Tickets of a stream that a trainer may be ahead by."""
 LEASES = 0xFFFF
 FAILED = 0xFFFF
 """Stands in place of a lease: the ticket failed; the error came, or comes, over the socket."""

@@ -31,7 +31,7 @@ pickle of an array, whose items are the keys in the list.
 A batch of an IterableDataset has no keys. Its ticket (key form SLOT) names the slot, torch's worker, and its number in
 that slot, which stands in place of the first position; `count` is the samples in a batch. Then
 
-    u32 slot, u8 drop_last, u64 needed: the first batch of the slot that may still be asked for again
+    u32 slot, u8 (1: drop_last, 2: asks), u64 needed: the first batch of the slot that may still be asked for again
     u64 known, u64 digest: of the batch before `known`, where it was had and is to be made again the same; else 0
 
 and, where a slot does not begin at its start, u64 made, and the snapshot of it after so many batches, which is opaque
@@ -71,6 +71,7 @@ _SNAPSHOT = struct.Struct("<IQ")
 MAX_SNAPSHOT_NBYTES = 1 << 20
 """Largest snapshot of a slot that is kept: a state has one of each."""
 _SLOT_END = TICKET_HEAD_NBYTES + _SLOT.size
+_NEEDED_AT, _NEEDED = TICKET_HEAD_NBYTES + 5, struct.Struct("<Q")
 TICKET_DEPTH = 2
 """Tickets that a feeder has in hand wherever there are enough: one that it works on, one that hides the round trip."""
 _TICKET_ENTRY = struct.Struct("<QI")
@@ -125,7 +126,8 @@ class Flag(IntFlag):
     ELSEWHERE = 4
     """Says in FAILED: the bundle could not be loaded here; nothing is said of other feeders."""
     ENDED = 8
-    """Says in FAILED: the ticket's slot has no such batch. Payload: `pack_end`."""
+    """Says in FAILED that nothing failed: the ticket's slot has no such batch (payload `pack_end`), or it has, and the
+    ticket asked for no more (`pack_there`)."""
     RESTORABLE = 16
     """Says in a slot's TICKET: there is a snapshot, or a digest of what was had, which are not sent to a builder that
     has begun. One that has not ends, and is asked again with them."""
@@ -216,6 +218,8 @@ class SlotTicket(NamedTuple):
     """(number, digest) of a batch that was had, and shall come out the same where it is made again."""
     snapshot: tuple[int, bytes] | None = None
     """(batches made, state) where the slot may begin."""
+    asks: bool = False
+    """Whether there is such a batch is all that is wanted of it."""
 
 
 @lru_cache(maxsize=64)
@@ -287,7 +291,7 @@ def unpack_ticket(data: bytes | memoryview) -> Ticket:
 
 def pack_slot_ticket(ticket: SlotTicket) -> bytes:
     head = _TICKET_HEAD.pack(ticket.base_seed, ticket.number, ticket.bare, KeyForm.SLOT, 0, ticket.size)
-    packed = head + _SLOT.pack(ticket.slot, ticket.drop_last, ticket.needed, 0, 0)
+    packed = head + _SLOT.pack(ticket.slot, ticket.drop_last | ticket.asks << 1, ticket.needed, 0, 0)
     return with_beginning(packed, ticket.snapshot, ticket.known)
 
 
@@ -296,6 +300,11 @@ def with_beginning(data: bytes, snapshot: tuple[int, bytes] | None, known: tuple
     if known is not None:
         data = data[: _SLOT_END - _KNOWN.size] + _KNOWN.pack(known[0] + 1, known[1]) + data[_SLOT_END:]
     return data if snapshot is None else data[:_SLOT_END] + _MADE.pack(snapshot[0]) + snapshot[1]
+
+
+def with_needed(data: bytes, needed: int) -> bytes:
+    """A slot's packed ticket by which batches before `needed` are not asked for again."""
+    return data[:_NEEDED_AT] + _NEEDED.pack(needed) + data[_NEEDED_AT + _NEEDED.size :]
 
 
 def slot_of(data: bytes) -> int | None:
@@ -315,12 +324,13 @@ def unpack_slot_ticket(data: bytes | memoryview) -> SlotTicket | None:
             f"a slot's ticket needs {_SLOT_END} bytes, or a snapshot of {MAX_SNAPSHOT_NBYTES} at most behind them, "
             f"found {len(data)}"
         )
-    slot, drop_last, needed, known, digest = _SLOT.unpack_from(data, TICKET_HEAD_NBYTES)
+    slot, bits, needed, known, digest = _SLOT.unpack_from(data, TICKET_HEAD_NBYTES)
     had = (known - 1, digest) if known else None
     snapshot = (
         (_MADE.unpack_from(data, _SLOT_END)[0], bytes(data[_SLOT_END + _MADE.size :])) if rest else None
     )
-    return SlotTicket(base_seed, number, slot, size, bool(bare), bool(drop_last), needed, had, snapshot)
+    drop_last, asks = bool(bits & 1), bool(bits & 2)
+    return SlotTicket(base_seed, number, slot, size, bool(bare), drop_last, needed, had, snapshot, asks)
 
 
 def pack_snapshot(slot: int, made: int, data: bytes) -> bytes:
@@ -338,6 +348,11 @@ def unpack_snapshot(data: bytes) -> tuple[int, int, bytes]:
 def pack_end(batches: int) -> bytes:
     """The payload of a FAILED frame with Flag.ENDED: how many batches the slot has."""
     return json.dumps({"ended": batches}).encode()
+
+
+def pack_there(number: int) -> bytes:
+    """The payload of a FAILED frame with Flag.ENDED, of a ticket that asks: there is such a batch."""
+    return json.dumps({"there": number}).encode()
 
 
 def positions_of(data: bytes | memoryview) -> tuple[int, int]:

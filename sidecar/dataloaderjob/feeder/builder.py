@@ -34,6 +34,12 @@ from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Introduction, 
 from dataloaderjob.feeder.slots import Answer, Answers, Snapshots
 
 PROBE = int(Flag.PROBE)
+MOST_KEPT_NBYTES = 2 << 30
+"""Most bytes of a slot's batches that are kept for ranks that are behind others."""
+APART = (
+    f"a feeder keeps {MOST_KEPT_NBYTES >> 30} GiB of batches that another rank has not taken: ranks to which batches "
+    "are dealt have to take them in step (does one of them iterate alone?)"
+)
 REPLAY_S = 1.0
 """How often it is told how far a slot that is made again has come."""
 DIFFERS = (
@@ -193,15 +199,31 @@ class Builder:
             is_fresh = not self._source.made and ticket.number and not (ticket.snapshot or ticket.known)
             if ticket.number < self._source.made or (is_fresh and message.flags & Flag.RESTORABLE):
                 return False
-            answer = self._answer(ticket, message)
-            self._answers.keep(ticket.number, answer)
+            if self._here.ranks:
+                self._make_for_others(ticket, message)
+            if self._here.ranks and self._answers.nbytes > MOST_KEPT_NBYTES:
+                answer = Answer(kind=Kind.FAILED, payload=self._failure(InputError(APART), ""))
+            else:
+                answer = self._answer(ticket, message)
+                self._answers.keep(ticket.number, answer)
             if answer.kind is Kind.BUILT and (snapshot := self._snapshots.take(self._source)) is not None:
                 kind = Kind.NO_STATE if self._snapshots.stopped else Kind.SNAPSHOT
                 self._channel.send(kind, a=self._source.made, payload=snapshot)
+        if ticket.asks and not answer.flags & Flag.ENDED:
+            answer = Answer(kind=Kind.FAILED, payload=frames.pack_there(ticket.number), flags=Flag.ENDED)
         self._answers.lend(answer)
         self._channel.send(answer.kind, a=message.a, flags=answer.flags, payload=answer.payload)
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
         return True
+
+    def _make_for_others(self, ticket: frames.SlotTicket, message: Message) -> None:
+        """Makes the batches before this one that other ranks may ask for, and keeps them."""
+        made = self._source.made or (ticket.snapshot[0] if ticket.snapshot else 0)
+        for number in range(max(made, ticket.needed), ticket.number):
+            answer = self._answer(ticket._replace(number=number), message)
+            self._answers.keep(number, answer)
+            if answer.flags & Flag.ENDED:
+                return
 
     def _answer(self, ticket: frames.SlotTicket, message: Message) -> Answer:
         """Makes the next batch of the slot."""
@@ -224,8 +246,10 @@ class Builder:
         except BaseException as exc:
             return Answer(kind=Kind.FAILED, payload=self._failure(exc, phase))
         kind, payload = self._place_body(made, identity_in_slot(ticket))
-        buffer = BUILT.unpack(payload)[0] if kind is Kind.BUILT else None
-        return Answer(kind=kind, payload=payload, buffer=buffer)
+        if kind is not Kind.BUILT:
+            return Answer(kind=kind, payload=payload)
+        buffer, nbytes = BUILT.unpack(payload)
+        return Answer(kind=kind, payload=payload, buffer=buffer, nbytes=nbytes)
 
     def _shorter(self, source: SlotSource, ticket: frames.SlotTicket) -> bytes:
         """The failure of a slot that ended, when it was made again, before what was had of it."""

@@ -17,6 +17,7 @@ from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.processes import signal_name
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
+from dataloaderjob.feeder import dealing
 from dataloaderjob.feeder.bundles import NOTE_AFTER_S, NOTE_EVERY_S, Templates
 from dataloaderjob.feeder.channel import (
     Body,
@@ -30,6 +31,7 @@ from dataloaderjob.feeder.channel import (
     Template,
     Watching,
 )
+from dataloaderjob.feeder.dealing import Needs, is_rival
 from dataloaderjob.feeder.feeding_states import State, Task
 from dataloaderjob.feeder.trials import Trials, mapped
 
@@ -63,6 +65,7 @@ class Owner(Watching, Protocol):
     def snapshot(self, bundle: Bundle, made: int, data: bytes) -> None: ...
     def say(self, bundle: Bundle, text: str) -> None: ...
     def session_gone(self, bundle: bytes) -> None: ...
+    def soon(self, call: Callable[[], None]) -> None: ...
 
 
 class Builders:
@@ -77,6 +80,7 @@ class Builders:
         self._trials = Trials(owner, self.templates)
         self._sessions: dict[bytes, Session] = {}
         self._first_deaths: dict[bytes, int] = {}
+        self.needs = Needs()
 
     # The feeder's side
 
@@ -99,7 +103,9 @@ class Builders:
     def open(self, bundle: Bundle, base_seed: int) -> None:
         """Begins a session whose blobs are here; `Owner.session_free` tells when it can be used."""
         template = self.templates.get(bundle)
+        others = [s.bundle for s in self._sessions.values() if s.orphan_since is None and not s.is_rival]
         session = self._sessions[bundle.id] = Session(bundle, template, base_seed, time.monotonic())
+        session.is_rival = is_rival(bundle, others)
         template.sessions.append(session)
         if template.loaded:
             self._start(session)
@@ -108,10 +114,23 @@ class Builders:
         """Has the builder of a session that is FREE make a batch."""
         session = self._sessions[task.bundle]
         session.phase, session.task = Phase.BUSY, task
+        payload = task.payload
+        if session.bundle.ranks:
+            ticket = frames.unpack_slot_ticket(payload)
+            assert ticket is not None  # noqa: S101  its session is a slot's
+            if session.is_rival or ticket.base_seed != session.base_seed:
+                self._owner.soon(functools.partial(self._refuse, session, task))
+                return
+            payload = self.needs.of_all(session.bundle, task.receiver, ticket, payload)
         if session.channel is not None:
-            session.channel.post(
-                Kind.BUILD, a=task.serial, b=task.ticket, flags=task.flags, payload=task.payload
-            )
+            session.channel.post(Kind.BUILD, a=task.serial, b=task.ticket, flags=task.flags, payload=payload)
+
+    def _refuse(self, session: Session, task: Task) -> None:
+        """Fails a ticket whose rank has another dataset or seed than those that it shares a slot with."""
+        if session.task is task:
+            text = dealing.DATASETS if session.is_rival else dealing.SEEDS
+            self._finished(session)
+            self._owner.failed(task, supervision.pack_failure("InputError", text), 0)
 
     def release(self, body: Body) -> None:
         """The body is sent, or given up."""
@@ -127,6 +146,7 @@ class Builders:
 
     def end(self, bundle: bytes) -> None:
         """No receiver needs the session any more."""
+        self.needs.forget(bundle)
         session = self._sessions.get(bundle)
         if session is None or session.phase is Phase.ENDING:
             return
@@ -210,6 +230,7 @@ class Builders:
             feeder=self._settings.name, index=self._settings.index if slot is None else slot,
             base_seed=session.base_seed, num_workers=session.bundle.workers or self._settings.num_feeders,
             allow_pickle=session.bundle.allow_pickle, is_slot=slot is not None, env=session.bundle.env,
+            ranks=session.bundle.ranks,
         )  # fmt: skip
         session.introduction = introduction.pack()
         session.slot = None if slot is None else SlotSession()

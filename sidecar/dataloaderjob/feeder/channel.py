@@ -272,6 +272,8 @@ class Session:
     slot: SlotSession | None = None
     replayed: int = 0
     """Batches of its slot that its builder made again for the task, as far as it told."""
+    is_rival: bool = False
+    """It is refused: another rank's session makes the same slot of another dataset."""
 
 
 @dataclass(slots=True)
@@ -319,6 +321,8 @@ class Introduction:
     """It makes one slot of an IterableDataset, of number `index`."""
     env: dict[str, str] = field(default_factory=dict)
     """`Bundle.env`."""
+    ranks: int = 0
+    """`Bundle.ranks`."""
 
     def pack(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -210,6 +210,7 @@ class FeederServer:
         connection.close()
         self._machine.closed(connection.number)
         self._builders.templates.closed(connection.number)
+        self._builders.needs.closed(connection.number)
         self._settle()
 
     def _flush(self, connections: set[ReceiverConnection]) -> None:
@@ -264,6 +265,7 @@ class FeederServer:
             return self._cancel(connection, header, which)
         if header.kind == Kind.RELEASE:
             self._machine.release(connection.number, bundle)
+            self._builders.needs.released(bundle, connection.number)
             if not self._machine.used(bundle):
                 self._builders.end(bundle)
                 self._bundles.forget(bundle)

@@ -8,7 +8,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import context as contexts
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 import torch.utils.data
@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import (
 )
 
 from dataloaderjob.core.consumption import PROBING, Consumption
-from dataloaderjob.core.control import WINDOW
+from dataloaderjob.core.control import MOST_AHEAD
 from dataloaderjob.core.errors import InputError, ScratchTooSmall
 from dataloaderjob.core.places import IN_FEEDER_VARIABLE, PREFETCH_VARIABLE
 from dataloaderjob.trainer import service
@@ -29,6 +29,7 @@ from dataloaderjob.trainer.service import LeftOut
 
 if TYPE_CHECKING:  # at run time they are imported while the private service starts
     from dataloaderjob.trainer.client import Client
+    from dataloaderjob.trainer.iterators import ServiceIterator
     from dataloaderjob.trainer.progress import Epoch
     from dataloaderjob.trainer.state import Resume, State
 
@@ -36,7 +37,7 @@ LEAST_PREFETCH = 16
 """Batches ahead where neither the loader nor the job says so, however few the feeders."""
 PER_WORKER = 2
 """torch's default `prefetch_factor`."""
-MAX_PREFETCH = WINDOW - 24
+MAX_PREFETCH = MOST_AHEAD
 _HERE = "num_workers was left out, so batches are made in this process"
 _TORCHS = "torch's worker processes make the batches"
 _NO_STATE = (
@@ -67,6 +68,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         in_order: accepted; batches are always in order.
         dataset_id: what the dataset is called in `state_dict()`. Without it a state knows a dataset by its type, its
             length and three samples, which are made for that.
+        tail: of an IterableDataset that is the same in all ranks: its batches, in the order in which one process would
+            have them, are dealt to the ranks in turn, so that all have equally many. It says what becomes of the last
+            ones if they are fewer than the ranks: "drop", "pad" (some are given twice) or "error".
         snapshot_every_n_steps: accepted for torchdata's sake; each state is exact.
 
     Raises:
@@ -96,6 +100,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         in_order: bool = True,
         allow_pickle: bool = False,
         dataset_id: str | None = None,
+        tail: Literal["drop", "pad", "error"] | None = None,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
         workers = LeftOut(service.default_feeders()) if num_workers is None else num_workers
@@ -116,6 +121,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Number of this loader among those of the process that were iterated."""
         self._epochs = 0
         self.dataset_id = dataset_id
+        self.tail = tail
+        if tail is not None:
+            self._check_tail()
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._epoch: Epoch | None = None
         """The last one that was begun."""
@@ -183,6 +191,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if self._is_stream and (self._stays_here or self._is_made_here()):
+            if self.tail is not None:
+                raise InputError(
+                    "tail= is for feeders, and this process is one, or makes the batches: leave it out"
+                )
             return self._stream_here()
         self._begin_service()
         resume, previous = self._resume, self._epoch
@@ -208,7 +220,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             None if here else self._connect()
         )  # before this import, which would delay the service's start
         from dataloaderjob.trainer.iterators import InProcessIterator, ServiceIterator
-        from dataloaderjob.trainer.slot_iterator import SlotIterator
 
         if client is None:
             self._check_resume()
@@ -217,7 +228,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         service.compare_with_feeders(window)
         self._check_resume()
         epoch = self.begin_epoch()
-        kind = SlotIterator if self._is_stream else ServiceIterator
+        kind = self._kind_of_stream() if self._is_stream else ServiceIterator
         source = self.generator or torch.default_generator
         drawn_from = source.get_state()
         iterator = kind(self, epoch, client, window, pickle_allowed=self.pickle_allowed)
@@ -225,7 +236,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             iterator.ship(self, self.begin_session, self._say_slow)
         except InputError as exc:
             wrong_setting = isinstance(exc, ScratchTooSmall) and not service.is_private()
-            if wrong_setting or not (left_out or (self._is_stream and service.is_private())):
+            if wrong_setting or self.tail or not (left_out or (self._is_stream and service.is_private())):
                 raise  # a job whose feeders idle would look well
             self._stays_here = True
             service.say_once(f"{_HERE if left_out else _TORCHS}: {exc}")
@@ -234,6 +245,34 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return InProcessIterator(self, epoch, begun=iterator)
         iterator.start(again=not left_out)
         return iterator
+
+    def _kind_of_stream(self) -> type[ServiceIterator]:
+        from dataloaderjob.trainer.deal_iterator import DealIterator
+        from dataloaderjob.trainer.slot_iterator import SlotIterator
+
+        return SlotIterator if self.tail is None else DealIterator
+
+    def _check_tail(self) -> None:
+        if self.tail not in ("drop", "pad", "error"):
+            raise ValueError(f"tail is 'drop', 'pad' or 'error', found {self.tail!r}")
+        if not self._is_stream:
+            raise InputError(
+                "tail= is for an IterableDataset; the samples of others are dealt to ranks by a sampler: "
+                "DistributedSampler, and its drop_last"
+            )
+        if self.num_workers == 0:
+            raise InputError(
+                "tail= deals out what feeders make: give num_workers, the number of workers that read the dataset for "
+                "all ranks together, found 0"
+            )
+
+    def __len__(self) -> int:
+        batches = super().__len__()
+        if self.tail is None:
+            return batches
+        from dataloaderjob.trainer import slots
+
+        return batches // slots.world() if self.tail == "drop" else -(-batches // slots.world())
 
     def _is_made_here(self) -> bool:
         """Whether this process makes the batches, as far as is known."""

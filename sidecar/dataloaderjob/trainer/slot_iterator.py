@@ -20,7 +20,7 @@ from dataloaderjob.trainer.iterators import ServiceIterator
 from dataloaderjob.trainer.progress import Progress
 from dataloaderjob.trainer.slots import Place, Places, Saved
 from dataloaderjob.trainer.state import slots_of
-from dataloaderjob.trainer.stream import SlotEndedError
+from dataloaderjob.trainer.stream import SlotEndedError, Stream
 from dataloaderjob.trainer.taking import PinningTaker
 
 _U64 = (1 << 64) - 1
@@ -48,10 +48,13 @@ class SlotIterator(ServiceIterator):
             loader=number,
             epoch=epoch,
             workers=self._slots,
-            env=slots.shares(),
-            facts=slots.facts(made.facts),
+            **self._session(made.facts),
         )
         self._kept = NO_BUNDLE  # a batch of a slot cannot be made again by itself
+
+    def _session(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """What tells whose slots they are."""
+        return {"env": slots.shares(), "facts": slots.facts(facts)}
 
     def start(self, *, again: bool = False) -> None:  # noqa: ARG002  no sampler is iterated
         """Asks for the first batches of an epoch."""
@@ -72,10 +75,12 @@ class SlotIterator(ServiceIterator):
 
     def progress(self) -> Progress:
         batches, samples, finished, keys, _ = super().progress()
+        return batches, samples, finished, keys, None if finished else self._slots_state()
+
+    def _slots_state(self) -> Any:
+        """What a state has of the slots."""
         places = getattr(self, "_places", None)
-        if places is None or finished:
-            return batches, samples, finished, keys, None
-        return batches, samples, finished, keys, slots.pack(places, self._epoch.rank)
+        return None if places is None else slots.pack(places, self._epoch.rank)
 
     def refresh(self) -> None:
         self._client.hear()
@@ -96,14 +101,21 @@ class SlotIterator(ServiceIterator):
             packed = frames.pack_slot_ticket(ticket)
             if not places.taken[place.slot]:  # its feeder may know nothing of it
                 packed = places.with_beginning(packed, place)
-            stream.pending[self._drawn] = packed
-            self._placed[self._drawn] = place, packed
-            self._drawn += 1
-            stream.asked = self._drawn
-            if stream.asked - stream.sent >= stream.together:
-                self._client.flush(stream)
-        if self._drawn < target:  # the end, or answers that are waited for
+            self._submit(stream, place, packed)
+        self._sent(is_all=self._drawn < target)  # the end, or answers that are waited for
+
+    def _submit(self, stream: Stream, place: Place, packed: bytes) -> None:
+        stream.pending[self._drawn] = packed
+        self._placed[self._drawn] = place, packed
+        self._drawn += 1
+        stream.asked = self._drawn
+        if stream.asked - stream.sent >= stream.together:
             self._client.flush(stream)
+
+    def _sent(self, *, is_all: bool) -> None:
+        """What is to be asked was. is_all: nothing that goes along with it will follow."""
+        if is_all and self._stream is not None:
+            self._client.flush(self._stream)
         taker = self._taker
         if type(taker) is PinningTaker:
             taker.order(self._drawn)

@@ -10,7 +10,7 @@ import base64
 import os
 import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import SLOTS
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.places import DISTRIBUTED_VARIABLE, SHARES
+from dataloaderjob.core.snapshots import Snapshots
 
 DIFFERS = (
     "batch {number} of slot {slot} came out differently when it was made again: the dataset is not deterministic given "
@@ -29,6 +30,8 @@ SHORTER = (
     "slot {slot} ended after {batches} batches when it was made again, and had more before: the dataset is not "
     "deterministic given its seeds, or its data has changed"
 )
+DEALT = -1
+"""In place of the rank in a state whose slots are all ranks'."""
 _OWNER = uuid.uuid4().hex
 """A slot is one process's: another one, of the same script and rank or forked from it, has its own."""
 
@@ -59,7 +62,45 @@ def counts_before(batches: int, slots: int, ends: Mapping[int, int]) -> list[int
     return counts
 
 
-class Places:
+class Beginnings:
+    """Where slots may begin that a feeder has lost: their snapshots, and what was had of them last."""
+
+    def __init__(self, slots: int, snapshots: Mapping[int, tuple[int, bytes]] | None = None) -> None:
+        self._slots = slots
+        self._snapshots = [Snapshots() for _ in range(slots)]
+        for slot, snapshot in (snapshots or {}).items():
+            if slot < slots:
+                self._snapshots[slot] = Snapshots([snapshot])
+        self.taken = [0] * slots
+        """Batches before these are not asked for again."""
+
+    def with_beginning(self, packed: bytes, place: Place) -> bytes:
+        """A packed ticket for a feeder that knows nothing of its slot."""
+        return frames.with_beginning(packed, self.beginning(place.slot, place.number), self.known(place.slot))
+
+    def beginning(self, slot: int, number: int) -> tuple[int, bytes] | None:
+        """Where a slot may begin that is asked for batch `number`: (batches made, state)."""
+        return self._snapshots[slot].at(number)
+
+    def known(self, slot: int) -> tuple[int, int] | None:
+        """(number, digest) of the last batch that was taken of a slot."""
+        raise NotImplementedError
+
+    def is_asked(self, slot: int, made: int) -> bool:
+        """Whether so many batches of a slot may have been made."""
+        raise NotImplementedError
+
+    def keep(self, slot: int, made: int, state: bytes) -> None:
+        """A snapshot came: it is a feeder's word."""
+        if slot < self._slots and self.is_asked(slot, made):
+            self._snapshots[slot].add(made, state, self.passed(slot))
+
+    def passed(self, slot: int) -> int:
+        """A slot that begins anew need not begin before it."""
+        return self.taken[slot] - 1
+
+
+class Places(Beginnings):
     """The batches of one epoch, in order, after those that were consumed before."""
 
     def __init__(
@@ -72,8 +113,8 @@ class Places:
         """first: batches consumed before. Each slot is asked for the last of its own among them, and gives it only if
         it is that long: others have more of them otherwise. snapshots: where slots may begin; ends: lengths of slots,
         as far as they are known."""
-        self._snapshots = {slot: [snapshot] for slot, snapshot in (snapshots or {}).items() if slot < slots}
-        self._slots, self._first = slots, first
+        super().__init__(slots, snapshots)
+        self._first = first
         self.ends: dict[int, int] = {slot: n for slot, n in (ends or {}).items() if slot < slots}
         self._proved = [0] * slots
         """Each slot has so many batches at least."""
@@ -81,8 +122,6 @@ class Places:
         self._unanswered = 0
         self._next: list[int] = []
         """The next batch to ask of each slot; empty until it is known where the epoch goes on."""
-        self.taken = [0] * slots
-        """Batches before these are not asked for again."""
         self.digests: list[int | None] = [None] * slots
         """The digest of the last batch that was taken of each slot."""
         self._settle()
@@ -99,31 +138,12 @@ class Places:
         self._next[slot] += 1
         return Place(slot, self._next[slot] - 1)
 
-    def beginning(self, slot: int, number: int) -> tuple[int, bytes] | None:
-        """Where a slot may begin that is asked for batch `number`: (batches made, state)."""
-        return max((one for one in self._snapshots.get(slot, ()) if one[0] <= number), default=None)
-
-    def with_beginning(self, packed: bytes, place: Place) -> bytes:
-        """A packed ticket for a feeder that knows nothing of its slot."""
-        snapshot, known = self.beginning(place.slot, place.number), self.known(place.slot)
-        return frames.with_beginning(packed, snapshot, known)
-
     def known(self, slot: int) -> tuple[int, int] | None:
-        """(number, digest) of the last batch that was taken of a slot."""
         digest = self.digests[slot]
         return None if digest is None else (self.taken[slot] - 1, digest)
 
-    def keep(self, slot: int, made: int, state: bytes) -> None:
-        """A snapshot came: it is a feeder's word."""
-        if slot >= self._slots or not self._next or made > self._next[slot]:
-            return
-        own = self._snapshots.setdefault(slot, [])
-        if all(made != known for known, _ in own):
-            own.append((made, state))
-            own.sort()
-            while len(own) > 1 and own[1][0] < self.taken[slot]:
-                del own[0]
-            del own[1:-MAX_SNAPSHOTS]
+    def is_asked(self, slot: int, made: int) -> bool:
+        return bool(self._next) and made <= self._next[slot]
 
     def snapshots(self) -> list[tuple[int, bytes] | None]:
         """Where each slot may begin when the epoch is gone on with."""
@@ -159,16 +179,23 @@ class Places:
             self._next = counts
 
 
-MAX_SNAPSHOTS = 16
-"""Most snapshots of one slot that are kept."""
-
-
 def pack(places: Places, rank: int) -> dict[str, Any]:
     """What a state has of the slots, which are this rank's own."""
-    texts = [None if s is None else [s[0], base64.b64encode(s[1]).decode()] for s in places.snapshots()]
-    known = (places.known(slot) for slot in range(len(texts)))
-    digests = [None if one is None else [one[0], f"{one[1]:016x}"] for one in known]
-    return {"rank": rank, "slots": texts, "digests": digests, "ends": sorted(map(list, places.ends.items()))}
+    digests = [places.known(slot) for slot in range(len(places.taken))]
+    return {"rank": rank, **packed(places.snapshots(), digests, places.ends)}
+
+
+def packed(
+    snapshots: Sequence[tuple[int, bytes] | None],
+    digests: Sequence[tuple[int, int] | None],
+    ends: Mapping[int, int],
+) -> dict[str, Any]:
+    """What a state has of slots."""
+    return {
+        "slots": [None if s is None else [s[0], base64.b64encode(s[1]).decode()] for s in snapshots],
+        "digests": [None if one is None else [one[0], f"{one[1]:016x}"] for one in digests],
+        "ends": sorted(map(list, ends.items())),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +208,13 @@ class Saved:
     """Those of the last batches that were given, by the probe that asks for them again."""
     ends: Mapping[int, int] = field(default_factory=dict)
     """How many batches slots have that have ended."""
+    taken: Sequence[int] = ()
+    """How many batches were dealt of each slot, where batches are dealt to ranks."""
 
     @staticmethod
     def of(state: Any, rank: int) -> Saved:
         """Raises InputError for what `pack` did not make."""
-        if not isinstance(state, Mapping) or state.get("rank") != rank:
+        if not isinstance(state, Mapping) or state.get("rank") not in (rank, DEALT):
             return Saved()
         try:
             snapshots = {slot: one for slot, one in enumerate(state["slots"]) if one is not None}
@@ -197,6 +226,7 @@ class Saved:
                 },
                 {Place(slot, int(n), is_probe=True): int(text, 16) for slot, (n, text) in digests.items()},
                 {int(slot): int(batches) for slot, batches in state["ends"]},
+                [int(n) for n in state.get("taken", ())],
             )
         except (KeyError, TypeError, ValueError) as exc:
             raise InputError(
@@ -222,6 +252,17 @@ def shares() -> dict[str, str]:
     return found
 
 
-def facts(own: Mapping[str, Any]) -> dict[str, Any]:
-    """A bundle's facts, for slots."""
-    return {**own, SLOTS: True, "owner": f"{_OWNER}-{os.getpid()}"}
+def facts(own: Mapping[str, Any], *, are_dealt: bool = False) -> dict[str, Any]:
+    """A bundle's facts, for slots. are_dealt: they are all ranks'."""
+    return {**own, SLOTS: True, **({} if are_dealt else {"owner": f"{_OWNER}-{os.getpid()}"})}
+
+
+def rank() -> int:
+    """This process's among `world()`. Raises InputError where nothing says it."""
+    found = shares().get("RANK", "0" if world() == 1 else "")
+    if not found.isdecimal() or int(found) >= world():
+        raise InputError(
+            f"tail= deals batches to {world()} ranks (WORLD_SIZE) and needs this one's number: RANK from 0 to "
+            f"{world() - 1}, found {found!r}; init_process_group() before iter(loader) tells it, too"
+        )
+    return int(found)

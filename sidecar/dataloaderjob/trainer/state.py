@@ -81,6 +81,7 @@ def described(loader: Any, dataset_id: str | None) -> State:
             if isinstance(loader.dataset, IterableDataset)
             else {}
         ),
+        **({"tail": loader.tail} if getattr(loader, "tail", None) else {}),
     }
 
 
@@ -127,7 +128,7 @@ def steady(first: Sequence[str | None], second: Sequence[str | None]) -> list[st
     return [a if a == b else None for a, b in zip(first, second, strict=True)]
 
 
-_ALWAYS = ("sampler", "seeds", "generator=", "drop_last", "persistent_workers", "slots", "world")
+_ALWAYS = ("sampler", "seeds", "generator=", "drop_last", "persistent_workers", "slots", "world", "tail")
 """What has to be equal, beside the dataset, where both say it."""
 
 

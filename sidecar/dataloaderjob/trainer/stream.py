@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dataloaderjob.core import frames, ipc
-from dataloaderjob.trainer.slots import Place, Places
+from dataloaderjob.trainer.slots import Beginnings, Place
 
 MESSAGE_NBYTES = 4 << 20
 RECENT = 4
@@ -26,6 +26,10 @@ class SlotEndedError(Exception):
         super().__init__(batches)
         self.batches = batches
         """How many it has."""
+
+
+class SlotGoesOnError(Exception):
+    """Internal: there is such a batch, and no more was asked."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +57,7 @@ class Stream:
     """Tickets in one message."""
     late: str = ""
     """What the receiver says of the batch that did not come within the loader's timeout."""
-    places: Places | None = None
+    places: Beginnings | None = None
     """The batches of an IterableDataset; they keep the snapshots of slots that come."""
     left: bool = False
     """Whether its iterator is gone, while a thread may still wait for a batch."""

@@ -40,7 +40,7 @@ from dataloaderjob.core.control import (
 )
 from dataloaderjob.trainer.client import Client
 from dataloaderjob.trainer.pool import Pool
-from dataloaderjob.trainer.stream import RECENT, SlotEndedError, Stream, StreamLeftError
+from dataloaderjob.trainer.stream import RECENT, SlotEndedError, SlotGoesOnError, Stream, StreamLeftError
 
 AHEAD = 2
 """Batches that lie pinned, or are being pinned, before the trainer asks for them."""
@@ -209,6 +209,8 @@ def _failed(payload: bytes) -> BaseException:
     message = json.loads(payload)
     if "ended" in message:
         return SlotEndedError(int(message["ended"]))
+    if "there" in message:
+        return SlotGoesOnError()
     if "service" in message:
         return errors.named(str(message["service"]))(message["message"])
     return failures.unpack_failure(payload)

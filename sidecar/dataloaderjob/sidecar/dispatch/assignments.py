@@ -166,7 +166,7 @@ class Assignments:
         """Asks one feeder for a copy of `ticket`, with room for it where the pool has some."""
         stream = ticket.stream
         attempt = Attempt(ticket, feeder, now)
-        if stream.size_hint:
+        if stream.size_hint and not ticket.asks:
             attempt.extent = self.placer.space.alloc(stream.size_hint)
         ticket.move(Event.ASK)
         ticket.attempts.append(attempt)

@@ -93,11 +93,12 @@ class Dispatcher(Assignments):
         asked = frames.unpack_slot_ticket(ticket.payload)
         if asked is not None:
             ticket.slot = ticket.stream.slots.get(now, asked.slot, ticket.stream.manifest)
-            ticket.number_in_slot = asked.number
+            ticket.number_in_slot, ticket.asks = asked.number, asked.asks
             ticket.slot.needed = asked.needed
             if (
                 asked.snapshot is not None
             ):  # of the state that the epoch goes on from, or of a receiver before this
+                ticket.slot.floor = max(ticket.slot.floor, asked.snapshot[0] if ticket.slot.ranks else 0)
                 ticket.slot.remember(*asked.snapshot)
             if asked.known is not None:
                 ticket.slot.received(*asked.known)

@@ -14,11 +14,10 @@ from typing import Protocol
 
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.snapshots import STEPS_APART, Snapshots
 
 MAX_SLOTS = 1024
 """Most slots of one stream: a slot's number is a stranger's word."""
-MAX_SNAPSHOTS = 16
-"""Most snapshots of one slot: they are a feeder's word."""
 RETURN_S = 2.0
 """A home whose connection broke has so long to come back: making a slot again may take longer than that."""
 GATHER_S = 3.0
@@ -41,22 +40,22 @@ class Slot:
     """Batches before it are not asked for again."""
     begun: bool = False
     """Its home has sent something of it: it needs no snapshot to begin at."""
-    snapshots: list[tuple[int, bytes]] = field(default_factory=list)
-    """(batches made, state), the oldest first."""
+    ranks: int = 0
+    """Those that its batches are dealt to; 0: it is one rank's."""
+    floor: int = 0
+    """No rank asks for batches before it, by the trainer's word."""
+    snapshots: Snapshots = field(default_factory=Snapshots)
     digests: dict[int, int] = field(default_factory=dict)
     """Those of the last batches that came, by number."""
 
+    @property
+    def passed(self) -> int:
+        """No rank asks for batches before it."""
+        return max(self.floor, self.needed - STEPS_APART * self.ranks)
+
     def remember(self, made: int, state: bytes) -> bool:
-        """Keeps a snapshot, and of those that no batch needs the last one. Says whether it is a new one."""
-        if any(made == known for known, _ in self.snapshots):
-            return False
-        self.snapshots.append((made, state))
-        self.snapshots.sort()
-        passed = [snapshot for snapshot in self.snapshots if snapshot[0] <= self.needed]
-        del self.snapshots[: max(0, len(passed) - 1)]
-        while len(self.snapshots) > MAX_SNAPSHOTS:  # the first is that which a new home may need
-            del self.snapshots[1]
-        return True
+        """Keeps a snapshot. Says whether it is a new one."""
+        return self.snapshots.add(made, state, self.passed)
 
     def received(self, number: int, digest: int) -> None:
         """A batch came."""
@@ -66,7 +65,7 @@ class Slot:
 
     def snapshot(self, number: int) -> tuple[int, bytes] | None:
         """The snapshot at which a new home begins whose first batch is `number`; None where it begins at the start."""
-        return max((snapshot for snapshot in self.snapshots if snapshot[0] <= number), default=None)
+        return self.snapshots.at(self.passed if self.ranks else number)
 
     def known(self, number: int) -> tuple[int, int] | None:
         """(number, digest) of the last batch before `number` that came."""
@@ -79,6 +78,8 @@ class Slots:
 
     opened_at: float | None = None
     """When the first was named."""
+    ranks: int = 0
+    """Those that their batches are dealt to; 0: they are one rank's."""
     of: dict[int, Slot] = field(default_factory=dict)
 
     def get(self, now: float, number: int, manifest: bytes) -> Slot:
@@ -92,9 +93,9 @@ class Slots:
                 f"slot {number} was asked for; the bundle has {bundle.workers}, and {MAX_SLOTS} are allowed"
             )
         if self.opened_at is None:
-            self.opened_at = now
+            self.opened_at, self.ranks = now, bundle.ranks
         own = replace(bundle, slot=number)
-        made = self.of[number] = Slot(number, own.id, own.manifest())
+        made = self.of[number] = Slot(number, own.id, own.manifest(), ranks=bundle.ranks)
         return made
 
 
@@ -122,12 +123,16 @@ def choose_home(
 
     `able`: feeders that can take it. `homes`: those of all slots of the pool; who has the fewest takes one more.
     Slots stay where they are, so the first ones wait until the feeders that they can use have had time to connect.
+    Where batches are dealt to ranks, the receivers of all of them shall choose the same: by what they all know.
     """
     if not able:
         return None
-    wanted = min(len(slots.of), listed)
+    wanted = listed if slots.ranks else min(len(slots.of), listed)
     since = now if slots.opened_at is None else slots.opened_at
     if len(able) < wanted and now - since < GATHER_S:
         return None
+    if slots.ranks:
+        own = Counter(slot.home for slot in slots.of.values())
+        return min(able, key=lambda instance: (own[instance], instance))
     count = Counter(homes)
     return min(able, key=lambda instance: (count[instance], able[instance].load))

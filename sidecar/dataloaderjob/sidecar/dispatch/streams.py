@@ -129,6 +129,8 @@ class Ticket:
     slot: Slot | None = None
     """The sequence that a batch of an IterableDataset belongs to."""
     number_in_slot: int = 0
+    asks: bool = False
+    """Only whether its batch is there: no body comes."""
     history: list[Event] = field(default_factory=list)
 
     @property

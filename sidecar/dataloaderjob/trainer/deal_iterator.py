@@ -1,0 +1,164 @@
+"""The iterator of an IterableDataset whose batches are dealt to all ranks (`dealing` says how), by `tail=`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from dataloaderjob.core import frames
+from dataloaderjob.core.consumption import error_mark
+from dataloaderjob.core.control import MOST_AHEAD, W_NEXT_CALLS
+from dataloaderjob.core.errors import InputError, ServiceError
+from dataloaderjob.trainer import slots
+from dataloaderjob.trainer.dealing import Deal
+from dataloaderjob.trainer.slot_iterator import SlotIterator
+from dataloaderjob.trainer.slots import Place, Saved
+from dataloaderjob.trainer.stream import SlotEndedError, SlotGoesOnError
+
+DROP, PAD, ERROR = TAILS = ("drop", "pad", "error")
+"""What becomes of the last batches, if they are fewer than the ranks."""
+
+
+class _Hand(NamedTuple):
+    """This rank's batch of a step, until all of the step are known to be there."""
+
+    place: Place
+    packed: bytes
+    batch: Any
+    digest: int
+    error: Exception | None
+
+
+class DealIterator(SlotIterator):
+    """This rank's batches, in as many steps as each rank has."""
+
+    __slots__ = ("_begun", "_deal", "_hand", "_padded", "_rank", "_ranks", "_tail")
+
+    def ship(self, loader: Any, begin_session: Any, slow: Any) -> None:
+        self._tail, self._ranks, self._rank = loader.tail, slots.world(), slots.rank()
+        if self._ranks > MOST_AHEAD:
+            raise InputError(f"tail= deals to {MOST_AHEAD} ranks at most, found {self._ranks} (WORLD_SIZE)")
+        self._window = min(self._window, MOST_AHEAD // self._ranks) * self._ranks
+        super().ship(loader, begin_session, slow)
+
+    def _session(self, facts: dict[str, Any]) -> dict[str, Any]:
+        env = {"RANK": "0", "WORLD_SIZE": "1"}  # the dataset gives all of its data
+        return {"env": env, "ranks": self._ranks, "facts": slots.facts(facts, are_dealt=True)}
+
+    def start(self, *, again: bool = False) -> None:  # noqa: ARG002  no sampler is iterated
+        stream = self._open(0)
+        saved = Saved.of(self._epoch.slots, self._epoch.rank)
+        if self._first and not saved.taken:
+            raise InputError(
+                "with tail= an epoch is gone on with from what state_dict() returned; a bare number of batches does "
+                "not say how many of them are of each slot"
+            )
+        given = {place.slot: (place.number, digest) for place, digest in saved.digests.items()}
+        self._deal = stream.places = Deal(
+            self._slots, self._ranks, self._rank, first=saved.taken, given=given, snapshots=saved.snapshots,
+            ends=saved.ends,
+        )  # fmt: skip
+        self._placed: dict[int, tuple[Place, bytes]] = {}
+        self._begun: set[int] = set()
+        self._hand: _Hand | None = None
+        self._padded = False
+        self._drawn = self._taken = self._handled = 0
+        self._draw()
+        self._epoch.settle()
+        self._client.flush(stream)
+
+    def _slots_state(self) -> Any:
+        deal = getattr(self, "_deal", None)
+        return None if deal is None else deal.pack()
+
+    def _draw(self) -> None:
+        """Asks for batches up to so many steps ahead."""
+        self._client.hear()
+        while (asked := self._deal.next(self._window)) is not None:
+            self._ask(*asked)
+        self._sent(is_all=True)
+
+    def _ask(self, place: Place, is_wanted: bool) -> None:
+        stream, deal = self._stream, self._deal
+        assert stream is not None  # noqa: S101  asked only while a stream is open
+        ticket = frames.SlotTicket(
+            self._epoch_seed, place.number, place.slot, self._size, self._bare, self._drop_last, deal.taken[place.slot],
+            asks=not is_wanted,
+        )  # fmt: skip
+        packed = frames.pack_slot_ticket(ticket)
+        if place.slot not in self._begun:  # its feeder may know nothing of it
+            self._begun.add(place.slot)
+            packed = deal.with_beginning(packed, place)
+        self._submit(stream, place, packed)
+
+    def _next_data(self) -> Any:
+        while True:
+            taker = self._taker
+            if taker is None or self._stream is None:
+                self._finish()
+            if self._hand is not None and (self._deal.is_whole or self._padded):
+                return self._give_hand(self._hand)
+            if taker.taken < self._drawn:
+                self._take(taker)
+            elif self._deal.is_over and not self._padded:
+                self._pad()
+            else:
+                raise ServiceError("no batch of the step is left to ask for: please report this")
+
+    def _pad(self) -> None:
+        """The last batches are fewer than the ranks, or none."""
+        here = len(self._deal.in_step)
+        if here and self._tail == ERROR:
+            raise InputError(
+                f"{here} batches are left for {self._ranks} ranks at the end of the epoch: tail='drop' leaves them "
+                "out, tail='pad' gives some of them twice"
+            )
+        if not here or self._tail == DROP:
+            self._hand = None
+            self._end_epoch()
+        self._padded = True
+        place = self._deal.padding()
+        if place is not None:
+            self._ask(place, True)
+            self._sent(is_all=True)
+
+    def _take(self, taker: Any) -> None:
+        """Takes the next answer."""
+        number = taker.taken
+        place, packed = self._placed[number]
+        ticket, deal = frames.unpack_slot_ticket(packed), self._deal
+        try:
+            batch = taker.take()
+        except SlotEndedError as end:
+            if end.batches < deal.taken[place.slot] or self._padded:
+                raise ServiceError(slots.SHORTER.format(slot=place.slot, batches=end.batches)) from None
+            deal.ended(place, end.batches)
+        except SlotGoesOnError:
+            deal.there(place)
+        except Exception as exc:
+            if taker.taken == number or ticket is None or ticket.asks or isinstance(exc, ServiceError):
+                raise
+            if self._padded or deal.there(place):
+                self._hand = _Hand(place, packed, None, error_mark(exc), exc)
+        else:
+            if self._padded or deal.there(place):
+                self._hand = _Hand(place, packed, batch, taker.digest, None)
+        del self._placed[number]
+        self._pass_over(taker.taken)
+
+    def _give_hand(self, hand: _Hand) -> Any:
+        taken, self._handled = self._handled, -1
+        self._hand, self._padded = None, False
+        self._deal.gave(hand.place, None if hand.error else hand.digest)
+        self._deal.stepped()
+        self._client.control.words[W_NEXT_CALLS] += 1
+        if hand.error is not None:
+            if self._recording is not None:
+                self._recording.ask(self._num_yielded, hand.packed)
+            self._fail(self._num_yielded, hand.digest)
+            self._advance(self._taken)
+            self._handled = taken
+            raise hand.error
+        self._advance(self._taken)
+        self._give(hand.packed, hand.digest)
+        self._handled = taken
+        return hand.batch

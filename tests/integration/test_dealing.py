@@ -1,0 +1,215 @@
+"""One stream dealt to ranks that step together, in the order that torch's own loader has in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rig import Rig
+from services import Service
+from stream_data import Failing, Shards, WithState, digests_of
+
+from dataloaderjob import DataLoader, InputError
+
+RANKS = Path(__file__).parents[1] / "support" / "dealt_ranks.py"
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with Rig(feeders=2) as made:
+        yield made
+
+
+Ran = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, str(RANKS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def ran(forks: subprocess.Popen[str], tmp_path: Path) -> Ran:
+    """Runs a job, and says what each of its ranks had."""
+
+    def run(service: Rig | Service, **config: Any) -> list[dict[str, Any]]:
+        folder = tmp_path / str(time.monotonic_ns())
+        folder.mkdir()
+        path = folder / "config.json"
+        path.write_text(json.dumps({**config, "folder": str(folder), "socket": service.socket}))
+        assert forks.stdin is not None
+        assert forks.stdout is not None
+        print(path, file=forks.stdin, flush=True)
+        assert forks.stdout.readline() == "0\n"
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(config["ranks"])]
+
+    return run
+
+
+def in_order(dataset: Any, workers: int) -> list[str]:
+    torch.manual_seed(7)
+    return digests_of(torch.utils.data.DataLoader(dataset, batch_size=2, num_workers=workers))
+
+
+def dealt(order: list[str], ranks: int, steps: int | None = None) -> list[list[str]]:
+    steps = len(order) // ranks if steps is None else steps
+    return [order[rank : steps * ranks : ranks] for rank in range(ranks)]
+
+
+def test_three_files_feed_eight_ranks_in_equal_steps_and_each_sample_is_made_once(
+    rig: Rig, ran: Ran, tmp_path: Path
+):
+    log = tmp_path / "log"
+    order = in_order(WithState(samples=300), 3)
+    found = ran(rig, ranks=8, workers=3, kind="WithState", dataset={"samples": 300, "log": str(log)})
+    assert [rank["digests"] for rank in found] == dealt(order, 8)
+    made = Counter(log.read_text().split())
+    assert len(made) == 300
+    assert made.total() < 2 * 300, "but for those by which the first snapshot of each slot is tried"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_shards_of_any_length_are_dealt_to_two_ranks(rig: Rig, ran: Ran, workers: int):
+    found = ran(rig, ranks=2, workers=workers)
+    assert [rank["digests"] for rank in found] == dealt(in_order(Shards(), workers), 2)
+
+
+def test_ranks_that_wait_for_nobody_get_the_same(rig: Rig, ran: Ran):
+    found = ran(rig, ranks=3, workers=2, together=False)
+    assert [rank["digests"] for rank in found] == dealt(in_order(Shards(), 2), 3)
+
+
+def test_the_last_batches_are_padded_on_request_or_refused(rig: Rig, ran: Ran):
+    order = in_order(Shards(), 2)
+    ranks = next(ranks for ranks in (3, 4, 5) if len(order) % ranks)
+    steps, rest = divmod(len(order), ranks)
+    padded = ran(rig, ranks=ranks, workers=2, tail="pad")
+    last = [order[steps * ranks + rank % rest] for rank in range(ranks)]
+    assert [rank["digests"] for rank in padded] == [
+        [*a, b] for a, b in zip(dealt(order, ranks), last, strict=True)
+    ]
+    for rank in ran(rig, ranks=ranks, workers=2, tail="error"):
+        assert len(rank["digests"]) == steps
+        assert f"{rest} batches are left for {ranks} ranks" in rank["ended"]
+
+
+def test_all_ranks_go_on_from_the_state_of_the_first(rig: Rig, ran: Ran):
+    order = in_order(Shards(), 3)
+    for stop in range(0, len(order) // 2, 15):
+        first = ran(rig, ranks=2, workers=3, stop=stop)
+        assert [rank["digests"] for rank in first] == dealt(order, 2, stop)
+        second = ran(rig, ranks=2, workers=3, state=first[0]["state"])
+        both = [a["digests"] + b["digests"] for a, b in zip(first, second, strict=True)]
+        assert both == dealt(order, 2)
+
+
+def test_a_resumed_epoch_begins_at_the_snapshots_of_the_first_rank(rig: Rig, ran: Ran, tmp_path: Path):
+    log, samples = tmp_path / "log", 2400
+    data = {"samples": samples, "log": str(log)}
+    first = ran(rig, ranks=2, workers=2, kind="WithState", dataset=data, stop=550)
+    snapshots = [made for made, _ in first[0]["state"]["sampler"]["slots"]]
+    log.unlink()
+    second = ran(rig, ranks=2, workers=2, kind="WithState", dataset=data, state=first[0]["state"])
+    order = in_order(WithState(samples=samples), 2)
+    assert [a["digests"] + b["digests"] for a, b in zip(first, second, strict=True)] == dealt(order, 2)
+    assert len(set(log.read_text().split())) <= samples - 2 * sum(snapshots)
+
+
+def test_an_error_in_mid_shard_is_one_ranks_and_the_others_go_on(rig: Rig, ran: Ran):
+    torch.manual_seed(7)
+    iterator, order = iter(torch.utils.data.DataLoader(Failing(), batch_size=2, num_workers=2)), []
+    while True:
+        try:
+            order += digests_of([next(iterator)])
+        except StopIteration:
+            break
+        except ValueError:
+            order.append("error")
+    found = ran(rig, ranks=2, workers=2, kind="Failing")
+    assert [rank["digests"] for rank in found] == dealt(order, 2)
+    assert sorted("shard 3 is damaged" in rank["ended"] for rank in found) == [False, True]
+
+
+def test_ranks_with_other_seeds_or_data_are_told_instead_of_getting_a_mixture(rig: Rig, ran: Ran):
+    slow = {"lengths": [400, 400], "pause_s": 0.005}
+    config: dict[str, Any] = {"ranks": 2, "workers": 1, "together": False, "dataset": slow}
+    said = [rank["ended"] for rank in ran(rig, **config, seeds=[1, 2])]
+    assert any("draw one base seed" in text for text in said)
+    others = [{"lengths": [400, 400]}, {"lengths": [400, 401]}]
+    said = [rank["ended"] for rank in ran(rig, **config, others=others)]
+    assert any("one dataset" in text for text in said)
+
+
+def test_a_bare_number_of_batches_is_no_place_in_a_dealt_epoch(rig: Rig):
+    loader = DataLoader(Shards(), batch_size=2, num_workers=2, tail="drop")
+    loader.load_state_dict({"batches": 3})
+    with pytest.raises(InputError, match="state_dict"):
+        iter(loader)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"num_workers": 2, "tail": "wrap"}, "'drop', 'pad' or 'error'"),
+        ({"num_workers": 0, "tail": "drop"}, "give num_workers"),
+        ({"dataset": [1, 2], "num_workers": 2, "tail": "drop"}, "DistributedSampler"),
+    ],
+)
+def test_what_tail_is_not_for_is_refused_at_once(arguments: dict[str, Any], said: str):
+    with pytest.raises(ValueError, match=said):
+        DataLoader(**{"dataset": Shards(), **arguments})
+
+
+def test_a_rank_that_nobody_knows_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="RANK from 0 to 1"):
+        iter(DataLoader(Shards(), num_workers=1, tail="drop"))
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    made = Service(tmp_path_factory.mktemp("s"), "local", 3)
+    try:
+        made.settled()
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(int(os.environ.get("SLOT_SEEDS", "6")) // 2))
+def test_ranks_get_the_same_when_feeders_are_killed(service: Service, ran: Ran, seed: int):
+    rng = random.Random(seed)
+    workers, ranks = rng.choice([1, 2, 4]), rng.choice([2, 3])
+    order = in_order(Shards(), workers)
+
+    def kill() -> None:
+        for pid in rng.sample(service.feeder_pids(), rng.choice([1, 2])):
+            os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Timer(rng.uniform(0.5, 1.5), kill)
+    thread.start()
+    found = ran(service, ranks=ranks, workers=workers, dataset={"pause_s": 0.01})
+    thread.join()
+    assert [rank["digests"] for rank in found] == dealt(order, ranks)
+    service.settled()
