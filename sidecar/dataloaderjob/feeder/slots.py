@@ -30,7 +30,7 @@ class Answer:
     buffer: int | None = None
     """Where the body lies."""
     nbytes: int = 0
-    """Of the body."""
+    """Size of the body."""
 
 
 class Answers:

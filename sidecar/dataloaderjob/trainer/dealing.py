@@ -48,12 +48,12 @@ class Deal(Beginnings):
         self._ranks, self._rank = ranks, rank
         self._first = list(first) or [0] * slots
         self.taken = self._first[:]
-        """Of each slot, the batches of the steps before this one."""
+        """Batches of each slot in the steps before this one."""
         self.ends = dict(ends or {})
         self._there = self.taken[:]
-        """Of each slot, so many batches are there at least."""
+        """Each slot has so many batches at least."""
         self._resolved = self.taken[:]
-        """Of each slot, those that are known to come next in order."""
+        """Batches of each slot that are known to come next in order."""
         self.in_step: list[Place] = []
         """Batches of this step that are known to be there, in order."""
         self._plan: deque[Turn] = deque()
@@ -154,7 +154,7 @@ class Deal(Beginnings):
         )
 
     def padding(self) -> Place | None:
-        """In the last step, which is not whole: the batch that stands for this rank's; None where it has one."""
+        """The batch that stands for this rank's in a last step that is not whole; None where it has one."""
         here = len(self.in_step)
         return None if self._rank < here else self.in_step[self._rank % here]
 

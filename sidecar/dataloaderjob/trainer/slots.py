@@ -31,7 +31,7 @@ SHORTER = (
     "deterministic given its seeds, or its data has changed"
 )
 DEALT = -1
-"""In place of the rank in a state whose slots are all ranks'."""
+"""Stands for the rank in a state whose slots are those of all ranks."""
 _OWNER = uuid.uuid4().hex
 """A slot is one process's: another one, of the same script and rank or forked from it, has its own."""
 
