@@ -6,12 +6,13 @@ here and nowhere else; a claim with a peer is about the ratio, one without is ab
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from bench.cell import OURS
 from bench.links import Case as Link
+from bench.streams import STREAMS, TAIL
 from bench.work import LARGE_NBYTES, MIDDLE_NBYTES, SMALL_NBYTES, size_name
 
 ROUNDS = 5
@@ -22,20 +23,24 @@ TITLES = {
     "B2": "Transport: another process to a warm pool",
     "B3": "End to end, with a sleeping trainer",
     "B7": "Start and turn-around",
+    "B8": "Heavy tail: one sample of a hundred takes fifty times as long",
     "B10": "Samplers: an order of indices",
     "B14": "Dispatcher alone, by the number of feeders",
     "B15": "Links slower than memory, and paced senders",
     "B16": "Eight ranks on one node",
+    "B17": "Streams: slots beside torch's workers",
 }
 FILES = {
     "B1": "b1-handoff",
     "B2": "b2-transport",
     "B3": "b3-end-to-end",
     "B7": "b7-start",
+    "B8": "b8-heavy-tail",
     "B10": "b10-samplers",
     "B14": "b14-dispatcher",
     "B15": "b15-links",
     "B16": "b16-ranks",
+    "B17": "b17-streams",
 }
 
 DATALOADER_FD = "DataLoader, file_descriptor"
@@ -99,10 +104,12 @@ def cells(benchmark: str, *, full: bool, smoke: bool) -> list[Cell]:
         "B2": _transport,
         "B3": _end_to_end,
         "B7": _start,
+        "B8": _heavy_tail,
         "B10": _samplers,
         "B14": _dispatcher,
         "B15": _links,
         "B16": _ranks,
+        "B17": _streams,
     }
     made = list(makers[benchmark](full))
     if full:
@@ -215,6 +222,22 @@ def _ranks(full: bool) -> Iterator[Cell]:
         yield Cell("B16", party, {"ranks": RANKS, "batches": 60 if full else 30, "step_s": 0.25}, LINK_ROUNDS)
 
 
+def _of_kinds(benchmark: str, kinds: Iterable[str], full: bool) -> Iterator[Cell]:
+    times = {"flat_out_s": 6.0, "paced_s": 8.0} if full else {"flat_out_s": 2.0, "paced_s": 3.0}
+    for kind in kinds:
+        for party in (OURS, "DataLoader"):
+            case = {"kind": kind, "producers": 2, **times, **({"batches": 1600} if full else {})}
+            yield Cell(benchmark, party, case, ROUNDS)
+
+
+def _streams(full: bool) -> Iterator[Cell]:
+    yield from _of_kinds("B17", STREAMS, full)
+
+
+def _heavy_tail(full: bool) -> Iterator[Cell]:
+    yield from _of_kinds("B8", (TAIL,), full)
+
+
 def claims(benchmark: str, *, full: bool) -> list[Claim]:
     """The rows of one benchmark, in the table's order."""
     makers = {
@@ -222,10 +245,12 @@ def claims(benchmark: str, *, full: bool) -> list[Claim]:
         "B2": _transport_claims,
         "B3": _end_to_end_claims,
         "B7": _start_claims,
+        "B8": _heavy_tail_claims,
         "B10": _sampler_claims,
         "B14": _dispatcher_claims,
         "B15": _link_claims,
         "B16": _rank_claims,
+        "B17": _stream_claims,
     }
     return list(makers[benchmark](full))
 
@@ -419,3 +444,34 @@ def _rank_claims(full: bool) -> Iterator[Claim]:
             says=says,
             peer="DataLoader" if figure != "waited_share" else None,
         )
+
+
+def _kind_claims(benchmark: str, kinds: Iterable[str]) -> Iterator[Claim]:
+    for kind in kinds:
+        case: dict[str, Any] = {"benchmark": benchmark, "case": f"{kind}, 2 producers", "peer": "DataLoader"}
+        yield Claim(
+            **case,
+            figure="batches_per_s",
+            unit="batch/s",
+            says="flat out",
+            lower_is_better=False,
+            target=0.95,
+        )
+        yield Claim(
+            **case, figure="node_cpu_s_per_gb", unit="CPU-s/GB", says="CPU on the trainer's node", target=5.0
+        )
+        yield Claim(
+            **case,
+            figure="utilisation",
+            unit="share",
+            says="utilisation at 0.9 of the rate",
+            lower_is_better=False,
+        )
+
+
+def _stream_claims(full: bool) -> Iterator[Claim]:
+    yield from _kind_claims("B17", STREAMS)
+
+
+def _heavy_tail_claims(full: bool) -> Iterator[Claim]:
+    yield from _kind_claims("B8", (TAIL,))

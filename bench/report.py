@@ -52,6 +52,12 @@ SUBJECTS = (
         "short epochs, validation, sweeps in one process",
     ),
     (
+        "B8",
+        "",
+        "one sample of a hundred takes fifty times as long",
+        "documents, audio, video of very different length",
+    ),
+    (
         "B10",
         "",
         "the order of an epoch: time, memory, resuming",
@@ -74,6 +80,12 @@ SUBJECTS = (
         "",
         "eight ranks on one node: its CPU, its memory",
         "nodes with eight accelerators",
+    ),
+    (
+        "B17",
+        "",
+        "streams: throughput, CPU on the trainer's node",
+        "IterableDatasets, WebDataset, HF streaming",
     ),
 )
 """Benchmark, words in its case, what is compared, for which work that matters; in the page's order. The first that fits

@@ -10,9 +10,17 @@ from documents import ROOT
 
 def test_a_short_round_of_ours_measures_something_in_each_cell():
     done = subprocess.run(
-        [sys.executable, "-m", "bench.run", "--smoke", "--only", "B1,B2,B3,B10,B14,B16", "--parties", "ours"],
+        [sys.executable, "-m", "bench.run", "--smoke", "--only", "B1,B2,B3,B10,B14,B16,B17", "--parties", "ours"],
         cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     shown = done.stdout + done.stderr
     assert "B1 ours" in shown
     assert "FAILED" not in shown, shown
+
+
+def test_a_short_soak_of_an_endless_stream_takes_its_measures():
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.soak", "--minutes", "0.1"],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert "batches: feeders" in done.stdout, done.stdout + done.stderr
