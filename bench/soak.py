@@ -2,8 +2,8 @@
 
 An IterableDataset without an end, whose iterator has a state, is taken as fast as it comes: in twenty minutes as many
 batches as in a day at some 50 a second. Forty times the memory (proportional set size) of trainer, sidecar with its
-receiver, and feeders is printed. Ends with 1 where the median of the last quarter is more than 8 % and 8 MB above that of
-the second, in any of them.
+receiver, and feeders is printed. Ends with 1 where in any of them the median of the last quarter is more than 8 % and
+8 MB above that of the second.
 """
 
 from __future__ import annotations

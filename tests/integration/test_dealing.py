@@ -158,6 +158,19 @@ def test_ranks_with_other_seeds_or_data_are_told_instead_of_getting_a_mixture(ri
     others = [{"lengths": [400, 400]}, {"lengths": [400, 401]}]
     said = [rank["ended"] for rank in ran(rig, **config, others=others)]
     assert any("one dataset" in text for text in said)
+    said = [rank["ended"] for rank in ran(rig, **config, more_workers=1)]
+    assert any("num_workers" in text for text in said)
+
+
+def test_a_rank_that_looks_at_a_batch_by_itself_is_told_that_epochs_are_begun_together(rig: Rig, ran: Ran):
+    slow = {"lengths": [400, 400], "pause_s": 0.005}
+    found = ran(rig, ranks=2, workers=1, together=False, dataset=slow, peeks=True)
+    assert "call iter(loader) equally often in all ranks" in found[0]["ended"]
+
+
+def test_a_rank_that_comes_late_has_all_of_its_share(rig: Rig, ran: Ran):
+    found = ran(rig, ranks=2, workers=1, together=False, late_s=2.0, dataset={"pause_s": 0.004})
+    assert [rank["digests"] for rank in found] == dealt(in_order(Shards(), 1), 2)
 
 
 def test_a_bare_number_of_batches_is_no_place_in_a_dealt_epoch(rig: Rig):

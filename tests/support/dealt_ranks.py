@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,12 @@ def one_rank(config: dict[str, Any], rank: int) -> dict[str, Any]:
     given = {**config.get("dataset", {}), **(config["others"][rank] if "others" in config else {})}
     dataset = getattr(stream_data, config.get("kind", "Shards"))(**given)
     loader = dataloaderjob.DataLoader(
-        dataset, batch_size=2, num_workers=config["workers"], tail=config.get("tail", "drop")
-    )
+        dataset, batch_size=2, num_workers=config["workers"] + config.get("more_workers", 0) * rank,
+        tail=config.get("tail", "drop"),
+    )  # fmt: skip
+    time.sleep(config.get("late_s", 0.0) * rank)
+    if config.get("peeks") and not rank:
+        next(iter(loader))
     if "state" in config:
         loader.load_state_dict(config["state"])
     had: list[str] = []

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.frames import SlotTicket
-from dataloaderjob.feeder.dealing import Needs, is_rival
+from dataloaderjob.feeder import dealing
+from dataloaderjob.feeder.dealing import Needs
 from dataloaderjob.trainer.dealing import Deal
 from dataloaderjob.trainer.slots import DEALT, Place, Saved
 
@@ -130,40 +131,84 @@ def packed(needed: int, **more: Any) -> tuple[SlotTicket, bytes]:
     return ticket, frames.pack_slot_ticket(ticket)
 
 
-def bundle(**more: Any) -> Bundle:
-    return Bundle(blobs=(("a" * 64, 1),), workers=2, slot=0, ranks=2, **more)
+def bundle(code: str = "a", **more: Any) -> Bundle:
+    return Bundle(blobs=((code * 64, 1),), **{"workers": 2, "slot": 0, "ranks": 2, **more})
 
 
 def test_a_feeder_keeps_what_the_slowest_rank_may_ask_for():
     needs = Needs()
 
     def needed(receiver: int, own: int, **more: Any) -> tuple[int, bool]:
-        found = frames.unpack_slot_ticket(needs.of_all(bundle(), receiver, *packed(own, **more)))
+        ticket, data = packed(own, **more)
+        needs.hear(bundle(), receiver, own)
+        found = frames.unpack_slot_ticket(needs.of_all(bundle(), ticket, data))
         assert found is not None
         assert (found.number, found.size) == (50, 4)
         return found.needed, found.snapshot is not None
 
     assert needed(1, 10) == (10 - 2 * 2, False), "the other one is about there"
-    assert needed(1, 10, snapshot=(9, b"state")) == (6, True)
+    assert needed(1, 10, snapshot=(6, b"state")) == (6, True)
+    assert needed(1, 10, snapshot=(7, b"state")) == (6, False), "the other one may need what lies before it"
     assert needed(2, 3) == (3, False)
-    assert needed(1, 10, snapshot=(9, b"state")) == (3, False), "the other one needs what lies before it"
+    assert needed(1, 10, snapshot=(4, b"state")) == (3, False)
     assert needed(1, 10, snapshot=(3, b"state")) == (3, True)
     needs.closed(2)
     assert needed(1, 20) == (16, False)
     needs.released(bundle().id, 2)
     assert needed(1, 21) == (21, False)
+    assert needed(2, 4) == (4, False), "it is back"
+
+
+def test_no_rank_needs_what_lies_before_the_state_that_is_gone_on_from():
+    needs, resumed = Needs(), bundle(taken=(40, 41))
+    needs.hear(resumed, 1, 40)
+    ticket, data = packed(40, snapshot=(40, b"state"))
+    found = frames.unpack_slot_ticket(needs.of_all(resumed, ticket, data))
+    assert found is not None
+    assert found.needed == 40
+    assert found.snapshot is not None
+
+
+def test_a_rank_gets_no_further_ahead_of_the_slowest_than_a_few_steps():
+    needs = Needs()
+    assert needs.may_make(bundle(), 1000), "nobody is known"
+    needs.hear(bundle(), 1, 10)
+    needs.hear(bundle(), 2, 0)
+    most = dealing.STEPS_AHEAD * 2 + dealing.BATCHES_AHEAD
+    assert [needs.may_make(bundle(), number) for number in (most - 1, most)] == [True, False]
+    needs.hear(bundle(), 2, 1)
+    assert needs.may_make(bundle(), most)
+    needs.released(bundle().id, 2)
+    assert needs.may_make(bundle(), most + 9)
 
 
 @pytest.mark.parametrize(
-    ("more", "found"),
+    ("more", "needed", "said"),
     [
-        ({}, False),
-        ({"code": "b"}, True),
-        ({"code": "b", "epoch": 1}, False),
-        ({"code": "b", "slot": 1}, False),
+        ({}, 90, ""),
+        ({"code": "b"}, 0, dealing.LOADERS),
+        ({"workers": 3}, 0, dealing.LOADERS),
+        ({"facts": {"batches": [8]}}, 0, dealing.LOADERS),
+        ({"taken": (7, 7)}, 0, dealing.LOADERS),
+        ({"epoch": 0}, 4, ""),
+        ({"epoch": 0}, 5, "epoch 1 of its loader while another is in epoch 0"),
+        ({"epoch": 2}, 90, ""),
+        ({"code": "b", "slot": 1}, 90, ""),
+        ({"code": "b", "loader": 7}, 90, ""),
     ],
 )
-def test_ranks_with_other_data_are_rivals(more: dict[str, Any], found: bool):
-    fields = {"workers": 2, "slot": 0, "ranks": 2, **more}
-    other = Bundle(blobs=((fields.pop("code", "a") * 64, 1),), **fields)
-    assert is_rival(bundle(), [other]) is found
+def test_ranks_whose_loaders_differ_are_refused(more: dict[str, Any], needed: int, said: str):
+    other = bundle(**{"epoch": 1, **more})
+    users = {bundle(epoch=1).id: {1}}
+    for others, expected in (({2}, said), ({1}, ""), (set(), "")):
+        known = users if other.id in users else {**users, other.id: others}
+        found = dealing.refusal(
+            bundle(epoch=1), 1, needed, [other], lambda name, known=known: known.get(name, set())
+        )
+        assert expected in found if expected else not found
+
+
+def test_a_rank_that_is_in_both_epochs_is_about_to_leave_the_first():
+    first, second = bundle(epoch=0), bundle(epoch=1)
+    users = {first.id: {2}, second.id: {1, 2}}
+    assert not dealing.refusal(second, 1, 90, [first], users.__getitem__)

@@ -57,7 +57,7 @@ def test_builders_of_different_bundles_work_at_the_same_time():
     ask(m, 0, stream=2, bundle=B)
     busy: set[bytes] = set()
     tasks = []
-    while (task := m.next_build(lambda bundle: bundle not in busy)) is not None:
+    while (task := m.next_build(lambda task: task.bundle not in busy)) is not None:
         busy.add(task.bundle)
         tasks.append((task.stream, task.ticket))
     assert sorted(tasks) == [(1, 0), (2, 0)]

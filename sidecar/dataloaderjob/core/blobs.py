@@ -74,11 +74,18 @@ class Bundle:
     """Variables that tell user code its rank. Only of an IterableDataset, which may read its share by them."""
     ranks: int = 0
     """Ranks to which the batches of all slots are dealt in turn; 0: each rank has slots of its own."""
+    taken: tuple[int, ...] = ()
+    """How many batches of each slot were dealt before the epoch was gone on with."""
+
+    @property
+    def first(self) -> int:
+        """No rank asks for batches of this slot before it."""
+        return self.taken[self.slot] if self.slot is not None and self.slot < len(self.taken) else 0
 
     def manifest(self) -> bytes:
         body = {f.name: getattr(self, f.name) for f in fields(self)}
         # Absent where they are not used: a feeder of the release before computes the same id.
-        for name in ("slot", "env", "ranks"):
+        for name in ("slot", "env", "ranks", "taken"):
             if not body[name] and (body[name] != 0 or name == "ranks"):
                 del body[name]
         return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
@@ -111,6 +118,7 @@ class Bundle:
                 loader=int(body.get("loader", 0)), epoch=int(body.get("epoch", 0)), workers=int(body.get("workers", 0)),
                 slot=None if body.get("slot") is None else int(body["slot"]),
                 env={str(k): str(v) for k, v in dict(body.get("env") or {}).items()}, ranks=int(body.get("ranks", 0)),
+                taken=tuple(int(n) for n in body.get("taken", ())),
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
             raise RemoteProtocolError(f"a bundle's manifest cannot be read: {exc}") from exc

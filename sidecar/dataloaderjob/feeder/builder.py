@@ -34,12 +34,6 @@ from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Introduction, 
 from dataloaderjob.feeder.slots import Answer, Answers, Snapshots
 
 PROBE = int(Flag.PROBE)
-MOST_KEPT_NBYTES = 2 << 30
-"""Most bytes of a slot's batches that are kept for ranks that are behind others."""
-APART = (
-    f"a feeder keeps {MOST_KEPT_NBYTES >> 30} GiB of batches that another rank has not taken: ranks to which batches "
-    "are dealt have to take them in step (does one of them iterate alone?)"
-)
 REPLAY_S = 1.0
 """How often it is told how far a slot that is made again has come."""
 DIFFERS = (
@@ -73,6 +67,10 @@ class Buffers:
         while len(self._free) >= SPARE_BUFFERS:
             self._drop(self._free.popleft())
         return self._create(nbytes)
+
+    def view(self, number: int) -> memoryview:
+        """What lies in a buffer that was taken."""
+        return memoryview(self._maps[number])
 
     def free(self, number: int) -> None:
         self._free.append(number)
@@ -201,15 +199,14 @@ class Builder:
                 return False
             if self._here.ranks:
                 self._make_for_others(ticket, message)
-            if self._here.ranks and self._answers.nbytes > MOST_KEPT_NBYTES:
-                answer = Answer(kind=Kind.FAILED, payload=self._failure(InputError(APART), ""))
-            else:
-                answer = self._answer(ticket, message)
-                self._answers.keep(ticket.number, answer)
+            answer = self._answer(ticket, message)
+            self._answers.keep(ticket.number, answer)
             if answer.kind is Kind.BUILT and (snapshot := self._snapshots.take(self._source)) is not None:
                 kind = Kind.NO_STATE if self._snapshots.stopped else Kind.SNAPSHOT
                 self._channel.send(kind, a=self._source.made, payload=snapshot)
-        if ticket.asks and not answer.flags & Flag.ENDED:
+        if self._here.ranks and ticket.known is not None:
+            self._compare(*ticket.known)
+        if ticket.asks and self._source.made > ticket.number:
             answer = Answer(kind=Kind.FAILED, payload=frames.pack_there(ticket.number), flags=Flag.ENDED)
         self._answers.lend(answer)
         self._channel.send(answer.kind, a=message.a, flags=answer.flags, payload=answer.payload)
@@ -218,12 +215,23 @@ class Builder:
 
     def _make_for_others(self, ticket: frames.SlotTicket, message: Message) -> None:
         """Makes the batches before this one that other ranks may ask for, and keeps them."""
-        made = self._source.made or (ticket.snapshot[0] if ticket.snapshot else 0)
+        made, told_at = self._source.made or (ticket.snapshot[0] if ticket.snapshot else 0), time.monotonic()
         for number in range(max(made, ticket.needed), ticket.number):
             answer = self._answer(ticket._replace(number=number), message)
             self._answers.keep(number, answer)
             if answer.flags & Flag.ENDED:
                 return
+            if (now := time.monotonic()) - told_at > REPLAY_S:
+                told_at = now
+                self._channel.send(Kind.REPLAYED, a=message.a, b=number + 1)
+
+    def _compare(self, number: int, digest: int) -> None:
+        """Says it where a batch that a rank had before came out differently when it was made again."""
+        answer = self._answers.get(number)
+        if answer is None or answer.buffer is None:
+            return
+        if digests.of_body(self._buffers.view(answer.buffer)) != digest:
+            self._channel.send(Kind.NO_STATE, payload=f"{DIFFERS} (batch {number})".encode())
 
     def _answer(self, ticket: frames.SlotTicket, message: Message) -> Answer:
         """Makes the next batch of the slot."""
@@ -248,8 +256,7 @@ class Builder:
         kind, payload = self._place_body(made, identity_in_slot(ticket))
         if kind is not Kind.BUILT:
             return Answer(kind=kind, payload=payload)
-        buffer, nbytes = BUILT.unpack(payload)
-        return Answer(kind=kind, payload=payload, buffer=buffer, nbytes=nbytes)
+        return Answer(kind=kind, payload=payload, buffer=BUILT.unpack(payload)[0])
 
     def _shorter(self, source: SlotSource, ticket: frames.SlotTicket) -> bytes:
         """The failure of a slot that ended, when it was made again, before what was had of it."""

@@ -31,7 +31,7 @@ from dataloaderjob.feeder.channel import (
     Template,
     Watching,
 )
-from dataloaderjob.feeder.dealing import Needs, is_rival
+from dataloaderjob.feeder.dealing import Needs
 from dataloaderjob.feeder.feeding_states import State, Task
 from dataloaderjob.feeder.trials import Trials, mapped
 
@@ -66,6 +66,7 @@ class Owner(Watching, Protocol):
     def say(self, bundle: Bundle, text: str) -> None: ...
     def session_gone(self, bundle: bytes) -> None: ...
     def soon(self, call: Callable[[], None]) -> None: ...
+    def receivers_of(self, bundle: bytes) -> set[int]: ...
 
 
 class Builders:
@@ -87,9 +88,13 @@ class Builders:
     def has(self, bundle: bytes) -> bool:
         return bundle in self._sessions
 
-    def free(self, bundle: bytes) -> bool:
-        session = self._sessions.get(bundle)
-        return session is not None and session.phase is Phase.FREE
+    def free(self, task: Task) -> bool:
+        """Whether this task may be made now."""
+        session = self._sessions.get(task.bundle)
+        if session is None or session.phase is not Phase.FREE:
+            return False
+        bundle = session.bundle
+        return not bundle.ranks or self.needs.may_make(bundle, _slot_ticket(task).number)
 
     def discards(self, bundle: bytes) -> bool:
         """Whether its builder makes what was cancelled meanwhile."""
@@ -103,12 +108,18 @@ class Builders:
     def open(self, bundle: Bundle, base_seed: int) -> None:
         """Begins a session whose blobs are here; `Owner.session_free` tells when it can be used."""
         template = self.templates.get(bundle)
-        others = [s.bundle for s in self._sessions.values() if s.orphan_since is None and not s.is_rival]
         session = self._sessions[bundle.id] = Session(bundle, template, base_seed, time.monotonic())
-        session.is_rival = is_rival(bundle, others)
         template.sessions.append(session)
         if template.loaded:
             self._start(session)
+
+    def hear(self, bundle: bytes, receiver: int, payload: bytes) -> None:
+        """A ticket of a session came."""
+        session = self._sessions.get(bundle)
+        if session is None or not session.bundle.ranks:
+            return
+        if (ticket := frames.unpack_slot_ticket(payload)) is not None:
+            self.needs.hear(session.bundle, receiver, ticket.needed)
 
     def build(self, task: Task) -> None:
         """Has the builder of a session that is FREE make a batch."""
@@ -116,21 +127,27 @@ class Builders:
         session.phase, session.task = Phase.BUSY, task
         payload = task.payload
         if session.bundle.ranks:
-            ticket = frames.unpack_slot_ticket(payload)
-            assert ticket is not None  # noqa: S101  its session is a slot's
-            if session.is_rival or ticket.base_seed != session.base_seed:
-                self._owner.soon(functools.partial(self._refuse, session, task))
+            if why := self._why_not(session, task):
+                self._owner.soon(functools.partial(self._refuse, session, task, why))
                 return
-            payload = self.needs.of_all(session.bundle, task.receiver, ticket, payload)
+            ticket = _slot_ticket(task)
+            self.needs.hear(session.bundle, task.receiver, ticket.needed)
+            payload = self.needs.of_all(session.bundle, ticket, payload)
         if session.channel is not None:
             session.channel.post(Kind.BUILD, a=task.serial, b=task.ticket, flags=task.flags, payload=payload)
 
-    def _refuse(self, session: Session, task: Task) -> None:
-        """Fails a ticket whose rank has another dataset or seed than those that it shares a slot with."""
+    def _why_not(self, session: Session, task: Task) -> str:
+        """Why a rank gets nothing of a slot that it shares with others; else empty."""
+        ticket, bundle = _slot_ticket(task), session.bundle
+        if ticket.base_seed != session.base_seed:
+            return dealing.SEEDS
+        others = (s.bundle for s in self._sessions.values() if s.phase is not Phase.ENDING)
+        return dealing.refusal(bundle, task.receiver, ticket.needed, others, self._owner.receivers_of)
+
+    def _refuse(self, session: Session, task: Task, why: str) -> None:
         if session.task is task:
-            text = dealing.DATASETS if session.is_rival else dealing.SEEDS
             self._finished(session)
-            self._owner.failed(task, supervision.pack_failure("InputError", text), 0)
+            self._owner.failed(task, supervision.pack_failure("InputError", why), 0)
 
     def release(self, body: Body) -> None:
         """The body is sent, or given up."""
@@ -378,6 +395,12 @@ class Builders:
         if session in template.sessions:
             template.sessions.remove(session)
         self.templates.trim()
+
+
+def _slot_ticket(task: Task) -> frames.SlotTicket:
+    ticket = frames.unpack_slot_ticket(task.payload)
+    assert ticket is not None  # noqa: S101  its session is a slot's
+    return ticket
 
 
 def _is_asked_again(session: Session, waiting: list[Task]) -> bool:

@@ -272,8 +272,6 @@ class Session:
     slot: SlotSession | None = None
     replayed: int = 0
     """Batches of its slot that its builder made again for the task, as far as it told."""
-    is_rival: bool = False
-    """It is refused: another rank's session makes the same slot of another dataset."""
 
 
 @dataclass(slots=True)

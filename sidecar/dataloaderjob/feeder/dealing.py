@@ -5,20 +5,27 @@ Each rank asks for its own share of a slot, and whether the rest is there. What 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.frames import SlotTicket
 from dataloaderjob.core.snapshots import STEPS_APART
 
+STEPS_AHEAD, BATCHES_AHEAD = 4, 16
+"""Of one slot a rank gets no more ahead of the slowest than the batches of so many steps, and so many."""
 SEEDS = (
     "ranks to which batches are dealt have to draw one base seed, and this one drew another: call torch.manual_seed "
     "with one number in all ranks before iter(loader), or give the loader a generator= that is seeded so"
 )
-DATASETS = (
-    "ranks to which batches are dealt have to have one dataset, and this one's is not that of another rank: with tail= "
-    "a dataset gives all of its data, whatever the rank (is the rank kept in it, or a set whose order differs?)"
+LOADERS = (
+    "ranks to which batches are dealt have to have one dataset and one loader, and this rank's are not those of "
+    "another: with tail= a dataset gives all of its data, whatever the rank (is the rank kept in it, or a set whose "
+    "order differs?), and num_workers, batch_size, drop_last, tail and a state that is loaded are the same in all ranks"
+)
+EPOCHS = (
+    "ranks to which batches are dealt have to begin epochs together, and this one is in epoch {own} of its loader "
+    "while another is in epoch {other}: call iter(loader) equally often in all ranks"
 )
 
 
@@ -28,15 +35,23 @@ class Needs:
     def __init__(self) -> None:
         self._of: dict[bytes, dict[int, float]] = {}
 
-    def of_all(self, bundle: Bundle, receiver: int, ticket: SlotTicket, packed: bytes) -> bytes:
-        """A rank's ticket, changed to need what all ranks do."""
+    def hear(self, bundle: Bundle, receiver: int, needed: int) -> None:
+        """A rank's ticket says that it needs nothing before `needed`."""
         known = self._of.setdefault(bundle.id, {})
-        known[receiver] = max(known.get(receiver, 0), ticket.needed)
-        least = min(known.values())
-        if least == float("inf"):
-            least = ticket.needed
-        if len(known) < bundle.ranks:  # the others are about where these are
-            return frames.with_needed(packed, max(0, int(least) - STEPS_APART * bundle.ranks))
+        before = known.get(receiver, 0)
+        known[receiver] = needed if before == _NOTHING else max(before, needed)
+
+    def may_make(self, bundle: Bundle, number: int) -> bool:
+        """Whether batch `number` is near enough to what the slowest rank needs: what lies between is kept."""
+        slowest = min(self._of.get(bundle.id, {}).values(), default=_NOTHING)
+        return number < slowest + STEPS_AHEAD * bundle.ranks + BATCHES_AHEAD
+
+    def of_all(self, bundle: Bundle, ticket: SlotTicket, packed: bytes) -> bytes:
+        """A rank's ticket, changed to need what all ranks do."""
+        known = [needed for needed in self._of.get(bundle.id, {}).values() if needed != _NOTHING]
+        least = min(known, default=float(ticket.needed))
+        if len(self._of.get(bundle.id, {})) < bundle.ranks:  # the others are about where the first is
+            least = min(least, max(bundle.first, max(known, default=least) - STEPS_APART * bundle.ranks))
         if ticket.snapshot is not None and ticket.snapshot[0] > least:
             packed = frames.pack_slot_ticket(ticket._replace(snapshot=None))
         return frames.with_needed(packed, int(least))
@@ -44,12 +59,12 @@ class Needs:
     def released(self, bundle: bytes, receiver: int) -> None:
         """The rank asks for nothing more of the session."""
         if bundle in self._of:
-            self._of[bundle][receiver] = float("inf")
+            self._of[bundle][receiver] = _NOTHING
 
     def closed(self, receiver: int) -> None:
         """The rank's connection ended; it may come back by another."""
         for known in self._of.values():
-            if known.get(receiver) != float("inf"):
+            if known.get(receiver) != _NOTHING:
                 known.pop(receiver, None)
 
     def forget(self, bundle: bytes) -> None:
@@ -57,10 +72,27 @@ class Needs:
         self._of.pop(bundle, None)
 
 
-def is_rival(bundle: Bundle, others: Iterable[Bundle]) -> bool:
-    """Whether another rank's session makes the same slot of another dataset."""
-    same = (bundle.ranks, bundle.loader, bundle.epoch, bundle.slot)
-    return bundle.ranks > 1 and any(
-        same == (other.ranks, other.loader, other.epoch, other.slot) and other.code != bundle.code
-        for other in others
-    )
+_NOTHING = float("inf")
+
+
+def refusal(
+    bundle: Bundle, receiver: int, needed: int, others: Iterable[Bundle], users: Callable[[bytes], set[int]]
+) -> str:
+    """Why a rank gets nothing of this session, by what other ranks (`users` of a session) use now; else empty."""
+    if bundle.ranks < 2:
+        return ""
+    here = users(bundle.id)
+    for other in others:
+        if (
+            (other.loader, other.slot) != (bundle.loader, bundle.slot)
+            or other.id == bundle.id
+            or not other.ranks
+        ):
+            continue
+        if not users(other.id) - here - {receiver}:
+            continue
+        if other.epoch == bundle.epoch:
+            return LOADERS
+        if other.epoch < bundle.epoch and needed > bundle.first + STEPS_APART * bundle.ranks:
+            return EPOCHS.format(own=bundle.epoch, other=other.epoch)
+    return ""

@@ -39,8 +39,8 @@ _HISTORY = 64
 MOST_NBYTES = 1 << 30
 """Bytes of batches that may be built and not sent: with 64 receivers of two each, 38.5 MB batches were 4.9 GB."""
 BUILT = frozenset({State.HELD, State.READY, State.SENDING})
-Free = Callable[[bytes], bool]
-"""Whether the builder of a bundle has nothing to do."""
+Free = Callable[[Task], bool]
+"""Whether a builder may make this task now."""
 
 
 class _Receiver:
@@ -64,9 +64,7 @@ class _Receiver:
         if len(self.unsent) >= limit:
             return None
         for stream, queue in self.queues.items():
-            task = next(
-                (task for task in queue if free(task.bundle)), None
-            )  # slots have builders of their own
+            task = next((task for task in queue if free(task)), None)  # slots have builders of their own
             if task is None:
                 continue
             if len(self.held) < limit or all(h.ticket > task.ticket for h in self.held if h.stream == stream):

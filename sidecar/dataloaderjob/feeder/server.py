@@ -255,6 +255,7 @@ class FeederServer:
                 room=header.room,
                 payload=payload,
             )
+            self._builders.hear(bundle, connection.number, payload)
             if self._machine.known(bundle):
                 self._builders.templates.use(connection.number, self._bundles[bundle])
                 self._begin(bundle)
@@ -307,6 +308,9 @@ class FeederServer:
 
     def session_free(self) -> None:
         self._settle()
+
+    def receivers_of(self, bundle: bytes) -> set[int]:
+        return {receiver for receiver, _ in self._machine.users(bundle)}
 
     def session_gone(self, bundle: bytes) -> None:
         self._begin(bundle)

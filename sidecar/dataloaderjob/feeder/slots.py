@@ -29,8 +29,6 @@ class Answer:
     flags: int = 0
     buffer: int | None = None
     """Where the body lies."""
-    nbytes: int = 0
-    """Size of the body."""
 
 
 class Answers:
@@ -42,10 +40,6 @@ class Answers:
         self._of: dict[int, Answer] = {}
         self._lent: Counter[int] = Counter()
         """How often the feeder has each buffer."""
-
-    @property
-    def nbytes(self) -> int:
-        return sum(answer.nbytes for answer in self._of.values())
 
     def get(self, number: int) -> Answer | None:
         return self._of.get(number)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dataloaderjob.core import frames
 from dataloaderjob.core.consumption import error_mark
-from dataloaderjob.core.control import MOST_AHEAD, W_NEXT_CALLS
-from dataloaderjob.core.errors import InputError, ServiceError
+from dataloaderjob.core.control import MOST_AHEAD
+from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceError
 from dataloaderjob.trainer import slots
 from dataloaderjob.trainer.dealing import Deal
 from dataloaderjob.trainer.slot_iterator import SlotIterator
@@ -16,6 +19,17 @@ from dataloaderjob.trainer.stream import SlotEndedError, SlotGoesOnError
 
 DROP, PAD, ERROR = TAILS = ("drop", "pad", "error")
 """What becomes of the last batches, if they are fewer than the ranks."""
+
+
+_numbers = itertools.count(1 << 20)
+_of_loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def _number_of(loader: Any) -> int:
+    """Number of this loader among those of the process that deal: other loaders need not be the same in all ranks."""
+    if loader not in _of_loaders:
+        _of_loaders[loader] = next(_numbers)
+    return _of_loaders[loader]
 
 
 class _Hand(NamedTuple):
@@ -40,18 +54,31 @@ class DealIterator(SlotIterator):
         self._window = min(self._window, MOST_AHEAD // self._ranks) * self._ranks
         super().ship(loader, begin_session, slow)
 
-    def _session(self, facts: dict[str, Any]) -> dict[str, Any]:
-        env = {"RANK": "0", "WORLD_SIZE": "1"}  # the dataset gives all of its data
-        return {"env": env, "ranks": self._ranks, "facts": slots.facts(facts, are_dealt=True)}
+    def _session(self, loader: Any, facts: dict[str, Any]) -> dict[str, Any]:
+        own = {
+            **slots.facts(facts, are_dealt=True),
+            "batches": [self._size, self._bare, self._drop_last, self._tail],
+        }
+        return {
+            "loader": _number_of(loader),
+            "env": {"RANK": "0", "WORLD_SIZE": "1"},  # the dataset gives all of its data
+            "ranks": self._ranks,
+            "facts": own,
+        }
+
+    def _pinned_ahead(self) -> int:
+        return super()._pinned_ahead() * self._ranks
 
     def start(self, *, again: bool = False) -> None:  # noqa: ARG002  no sampler is iterated
-        stream = self._open(0)
         saved = Saved.of(self._epoch.slots, self._epoch.rank)
         if self._first and not saved.taken:
             raise InputError(
                 "with tail= an epoch is gone on with from what state_dict() returned; a bare number of batches does "
                 "not say how many of them are of each slot"
             )
+        assert self._bundle is not None  # noqa: S101  shipped before
+        self._bundle = replace(self._bundle, taken=tuple(saved.taken))
+        stream = self._open(0)
         given = {place.slot: (place.number, digest) for place, digest in saved.digests.items()}
         self._deal = stream.places = Deal(
             self._slots, self._ranks, self._rank, first=saved.taken, given=given, snapshots=saved.snapshots,
@@ -125,32 +152,38 @@ class DealIterator(SlotIterator):
         """Takes the next answer."""
         number = taker.taken
         place, packed = self._placed[number]
-        ticket, deal = frames.unpack_slot_ticket(packed), self._deal
+        deal, is_discarded = self._deal, False
         try:
             batch = taker.take()
         except SlotEndedError as end:
-            if end.batches < deal.taken[place.slot] or self._padded:
+            if end.batches < deal.least(place.slot) or self._padded:
                 raise ServiceError(slots.SHORTER.format(slot=place.slot, batches=end.batches)) from None
             deal.ended(place, end.batches)
         except SlotGoesOnError:
             deal.there(place)
         except Exception as exc:
-            if taker.taken == number or ticket is None or ticket.asks or isinstance(exc, ServiceError):
-                raise
+            if taker.taken == number or isinstance(exc, DataLoaderJobError):
+                raise  # what of this slot is there nobody knows
             if self._padded or deal.there(place):
                 self._hand = _Hand(place, packed, None, error_mark(exc), exc)
+            else:
+                is_discarded = True
         else:
             if self._padded or deal.there(place):
                 self._hand = _Hand(place, packed, batch, taker.digest, None)
+            else:
+                is_discarded = True
         del self._placed[number]
-        self._pass_over(taker.taken)
+        if is_discarded:
+            self._pass_over(taker.taken)
+        else:
+            self._passed(taker.taken)
 
     def _give_hand(self, hand: _Hand) -> Any:
         taken, self._handled = self._handled, -1
         self._hand, self._padded = None, False
         self._deal.gave(hand.place, None if hand.error else hand.digest)
         self._deal.stepped()
-        self._client.control.words[W_NEXT_CALLS] += 1
         if hand.error is not None:
             if self._recording is not None:
                 self._recording.ask(self._num_yielded, hand.packed)

@@ -172,6 +172,10 @@ class Deal(Beginnings):
     def passed(self, slot: int) -> int:
         return max(self._first[slot], self.taken[slot] - STEPS_APART * self._ranks)
 
+    def least(self, slot: int) -> int:
+        """A slot has so many batches at least, by what was answered."""
+        return self._there[slot]
+
     # What a state has
 
     def known(self, slot: int) -> tuple[int, int] | None:

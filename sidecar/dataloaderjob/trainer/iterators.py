@@ -29,7 +29,7 @@ from dataloaderjob.trainer.progress import Epoch, Progress
 from dataloaderjob.trainer.recording import Recording, record_here, recorder
 from dataloaderjob.trainer.sampling import Recorded, first_keys
 from dataloaderjob.trainer.stream import RECENT, Stream
-from dataloaderjob.trainer.taking import PinningTaker, Taker
+from dataloaderjob.trainer.taking import AHEAD, PinningTaker, Taker
 from dataloaderjob.trainer.tickets import as_keys, submit
 
 _U64 = (1 << 64) - 1
@@ -296,8 +296,14 @@ class ServiceIterator(_Seeded):
         own = recorder(self._consumption)
         self._recording = None if own is None else Recording(own, self._consumption, self._kept)
         if self._pin_memory:
-            self._taker = PinningTaker(taker, self._pin_memory_device, float(self._timeout))
+            self._taker = PinningTaker(
+                taker, self._pin_memory_device, float(self._timeout), self._pinned_ahead()
+            )
         return taker.stream
+
+    def _pinned_ahead(self) -> int:
+        """How many tickets a thread that pins is ahead."""
+        return AHEAD
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         before = self._taker if self._stream is not None else None

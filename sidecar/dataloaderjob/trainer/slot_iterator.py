@@ -43,16 +43,16 @@ class SlotIterator(ServiceIterator):
         self._size = 1 if self._bare else int(loader.batch_size)
         made, _ = self._packed(loader, slow)
         number, epoch = begin_session()
-        self._bundle = replace(
-            made,
-            loader=number,
-            epoch=epoch,
-            workers=self._slots,
-            **self._session(made.facts),
-        )
+        session = {
+            "loader": number,
+            "epoch": epoch,
+            "workers": self._slots,
+            **self._session(loader, made.facts),
+        }
+        self._bundle = replace(made, **session)
         self._kept = NO_BUNDLE  # a batch of a slot cannot be made again by itself
 
-    def _session(self, facts: dict[str, Any]) -> dict[str, Any]:
+    def _session(self, loader: Any, facts: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         """What tells whose slots they are."""
         return {"env": slots.shares(), "facts": slots.facts(facts)}
 
@@ -135,7 +135,7 @@ class SlotIterator(ServiceIterator):
                 if end.batches < self._places.taken[place.slot] or place in self._expected:
                     raise ServiceError(slots.SHORTER.format(slot=place.slot, batches=end.batches)) from None
                 self._places.ended(place, end.batches)
-                self._pass_over(taker.taken)
+                self._passed(taker.taken)
                 continue
             except Exception as exc:
                 if taker.taken == number:
@@ -165,8 +165,12 @@ class SlotIterator(ServiceIterator):
             return batch
 
     def _pass_over(self, taken: int) -> None:
-        """Nothing is given for what was taken."""
+        """A batch was taken, and is not given."""
         self._client.control.words[W_NEXT_CALLS] -= 1
+        self._passed(taken)
+
+    def _passed(self, taken: int) -> None:
+        """What was taken is no batch, or is given later."""
         self._advance(taken)
         self._handled = taken
 

@@ -80,14 +80,19 @@ class Timed:
         began = now_ns()
         if self._returned_ns:
             words[W_STEP_NS] += began - self._returned_ns
-        batch = self.take_ready()
-        if batch is not NOTHING:
-            words[W_READY_CALLS] += 1
-            self._returned_ns = began
-        else:
+        try:
+            batch = self.take_ready()
+            if batch is not NOTHING:
+                words[W_READY_CALLS] += 1
+                self._returned_ns = began
+                return batch
             batch = self.take_later()
+        except Exception:
             self._returned_ns = now = now_ns()
             words[W_WAIT_NS] += now - began
+            raise
+        self._returned_ns = now = now_ns()
+        words[W_WAIT_NS] += now - began
         return batch
 
     def take_ready(self) -> Any:
@@ -180,9 +185,11 @@ class Taker(Timed):
             self.taken = stream.awaited = number + 1
             try:
                 stream.recent[number % RECENT] = stream.pending.pop(number, None)
-                words[W_NEXT_CALLS] += 1
                 if entry is None:
-                    raise _failed(stream.failures.pop(number))
+                    failed = _failed(stream.failures.pop(number))
+                    words[W_NEXT_CALLS] += not isinstance(failed, (SlotEndedError, SlotGoesOnError))
+                    raise failed
+                words[W_NEXT_CALLS] += 1
                 region = pool.regions[entry[2]]
                 plan = self._decoder.plan(region.map, entry[3], entry[4])
                 self.digest = self._decoder.digest
@@ -258,6 +265,7 @@ class PinningTaker(Timed):
 
     __slots__ = (
         "__weakref__",
+        "_ahead",
         "_ordered",
         "_orders",
         "_results",
@@ -267,8 +275,10 @@ class PinningTaker(Timed):
         "stream",
     )
 
-    def __init__(self, taker: Taker, device: str | None, timeout_s: float) -> None:
+    def __init__(self, taker: Taker, device: str | None, timeout_s: float, ahead: int = AHEAD) -> None:
+        """ahead: tickets of which the batches, if they bring one, lie pinned before they are asked for."""
         super().__init__(taker.client.control.words, taker.taken)
+        self._ahead = ahead
         self._taker = taker
         self.stream = taker.stream
         self._timeout_s = timeout_s
@@ -286,7 +296,7 @@ class PinningTaker(Timed):
 
     def order(self, drawn: int) -> None:
         """Has the thread take what is due, of `drawn` batches that were asked for."""
-        target = min(drawn, self.taken + AHEAD)
+        target = min(drawn, self.taken + self._ahead)
         while self._ordered < target:
             self._ordered += 1
             self._orders.put(True)

@@ -137,6 +137,9 @@ class Assignments:
                     f"slot {slot.number} goes on at {name}, which makes {again} batches of it again first, unsent"
                 )
             )
+        if home is not None and home.up and slot.ranks:  # it keeps what this rank has not taken
+            home.bundles.discard(slot.bundle)
+            self._send(home, Kind.RELEASE, bundle=slot.bundle)
         slot.home = chosen
         return able[chosen]
 
