@@ -109,7 +109,7 @@ class Share:
 
 
 class Nodes(IterableDataset[Any]):
-    """A graph of nodes; the samples that it gives may draw, which its own look-ahead does too early for a state."""
+    """Its Loader looks one sample ahead: one that draws has done so before the state that precedes it."""
 
     def __init__(self, samples: int, *, draws: bool = False) -> None:
         node = nodes.Mapper(nodes.IterableWrapper(Share(samples)), drawn if draws else sample)
@@ -135,8 +135,13 @@ def test_nodes_are_made_by_feeders(rig: Rig, draws: bool):
     assert ours == theirs
 
 
-def test_nodes_go_on_from_their_state(rig: Rig):
-    assert resumed(lambda: DataLoader(Nodes(3000), batch_size=4, num_workers=2), batches=300, slots=None)
+@pytest.mark.parametrize(("draws", "slots"), [(False, None), (True, [None, None])])
+def test_nodes_go_on_from_their_state_if_it_is_exact(rig: Rig, draws: bool, slots: list[Any] | None):
+    def loader() -> DataLoader[Any]:
+        torch.manual_seed(1)
+        return DataLoader(Nodes(3000, draws=draws), batch_size=4, num_workers=2)
+
+    assert resumed(loader, batches=300, slots=slots)
 
 
 def test_a_loader_of_ours_is_the_source_of_nodes(rig: Rig):
@@ -253,11 +258,12 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         lambda at: TFRecordDataset(f"{at}/0.tfrecord", f"{at}/0.index", FEATURES),
         lambda at: TFRecordDataset(f"{at}/0.tfrecord", f"{at}/0.index", FEATURES, shuffle_queue_size=8),
+        lambda at: TFRecordDataset(f"{at}/0.tfrecord", None, FEATURES),
         lambda at: MultiTFRecordDataset(
             f"{at}/{{}}.tfrecord", f"{at}/{{}}.index", {"0": 0.6, "1": 0.4}, FEATURES, infinite=False
         ),
     ],
-    ids=["in order", "shuffled", "of several files"],
+    ids=["in order", "shuffled", "without an index", "of several files"],
 )
 def test_tfrecord(rig: Rig, records: Path, make: Callable[[Path], Any]):
     theirs, ours = both(lambda: make(records))
