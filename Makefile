@@ -54,8 +54,9 @@ $(VENV)/.run-installed: pyproject.toml
 	$(VENV)/bin/pip install -e '.[examples]'
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.run-installed
+$(VENV)/.installed: $(VENV)/.run-installed tests/libraries.txt
 	$(VENV)/bin/pip install -e '.[dev]'
+	$(VENV)/bin/pip install --no-deps -r tests/libraries.txt
 	@touch $@
 
 $(VENV)/.bench-installed: $(VENV)/.installed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 import torch
 import webdataset as wds
 from rig import Rig, until
-from stream_data import digests_of
+from stream_data import both, digests_of
 
 from dataloaderjob import DataLoader
 
@@ -27,16 +26,6 @@ Make = Callable[[Path], Any]
 def rig() -> Iterator[Rig]:
     with Rig(feeders=2) as made:
         yield made
-
-
-def both(make: Callable[[], Any], **more: Any) -> tuple[list[str], list[str]]:
-    """Digests of torch's batches, and of ours."""
-    found = []
-    for kind in (torch.utils.data.DataLoader, DataLoader):
-        torch.manual_seed(1)
-        with warnings.catch_warnings(action="ignore"):
-            found.append(digests_of(kind(make(), num_workers=2, **{"batch_size": 4, **more})))
-    return found[0], found[1]
 
 
 # WebDataset

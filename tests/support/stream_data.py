@@ -6,7 +6,8 @@ import hashlib
 import os
 import random
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch.distributed import get_rank, get_world_size, is_initialized
 from torch.utils.data import IterableDataset, get_worker_info
 
+from dataloaderjob import DataLoader
 from dataloaderjob.codec.digest import digest_update
 
 LENGTHS = (37, 5, 22, 60, 1, 13, 44)
@@ -205,3 +207,13 @@ class LargeState(WithOwnState):
 class BadState(WithOwnState):
     def state_dict(self) -> dict[str, Any]:
         raise RuntimeError("no state today")
+
+
+def both(make: Callable[[], Any], **more: Any) -> tuple[list[str], list[str]]:
+    """Digests of torch's batches, and of ours, each of a dataset of its own."""
+    found = []
+    for kind in (torch.utils.data.DataLoader, DataLoader):
+        torch.manual_seed(1)
+        with warnings.catch_warnings(action="ignore"):
+            found.append(digests_of(kind(make(), num_workers=2, **{"batch_size": 4, **more})))
+    return found[0], found[1]
