@@ -217,20 +217,26 @@ def _scale(args: argparse.Namespace) -> int:
 
 def _map(args: argparse.Namespace) -> int:
     try:
-        import pyarrow.parquet  # noqa: F401
+        try:
+            import pyarrow.parquet  # noqa: F401
 
-        from dataloaderjob.local.mapping import command
-    except ModuleNotFoundError as exc:
-        raise InputError(
-            f"to map the module {exc.name!r} is needed: pip install 'dataloaderjob[map]'"
-        ) from exc
-    arguments = command.Arguments(
-        script=args.script, dataset=args.dataset, function=args.function, output=args.output,
-        collate_fn=args.collate_fn, batch_size=args.batch_size, rows_per_file=args.rows_per_file,
-        feeders=args.feeders,
-    )  # fmt: skip
-    try:
-        _print(command.run(arguments))
+            from dataloaderjob.local.mapping import command
+        except ModuleNotFoundError as exc:
+            needed = str(exc.name).partition(".")[0]
+            raise InputError(
+                f"to map the module {needed!r} is needed: pip install 'dataloaderjob[map]'"
+            ) from exc
+        names = (
+            "script",
+            "dataset",
+            "function",
+            "output",
+            "collate_fn",
+            "batch_size",
+            "rows_per_file",
+            "feeders",
+        )
+        _print(command.run(command.Arguments(**{name: getattr(args, name) for name in names})))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return 0

@@ -52,7 +52,7 @@ def run(arguments: Arguments) -> str:
     _check_numbers(arguments)
     script = Script(arguments.script)
     dataset = script.dataset(arguments.dataset)
-    collate_fn = script.function(arguments.collate_fn) if arguments.collate_fn else None
+    collate_fn = script.collate_fn(arguments.collate_fn) if arguments.collate_fn else None
     apply = Apply(script.function(arguments.function), collate_fn)
     work = Work(
         script=script.name, dataset=arguments.dataset, function=arguments.function, collate_fn=arguments.collate_fn,
@@ -119,7 +119,7 @@ def _fill(folder: Folder, dataset: Inputs, apply: Apply, feeders: int | None) ->
     )
     left = sum(part.stop - part.start for part in folder.left)
     progress = Progress(total=work.rows, before=work.rows - left)
-    messages = iter(loader)
+    messages = _begin(loader)
     for part in tuple(folder.left):
         batches: list[pa.RecordBatch] = []
         for rows in part.batches(work.batch_size):
@@ -128,6 +128,18 @@ def _fill(folder: Folder, dataset: Inputs, apply: Apply, feeders: int | None) ->
             batches.append(batch)
             progress.add(len(rows))
         folder.write(part, batches)
+
+
+def _begin(loader: DataLoader[Any]) -> Iterator[Any]:
+    try:
+        return iter(loader)
+    except InputError as exc:
+        if "collate_fn._function" not in str(exc):
+            raise
+        raise InputError(
+            f"{exc}. collate_fn._function is your function: name a class in its place, whose instances are made in the "
+            "feeders' processes and need no copy"
+        ) from exc
 
 
 def _next(messages: Iterator[Any], rows: range) -> pa.RecordBatch:
@@ -139,17 +151,22 @@ def _next(messages: Iterator[Any], rows: range) -> pa.RecordBatch:
             f"the loader ended before {shown(rows)}, which should not happen: report it"
         ) from None
     except DataLoaderJobError as exc:
-        exc.args = ("\n".join([str(exc), *getattr(exc, "__notes__", ())]),)
+        exc.args = (_without_our_words("\n".join([str(exc), *getattr(exc, "__notes__", ())])),)
         raise
     except Exception as exc:
         text = "".join(traceback.format_exception_only(exc)).rstrip()
-        raise UserCodeError(f"no result for {shown(rows)}: {text}") from exc
+        raise UserCodeError(f"no result for {shown(rows)}: {_without_our_words(text)}") from exc
     batch = from_message(message)
     if batch.num_rows != len(rows) or batch.column(0)[0].as_py() != rows.start:
         raise ServiceError(
             f"the loader gave other rows than {shown(rows)}, which should not happen: report it"
         )
     return batch
+
+
+def _without_our_words(text: str) -> str:
+    """The collate_fn that raised is this package's, around the user's function."""
+    return text.replace("\nraised by collate_fn in ", "\nraised in ")
 
 
 class Progress:

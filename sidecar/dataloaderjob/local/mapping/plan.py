@@ -69,10 +69,19 @@ def whole_batches(rows: int, batch_size: int) -> int:
     return -(-rows // batch_size) * batch_size
 
 
+_WORDS = {
+    "rows": "the dataset's length",
+    "collate_fn": "--collate-fn",
+    "batch_size": "--batch-size",
+    "rows_per_file": "--rows-per-file",
+}
+"""What the command calls a field; the others have their own names there."""
+
+
 def differences(needed: Work, found: Mapping[str, Any]) -> list[str]:
     """What a folder's record says otherwise."""
     return [
-        f"{field.name} is {found.get(field.name)!r} there and {getattr(needed, field.name)!r} here"
+        f"{_WORDS.get(field.name, field.name)} is {found.get(field.name)} there and {getattr(needed, field.name)} here"
         for field in fields(needed)
         if found.get(field.name) != getattr(needed, field.name)
     ]

@@ -66,7 +66,7 @@ class Apply:
     def __init__(self, function: Callable[[Any], Any], collate_fn: Callable[[Any], Any] | None) -> None:
         """`function`: a class is made once in each process, when its first batch comes."""
         self._function = function
-        self._collate_fn = collate_fn or default_collate
+        self._collate_fn = collate_fn
         self._made: Callable[[Any], Any] | None = None
 
     def __call__(self, pairs: list[tuple[int, Any]]) -> np.ndarray[Any, Any]:
@@ -75,10 +75,21 @@ class Apply:
             with torch.no_grad():
                 function = self._made = self._made or make(self._function)
                 seed_batch(_SEED, rows.start)
-                result = function(self._collate_fn([sample for _, sample in pairs]))
+                result = function(self._collate([sample for _, sample in pairs], rows))
         except StopIteration as exc:
             raise RuntimeError("the function raised StopIteration") from exc
         return to_message(record_batch(result, rows))
+
+    def _collate(self, samples: list[Any], rows: range) -> Any:
+        if self._collate_fn is not None:
+            return self._collate_fn(samples)
+        try:
+            return default_collate(samples)
+        except Exception as exc:  # lengths that differ, types that it does not know
+            raise InputError(
+                f"torch's default_collate cannot make a batch of the samples of {shown(rows)}: {exc}. Name a function "
+                "of the script that does, with --collate-fn"
+            ) from exc
 
 
 def make(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -113,6 +124,12 @@ def record_batch(result: Any, rows: range) -> pa.RecordBatch:
         columns = dict(zip(result.schema.names, result.columns, strict=True))
     elif isinstance(result, Mapping):
         columns = dict(result)
+    elif hasattr(result, "_asdict"):  # a namedtuple
+        columns = result._asdict()
+    elif isinstance(result, tuple):
+        raise InputError(
+            f"the function returned a tuple of {len(result)} for {shown(rows)}: return a dict, which names its columns"
+        )
     else:
         columns = {RESULT: result}
     if not columns:

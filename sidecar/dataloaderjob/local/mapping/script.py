@@ -6,7 +6,6 @@ It becomes `__main__` as multiprocessing's spawned workers have it: under the na
 
 from __future__ import annotations
 
-import runpy
 import sys
 import traceback
 import types
@@ -36,10 +35,11 @@ class Script:
         sys.argv[:] = [str(path)]
         # What is random in it, such as the weights of a model, shall be the same when the work is gone on with.
         seed_generators(0)
-        self._globals = called(path.name, lambda: runpy.run_path(str(path), run_name=_NAME))
         main = types.ModuleType(_NAME)
-        main.__dict__.update(self._globals)
+        main.__file__ = str(path.absolute())
         sys.modules["__main__"] = sys.modules[_NAME] = main
+        self._globals = vars(main)
+        called(path.name, lambda: exec(compile(self.text, str(main.__file__), "exec"), self._globals))  # noqa: S102
 
     def get(self, name: str) -> Any:
         """Raises InputError where the script has no such name."""
@@ -61,6 +61,12 @@ class Script:
             )
         return found  # type: ignore[no-any-return]
 
+    def collate_fn(self, name: str) -> Callable[[Any], Any]:
+        found = self.get(name)
+        if not callable(found):
+            raise InputError(f"{name} in {self.name} should be a function, found {type(found).__name__}")
+        return found  # type: ignore[no-any-return]
+
     def dataset(self, name: str) -> Any:
         """A dataset with a length, or what makes one when it is called."""
         found = self.get(name)
@@ -68,13 +74,13 @@ class Script:
             found = called(f"{name} in {self.name}", found)
         if isinstance(found, IterableDataset):
             raise InputError(
-                f"{name} is an IterableDataset, whose samples have no index to write beside a result: map needs a "
-                "dataset with __getitem__ and __len__"
+                f"{name} in {self.name} is an IterableDataset, whose samples have no index to write beside a result: "
+                "map needs a dataset with __getitem__ and __len__"
             )
         if not hasattr(found, "__getitem__") or not hasattr(found, "__len__"):
             raise InputError(
-                f"{name} should be a dataset with __getitem__ and __len__, or a function without arguments that "
-                f"returns one, found {type(found).__name__}"
+                f"{name} in {self.name} should be a dataset with __getitem__ and __len__, or a function without "
+                f"arguments that returns one, found {type(found).__name__}"
             )
         return found
 
@@ -85,7 +91,7 @@ def called(who: str, function: Callable[[], _T]) -> _T:
         return function()
     except (Exception, SystemExit) as exc:
         trace = exc.__traceback__
-        for _ in range(1):  # ours
-            trace = trace and trace.tb_next
+        while trace and trace.tb_frame.f_globals.get("__name__") == __name__:
+            trace = trace.tb_next
         text = "".join(traceback.format_exception(type(exc), exc, trace)).rstrip()
         raise UserCodeError(f"{who} raised an exception\n{text}") from exc
