@@ -141,14 +141,27 @@ def test_a_table_gives_its_columns(result: Any) -> None:
         ([[1], ["a"]], "cannot be written"),
         ({"index": [1, 2]}, "a column 'index' for rows 0 to 1, which is the name of"),
         ({}, "no column for rows 0 to 1"),
+        (pa.table([[1, 2], [3, 4]], names=["c", "c"]), "columns of the result for rows 0 to 1 have one name"),
         ({1: [1, 2]}, "names of columns are strings, found 1"),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: value[:40] if isinstance(value, str) else type(value).__name__,
 )
 def test_what_is_no_column_is_refused_by_name_and_rows(result: Any, told: str) -> None:
     with pytest.raises(InputError) as found:
         record_batch(result, range(2))
     assert told in str(found.value)
+
+
+def test_categories_of_batches_may_differ(tmp_path: Path) -> None:
+    with Folder.open(tmp_path, work(rows=4), "digest") as folder:
+        batches = [
+            record_batch({"c": pa.array(words).dictionary_encode()}, range(at, at + 2))
+            for at, words in ((0, ["a", "b"]), (2, ["c", "a"]))
+        ]
+        for batch in batches:
+            folder.check(batch, range(2))
+        folder.write(folder.left[0], batches)
+    assert pq.read_table(tmp_path)["c"].to_pylist() == ["a", "b", "c", "a"]
 
 
 # The folder

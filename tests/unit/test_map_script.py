@@ -107,6 +107,11 @@ def test_a_script_may_import_from_its_folder_and_change_the_working_directory(tm
     assert column(tmp_path) == [5, 6, 7]
 
 
+def test_a_script_is_compiled_as_python_compiles_it(tmp_path: Path) -> None:
+    text = "d = range(2)\ndef f(b: int): return b\nassert f.__annotations__ == {'b': int}, f.__annotations__"
+    assert mapped(tmp_path, text) == "out: 2 rows in 1 files"
+
+
 def test_a_dataset_that_makes_samples_together_is_asked_for_a_batch(tmp_path: Path) -> None:
     text = """
     import random

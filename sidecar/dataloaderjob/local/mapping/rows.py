@@ -73,9 +73,10 @@ class Apply:
         rows = range(pairs[0][0], pairs[-1][0] + 1)
         try:
             with torch.no_grad():
-                function = self._made = self._made or make(self._function)
+                if self._made is None:
+                    self._made = make(self._function)
                 seed_batch(_SEED, rows.start)
-                result = function(self._collate([sample for _, sample in pairs], rows))
+                result = self._made(self._collate([sample for _, sample in pairs], rows))
         except StopIteration as exc:
             raise RuntimeError("the function raised StopIteration") from exc
         return to_message(record_batch(result, rows))
@@ -122,6 +123,8 @@ def record_batch(result: Any, rows: range) -> pa.RecordBatch:
         result = pa.table(result)
     if isinstance(result, pa.Table | pa.RecordBatch):
         columns = dict(zip(result.schema.names, result.columns, strict=True))
+        if len(columns) < len(result.schema.names):
+            raise InputError(f"columns of the result for {shown(rows)} have one name: {result.schema.names}")
     elif isinstance(result, Mapping):
         columns = dict(result)
     elif hasattr(result, "_asdict"):  # a namedtuple

@@ -39,7 +39,12 @@ class Script:
         main.__file__ = str(path.absolute())
         sys.modules["__main__"] = sys.modules[_NAME] = main
         self._globals = vars(main)
-        called(path.name, lambda: exec(compile(self.text, str(main.__file__), "exec"), self._globals))  # noqa: S102
+        called(path.name, self._execute)
+
+    def _execute(self) -> None:
+        # It does not inherit this module's `from __future__`.
+        code = compile(self.text, self._globals["__file__"], "exec", dont_inherit=True)
+        exec(code, self._globals)  # noqa: S102  the user's own script
 
     def get(self, name: str) -> Any:
         """Raises InputError where the script has no such name."""
