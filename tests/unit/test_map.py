@@ -171,7 +171,7 @@ def fill(path: Path, made: Work | None = None, value: Callable[[int], Any] = flo
     """Writes all that is left."""
     made = made or work()
     with Folder.open(path, made, "digest") as folder:
-        for part in list(folder.left):
+        for part in folder.left:
             batches = []
             for rows in part.batches(made.batch_size):
                 batch = record_batch({"c": [value(row) for row in rows]}, rows)
@@ -268,6 +268,17 @@ def test_a_file_that_somebody_deleted_is_made_again(tmp_path: Path) -> None:
         assert not (tmp_path / DONE).exists(), "not all files are there"
     fill(tmp_path)
     assert contents(tmp_path) == expected
+
+
+def test_a_file_counts_as_soon_as_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: Folder) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Folder, "_sync", interrupted)
+    with Folder.open(tmp_path, work(), "digest") as folder:
+        with pytest.raises(KeyboardInterrupt):
+            folder.write(folder.left[0], [record_batch([1.0, 2.0], range(2))])
+        assert folder.num_there() == 1
 
 
 def test_a_folder_of_other_work_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -68,9 +68,7 @@ def run(arguments: Arguments) -> str:
         try:
             _fill(folder, inputs(dataset), apply, arguments.feeders)
         except BaseException:
-            say(
-                f"{work.num_parts - len(folder.left)} of {work.num_parts} files are complete; the same command goes on"
-            )
+            say(f"{folder.num_there()} of {work.num_parts} files are complete; the same command goes on")
             raise
         folder.finish()
     return f"{arguments.output}: {work.rows} rows in {work.num_parts} files"
@@ -113,14 +111,14 @@ def _fill(folder: Folder, dataset: Inputs, apply: Apply, feeders: int | None) ->
     work = folder.work
     loader: DataLoader[Any] = DataLoader(
         dataset,
-        batch_sampler=_Batches(tuple(folder.left), work.batch_size),
+        batch_sampler=_Batches(folder.left, work.batch_size),
         collate_fn=apply,
         num_workers=default_feeders() if feeders is None else feeders,
     )
     left = sum(part.stop - part.start for part in folder.left)
     progress = Progress(total=work.rows, before=work.rows - left)
     messages = _begin(loader)
-    for part in tuple(folder.left):
+    for part in folder.left:
         batches: list[pa.RecordBatch] = []
         for rows in part.batches(work.batch_size):
             batch = _next(messages, rows)

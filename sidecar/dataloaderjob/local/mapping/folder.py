@@ -31,8 +31,8 @@ class Folder:
     def __init__(self, path: Path, work: Work) -> None:
         self._path = path
         self.work = work
-        self.left = work.left(set(os.listdir(path)))
-        """Files that are not there."""
+        self.left = tuple(work.left(set(os.listdir(path))))
+        """Files that were not there."""
         self.begun_with = ""
         """Digest of the script with which it was begun; empty where this process begins it."""
         self._there: tuple[str, pa.Schema] | None = None
@@ -104,7 +104,10 @@ class Folder:
             os.fsync(file.fileno())
         unfinished.rename(self._path / part.name)
         self._sync()
-        self.left.remove(part)
+
+    def num_there(self) -> int:
+        """Counted anew: an interrupt may come between a file and a note of it."""
+        return self.work.num_parts - len(self.work.left(set(os.listdir(self._path))))
 
     def finish(self) -> None:
         """Marks it: all files are there."""
