@@ -52,11 +52,13 @@ The last line on standard error says why, and what to do.
 |---|---|---|
 | 0 | all | Success; `run`: all trainers ended with 0. |
 | {refused} | all | An argument or the manifest cannot work, or there is no such run or record; nothing was started. |
+| {refused} | `map` | A result of your function cannot be written; complete files stay. |
 | {failed} | all but `verify`, `replay` | The service cannot go on, or the system refused something, such as a file. |
+| {failed} | `map` | Your code raised an exception. |
 | {different} | `verify`, `replay` | There is a difference, which standard output names. |
 | {trouble} | `verify`, `replay` | Whatever else went wrong: whether there is a difference was not found out. |
 | {late} | `run` | A deadline of the manifest passed. |
-| 128 and the signal's number | `run` | Ended by a signal, such as 130 after Ctrl-C. |
+| 128 and the signal's number | `run`, `map` | Ended by a signal, such as 130 after Ctrl-C. |
 | any other | `run` | That of the first trainer that failed. |
 
 """

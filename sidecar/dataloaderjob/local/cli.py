@@ -1,4 +1,4 @@
-"""The command `dataloaderjob`: run, status, scale, verify, replay, version."""
+"""The command `dataloaderjob`: run, status, scale, map, verify, replay, version."""
 
 from __future__ import annotations
 
@@ -66,10 +66,49 @@ def make_parser() -> argparse.ArgumentParser:
     scale.add_argument("replicas", type=int, help="the new number")
     scale.add_argument("--dir", help="folder of the run, where several live")
     scale.set_defaults(command=_scale)
+    _add_map(commands)
     _add_verify(commands)
     _add_replay(commands)
     commands.add_parser("version", help="show the version").set_defaults(command=_version)
     return parser
+
+
+def _add_map(commands: Any) -> None:
+    map_ = commands.add_parser(
+        "map", help="apply a function, or a model, to a dataset by feeders, and write its results as Parquet",
+        description="Has feeders apply a function of a script to the batches of a dataset, and writes one row for each "
+        "sample. What was stopped is gone on with by the same command.",
+    )  # fmt: skip
+    map_.add_argument(
+        "script", type=Path, help='a Python script; what is below if __name__ == "__main__": does not run'
+    )
+    map_.add_argument(
+        "dataset", help="name in the script: a dataset with __len__, or a function that returns one"
+    )
+    map_.add_argument(
+        "function", help="name in the script: a function of a batch, a torch.nn.Module, or a class whose instances "
+        "are called with a batch; returns a dict of columns, or one column",
+    )  # fmt: skip
+    map_.add_argument(
+        "--output", type=Path, required=True, metavar="FOLDER",
+        help="folder for the results; one where the same work was stopped is gone on with",
+    )  # fmt: skip
+    map_.add_argument(
+        "--batch-size", type=int, default=32, metavar="N", help="samples in a batch (default: 32)"
+    )
+    map_.add_argument(
+        "--collate-fn", metavar="NAME",
+        help="name in the script: what makes a batch of a list of samples, in place of torch's default_collate",
+    )  # fmt: skip
+    map_.add_argument(
+        "--rows-per-file", type=int, default=8192, metavar="N",
+        help="rows in a file, raised to whole batches; what is stopped loses one file's work at most (default: 8192)",
+    )  # fmt: skip
+    map_.add_argument(
+        "--feeders", type=int, metavar="N",
+        help="number of feeders; 0: this process does the work, under a debugger say (default: as for a loader)",
+    )  # fmt: skip
+    map_.set_defaults(command=_map)
 
 
 _TRUST = "This runs the code in the record: use records that you trust."
@@ -173,6 +212,33 @@ def _scale(args: argparse.Namespace) -> int:
     feeders = args.replicas * int(run.about.get("per_pod", 1))
     run.ask({"type": "scale", "feeders": feeders})
     _print(f"{run.job}: {feeders} feeders from now on")
+    return 0
+
+
+def _map(args: argparse.Namespace) -> int:
+    try:
+        try:
+            import pyarrow.parquet  # noqa: F401
+
+            from dataloaderjob.local.mapping import command
+        except ModuleNotFoundError as exc:
+            needed = str(exc.name).partition(".")[0]
+            raise InputError(
+                f"to map the module {needed!r} is needed: pip install 'dataloaderjob[map]'"
+            ) from exc
+        names = (
+            "script",
+            "dataset",
+            "function",
+            "output",
+            "collate_fn",
+            "batch_size",
+            "rows_per_file",
+            "feeders",
+        )
+        _print(command.run(command.Arguments(**{name: getattr(args, name) for name in names})))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     return 0
 
 

@@ -1,0 +1,1 @@
+"""`dataloaderjob map`: a function over a dataset, its results as Parquet files."""

@@ -1,0 +1,150 @@
+"""The folder of results. A file that has its name is complete: it is written under another, and renamed.
+
+_map.json says whose results they are, _SUCCESS that all of them are there. Readers of Parquet look at neither.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.local.mapping.plan import Part, Work, differences, shown
+from dataloaderjob.local.mapping.rows import REMEDY
+
+RECORD = "_map.json"
+DONE = "_SUCCESS"
+_UNFINISHED = ".unfinished-"
+
+
+class Folder:
+    """One, while this process alone writes to it."""
+
+    def __init__(self, path: Path, work: Work) -> None:
+        self._path = path
+        self.work = work
+        self.left = tuple(work.left(set(os.listdir(path))))
+        """Files that were not there."""
+        self.begun_with = ""
+        """Digest of the script with which it was begun; empty where this process begins it."""
+        self._there: tuple[str, pa.Schema] | None = None
+        """A file that was there, and its schema."""
+        self._first: tuple[str, pa.Schema] | None = None
+        """Rows of the first batch that was checked, and its schema."""
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path, work: Work, script_digest: str) -> Iterator[Folder]:
+        """Makes it if it is not there. Raises InputError where it has anything but results of this work."""
+        path.mkdir(parents=True, exist_ok=True)
+        _check_is_ours(path)
+        with (path / RECORD).open("a+") as record:
+            try:
+                fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"another process writes to {path}: wait for it, or name another folder"
+                ) from None
+            folder = cls(path, work)
+            if any(name.startswith("part-") for name in os.listdir(path)):
+                folder._compare(record)
+            else:
+                record.truncate(0)
+                json.dump({**work.as_record(), "script_sha256": script_digest}, record, indent=1)
+                record.write("\n")
+                record.flush()
+                os.fsync(record.fileno())
+            for rest in path.glob(f"{_UNFINISHED}*"):
+                rest.unlink()
+            if folder.left:
+                (path / DONE).unlink(missing_ok=True)
+            yield folder
+
+    def _compare(self, record: Any) -> None:
+        record.seek(0)
+        try:
+            found = dict(json.load(record))
+        except (ValueError, TypeError):
+            raise InputError(f"{record.name} cannot be read: name another folder") from None
+        if different := differences(self.work, found):
+            raise InputError(
+                f"{self._path} has results of other work: {'; '.join(different)}. Go on with the arguments and the "
+                "dataset that it was begun with, or name another folder"
+            )
+        self.begun_with = str(found.get("script_sha256", ""))
+        name = min(name for name in os.listdir(self._path) if name.startswith("part-"))
+        self._there = name, pq.read_schema(self._path / name)
+
+    def check(self, batch: pa.RecordBatch, rows: range) -> None:
+        """Raises InputError for columns other than those of the batches before, or of the files that were there."""
+        where, found, first = shown(rows), batch.schema, self._first
+        if first is None:
+            self._first, first = (where, found), self._there
+            found = _as_read(found)
+        if first is not None and not found.equals(first[1]):
+            raise InputError(
+                f"{_difference(found, first[1], where, first[0])}; the files of a folder have the same columns: "
+                f"{REMEDY}"
+            )
+
+    def write(self, part: Part, batches: Sequence[pa.RecordBatch]) -> None:
+        """Has the file appear as a whole, and stay through a crash of the machine."""
+        unfinished = self._path / f"{_UNFINISHED}{part.name}"
+        with unfinished.open("wb") as file:
+            pq.write_table(pa.Table.from_batches(batches), file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(self._path / part.name)
+        self._sync()
+
+    def num_there(self) -> int:
+        """Counted anew: an interrupt may come between a file and a note of it."""
+        return self.work.num_parts - len(self.work.left(set(os.listdir(self._path))))
+
+    def finish(self) -> None:
+        """Marks it: all files are there."""
+        (self._path / DONE).touch()
+        self._sync()
+
+    def _sync(self) -> None:
+        """Has the names in the folder stay through a crash of the machine."""
+        fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _check_is_ours(path: Path) -> None:
+    strange = sorted(name for name in os.listdir(path) if not name.startswith((".", "_")))
+    if strange and not (path / RECORD).exists():
+        raise InputError(
+            f"results need a folder of their own, and {path} has {strange[0]!r} in it and no {RECORD}: name a folder "
+            "that is empty or not there yet"
+        )
+
+
+def _as_read(schema: pa.Schema) -> pa.Schema:
+    """What is read where this was written: Parquet does not keep all types, such as timestamps in seconds."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(schema.empty_table(), sink)
+    return pq.read_schema(pa.BufferReader(sink.getvalue()))
+
+
+def _difference(found: pa.Schema, first: pa.Schema, where: str, where_first: str) -> str:
+    """`column 'a' is int64 in row 5 and string in row 0`"""
+    for name in [*first.names, *found.names]:
+        types = [str(s.field(name).type) if name in s.names else "missing" for s in (found, first)]
+        if types[0] != types[1]:
+            return f"column {name!r} is {types[0]} in {where} and {types[1]} in {where_first}"
+    return (
+        f"the columns are {', '.join(found.names)} in {where} and {', '.join(first.names)} in {where_first}"
+    )

@@ -1,0 +1,92 @@
+"""Which files results go to, and which of them are left to make. Pure: `folder` knows what is there.
+
+A file has consecutive rows of whole batches, so all that is in it follows from the work alone, not from when or by how
+many runs it was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a folder has the results of."""
+
+    script: str
+    """Its name, without folders."""
+    dataset: str
+    function: str
+    collate_fn: str | None
+    rows: int
+    """Length of the dataset."""
+    batch_size: int
+    rows_per_file: int
+    """Whole batches."""
+
+    @property
+    def num_parts(self) -> int:
+        return -(-self.rows // self.rows_per_file)
+
+    def part(self, number: int) -> Part:
+        start = number * self.rows_per_file
+        return Part(
+            number=number, of=self.num_parts, start=start, stop=min(start + self.rows_per_file, self.rows)
+        )
+
+    def left(self, names: Collection[str]) -> list[Part]:
+        """Those whose files are not among `names`."""
+        return [part for part in map(self.part, range(self.num_parts)) if part.name not in names]
+
+    def as_record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One file: rows from `start` up to `stop`."""
+
+    number: int
+    of: int
+    start: int
+    stop: int
+
+    @property
+    def name(self) -> str:
+        digits = max(5, len(str(self.of)))
+        return f"part-{self.number:0{digits}}-of-{self.of:0{digits}}.parquet"
+
+    def batches(self, batch_size: int) -> Iterator[range]:
+        """The rows of each batch."""
+        for start in range(self.start, self.stop, batch_size):
+            yield range(start, min(start + batch_size, self.stop))
+
+
+def whole_batches(rows: int, batch_size: int) -> int:
+    """`rows`, raised to whole batches."""
+    return -(-rows // batch_size) * batch_size
+
+
+_WORDS = {
+    "rows": "the dataset's length",
+    "collate_fn": "--collate-fn",
+    "batch_size": "--batch-size",
+    "rows_per_file": "--rows-per-file",
+}
+"""What the command calls a field; the others have their own names there."""
+
+
+def differences(needed: Work, found: Mapping[str, Any]) -> list[str]:
+    """What a folder's record says otherwise."""
+    return [
+        f"{_WORDS.get(field.name, field.name)} is {found.get(field.name)} there and {getattr(needed, field.name)} here"
+        for field in fields(needed)
+        if found.get(field.name) != getattr(needed, field.name)
+    ]
+
+
+def shown(rows: range) -> str:
+    """`row 5`, `rows 0 to 31`"""
+    return f"row {rows[0]}" if len(rows) == 1 else f"rows {rows[0]} to {rows[-1]}"

@@ -1,0 +1,210 @@
+"""What runs in feeders: inputs with their index, and a function whose results become columns.
+
+Results travel as one Arrow message for each batch, so that feeders, not the process that writes, make columns of them.
+Generators are seeded by the index of an input, and not by its place among those that are left: a run that is gone on
+with draws what one without a break draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from dataloaderjob.codec.fetcher import seed_batch, seed_generators, seed_sample
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.local.mapping.plan import shown
+
+INDEX = "index"
+"""The column that is not the function's."""
+RESULT = "result"
+"""The column of a function that returns one array, tensor or list."""
+_SEED = 0
+REMEDY = (
+    "return arrays or tensors of one shape and type, a list with one array a row where lengths differ, or a "
+    "pyarrow.RecordBatch"
+)
+
+
+class Inputs(Dataset[tuple[int, Any]]):
+    """(index, sample) for each index of a dataset."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, index: int) -> tuple[int, Any]:
+        seed_sample(_SEED, index, index)
+        try:
+            return index, self._dataset[index]
+        except StopIteration as exc:  # which would end the loop over the loader
+            raise RuntimeError("the dataset raised StopIteration") from exc
+
+
+class BatchedInputs(Inputs):
+    """The same of a dataset that makes the samples of a batch together."""
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[int, Any]]:
+        seed_batch(_SEED, indices[0])
+        try:
+            samples = self._dataset.__getitems__(indices)
+        except StopIteration as exc:
+            raise RuntimeError("the dataset raised StopIteration") from exc
+        return list(zip(indices, samples, strict=True))
+
+
+def inputs(dataset: Any) -> Inputs:
+    return BatchedInputs(dataset) if getattr(dataset, "__getitems__", None) else Inputs(dataset)
+
+
+class Apply:
+    """The loader's collate_fn: (index, sample) pairs to the function's results, as an Arrow message."""
+
+    def __init__(self, function: Callable[[Any], Any], collate_fn: Callable[[Any], Any] | None) -> None:
+        """`function`: a class is made once in each process, when its first batch comes."""
+        self._function = function
+        self._collate_fn = collate_fn
+        self._made: Callable[[Any], Any] | None = None
+
+    def __call__(self, pairs: list[tuple[int, Any]]) -> np.ndarray[Any, Any]:
+        rows = range(pairs[0][0], pairs[-1][0] + 1)
+        try:
+            with torch.no_grad():
+                if self._made is None:
+                    self._made = make(self._function)
+                seed_batch(_SEED, rows.start)
+                result = self._made(self._collate([sample for _, sample in pairs], rows))
+        except StopIteration as exc:
+            raise RuntimeError("the function raised StopIteration") from exc
+        return to_message(record_batch(result, rows))
+
+    def _collate(self, samples: list[Any], rows: range) -> Any:
+        if self._collate_fn is not None:
+            return self._collate_fn(samples)
+        try:
+            return default_collate(samples)
+        except Exception as exc:  # lengths that differ, types that it does not know
+            raise InputError(
+                f"torch's default_collate cannot make a batch of the samples of {shown(rows)}: {exc}. Name a function "
+                "of the script that does, with --collate-fn"
+            ) from exc
+
+
+def make(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """An instance, where it is a class; a module of torch in its mode for inference."""
+    if isinstance(function, type):
+        seed_generators(_SEED)  # weights that are drawn are the same in all feeders
+        function = function()
+    return function.eval() if isinstance(function, torch.nn.Module) else function
+
+
+def to_message(batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return np.frombuffer(sink.getvalue(), dtype=np.uint8)
+
+
+def from_message(message: np.ndarray[Any, Any]) -> pa.RecordBatch:
+    """Shares no memory with the message."""
+    with pa.ipc.open_stream(pa.py_buffer(message.tobytes())) as stream:
+        return stream.read_next_batch()
+
+
+# Columns
+
+
+def record_batch(result: Any, rows: range) -> pa.RecordBatch:
+    """What a function returned for these rows, behind their indices. Raises InputError for what is no column."""
+    if hasattr(result, "columns") and hasattr(result, "__arrow_c_stream__"):  # a DataFrame, of pandas say
+        result = pa.table(result)
+    if isinstance(result, pa.Table | pa.RecordBatch):
+        columns = dict(zip(result.schema.names, result.columns, strict=True))
+        if len(columns) < len(result.schema.names):
+            raise InputError(f"columns of the result for {shown(rows)} have one name: {result.schema.names}")
+    elif isinstance(result, Mapping):
+        columns = dict(result)
+    elif hasattr(result, "_asdict"):  # a namedtuple
+        columns = result._asdict()
+    elif isinstance(result, tuple):
+        raise InputError(
+            f"the function returned a tuple of {len(result)} for {shown(rows)}: return a dict, which names its columns"
+        )
+    else:
+        columns = {RESULT: result}
+    if not columns:
+        raise InputError(f"the function returned no column for {shown(rows)}: {REMEDY}")
+    if INDEX in columns:
+        raise InputError(
+            f"the function returned a column {INDEX!r} for {shown(rows)}, which is the name of a row's place in the "
+            "dataset: name it otherwise"
+        )
+    arrays = [pa.array(np.arange(rows.start, rows.stop, dtype=np.int64))]
+    arrays += [_column(name, value, rows) for name, value in columns.items()]
+    return pa.RecordBatch.from_arrays(arrays, names=[INDEX, *columns])
+
+
+def _column(name: Any, value: Any, rows: range) -> pa.Array:
+    if not isinstance(name, str):
+        raise InputError(f"names of columns are strings, found {name!r} in the result for {shown(rows)}")
+    try:
+        array = as_arrow(value)
+    except Exception as exc:  # of any library whose object it is
+        raise InputError(
+            f"column {name!r} of the result for {shown(rows)} cannot be written: {exc}; {REMEDY}"
+        ) from exc
+    if len(array) != len(rows):
+        raise InputError(
+            f"column {name!r} of the result for {shown(rows)} should have {len(rows)} rows, found {len(array)}: a "
+            "function returns one row for each input"
+        )
+    return array
+
+
+def as_arrow(value: Any) -> pa.Array:
+    """One element for each row. Raises what pyarrow, or the value's own library, raises for what is no column."""
+    if isinstance(value, pa.ChunkedArray):
+        return value.combine_chunks()
+    if isinstance(value, pa.Array):
+        return value
+    if isinstance(value, list | tuple | range):
+        return pa.array([_element(one) for one in value])
+    if isinstance(value, torch.Tensor):
+        return _nested(_numpy(value))
+    if isinstance(value, np.ndarray):
+        return _nested(value)
+    if hasattr(value, "__arrow_c_array__") or hasattr(value, "__array__"):  # a Series, say
+        return pa.array(value)
+    raise TypeError(f"it is of type {type(value).__name__}, which has no rows")
+
+
+def _numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    plain = tensor.detach().cpu()
+    return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+
+
+def _nested(array: np.ndarray[Any, Any]) -> pa.Array:
+    """Rows of fixed shape as lists of fixed size within each other."""
+    if not array.ndim:
+        raise TypeError("it has no dimension, where the first is that of rows")
+    if not array.size and array.ndim > 1:
+        raise ValueError(f"its shape is {array.shape}: a row has no element")
+    flat = array.tolist() if array.dtype == object else np.ascontiguousarray(array).reshape(-1)
+    made = pa.array(flat)
+    for size in reversed(array.shape[1:]):
+        made = pa.FixedSizeListArray.from_arrays(made, size)
+    return made
+
+
+def _element(value: Any) -> Any:
+    """What Arrow takes within a list: arrays of one dimension, and lists of them."""
+    if isinstance(value, torch.Tensor):
+        value = _numpy(value)
+    if not isinstance(value, np.ndarray):
+        return value
+    if not value.ndim:
+        return value[()]
+    return value if value.ndim == 1 else [_element(row) for row in value]

@@ -1,0 +1,102 @@
+"""Loads the user's script, and takes the dataset and the functions out of it.
+
+It becomes `__main__` as multiprocessing's spawned workers have it: under the name `__mp_main__`, so that what is below
+`if __name__ == "__main__":` does not run.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch.utils.data import IterableDataset
+
+from dataloaderjob.codec.fetcher import seed_generators
+from dataloaderjob.core.errors import InputError, UserCodeError
+
+_NAME = "__mp_main__"
+_T = TypeVar("_T")
+
+
+class Script:
+    """A loaded script."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises InputError where there is no such file, UserCodeError for what the script raises."""
+        if not path.is_file():
+            raise InputError(f"a Python script is needed, and there is no file {path}")
+        self.name = path.name
+        self.text = path.read_bytes()
+        sys.path[0:0] = [str(path.absolute().parent)]
+        sys.argv[:] = [str(path)]
+        # What is random in it, such as the weights of a model, shall be the same when the work is gone on with.
+        seed_generators(0)
+        main = types.ModuleType(_NAME)
+        main.__file__ = str(path.absolute())
+        sys.modules["__main__"] = sys.modules[_NAME] = main
+        self._globals = vars(main)
+        called(path.name, self._execute)
+
+    def _execute(self) -> None:
+        # It does not inherit this module's `from __future__`.
+        code = compile(self.text, self._globals["__file__"], "exec", dont_inherit=True)
+        exec(code, self._globals)  # noqa: S102  the user's own script
+
+    def get(self, name: str) -> Any:
+        """Raises InputError where the script has no such name."""
+        try:
+            return self._globals[name]
+        except KeyError:
+            names = sorted(n for n in self._globals if not n.startswith("_"))
+            raise InputError(f"{self.name} has no {name!r}, only {', '.join(names) or 'nothing'}") from None
+
+    def function(self, name: str) -> Callable[[Any], Any]:
+        """A function, a module of torch, or a class whose instances can be called."""
+        found = self.get(name)
+        called_on = found.__mro__ if isinstance(found, type) else ()
+        if not callable(found) or (called_on and not any("__call__" in vars(cls) for cls in called_on)):
+            what = "a class without __call__" if called_on else type(found).__name__
+            raise InputError(
+                f"{name} in {self.name} should be a function, a torch.nn.Module, or a class whose instances can be "
+                f"called, found {what}"
+            )
+        return found  # type: ignore[no-any-return]
+
+    def collate_fn(self, name: str) -> Callable[[Any], Any]:
+        found = self.get(name)
+        if not callable(found):
+            raise InputError(f"{name} in {self.name} should be a function, found {type(found).__name__}")
+        return found  # type: ignore[no-any-return]
+
+    def dataset(self, name: str) -> Any:
+        """A dataset with a length, or what makes one when it is called."""
+        found = self.get(name)
+        if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
+            found = called(f"{name} in {self.name}", found)
+        if isinstance(found, IterableDataset):
+            raise InputError(
+                f"{name} in {self.name} is an IterableDataset, whose samples have no index to write beside a result: "
+                "map needs a dataset with __getitem__ and __len__"
+            )
+        if not hasattr(found, "__getitem__") or not hasattr(found, "__len__"):
+            raise InputError(
+                f"{name} in {self.name} should be a dataset with __getitem__ and __len__, or a function without "
+                f"arguments that returns one, found {type(found).__name__}"
+            )
+        return found
+
+
+def called(who: str, function: Callable[[], _T]) -> _T:
+    """Calls code of the user's. Raises UserCodeError, with the traceback, for whatever that raises."""
+    try:
+        return function()
+    except (Exception, SystemExit) as exc:
+        trace = exc.__traceback__
+        while trace and trace.tb_frame.f_globals.get("__name__") == __name__:
+            trace = trace.tb_next
+        text = "".join(traceback.format_exception(type(exc), exc, trace)).rstrip()
+        raise UserCodeError(f"{who} raised an exception\n{text}") from exc
