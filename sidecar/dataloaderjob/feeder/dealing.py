@@ -13,7 +13,7 @@ from dataloaderjob.core.frames import SlotTicket
 from dataloaderjob.core.snapshots import STEPS_APART
 
 STEPS_AHEAD, BATCHES_AHEAD = 4, 16
-"""Of one slot a rank gets no more ahead of the slowest than the batches of so many steps, and so many."""
+"""A rank gets no more ahead of the slowest, in one slot, than the batches of so many steps, and so many."""
 SEEDS = (
     "ranks to which batches are dealt have to draw one base seed, and this one drew another: call torch.manual_seed "
     "with one number in all ranks before iter(loader), or give the loader a generator= that is seeded so"
