@@ -15,6 +15,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import cramjam
 import numpy as np
 import pytest
 import torch
@@ -197,6 +198,7 @@ class Typed:
             type(threading.RLock()): 2,
             type({}.keys()): 3,
             type(iter([])): 4,
+            cramjam.File: 5,  # "builtins.File"
         }
         self.enter = type(threading.Lock()).__enter__
 

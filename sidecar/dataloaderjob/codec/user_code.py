@@ -21,6 +21,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.machinery import ExtensionFileLoader
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
@@ -123,8 +124,9 @@ def _found(module: str, qualname: str) -> Any:
 
 
 def other_name(cls: type) -> tuple[str, str] | None:
-    """Module and name of a class of the standard library that calls itself otherwise: the type of a lock says that it
-    is `_thread.lock` and is `_thread.LockType`, that of a dict's keys is in `_collections_abc` alone.
+    """Module and name of a class that says it is of the standard library, and is not what has that name there: the type
+    of a lock says that it is `_thread.lock` and is `_thread.LockType`, that of a dict's keys is in `_collections_abc`
+    alone, and those of extension modules made with PyO3 say that they are of `builtins`.
 
     Raises PicklingError for a type of the interpreter that no module has: it cannot be made again.
     """
@@ -134,9 +136,16 @@ def other_name(cls: type) -> tuple[str, str] | None:
         for name, value in list(vars(sys.modules[module]).items()) if module in sys.modules else ():
             if value is cls:
                 return module, name
+    for name, extension in list(sys.modules.items()):
+        if _is_extension(extension) and vars(extension).get(cls.__name__) is cls:
+            return name, cls.__name__
     if not cls.__flags__ & _IS_MADE_AT_RUN_TIME:
         raise pickle.PicklingError(f"no module has the type {full_name(cls)}")
     return None
+
+
+def _is_extension(module: Any) -> bool:
+    return isinstance(getattr(getattr(module, "__spec__", None), "loader", None), ExtensionFileLoader)
 
 
 def attribute(module: str, name: str) -> Any:
