@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -287,6 +288,29 @@ def test_the_digest_survives_feeders_that_are_killed(service: Service, seed: int
     thread.join()
     assert found == expected
     service.settled()
+
+
+def test_slots_move_to_feeders_that_come_later(service: Service, capfd: pytest.CaptureFixture[str]):
+    samples = 6000
+    torch.manual_seed(1)
+    expected = digests_of(torch.utils.data.DataLoader(WithState(samples), batch_size=4, num_workers=3))
+    service.scale(1)
+    service.settled()
+    try:
+        torch.manual_seed(1)
+        loader = DataLoader(WithState(samples), batch_size=4, num_workers=3)
+        found = []
+        for number, batch in enumerate(loader):
+            found += digests_of([batch])
+            if number == 100:
+                service.scale(3)
+            if number > 100:
+                time.sleep(0.008)
+    finally:
+        service.scale(3)
+        service.settled()
+    assert found == expected
+    assert len(re.findall(r"slot \d goes on at ", capfd.readouterr().err)) >= 2
 
 
 # Snapshots

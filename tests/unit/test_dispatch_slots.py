@@ -11,7 +11,7 @@ from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import Flag, Kind, SlotTicket
-from dataloaderjob.sidecar.dispatch.slots import GATHER_S, MAX_SLOTS
+from dataloaderjob.sidecar.dispatch.slots import GATHER_S, MAX_SLOTS, MOST_AGAIN
 from dataloaderjob.sidecar.dispatch.streams import Send
 from dataloaderjob.trainer.slots import Place, Places
 
@@ -169,6 +169,43 @@ def test_feeders_that_never_connect_are_not_waited_for_long():
     trainer = world.open_slots(1)
     world.run(lambda: trainer.given, GATHER_S + 1)
     trainer.finish()
+
+
+def test_slots_move_to_feeders_that_come_while_few_batches_are_made_again():
+    world = SlotWorld([120] * 4)
+    world.add_feeder()
+    trainer = world.open_slots(1)
+    world.run(lambda: len(trainer.given) > 20, GATHER_S + 60)
+    for _ in range(3):
+        world.add_feeder()
+    trainer.finish()
+    assert len({homes[-1] for homes in world.homes.values()}) == 4
+    assert sum(len(homes) for homes in world.homes.values()) == 4 + 3
+    assert world.remade <= 3 * MOST_AGAIN
+    assert world.machine.counters.failures == world.machine.counters.retries == 0
+
+
+def test_slots_of_which_much_would_be_made_again_stay():
+    world = SlotWorld([MOST_AGAIN * 3] * 2)
+    world.add_feeder()
+    trainer = world.open_slots(1)
+    world.run(lambda: len(trainer.given) > 2 * MOST_AGAIN + 20, 600)
+    world.add_feeder()
+    trainer.finish()
+    assert world.remade == 0
+    assert [len(homes) for homes in world.homes.values()] == [1, 1]
+
+
+def test_a_slot_that_was_to_move_stays_where_the_feeder_goes_again():
+    world = SlotWorld([100] * 2)
+    world.add_feeder()
+    trainer = world.open_slots(1)
+    world.run(lambda: len(trainer.given) > 10, 600)
+    late = world.add_feeder()
+    world.run(lambda: any(s.next_home for s in world.machine.streams[1].slots.of.values()), 60)
+    world.kill(late)
+    trainer.finish()
+    assert world.machine.counters.failures == 0
 
 
 def test_a_killed_feeders_slots_are_made_again_elsewhere_and_no_batch_is_repeated():

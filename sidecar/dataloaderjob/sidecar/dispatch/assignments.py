@@ -6,6 +6,7 @@ The events are in `dispatcher`, the deadlines in `overseer`; the policies are in
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dataloaderjob.core import frames, supervision
@@ -13,7 +14,7 @@ from dataloaderjob.core.frames import Flag, Kind
 from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar.dispatch.choose import Ranks, Versions, depth, fits
 from dataloaderjob.sidecar.dispatch.placing import Placer, turn
-from dataloaderjob.sidecar.dispatch.slots import Slot, choose_home, stays
+from dataloaderjob.sidecar.dispatch.slots import BALANCE_EVERY_S, Slot, better_home, choose_home, stays
 from dataloaderjob.sidecar.dispatch.streams import (
     Attempt,
     AttemptState,
@@ -116,32 +117,60 @@ class Assignments:
             return fits(feeder, ticket.stream) and slot.bundle not in feeder.not_loaded
 
         home = None if slot.home is None else self.feeders.get(slot.home)
-        if stays(home, now, fits=home is not None and able_to(home)):
-            return home if home is not None and home.up else None
         listed = {i: f for i, f in self.feeders.items() if not f.draining}
-        able = {
-            i: f for i, f in listed.items()
-            if f.up and f.suspect_since is None and able_to(f)
-        }  # fmt: skip
-        homes = [s.home for stream in self.streams.values() for s in stream.slots.of.values() if s.home]
-        chosen = choose_home(ticket.stream.slots, able, len(listed), homes, now)
+        if stays(home, now, fits=home is not None and able_to(home)):
+            if home is None or not home.up:
+                return None
+            if not self._is_about_to_move(now, ticket, slot, listed, able_to):
+                return home
+            if any(t.slot is slot and t.attempts for t in ticket.stream.tickets.values()):
+                return None
+        able = {i: f for i, f in listed.items() if f.up and f.suspect_since is None and able_to(f)}
+        chosen = slot.next_home if slot.next_home in able else None
+        slot.next_home = None
+        chosen = chosen or choose_home(ticket.stream.slots, able, len(listed), self._homes(), now)
         if chosen is None:
             return None
+        self._move(ticket, slot, home, able[chosen])
+        return able[chosen]
+
+    def _homes(self) -> list[str]:
+        """Of all slots, those to which they move among them."""
+        slots = (slot for stream in self.streams.values() for slot in stream.slots.of.values())
+        return [slot.next_home or slot.home for slot in slots if slot.home]
+
+    def _is_about_to_move(
+        self, now: float, ticket: Ticket, slot: Slot, listed: Mapping[str, FeederState],
+        able_to: Callable[[FeederState], bool],
+    ) -> bool:  # fmt: skip
+        """Whether a feeder has come that makes fewer slots, and shall make this one."""
+        slots = ticket.stream.slots
+        if slot.next_home is None and now - slots.balanced_at >= BALANCE_EVERY_S:
+            able = {i: f for i, f in listed.items() if f.up and f.suspect_since is None and able_to(f)}
+            slot.next_home = better_home(slot, ticket.number_in_slot, able, self._homes())
+            if slot.next_home is None:
+                slots.balanced_at = now
+        if slot.next_home is not None and slot.next_home not in listed:
+            slot.next_home = None
+        return slot.next_home is not None
+
+    def _move(self, ticket: Ticket, slot: Slot, home: FeederState | None, chosen: FeederState) -> None:
+        """Gives a slot a home, from the batch of this ticket on."""
         slot.begun = False
         beginning = slot.snapshot(ticket.number_in_slot)
         again = ticket.number_in_slot - (beginning[0] if beginning else 0)
         if again:
-            name = able[chosen].endpoint.name
             self._out.append(
                 Note(
-                    f"slot {slot.number} goes on at {name}, which makes {again} batches of it again first, unsent"
+                    f"slot {slot.number} goes on at {chosen.endpoint.name}, which makes {again} batches of it again "
+                    "first, unsent"
                 )
             )
-        if home is not None and home.up and slot.ranks:  # it keeps what this rank has not taken
+        owes = home is not None and any(attempt.ticket.slot is slot for attempt in home.attempts.values())
+        if home is not None and home.up and not owes and slot.bundle in home.bundles:
             home.bundles.discard(slot.bundle)
             self._send(home, Kind.RELEASE, bundle=slot.bundle)
-        slot.home = chosen
-        return able[chosen]
+        slot.home = chosen.endpoint.instance
 
     def _trust_suspects(self) -> bool:
         """Asks silent feeders again where nobody else is left. Says whether that changed anything."""

@@ -2,7 +2,8 @@
 
 Any feeder can make any batch of a map-style stream; a batch of a slot follows from those before it, which a new home
 makes again, unsent, when the slot moves. So a slot stays where it is for as long as its home serves, and a batch that
-comes late is not asked for elsewhere. What an earlier home still sends is as good as what the next one makes.
+comes late is not asked for elsewhere. What an earlier home still sends is as good as what the next one makes. A slot
+moves to a feeder that has come and makes two slots fewer, where few batches are to be made again for that.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ MAX_SLOTS = 1024
 """Most slots of one stream: a slot's number is a stranger's word."""
 RETURN_S = 2.0
 """A home whose connection broke has so long to come back: making a slot again may take longer than that."""
+BALANCE_EVERY_S = 1.0
+MOST_AGAIN = 64
+"""A slot moves to a feeder that makes fewer only where so many batches are made again at most."""
 GATHER_S = 3.0
 """First homes are chosen once as many feeders serve as there are slots, or are listed, or after this."""
 
@@ -34,6 +38,8 @@ class Slot:
     manifest: bytes
     home: str | None = None
     """The instance of the feeder that makes it."""
+    next_home: str | None = None
+    """The instance of the feeder to which it moves once its home owes nothing of it."""
     queue: list[int] = field(default_factory=list)
     """A heap of its tickets that are to be asked for."""
     needed: int = 0
@@ -80,6 +86,8 @@ class Slots:
     """When the first was named."""
     ranks: int = 0
     """Those that their batches are dealt to; 0: they are one rank's."""
+    balanced_at: float = 0.0
+    """When it was looked last whether one is better made elsewhere."""
     of: dict[int, Slot] = field(default_factory=dict)
 
     def get(self, now: float, number: int, manifest: bytes) -> Slot:
@@ -136,3 +144,18 @@ def choose_home(
         return min(able, key=lambda instance: (own[instance], instance))
     count = Counter(homes)
     return min(able, key=lambda instance: (count[instance], able[instance].load))
+
+
+def better_home(slot: Slot, number: int, able: Mapping[str, Feeder], homes: Iterable[str]) -> str | None:
+    """The instance of a feeder that makes two slots fewer than this one's home, and would soon go on with `number`.
+
+    Slots that are dealt to ranks stay: their receivers would have to move them together.
+    """
+    if slot.home is None or slot.ranks or not able:
+        return None
+    snapshot = slot.snapshot(number)
+    if number - (snapshot[0] if snapshot else 0) > MOST_AGAIN:
+        return None
+    count = Counter(homes)
+    best = min(able, key=lambda instance: (count[instance], able[instance].load))
+    return best if count[best] + 2 <= count[slot.home] else None
