@@ -19,12 +19,12 @@ MODULES = {
     "B2": "transport",
     "B3": "endtoend",
     "B7": "start",
-    "B8": "streams",
+    "B8": "iterables",
     "B10": "samplers",
     "B14": "dispatcher",
     "B15": "links",
     "B16": "ranks",
-    "B17": "streams",
+    "B17": "iterables",
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench import dispatcher, endtoend, handoff, links, machine, ranks, samplers, start, streams, transport
+from bench import dispatcher, endtoend, handoff, iterables, links, machine, ranks, samplers, start, transport
 from bench.raybox import SCRATCH
 from bench.service import need, service
 from bench.work import KINDS, Contents, Proof, sums
@@ -205,16 +205,16 @@ def b3_end_to_end(case: endtoend.Case) -> dict[str, Any]:
         return endtoend.measure(stream, case, node_pids=running.on_trainer_node)
 
 
-def b17_streams(case: streams.Case) -> dict[str, Any]:
+def b17_streams(case: iterables.Case) -> dict[str, Any]:
     """As many feeders as producers; those of a stream are its slots."""
     with (
-        streams.dataset(case) as data,
+        iterables.dataset(case) as data,
         service(feeders=case.producers, shared_memory_nbytes=1_000_000_000, prefetch=16) as running,
     ):
         from dataloaderjob import DataLoader
 
         loader = DataLoader(data, batch_size=case.batch, num_workers=case.producers)
-        return endtoend.measure(streams.pairs(iter(loader)), case, node_pids=running.on_trainer_node)
+        return endtoend.measure(iterables.pairs(iter(loader)), case, node_pids=running.on_trainer_node)
 
 
 def b7_start(case: start.Case) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.cell import OURS
+from bench.iterables import STREAMS, TAIL
 from bench.links import Case as Link
-from bench.streams import STREAMS, TAIL
 from bench.work import LARGE_NBYTES, MIDDLE_NBYTES, SMALL_NBYTES, size_name
 
 ROUNDS = 5

@@ -286,10 +286,10 @@ def bucket(rig: Rig, files: Path) -> Iterator[str]:
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         store = fsspec.filesystem("s3")
-        store.mkdir("bucket")
-        store.put(str(files / "x.parquet"), "bucket/x.parquet")
+        store.mkdir("files")
+        store.put(str(files / "x.parquet"), "files/x.parquet")
         for number in range(SAMPLES):
-            store.put(str(files / f"{number}.jpg"), f"bucket/{number}.jpg")
+            store.put(str(files / f"{number}.jpg"), f"files/{number}.jpg")
         yield f"http://{host}:{port}"
     server.stop()
 
@@ -299,7 +299,7 @@ class Objects(Dataset[Any]):
         return SAMPLES
 
     def __getitem__(self, number: int) -> Any:
-        with fsspec.open(f"s3://bucket/{number}.jpg") as file:
+        with fsspec.open(f"s3://files/{number}.jpg") as file:
             return np.asarray(Image.open(io.BytesIO(file.read())))
 
 
@@ -310,7 +310,7 @@ class ObjectsOfArrow(Rows):
 
     def open(self) -> Any:
         store = pa.fs.S3FileSystem(endpoint_override=self.endpoint, region="us-east-1")
-        return pa.dataset.dataset("bucket/x.parquet", filesystem=store)
+        return pa.dataset.dataset("files/x.parquet", filesystem=store)
 
     def read(self, number: int) -> Any:
         return np.array(self.opened.take([number])["x"][0].as_py())
@@ -338,7 +338,7 @@ class Keeping(Objects):
         self.store = fsspec.filesystem("s3")
 
     def __getitem__(self, number: int) -> Any:
-        return len(self.store.cat(f"bucket/{number}.jpg"))
+        return len(self.store.cat(f"files/{number}.jpg"))
 
 
 def test_a_file_system_that_the_dataset_keeps_is_not_fork_safe_as_with_torch(rig: Rig, bucket: str):

@@ -8,15 +8,15 @@ from typing import Any
 import psutil
 import torch
 
-from bench import endtoend, streams
+from bench import endtoend, iterables
 
 
-def torch_loader(case: streams.Case) -> dict[str, Any]:
+def torch_loader(case: iterables.Case) -> dict[str, Any]:
     """`producers` workers, torch's default prefetch; trainer and workers are the node's processes."""
-    with streams.dataset(case) as data:
+    with iterables.dataset(case) as data:
         loader = torch.utils.data.DataLoader(data, batch_size=case.batch, num_workers=case.producers)
         return endtoend.measure(
-            streams.pairs(iter(loader)), case,
+            iterables.pairs(iter(loader)), case,
             node_pids=lambda: [os.getpid(), *(p.pid for p in psutil.Process().children())],
         )  # fmt: skip
 
