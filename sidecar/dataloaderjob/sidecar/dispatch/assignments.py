@@ -135,7 +135,7 @@ class Assignments:
         return able[chosen]
 
     def _homes(self) -> list[str]:
-        """Of all slots, those to which they move among them."""
+        """The homes of all slots; of one that is about to move, the next."""
         slots = (slot for stream in self.streams.values() for slot in stream.slots.of.values())
         return [slot.next_home or slot.home for slot in slots if slot.home]
 
