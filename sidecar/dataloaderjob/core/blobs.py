@@ -85,8 +85,8 @@ class Bundle:
     def manifest(self) -> bytes:
         body = {f.name: getattr(self, f.name) for f in fields(self)}
         # Absent where they are not used: a feeder of the release before computes the same id.
-        for name in ("slot", "env", "ranks", "taken"):
-            if not body[name] and (body[name] != 0 or name == "ranks"):
+        for name, unused in (("slot", None), ("env", {}), ("ranks", 0), ("taken", ())):
+            if body[name] == unused:
                 del body[name]
         return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 

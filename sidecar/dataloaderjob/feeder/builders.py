@@ -127,22 +127,21 @@ class Builders:
         session.phase, session.task = Phase.BUSY, task
         payload = task.payload
         if session.bundle.ranks:
-            if why := self._why_not(session, task):
+            ticket = _slot_ticket(task)
+            if why := self._why_not(session, task.receiver, ticket):
                 self._owner.soon(functools.partial(self._refuse, session, task, why))
                 return
-            ticket = _slot_ticket(task)
             self.needs.hear(session.bundle, task.receiver, ticket.needed)
             payload = self.needs.of_all(session.bundle, ticket, payload)
         if session.channel is not None:
             session.channel.post(Kind.BUILD, a=task.serial, b=task.ticket, flags=task.flags, payload=payload)
 
-    def _why_not(self, session: Session, task: Task) -> str:
+    def _why_not(self, session: Session, receiver: int, ticket: frames.SlotTicket) -> str:
         """Why a rank gets nothing of a slot that it shares with others; else empty."""
-        ticket, bundle = _slot_ticket(task), session.bundle
         if ticket.base_seed != session.base_seed:
             return dealing.SEEDS
         others = (s.bundle for s in self._sessions.values() if s.phase is not Phase.ENDING)
-        return dealing.refusal(bundle, task.receiver, ticket.needed, others, self._owner.receivers_of)
+        return dealing.refusal(session.bundle, receiver, ticket.needed, others, self._owner.receivers_of)
 
     def _refuse(self, session: Session, task: Task, why: str) -> None:
         if session.task is task:

@@ -6,7 +6,7 @@ The events are in `dispatcher`, the deadlines in `overseer`; the policies are in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from dataloaderjob.core import frames, supervision
@@ -117,18 +117,18 @@ class Assignments:
             return fits(feeder, ticket.stream) and slot.bundle not in feeder.not_loaded
 
         home = None if slot.home is None else self.feeders.get(slot.home)
-        listed = {i: f for i, f in self.feeders.items() if not f.draining}
         if stays(home, now, fits=home is not None and able_to(home)):
             if home is None or not home.up:
                 return None
-            if not self._is_about_to_move(now, ticket, slot, listed, able_to):
+            if not self._is_about_to_move(now, ticket, slot, able_to):
                 return home
             if any(t.slot is slot and t.attempts for t in ticket.stream.tickets.values()):
                 return None
-        able = {i: f for i, f in listed.items() if f.up and f.suspect_since is None and able_to(f)}
+        able = self._able(able_to)
         chosen = slot.next_home if slot.next_home in able else None
         slot.next_home = None
-        chosen = chosen or choose_home(ticket.stream.slots, able, len(listed), self._homes(), now)
+        listed = sum(not feeder.draining for feeder in self.feeders.values())
+        chosen = chosen or choose_home(ticket.stream.slots, able, listed, self._homes(), now)
         if chosen is None:
             return None
         self._move(ticket, slot, home, able[chosen])
@@ -139,18 +139,24 @@ class Assignments:
         slots = (slot for stream in self.streams.values() for slot in stream.slots.of.values())
         return [slot.next_home or slot.home for slot in slots if slot.home]
 
+    def _able(self, able_to: Callable[[FeederState], bool]) -> dict[str, FeederState]:
+        """Feeders that can take a slot now."""
+        return {
+            i: f for i, f in self.feeders.items()
+            if f.up and not f.draining and f.suspect_since is None and able_to(f)
+        }  # fmt: skip
+
     def _is_about_to_move(
-        self, now: float, ticket: Ticket, slot: Slot, listed: Mapping[str, FeederState],
-        able_to: Callable[[FeederState], bool],
-    ) -> bool:  # fmt: skip
+        self, now: float, ticket: Ticket, slot: Slot, able_to: Callable[[FeederState], bool]
+    ) -> bool:
         """Whether a feeder has come that makes fewer slots, and shall make this one."""
         slots = ticket.stream.slots
         if slot.next_home is None and now - slots.balanced_at >= BALANCE_EVERY_S:
-            able = {i: f for i, f in listed.items() if f.up and f.suspect_since is None and able_to(f)}
-            slot.next_home = better_home(slot, ticket.number_in_slot, able, self._homes())
+            slot.next_home = better_home(slot, ticket.number_in_slot, self._able(able_to), self._homes())
             if slot.next_home is None:
                 slots.balanced_at = now
-        if slot.next_home is not None and slot.next_home not in listed:
+        following = None if slot.next_home is None else self.feeders.get(slot.next_home)
+        if following is None or following.draining:
             slot.next_home = None
         return slot.next_home is not None
 
