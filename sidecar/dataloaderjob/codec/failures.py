@@ -17,7 +17,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from dataloaderjob.codec import user_code
-from dataloaderjob.codec.fetcher import SampleError
+from dataloaderjob.codec.fetcher import SAMPLE, SampleError
 from dataloaderjob.core import values
 from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError, UserCodeError
 from dataloaderjob.core.layout import ClassName
@@ -50,7 +50,7 @@ def pack_failure(exc: BaseException, *, phase: str = "", feeder: str = "") -> by
         "complete": len(plain) == len(own),
         "traceback": _traceback(exc) + (f"\n{_HINT}" if _may_lack_set_up(exc) else ""),
         "position": position,
-        "key": None if position is None and key is None else _cut(_repr(key), 256),
+        "key": None if key is None and (position is None or phase != SAMPLE) else _cut(_repr(key), 256),
         "phase": phase,
         "feeder": feeder,
     }

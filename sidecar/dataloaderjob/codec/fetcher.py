@@ -41,7 +41,7 @@ from dataloaderjob.codec import names
 from dataloaderjob.codec.modules import MAINS
 from dataloaderjob.codec.pickling import UserCodePickler, rest_of, with_main
 from dataloaderjob.core import digests, values
-from dataloaderjob.core.frames import SlotTicket, Ticket, all_ints
+from dataloaderjob.core.frames import ReadSamples, SlotTicket, Ticket, all_ints
 
 SAMPLE = "__getitem__"
 SAMPLES = "__getitems__"
@@ -187,6 +187,8 @@ def key_number(key: Any) -> int:
 def identity_of(ticket_no: int, ticket: Ticket) -> int:
     """Names the batch of a ticket by its place and its keys, as `key_number` has them, the same in every process."""
     keys = ticket.keys
+    if type(keys) is ReadSamples:  # as if the slot had made it alone
+        return digests.identity(ticket.first_position, 0, ticket.bare, [keys.slot, keys.size])
     numbers = keys if type(keys) is list and all_ints(keys) else list(map(key_number, keys))
     return digests.identity(ticket_no, ticket.first_position, ticket.bare, numbers)
 

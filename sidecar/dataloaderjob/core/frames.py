@@ -67,6 +67,7 @@ _KEY_FORM_AT = 17
 _SLOT = struct.Struct("<IBQQQ")
 _KNOWN = struct.Struct("<QQ")
 _MADE = struct.Struct("<Q")
+_READ = struct.Struct("<I")
 _SNAPSHOT = struct.Struct("<IQ")
 MAX_SNAPSHOT_NBYTES = 1 << 20
 """Largest snapshot of a slot that is kept: a state has one of each."""
@@ -190,6 +191,7 @@ class KeyForm(IntEnum):
     PICKLED = 1
     SLOT = 2
     ITEMS = 3
+    READ = 4
 
 
 class Ticket(NamedTuple):
@@ -199,6 +201,16 @@ class Ticket(NamedTuple):
     first_position: int
     bare: bool
     keys: Sequence[Any]
+
+
+class ReadSamples(NamedTuple):
+    """In place of keys: samples of a batch as its slot has read them, where its place is `Ticket.first_position`."""
+
+    slot: int
+    size: int
+    """Samples that the loader asks for in a batch."""
+    body: bytes | memoryview
+    """As `codec.encoding` has them."""
 
 
 class SlotTicket(NamedTuple):
@@ -286,7 +298,17 @@ def unpack_ticket(data: bytes | memoryview) -> Ticket:
         if len(keys) != n:
             raise RemoteProtocolError(f"a ticket says {n} keys and holds {len(keys)}")
         return Ticket(base_seed, first, bool(bare), list(keys) if key_form == KeyForm.ITEMS else keys)
+    if key_form == KeyForm.READ and len(data) >= TICKET_HEAD_NBYTES + _READ.size:
+        (slot,) = _READ.unpack_from(data, TICKET_HEAD_NBYTES)
+        read = ReadSamples(slot, n, memoryview(data)[TICKET_HEAD_NBYTES + _READ.size :])
+        return Ticket(base_seed, first, bool(bare), read)
     raise RemoteProtocolError(f"key form {key_form} is not known here")
+
+
+def pack_read_samples(base_seed: int, number: int, read: ReadSamples, *, bare: bool) -> bytes:
+    """Packs a ticket that brings the samples of batch `number` of a slot."""
+    head = _TICKET_HEAD.pack(base_seed, number, bare, KeyForm.READ, 0, read.size)
+    return b"".join((head, _READ.pack(read.slot), read.body))
 
 
 def pack_slot_ticket(ticket: SlotTicket) -> bytes:
@@ -438,9 +460,9 @@ def describe_keys(data: bytes | memoryview, position: int | None = None, limit: 
     if len(data) < TICKET_HEAD_NBYTES:
         return "unknown indices"
     _, first, _, key_form, _, n = _TICKET_HEAD.unpack_from(data)
-    if key_form == KeyForm.SLOT and len(data) >= _SLOT_END:
+    if key_form in (KeyForm.SLOT, KeyForm.READ) and len(data) >= TICKET_HEAD_NBYTES + _READ.size:
         where = "" if position is None else f"sample {position} of "
-        return f"{where}batch {first} of slot {_SLOT.unpack_from(data, TICKET_HEAD_NBYTES)[0]}"
+        return f"{where}batch {first} of slot {_READ.unpack_from(data, TICKET_HEAD_NBYTES)[0]}"
     if key_form != KeyForm.INTS or len(data) != TICKET_HEAD_NBYTES + 8 * n:
         return f"{n} keys" if position is None else f"key number {position} of {n}"
     keys = _ticket_struct(n).unpack_from(data)[6:]

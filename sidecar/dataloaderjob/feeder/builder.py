@@ -26,6 +26,7 @@ from dataloaderjob.codec.failures import pack_failure
 from dataloaderjob.codec.fetcher import Fetcher, identity_in_slot, identity_of, seed_batch, seed_worker
 from dataloaderjob.codec.sessions import begin_session, introduce
 from dataloaderjob.codec.slots import SlotEnded, SlotSource, be_of_rank
+from dataloaderjob.codec.staging import Staged, StageFetcher, unchanged
 from dataloaderjob.core import digests, frames
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag
@@ -102,8 +103,10 @@ class Builder:
     def __init__(self, code: UserCode, channel: Channel, place: mmap.mmap) -> None:
         self._code, self._channel, self._place = code, channel, place
         self._buffers = Buffers(channel)
-        self._fetcher = Fetcher(code.dataset, code.collate_fn)
-        self._source = SlotSource(code.dataset, code.collate_fn)
+        staged = code.collate_fn if isinstance(code.collate_fn, Staged) else None
+        self._fetcher = StageFetcher(staged) if staged else Fetcher(code.dataset, code.collate_fn)
+        self._source = SlotSource(code.dataset, unchanged if staged else code.collate_fn)
+        self._is_staged = staged is not None
         self._answers = Answers(self._buffers.free)
         self._snapshots = Snapshots()
         self._waiting: deque[Message] = deque()
@@ -175,6 +178,11 @@ class Builder:
             raise RuntimeError("a builder is told whom it works for before anything else")
         return self._session
 
+    @property
+    def _allow_pickle(self) -> bool:
+        """Whether a slot's batches may bring pickles: what another feeder opens may."""
+        return self._is_staged or self._here.allow_pickle
+
     # Batches
 
     def _build(self, message: Message) -> None:
@@ -244,7 +252,7 @@ class Builder:
         try:
             batch = source.make(ticket, on_sample, self._on_replay(ticket, message.a))
             phase = "encoding the batch"
-            made = encode(batch, allow_pickle=self._here.allow_pickle)
+            made = encode(batch, allow_pickle=self._allow_pickle)
         except SlotEnded:
             if ticket.known is not None and source.made <= ticket.known[0]:
                 return Answer(kind=Kind.FAILED, payload=self._shorter(source, ticket))
@@ -279,7 +287,7 @@ class Builder:
             nonlocal told_at
             if ticket.known is not None and number == ticket.known[0]:
                 again = ticket._replace(number=number)
-                found = batch_digest(batch, identity_in_slot(again), allow_pickle=self._here.allow_pickle)
+                found = batch_digest(batch, identity_in_slot(again), allow_pickle=self._allow_pickle)
                 if found != ticket.known[1]:
                     self._channel.send(Kind.NO_STATE, payload=f"{DIFFERS} (batch {number})".encode())
             if (now := time.monotonic()) - told_at > REPLAY_S:

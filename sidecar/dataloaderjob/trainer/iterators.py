@@ -257,13 +257,17 @@ class ServiceIterator(_Seeded):
         store = BlobStore(Path(str(told["blobs"])), told.get("scratch"))
         made = make_bundle(
             loader.dataset,
-            loader.collate_fn,
+            self._collating(loader),
             loader.worker_init_fn,
             store=store,
             allow_pickle=self._pickle_allowed,
             slow=slow,
         )
         return made, store
+
+    def _collating(self, loader: Any) -> Any:
+        """What feeders do with the samples of a batch."""
+        return loader.collate_fn
 
     def start(self, *, again: bool = False) -> None:
         """Asks for the first batches of an epoch. `again`: of the sampler's second iter(), which torch's loader with

@@ -71,6 +71,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         tail: of an IterableDataset that is the same in all ranks: its batches, in the order in which one process would
             have them, are dealt to the ranks in turn, so that all have equally many. It says what becomes of the last
             ones if they are fewer than the ranks: "drop", "pad" (some are given twice) or "error".
+        stage: of an IterableDataset: what is done to each of its samples before `collate_fn`, such as to decode it. The
+            dataset is read where its slots are, and any feeder makes the batches of what was read.
         snapshot_every_n_steps: accepted for torchdata's sake; each state is exact.
 
     Raises:
@@ -101,6 +103,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         allow_pickle: bool = False,
         dataset_id: str | None = None,
         tail: Literal["drop", "pad", "error"] | None = None,
+        stage: Callable[[Any], Any] | None = None,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
         workers = LeftOut(service.default_feeders()) if num_workers is None else num_workers
@@ -124,6 +127,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.tail = tail
         if tail is not None:
             self._check_tail()
+        self.stage = stage
+        if stage is not None:
+            self._check_stage()
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._epoch: Epoch | None = None
         """The last one that was begun."""
@@ -249,7 +255,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _kind_of_stream(self) -> type[ServiceIterator]:
         from dataloaderjob.trainer.deal_iterator import DealIterator
         from dataloaderjob.trainer.slot_iterator import SlotIterator
+        from dataloaderjob.trainer.staged_iterator import StagedIterator
 
+        if self.stage is not None:
+            return StagedIterator
         return SlotIterator if self.tail is None else DealIterator
 
     def _check_tail(self) -> None:
@@ -265,6 +274,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 "tail= deals out what feeders make: give num_workers, the number of workers that read the dataset for "
                 "all ranks together, found 0"
             )
+
+    def _check_stage(self) -> None:
+        if not callable(self.stage):
+            raise TypeError(f"stage is a function of one sample, found {type(self.stage).__name__}")
+        if not self._is_stream:
+            raise InputError(
+                "stage= is for an IterableDataset, whose slots read in order; any feeder makes any batch of others: "
+                "do it in __getitem__"
+            )
+        if self.tail is not None:
+            raise InputError("stage= and tail= cannot be given together: leave one of them out")
 
     def __len__(self) -> int:
         batches = super().__len__()
@@ -312,8 +332,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _stream_here(self) -> _BaseDataLoaderIter:
         """An iterator of torch's over an IterableDataset."""
         here = copy.copy(self)
+        if self.stage is not None:
+            from dataloaderjob.codec.staging import StagedDataset
+
+            vars(here)["dataset"] = StagedDataset(cast("IterableDataset[Any]", self.dataset), self.stage)
         if self.num_workers == 0:
-            return _SingleProcessDataLoaderIter(self)
+            return _SingleProcessDataLoaderIter(here)
         if isinstance(self.num_workers, LeftOut):
             here.num_workers, here.timeout = 0, 0
             return _SingleProcessDataLoaderIter(here)

@@ -59,14 +59,17 @@ class SlotIterator(ServiceIterator):
     def start(self, *, again: bool = False) -> None:  # noqa: ARG002  no sampler is iterated
         """Asks for the first batches of an epoch."""
         stream = self._open(0)
+        self._begin_places(stream)
+        self._draw()
+        self._epoch.settle()
+        self._client.flush(stream)
+
+    def _begin_places(self, stream: Stream) -> None:
         saved = Saved.of(self._epoch.slots, self._epoch.rank)
         self._places = stream.places = Places(self._slots, self._first, saved.snapshots, saved.ends)
         self._expected = saved.digests
         self._placed: dict[int, tuple[Place, bytes]] = {}
         self._drawn = self._taken = self._handled = 0
-        self._draw()
-        self._epoch.settle()
-        self._client.flush(stream)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         assert self._bundle is not None  # noqa: S101  shipped before
@@ -90,19 +93,24 @@ class SlotIterator(ServiceIterator):
 
     def _draw(self) -> None:
         """Asks for batches up to a window ahead of what was taken."""
-        self._client.hear()  # one that never sleeps would read no snapshot
-        target, stream, places = self._taken + self._window, self._stream, self._places
+        target, stream = self._taken + self._window, self._stream
         assert stream is not None  # noqa: S101  drawn only while a stream is open
+        self._ask_slots(stream, target)
+        self._sent(is_all=self._drawn < target)  # the end, or answers that are waited for
+
+    def _ask_slots(self, stream: Stream, target: int) -> None:
+        """Asks for batches until so many were asked for."""
+        self._client.hear()  # one that never sleeps would read no snapshot
+        places = self._places
         while self._drawn < target and (place := places.next()) is not None:
+            needed = places.needed[place.slot]
             ticket = frames.SlotTicket(
-                self._epoch_seed, place.number, place.slot, self._size, self._bare, self._drop_last,
-                places.taken[place.slot],
-            )  # fmt: skip
+                self._epoch_seed, place.number, place.slot, self._size, self._bare, self._drop_last, needed
+            )
             packed = frames.pack_slot_ticket(ticket)
-            if not places.taken[place.slot]:  # its feeder may know nothing of it
+            if not needed:  # its feeder may know nothing of it
                 packed = places.with_beginning(packed, place)
             self._submit(stream, place, packed)
-        self._sent(is_all=self._drawn < target)  # the end, or answers that are waited for
 
     def _submit(self, stream: Stream, place: Place, packed: bytes) -> None:
         stream.pending[self._drawn] = packed

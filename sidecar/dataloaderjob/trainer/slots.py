@@ -124,6 +124,8 @@ class Places(Beginnings):
         """The next batch to ask of each slot; empty until it is known where the epoch goes on."""
         self.digests: list[int | None] = [None] * slots
         """The digest of the last batch that was taken of each slot."""
+        self.needed = self.taken
+        """As `taken`; where batches are handed on before they are given, those that were had, too."""
         self._settle()
 
     def next(self) -> Place | None:
@@ -150,6 +152,14 @@ class Places(Beginnings):
         before = counts_before(self._first, self._slots, self.ends)
         asked = [max(taken, count) - 1 for taken, count in zip(self.taken, before, strict=True)]
         return [self.beginning(slot, number) for slot, number in enumerate(asked)]
+
+    def hands_on(self) -> None:
+        """Batches are had (`had`) before they are taken."""
+        self.needed = list(self.taken)
+
+    def had(self, place: Place) -> None:
+        """No batch up to this one is asked for again."""
+        self.needed[place.slot] = place.number + 1
 
     def took(self, place: Place, digest: int | None) -> None:
         """Its batch was taken, or, without a digest, the error that stands for it."""

@@ -77,7 +77,11 @@ def described(loader: Any, dataset_id: str | None) -> State:
         "dataset": f"{kind.__module__}.{kind.__qualname__}",
         "length": length_of(loader.dataset),
         **(
-            {"slots": slots_of(loader), "world": slots.world()}
+            {
+                "slots": slots_of(loader),
+                "world": slots.world(),
+                "stage": getattr(loader, "stage", None) is not None,
+            }
             if isinstance(loader.dataset, IterableDataset)
             else {}
         ),
@@ -128,7 +132,17 @@ def steady(first: Sequence[str | None], second: Sequence[str | None]) -> list[st
     return [a if a == b else None for a, b in zip(first, second, strict=True)]
 
 
-_ALWAYS = ("sampler", "seeds", "generator=", "drop_last", "persistent_workers", "slots", "world", "tail")
+_ALWAYS = (
+    "sampler",
+    "seeds",
+    "generator=",
+    "drop_last",
+    "persistent_workers",
+    "slots",
+    "world",
+    "tail",
+    "stage",
+)
 """What has to be equal, beside the dataset, where both say it."""
 
 

@@ -27,8 +27,8 @@ import torch
 from torch.utils.data import _utils
 
 from dataloaderjob.codec import failures
-from dataloaderjob.codec.decoding import Decoder
-from dataloaderjob.core import errors
+from dataloaderjob.codec.decoding import Body, Decoder, Memory
+from dataloaderjob.core import digests, errors
 from dataloaderjob.core.control import (
     W_COPIES,
     W_LEASED_NBYTES,
@@ -95,6 +95,11 @@ class Timed:
         words[W_WAIT_NS] += now - began
         return batch
 
+    def passed(self, waited_ns: int) -> None:
+        """So long of the time since the last batch the trainer has waited: that is no step of it."""
+        if self._returned_ns:
+            self._returned_ns += waited_ns
+
     def take_ready(self) -> Any:
         """The next batch, or `NOTHING` while it is not ready."""
         raise NotImplementedError
@@ -102,6 +107,22 @@ class Timed:
     def take_later(self) -> Any:
         """Waits for the next batch."""
         raise NotImplementedError
+
+
+class Unopened:
+    """What a taker decodes with whose bodies are handed on as they are."""
+
+    digest = 0
+
+    def plan(self, memory: Memory, at: int, nbytes: int) -> Unopened:
+        self.digest = digests.of_body(memoryview(memory)[at : at + nbytes])
+        return self
+
+    def batch(self, body: Body) -> Body:
+        """The body: its place in the pool is lent for as long as somebody refers to it."""
+        return body
+
+    decode = batch
 
 
 class Taker(Timed):
@@ -112,7 +133,13 @@ class Taker(Timed):
     )  # fmt: skip
 
     def __init__(
-        self, client: Client, manifest: str, window: int, decoder: Decoder, timeout_s: float, first: int = 0
+        self,
+        client: Client,
+        manifest: str,
+        window: int,
+        decoder: Decoder | Unopened,
+        timeout_s: float,
+        first: int = 0,
     ) -> None:
         """first: number of the first batch."""
         super().__init__(client.control.words, first)

@@ -1,0 +1,225 @@
+"""The iterator of an IterableDataset with `stage=`: slots read the samples, and any feeder makes the batch of them.
+
+Two streams of one bundle. The reader's brings what the slots have read, in torch's order; each batch of it is handed
+on unopened, as a ticket of the stream whose batches are given. So what is lost there can be made by any feeder, and
+what a slot has read is asked for once. A state counts what was given: slots are read ahead of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dataloaderjob.codec.fetcher import derive_seed
+from dataloaderjob.codec.staging import Staged
+from dataloaderjob.core import frames
+from dataloaderjob.core.consumption import error_mark
+from dataloaderjob.core.control import W_NEXT_CALLS, W_WAIT_NS
+from dataloaderjob.core.errors import InputError, ServiceError
+from dataloaderjob.trainer import slots
+from dataloaderjob.trainer.slot_iterator import SlotIterator
+from dataloaderjob.trainer.slots import Place
+from dataloaderjob.trainer.stream import SlotEndedError, Stream
+from dataloaderjob.trainer.taking import NOTHING, PinningTaker, Taker, Unopened, now_ns
+
+MOST_READ_NBYTES = 48 << 20
+"""Of the samples of one batch: a ticket travels as a message, of 64 MiB at most."""
+MOST_WAITING_NBYTES = 512 << 20
+"""Of all that was read and is not given; it waits in this process, and in its sidecar."""
+
+
+class _Read(NamedTuple):
+    """A batch that a slot has read."""
+
+    place: Place
+    packed: bytes
+    """The slot's ticket."""
+    digest: int | None
+    """Of what was read."""
+    nbytes: int = 0
+    error: Exception | None = None
+    """Comes in place of the batch, which nobody is asked for."""
+
+
+class StagedIterator(SlotIterator):
+    """Batches of which the slots read the samples only."""
+
+    __slots__ = ("_line", "_read", "_reader", "_seed", "_stage", "_waiting_nbytes")
+
+    def _collating(self, loader: Any) -> Staged:
+        return Staged(loader.stage, loader.collate_fn)
+
+    def start(self, *, again: bool = False) -> None:  # noqa: ARG002  no sampler is iterated
+        before: Taker | None = getattr(self, "_reader", None)
+        stream = self._open(0)
+        reader = self._reader = self._open_reader()
+        self._begin_places(reader.stream)
+        self._places.hands_on()
+        rank = slots.shares().get("RANK", "0")
+        self._seed = derive_seed(self._epoch_seed, int(rank) if rank.isdecimal() else 0)
+        self._line: deque[_Read] = deque()
+        """What was read and is not given."""
+        self._read = self._waiting_nbytes = 0
+        self._draw()
+        self._epoch.settle()
+        self._client.flush(stream)
+        if before is not None:
+            before.leave()
+
+    def _open_reader(self) -> Taker:
+        assert self._bundle is not None  # noqa: S101  shipped before
+        timeout_s = 0.0 if self._pin_memory else float(self._timeout)
+        return Taker(self._client, self._bundle.manifest().decode(), self._window, Unopened(), timeout_s, 0)
+
+    def _leave(self) -> None:
+        reader = getattr(self, "_reader", None)
+        if reader is not None and getattr(self, "_stream", None) is not None:
+            reader.leave()
+        super()._leave()
+
+    # Reading
+
+    def _draw(self) -> None:
+        """Has slots read ahead."""
+        reader = self._reader
+        self._ask_slots(reader.stream, reader.taken + self._window)
+        self._client.flush(reader.stream)
+
+    def _hand_on(self) -> None:
+        """Hands on what has been read, as far as there is room."""
+        reader = self._reader
+        while len(self._line) < self._window and self._waiting_nbytes < MOST_WAITING_NBYTES:
+            if reader.taken >= self._drawn or not self._take_read(reader.take_ready):
+                break
+        self._draw()
+        self._order()
+
+    def _order(self) -> None:
+        """What waits to be sent is sent, and pinned when it comes back."""
+        stream, taker = self._stream, self._taker
+        assert stream is not None  # noqa: S101  not over yet
+        self._client.flush(stream)
+        if type(taker) is PinningTaker:
+            taker.order(stream.asked)
+
+    def _take_read(self, take: Callable[[], Any]) -> bool:
+        """Takes the next answer of a slot. Returns False while there is none."""
+        reader, places, words = self._reader, self._places, self._client.control.words
+        number = reader.taken
+        try:
+            body = take()
+        except SlotEndedError as end:
+            place, _ = self._placed.pop(number)
+            if end.batches < places.needed[place.slot] or place in self._expected:
+                raise ServiceError(slots.SHORTER.format(slot=place.slot, batches=end.batches)) from None
+            places.ended(place, end.batches)
+        except Exception as exc:
+            if reader.taken == number or (self._placed[number][0].is_probe and isinstance(exc, ServiceError)):
+                raise
+            words[W_NEXT_CALLS] -= 1
+            place, packed = self._placed.pop(number)
+            places.had(place)
+            if place.is_probe:
+                places.took(place, None)
+            else:
+                self._line.append(_Read(place, packed, None, error=exc))
+        else:
+            if body is NOTHING:
+                return False
+            words[W_NEXT_CALLS] -= 1
+            place, packed = self._placed.pop(number)
+            places.had(place)
+            if place.is_probe:
+                places.took(place, reader.digest)
+                self._compare(place, reader.digest)
+            else:
+                self._submit_read(place, packed, body)
+        self._read = reader.taken
+        return True
+
+    def _submit_read(self, place: Place, packed: bytes, body: np.ndarray[Any, Any]) -> None:
+        """Has any feeder make the batch of what was read."""
+        stream: Stream | None = self._stream
+        assert stream is not None  # noqa: S101  not over yet
+        digest, nbytes = self._reader.digest, len(body)
+        if nbytes > MOST_READ_NBYTES:
+            mb, most = nbytes / 1e6, MOST_READ_NBYTES / 1e6
+            error = InputError(
+                f"batch {place.number} of slot {place.slot} has {mb:.1f} MB before its stage, of which {most:.0f} can "
+                "be handed to another feeder: make batch_size smaller, or have the dataset give less (encoded bytes, "
+                "names of files) and the stage do more"
+            )
+            self._line.append(_Read(place, packed, digest, error=error))
+            return
+        samples = frames.ReadSamples(place.slot, self._size, body.data)
+        stream.pending[stream.asked] = frames.pack_read_samples(
+            self._seed, place.number, samples, bare=self._bare
+        )
+        stream.asked += 1
+        self._line.append(_Read(place, packed, digest, nbytes))
+        self._waiting_nbytes += nbytes
+        if stream.asked - stream.sent >= stream.together:
+            self._client.flush(stream)
+
+    def _await_read(self) -> None:
+        """Waits for what slots read; that is time that the trainer waits."""
+        began = now_ns()
+        try:
+            self._take_read(self._reader.take_later)
+        finally:
+            waited = now_ns() - began
+            self._client.control.words[W_WAIT_NS] += waited
+            if self._taker is not None:
+                self._taker.passed(waited)
+
+    # Giving
+
+    def _next_data(self) -> Any:
+        while True:
+            taker = self._taker
+            if taker is None or self._stream is None:
+                self._finish()
+            self._hand_on()
+            if self._line:
+                break
+            if self._reader.taken >= self._drawn:
+                self._end_epoch()
+            self._await_read()
+        first = self._line[0]
+        if first.error is not None:
+            self._give_error(first, first.error)
+        try:
+            batch = taker.take()
+        except Exception as exc:
+            if taker.taken != self._handled:
+                self._give_error(first, exc)
+            raise
+        self._passes(first)
+        self._give(first.packed, taker.digest)
+        self._handled = taker.taken
+        return batch
+
+    def _give_error(self, first: _Read, error: Exception) -> None:
+        """Raises what comes in place of a batch."""
+        self._passes(first)
+        if first.error is not None:
+            self._client.control.words[W_NEXT_CALLS] += 1
+        if self._recording is not None:
+            self._recording.ask(self._num_yielded, first.packed)
+        self._fail(self._num_yielded, error_mark(error))
+        taker = self._taker
+        self._handled = self._handled if taker is None else taker.taken
+        raise error
+
+    def _passes(self, first: _Read) -> None:
+        """The first batch of the line is about to be given."""
+        self._line.popleft()
+        self._waiting_nbytes -= first.nbytes
+        self._places.took(first.place, first.digest)
+
+    def _has_lost(self) -> bool:
+        reader = getattr(self, "_reader", None)
+        return super()._has_lost() or (reader is not None and reader.taken != self._read)

@@ -1,0 +1,265 @@
+"""IterableDatasets with a stage, over a real service: torch's loader over dataset and stage is the reference."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from rig import Rig
+from services import Service
+from staged_data import (
+    Both,
+    Heavy,
+    Photos,
+    Slowly,
+    bright,
+    developed,
+    noisy,
+    picky,
+    slow,
+    summed,
+)
+from stream_data import Counting, Failing, Shards, WithOwnState, WithState, digests_of
+
+from dataloaderjob import DataLoader
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.trainer import staged_iterator
+
+SEEDS = int(os.environ.get("STAGE_SEEDS", "4"))
+
+
+NOISY: dict[str, list[str]] = {}
+"""What a random stage made, by the first number of feeders."""
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    with Rig(feeders=request.param) as made:
+        yield made
+
+
+def torchs(dataset: Any, stage: Any, **more: Any) -> list[str]:
+    torch.manual_seed(7)
+    return digests_of(torch.utils.data.DataLoader(Both(dataset, stage), **{"batch_size": 4, **more}))
+
+
+def ours(dataset: Any, stage: Any, **more: Any) -> DataLoader:
+    torch.manual_seed(7)
+    return DataLoader(dataset, stage=stage, **{"batch_size": 4, **more})
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"dataset": Shards()},
+        {"dataset": Shards(), "drop_last": True},
+        {"dataset": Shards(), "batch_size": None},
+        {"dataset": Failing()},
+        {"dataset": Shards((50,))},
+        {"dataset": Shards(())},
+    ],
+)
+def test_batches_are_those_of_torchs_workers(rig: Rig, workers: int, case: dict):
+    assert digests_of(ours(stage=bright, num_workers=workers, **case)) == torchs(
+        stage=bright, num_workers=workers, **case
+    )
+
+
+def test_the_digest_of_a_loader_is_that_without_a_stage(rig: Rig):
+    found = set()
+    for dataset, stage in ((Shards(), bright), (Both(Shards(), bright), None)):
+        loader = ours(dataset, stage, num_workers=2)
+        digests_of(loader)
+        found.add(loader.digest)
+    assert len(found) == 1
+
+
+def test_an_error_of_the_stage_comes_at_its_turn_and_ends_nothing(rig: Rig):
+    iterator, found = iter(ours(Shards(), picky, num_workers=2)), []
+    while True:
+        try:
+            found.append(next(iterator)["id"].tolist())
+        except StopIteration:
+            break
+        except ValueError as exc:
+            found.append(str(exc))
+            assert any("by stage in feeder-" in note for note in exc.__notes__)
+    unharmed = [batch["id"].tolist() for batch in ours(Shards(), bright, num_workers=2)]
+    assert found == ["sample 3007 is damaged" if 3007 in ids else ids for ids in unharmed]
+
+
+def test_an_iterator_that_goes_on_after_an_error_gives_what_follows(rig: Rig):
+    assert digests_of(ours(Counting(), abs, num_workers=1)) == torchs(Counting(), int, num_workers=1)
+
+
+@pytest.mark.parametrize("rig", [2], indirect=True)
+class TestWithTwoFeeders:
+    def test_a_loader_goes_on_from_any_state_and_ends_with_the_same_digest(self, rig: Rig):
+        reference = ours(Shards(), noisy, num_workers=3)
+        whole = digests_of(reference)
+        for stop in range(0, len(whole) + 1, 5):
+            first = ours(Shards(), noisy, num_workers=3)
+            iterator = iter(first)
+            for _ in range(stop):
+                next(iterator)
+            state = json.loads(json.dumps(first.state_dict()))
+            del iterator
+            torch.manual_seed(1234)
+            second = DataLoader(Shards(), batch_size=4, num_workers=3, stage=noisy)
+            second.load_state_dict(state)
+            assert digests_of(second) == whole[stop:], stop
+            assert second.digest == reference.digest
+
+    @pytest.mark.parametrize("kind", [WithState, WithOwnState])
+    def test_a_state_has_snapshots_of_what_was_given_not_of_what_was_read(self, rig: Rig, kind: type, tmp_path):
+        log, samples = tmp_path / "log", 4000
+        more = {"batch_size": 20, "num_workers": 2}
+        expected = digests_of(ours(kind(samples), noisy, **more))
+        first = ours(kind(samples), noisy, **more)
+        iterator = iter(first)
+        for _ in range(150):
+            next(iterator)
+            time.sleep(0.02)
+        state = json.loads(json.dumps(first.state_dict()))
+        assert all(20 < made <= 75 for made, _ in state["sampler"]["slots"])
+        del iterator
+        second = ours(kind(samples, str(log)), noisy, **more)
+        second.load_state_dict(state)
+        assert digests_of(second) == expected[150:]
+        assert len(log.read_text().split()) < samples - 1000
+
+    def test_a_state_with_a_stage_is_not_one_without(self, rig: Rig):
+        first = ours(Shards(), bright, num_workers=2)
+        next(iter(first))
+        with pytest.raises(InputError, match="stage was True, is False"):
+            ours(Shards(), None, num_workers=2).load_state_dict(first.state_dict())
+
+    def test_the_next_epoch_begins_anew(self, rig: Rig):
+        loader = ours(Shards(), bright, num_workers=2, persistent_workers=True)
+        one, two = ([batch["id"].tolist() for batch in loader] for _ in range(2))
+        assert one == two
+
+    def test_breaking_out_of_an_endless_stream_leaves_nothing_open(self, rig: Rig):
+        loader = ours(Shards((10**9, 10**9)), bright, num_workers=2)
+        for _ in range(70):  # more than iterators can live at once
+            for number, _batch in enumerate(loader):
+                if number == 3:
+                    break
+        assert len(digests_of(ours(Shards((1,)), bright, num_workers=1))) == 1
+
+    def test_the_sidecar_dies_and_no_batch_is_lost_or_repeated(self, rig: Rig):
+        expected = torchs(Shards(), bright, num_workers=2)
+        iterator, found = iter(ours(Slowly(), bright, num_workers=2)), []
+        for number in range(len(expected)):
+            if number in (5, 20):
+                rig.kill_sidecar()
+                rig.start_sidecar()
+            found += digests_of([next(iterator)])
+        assert found == expected
+        with pytest.raises(StopIteration):
+            next(iterator)
+
+    def test_samples_of_classes_of_the_users_and_such_as_only_pickle_get_to_the_stage(self, rig: Rig):
+        found = torch.cat(list(ours(Photos(21), developed, num_workers=1)))
+        assert found.tolist() == [[n, 3 * (n % 5 + 1) * (n + 1), n] for n in range(21)]
+
+    def test_samples_that_are_too_large_to_be_handed_on_are_refused_and_those_after_them_come(self, rig: Rig):
+        sizes = (1000, staged_iterator.MOST_READ_NBYTES + 1, 30 << 20, 5)
+        iterator, found = iter(ours(Heavy(sizes), summed, num_workers=1, batch_size=1)), []
+        while True:
+            try:
+                found.append(next(iterator).tolist())
+            except StopIteration:
+                break
+            except InputError as exc:
+                assert "batch 1 of slot 0 has 50.3 MB before its stage" in str(exc)
+                found.append([])
+        assert found == [[[1000, 0]], [], [[30 << 20, 2]], [[5, 3]]]
+
+
+def test_random_stages_do_not_depend_on_who_runs_them(rig: Rig):
+    found = digests_of(ours(Shards(), noisy, num_workers=2))
+    assert len(set(found)) == len(found)
+    assert found == NOISY.setdefault("first", found), "with another number of feeders"
+
+
+def test_one_generator_keeps_four_feeders_busy():
+    with Rig(feeders=4):
+        made: collections.Counter[int] = collections.Counter()
+        for number, batch in enumerate(ours(Shards((800,)), slow, num_workers=1, prefetch_factor=16)):
+            if number >= 40:
+                made.update(set(batch["pid"].tolist()))
+    assert len(made) == 4
+    assert min(made.values()) > 160 / 4 / 2, made
+
+
+def test_ranks_that_read_the_same_draw_differently(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    found = []
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        found.append(digests_of(ours(Photos(8), lambda _: torch.rand(2), num_workers=1)))
+    assert not set(found[0]) & set(found[1])
+
+
+# Without feeders, and where it cannot be
+
+
+def test_without_workers_this_process_runs_the_stage():
+    found = digests_of(ours(Photos(9), developed, num_workers=0))
+    assert found == torchs(Photos(9), developed, num_workers=0)
+    assert len(found) == 3
+
+
+def test_what_no_stage_is_for_is_refused():
+    with pytest.raises(InputError, match="do it in __getitem__"):
+        DataLoader([1, 2], stage=bright)
+    with pytest.raises(InputError, match="cannot be given together"):
+        DataLoader(Shards(), num_workers=1, stage=bright, tail="drop")
+    with pytest.raises(TypeError, match="a function of one sample, found str"):
+        DataLoader(Shards(), stage="decode")
+
+
+# Feeders that die
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    made = Service(tmp_path_factory.mktemp("s"), "local", 3)
+    os.environ["DATALOADERJOB_SOCKET"] = made.socket
+    try:
+        made.settled()
+        yield made
+    finally:
+        os.environ.pop("DATALOADERJOB_SOCKET", None)
+        made.end()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_digest_survives_feeders_that_are_killed(service: Service, seed: int):
+    rng = random.Random(seed)
+    workers = rng.choice([1, 2, 4])
+    expected = torchs(Shards(), bright, num_workers=workers, batch_size=2)
+    loader = ours(Slowly(), bright, num_workers=workers, batch_size=2)
+
+    def kill() -> None:
+        for pid in rng.sample(service.feeder_pids(), rng.choice([1, 2])):
+            os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Timer(rng.uniform(0.0, 0.5), kill)
+    thread.start()
+    found = digests_of(loader)
+    thread.join()
+    assert found == expected
+    service.settled()

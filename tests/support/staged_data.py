@@ -1,0 +1,92 @@
+"""IterableDatasets whose samples are worked on by a stage, and what torch's own loader makes of the two."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from stream_data import Shards
+
+
+class Both(IterableDataset):
+    """The dataset with the stage in it, for torch's workers."""
+
+    def __init__(self, dataset: IterableDataset, stage: Callable[[Any], Any]) -> None:
+        self.dataset, self.stage = dataset, stage
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.stage, self.dataset)
+
+
+def bright(sample: dict[str, Any]) -> dict[str, Any]:
+    """Changes the sample in place, as a dataset's code may."""
+    sample["x"] *= 2
+    sample["sum"] = sample["x"].sum()
+    return sample
+
+
+def noisy(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "noise": torch.rand(4) + float(np.random.rand())}
+
+
+def picky(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["id"] == 3007:
+        raise ValueError("sample 3007 is damaged")
+    return sample
+
+
+def slow(sample: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.01)
+    return {"id": sample["id"], "pid": os.getpid()}
+
+
+@dataclass
+class Photo:
+    """What travels from slot to stage by its class's name, with what only a pickle can carry."""
+
+    number: int
+    pixels: np.ndarray
+    opened: Any
+
+
+class Photos(IterableDataset):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[Photo]:
+        for number in range(self.count):
+            yield Photo(number, np.full((3, number % 5 + 1), number, np.uint8), slice(number, 9))
+
+
+def developed(photo: Photo) -> torch.Tensor:
+    photo.pixels += 1
+    return torch.tensor([photo.number, int(photo.pixels.sum()), photo.opened.start])
+
+
+class Heavy(IterableDataset):
+    """Samples of so many bytes each."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for number, size in enumerate(self.sizes):
+            yield np.full(size, number, np.uint8)
+
+
+def summed(sample: np.ndarray) -> torch.Tensor:
+    return torch.tensor([len(sample), int(sample[0])])
+
+
+class Slowly(Shards):
+    """A reader that takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__(pause_s=0.004)
