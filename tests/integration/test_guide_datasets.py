@@ -21,7 +21,9 @@ EXAMPLES = dict(
 AFTER = "print('seen', sum(len(batch) for batch in ({})))\n"
 COUNTED = {
     "WebDataset": "values for values, _ in loader",
+    "WebDataset, decoded by any feeder": "values for values, _ in loader",
     "HF datasets": "batch['x'] for batch in loader",
+    "HF datasets, mapped by any feeder": "batch['x'] for batch in loader",
     "LitData": "batch['id'] for batch in loader",
     "MosaicML Streaming": "batch['id'] for batch in loader",
     "TFRecord": "batch['id'] for batch in loader",
@@ -106,7 +108,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_each_library_has_an_example_of_ten_lines() -> None:
-    assert len(EXAMPLES) == 13
+    assert len(EXAMPLES) == 15
     assert set(COUNTED) < set(EXAMPLES)
     assert all(len([line for line in text.splitlines() if line]) <= 10 for text in EXAMPLES.values())
 

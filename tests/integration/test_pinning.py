@@ -15,6 +15,7 @@ import pytest
 import torch
 from batches import Gated, Numbers, Sized, ids
 from rig import Rig, until
+from staged_data import Photos, developed
 from torch.utils import data
 
 from dataloaderjob import DataLoader
@@ -81,6 +82,17 @@ def test_simulated_pinning_keeps_order_over_epochs_and_after_breaks(rig: Rig, pi
     del loader, batch
     no_thread()
     until(lambda: not rig.status()["receivers"], what="the end of the connection")
+
+
+def test_simulated_pinning_of_batches_that_a_stage_makes(rig: Rig, pinned: list[str]) -> None:
+    loader = DataLoader(Photos(41), stage=developed, batch_size=4, num_workers=1, pin_memory=True)
+    for _ in range(2):
+        batches = list(loader)
+        assert torch.cat(batches)[:, 0].tolist() == list(range(41))
+        assert all(batch.was_pinned for batch in batches)
+    assert set(pinned) == {"dlj-pin"}
+    next(iter(loader))
+    no_thread()
 
 
 class Own:

@@ -23,6 +23,7 @@ from staged_data import (
     Slowly,
     bright,
     developed,
+    doubled,
     noisy,
     picky,
     slow,
@@ -121,7 +122,9 @@ class TestWithTwoFeeders:
             assert second.digest == reference.digest
 
     @pytest.mark.parametrize("kind", [WithState, WithOwnState])
-    def test_a_state_has_snapshots_of_what_was_given_not_of_what_was_read(self, rig: Rig, kind: type, tmp_path):
+    def test_a_state_has_snapshots_of_what_was_given_not_of_what_was_read(
+        self, rig: Rig, kind: type, tmp_path
+    ):
         log, samples = tmp_path / "log", 4000
         more = {"batch_size": 20, "num_workers": 2}
         expected = digests_of(ours(kind(samples), noisy, **more))
@@ -185,6 +188,17 @@ class TestWithTwoFeeders:
                 assert "batch 1 of slot 0 has 50.3 MB before its stage" in str(exc)
                 found.append([])
         assert found == [[[1000, 0]], [], [[30 << 20, 2]], [[5, 3]]]
+
+    def test_a_pool_that_is_full_of_what_was_read_takes_what_is_given(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ):
+        path = rig.another_sidecar("small", processes=1, shared_memory_nbytes=4 << 20)
+        monkeypatch.setenv("DATALOADERJOB_SOCKET", path)
+        found = []
+        for batch in ours(Heavy((1 << 20,) * 40), doubled, num_workers=2, batch_size=1, prefetch_factor=8):
+            found.append(batch.shape[1])
+            time.sleep(0.02)  # what is read comes meanwhile
+        assert found == [1 << 20] * 80
 
 
 def test_random_stages_do_not_depend_on_who_runs_them(rig: Rig):

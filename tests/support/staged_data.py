@@ -85,6 +85,11 @@ def summed(sample: np.ndarray) -> torch.Tensor:
     return torch.tensor([len(sample), int(sample[0])])
 
 
+def doubled(sample: np.ndarray) -> np.ndarray:
+    time.sleep(0.05)
+    return sample * 2
+
+
 class Slowly(Shards):
     """A reader that takes its time."""
 

@@ -10,7 +10,7 @@ from world import World
 from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.frames import Flag, Kind, SlotTicket
+from dataloaderjob.core.frames import TICKET_DEPTH, Flag, Kind, SlotTicket
 from dataloaderjob.sidecar.dispatch.slots import GATHER_S, MAX_SLOTS, MOST_AGAIN
 from dataloaderjob.sidecar.dispatch.streams import Send
 from dataloaderjob.trainer.slots import Place, Places
@@ -133,6 +133,24 @@ def test_each_slot_stays_where_it_is_and_each_feeder_has_one():
     assert len({homes[0] for homes in world.homes.values()}) == 3
     assert world.remade == 0
     assert world.machine.counters.failures == 0  # that slots end is no failure
+
+
+def test_what_is_asked_of_slots_does_not_keep_a_feeder_from_other_batches():
+    """A slot's home has all that is asked of it at once, and may be waited for by what another stream brings."""
+    world = SlotWorld([100])
+    feeder = world.add_feeder(pace_s=1e6)
+    world.open_slots(1, window=12)
+    bundle = Bundle(blobs=(("1" * 64, 1),))
+    world.machine.open_stream(2, manifest=bundle.manifest(), bundle=bundle.id, facts={}, window=12)
+    state = world.machine.feeders[feeder.endpoint.instance]
+    world.run(lambda: len(state.attempts) == 12, 5)
+    packed = frames.pack_ticket(1, 0, [0])
+    world._do = lambda _: None  # what becomes of them is another matter
+    world.machine.tickets(world.now, 2, [(number, packed) for number in range(12)], 0)
+    assert len(state.attempts) == 12 + TICKET_DEPTH
+    for attempt in [*state.attempts.values()]:
+        world.machine.drop_attempt(attempt, cancel=False, requeue=False)
+    assert state.chosen == 0
 
 
 def test_slots_are_spread_over_fewer_feeders():

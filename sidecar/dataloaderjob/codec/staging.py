@@ -54,7 +54,7 @@ class StageFetcher:
         self._decoder = Decoder(allow_pickle=True)
 
     def fetch(self, ticket_no: int, ticket: Ticket, on_sample: OnSample | None = None) -> Any:  # noqa: ARG002
-        """As `Fetcher.fetch`; the number of the ticket says nothing of what the batch is."""
+        """Does what `Fetcher.fetch` does; the number of the ticket says nothing of what the batch is."""
         stack_in_private_memory()
         read = ticket.keys
         assert isinstance(read, ReadSamples)  # noqa: S101  what a staged loader asks for
@@ -88,4 +88,4 @@ class StagedDataset(IterableDataset[Any]):
         return map(self._stage, self._dataset)
 
     def __len__(self) -> int:
-        return len(self._dataset)  # type: ignore[arg-type]  a TypeError is what torch expects then
+        return len(self._dataset)  # type: ignore[arg-type]  # where there is none, torch expects the TypeError

@@ -204,13 +204,16 @@ class Ticket(NamedTuple):
 
 
 class ReadSamples(NamedTuple):
-    """In place of keys: samples of a batch as its slot has read them, where its place is `Ticket.first_position`."""
+    """What a ticket brings in place of keys: a batch's samples, as its slot has read them.
+
+    The batch's place in its slot is `Ticket.first_position`.
+    """
 
     slot: int
     size: int
     """Samples that the loader asks for in a batch."""
     body: bytes | memoryview
-    """As `codec.encoding` has them."""
+    """The samples, by `codec.encoding`."""
 
 
 class SlotTicket(NamedTuple):

@@ -107,6 +107,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
         workers = LeftOut(service.default_feeders()) if num_workers is None else num_workers
+        self.stage = stage
         if isinstance(multiprocessing_context, FeedersContext):
             multiprocessing_context = None
         super().__init__(
@@ -114,7 +115,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers, pin_memory_device=pin_memory_device, in_order=in_order,
         )  # fmt: skip
-        if isinstance(workers, LeftOut):
+        if isinstance(workers, LeftOut) or stage is not None:
             self.prefetch_factor = prefetch_factor  # torch puts 2 for None
         self.allow_pickle = allow_pickle
         self.consumption = Consumption(next(_made))
@@ -127,7 +128,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.tail = tail
         if tail is not None:
             self._check_tail()
-        self.stage = stage
         if stage is not None:
             self._check_stage()
         self.snapshot_every_n_steps = snapshot_every_n_steps
@@ -141,7 +141,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             service.say_once("multiprocessing_context is ignored: feeders are processes of the service")
         if workers > 0:
             self._window()
-            service.expect(workers)
+            service.expect(self._feeders)
 
     @property
     def multiprocessing_context(self) -> contexts.BaseContext | None:
@@ -165,6 +165,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Names all that this loader gave so far: keys, order and bytes, epoch after epoch; 16 hex digits."""
         return f"{self.consumption.total:016x}"
 
+    @property
+    def _feeders(self) -> int:
+        """How many the loader wants: any number of them can run a stage."""
+        workers = int(self.num_workers)
+        return workers if self.stage is None else max(workers, service.default_feeders())
+
     def _window(self) -> int:
         """Index lists that the sampler is ahead. Fixed by the arguments and the job, by nothing else."""
         factor = self.prefetch_factor
@@ -175,7 +181,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         else:
             window = service.number(PREFETCH_VARIABLE, 0)
             if not os.environ.get(PREFETCH_VARIABLE):
-                window = min(max(LEAST_PREFETCH, PER_WORKER * self.num_workers), MAX_PREFETCH)
+                window = min(max(LEAST_PREFETCH, PER_WORKER * self._feeders), MAX_PREFETCH)
         if not 1 <= window <= MAX_PREFETCH:
             raise InputError(
                 f"between 1 and {MAX_PREFETCH} batches can be ahead, found {window}: change prefetch_factor "
@@ -356,10 +362,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _begin_service(self) -> None:
         """Starts the private service, if this loader is about to need one, before anything else."""
         if self.num_workers > 0 and self._client is None and not self._stays_here:
-            service.begin(self.num_workers)
+            service.begin(self._feeders)
 
     def _connect(self) -> Client:
-        self._client = service.connect(self._client, self.num_workers)
+        self._client = service.connect(self._client, self._feeders)
         return self._client
 
     def __getstate__(self) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class Places(Beginnings):
         self.digests: list[int | None] = [None] * slots
         """The digest of the last batch that was taken of each slot."""
         self.needed = self.taken
-        """As `taken`; where batches are handed on before they are given, those that were had, too."""
+        """The same as `taken`; where batches are handed on before they are given, those that were had count, too."""
         self._settle()
 
     def next(self) -> Place | None:

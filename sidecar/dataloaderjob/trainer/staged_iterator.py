@@ -26,9 +26,9 @@ from dataloaderjob.trainer.stream import SlotEndedError, Stream
 from dataloaderjob.trainer.taking import NOTHING, PinningTaker, Taker, Unopened, now_ns
 
 MOST_READ_NBYTES = 48 << 20
-"""Of the samples of one batch: a ticket travels as a message, of 64 MiB at most."""
+"""The samples of one batch have so many at most: a ticket travels as a message, of 64 MiB at most."""
 MOST_WAITING_NBYTES = 512 << 20
-"""Of all that was read and is not given; it waits in this process, and in its sidecar."""
+"""No more is read while so much waits to be given, in this process and in its sidecar."""
 
 
 class _Read(NamedTuple):
@@ -38,7 +38,7 @@ class _Read(NamedTuple):
     packed: bytes
     """The slot's ticket."""
     digest: int | None
-    """Of what was read."""
+    """What it was when it was read."""
     nbytes: int = 0
     error: Exception | None = None
     """Comes in place of the batch, which nobody is asked for."""
@@ -83,17 +83,17 @@ class StagedIterator(SlotIterator):
     # Reading
 
     def _draw(self) -> None:
-        """Has slots read ahead."""
+        """Has slots read, up to a window ahead of what is given."""
         reader = self._reader
-        self._ask_slots(reader.stream, reader.taken + self._window)
+        if self._waiting_nbytes < MOST_WAITING_NBYTES:
+            self._ask_slots(reader.stream, reader.taken - len(self._line) + self._window)
         self._client.flush(reader.stream)
 
     def _hand_on(self) -> None:
-        """Hands on what has been read, as far as there is room."""
+        """Hands on all that has been read."""
         reader = self._reader
-        while len(self._line) < self._window and self._waiting_nbytes < MOST_WAITING_NBYTES:
-            if reader.taken >= self._drawn or not self._take_read(reader.take_ready):
-                break
+        while reader.taken < self._drawn and self._take_read(reader.take_ready):
+            pass
         self._draw()
         self._order()
 

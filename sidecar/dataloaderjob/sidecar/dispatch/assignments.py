@@ -211,7 +211,8 @@ class Assignments:
         if ticket.first_asked_at is None:
             ticket.first_asked_at = now
         feeder.attempts[stream.id, ticket.number] = attempt
-        feeder.filling = feeder.filling and len(feeder.attempts) < depth(stream)
+        feeder.chosen += ticket.slot is None
+        feeder.filling = feeder.filling and feeder.chosen < depth(stream)
         self.ranks.place(feeder)
         self.counters.attempts += 1
         flags = (Flag.CHECKSUM if self.settings.checksum else 0) | (Flag.PROBE if ticket.probe else 0)
@@ -232,8 +233,9 @@ class Assignments:
         """Forgets one feeder's copy; with no other copy in the making the ticket is queued again."""
         ticket, feeder = attempt.ticket, attempt.feeder
         ticket.attempts.remove(attempt)
-        feeder.attempts.pop((ticket.stream.id, ticket.number), None)
-        feeder.filling = feeder.filling or len(feeder.attempts) <= depth(ticket.stream) // 2
+        if feeder.attempts.pop((ticket.stream.id, ticket.number), None) is not None:
+            feeder.chosen -= ticket.slot is None
+        feeder.filling = feeder.filling or feeder.chosen <= depth(ticket.stream) // 2
         self.ranks.place(feeder)
         self.announced.pop(attempt, None)
         if attempt.extent is not None:

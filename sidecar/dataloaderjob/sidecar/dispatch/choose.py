@@ -58,7 +58,7 @@ class Ranks:
         instance = feeder.endpoint.instance
         if feeder.level is not None:
             del self._levels[feeder.level][instance]
-        out = len(feeder.attempts)
+        out = feeder.chosen
         takes = feeder.up and not feeder.draining and feeder.suspect_since is None and feeder.filling
         feeder.level = out if takes and out < len(self._levels) else None
         if feeder.level is not None:

@@ -185,6 +185,8 @@ class FeederState:
     """Its place in `choose.Ranks`; None where it takes no tickets."""
     draining: bool = False
     attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
+    chosen: int = 0
+    """Attempts for which it was chosen: not those of slots, which have one home and builders of their own there."""
     load: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     received_at: float = 0.0

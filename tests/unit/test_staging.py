@@ -1,0 +1,113 @@
+"""One batch of samples that a slot has read: its ticket, its seeds, its identity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from staged_data import Photo, bright, developed
+
+from dataloaderjob.codec.encoding import encode
+from dataloaderjob.codec.fetcher import SampleError, identity_in_slot, identity_of
+from dataloaderjob.codec.staging import STAGE, Staged, StagedDataset, StageFetcher
+from dataloaderjob.core import frames
+from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.frames import ReadSamples, SlotTicket, Ticket
+from dataloaderjob.trainer.slots import Place, Places
+
+
+def read(samples: Any, *, seed: int = 1, number: int = 5, slot: int = 2, bare: bool = False) -> Ticket:
+    """A ticket as it comes to a feeder."""
+    body = b"".join(encode(samples, allow_pickle=True).buffers)
+    return frames.unpack_ticket(frames.pack_read_samples(seed, number, ReadSamples(slot, 4, body), bare=bare))
+
+
+@given(
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**63),
+    st.integers(0, 2**32 - 1),
+    st.binary(max_size=99),
+    st.booleans(),
+)
+def test_a_ticket_brings_what_was_packed(seed: int, number: int, slot: int, body: bytes, bare: bool):
+    packed = frames.pack_read_samples(seed, number, ReadSamples(slot, 7, memoryview(body)), bare=bare)
+    assert frames.unpack_ticket(packed) == Ticket(seed, number, bare, ReadSamples(slot, 7, body))
+    assert frames.slot_of(packed) is None, "any feeder may have it"
+    assert frames.unpack_slot_ticket(packed) is None
+    assert frames.describe_keys(packed, 3) == f"sample 3 of batch {number} of slot {slot}"
+    with pytest.raises(RemoteProtocolError):
+        frames.unpack_ticket(packed[: frames.TICKET_HEAD_NBYTES + 3])
+
+
+def test_the_batch_is_known_as_the_one_that_a_slot_makes_alone():
+    of_slot = SlotTicket(1, 5, 2, 4)
+    assert identity_of(77, read([1, 2])) == identity_in_slot(of_slot)
+
+
+def test_the_stage_runs_on_each_sample_and_then_collate():
+    fetcher = StageFetcher(Staged(bright, None))
+    samples = [{"x": torch.full((2,), float(n)), "id": n} for n in range(3)]
+    positions: list[int] = []
+    batch = fetcher.fetch(9, read(samples), positions.append)
+    assert batch["sum"].tolist() == [0.0, 4.0, 8.0]
+    assert positions == [0, 1, 2]
+    assert samples[2]["x"].tolist() == [2.0, 2.0], "what was read is not changed for who makes it again"
+
+
+def test_a_bare_sample_is_not_put_into_a_batch():
+    photo = Photo(4, np.zeros(2, np.uint8), slice(1, 2))
+    assert StageFetcher(Staged(developed, None)).fetch(0, read(photo, bare=True)).tolist() == [4, 2, 1]
+
+
+def test_draws_follow_from_seed_slot_batch_and_sample_alone():
+    fetcher = StageFetcher(Staged(lambda _: float(np.random.rand()) + torch.rand(()).item(), torch.tensor))
+    torch.manual_seed(8)
+    first = fetcher.fetch(0, read([0, 0])).tolist()
+    torch.manual_seed(9)
+    assert fetcher.fetch(31, read([0, 0])).tolist() == first, "whoever makes it, and as whichever ticket"
+    others = [fetcher.fetch(0, read([0, 0], **{name: 3})).tolist() for name in ("seed", "slot", "number")]
+    drawn = [value for values in (first, *others) for value in values]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_an_error_says_that_the_stage_raised_it():
+    def fails(sample: int) -> int:
+        return 1 // sample
+
+    with pytest.raises(SampleError) as caught:
+        StageFetcher(Staged(fails, None)).fetch(0, read([1, 0]))
+    assert caught.value.phase == STAGE
+    assert caught.value.position == 1
+    assert isinstance(caught.value.cause, ZeroDivisionError)
+
+
+def test_without_feeders_the_dataset_runs_its_stage_itself():
+    class Three(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(range(3))
+
+    made = StagedDataset(Three(), str)
+    assert list(made) == ["0", "1", "2"]
+    with pytest.raises(TypeError):
+        len(made)
+
+
+def test_what_was_had_is_not_asked_for_again_and_a_state_counts_what_was_given():
+    places = Places(1)
+    places.hands_on()
+    first, second = places.next(), places.next()
+    assert (first, second) == (Place(0, 0), Place(0, 1))
+    places.had(first)
+    places.had(second)
+    assert (places.needed, places.taken) == ([2], [0])
+    places.keep(0, 1, b"after one")
+    places.keep(0, 2, b"after two")
+    places.took(first, 11)
+    assert places.snapshots() == [None], "the state is to begin with what was read and not given"
+    places.took(second, 12)
+    assert places.snapshots() == [(1, b"after one")]
+    assert places.known(0) == (1, 12)
