@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
-
 from stream_data import Shards
+from torch.utils.data import IterableDataset
 
 
 class Both(IterableDataset):

@@ -17,7 +17,7 @@ from dataloaderjob.codec.staging import STAGE, Staged, StagedDataset, StageFetch
 from dataloaderjob.core import frames
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import ReadSamples, SlotTicket, Ticket
-from dataloaderjob.trainer.slots import Place, Places
+from dataloaderjob.trainer.slots import Place, Places, pack
 
 
 def read(samples: Any, *, seed: int = 1, number: int = 5, slot: int = 2, bare: bool = False) -> Ticket:
@@ -108,6 +108,9 @@ def test_what_was_had_is_not_asked_for_again_and_a_state_counts_what_was_given()
     places.keep(0, 2, b"after two")
     places.took(first, 11)
     assert places.snapshots() == [None], "the state is to begin with what was read and not given"
+    places.ended(Place(0, 2), 2)
+    assert pack(places, 0)["ends"] == [], "one of its batches is still to be given"
     places.took(second, 12)
+    assert pack(places, 0)["ends"] == [[0, 2]]
     assert places.snapshots() == [(1, b"after one")]
     assert places.known(0) == (1, 12)

@@ -149,9 +149,16 @@ class Places(Beginnings):
 
     def snapshots(self) -> list[tuple[int, bytes] | None]:
         """Where each slot may begin when the epoch is gone on with."""
+        return [self.beginning(slot, given - 1) for slot, given in enumerate(self._given())]
+
+    def ends_given(self) -> dict[int, int]:
+        """Lengths of the slots of which all was given: others have batches that were read, and are asked for again."""
+        given = self._given()
+        return {slot: batches for slot, batches in self.ends.items() if batches <= given[slot]}
+
+    def _given(self) -> list[int]:
         before = counts_before(self._first, self._slots, self.ends)
-        asked = [max(taken, count) - 1 for taken, count in zip(self.taken, before, strict=True)]
-        return [self.beginning(slot, number) for slot, number in enumerate(asked)]
+        return [max(taken, count) for taken, count in zip(self.taken, before, strict=True)]
 
     def hands_on(self) -> None:
         """Batches are had (`had`) before they are taken."""
@@ -192,7 +199,7 @@ class Places(Beginnings):
 def pack(places: Places, rank: int) -> dict[str, Any]:
     """What a state has of the slots, which are this rank's own."""
     digests = [places.known(slot) for slot in range(len(places.taken))]
-    return {"rank": rank, **packed(places.snapshots(), digests, places.ends)}
+    return {"rank": rank, **packed(places.snapshots(), digests, places.ends_given())}
 
 
 def packed(
