@@ -11,7 +11,7 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -23,7 +23,11 @@ from bench import endtoend
 from bench.endtoend import numbers_of
 
 ITERABLE, WEBDATASET, HUGGING_FACE, TAIL = "IterableDataset", "WebDataset", "HF datasets", "heavy tail"
-STREAMS = (ITERABLE, WEBDATASET, HUGGING_FACE)
+ONE_READER = "one generator"
+"""It cannot be shared: torch's loader makes all of a sample in one worker, ours reads there and has a stage."""
+STREAMS = (ITERABLE, WEBDATASET, HUGGING_FACE, ONE_READER)
+FILE_NBYTES = 25_000
+"""Bytes of a picture as it is read, a sixth of those of the picture."""
 RARE, SLOWER = 100, 50
 """One of so many samples takes so many times as long."""
 
@@ -48,6 +52,38 @@ class _Iterable(torch.utils.data.IterableDataset[Any]):
         for batch in range(first, self._case.batches, every):
             for index in numbers_of(self._case, batch):
                 yield self._images[index]
+
+
+class _Files(torch.utils.data.IterableDataset[Any]):
+    """What would be read of a file, in order."""
+
+    def __init__(self, case: Case) -> None:
+        self._count = case.batches * case.batch
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        for index in range(self._count):
+            yield index, index.to_bytes(FILE_NBYTES, "little")
+
+
+class _Decoded:
+    """The stage: a picture of what was read."""
+
+    def __init__(self, case: Case) -> None:
+        self._images = endtoend.Images(case)
+
+    def __call__(self, read: tuple[int, bytes]) -> tuple[torch.Tensor, int]:
+        index = int.from_bytes(read[1], "little")
+        return self._images[index]
+
+
+class Whole(torch.utils.data.IterableDataset[Any]):
+    """A dataset that runs the stage itself."""
+
+    def __init__(self, dataset: Any, stage: Callable[[Any], Any]) -> None:
+        self._dataset, self._stage = dataset, stage
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._stage, self._dataset)
 
 
 class _HeavyTail(endtoend.Images):
@@ -115,9 +151,19 @@ def dataset(case: Case) -> Generator[Any, None, None]:
         if case.kind in made:
             yield made[case.kind](case, folder)
         else:
-            yield {ITERABLE: _Iterable, TAIL: _HeavyTail}[case.kind](case)
+            yield {ITERABLE: _Iterable, TAIL: _HeavyTail, ONE_READER: _Files}[case.kind](case)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def stage(case: Case) -> Callable[[Any], Any] | None:
+    """What is done to each sample of `dataset`."""
+    return _Decoded(case) if case.kind == ONE_READER else None
+
+
+def readers(case: Case) -> int:
+    """Processes among which the dataset can be shared."""
+    return 1 if case.kind == ONE_READER else case.producers
 
 
 def pairs(batches: Iterator[Any]) -> Iterator[Any]:

@@ -206,14 +206,16 @@ def b3_end_to_end(case: endtoend.Case) -> dict[str, Any]:
 
 
 def b17_streams(case: iterables.Case) -> dict[str, Any]:
-    """As many feeders as producers; those of a stream are its slots."""
+    """As many feeders as producers; those of a stream are its slots, or run its stage."""
     with (
         iterables.dataset(case) as data,
         service(feeders=case.producers, shared_memory_nbytes=1_000_000_000, prefetch=16) as running,
     ):
         from dataloaderjob import DataLoader
 
-        loader = DataLoader(data, batch_size=case.batch, num_workers=case.producers)
+        loader = DataLoader(
+            data, batch_size=case.batch, num_workers=iterables.readers(case), stage=iterables.stage(case)
+        )
         return endtoend.measure(iterables.pairs(iter(loader)), case, node_pids=running.on_trainer_node)
 
 

@@ -12,9 +12,16 @@ from bench import endtoend, iterables
 
 
 def torch_loader(case: iterables.Case) -> dict[str, Any]:
-    """`producers` workers, torch's default prefetch; trainer and workers are the node's processes."""
+    """`producers` workers, or as many as can share the dataset, with torch's default prefetch.
+
+    Trainer and workers are the node's processes.
+    """
     with iterables.dataset(case) as data:
-        loader = torch.utils.data.DataLoader(data, batch_size=case.batch, num_workers=case.producers)
+        stage = iterables.stage(case)
+        whole = data if stage is None else iterables.Whole(data, stage)
+        loader = torch.utils.data.DataLoader(
+            whole, batch_size=case.batch, num_workers=iterables.readers(case)
+        )
         return endtoend.measure(
             iterables.pairs(iter(loader)), case,
             node_pids=lambda: [os.getpid(), *(p.pid for p in psutil.Process().children())],
