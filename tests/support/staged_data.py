@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -94,3 +95,29 @@ class Slowly(Shards):
 
     def __init__(self) -> None:
         super().__init__(pause_s=0.004)
+
+
+class Odd(torch.utils.data.Dataset):
+    """Map-style: draws at random, and is odd in one way or another."""
+
+    def __init__(self, count: int, kind: str = "") -> None:
+        self.count, self.kind = count, kind
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> Any:
+        if self.kind == "fails" and i % 25 == 7:
+            raise ValueError(f"sample {i} is damaged")
+        if self.kind == "deadly" and i == 25:
+            os._exit(3)
+        size = 3 if self.kind == "ragged" and i % 25 == 7 else 2
+        value = float(i) if self.kind == "mixed" and i % 25 == 7 else i
+        sample = {"id": i, "x": torch.rand(size), "name": f"sample {i}", "value": value}
+        return OrderedDict(sample) if self.kind == "ordered" else sample
+
+
+class Counted(Odd):
+    def __getitem__(self, i: int) -> Any:
+        time.sleep(0.005)
+        return {"id": i, "pid": os.getpid()}

@@ -12,12 +12,13 @@ from dataloaderjob.core.consumption import error_mark
 from dataloaderjob.core.control import MOST_AHEAD
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceError
 from dataloaderjob.trainer import slots
+from dataloaderjob.trainer.arguments import TAILS
 from dataloaderjob.trainer.dealing import Deal
 from dataloaderjob.trainer.slot_iterator import SlotIterator
 from dataloaderjob.trainer.slots import Place, Saved
 from dataloaderjob.trainer.stream import SlotEndedError, SlotGoesOnError
 
-DROP, PAD, ERROR = TAILS = ("drop", "pad", "error")
+DROP, PAD, ERROR = TAILS
 """What becomes of the last batches, if they are fewer than the ranks."""
 
 

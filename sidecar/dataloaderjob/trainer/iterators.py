@@ -29,7 +29,7 @@ from dataloaderjob.trainer.progress import Epoch, Progress
 from dataloaderjob.trainer.recording import Recording, record_here, recorder
 from dataloaderjob.trainer.sampling import Recorded, first_keys
 from dataloaderjob.trainer.stream import RECENT, Stream
-from dataloaderjob.trainer.taking import AHEAD, PinningTaker, Taker
+from dataloaderjob.trainer.taking import AHEAD, PinningTaker, Taker, Unopened
 from dataloaderjob.trainer.tickets import as_keys, submit
 
 _U64 = (1 << 64) - 1
@@ -286,15 +286,7 @@ class ServiceIterator(_Seeded):
 
     def _open(self, first: int) -> Stream:
         """Opens a stream of what was shipped. `first`: number of its first ticket."""
-        assert self._bundle is not None  # noqa: S101  shipped before
-        taker = Taker(
-            self._client,
-            self._bundle.manifest().decode(),
-            self._window,
-            Decoder(allow_pickle=self._pickle_allowed),
-            0.0 if self._pin_memory else float(self._timeout),
-            first,
-        )
+        taker = self._new_taker(first, self._window)
         self._taker = taker
         self._stream = taker.stream
         own = recorder(self._consumption)
@@ -304,6 +296,17 @@ class ServiceIterator(_Seeded):
                 taker, self._pin_memory_device, float(self._timeout), self._pinned_ahead()
             )
         return taker.stream
+
+    def _new_taker(self, first: int, window: int, decoder: Decoder | Unopened | None = None) -> Taker:
+        assert self._bundle is not None  # noqa: S101  shipped before
+        return Taker(
+            self._client,
+            self._bundle.manifest().decode(),
+            window,
+            decoder or Decoder(allow_pickle=self._pickle_allowed),
+            0.0 if self._pin_memory else float(self._timeout),
+            first,
+        )
 
     def _pinned_ahead(self) -> int:
         """How many tickets a thread that pins is ahead."""
@@ -364,18 +367,22 @@ class ServiceIterator(_Seeded):
                 break
             try:
                 keys = given if type(given) is list and not self._bare else as_keys(given, bare=self._bare)
-                submit(stream, self._epoch_seed, self._position, self._drawn, keys, bare=self._bare)
+                self._ask_for(stream, keys)
             except Exception as exc:  # keys that are none, or cannot travel: the sampler's error, too
                 self._exhausted, self._sampler_error = True, exc
                 break
-            if self._recording is not None:
-                self._recording.ask(self._drawn, stream.pending[self._drawn])
             self._drawn, self._position = self._drawn + 1, self._position + len(keys)
             if stream.asked - stream.sent >= stream.together:
                 self._client.flush(stream)
         taker = self._taker
         if type(taker) is PinningTaker:
             taker.order(self._drawn)
+
+    def _ask_for(self, stream: Stream, keys: Any) -> None:
+        """Asks for the next batch."""
+        submit(stream, self._epoch_seed, self._position, self._drawn, keys, bare=self._bare)
+        if self._recording is not None:
+            self._recording.ask(self._drawn, stream.pending[self._drawn])
 
     def _next_data(self) -> Any:
         taker = self._taker

@@ -23,7 +23,7 @@ from dataloaderjob.core.consumption import PROBING, Consumption
 from dataloaderjob.core.control import MOST_AHEAD
 from dataloaderjob.core.errors import InputError, ScratchTooSmall
 from dataloaderjob.core.places import IN_FEEDER_VARIABLE, PREFETCH_VARIABLE
-from dataloaderjob.trainer import service
+from dataloaderjob.trainer import arguments, service
 from dataloaderjob.trainer.context import FeedersContext
 from dataloaderjob.trainer.service import LeftOut
 
@@ -73,6 +73,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ones if they are fewer than the ranks: "drop", "pad" (some are given twice) or "error".
         stage: of an IterableDataset: what is done to each of its samples before `collate_fn`, such as to decode it. The
             dataset is read where its slots are, and any feeder makes the batches of what was read.
+        parts: of a map-style dataset with torch's own collate_fn: batches are made in so many parts, by as many
+            feeders, and put together in this process. It is for batches that one feeder makes too slowly.
         snapshot_every_n_steps: accepted for torchdata's sake; each state is exact.
 
     Raises:
@@ -104,6 +106,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         dataset_id: str | None = None,
         tail: Literal["drop", "pad", "error"] | None = None,
         stage: Callable[[Any], Any] | None = None,
+        parts: int | None = None,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
         workers = LeftOut(service.default_feeders()) if num_workers is None else num_workers
@@ -126,10 +129,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._epochs = 0
         self.dataset_id = dataset_id
         self.tail = tail
-        if tail is not None:
-            self._check_tail()
-        if stage is not None:
-            self._check_stage()
+        self.parts = parts
+        arguments.check(self)
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._epoch: Epoch | None = None
         """The last one that was begun."""
@@ -231,7 +232,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         client = (
             None if here else self._connect()
         )  # before this import, which would delay the service's start
-        from dataloaderjob.trainer.iterators import InProcessIterator, ServiceIterator
+        from dataloaderjob.trainer.iterators import InProcessIterator
 
         if client is None:
             self._check_resume()
@@ -240,7 +241,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         service.compare_with_feeders(window)
         self._check_resume()
         epoch = self.begin_epoch()
-        kind = self._kind_of_stream() if self._is_stream else ServiceIterator
+        kind = self._kind_of_iterator()
         source = self.generator or torch.default_generator
         drawn_from = source.get_state()
         iterator = kind(self, epoch, client, window, pickle_allowed=self.pickle_allowed)
@@ -258,39 +259,21 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         iterator.start(again=not left_out)
         return iterator
 
-    def _kind_of_stream(self) -> type[ServiceIterator]:
+    def _kind_of_iterator(self) -> type[ServiceIterator]:
+        from dataloaderjob.trainer.iterators import ServiceIterator
+
+        if not self._is_stream and self.parts is None:
+            return ServiceIterator
         from dataloaderjob.trainer.deal_iterator import DealIterator
+        from dataloaderjob.trainer.parts_iterator import PartsIterator
         from dataloaderjob.trainer.slot_iterator import SlotIterator
         from dataloaderjob.trainer.staged_iterator import StagedIterator
 
+        if self.parts is not None:
+            return PartsIterator
         if self.stage is not None:
             return StagedIterator
         return SlotIterator if self.tail is None else DealIterator
-
-    def _check_tail(self) -> None:
-        if self.tail not in ("drop", "pad", "error"):
-            raise ValueError(f"tail is 'drop', 'pad' or 'error', found {self.tail!r}")
-        if not self._is_stream:
-            raise InputError(
-                "tail= is for an IterableDataset; the samples of others are dealt to ranks by a sampler: "
-                "DistributedSampler, and its drop_last"
-            )
-        if self.num_workers == 0:
-            raise InputError(
-                "tail= deals out what feeders make: give num_workers, the number of workers that read the dataset for "
-                "all ranks together, found 0"
-            )
-
-    def _check_stage(self) -> None:
-        if not callable(self.stage):
-            raise TypeError(f"stage is a function of one sample, found {type(self.stage).__name__}")
-        if not self._is_stream:
-            raise InputError(
-                "stage= is for an IterableDataset, whose slots read in order; any feeder makes any batch of others: "
-                "do it in __getitem__"
-            )
-        if self.tail is not None:
-            raise InputError("stage= and tail= cannot be given together: leave one of them out")
 
     def __len__(self) -> int:
         batches = super().__len__()
@@ -469,7 +452,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         vars(probing).update(vars(self))
         vars(probing).update(
             batch_size=None, batch_sampler=None, sampler=keys, collate_fn=states.unchanged, drop_last=False,
-            persistent_workers=False, pin_memory=False, generator=torch.Generator().manual_seed(0),
+            persistent_workers=False, pin_memory=False, parts=None, generator=torch.Generator().manual_seed(0),
             timeout=0 if self._is_made_here() else PROBE_S, _iterator=None, _resume=None, _epoch=None, _probes=[],
             _number=PROBING + self._number_of_this(), consumption=Consumption(PROBING),
         )  # fmt: skip

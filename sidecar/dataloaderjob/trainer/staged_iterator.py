@@ -55,7 +55,7 @@ class StagedIterator(SlotIterator):
     def start(self, *, again: bool = False) -> None:  # noqa: ARG002  no sampler is iterated
         before: Taker | None = getattr(self, "_reader", None)
         stream = self._open(0)
-        reader = self._reader = self._open_reader()
+        reader = self._reader = self._new_taker(0, self._window, Unopened())
         self._begin_places(reader.stream)
         self._places.hands_on()
         rank = slots.shares().get("RANK", "0")
@@ -68,11 +68,6 @@ class StagedIterator(SlotIterator):
         self._client.flush(stream)
         if before is not None:
             before.leave()
-
-    def _open_reader(self) -> Taker:
-        assert self._bundle is not None  # noqa: S101  shipped before
-        timeout_s = 0.0 if self._pin_memory else float(self._timeout)
-        return Taker(self._client, self._bundle.manifest().decode(), self._window, Unopened(), timeout_s, 0)
 
     def _leave(self) -> None:
         reader = getattr(self, "_reader", None)

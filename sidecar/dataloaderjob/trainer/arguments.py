@@ -1,0 +1,64 @@
+"""What the arguments of DataLoader that torch does not have need of the others. Raises as torch does, or InputError."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import IterableDataset, default_collate
+
+from dataloaderjob.core.control import MOST_AHEAD
+from dataloaderjob.core.errors import InputError
+
+TAILS = ("drop", "pad", "error")
+
+
+def check(loader: Any) -> None:
+    """Raises ValueError, TypeError and InputError."""
+    is_stream = isinstance(loader.dataset, IterableDataset)
+    if loader.tail is not None:
+        _check_tail(loader, is_stream)
+    if loader.stage is not None:
+        _check_stage(loader, is_stream)
+    if loader.parts is not None:
+        _check_parts(loader, is_stream)
+
+
+def _check_tail(loader: Any, is_stream: bool) -> None:
+    if loader.tail not in TAILS:
+        raise ValueError(f"tail is 'drop', 'pad' or 'error', found {loader.tail!r}")
+    if not is_stream:
+        raise InputError(
+            "tail= is for an IterableDataset; the samples of others are dealt to ranks by a sampler: "
+            "DistributedSampler, and its drop_last"
+        )
+    if loader.num_workers == 0:
+        raise InputError(
+            "tail= deals out what feeders make: give num_workers, the number of workers that read the dataset for "
+            "all ranks together, found 0"
+        )
+
+
+def _check_stage(loader: Any, is_stream: bool) -> None:
+    if not callable(loader.stage):
+        raise TypeError(f"stage is a function of one sample, found {type(loader.stage).__name__}")
+    if not is_stream:
+        raise InputError(
+            "stage= is for an IterableDataset, whose slots read in order; any feeder makes any batch of others: do it "
+            "in __getitem__"
+        )
+    if loader.tail is not None:
+        raise InputError("stage= and tail= cannot be given together: leave one of them out")
+
+
+def _check_parts(loader: Any, is_stream: bool) -> None:
+    if type(loader.parts) is not int or not 1 <= loader.parts <= MOST_AHEAD:
+        raise ValueError(f"parts is a number from 1 to {MOST_AHEAD}, found {loader.parts!r}")
+    if is_stream or loader.batch_sampler is None or getattr(loader.dataset, "__getitems__", None):
+        raise InputError(
+            "parts= is for batches whose samples are made one by one, of a map-style dataset: not for an "
+            "IterableDataset, batch_size=None or a dataset with __getitems__"
+        )
+    if loader.collate_fn is not default_collate:
+        raise InputError(
+            "parts= puts batches together as torch's default_collate makes them: leave out collate_fn, or parts="
+        )

@@ -1,0 +1,47 @@
+"""Batches that `default_collate` made of parts of the samples, put together as it would have made one of all. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+
+
+class NotMergedError(Exception):
+    """Internal: nothing says what one batch of these samples would be."""
+
+
+def merged(parts: Sequence[Any], counts: Sequence[int]) -> Any:
+    """The batch of all samples. counts: how many each part is made of. Raises NotMergedError."""
+    kind = type(parts[0])
+    if any(type(part) is not kind for part in parts):
+        raise NotMergedError("parts of several types")
+    if kind is torch.Tensor:
+        return _tensor(parts, counts)
+    if kind is dict and all(list(part) == list(parts[0]) for part in parts):
+        return {key: merged([part[key] for part in parts], counts) for key in parts[0]}
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return kind(*(merged(items, counts) for items in zip(*parts, strict=True)))
+    if kind not in (list, tuple):
+        raise NotMergedError(f"there is a batch of type {kind.__name__}")
+    if any(
+        isinstance(item, str | bytes) for part in parts for item in part
+    ):  # default_collate leaves them as they are
+        if [len(part) for part in parts] != list(counts):
+            raise NotMergedError("strings that are not one for each sample")
+        return kind(chain.from_iterable(parts))
+    if len(set(map(len, parts))) > 1:
+        raise NotMergedError(f"a {kind.__name__} of several lengths")
+    return kind(merged(items, counts) for items in zip(*parts, strict=True))
+
+
+def _tensor(parts: Sequence[torch.Tensor], counts: Sequence[int]) -> torch.Tensor:
+    first = parts[0]
+    for part, count in zip(parts, counts, strict=True):
+        if part.dtype != first.dtype or part.shape != (count, *first.shape[1:]):
+            raise NotMergedError("tensors of several shapes or types")
+        if part.layout is not torch.strided or part.requires_grad:
+            raise NotMergedError("tensors that are not plain")
+    return torch.cat(list(parts))

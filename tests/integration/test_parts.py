@@ -1,0 +1,165 @@
+"""`parts=` over a real service: the same loader without it is the reference, digest and state with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from batches import Numbers
+from rig import Rig
+from staged_data import Counted, Odd
+from torch.utils.data import IterableDataset
+
+from dataloaderjob import DataLoader
+from dataloaderjob.core.errors import FeederLost, InputError
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with Rig(feeders=3) as made:
+        yield made
+
+
+def loader(dataset: Any, parts: int | None = None, **more: Any) -> DataLoader:
+    torch.manual_seed(7)
+    return DataLoader(dataset, parts=parts, **{"batch_size": 10, "shuffle": True, **more})
+
+
+def given(of: DataLoader) -> list[Any]:
+    """Batches as nested lists; for errors their text."""
+    found, iterator = [], iter(of)
+    while True:
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return found
+        except (ValueError, RuntimeError) as exc:
+            notes = [note.partition(" in feeder")[0] for note in exc.__notes__]
+            found.append((type(exc).__name__, str(exc), notes))
+        else:
+            found.append(
+                [value.tolist() if isinstance(value, torch.Tensor) else value for value in batch.values()]
+            )
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 64])
+@pytest.mark.parametrize(("kind", "failing"), [("", 0), ("fails", 3), ("ragged", 3), ("mixed", 0)])
+def test_batches_errors_and_digest_are_those_without_parts(rig: Rig, parts: int, kind: str, failing: int):
+    found = []
+    for split in (None, parts):
+        of = loader(Odd(57, kind), split)
+        found.append((given(of), of.digest))
+    assert found[0] == found[1]
+    assert 1 <= sum(isinstance(one, tuple) for one in found[1][0]) <= failing or not failing
+
+
+def test_each_part_is_made_by_another_feeder(rig: Rig):
+    pids = [set(batch["pid"].tolist()) for batch in loader(Counted(120), 3, batch_size=30)]
+    assert max(map(len, pids)) == 3
+    assert len(set().union(*pids)) == 3
+
+
+def test_a_loader_goes_on_from_any_state(rig: Rig):
+    reference = loader(Odd(57), 3)
+    torch.manual_seed(7)
+    whole = given(reference)
+    for stop in range(7):
+        torch.manual_seed(7)
+        first = loader(Odd(57), 3)
+        iterator = iter(first)
+        for _ in range(stop):
+            next(iterator)
+        state = json.loads(json.dumps(first.state_dict()))
+        del iterator
+        torch.manual_seed(99)
+        for parts in (3, None):
+            second = DataLoader(Odd(57), batch_size=10, shuffle=True, parts=parts)
+            second.load_state_dict(state)
+            assert given(second) == whole[stop:]
+            assert second.digest == reference.digest
+
+
+def test_the_sidecar_dies_and_no_batch_is_lost_or_repeated(rig: Rig):
+    found = []
+    for number, batch in enumerate(loader(Numbers(200), 3, shuffle=False)):
+        found += batch[0].tolist()
+        if number in (3, 11):
+            rig.kill_sidecar()
+            rig.start_sidecar()
+    assert found == list(range(200))
+
+
+def test_epochs_of_one_iterator_follow_each_other(rig: Rig):
+    of = loader(Odd(57), 3, num_workers=3, persistent_workers=True)
+    without = loader(Odd(57), None, num_workers=3, persistent_workers=True)
+    for one in (of, without):
+        torch.manual_seed(3)
+        for _ in range(3):
+            given(one)
+    assert of.digest == without.digest
+
+
+@pytest.mark.parametrize("keys", [list, tuple, np.array, torch.tensor])
+def test_keys_of_a_batch_sampler_may_be_any_sequence(rig: Rig, keys: Any):
+    batches = [keys([5, 3, 8, 1]), keys([2]), keys([4, 4, 4])]
+    found = [batch[0].tolist() for batch in DataLoader(Numbers(9), batch_sampler=batches, parts=3)]
+    assert found == [[5, 3, 8, 1], [2], [4, 4, 4]]
+
+
+def test_a_sample_that_ends_its_process_fails_its_batch_alone(rig: Rig):
+    iterator, found = iter(loader(Odd(40, "deadly"), 2, shuffle=False)), []
+    for _ in range(4):
+        try:
+            found.append(len(next(iterator)["id"]))
+        except FeederLost:
+            found.append(0)
+    assert found == [10, 10, 0, 10]
+
+
+def test_what_cannot_be_put_together_is_said_and_made_by_one_feeder(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+):
+    digests = set()
+    for parts in (3, None):
+        of = loader(Odd(40, "ordered"), parts)
+        given(of)
+        digests.add(of.digest)
+    assert len(digests) == 1
+    said = "batches cannot be put together of parts (there is a batch of type OrderedDict)"
+    assert said in capsys.readouterr().err
+
+
+def test_what_no_parts_can_be_made_of_is_refused():
+    class Stream(IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(())
+
+    class Many(Numbers):
+        def __getitems__(self, keys: Any) -> Any:
+            return keys
+
+    for arguments in (
+        {"dataset": Stream()},
+        {"dataset": Numbers(3), "batch_size": None},
+        {"dataset": Many(3)},
+    ):
+        with pytest.raises(InputError, match="whose samples are made one by one"):
+            DataLoader(parts=2, **arguments)
+    with pytest.raises(InputError, match="leave out collate_fn"):
+        DataLoader(Numbers(3), collate_fn=list, parts=2)
+    for wrong in (0, 2.0, True, 10**6):
+        with pytest.raises(ValueError, match="parts is a number from 1"):
+            DataLoader(Numbers(3), parts=wrong)
+
+
+def test_without_feeders_parts_change_nothing():
+    digests = set()
+    for parts in (3, None):
+        of = loader(Odd(57), parts, num_workers=0)
+        assert len(given(of)) == 6
+        digests.add(of.digest)
+    assert len(digests) == 1
