@@ -28,11 +28,12 @@ from staged_data import (
     picky,
     slow,
     summed,
+    worker,
 )
 from stream_data import Counting, Failing, Shards, WithOwnState, WithState, digests_of
 
 from dataloaderjob import DataLoader
-from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.errors import DeadlineExceeded, InputError, ServiceError
 from dataloaderjob.trainer import staged_iterator
 
 SEEDS = int(os.environ.get("STAGE_SEEDS", "4"))
@@ -193,6 +194,47 @@ class TestWithTwoFeeders:
         )
         assert found == [[[1000, 0]], refused, [[30 << 20, 2]], [[5, 3]]]
 
+    def test_little_waits_in_the_trainer_where_samples_are_large(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(staged_iterator, "MOST_WAITING_NBYTES", 3 << 20)
+        loader = ours(Heavy((1 << 20,) * 40), summed, num_workers=1, batch_size=1, prefetch_factor=16)
+        iterator, most = iter(loader), 0
+        for _ in range(40):
+            time.sleep(0.02)
+            next(iterator)
+            most = max(most, iterator._waiting_nbytes)
+            assert not any(iterator._stream.recent)
+        assert 2 << 20 < most < 5 << 20
+
+    def test_the_timeout_holds_for_what_is_read(self, rig: Rig):
+        iterator = iter(ours(Slowly(20.0), bright, num_workers=1, timeout=1))
+        for _ in range(2):
+            with pytest.raises(DeadlineExceeded, match="timed out after 1 seconds"):
+                next(iterator)
+
+    def test_a_worker_is_one_of_those_that_read(self, rig: Rig):
+        """worker_init_fn looks up what is its own by its number."""
+        for batch in ours(Shards((40,)), worker, num_workers=1, worker_init_fn=["only one"].__getitem__):
+            assert batch.tolist() == [[0, 1]] * 4
+
+    def test_a_handler_that_raises_while_slots_are_asked_ends_the_iterator(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ):
+        iterator = iter(ours(Shards((400,)), bright, num_workers=1))
+        next(iterator)
+
+        def interrupted(*_: Any) -> None:
+            raise ValueError("a handler's")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(iterator), "_submit", interrupted)
+            with pytest.raises(ValueError, match="a handler's"):
+                for _ in range(40):
+                    next(iterator)
+        with pytest.raises(ServiceError, match="which ends an iterator"):
+            next(iterator)
+
     def test_a_pool_that_is_full_of_what_was_read_takes_what_is_given(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
     ):
@@ -237,6 +279,24 @@ def test_without_workers_this_process_runs_the_stage():
     found = digests_of(ours(Photos(9), developed, num_workers=0))
     assert found == torchs(Photos(9), developed, num_workers=0)
     assert len(found) == 3
+
+
+def test_torchs_workers_run_the_stage_of_what_cannot_be_sent_to_feeders(capsys: pytest.CaptureFixture[str]):
+    data = Shards()
+    data.lock = threading.Lock()
+    found = digests_of(ours(data, bright, num_workers=2))
+    assert "torch's worker processes make the batches" in capsys.readouterr().err
+    del data.lock
+    assert found == torchs(data, bright, num_workers=2)
+
+
+def test_a_rebuilt_loader_has_the_stage_once():
+    first = ours(Photos(9), developed, num_workers=1)
+    again = DataLoader(
+        first.dataset, batch_size=4, num_workers=0, collate_fn=first.collate_fn, stage=first.stage
+    )
+    plain = torch.utils.data.DataLoader(first.dataset, batch_size=4, collate_fn=first.collate_fn)
+    assert digests_of(again) == digests_of(plain) == torchs(Photos(9), developed)
 
 
 def test_what_no_stage_is_for_is_refused():

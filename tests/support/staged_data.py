@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from stream_data import Shards
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 
 class Both(IterableDataset):
@@ -90,11 +90,16 @@ def doubled(sample: np.ndarray) -> np.ndarray:
     return sample * 2
 
 
+def worker(_: Any) -> torch.Tensor:
+    info = get_worker_info()
+    return torch.tensor([info.id, info.num_workers])
+
+
 class Slowly(Shards):
     """A reader that takes its time."""
 
-    def __init__(self) -> None:
-        super().__init__(pause_s=0.004)
+    def __init__(self, pause_s: float = 0.004) -> None:
+        super().__init__(pause_s=pause_s)
 
 
 class Odd(torch.utils.data.Dataset):

@@ -153,6 +153,20 @@ def test_what_is_asked_of_slots_does_not_keep_a_feeder_from_other_batches():
     assert state.chosen == 0
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_home_that_is_late_with_other_work_keeps_its_slots_while_it_lives(frozen: bool):
+    world = SlotWorld([400])
+    for _ in range(3):
+        world.add_feeder()
+    trainer = world.open_slots(1)
+    world.run(lambda: len(trainer.given) > 20, 10)
+    home = world.feeders[world.homes[0][0]]
+    home.frozen = frozen
+    world.machine.suspect(world.machine.feeders[home.endpoint.instance], world.now)
+    trainer.finish()
+    assert (len(world.homes[0]) > 1) == frozen
+
+
 def test_slots_are_spread_over_fewer_feeders():
     world = SlotWorld([20] * 7)
     for _ in range(2):

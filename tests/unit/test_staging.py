@@ -10,10 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from staged_data import Photo, bright, developed
+from torch.utils.data import default_collate, default_convert
 
 from dataloaderjob.codec.encoding import encode
 from dataloaderjob.codec.fetcher import SampleError, identity_in_slot, identity_of
-from dataloaderjob.codec.staging import STAGE, Staged, StagedDataset, StageFetcher
+from dataloaderjob.codec.staged import STAGE, Staged
+from dataloaderjob.codec.staging import StageFetcher
 from dataloaderjob.core import frames
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import ReadSamples, SlotTicket, Ticket
@@ -49,7 +51,7 @@ def test_the_batch_is_known_as_the_one_that_a_slot_makes_alone():
 
 
 def test_the_stage_runs_on_each_sample_and_then_collate():
-    fetcher = StageFetcher(Staged(bright, None))
+    fetcher = StageFetcher(Staged(bright, default_collate))
     samples = [{"x": torch.full((2,), float(n)), "id": n} for n in range(3)]
     positions: list[int] = []
     batch = fetcher.fetch(9, read(samples), positions.append)
@@ -60,7 +62,9 @@ def test_the_stage_runs_on_each_sample_and_then_collate():
 
 def test_a_bare_sample_is_not_put_into_a_batch():
     photo = Photo(4, np.zeros(2, np.uint8), slice(1, 2))
-    assert StageFetcher(Staged(developed, None)).fetch(0, read(photo, bare=True)).tolist() == [4, 2, 1]
+    assert StageFetcher(Staged(developed, default_convert, is_bare=True)).fetch(
+        0, read(photo, bare=True)
+    ).tolist() == [4, 2, 1]
 
 
 def test_draws_follow_from_seed_slot_batch_and_sample_alone():
@@ -79,21 +83,21 @@ def test_an_error_says_that_the_stage_raised_it():
         return 1 // sample
 
     with pytest.raises(SampleError) as caught:
-        StageFetcher(Staged(fails, None)).fetch(0, read([1, 0]))
+        StageFetcher(Staged(fails, default_collate)).fetch(0, read([1, 0]))
     assert caught.value.phase == STAGE
     assert caught.value.position == 1
     assert isinstance(caught.value.cause, ZeroDivisionError)
 
 
-def test_without_feeders_the_dataset_runs_its_stage_itself():
-    class Three(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter(range(3))
-
-    made = StagedDataset(Three(), str)
-    assert list(made) == ["0", "1", "2"]
-    with pytest.raises(TypeError):
-        len(made)
+@pytest.mark.parametrize(("stage", "collate"), [(next, list), (abs, next)])
+def test_stop_iteration_of_the_users_is_an_error_and_no_end(stage: Any, collate: Any):
+    staged = Staged(lambda sample: stage(iter(())) if stage is next else sample, lambda made: next(iter(())))
+    del collate
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        staged([1, 2])
+    with pytest.raises(SampleError) as caught:
+        StageFetcher(staged).fetch(0, read([1, 2]))
+    assert caught.value.phase == (STAGE if stage is next else "collate_fn")
 
 
 def test_what_was_had_is_not_asked_for_again_and_a_state_counts_what_was_given():

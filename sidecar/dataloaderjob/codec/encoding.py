@@ -110,7 +110,7 @@ class _RefusedError(Exception):
         path = "batch" + "".join(steps)
         found = f"{path}: {user_code.full_name(type(self.leaf))}{self.why}"
         if allow_pickle:
-            return f"this leaf cannot travel from feeder to trainer, not even pickled: {found}"
+            return f"this leaf cannot travel to another process, not even pickled: {found}"
         return (
             f"this leaf cannot travel from feeder to trainer: {found}. Let collate_fn return tensors, arrays, "
             "numbers, strings, dates, paths, enums or plain objects in lists, tuples, dicts or dataclasses, "

@@ -40,12 +40,12 @@ from torch.utils.data._utils.worker import _generate_state
 from dataloaderjob.codec import names
 from dataloaderjob.codec.modules import MAINS
 from dataloaderjob.codec.pickling import UserCodePickler, rest_of, with_main
+from dataloaderjob.codec.staged import COLLATE
 from dataloaderjob.core import digests, values
 from dataloaderjob.core.frames import ReadSamples, SlotTicket, Ticket, all_ints
 
 SAMPLE = "__getitem__"
 SAMPLES = "__getitems__"
-COLLATE = "collate_fn"
 """Phases of a fetch, by the user's function that runs."""
 OnSample = Callable[[int], None]
 _MASK = (1 << 64) - 1

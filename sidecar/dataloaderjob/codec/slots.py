@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate, default_convert
 
-from dataloaderjob.codec.fetcher import COLLATE, SampleError, stack_in_private_memory
+from dataloaderjob.codec.fetcher import SampleError, stack_in_private_memory
+from dataloaderjob.codec.staged import COLLATE
 from dataloaderjob.core.frames import SlotTicket
 from dataloaderjob.core.places import DISTRIBUTED_VARIABLE, SHARES
 

@@ -26,7 +26,8 @@ from dataloaderjob.codec.failures import pack_failure
 from dataloaderjob.codec.fetcher import Fetcher, identity_in_slot, identity_of, seed_batch, seed_worker
 from dataloaderjob.codec.sessions import begin_session, introduce
 from dataloaderjob.codec.slots import SlotEnded, SlotSource, be_of_rank
-from dataloaderjob.codec.staging import Staged, StageFetcher, unchanged
+from dataloaderjob.codec.staged import Staged, unchanged
+from dataloaderjob.codec.staging import StageFetcher
 from dataloaderjob.core import digests, frames
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag
@@ -159,7 +160,7 @@ class Builder:
         """Begins a session. Returns False when that failed."""
         self._session = session
         try:
-            if session.is_slot:
+            if session.is_slot or self._is_staged:
                 be_of_rank(session.env)
             begin_session(
                 self._code, index=session.index, num_workers=session.num_workers, base_seed=session.base_seed

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from dataloaderjob.core import digests, frames, supervision
-from dataloaderjob.core.blobs import Bundle
+from dataloaderjob.core.blobs import SLOTS, Bundle
 from dataloaderjob.core.processes import signal_name
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
@@ -241,9 +241,11 @@ class Builders:
         number, channel = self.templates.builder(session.template)
         session.number, session.channel, session.phase = number, channel, Phase.STARTING
         self._owner.watch(channel, lambda: self._listen(session, channel))
-        slot = session.bundle.slot
+        slot, index = session.bundle.slot, self._settings.index
+        if session.bundle.facts.get(SLOTS):  # a stage is run by as many workers as read
+            index = index % max(1, session.bundle.workers) if slot is None else slot
         introduction = Introduction(
-            feeder=self._settings.name, index=self._settings.index if slot is None else slot,
+            feeder=self._settings.name, index=index,
             base_seed=session.base_seed, num_workers=session.bundle.workers or self._settings.num_feeders,
             allow_pickle=session.bundle.allow_pickle, is_slot=slot is not None, env=session.bundle.env,
             ranks=session.bundle.ranks,

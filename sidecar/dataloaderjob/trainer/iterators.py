@@ -257,17 +257,13 @@ class ServiceIterator(_Seeded):
         store = BlobStore(Path(str(told["blobs"])), told.get("scratch"))
         made = make_bundle(
             loader.dataset,
-            self._collating(loader),
+            loader.collate_fn,
             loader.worker_init_fn,
             store=store,
             allow_pickle=self._pickle_allowed,
             slow=slow,
         )
         return made, store
-
-    def _collating(self, loader: Any) -> Any:
-        """What feeders do with the samples of a batch."""
-        return loader.collate_fn
 
     def start(self, *, again: bool = False) -> None:
         """Asks for the first batches of an epoch. `again`: of the sampler's second iter(), which torch's loader with
@@ -292,6 +288,7 @@ class ServiceIterator(_Seeded):
         own = recorder(self._consumption)
         self._recording = None if own is None else Recording(own, self._consumption, self._kept)
         if self._pin_memory:
+            taker.set_timeout(0.0)  # who waits for the thread has it
             self._taker = PinningTaker(
                 taker, self._pin_memory_device, float(self._timeout), self._pinned_ahead()
             )
@@ -299,14 +296,9 @@ class ServiceIterator(_Seeded):
 
     def _new_taker(self, first: int, window: int, decoder: Decoder | Unopened | None = None) -> Taker:
         assert self._bundle is not None  # noqa: S101  shipped before
-        return Taker(
-            self._client,
-            self._bundle.manifest().decode(),
-            window,
-            decoder or Decoder(allow_pickle=self._pickle_allowed),
-            0.0 if self._pin_memory else float(self._timeout),
-            first,
-        )
+        decoder = decoder or Decoder(allow_pickle=self._pickle_allowed)
+        timeout_s = float(self._timeout)
+        return Taker(self._client, self._bundle.manifest().decode(), window, decoder, timeout_s, first)
 
     def _pinned_ahead(self) -> int:
         """How many tickets a thread that pins is ahead."""

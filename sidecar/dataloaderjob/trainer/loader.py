@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from dataloaderjob.codec.staged import Staged, unchanged
 from dataloaderjob.core.consumption import PROBING, Consumption
 from dataloaderjob.core.control import MOST_AHEAD
 from dataloaderjob.core.errors import InputError, ScratchTooSmall
@@ -110,6 +111,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
         workers = LeftOut(service.default_feeders()) if num_workers is None else num_workers
+        if isinstance(collate_fn, Staged):  # of a loader that is made of another one's attributes
+            stage, collate_fn = collate_fn.stage, collate_fn.collate_fn
         self.stage = stage
         if isinstance(multiprocessing_context, FeedersContext):
             multiprocessing_context = None
@@ -131,6 +134,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.tail = tail
         self.parts = parts
         arguments.check(self)
+        if stage is not None:
+            self.collate_fn = Staged(stage, self.collate_fn, is_bare=batch_size is None)
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._epoch: Epoch | None = None
         """The last one that was begun."""
@@ -176,7 +181,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Index lists that the sampler is ahead. Fixed by the arguments and the job, by nothing else."""
         factor = self.prefetch_factor
         if factor is not None:
-            window = factor * self.num_workers
+            window = factor * self._feeders
             if factor == PER_WORKER:
                 window = min(window, MAX_PREFETCH)
         else:
@@ -321,10 +326,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _stream_here(self) -> _BaseDataLoaderIter:
         """An iterator of torch's over an IterableDataset."""
         here = copy.copy(self)
-        if self.stage is not None:
-            from dataloaderjob.codec.staging import StagedDataset
-
-            vars(here)["dataset"] = StagedDataset(cast("IterableDataset[Any]", self.dataset), self.stage)
+        here.prefetch_factor = here.prefetch_factor or PER_WORKER
         if self.num_workers == 0:
             return _SingleProcessDataLoaderIter(here)
         if isinstance(self.num_workers, LeftOut):
@@ -446,12 +448,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _probing(self, keys: list[int]) -> DataLoader[Any]:
         """A loader of the same samples, one by one, made where this one's are made."""
-        from dataloaderjob.trainer import state as states
 
         probing: DataLoader[Any] = type(self).__new__(type(self))
         vars(probing).update(vars(self))
         vars(probing).update(
-            batch_size=None, batch_sampler=None, sampler=keys, collate_fn=states.unchanged, drop_last=False,
+            batch_size=None, batch_sampler=None, sampler=keys, collate_fn=unchanged, drop_last=False,
             persistent_workers=False, pin_memory=False, parts=None, generator=torch.Generator().manual_seed(0),
             timeout=0 if self._is_made_here() else PROBE_S, _iterator=None, _resume=None, _epoch=None, _probes=[],
             _number=PROBING + self._number_of_this(), consumption=Consumption(PROBING),

@@ -8,13 +8,11 @@ what a slot has read is asked for once. A state counts what was given: slots are
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from dataloaderjob.codec.fetcher import derive_seed
-from dataloaderjob.codec.staging import Staged
 from dataloaderjob.core import frames
 from dataloaderjob.core.consumption import error_mark
 from dataloaderjob.core.control import W_NEXT_CALLS, W_WAIT_NS
@@ -22,7 +20,7 @@ from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.trainer import slots
 from dataloaderjob.trainer.slot_iterator import SlotIterator
 from dataloaderjob.trainer.slots import Place
-from dataloaderjob.trainer.stream import SlotEndedError, Stream
+from dataloaderjob.trainer.stream import RECENT, SlotEndedError, Stream
 from dataloaderjob.trainer.taking import NOTHING, PinningTaker, Taker, Unopened, now_ns
 
 MOST_READ_NBYTES = 48 << 20
@@ -49,11 +47,19 @@ class StagedIterator(SlotIterator):
 
     __slots__ = ("_line", "_read", "_reader", "_seed", "_stage", "_waiting_nbytes")
 
-    def _collating(self, loader: Any) -> Staged:
-        return Staged(loader.stage, loader.collate_fn)
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        self._reader: Taker | None = None
+        super().__init__(*arguments, **more)
 
     def start(self, *, again: bool = False) -> None:  # noqa: ARG002  no sampler is iterated
-        before: Taker | None = getattr(self, "_reader", None)
+        before = self._reader
+        try:
+            self._start_both()
+        finally:
+            if before is not None:
+                before.leave()
+
+    def _start_both(self) -> None:
         stream = self._open(0)
         reader = self._reader = self._new_taker(0, self._window, Unopened())
         self._begin_places(reader.stream)
@@ -66,29 +72,34 @@ class StagedIterator(SlotIterator):
         self._draw()
         self._epoch.settle()
         self._client.flush(stream)
-        if before is not None:
-            before.leave()
 
     def _leave(self) -> None:
-        reader = getattr(self, "_reader", None)
-        if reader is not None and getattr(self, "_stream", None) is not None:
-            reader.leave()
+        if self._reader is not None and self._stream is not None:
+            self._reader.leave()
         super()._leave()
 
     # Reading
 
     def _draw(self) -> None:
         """Has slots read, up to a window ahead of what is given."""
-        reader = self._reader
-        if self._waiting_nbytes < MOST_WAITING_NBYTES:
+        reader, read = self._reading, self._read
+        self._read = (
+            -1
+        )  # an error from here on ends the iterator: it would miss what was counted and not asked for
+        try:
             self._ask_slots(reader.stream, reader.taken - len(self._line) + self._window)
-        self._client.flush(reader.stream)
+            self._client.flush(reader.stream)
+        except ServiceError:  # what was counted is asked for by the next call
+            self._read = read
+            raise
+        self._read = read
 
     def _hand_on(self) -> None:
-        """Hands on all that has been read."""
-        reader = self._reader
-        while reader.taken < self._drawn and self._take_read(reader.take_ready):
-            pass
+        """Hands on what has been read."""
+        reader = self._reading
+        while reader.taken < self._drawn and (not self._line or self._waiting_nbytes < MOST_WAITING_NBYTES):
+            if not self._take_read():
+                break
         self._draw()
         self._order()
 
@@ -100,12 +111,12 @@ class StagedIterator(SlotIterator):
         if type(taker) is PinningTaker:
             taker.order(stream.asked)
 
-    def _take_read(self, take: Callable[[], Any]) -> bool:
+    def _take_read(self, *, waits: bool = False) -> bool:
         """Takes the next answer of a slot. Returns False while there is none."""
-        reader, places, words = self._reader, self._places, self._client.control.words
+        reader, places = self._reading, self._places
         number = reader.taken
         try:
-            body = take()
+            body = reader.take_later() if waits else reader.take_ready()
         except SlotEndedError as end:
             place, _ = self._placed.pop(number)
             if end.batches < places.needed[place.slot] or place in self._expected:
@@ -114,7 +125,7 @@ class StagedIterator(SlotIterator):
         except Exception as exc:
             if reader.taken == number or (self._placed[number][0].is_probe and isinstance(exc, ServiceError)):
                 raise
-            words[W_NEXT_CALLS] -= 1
+            self._count_call(-1)
             place, packed = self._placed.pop(number)
             places.had(place)
             if place.is_probe:
@@ -124,7 +135,7 @@ class StagedIterator(SlotIterator):
         else:
             if body is NOTHING:
                 return False
-            words[W_NEXT_CALLS] -= 1
+            self._count_call(-1)
             place, packed = self._placed.pop(number)
             places.had(place)
             if place.is_probe:
@@ -139,7 +150,7 @@ class StagedIterator(SlotIterator):
         """Has any feeder make the batch of what was read."""
         stream: Stream | None = self._stream
         assert stream is not None  # noqa: S101  not over yet
-        digest, nbytes = self._reader.digest, len(body)
+        digest, nbytes = self._reading.digest, len(body)
         if nbytes > MOST_READ_NBYTES:
             mb, most = nbytes / 1e6, MOST_READ_NBYTES / 1e6
             error = InputError(
@@ -163,7 +174,7 @@ class StagedIterator(SlotIterator):
         """Waits for what slots read; that is time that the trainer waits."""
         began = now_ns()
         try:
-            self._take_read(self._reader.take_later)
+            self._take_read(waits=True)
         finally:
             waited = now_ns() - began
             self._client.control.words[W_WAIT_NS] += waited
@@ -180,7 +191,7 @@ class StagedIterator(SlotIterator):
             self._hand_on()
             if self._line:
                 break
-            if self._reader.taken >= self._drawn:
+            if self._reading.taken >= self._drawn:
                 self._end_epoch()
             self._await_read()
         first = self._line[0]
@@ -192,29 +203,42 @@ class StagedIterator(SlotIterator):
             if taker.taken != self._handled:
                 self._give_error(first, exc)
             raise
+        self._handled = -1  # an error from here on ends the iterator
         self._passes(first)
         self._give(first.packed, taker.digest)
         self._handled = taker.taken
         return batch
 
-    def _give_error(self, first: _Read, error: Exception) -> None:
+    def _give_error(self, first: _Read, error: Exception) -> NoReturn:
         """Raises what comes in place of a batch."""
+        self._handled = -1
         self._passes(first)
         if first.error is not None:
-            self._client.control.words[W_NEXT_CALLS] += 1
+            self._count_call(1)
         if self._recording is not None:
             self._recording.ask(self._num_yielded, first.packed)
         self._fail(self._num_yielded, error_mark(error))
-        taker = self._taker
-        self._handled = self._handled if taker is None else taker.taken
+        assert self._taker is not None  # noqa: S101  not over yet
+        self._handled = self._taker.taken
         raise error
 
     def _passes(self, first: _Read) -> None:
         """The first batch of the line is about to be given."""
+        assert self._taker is not None  # noqa: S101  not over yet
         self._line.popleft()
         self._waiting_nbytes -= first.nbytes
+        self._taker.stream.recent[(self._taker.taken - 1) % RECENT] = None  # nobody needs what was read
         self._places.took(first.place, first.digest)
 
+    def _count_call(self, by: int) -> None:
+        """Corrects the number of next() calls: a reader counts what it takes as one."""
+        with self._client.lock:  # a thread that pins counts, too
+            self._client.control.words[W_NEXT_CALLS] += by
+
+    @property
+    def _reading(self) -> Taker:
+        assert self._reader is not None  # noqa: S101  since start()
+        return self._reader
+
     def _has_lost(self) -> bool:
-        reader = getattr(self, "_reader", None)
-        return super()._has_lost() or (reader is not None and reader.taken != self._read)
+        return super()._has_lost() or (self._reader is not None and self._reader.taken != self._read)

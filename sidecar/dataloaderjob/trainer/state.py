@@ -105,11 +105,6 @@ def probe_keys(length: int | None) -> list[int]:
     return sorted({0, length // 2, length - 1}) if length else []
 
 
-def unchanged(sample: Any) -> Any:
-    """The collate_fn of probes."""
-    return sample
-
-
 def probe(samples: Iterable[Any], count: int) -> list[str | None]:
     """Digests of so many samples; None for one that cannot be made, or not in time, or not hashed."""
     found: list[str | None] = [None] * count

@@ -12,7 +12,7 @@ from typing import Any
 from dataloaderjob.core import frames, supervision
 from dataloaderjob.core.frames import Flag, Kind
 from dataloaderjob.core.settings import LoaderSettings
-from dataloaderjob.sidecar.dispatch.choose import Ranks, Versions, depth, fits
+from dataloaderjob.sidecar.dispatch.choose import Ranks, Versions, depth
 from dataloaderjob.sidecar.dispatch.placing import Placer, turn
 from dataloaderjob.sidecar.dispatch.slots import BALANCE_EVERY_S, Slot, better_home, choose_home, stays
 from dataloaderjob.sidecar.dispatch.streams import (
@@ -114,7 +114,7 @@ class Assignments:
         """The feeder that makes this slot, None while it is not there. Moves the slot where it will not be again."""
 
         def able_to(feeder: FeederState) -> bool:
-            return fits(feeder, ticket.stream) and slot.bundle not in feeder.not_loaded
+            return ticket.stream.bundle not in feeder.refused and slot.bundle not in feeder.not_loaded
 
         home = None if slot.home is None else self.feeders.get(slot.home)
         if stays(home, now, fits=home is not None and able_to(home)):
@@ -189,14 +189,14 @@ class Assignments:
             self.trust(feeder)
         return True
 
-    def suspect(self, feeder: FeederState, now: float) -> None:
-        """The feeder is late: it gets no further tickets until it answers."""
-        feeder.suspect_since = now
+    def suspect(self, feeder: FeederState, now: float, *, is_silent: bool = False) -> None:
+        """The feeder is late: it gets no further tickets until it answers, but for its slots' unless it is silent."""
+        feeder.suspect_since, feeder.is_silent = now, is_silent
         self.suspects.add(feeder.endpoint.instance)
         self.ranks.place(feeder)
 
     def trust(self, feeder: FeederState) -> None:
-        feeder.suspect_since = None
+        feeder.suspect_since, feeder.is_silent = None, False
         self.suspects.discard(feeder.endpoint.instance)
         self.ranks.place(feeder)
 
@@ -211,8 +211,9 @@ class Assignments:
         if ticket.first_asked_at is None:
             ticket.first_asked_at = now
         feeder.attempts[stream.id, ticket.number] = attempt
-        feeder.chosen += ticket.slot is None
-        feeder.filling = feeder.filling and feeder.chosen < depth(stream)
+        if ticket.slot is None:
+            feeder.chosen += 1
+            feeder.filling = feeder.filling and feeder.chosen < depth(stream)
         self.ranks.place(feeder)
         self.counters.attempts += 1
         flags = (Flag.CHECKSUM if self.settings.checksum else 0) | (Flag.PROBE if ticket.probe else 0)

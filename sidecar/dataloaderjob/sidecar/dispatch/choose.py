@@ -75,7 +75,7 @@ class Ranks:
         return None
 
     def idle(self, stream: Stream, *, without: Iterable[FeederState]) -> FeederState | None:
-        """A feeder with nothing to do for us, for a hedge."""
+        """A feeder with nothing to do for us but slots, for a hedge."""
         skip = list(without)
         return next((f for f in self._levels[0].values() if fits(f, stream) and f not in skip), None)
 

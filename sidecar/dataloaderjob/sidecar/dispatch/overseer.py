@@ -76,6 +76,9 @@ def _check_feeders(machine: Dispatcher, now: float) -> None:
             machine.report(Close(feeder.endpoint.instance, reason, True))
             machine.feeder_down(now, feeder.endpoint.instance, reason)
         elif feeder.suspect_since is not None:
+            if not feeder.is_silent and _silence(now, feeder) > SLOT_SILENT_S:
+                feeder.is_silent = True
+                _take_back(machine, feeder, None)
             _maybe_replace(machine, now, feeder, now - max(feeder.received_at, feeder.suspect_since))
         elif _lateness(now, feeder) > 1:
             _maybe_suspect(machine, now, feeder, up)
@@ -99,14 +102,22 @@ def _lateness(now: float, feeder: FeederState) -> float:
     head = _head(feeder)
     if head is not None and head.ticket.slot is not None:
         # Whoever makes it instead makes all before it first; a feeder that lives says so while user code takes long.
-        # One that waits for space of ours, or sends, has nothing to say.
-        waits = any(attempt.state is not AttemptState.ASKED for attempt in feeder.attempts.values())
-        return (
-            0.0 if waits else (now - max(head.asked_at, feeder.received_at, feeder.moved_at)) / SLOT_SILENT_S
-        )
+        return _silence(now, feeder) / SLOT_SILENT_S
     if head is None or (typical := head.ticket.stream.pace.typical) is None:
         return 0.0
     return _waiting(now, head) / max(OVERDUE_FLOOR_S, OVERDUE_FACTOR * typical)
+
+
+def _silence(now: float, feeder: FeederState) -> float:
+    """Time for which a feeder has said nothing that makes a slot's batch; 0 for others.
+
+    One that waits for space of ours, or sends, has nothing to say.
+    """
+    attempts = feeder.attempts.values()
+    asked = [a.asked_at for a in attempts if a.ticket.slot is not None]
+    if not asked or any(attempt.state is not AttemptState.ASKED for attempt in attempts):
+        return 0.0
+    return now - max(min(asked), feeder.received_at, feeder.moved_at)
 
 
 def _healthy(now: float, feeder: FeederState) -> bool:
@@ -125,10 +136,17 @@ def _maybe_suspect(machine: Dispatcher, now: float, feeder: FeederState, up: lis
     if not any(_healthy(now, other) for other in up if other is not feeder):
         return
     head = _head(feeder)
-    machine.suspect(feeder, now)
+    is_silent = head is not None and head.ticket.slot is not None
+    machine.suspect(feeder, now, is_silent=is_silent)
+    _take_back(machine, feeder, head)
+    machine.dispatch(now)
+
+
+def _take_back(machine: Dispatcher, feeder: FeederState, head: Attempt | None) -> None:
+    """Gives to others what a suspect feeder was asked for: slots only from one that is silent."""
     for attempt in list(feeder.attempts.values()):
         ticket = attempt.ticket
-        if attempt.state is not AttemptState.ASKED:
+        if attempt.state is not AttemptState.ASKED or (ticket.slot is not None and not feeder.is_silent):
             continue
         if attempt is head:
             if ticket.retries >= MAX_REASKS and ticket.slot is None:
@@ -137,7 +155,6 @@ def _maybe_suspect(machine: Dispatcher, now: float, feeder: FeederState, up: lis
             ticket.probe = True
         machine.counters.retries += 1
         machine.drop_attempt(attempt, cancel=True)
-    machine.dispatch(now)
 
 
 def _maybe_replace(machine: Dispatcher, now: float, feeder: FeederState, silent_s: float) -> None:

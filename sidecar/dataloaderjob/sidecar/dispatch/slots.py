@@ -113,13 +113,13 @@ class Feeder(Protocol):
     up: bool
     down_since: float
     draining: bool
-    suspect_since: float | None
+    is_silent: bool
     load: int
 
 
 def stays(home: Feeder | None, now: float, *, fits: bool) -> bool:
-    """Whether a slot waits for its home, or is asked for there."""
-    if home is None or home.draining or home.suspect_since is not None or not fits:
+    """Whether a slot waits for its home, or is asked for there. One that is only late with other work keeps it."""
+    if home is None or home.draining or home.is_silent or not fits:
         return False
     return home.up or now - home.down_since <= RETURN_S
 

@@ -194,6 +194,8 @@ class FeederState:
     moved_at: float = 0.0
     """When a part of a body last came in."""
     suspect_since: float | None = None
+    is_silent: bool = False
+    """Suspect, since it says no more that it lives while it makes a slot: others make its slots."""
     replace_asked_at: float | None = None
     """When the supervisor was last asked to replace it; None while there is no reason to."""
     refused: dict[bytes, str] = field(default_factory=dict)

@@ -1,0 +1,43 @@
+"""A stage and the collate_fn behind it, as one collate_fn. Imports nothing: the trainer's first import has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+STAGE, COLLATE = "stage", "collate_fn"
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The collate_fn of a loader with a stage: the stage of each sample, then the user's own collate_fn.
+
+    Whoever calls it runs the stage: torch where no feeder makes the batches, a framework that rebuilds the loader.
+    A StopIteration of the user's becomes a RuntimeError, as in a generator: no slot can end by it.
+    """
+
+    stage: Callable[[Any], Any]
+    collate_fn: Callable[[Any], Any]
+    is_bare: bool = False
+    """There are no batches: samples come one by one."""
+
+    def __call__(self, read: Any, before: Callable[[int], None] | None = None) -> Any:
+        """`before` is called with each sample's place before its stage, and with -1 before collate_fn."""
+        made, what = [], STAGE
+        try:
+            for position, sample in enumerate([read] if self.is_bare else read):
+                if before is not None:
+                    before(position)
+                made.append(self.stage(sample))
+            what = COLLATE
+            if before is not None:
+                before(-1)
+            return self.collate_fn(made[0] if self.is_bare else made)
+        except StopIteration as exc:
+            raise RuntimeError(f"{what} raised StopIteration") from exc
+
+
+def unchanged(samples: Any) -> Any:
+    """A collate_fn: that of slots whose samples have a stage, and of samples that are looked at."""
+    return samples
