@@ -23,7 +23,7 @@ class Staged:
     """There are no batches: samples come one by one."""
 
     def __call__(self, read: Any, before: Callable[[int], None] | None = None) -> Any:
-        """`before` is called with each sample's place before its stage, and with -1 before collate_fn."""
+        """Calls `before` with each sample's place before its stage, and with -1 before collate_fn."""
         made, what = [], STAGE
         try:
             for position, sample in enumerate([read] if self.is_bare else read):
