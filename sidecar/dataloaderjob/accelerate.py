@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dataloaderjob.codec.fetcher import derive_seed
@@ -242,9 +242,10 @@ def adopt(prepared: _Prepared, *, allow_pickle: bool = False, dataset_id: str | 
         raise InputError(
             f"adopt() takes what accelerator.prepare() returned for a DataLoader, found {type(prepared).__name__}"
         )
-    if base.batch_sampler is None and base.batch_size is not None:
+    if isinstance(base.dataset, IterableDataset):
         raise InputError(
-            "adopt() takes loaders of map-style datasets (__getitem__ and __len__), found an iterable one"
+            "adopt() takes loaders of map-style datasets (__getitem__ and __len__), found an iterable one: use "
+            "dataloaderjob.DataLoader for it, without prepare(), and move its batches to the device yourself"
         )
     if isinstance(base, _Adopted):
         return prepared
