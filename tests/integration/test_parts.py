@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from staged_data import Counted, Odd
 from torch.utils.data import IterableDataset
 
 from dataloaderjob import DataLoader
+from dataloaderjob.core.control import W_NEXT_CALLS, W_READY_CALLS
 from dataloaderjob.core.errors import FeederLost, InputError
 
 
@@ -120,15 +123,84 @@ def test_a_sample_that_ends_its_process_fails_its_batch_alone(rig: Rig):
     assert found == [10, 10, 0, 10]
 
 
-def test_what_cannot_be_put_together_is_said_and_made_by_one_feeder(
-    rig: Rig, capsys: pytest.CaptureFixture[str]
-):
+def test_what_is_asked_within_next_is_the_state_before_or_after_it(rig: Rig):
+    """A handler may save a checkpoint at any time; here a sampler does, and a dataset while it is sent."""
+    seen: list[tuple[int, int]] = []
+
+    class Telling(list):
+        def __iter__(self):
+            for keys in super().__iter__():
+                if of is not None:
+                    state = of.state_dict()
+                    seen.append((state["batches"], state["samples"]))
+                yield keys
+
+    of = None
+    batches = Telling([i, i + 1, i + 2, i + 3] for i in range(0, 160, 4))
+    of = DataLoader(Numbers(160), batch_sampler=batches, parts=2, dataset_id="numbers")
+    assert len(list(of)) == 40
+    assert len(set(seen)) > 20
+    assert all(samples == 4 * number for number, samples in seen)
+
+
+def test_a_buffer_of_keys_that_a_sampler_fills_anew_is_copied(rig: Rig):
+    class Refilled:
+        def __iter__(self):
+            keys = np.zeros(4, np.int64)
+            for i in range(0, 40, 4):
+                keys[:] = range(i, i + 4)
+                yield keys
+
     digests = set()
-    for parts in (3, None):
-        of = loader(Odd(40, "ordered"), parts)
-        given(of)
+    for parts in (2, None):
+        torch.manual_seed(1)
+        of = DataLoader(Odd(40), batch_sampler=Refilled(), parts=parts)
+        list(of)
         digests.add(of.digest)
     assert len(digests) == 1
+
+
+def test_the_first_error_of_a_batch_is_raised_and_no_process_dies_for_a_later_one(rig: Rig):
+    found = []
+    for parts in (2, None):
+        of = loader(Odd(40, "fails and dies"), parts, batch_size=40, shuffle=False)
+        with pytest.raises(ValueError, match="sample 7 is damaged"):
+            next(iter(of))
+        found.append(of.digest)
+    assert found[0] == found[1]
+
+
+def test_calls_of_next_are_counted_and_not_parts(rig: Rig):
+    of = loader(Numbers(80), 4, shuffle=False)
+    iterator = iter(of)
+    words = iterator._client.control.words
+    before = words[W_NEXT_CALLS], words[W_READY_CALLS]
+    for _ in range(8):
+        next(iterator)
+    assert words[W_NEXT_CALLS] - before[0] == 8
+    assert words[W_READY_CALLS] - before[1] <= 8
+
+
+def test_keys_that_do_not_pickle_are_of_the_batch_that_has_them(rig: Rig):
+    batches = [[0, 1, 2], [3, 4, 5], [6, threading.Lock()]]
+    iterator = iter(DataLoader(Numbers(9), batch_sampler=batches, parts=3))
+    next(iterator)
+    next(iterator)
+    with pytest.raises(InputError, match="keys for batch 2 cannot be sent"):
+        next(iterator)
+
+
+def test_what_cannot_be_put_together_is_said_and_made_by_one_feeder(
+    rig: Rig, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    digests, made = set(), []
+    for parts in (3, None):
+        of = loader(Odd(400, "ordered", str(tmp_path / f"{parts}")), parts)
+        given(of)
+        digests.add(of.digest)
+        made.append(len((tmp_path / f"{parts}").read_text()))
+    assert len(digests) == 1
+    assert made[0] < made[1] + 200, "only what was ahead by then is made a second time"
     said = "batches cannot be put together of parts (there is a batch of type OrderedDict)"
     assert said in capsys.readouterr().err
 

@@ -105,16 +105,19 @@ class Slowly(Shards):
 class Odd(torch.utils.data.Dataset):
     """Map-style: draws at random, and is odd in one way or another."""
 
-    def __init__(self, count: int, kind: str = "") -> None:
-        self.count, self.kind = count, kind
+    def __init__(self, count: int, kind: str = "", log: str = "") -> None:
+        self.count, self.kind, self.log = count, kind, log
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, i: int) -> Any:
-        if self.kind == "fails" and i % 25 == 7:
+        if self.log:
+            with open(self.log, "a") as file:
+                file.write(".")
+        if self.kind.startswith("fails") and i % 25 == 7:
             raise ValueError(f"sample {i} is damaged")
-        if self.kind == "deadly" and i == 25:
+        if self.kind in ("deadly", "fails and dies") and i == 25:
             os._exit(3)
         size = 3 if self.kind == "ragged" and i % 25 == 7 else 2
         value = float(i) if self.kind == "mixed" and i % 25 == 7 else i

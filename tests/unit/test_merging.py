@@ -67,6 +67,7 @@ def test_parts_make_what_default_collate_makes_of_all(make: Any, count: int, cut
         [1, "one"],
         [1, 1.5],
         [OrderedDict(a=1), OrderedDict(a=2)],
+        [["one", "two"], [(1, 2), (3, 4)]],
         [torch.zeros(1, dtype=torch.int32), torch.zeros(1)],
         [torch.zeros(1, requires_grad=True), torch.zeros(1)],
     ],

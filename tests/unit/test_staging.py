@@ -14,7 +14,7 @@ from torch.utils.data import default_collate, default_convert
 
 from dataloaderjob.codec.encoding import encode
 from dataloaderjob.codec.fetcher import SampleError, identity_in_slot, identity_of
-from dataloaderjob.codec.staged import STAGE, Staged
+from dataloaderjob.codec.staged import COLLATE, STAGE, Staged
 from dataloaderjob.codec.staging import StageFetcher
 from dataloaderjob.core import frames
 from dataloaderjob.core.errors import RemoteProtocolError
@@ -89,15 +89,17 @@ def test_an_error_says_that_the_stage_raised_it():
     assert isinstance(caught.value.cause, ZeroDivisionError)
 
 
-@pytest.mark.parametrize(("stage", "collate"), [(next, list), (abs, next)])
-def test_stop_iteration_of_the_users_is_an_error_and_no_end(stage: Any, collate: Any):
-    staged = Staged(lambda sample: stage(iter(())) if stage is next else sample, lambda made: next(iter(())))
-    del collate
-    with pytest.raises(RuntimeError, match="raised StopIteration"):
+@pytest.mark.parametrize("phase", [STAGE, COLLATE])
+def test_stop_iteration_of_the_users_is_an_error_and_no_end(phase: str):
+    def ends(_: Any) -> Any:
+        return next(iter(()))
+
+    staged = Staged(ends, list) if phase == STAGE else Staged(abs, ends)
+    with pytest.raises(RuntimeError, match=f"{phase} raised StopIteration"):
         staged([1, 2])
     with pytest.raises(SampleError) as caught:
         StageFetcher(staged).fetch(0, read([1, 2]))
-    assert caught.value.phase == (STAGE if stage is next else "collate_fn")
+    assert caught.value.phase == phase
 
 
 def test_what_was_had_is_not_asked_for_again_and_a_state_counts_what_was_given():

@@ -56,7 +56,8 @@ def _check_parts(loader: Any, is_stream: bool) -> None:
     if is_stream or loader.batch_sampler is None or getattr(loader.dataset, "__getitems__", None):
         raise InputError(
             "parts= is for batches whose samples are made one by one, of a map-style dataset: not for an "
-            "IterableDataset, batch_size=None or a dataset with __getitems__"
+            "IterableDataset, batch_size=None or a dataset with __getitems__, as torch's Subset is: give the dataset "
+            "of which it is one, and sampler=SubsetRandomSampler(subset.indices)"
         )
     if loader.collate_fn is not default_collate:
         raise InputError(

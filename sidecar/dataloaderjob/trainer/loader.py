@@ -175,7 +175,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _feeders(self) -> int:
         """How many the loader wants: any number of them can run a stage."""
         workers = int(self.num_workers)
-        return workers if self.stage is None else max(workers, service.default_feeders())
+        return max(workers, self.parts or 0, service.default_feeders() if self.stage is not None else 0)
 
     def _window(self) -> int:
         """Index lists that the sampler is ahead. Fixed by the arguments and the job, by nothing else."""

@@ -12,6 +12,11 @@ import torch
 class NotMergedError(Exception):
     """Internal: nothing says what one batch of these samples would be."""
 
+    def __init__(self, why: str, *, is_final: bool = False) -> None:
+        super().__init__(why)
+        self.is_final = is_final
+        """No batch of such samples can be put together; else the next one may."""
+
 
 def merged(parts: Sequence[Any], counts: Sequence[int]) -> Any:
     """The batch of all samples. counts: how many each part is made of. Raises NotMergedError."""
@@ -20,18 +25,20 @@ def merged(parts: Sequence[Any], counts: Sequence[int]) -> Any:
         raise NotMergedError("parts of several types")
     if kind is torch.Tensor:
         return _tensor(parts, counts)
-    if kind is dict and all(list(part) == list(parts[0]) for part in parts):
+    if kind is dict:
+        if any(list(part) != list(parts[0]) for part in parts):
+            raise NotMergedError("dicts of several keys")
         return {key: merged([part[key] for part in parts], counts) for key in parts[0]}
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return kind(*(merged(items, counts) for items in zip(*parts, strict=True)))
     if kind not in (list, tuple):
-        raise NotMergedError(f"there is a batch of type {kind.__name__}")
-    if any(
-        isinstance(item, str | bytes) for part in parts for item in part
-    ):  # default_collate leaves them as they are
-        if [len(part) for part in parts] != list(counts):
+        raise NotMergedError(f"there is a batch of type {kind.__name__}", is_final=True)
+    items = list(chain.from_iterable(parts))
+    if any(isinstance(item, str | bytes) for item in items):  # default_collate leaves them as they are
+        are_samples = all(isinstance(item, str | bytes) for item in items)
+        if not are_samples or [len(part) for part in parts] != list(counts):
             raise NotMergedError("strings that are not one for each sample")
-        return kind(chain.from_iterable(parts))
+        return kind(items)
     if len(set(map(len, parts))) > 1:
         raise NotMergedError(f"a {kind.__name__} of several lengths")
     return kind(merged(items, counts) for items in zip(*parts, strict=True))

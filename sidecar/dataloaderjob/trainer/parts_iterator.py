@@ -7,6 +7,7 @@ for the whole batch: what it answers, be it an error, is what there would be wit
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -20,13 +21,14 @@ from dataloaderjob.codec.digest import batch_digest
 from dataloaderjob.codec.fetcher import identity_of, pickle_keys
 from dataloaderjob.core import frames
 from dataloaderjob.core.consumption import FOLD, error_mark
-from dataloaderjob.core.control import MOST_AHEAD, W_DIGEST, W_NEXT_CALLS
+from dataloaderjob.core.control import MOST_AHEAD, W_DIGEST
 from dataloaderjob.core.errors import DataLoaderJobError
 from dataloaderjob.trainer import service
 from dataloaderjob.trainer.iterators import ServiceIterator
 from dataloaderjob.trainer.merging import NotMergedError, merged
 from dataloaderjob.trainer.recording import Recording, recorder
 from dataloaderjob.trainer.stream import Stream
+from dataloaderjob.trainer.taking import Taker, now_ns
 from dataloaderjob.trainer.tickets import submit
 
 _U64 = (1 << 64) - 1
@@ -46,6 +48,13 @@ class PartsIterator(ServiceIterator):
 
     __slots__ = ("_asked", "_hand", "_handled", "_last", "_most_parts")
 
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        self._last: _Asked | None = None
+        """The last one that was given."""
+        self._hand: list[Any] = []
+        """Parts of the next batch, or the errors that came in their place."""
+        super().__init__(*arguments, **more)
+
     def ship(self, loader: Any, begin_session: Any, slow: Callable[[float], None]) -> None:
         self._most_parts = int(loader.parts)
         self._window = max(1, min(self._window, MOST_AHEAD // self._most_parts))
@@ -57,21 +66,29 @@ class PartsIterator(ServiceIterator):
         own = recorder(self._consumption)
         self._recording = None if own is None else Recording(own, self._consumption, self._kept)
         self._asked: deque[_Asked] = deque()
-        self._hand: list[Any] = []
-        """Parts of the next batch, or the errors that came in their place."""
+        self._hand, self._last = [], None
         self._handled = 0
         """Tickets of the batches that were given."""
-        self._last: _Asked | None = None
         return taker.stream
 
-    def _ask_for(self, stream: Stream, keys: Sequence[Any]) -> None:
+    def _ask_for(self, stream: Stream, keys: Any) -> None:
         samples, position = len(keys), self._position
         parts = max(1, min(self._most_parts, samples))
         ends = list(pairwise(samples * part // parts for part in range(parts + 1)))
+        # They may be the sampler's own, which it fills anew.
+        keys = keys.clone() if isinstance(keys, torch.Tensor) else copy.copy(keys)
         if not isinstance(keys, np.ndarray | torch.Tensor | tuple):
-            keys = list(keys)  # it may be the sampler's own
+            keys = list(keys)
         for at, end in ends:
-            submit(stream, self._epoch_seed, position + at, stream.asked, keys[at:end], bare=False)
+            submit(
+                stream,
+                self._epoch_seed,
+                position + at,
+                stream.asked,
+                keys[at:end],
+                bare=False,
+                batch=self._drawn,
+            )
         self._asked.append(_Asked(keys, position, tuple(end - at for at, end in ends)))
         if self._recording is not None:
             packed = frames.pack_ticket(self._epoch_seed, position, keys, pickle_keys=pickle_keys)
@@ -79,30 +96,32 @@ class PartsIterator(ServiceIterator):
 
     def _returned(self) -> tuple[int, int, Any]:
         last = self._last
-        if last is None:
+        if last is None or self._num_yielded == self._first:
             return self._first, self._epoch.first_samples, None
         return self._num_yielded, last.position + len(last.keys), last.keys
 
     def _next_data(self) -> Any:
         taker = self._taker
-        if taker is None or self._stream is None:
+        if type(taker) is not Taker or self._stream is None:
             self._finish()
-        if self._last is None and not self._hand and self._epoch.late():
-            taker = self._begin_late(taker)
+        if self._last is None and self._epoch.late():
+            self._begin_late(taker)
+            taker = self._taker
+            assert type(taker) is Taker  # noqa: S101  it was opened anew
         if not self._asked:
             self._end_epoch()
         asked, number = self._asked[0], self._num_yielded
-        self._take_parts(taker, asked)
+        taker.take_into(self._hand, len(asked.counts))
         try:
-            batch, digest = self._whole(asked, number)
+            batch, digest = self._whole(taker, asked, number)
             batch = self._pinned(batch)
         except _FailedError as failed:
-            self._passes(asked, taker.taken)
+            handled = self._passes(taker)
             self._fail(number, error_mark(failed.cause))
+            self._last, self._handled = asked, handled
             self._advance(number + 1)
             raise failed.cause from failed.cause.__cause__
-        handled, self._handled = taker.taken, -1  # an error from here on ends the iterator
-        self._passes(asked, -1)
+        handled = self._passes(taker)
         self._advance(number + 1)
         consumption, words = self._consumption, self._words
         before = consumption.rolling
@@ -110,52 +129,47 @@ class PartsIterator(ServiceIterator):
         if self._recording is not None:
             self._recording.give(number, digest, after)
         # No call from here on, so that no signal's handler runs before the batch is given.
-        consumption.rolling, self._num_yielded, self._handled = after, number + 1, handled
+        consumption.rolling, self._num_yielded, self._last, self._handled = after, number + 1, asked, handled
         words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
         return batch
 
-    def _take_parts(self, taker: Any, asked: _Asked) -> None:
-        hand = self._hand
-        while len(hand) < len(asked.counts):
-            number = taker.taken
-            try:
-                hand.append(taker.take())
-            except Exception as exc:
-                if taker.taken == number:
-                    raise
-                hand.append(exc)
-            if len(hand) > 1:
-                self._client.control.words[W_NEXT_CALLS] -= 1
-
-    def _whole(self, asked: _Asked, number: int) -> tuple[Any, int]:
+    def _whole(self, taker: Taker, asked: _Asked, number: int) -> tuple[Any, int]:
         """The batch and its digest. Raises _FailedError from what is raised in its place."""
-        errors = [part for part in self._hand if isinstance(part, Exception)]
-        for error in errors:
-            if isinstance(error, DataLoaderJobError):  # the whole would end another process, or take as long
-                raise _FailedError(error) from error
-        if not errors:
+        error = next((part for part in self._hand if isinstance(part, Exception)), None)
+        if error is not None and (len(self._hand) == 1 or isinstance(error, DataLoaderJobError)):
+            raise _FailedError(error) from error  # the whole would end another process, or take as long
+        if error is None:
             try:
-                batch = merged(self._hand, asked.counts)
+                batch = self._hand[0] if len(self._hand) == 1 else merged(self._hand, asked.counts)
             except NotMergedError as exc:
-                self._most_parts = 1
-                service.say_once(
-                    f"batches cannot be put together of parts ({exc}): one feeder makes each, as without parts="
-                )
+                if exc.is_final:
+                    self._most_parts = 1
+                    service.say_once(
+                        f"batches cannot be put together of parts ({exc}): one feeder makes each, as without parts="
+                    )
             else:
                 ticket = frames.Ticket(self._epoch_seed, asked.position, False, asked.keys)
                 identity = identity_of(number, ticket)
                 return batch, batch_digest(batch, identity, allow_pickle=self._pickle_allowed)
+        began = now_ns()
+        try:
+            return self._made_whole(asked, number)
+        finally:
+            taker.passed(now_ns() - began)
+
+    def _made_whole(self, asked: _Asked, number: int) -> tuple[Any, int]:
+        """The same, made by one feeder."""
         taker = self._new_taker(number, 1)
         try:
             submit(taker.stream, self._epoch_seed, asked.position, number, asked.keys, bare=False)
             self._client.flush(taker.stream)
             batch = taker.take()
         except Exception as exc:
-            if taker.taken == number:
+            if exc is not taker.failure:
                 raise
             raise _FailedError(exc) from exc
         finally:
-            self._client.control.words[W_NEXT_CALLS] -= taker.taken - number
+            taker.count_calls(number - taker.taken)
             taker.leave()
             self._client.close_collected()
         return batch, taker.digest
@@ -168,16 +182,24 @@ class PartsIterator(ServiceIterator):
         except Exception as exc:
             raise _FailedError(exc) from exc
 
-    def _passes(self, asked: _Asked, handled: int) -> None:
-        """The batch, or its error, is about to be given."""
+    def _passes(self, taker: Taker) -> int:
+        """The batch, or its error, is about to be given: what is raised meanwhile ends the iterator.
+
+        Returns the tickets that are handled then."""
+        self._handled = -1
         self._asked.popleft()
-        self._hand, self._last, self._handled = [], asked, handled
+        self._hand = []
+        return taker.taken
 
     def _has_lost(self) -> bool:
         taker = self._taker
         return (
             self._stream is not None and taker is not None and taker.taken != self._handled + len(self._hand)
         )
+
+    def _leave(self) -> None:
+        self._hand = []
+        super()._leave()
 
 
 class _FailedError(Exception):

@@ -15,7 +15,7 @@ import numpy as np
 from dataloaderjob.codec.fetcher import derive_seed
 from dataloaderjob.core import frames
 from dataloaderjob.core.consumption import error_mark
-from dataloaderjob.core.control import W_NEXT_CALLS, W_WAIT_NS
+from dataloaderjob.core.control import W_WAIT_NS
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.trainer import slots
 from dataloaderjob.trainer.slot_iterator import SlotIterator
@@ -83,9 +83,8 @@ class StagedIterator(SlotIterator):
     def _draw(self) -> None:
         """Has slots read, up to a window ahead of what is given."""
         reader, read = self._reading, self._read
-        self._read = (
-            -1
-        )  # an error from here on ends the iterator: it would miss what was counted and not asked for
+        # An error from here on ends the iterator, which would miss what was counted and not asked for.
+        self._read = -1
         try:
             self._ask_slots(reader.stream, reader.taken - len(self._line) + self._window)
             self._client.flush(reader.stream)
@@ -125,7 +124,7 @@ class StagedIterator(SlotIterator):
         except Exception as exc:
             if reader.taken == number or (self._placed[number][0].is_probe and isinstance(exc, ServiceError)):
                 raise
-            self._count_call(-1)
+            reader.count_calls(-1)
             place, packed = self._placed.pop(number)
             places.had(place)
             if place.is_probe:
@@ -135,7 +134,7 @@ class StagedIterator(SlotIterator):
         else:
             if body is NOTHING:
                 return False
-            self._count_call(-1)
+            reader.count_calls(-1)
             place, packed = self._placed.pop(number)
             places.had(place)
             if place.is_probe:
@@ -214,7 +213,7 @@ class StagedIterator(SlotIterator):
         self._handled = -1
         self._passes(first)
         if first.error is not None:
-            self._count_call(1)
+            self._reading.count_calls(1)
         if self._recording is not None:
             self._recording.ask(self._num_yielded, first.packed)
         self._fail(self._num_yielded, error_mark(error))
@@ -229,11 +228,6 @@ class StagedIterator(SlotIterator):
         self._waiting_nbytes -= first.nbytes
         self._taker.stream.recent[(self._taker.taken - 1) % RECENT] = None  # nobody needs what was read
         self._places.took(first.place, first.digest)
-
-    def _count_call(self, by: int) -> None:
-        """Corrects the number of next() calls: a reader counts what it takes as one."""
-        with self._client.lock:  # a thread that pins counts, too
-            self._client.control.words[W_NEXT_CALLS] += by
 
     @property
     def _reading(self) -> Taker:

@@ -129,7 +129,8 @@ class Taker(Timed):
     """Takes the batches of one stream, for one thread at a time."""
 
     __slots__ = (
-        "_control", "_decoder", "_pool", "_timeout_s", "_wake_after", "_window", "_woken", "client", "stream",
+        "_control", "_decoder", "_pool", "_timeout_s", "_wake_after", "_window", "_woken", "client", "failure",
+        "stream",
     )  # fmt: skip
 
     def __init__(
@@ -152,6 +153,8 @@ class Taker(Timed):
         self._woken = first, 0
         """(number, time) of the last batch that was waited for."""
         self._wake_after = 1
+        self.failure: BaseException | None = None
+        """The last error that came in place of a batch."""
         self.stream = client.open(manifest, window, first)
 
     def set_timeout(self, timeout_s: float) -> None:
@@ -213,7 +216,7 @@ class Taker(Timed):
             try:
                 stream.recent[number % RECENT] = stream.pending.pop(number, None)
                 if entry is None:
-                    failed = _failed(stream.failures.pop(number))
+                    self.failure = failed = _failed(stream.failures.pop(number))
                     words[W_NEXT_CALLS] += not isinstance(failed, (SlotEndedError, SlotGoesOnError))
                     raise failed
                 words[W_NEXT_CALLS] += 1
@@ -233,6 +236,38 @@ class Taker(Timed):
                 warn_once(pool)
                 return self._decoder.decode(np.array(lent))
             return plan.batch(lent)
+
+    def take_into(self, hand: list[Any], count: int) -> None:
+        """Takes what is missing of one batch that comes in so many parts; of a part that failed the error.
+
+        They count, and are timed, as one batch. Raises what `take` raises where nothing was taken, and what else comes,
+        such as a signal handler's: then `taken` tells more than `hand`.
+        """
+        words, began, waited = self._words, now_ns(), False
+        if self._returned_ns:
+            words[W_STEP_NS] += began - self._returned_ns
+        try:
+            while len(hand) < count:
+                try:
+                    part = self.take_ready()
+                    if part is NOTHING:
+                        waited = True
+                        part = self.take_later()
+                except Exception as exc:
+                    if exc is not self.failure:
+                        raise
+                    part = exc
+                hand.append(part)
+        finally:
+            self._returned_ns = now = now_ns()
+            words[W_WAIT_NS] += (now - began) * waited
+        words[W_READY_CALLS] += not waited
+        self.count_calls(1 - count)
+
+    def count_calls(self, more: int) -> None:
+        """Corrects the number of next() calls: what is taken counts as one."""
+        with self.client.lock:  # a thread that pins counts, too
+            self._words[W_NEXT_CALLS] += more
 
     def leave(self) -> None:
         """What the next call of the client's tells the receiver."""

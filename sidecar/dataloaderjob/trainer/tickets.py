@@ -39,13 +39,25 @@ def as_keys(given: Any, *, bare: bool) -> Sequence[Any]:
     return list(given)
 
 
-def submit(stream: Stream, seed: int, position: int, number: int, keys: Sequence[Any], *, bare: bool) -> None:
-    """Has a batch asked for by the next flush. Raises InputError for keys that do not pickle."""
+def submit(
+    stream: Stream,
+    seed: int,
+    position: int,
+    number: int,
+    keys: Sequence[Any],
+    *,
+    bare: bool,
+    batch: int | None = None,
+) -> None:
+    """Has a ticket asked for by the next flush. batch: the number of what it is a part of.
+
+    Raises InputError for keys that do not pickle.
+    """
     if type(keys) is list and frames.all_ints(keys):
         # Packed with its neighbours; the list may be the sampler's own.
         stream.pending[number] = seed, position, keys if bare else keys.copy(), bare
     else:
-        stream.pending[number] = _pack(seed, position, number, keys, bare=bare)
+        stream.pending[number] = _pack(seed, position, number if batch is None else batch, keys, bare=bare)
     stream.asked = number + 1
 
 

@@ -76,9 +76,10 @@ def _check_feeders(machine: Dispatcher, now: float) -> None:
             machine.report(Close(feeder.endpoint.instance, reason, True))
             machine.feeder_down(now, feeder.endpoint.instance, reason)
         elif feeder.suspect_since is not None:
-            if not feeder.is_silent and _silence(now, feeder) > SLOT_SILENT_S:
+            silent = not feeder.is_silent and _silence(now, feeder) > SLOT_SILENT_S
+            if silent and any(_healthy(now, other) for other in up):
                 feeder.is_silent = True
-                _take_back(machine, feeder, None)
+                _take_back(machine, feeder, _head(feeder))
             _maybe_replace(machine, now, feeder, now - max(feeder.received_at, feeder.suspect_since))
         elif _lateness(now, feeder) > 1:
             _maybe_suspect(machine, now, feeder, up)
