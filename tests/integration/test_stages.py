@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import gc
 import json
 import os
 import random
@@ -19,6 +21,7 @@ from services import Service
 from staged_data import (
     Both,
     Heavy,
+    Odd,
     Photos,
     Slowly,
     bright,
@@ -245,6 +248,32 @@ class TestWithTwoFeeders:
             found.append(batch.shape[1])
             time.sleep(0.02)  # what is read comes meanwhile
         assert found == [1 << 20] * 80
+
+
+@pytest.mark.parametrize("rig", [2], indirect=True)
+@pytest.mark.parametrize("kind", ["stage", "dataset", "parts"])
+def test_an_iterator_whose_batch_failed_is_gone_when_it_is_let_go(rig: Rig, kind: str):
+    loader = {
+        "stage": lambda: ours(Shards(), picky, num_workers=1),
+        "dataset": lambda: ours(Failing(), bright, num_workers=1),
+        "parts": lambda: DataLoader(Odd(40, "fails"), batch_size=10, parts=2),
+    }[kind]()
+    for _ in range(2):
+        iterator = iter(loader)
+        client = iterator._client
+        gc.collect()
+        gc.disable()
+        try:
+            client.close_collected()
+            before = len(client.streams)
+            with contextlib.suppress(ValueError):
+                while True:
+                    next(iterator)
+            del iterator
+            client.close_collected()
+            assert len(client.streams) == before - (1 if kind == "parts" else 2)
+        finally:
+            gc.enable()
 
 
 def test_random_stages_do_not_depend_on_who_runs_them(rig: Rig):

@@ -112,15 +112,21 @@ class PartsIterator(ServiceIterator):
             self._end_epoch()
         asked, number = self._asked[0], self._num_yielded
         taker.take_into(self._hand, len(asked.counts))
+        error = None
         try:
             batch, digest = self._whole(taker, asked, number)
             batch = self._pinned(batch)
         except _FailedError as failed:
+            error = failed.cause
+        if error is not None:
             handled = self._passes(taker)
-            self._fail(number, error_mark(failed.cause))
+            self._fail(number, error_mark(error))
             self._last, self._handled = asked, handled
             self._advance(number + 1)
-            raise failed.cause from failed.cause.__cause__
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame
         handled = self._passes(taker)
         self._advance(number + 1)
         consumption, words = self._consumption, self._words
@@ -137,7 +143,7 @@ class PartsIterator(ServiceIterator):
         """The batch and its digest. Raises _FailedError from what is raised in its place."""
         error = next((part for part in self._hand if isinstance(part, Exception)), None)
         if error is not None and (len(self._hand) == 1 or isinstance(error, DataLoaderJobError)):
-            raise _FailedError(error) from error  # the whole would end another process, or take as long
+            raise _FailedError(error)  # the whole would end another process, or take as long
         if error is None:
             try:
                 batch = self._hand[0] if len(self._hand) == 1 else merged(self._hand, asked.counts)
@@ -165,9 +171,9 @@ class PartsIterator(ServiceIterator):
             self._client.flush(taker.stream)
             batch = taker.take()
         except Exception as exc:
-            if exc is not taker.failure:
+            if not taker.came(exc):
                 raise
-            raise _FailedError(exc) from exc
+            raise _FailedError(exc.with_traceback(None)) from None
         finally:
             taker.count_calls(number - taker.taken)
             taker.leave()
@@ -180,7 +186,7 @@ class PartsIterator(ServiceIterator):
         try:
             return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
         except Exception as exc:
-            raise _FailedError(exc) from exc
+            raise _FailedError(exc.with_traceback(None)) from None
 
     def _passes(self, taker: Taker) -> int:
         """The batch, or its error, is about to be given: what is raised meanwhile ends the iterator.

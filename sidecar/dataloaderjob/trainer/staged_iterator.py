@@ -130,7 +130,7 @@ class StagedIterator(SlotIterator):
             if place.is_probe:
                 places.took(place, None)
             else:
-                self._line.append(_Read(place, packed, None, error=exc))
+                self._line.append(_Read(place, packed, None, error=exc.with_traceback(None)))
         else:
             if body is NOTHING:
                 return False
@@ -193,33 +193,35 @@ class StagedIterator(SlotIterator):
             if self._reading.taken >= self._drawn:
                 self._end_epoch()
             self._await_read()
-        first = self._line[0]
-        if first.error is not None:
-            self._give_error(first, first.error)
+        if self._line[0].error is not None:
+            self._reading.count_calls(1)
+            self._give_error(self._line[0].error)
         try:
             batch = taker.take()
         except Exception as exc:
             if taker.taken != self._handled:
-                self._give_error(first, exc)
+                self._give_error(exc)
             raise
+        first = self._line[0]
         self._handled = -1  # an error from here on ends the iterator
         self._passes(first)
         self._give(first.packed, taker.digest)
         self._handled = taker.taken
         return batch
 
-    def _give_error(self, first: _Read, error: Exception) -> NoReturn:
+    def _give_error(self, error: Exception) -> NoReturn:
         """Raises what comes in place of a batch."""
         self._handled = -1
-        self._passes(first)
-        if first.error is not None:
-            self._reading.count_calls(1)
         if self._recording is not None:
-            self._recording.ask(self._num_yielded, first.packed)
+            self._recording.ask(self._num_yielded, self._line[0].packed)
+        self._passes(self._line[0])
         self._fail(self._num_yielded, error_mark(error))
         assert self._taker is not None  # noqa: S101  not over yet
         self._handled = self._taker.taken
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback has this frame
 
     def _passes(self, first: _Read) -> None:
         """The first batch of the line is about to be given."""

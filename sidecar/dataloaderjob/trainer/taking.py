@@ -129,7 +129,7 @@ class Taker(Timed):
     """Takes the batches of one stream, for one thread at a time."""
 
     __slots__ = (
-        "_control", "_decoder", "_pool", "_timeout_s", "_wake_after", "_window", "_woken", "client", "failure",
+        "_control", "_decoder", "_failure", "_pool", "_timeout_s", "_wake_after", "_window", "_woken", "client",
         "stream",
     )  # fmt: skip
 
@@ -153,8 +153,8 @@ class Taker(Timed):
         self._woken = first, 0
         """(number, time) of the last batch that was waited for."""
         self._wake_after = 1
-        self.failure: BaseException | None = None
-        """The last error that came in place of a batch."""
+        self._failure = 0
+        """The `id` of the last error that came in place of a batch: the error itself would keep us alive."""
         self.stream = client.open(manifest, window, first)
 
     def set_timeout(self, timeout_s: float) -> None:
@@ -216,9 +216,13 @@ class Taker(Timed):
             try:
                 stream.recent[number % RECENT] = stream.pending.pop(number, None)
                 if entry is None:
-                    self.failure = failed = _failed(stream.failures.pop(number))
+                    failed = _failed(stream.failures.pop(number))
+                    self._failure = id(failed)
                     words[W_NEXT_CALLS] += not isinstance(failed, (SlotEndedError, SlotGoesOnError))
-                    raise failed
+                    try:
+                        raise failed
+                    finally:
+                        del failed  # its traceback has this frame
                 words[W_NEXT_CALLS] += 1
                 region = pool.regions[entry[2]]
                 plan = self._decoder.plan(region.map, entry[3], entry[4])
@@ -248,21 +252,26 @@ class Taker(Timed):
             words[W_STEP_NS] += began - self._returned_ns
         try:
             while len(hand) < count:
+                self._failure = 0
                 try:
                     part = self.take_ready()
                     if part is NOTHING:
                         waited = True
                         part = self.take_later()
                 except Exception as exc:
-                    if exc is not self.failure:
+                    if not self.came(exc):
                         raise
-                    part = exc
+                    part = exc.with_traceback(None)  # whose frames would keep us alive
                 hand.append(part)
         finally:
             self._returned_ns = now = now_ns()
             words[W_WAIT_NS] += (now - began) * waited
         words[W_READY_CALLS] += not waited
         self.count_calls(1 - count)
+
+    def came(self, error: Exception) -> bool:
+        """Whether this is the last error that came in place of a batch; not one that was raised here."""
+        return id(error) == self._failure
 
     def count_calls(self, more: int) -> None:
         """Corrects the number of next() calls: what is taken counts as one."""
