@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from rig import Rig
-from services import Service
+from services import Service, serving
 from stream_data import Failing, Shards, WithState, digests_of
 
 from dataloaderjob import DataLoader, InputError
@@ -201,12 +199,8 @@ def test_a_rank_that_nobody_knows_is_refused(rig: Rig, monkeypatch: pytest.Monke
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    made = Service(tmp_path_factory.mktemp("s"), "local", 3)
-    try:
-        made.settled()
+    with serving(tmp_path_factory.mktemp("s"), "local", 3, announced=False) as made:
         yield made
-    finally:
-        made.end()
 
 
 @pytest.mark.timeout(600)
@@ -216,13 +210,7 @@ def test_ranks_get_the_same_when_feeders_are_killed(service: Service, ran: Ran, 
     workers, ranks = rng.choice([1, 2, 4]), rng.choice([2, 3])
     order = in_order(Shards(), workers)
 
-    def kill() -> None:
-        for pid in rng.sample(service.feeder_pids(), rng.choice([1, 2])):
-            os.kill(pid, signal.SIGKILL)
-
-    thread = threading.Timer(rng.uniform(0.5, 1.5), kill)
-    thread.start()
-    found = ran(service, ranks=ranks, workers=workers, dataset={"pause_s": 0.01})
-    thread.join()
+    with service.killing(rng, 0.5, 1.5):
+        found = ran(service, ranks=ranks, workers=workers, dataset={"pause_s": 0.01})
     assert [rank["digests"] for rank in found] == dealt(order, ranks)
     service.settled()

@@ -19,7 +19,7 @@ import torch
 from fault_data import Slow, digest_of
 from local_runs import started_as
 from rig import until
-from services import Service
+from services import Service, serving
 
 from dataloaderjob import DataLoader
 from dataloaderjob.local.status import LiveRun
@@ -46,15 +46,8 @@ def vital(run: LiveRun, name: str) -> list[int]:
 
 @pytest.fixture(scope="module", params=list(FAULTS))
 def service(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("f")
-    made = Service(folder, request.param, FEEDERS)
-    os.environ["DATALOADERJOB_SOCKET"] = made.socket
-    try:
-        made.settled()
+    with serving(tmp_path_factory.mktemp("f"), request.param, FEEDERS) as made:
         yield made
-    finally:
-        os.environ.pop("DATALOADERJOB_SOCKET", None)
-        made.end()
 
 
 def loader(seed: int, **options) -> DataLoader:

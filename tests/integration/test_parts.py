@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from batches import Numbers
+from resuming import state_after
 from rig import Rig
 from staged_data import Counted, Odd
 from torch.utils.data import IterableDataset
@@ -72,12 +72,7 @@ def test_a_loader_goes_on_from_any_state(rig: Rig):
     whole = given(reference)
     for stop in range(7):
         torch.manual_seed(7)
-        first = loader(Odd(57), 3)
-        iterator = iter(first)
-        for _ in range(stop):
-            next(iterator)
-        state = json.loads(json.dumps(first.state_dict()))
-        del iterator
+        state = state_after(loader(Odd(57), 3), stop)
         torch.manual_seed(99)
         for parts in (3, None):
             second = DataLoader(Odd(57), batch_size=10, shuffle=True, parts=parts)

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import torch
 from rig import Rig, until
-from services import Service
+from services import Service, serving
 from stream_data import (
     BadState,
     ByTheClock,
@@ -258,14 +258,8 @@ def test_two_ranks_get_their_own_shares(rig: Rig, data: str, tmp_path):
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    made = Service(tmp_path_factory.mktemp("s"), "local", 3)
-    os.environ["DATALOADERJOB_SOCKET"] = made.socket
-    try:
-        made.settled()
+    with serving(tmp_path_factory.mktemp("s"), "local", 3) as made:
         yield made
-    finally:
-        os.environ.pop("DATALOADERJOB_SOCKET", None)
-        made.end()
 
 
 @pytest.mark.timeout(600)
@@ -278,14 +272,8 @@ def test_the_digest_survives_feeders_that_are_killed(service: Service, seed: int
     torch.manual_seed(seed)
     loader = DataLoader(Shards(pause_s=0.004), batch_size=2, num_workers=workers)
 
-    def kill() -> None:
-        for pid in rng.sample(service.feeder_pids(), rng.choice([1, 2])):
-            os.kill(pid, signal.SIGKILL)
-
-    thread = threading.Timer(rng.uniform(0.0, 0.5), kill)
-    thread.start()
-    found = digests_of(loader)
-    thread.join()
+    with service.killing(rng, 0.0, 0.5):
+        found = digests_of(loader)
     assert found == expected
     service.settled()
 

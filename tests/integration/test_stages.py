@@ -5,10 +5,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import gc
-import json
 import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -16,8 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from resuming import state_after
 from rig import Rig
-from services import Service
+from services import Service, serving
 from staged_data import (
     Both,
     Heavy,
@@ -115,12 +114,7 @@ class TestWithTwoFeeders:
         reference = ours(Shards(), noisy, num_workers=3)
         whole = digests_of(reference)
         for stop in range(0, len(whole) + 1, 5):
-            first = ours(Shards(), noisy, num_workers=3)
-            iterator = iter(first)
-            for _ in range(stop):
-                next(iterator)
-            state = json.loads(json.dumps(first.state_dict()))
-            del iterator
+            state = state_after(ours(Shards(), noisy, num_workers=3), stop)
             torch.manual_seed(1234)
             second = DataLoader(Shards(), batch_size=4, num_workers=3, stage=noisy)
             second.load_state_dict(state)
@@ -134,14 +128,8 @@ class TestWithTwoFeeders:
         log, samples = tmp_path / "log", 4000
         more = {"batch_size": 20, "num_workers": 2}
         expected = digests_of(ours(kind(samples), noisy, **more))
-        first = ours(kind(samples), noisy, **more)
-        iterator = iter(first)
-        for _ in range(150):
-            next(iterator)
-            time.sleep(0.02)
-        state = json.loads(json.dumps(first.state_dict()))
+        state = state_after(ours(kind(samples), noisy, **more), 150, pause_s=0.02)
         assert all(20 < made <= 75 for made, _ in state["sampler"]["slots"])
-        del iterator
         second = ours(kind(samples, str(log)), noisy, **more)
         second.load_state_dict(state)
         assert digests_of(second) == expected[150:]
@@ -310,7 +298,10 @@ def test_without_workers_this_process_runs_the_stage():
     assert len(found) == 3
 
 
-def test_torchs_workers_run_the_stage_of_what_cannot_be_sent_to_feeders(capsys: pytest.CaptureFixture[str]):
+def test_torchs_workers_run_the_stage_of_what_cannot_be_sent_to_feeders(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("DATALOADERJOB_SOCKET", raising=False)  # a service of this process refuses it
     data = Shards()
     data.lock = threading.Lock()
     found = digests_of(ours(data, bright, num_workers=2))
@@ -342,14 +333,8 @@ def test_what_no_stage_is_for_is_refused():
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    made = Service(tmp_path_factory.mktemp("s"), "local", 3)
-    os.environ["DATALOADERJOB_SOCKET"] = made.socket
-    try:
-        made.settled()
+    with serving(tmp_path_factory.mktemp("s"), "local", 3) as made:
         yield made
-    finally:
-        os.environ.pop("DATALOADERJOB_SOCKET", None)
-        made.end()
 
 
 @pytest.mark.timeout(600)
@@ -360,13 +345,7 @@ def test_the_digest_survives_feeders_that_are_killed(service: Service, seed: int
     expected = torchs(Shards(), bright, num_workers=workers, batch_size=2)
     loader = ours(Slowly(), bright, num_workers=workers, batch_size=2)
 
-    def kill() -> None:
-        for pid in rng.sample(service.feeder_pids(), rng.choice([1, 2])):
-            os.kill(pid, signal.SIGKILL)
-
-    thread = threading.Timer(rng.uniform(0.0, 0.5), kill)
-    thread.start()
-    found = digests_of(loader)
-    thread.join()
+    with service.killing(rng, 0.0, 0.5):
+        found = digests_of(loader)
     assert found == expected
     service.settled()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -136,6 +137,15 @@ def set_epoch(loader: DataLoader, number: int) -> None:
 def whole(make: Callable[..., DataLoader], epochs: int, **options: Any) -> list[Run]:
     seed(5)
     return epochs_of(make(**options), range(epochs))[0]
+
+
+def state_after(loader: Any, batches: int, pause_s: float = 0.0) -> Any:
+    """The state of a loader that has given so many batches, as a checkpoint brings it."""
+    iterator = iter(loader)
+    for _ in range(batches):
+        next(iterator)
+        time.sleep(pause_s)
+    return json.loads(json.dumps(loader.state_dict()))
 
 
 def stopped(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rig import until
@@ -54,6 +58,19 @@ class Service:
     def feeder_pids(self) -> list[int]:
         return [f["pid"] for f in self.status()["feeders"] if f.get("pid")]
 
+    @contextmanager
+    def killing(self, rng: random.Random, earliest_s: float, latest_s: float) -> Iterator[None]:
+        """Kills one or two feeders at some time within the block, which ends no sooner."""
+
+        def kill() -> None:
+            for pid in rng.sample(self.feeder_pids(), rng.choice([1, 2])):
+                os.kill(pid, signal.SIGKILL)
+
+        thread = threading.Timer(rng.uniform(earliest_s, latest_s), kill)
+        thread.start()
+        yield
+        thread.join()
+
     def scale(self, feeders: int) -> None:
         self.feeders = feeders
         self.run.ask({"type": "scale", "feeders": feeders})
@@ -64,3 +81,18 @@ class Service:
             self.process.wait(30)
         finally:
             self.process.kill()
+
+
+@contextmanager
+def serving(folder: Path, provider: str, feeders: int, *, announced: bool = True) -> Iterator[Service]:
+    """A settled service; `announced`: this process's loaders use it."""
+    made = Service(folder, provider, feeders)
+    if announced:
+        os.environ["DATALOADERJOB_SOCKET"] = made.socket
+    try:
+        made.settled()
+        yield made
+    finally:
+        if announced:
+            os.environ.pop("DATALOADERJOB_SOCKET", None)
+        made.end()

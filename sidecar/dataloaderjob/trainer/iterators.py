@@ -282,17 +282,20 @@ class ServiceIterator(_Seeded):
 
     def _open(self, first: int) -> Stream:
         """Opens a stream of what was shipped. `first`: number of its first ticket."""
-        taker = self._new_taker(first, self._window)
-        self._taker = taker
-        self._stream = taker.stream
-        own = recorder(self._consumption)
-        self._recording = None if own is None else Recording(own, self._consumption, self._kept)
+        taker = self._open_taker(first, self._window)
         if self._pin_memory:
             taker.set_timeout(0.0)  # who waits for the thread has it
             self._taker = PinningTaker(
                 taker, self._pin_memory_device, float(self._timeout), self._pinned_ahead()
             )
         return taker.stream
+
+    def _open_taker(self, first: int, window: int) -> Taker:
+        taker = self._taker = self._new_taker(first, window)
+        self._stream = taker.stream
+        own = recorder(self._consumption)
+        self._recording = None if own is None else Recording(own, self._consumption, self._kept)
+        return taker
 
     def _new_taker(self, first: int, window: int, decoder: Decoder | Unopened | None = None) -> Taker:
         assert self._bundle is not None  # noqa: S101  shipped before

@@ -26,7 +26,6 @@ from dataloaderjob.core.errors import DataLoaderJobError
 from dataloaderjob.trainer import service
 from dataloaderjob.trainer.iterators import ServiceIterator
 from dataloaderjob.trainer.merging import NotMergedError, merged
-from dataloaderjob.trainer.recording import Recording, recorder
 from dataloaderjob.trainer.stream import Stream
 from dataloaderjob.trainer.taking import Taker, now_ns
 from dataloaderjob.trainer.tickets import submit
@@ -61,10 +60,7 @@ class PartsIterator(ServiceIterator):
         super().ship(loader, begin_session, slow)
 
     def _open(self, first: int) -> Stream:  # noqa: ARG002  its tickets are not numbered as batches are
-        taker = self._taker = self._new_taker(0, self._window * self._most_parts)
-        self._stream = taker.stream
-        own = recorder(self._consumption)
-        self._recording = None if own is None else Recording(own, self._consumption, self._kept)
+        taker = self._open_taker(0, self._window * self._most_parts)
         self._asked: deque[_Asked] = deque()
         self._hand, self._last = [], None
         self._handled = 0

@@ -45,7 +45,7 @@ class _Read(NamedTuple):
 class StagedIterator(SlotIterator):
     """Batches of which the slots read the samples only."""
 
-    __slots__ = ("_line", "_read", "_reader", "_seed", "_stage", "_waiting_nbytes")
+    __slots__ = ("_line", "_read", "_reader", "_seed", "_waiting_nbytes")
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         self._reader: Taker | None = None
@@ -113,7 +113,8 @@ class StagedIterator(SlotIterator):
     def _take_read(self, *, waits: bool = False) -> bool:
         """Takes the next answer of a slot. Returns False while there is none."""
         reader, places = self._reading, self._places
-        number = reader.taken
+        number, error = reader.taken, None
+        body: Any = None
         try:
             body = reader.take_later() if waits else reader.take_ready()
         except SlotEndedError as end:
@@ -121,27 +122,25 @@ class StagedIterator(SlotIterator):
             if end.batches < places.needed[place.slot] or place in self._expected:
                 raise ServiceError(slots.SHORTER.format(slot=place.slot, batches=end.batches)) from None
             places.ended(place, end.batches)
+            self._read = reader.taken
+            return True
         except Exception as exc:
             if reader.taken == number or (self._placed[number][0].is_probe and isinstance(exc, ServiceError)):
                 raise
-            reader.count_calls(-1)
-            place, packed = self._placed.pop(number)
-            places.had(place)
-            if place.is_probe:
-                places.took(place, None)
-            else:
-                self._line.append(_Read(place, packed, None, error=exc.with_traceback(None)))
-        else:
-            if body is NOTHING:
-                return False
-            reader.count_calls(-1)
-            place, packed = self._placed.pop(number)
-            places.had(place)
-            if place.is_probe:
-                places.took(place, reader.digest)
+            error = exc.with_traceback(None)
+        if body is NOTHING:
+            return False
+        reader.count_calls(-1)
+        place, packed = self._placed.pop(number)
+        places.had(place)
+        if place.is_probe:
+            places.took(place, None if error is not None else reader.digest)
+            if error is None:
                 self._compare(place, reader.digest)
-            else:
-                self._submit_read(place, packed, body)
+        elif error is not None:
+            self._line.append(_Read(place, packed, None, error=error))
+        else:
+            self._submit_read(place, packed, body)
         self._read = reader.taken
         return True
 
