@@ -43,6 +43,7 @@ def test_the_operator_serves_its_metrics_and_logs_json_about_each_job(operator: 
     assert all(line.startswith("{") for line in lines), lines
 
 
+@pytest.mark.slow
 def test_uninstalled_without_keeping_the_definition_everything_goes(operator: Cluster, start):
     made: Job = start(job("gone"))
     made.await_phase("Running", timeout_s=90)

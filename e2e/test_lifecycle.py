@@ -185,6 +185,7 @@ def ready_since(condition: Manifest, moment: datetime) -> bool:
     return condition["status"] == "True" and datetime.fromisoformat(condition["lastTransitionTime"]) >= moment
 
 
+@pytest.mark.slow
 def test_a_job_recovers_when_its_head_dies_of_memory_and_when_its_node_is_drained(running: Job):
     cluster, (head,) = running.cluster, running.pods(HEAD)
     node = head["spec"]["nodeName"]
