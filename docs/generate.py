@@ -107,6 +107,10 @@ VARIABLES = (
         places.NODE_FOLDER_VARIABLE, "feeders' pod", "feeders", "a folder of their own",
         "Folder of the pod in which its feeders keep blobs and find the socket for their output.",
     ),
+    (
+        places.RAY_TASKS_VARIABLE, "job", "feeders", "user code cannot reach the job's Ray",
+        "`1` where `spec.ray.managed.tasks` leaves room for Ray tasks: feeders hand address and token on to user code.",
+    ),
 )  # fmt: skip
 """A row for each variable: name, who sets it, who reads it, what holds without it, meaning. """
 ENVIRONMENT = f"""# Environment variables

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         UnsupportedBatch,
         UserCodeError,
     )
+    from dataloaderjob.ray_data import RayData
     from dataloaderjob.samplers.balanced import ElasticBalancedBatchSampler
     from dataloaderjob.samplers.distributed import ElasticDistributedSampler
     from dataloaderjob.samplers.mixture import ElasticMixtureSampler
@@ -44,6 +45,7 @@ __all__ = [
     "FeederLost",
     "InputError",
     "ProtocolError",
+    "RayData",
     "RemoteProtocolError",
     "ScratchTooSmall",
     "ServiceError",
@@ -61,6 +63,7 @@ _MODULES = {
     "ElasticMixtureSampler": "samplers.mixture",
     "ElasticTokenBatchSampler": "samplers.tokens",
     "ElasticWeightedSampler": "samplers.weighted",
+    "RayData": "ray_data",
     "context": "trainer.context",
 }
 """Where a name is; those that are not listed are errors."""

@@ -20,6 +20,7 @@ spec:
       tuning:
         workerRegisterTimeoutSeconds: 120
         healthCheck: {initialDelayMs: 5000, periodMs: 5000, timeoutMs: 20000, failureThreshold: 6}
+      tasks: {cpus: 2, objectStore: 1Gi}
       head:
         resources: {requests: {cpu: 500m, memory: 2Gi}, limits: {cpu: "2", memory: 2Gi}}
         metadata: {labels: {a: b}, annotations: {a: b}}

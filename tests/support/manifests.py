@@ -48,6 +48,7 @@ def manifest(changes: dict[str, Any] | None = None) -> dict[str, Any]:
 FEEDER = "spec.feeders.template.spec.containers"
 HEAD = "spec.ray.managed.head.template.spec.containers"
 REGISTER = "spec.ray.managed.tuning.workerRegisterTimeoutSeconds"
+TASKS = "spec.ray.managed.tasks"
 CHECK = "spec.ray.managed.tuning.healthCheck"
 
 REFUSED_FIELDS = [
@@ -364,6 +365,17 @@ REFUSED_BY_RULES = [
         id="scratch-of-both",
     ),
     pytest.param(
+        {TASKS: {"cpus": 2, "objectStore": "64Mi"}},
+        "found 64Mi; use 80Mi or more, such as 1Gi",
+        id="tiny-store",
+    ),
+    pytest.param(
+        {TASKS: {"objectStore": "1Gi"}},
+        "spec.ray.managed.tasks.cpus: found nothing",
+        id="store-without-tasks",
+    ),
+    pytest.param({TASKS: {"cpus": 0}}, "spec.ray.managed.tasks.cpus: found 0", id="no-cpus-for-tasks"),
+    pytest.param(
         {"spec.sidecar.scratch.size": "1Mi"}, "found 1Mi; use at least 64Mi, such as 100Gi", id="tiny-scratch"
     ),
     pytest.param(
@@ -445,6 +457,8 @@ ACCEPTED = [
         },
         id="scratches",
     ),
+    pytest.param({TASKS: {"cpus": 2}}, id="tasks"),
+    pytest.param({TASKS: {"cpus": 2, "objectStore": "80Mi"}}, id="tasks-with-a-store"),
     pytest.param({"spec.feeders.template.spec.restartPolicy": "Always"}, id="restarts-of-feeders"),
     pytest.param(
         {

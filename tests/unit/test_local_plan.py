@@ -113,13 +113,19 @@ def test_the_service_is_as_large_as_all_replicas_together():
             "allowPickle": True,
         },
         feeders={"replicas": 3},
-        ray={"managed": {"tuning": {"workerRegisterTimeoutSeconds": 77, "healthCheck": {"periodMs": 2500}}}},
+        ray={
+            "managed": {
+                "tuning": {"workerRegisterTimeoutSeconds": 77, "healthCheck": {"periodMs": 2500}},
+                "tasks": {"cpus": 3},
+            }
+        },
     ).service
     loader = made.loader
     assert (loader.processes, loader.shared_memory_nbytes, loader.pool_nbytes) == (4, 2 << 30, 100 << 20)
     assert (made.num_feeders, loader.checksum, loader.batch_deadline_s) == (3, True, 9.0)
     assert made.tuning.worker_register_timeout_s == 77
     assert made.tuning.health_check_period_s == 2.5
+    assert made.tasks.cpus == 3
 
 
 def test_feeders_see_the_variables_of_their_own_container_only():

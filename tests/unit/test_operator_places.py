@@ -364,6 +364,21 @@ def test_another_scratch_replaces_the_pods_that_have_it():
         assert hashes[0] != hashes[1]
 
 
+def test_feeders_that_leave_room_for_tasks_have_the_store_in_their_shared_memory():
+    plain = children()
+    for given, size in (({"cpus": 2}, "336Mi"), ({"cpus": 2, "objectStore": "1Gi"}, "1280Mi")):
+        made = children({"spec.ray.managed.tasks": given})
+        found = volume(pod(made["Deployment/mnist-feeders"]), "dataloaderjob-shm")
+        assert found == {"name": "dataloaderjob-shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
+        key = "dataloading.dev/template"
+        hashes = [
+            each["Deployment/mnist-feeders"]["spec"]["template"]["metadata"]["annotations"][key]
+            for each in (plain, made)
+        ]
+        assert hashes[0] != hashes[1], "their pods are replaced"
+        assert made["Deployment/mnist-head"] == plain["Deployment/mnist-head"]
+
+
 def test_trainers_have_shared_memory_unless_they_bring_their_own():
     made = trainer_pod()
     assert mounted(made["containers"][0])["/dev/shm"] == "dataloaderjob-shm"

@@ -17,7 +17,7 @@ from rig import until
 
 from dataloaderjob.api import parse_object
 from dataloaderjob.core.errors import InputError, ServiceError
-from dataloaderjob.core.settings import FeederSettings, RayTuning, SupervisorSettings, load
+from dataloaderjob.core.settings import FeederSettings, RayTasks, RayTuning, SupervisorSettings, load
 from dataloaderjob.pod import entry, feeder
 from dataloaderjob.pod.entry import (
     CRASH_WINDOW_S,
@@ -67,6 +67,15 @@ def test_what_the_operator_writes_is_what_the_pods_read(tmp_path: Path):
     assert feeder.processes == 3
     assert split_address(feeder.head) == (head.host, head.gcs_port)
     assert head.job == feeder.job == "team/mnist/u-1"
+
+
+def test_room_for_tasks_is_in_the_settings_where_there_is_any(tmp_path: Path):
+    assert "tasks" not in built.feeder(JOB, SETUP), "the ConfigMaps of jobs without it stay as they are"
+    made = parse_object(
+        manifest({"metadata.uid": "u-1", "spec.ray.managed.tasks": {"cpus": 2, "objectStore": "1Gi"}})
+    )
+    found = load(FeederPodSettings, written(tmp_path, built.feeder(made, SETUP)))
+    assert found.tasks == RayTasks(cpus=2, object_store_nbytes=1 << 30)
 
 
 def test_settings_of_a_later_operator_are_read_and_one_line_says_what_is_ignored(tmp_path: Path, capsys):

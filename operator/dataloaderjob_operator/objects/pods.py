@@ -14,7 +14,7 @@ from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest, digest
 from dataloaderjob_operator.objects import settings
 
-SHM_SIZE = "256Mi"
+SHM_NBYTES = 256 * 1024**2
 """Ray's object store, of which the data path uses nothing, and torch's own."""
 INHERITED = ("imagePullSecrets", "securityContext")
 """Fields that head and feeders take over from the templates whose image they run, unless they have their own."""
@@ -131,11 +131,12 @@ def ray_pod(
     spec = plain(user).get("spec", {})
     theirs = {found["name"]: found for found in spec.get("containers", [])}
     ours = add(container, with_data(theirs.pop(container["name"], {}), data))
+    shm = {"medium": "Memory", "sizeLimit": shm_size(job, container["name"])}
     scratch = [
         found
         for mount, found in (
             (TMP, scratch_volume(TMP["name"], job.spec.feeders.scratch)),
-            (SHM, {"name": SHM["name"], "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}}),
+            (SHM, {"name": SHM["name"], "emptyDir": shm}),
         )
         if mount in ours["volumeMounts"]
     ]
@@ -180,6 +181,14 @@ def map_of(template: Mapping[str, Any]) -> str | None:
         if volume.get("name") == SETTINGS_VOLUME:
             return str((volume.get("configMap") or {}).get("name"))
     return None
+
+
+def shm_size(job: DataLoaderJob, container: str) -> str:
+    """Shared memory of a Ray node: Ray's object store, and what user code shares."""
+    tasks = job.spec.ray.managed.room()
+    has_tasks = tasks.cpus and container == names.Role.FEEDER.value
+    nbytes = SHM_NBYTES + (tasks.object_store_nbytes if has_tasks else 0)
+    return f"{-(-nbytes // 1024**2)}Mi"
 
 
 def scratch_volume(name: str, scratch: ScratchSpec) -> Manifest:

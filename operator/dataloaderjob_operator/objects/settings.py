@@ -217,7 +217,14 @@ def feeder(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "head": f"{service_host(job, names.head(job.name), setup)}:{GCS_PORT}",
         "processes": job.spec.feeders.processes_per_pod,
         "tuning": tuning(job),
+        **tasks(job),
     }
+
+
+def tasks(job: DataLoaderJob) -> dict[str, Any]:
+    """Room for Ray tasks of user code; empty where there is none, as it was before there was any."""
+    found = job.spec.ray.managed.room()
+    return {"tasks": dataclasses.asdict(found)} if found.cpus else {}
 
 
 def scratch(job: DataLoaderJob) -> dict[str, int]:

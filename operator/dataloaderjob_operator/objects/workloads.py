@@ -90,7 +90,7 @@ def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     pod = ray_pod(setup, job, container, spec.template, taken, data)
     asked = [
         image(job), plain(spec.template), taken, resources(spec.resources), settings.tuning(job),
-        spec.processes_per_pod, plain(spec.scratch), *([data] if data else []),
+        spec.processes_per_pod, plain(spec.scratch), *([data] if data else []), *settings.tasks(job).values(),
     ]  # fmt: skip
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": "10%"}}
     made = template(job, names.Role.FEEDER, spec.template, pod, asked=asked, version=setup.version)

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from dataloaderjob.api.base import Model, Resources, Rule, Use, Whole, in_quotes, nested, resources
+from dataloaderjob.api.base import Bytes, Model, Resources, Rule, Use, Whole, in_quotes, nested, resources
 from dataloaderjob.api.pods import RAY_NODE_ENV, PodTemplate, WorkloadMetadata, owned_field_rules
 from dataloaderjob.core import settings
 
@@ -84,6 +84,25 @@ class RayTuning(Model):
         )
 
 
+class RayTasks(Model):
+    """Room for Ray tasks of user code, such as those of Ray Data, in each pod of feeders or on one machine. With it,
+    user code in feeders has the token of the job's Ray."""
+
+    cpus: Whole = Field(ge=1, le=1_024)
+    """Tasks of one CPU that run at a time. They share what `spec.feeders.resources` has."""
+    object_store: Bytes | None = None
+    """Shared memory for what they hand on, a part of the memory of `spec.feeders.resources`. Left out: 80Mi."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="objectStore",
+            use="80Mi or more, such as 1Gi",
+            cel="!has(self.objectStore) || !quantity(string(self.objectStore)).isLessThan(quantity('80Mi'))",
+            found="string(self.objectStore)",
+        ),
+    )
+
+
 class HeadSpec(Model):
     """The pod of Ray's head."""
 
@@ -122,6 +141,8 @@ class ManagedRaySpec(Model):
     """Version of Ray in the feeders' image or on this machine. Checked where given; nothing is installed."""
     tuning: RayTuning = nested(RayTuning)
     """Timeouts of Ray."""
+    tasks: RayTasks | None = None
+    """Room for Ray tasks of user code. Left out: none, and user code cannot reach the job's Ray."""
     head: HeadSpec = nested(HeadSpec)
     """The pod of Ray's head, which runs the supervisor and no feeder. It uses the feeders' image, and keeps
     it while it serves."""
@@ -134,6 +155,14 @@ class ManagedRaySpec(Model):
             found=in_quotes("self.version"),
         ),
     )
+
+    def room(self) -> settings.RayTasks:
+        """What each node that has feeders leaves to tasks, in the units of the processes."""
+        if self.tasks is None:
+            return settings.RayTasks()
+        if self.tasks.object_store is None:
+            return settings.RayTasks(cpus=self.tasks.cpus)
+        return settings.RayTasks(cpus=self.tasks.cpus, object_store_nbytes=self.tasks.object_store.nbytes)
 
 
 class RaySpec(Model):

@@ -67,6 +67,16 @@ class RayTuning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RayTasks:
+    """What a node that has feeders leaves to Ray tasks of user code, such as those of Ray Data."""
+
+    cpus: int = 0
+    """0: none, and user code learns nothing of Ray."""
+    object_store_nbytes: int = 80 * 1024**2
+    """Ray's smallest is 75 MB. Without tasks there is nothing in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
     """What a manifest fixes for one sidecar's pools, the same on one machine and on a cluster.
 

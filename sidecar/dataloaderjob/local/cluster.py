@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Any
 from dataloaderjob.core import folders, places
 from dataloaderjob.core.errors import InputError, ServiceUnavailable
 from dataloaderjob.core.ipc import MAX_PATH_NBYTES
-from dataloaderjob.core.settings import LoaderSettings, RayTuning, SidecarSettings, SupervisorSettings, dump
+from dataloaderjob.core.settings import (
+    LoaderSettings,
+    RayTasks,
+    RayTuning,
+    SidecarSettings,
+    SupervisorSettings,
+    dump,
+)
 from dataloaderjob.core.sockets import new_key
 from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.local import reaper
@@ -72,6 +79,7 @@ class ServicePlan:
     provider: str = RAY
     """Who starts feeders (`providers.provider`)."""
     tuning: RayTuning = field(default_factory=RayTuning)
+    tasks: RayTasks = field(default_factory=RayTasks)
     loader: LoaderSettings = field(default_factory=LoaderSettings)
     metrics_port: int | None = None
 
@@ -121,6 +129,7 @@ class LocalCluster:
 
             self._heads = Heads(
                 self.home, loop, env=self.tag(plan.feeder_env), cwd=plan.feeder_cwd, tuning=plan.tuning,
+                tasks=plan.tasks,
                 serves=lambda: self._do(self.policy.serves(Part.HEAD)), lost=self._head_lost,
             )  # fmt: skip
         try:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from dataloaderjob.core import folders
 from dataloaderjob.core.errors import ServiceError
-from dataloaderjob.core.settings import RayTuning
+from dataloaderjob.core.settings import RayTasks, RayTuning
 from dataloaderjob.core.sockets import parse_address
 from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.local.children import Loop
-from dataloaderjob.providers.ray.node import RayNode, without_ray
+from dataloaderjob.providers.ray.node import NO_TASKS, RayNode, without_ray
 
 VITAL = ("gcs_server", "raylet")
 """Processes without which a head is dead."""
@@ -36,6 +36,7 @@ class RayHead(RayNode):
         folder: Path,
         *,
         tuning: RayTuning | None = None,
+        tasks: RayTasks = NO_TASKS,
         num_feeders: int = MAX_FEEDERS,
         env: Mapping[str, str] = os.environ,
         cwd: Path | None = None,
@@ -47,7 +48,7 @@ class RayHead(RayNode):
         """
         super().__init__(
             folder, token_path=folder.absolute() / "token", vital=VITAL, tuning=tuning,
-            resources={"feeder": float(num_feeders)},
+            resources={"feeder": float(num_feeders)}, tasks=tasks,
         )  # fmt: skip
         self._env, self._cwd = env, cwd or self.folder
 
@@ -102,13 +103,14 @@ class Heads:
         env: Mapping[str, str],
         cwd: Path,
         tuning: RayTuning,
+        tasks: RayTasks,
         serves: Callable[[], None],
         lost: Callable[[int, str, bool], None],
     ) -> None:
         """`home`: a folder of ours in which each head has one. `lost`: a head, by its number, cannot be used any more,
         or not at all; why, and whether its feeders live."""
         self._home, self._loop = home, loop
-        self._env, self._cwd, self._tuning = env, cwd, tuning
+        self._env, self._cwd, self._tuning, self._tasks = env, cwd, tuning, tasks
         self._serves, self._lost = serves, lost
         self._heads: dict[int, RayHead] = {}
         self._watched: dict[int, list[int]] = {}
@@ -118,7 +120,9 @@ class Heads:
         return self._heads[number]
 
     def start(self, number: int) -> None:
-        head = RayHead(self._home / f"r{number}", tuning=self._tuning, env=self._env, cwd=self._cwd)
+        head = RayHead(
+            self._home / f"r{number}", tuning=self._tuning, tasks=self._tasks, env=self._env, cwd=self._cwd
+        )
         self._heads[number] = head
         head.start()
         self._await(number, time.monotonic() + UP_S)

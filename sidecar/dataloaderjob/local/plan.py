@@ -158,7 +158,8 @@ def _service(job: DataLoaderJob, cwd: Path, inherited: Mapping[str, str], provid
     return ServicePlan(
         job=job.name, num_feeders=spec.feeders.count, env=inherited, sidecar_env=add_env(inherited, spec.sidecar.env),
         feeder_env=feeder_env, feeder_cwd=cwd, provider=provider,
-        tuning=spec.ray.managed.tuning.settings(), loader=spec.loader_settings(replicas=spec.trainers.job.replicas),
+        tuning=spec.ray.managed.tuning.settings(), tasks=spec.ray.managed.room(),
+        loader=spec.loader_settings(replicas=spec.trainers.job.replicas),
     )  # fmt: skip
 
 

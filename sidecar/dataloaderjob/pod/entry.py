@@ -29,10 +29,10 @@ from typing import Protocol, TypeVar
 
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceError
 from dataloaderjob.core.processes import CRASH_WINDOW_S, MAX_CRASHES, Crashes, end_as, restart_wait_s
-from dataloaderjob.core.settings import NODE_FOLDER, TEMP_DIR, RayTuning, load
+from dataloaderjob.core.settings import NODE_FOLDER, TEMP_DIR, RayTasks, RayTuning, load
 from dataloaderjob.core.sockets import parse_address
 from dataloaderjob.core.supervision import EXITS_RAY
-from dataloaderjob.providers.ray.node import RayNode, without_ray
+from dataloaderjob.providers.ray.node import NO_TASKS, RayNode, without_ray
 
 log = logging.getLogger(__name__)
 S = TypeVar("S")
@@ -79,12 +79,13 @@ def ray_node(
     settings: HeadSettings | FeederPodSettings,
     vital: Sequence[str],
     resources: Mapping[str, float] | None = None,
+    tasks: RayTasks = NO_TASKS,
 ) -> RayNode:
     """This pod's part of the job's Ray, to be launched. Raises InputError for what cannot work."""
     read_token(settings.token_path)
     return RayNode(
         Path(settings.temp_dir), token_path=Path(settings.token_path), vital=vital, tuning=settings.tuning,
-        resources=resources, host=os.environ.get(ADDRESS_VARIABLE) or "127.0.0.1",
+        resources=resources, tasks=tasks, host=os.environ.get(ADDRESS_VARIABLE) or "127.0.0.1",
         remedy="give temp_dir a shorter path",
     )  # fmt: skip
 
@@ -270,6 +271,7 @@ class FeederPodSettings:
     head: str
     """host:port of the head's GCS."""
     processes: int
+    tasks: RayTasks = field(default_factory=RayTasks)
     tuning: RayTuning = field(default_factory=RayTuning)
     temp_dir: str = TEMP_DIR
     """The same path as the head's."""

@@ -71,7 +71,7 @@ class FeederPod:
     def __init__(self, settings: FeederPodSettings, watch: Watch) -> None:
         """Clears the folder. Raises InputError for what cannot work."""
         self._settings, self._watch = settings, watch
-        self._node = ray_node(settings, VITAL, {"feeder": float(settings.processes)})
+        self._node = ray_node(settings, VITAL, {"feeder": float(settings.processes)}, settings.tasks)
         self._head = split_address(settings.head)
         self._folder = fresh_folder(self._node.folder)
         feeders = Feeders()

@@ -85,7 +85,8 @@ Leases = dict[int, Place]
 """Leases by number."""
 
 
-def _end(lease: Lease, fence: Callable[[], None] = fence_anywhere) -> None:
+def _end(lease: Lease, fence: Callable[[], None] = fence_anywhere, want: int = W_WANT) -> None:
+    # Names of the module are gone already where a batch lives until the interpreter ends: its own are arguments.
     tail = lease.tail
     if (ended := tail.ended) is None:
         return
@@ -98,7 +99,7 @@ def _end(lease: Lease, fence: Callable[[], None] = fence_anywhere) -> None:
     if number in leases and leases[number][3] is lease:
         del leases[number]
     fence()
-    if tail.words[W_WANT]:
+    if tail.words[want]:
         tail.wake()
 
 

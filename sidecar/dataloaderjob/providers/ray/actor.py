@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from dataloaderjob.core.places import NODE_FOLDER_VARIABLE
 from dataloaderjob.core.processes import Lines
 from dataloaderjob.core.settings import NODE_BLOBS, NODE_OUTPUT, FeederSettings
 from dataloaderjob.core.supervision import ended_text, index_of
-from dataloaderjob.providers.ray.node import start_host
+from dataloaderjob.providers.ray.node import ray_of_tasks, start_host
 
 log = logging.getLogger(__name__)
 
@@ -98,12 +99,10 @@ class Feeder:
         address = settings.advertise_host or settings.bind_host
         if address in _ANY:
             address = str(ray_services.get_node_ip_address())  # type: ignore[no-untyped-call]
+        context = ray.get_runtime_context()
         self._host = Host(
-            dataclasses.replace(
-                settings,
-                advertise_host=address,
-                node=ray.get_runtime_context().get_node_id(),
-            )
+            dataclasses.replace(settings, advertise_host=address, node=context.get_node_id()),
+            ray_of_tasks(os.environ, context.gcs_address),
         )
         if life is not None:
             with contextlib.suppress(OSError):  # a pod that does not listen is about to end
@@ -122,7 +121,7 @@ class Feeder:
 class Host:
     """A host that serves one feeder, as a child of this process."""
 
-    def __init__(self, settings: FeederSettings) -> None:
+    def __init__(self, settings: FeederSettings, env: Mapping[str, str]) -> None:
         """Returns once the feeder serves. Raises ServiceError with its last words if it ends before, OSError.
 
         Without a deadline of its own: the supervisor has one, and kills the actor.
@@ -130,7 +129,7 @@ class Host:
         self._words = ""
         """The last line on its standard error."""
         with tempfile.TemporaryDirectory(prefix="dlj-feeder-") as folder:
-            self._process, reader = start_host(settings, Path(folder), stderr=subprocess.PIPE)
+            self._process, reader = start_host(settings, Path(folder), stderr=subprocess.PIPE, env=env)
             self._copier = threading.Thread(target=self._copy_errors, name="dlj-stderr", daemon=True)
             self._copier.start()
             with open(reader, "rb") as ready:

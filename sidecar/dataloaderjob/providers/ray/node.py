@@ -1,8 +1,8 @@
 """Ray's processes on one node: started, watched and ended as one thing. Shared by `local` and `pod`.
 
-`ray start` runs in a session of its own, with no CPUs (feeders are placed by a resource named "feeder", and
-Ray starts no workers ahead of need), no dashboard or client server, a small object store and token
-authentication. Without `--block`, which would kill the raylet and with it all feeders as soon as the GCS
+`ray start` runs in a session of its own, with no CPUs unless user code may start tasks (feeders are placed by a
+resource named "feeder", and Ray starts no workers ahead of need), no dashboard or client server, a small object store
+and token authentication. Without `--block`, which would kill the raylet and with it all feeders as soon as the GCS
 dies. Ray's processes outlive a SIGTERM, so every process of the session is recorded by a pidfd, and what is
 left after the grace is killed by it. Ray itself is not imported.
 """
@@ -19,16 +19,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.places import RAY_TASKS_VARIABLE
 from dataloaderjob.core.processes import alive
-from dataloaderjob.core.settings import FeederSettings, RayTuning, dump
+from dataloaderjob.core.settings import FeederSettings, RayTasks, RayTuning, dump
 
-OBJECT_STORE_NBYTES = 80 * 1024 * 1024
-"""Ray's smallest is 75 MB. Nothing of the data path is in it."""
 MAX_FOLDER_NBYTES = 40
 """Ray adds up to 64 bytes to it for the paths of Unix sockets, which hold 107."""
+NO_TASKS = RayTasks()
+NOTHING: Mapping[str, str] = MappingProxyType({})
 HOST_MODULE = "dataloaderjob.feeder.host"
 """What a node runs for a feeder: this package may not import it."""
 _START = (
@@ -64,6 +66,7 @@ class RayNode:
         vital: Sequence[str],
         tuning: RayTuning | None = None,
         resources: Mapping[str, float] | None = None,
+        tasks: RayTasks = NO_TASKS,
         host: str = "127.0.0.1",
         remedy: str = "set TMPDIR to a shorter path",
     ) -> None:
@@ -80,7 +83,7 @@ class RayNode:
         self.token_path = token_path
         self.tuning = tuning or RayTuning()
         self._vital = frozenset(vital)
-        self._resources = dict(resources or {})
+        self._resources, self._tasks = dict(resources or {}), tasks
         self._host = host
         self._starter: subprocess.Popen[bytes] | None = None
         self._processes: dict[int, _Process] = {}
@@ -99,6 +102,9 @@ class RayNode:
             "RAY_USAGE_STATS_ENABLED": "0",
         }
 
+    def _marks(self) -> dict[str, str]:
+        return {RAY_TASKS_VARIABLE: "1"} if self._tasks.cpus else {}
+
     def launch(
         self, options: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_path: Path | None = None
     ) -> None:
@@ -113,14 +119,14 @@ class RayNode:
         config = [f"--system-config={json.dumps(self.tuning.config())}"] if "--head" in options else []
         command = [
             sys.executable, "-P", "-c", _START, "start", *options, *config,
-            f"--temp-dir={self.folder}", f"--node-ip-address={self._host}", "--num-cpus=0",
-            f"--resources={json.dumps(self._resources)}", f"--object-store-memory={OBJECT_STORE_NBYTES}",
-            "--disable-usage-stats",
+            f"--temp-dir={self.folder}", f"--node-ip-address={self._host}", f"--num-cpus={self._tasks.cpus}",
+            f"--resources={json.dumps(self._resources)}", "--disable-usage-stats",
+            f"--object-store-memory={self._tasks.object_store_nbytes}",
         ]  # fmt: skip
         with contextlib.ExitStack() as stack:
             out = None if log_path is None else stack.enter_context(log_path.open("ab"))
             self._starter = subprocess.Popen(
-                command, env={**env, **self.env()}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                command, env={**env, **self._marks(), **self.env()}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 start_new_session=True, cwd=cwd,
             )  # fmt: skip
         self._record()
@@ -200,11 +206,26 @@ def without_ray(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if not name.startswith("RAY_")}
 
 
+def ray_of_tasks(env: Mapping[str, str], address: str) -> dict[str, str]:
+    """What user code needs to be a driver of the Ray at `address`, of a node's environment; nothing where it may not be
+    one."""
+    if RAY_TASKS_VARIABLE not in env:
+        return {}
+    own = {name: env[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH") if name in env}
+    return {"RAY_ADDRESS": address, "RAY_USAGE_STATS_ENABLED": "0", **own}
+
+
 def start_host(
-    settings: FeederSettings, folder: Path, *, stdout: Any = None, stderr: Any, own_session: bool = False
+    settings: FeederSettings,
+    folder: Path,
+    *,
+    stdout: Any = None,
+    stderr: Any,
+    own_session: bool = False,
+    env: Mapping[str, str] = NOTHING,
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Starts the host of one feeder, with its settings in `folder`. Returns it, and a descriptor that has a line once
-    it serves. User code in it is not Ray's, and sees nothing of its token. Raises OSError."""
+    it serves. User code in it is not Ray's, and sees nothing of its token, unless `env` has it. Raises OSError."""
     path = folder / "settings.json"
     dump(settings, path)
     reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -212,7 +233,7 @@ def start_host(
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", HOST_MODULE, "--settings", path, "--ready-fd", str(writer)],
             stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, pass_fds=(writer,), start_new_session=own_session,
-            env={"PYTHONHASHSEED": "0", **without_ray(os.environ)},  # sets iterate alike in all feeders
+            env={"PYTHONHASHSEED": "0", **without_ray(os.environ), **env},  # sets iterate alike in all feeders
         )  # fmt: skip
     finally:
         os.close(writer)

@@ -1,0 +1,110 @@
+"""Ray Data as a source: a `ray.data.Dataset` of the job's own Ray, read in a slot of a feeder.
+
+Ray's tasks read and transform in the feeders' pods; the slot that iterates is one driver of that Ray. Nothing of it is
+in the trainer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from dataloaderjob.core.errors import InputError
+
+_READ_ONLY = "The given NumPy array is not writable"
+_ROWS = 256
+"""Rows that come at a time, where they are given one by one."""
+
+
+class RayData(IterableDataset[Any]):
+    """What `make()`, a `ray.data.Dataset`, gives in one epoch, in an order that is the same each time.
+
+    `make` is called where the slot is, once an epoch: `torch.initial_seed()` is the epoch's own there,
+    `get_worker_info()` tells the slot, and `RANK` and `WORLD_SIZE` the rank. Blocks come in order
+    (`preserve_order`), so a slot can be made again elsewhere.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        *,
+        batch_size: int | None = None,
+        drop_last: bool = False,
+        shuffle_buffer_size: int | None = None,
+        prefetch_batches: int = 2,
+    ) -> None:
+        """`batch_size`: rows of a batch that Ray puts together, a dict of arrays, for a loader whose own `batch_size`
+        is None; left out, rows come one by one, as dicts. `drop_last`: leave out a last batch with fewer rows.
+        `shuffle_buffer_size`: rows that are shuffled at a time, by a seed of the epoch's. `prefetch_batches`: those
+        that Ray has ready in the slot.
+
+        Raises InputError for what is no function.
+        """
+        if not callable(make):
+            raise InputError(
+                f"RayData needs a function that makes the ray.data.Dataset, found {type(make).__name__}: a dataset "
+                "that was made here belongs to this process's Ray. Write RayData(lambda: ray.data.read_parquet(...))"
+            )
+        self._make = make
+        self._batch_size, self._drop_last = batch_size, drop_last
+        self._shuffle_buffer_size, self._prefetch_batches = shuffle_buffer_size, prefetch_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        """Raises InputError where there is no Ray, and what `make` and Ray raise."""
+        batches = _dataset(self._make).iter_batches(
+            batch_size=self._batch_size or _ROWS, batch_format="numpy", drop_last=self._drop_last,
+            prefetch_batches=self._prefetch_batches, local_shuffle_buffer_size=self._shuffle_buffer_size,
+            local_shuffle_seed=torch.initial_seed() & 0xFFFFFFFF if self._shuffle_buffer_size else None,
+        )  # fmt: skip
+        # Its arrays are Ray's own memory, which nobody may write to: a batch is copied as it is encoded.
+        warnings.filterwarnings("ignore", message=_READ_ONLY)
+        for batch in batches:
+            columns = {name: _plain(column) for name, column in batch.items()}
+            if self._batch_size is not None:
+                yield columns
+            else:
+                yield from (
+                    dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+                )
+
+
+def _dataset(make: Callable[[], Any]) -> Any:
+    """What `make` gives in the job's Ray, in order. Raises InputError where there is no Ray, or `make` gives no
+    dataset."""
+    try:
+        import ray
+        import ray.data
+    except ImportError as exc:
+        raise InputError(f"RayData needs ray[data] where feeders run: {exc}") from exc
+    if not ray.is_initialized():
+        _connect(ray)
+    ray.data.DataContext.get_current().execution_options.preserve_order = True
+    made = make()
+    if not hasattr(made, "iter_batches"):
+        raise InputError(
+            f"RayData needs a function that returns a ray.data.Dataset, it returned {type(made).__name__}"
+        )
+    return made
+
+
+def _connect(ray: Any) -> None:
+    address = os.environ.get("RAY_ADDRESS")
+    if address is None:
+        raise InputError(
+            "RayData needs the Ray of a job that leaves room for tasks, and num_workers of 1 at least: set "
+            "spec.ray.managed.tasks.cpus in the manifest, and run it on a cluster or by `dataloaderjob run`"
+        )
+    # Ray's workers import what this process can import.
+    path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+    ray.init(address, configure_logging=False, runtime_env={"env_vars": {"PYTHONPATH": path}})
+
+
+def _plain(column: Any) -> Any:
+    """Text, bytes and ragged arrays as lists, for an array of objects is no plain value."""
+    return column.tolist() if column.dtype == object else column

@@ -1,0 +1,154 @@
+"""Ray Data as a source: real Ray, two trainers, and a slot whose process is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from documents import ROOT
+from local_runs import LocalRun, Project
+
+from dataloaderjob import DataLoader, InputError, RayData
+
+pytestmark = pytest.mark.timeout(300)
+
+SCRIPT = """
+import json, os, sys, time
+import torch
+from dataloaderjob import DataLoader, RayData
+from helpers import tripled
+
+mode = sys.argv[1]
+
+def halved(batch):
+    time.sleep(0.1)
+    return {"id": batch["id"], "half": batch["id"] / 2}
+
+def named(row):
+    return {**row, "text": f"row {row['id']}"}
+
+def make():
+    import ray
+    print("slot in", os.getpid(), flush=True)
+    data = ray.data.range(2_400, override_num_blocks=24)
+    if mode == "shuffled":
+        data = data.random_shuffle(seed=torch.initial_seed() % 2**32)
+    return data.map_batches(halved).map_batches(tripled).filter(lambda row: row["id"] % 3).map(named)
+
+torch.manual_seed(5)
+rows = mode == "shuffled"
+source = RayData(make, batch_size=None if rows else 20)
+loader = DataLoader(source, batch_size=20 if rows else None, num_workers=1, tail="drop")
+for epoch in range(2):
+    ids = []
+    for number, batch in enumerate(loader):
+        assert torch.equal(batch["half"] * 2, batch["id"].double())
+        assert torch.equal(batch["triple"], batch["id"] * 3)
+        assert batch["text"] == [f"row {i}" for i in batch["id"].tolist()]
+        ids.append(batch["id"].tolist())
+        if number % 4 == 0:
+            print("epoch", epoch, "batch", number, flush=True)
+            time.sleep(0.1)
+    print("ids", json.dumps(ids), flush=True)
+print("digest", loader.digest)
+"""
+VARIABLES = "print('variables of Ray', [name for name in os.environ if name.startswith('RAY_')])"
+HELPERS = """
+def tripled(batch):
+    return {**batch, "triple": batch["id"] * 3}
+"""
+END_S = 180.0
+TASKS: dict[str, Any] = {"managed": {"tasks": {"cpus": 2}}}
+
+
+class RayProject(Project):
+    def __init__(self, folder: Path, mode: str, **spec: Any) -> None:
+        super().__init__(folder, mode, replicas=2, feeders=2, **spec)
+        (folder / "train.py").write_text(SCRIPT)
+        (folder / "helpers.py").write_text(HELPERS)
+
+
+def ids_of(run: LocalRun, rank: int) -> list[list[list[int]]]:
+    """The ids of each batch, by epoch."""
+    marker = f"[trainer-{rank}] ids "
+    return [json.loads(line.removeprefix(marker)) for line in run.lines if line.startswith(marker)]
+
+
+def dealt(run: LocalRun) -> list[list[int]]:
+    """All ids of each epoch, in the order of one process."""
+    of_ranks = [ids_of(run, rank) for rank in range(2)]
+    return [
+        [i for step in zip(*(ids[epoch] for ids in of_ranks), strict=True) for batch in step for i in batch]
+        for epoch in range(2)
+    ]
+
+
+def test_two_trainers_have_all_of_ray_data_in_order_though_its_process_is_killed(tmp_path: Path):
+    project = RayProject(tmp_path, "batches", ray=TASKS)
+    with LocalRun(project.path) as run:
+        run.until("slot in")
+        run.until("epoch 1 batch 8", END_S)
+        pid = [int(found) for line in run.lines for found in re.findall(r"slot in (\d+)", line)][-1]
+        os.kill(pid, signal.SIGKILL)
+        run.until("slot in")
+        assert run.end(END_S) == 0, run.text
+    assert dealt(run) == [[i for i in range(2_400) if i % 3]] * 2
+
+
+def test_a_shuffle_whose_rows_come_one_by_one_is_another_one_each_epoch_and_the_same_in_each_run(
+    tmp_path: Path,
+):
+    project, found = RayProject(tmp_path, "shuffled", ray=TASKS), []
+    for _ in range(2):
+        with LocalRun(project.path) as run:
+            run.until("ready after")
+            assert run.end(END_S) == 0, run.text
+        found.append((dealt(run), sorted(line for line in run.lines if "digest" in line)))
+    assert found[0] == found[1]
+    first, second = found[0][0]
+    assert first != second
+    assert sorted(first) == sorted(second) == [i for i in range(2_400) if i % 3]
+
+
+def test_a_job_without_room_for_tasks_says_what_to_set_and_user_code_knows_nothing_of_ray(tmp_path: Path):
+    project = RayProject(tmp_path, "batches")
+    (tmp_path / "train.py").write_text(SCRIPT.replace("def make():", "def make():\n    " + VARIABLES))
+    with LocalRun(project.path) as run:
+        assert run.end() == 1, run.text
+    assert "RayData needs the Ray of a job that leaves room for tasks" in run.text
+    assert "set spec.ray.managed.tasks.cpus" in run.text
+    assert set(re.findall(r"variables of Ray (.*)", run.text)) == {"[]"}
+
+
+def test_in_the_trainers_own_process_there_is_no_ray(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    loader = DataLoader(RayData(lambda: None, batch_size=4), batch_size=None, num_workers=0)
+    with pytest.raises(InputError, match="num_workers of 1 at least"):
+        next(iter(loader))
+
+
+def test_a_dataset_in_place_of_a_function_is_refused():
+    with pytest.raises(InputError, match=r"found Tensor: a dataset that was made here .* RayData\(lambda: "):
+        RayData(torch.zeros(3))  # type: ignore[arg-type]
+
+
+def test_the_guides_example_runs_as_it_is_printed(tmp_path: Path):
+    guide = (ROOT / "docs/guide/ray-data.md").read_text()
+    for language, name in (("python", "train.py"), ("yaml", "job.yaml")):
+        (block,) = re.findall(rf"^```{language}\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+        (tmp_path / name).write_text(block)
+    pq.write_table(
+        pa.table({"id": range(160), "x": [float(i) for i in range(160)]}), tmp_path / "rows.parquet"
+    )
+    with LocalRun(tmp_path / "job.yaml") as run:
+        assert run.end(END_S) == 0, run.text
+    for rank in range(2):
+        assert run.text.count(f"[trainer-{rank}] batch of 16 rows") == 2 * 5
