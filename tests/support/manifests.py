@@ -197,6 +197,12 @@ REFUSED_FIELDS = [
         "use at most the limit, or a higher limit",
         id="request-over-limit-in-template",
     ),
+    pytest.param(
+        {TASKS: {"objectStore": "1Gi"}},
+        "spec.ray.managed.tasks.cpus: found nothing",
+        id="store-without-tasks",
+    ),
+    pytest.param({TASKS: {"cpus": 0}}, "spec.ray.managed.tasks.cpus: found 0", id="no-cpus-for-tasks"),
 ]
 
 REFUSED_BY_RULES = [
@@ -369,12 +375,6 @@ REFUSED_BY_RULES = [
         "found 64Mi; use 80Mi or more, such as 1Gi",
         id="tiny-store",
     ),
-    pytest.param(
-        {TASKS: {"objectStore": "1Gi"}},
-        "spec.ray.managed.tasks.cpus: found nothing",
-        id="store-without-tasks",
-    ),
-    pytest.param({TASKS: {"cpus": 0}}, "spec.ray.managed.tasks.cpus: found 0", id="no-cpus-for-tasks"),
     pytest.param(
         {"spec.sidecar.scratch.size": "1Mi"}, "found 1Mi; use at least 64Mi, such as 100Gi", id="tiny-scratch"
     ),
