@@ -25,6 +25,7 @@ MODULES = {
     "B15": "links",
     "B16": "ranks",
     "B17": "iterables",
+    "B18": "raydata",
 }
 
 

@@ -4,16 +4,31 @@ the harness then reports `missing`, never a number."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from bench import dispatcher, endtoend, handoff, iterables, links, machine, ranks, samplers, start, transport
+from bench import (
+    dispatcher,
+    endtoend,
+    handoff,
+    iterables,
+    links,
+    machine,
+    ranks,
+    raydata,
+    samplers,
+    start,
+    transport,
+)
 from bench.raybox import SCRATCH
 from bench.service import need, service
 from bench.work import KINDS, Contents, Proof, sums
@@ -219,6 +234,29 @@ def b17_streams(case: iterables.Case) -> dict[str, Any]:
         return endtoend.measure(iterables.pairs(iter(loader)), case, node_pids=running.on_trainer_node)
 
 
+def b18_ray_data(case: raydata.Case) -> dict[str, Any]:
+    """A Ray that would be elsewhere, as its slot would; trainer, sidecar and receiver are the node's processes."""
+    need("dataloaderjob.ray_data")
+    from dataloaderjob.core.settings import RayTasks
+    from dataloaderjob.local.head import RayHead
+
+    tasks = RayTasks(cpus=raydata.cpus(case), object_store_nbytes=raydata.STORE_NBYTES)
+    head = RayHead(Path(tempfile.mkdtemp(prefix="r", dir=os.environ.get(SCRATCH, "/tmp"))), tasks=tasks)
+    head.start()
+    try:
+        while head.poll_up() is None:
+            time.sleep(0.05)
+        env = {**head.env(), "RAY_ADDRESS": head.address}
+        with service(feeders=1, shared_memory_nbytes=1_000_000_000, prefetch=16, feeder_env=env) as running:
+            from dataloaderjob import DataLoader, RayData
+
+            source = RayData(functools.partial(raydata.pipeline, case), batch_size=case.batch)
+            stream = raydata.pairs(DataLoader(source, batch_size=None, num_workers=1))
+            return endtoend.measure(stream, case, node_pids=running.on_trainer_node)
+    finally:
+        head.stop()
+
+
 def b7_start(case: start.Case) -> dict[str, Any]:
     """The private service of this machine, as a plain script gets it."""
     need("dataloaderjob.local.service")
@@ -262,4 +300,5 @@ OURS = {
     "B15": b15_links,
     "B16": b16_ranks,
     "B17": b17_streams,
+    "B18": b18_ray_data,
 }

@@ -29,6 +29,7 @@ TITLES = {
     "B15": "Links slower than memory, and paced senders",
     "B16": "Eight ranks on one node",
     "B17": "Streams: slots beside torch's workers",
+    "B18": "Ray Data: a trainer fed through the pool",
 }
 FILES = {
     "B1": "b1-handoff",
@@ -41,6 +42,7 @@ FILES = {
     "B15": "b15-links",
     "B16": "b16-ranks",
     "B17": "b17-streams",
+    "B18": "b18-ray-data",
 }
 
 DATALOADER_FD = "DataLoader, file_descriptor"
@@ -63,6 +65,7 @@ LINK_ROUNDS = 3
 PACED_MB = 20.0
 RANKS = 8
 LINK_PEERS = (FLIGHT, "pyzmq", RAY_COPY_FAR)
+ITER_TORCH = "iter_torch_batches"
 BEST_PEER = "best peer"
 """A peer name of claims: whichever has the best median."""
 
@@ -110,6 +113,7 @@ def cells(benchmark: str, *, full: bool, smoke: bool) -> list[Cell]:
         "B15": _links,
         "B16": _ranks,
         "B17": _streams,
+        "B18": _ray_data,
     }
     made = list(makers[benchmark](full))
     if full:
@@ -234,6 +238,13 @@ def _streams(full: bool) -> Iterator[Cell]:
     yield from _of_kinds("B17", STREAMS, full)
 
 
+def _ray_data(full: bool) -> Iterator[Cell]:
+    times = {"flat_out_s": 6.0, "paced_s": 8.0} if full else {"flat_out_s": 3.0, "paced_s": 4.0}
+    for party in (OURS, ITER_TORCH):
+        for producers in (1, 2):
+            yield Cell("B18", party, {"producers": producers, **times}, ROUNDS)
+
+
 def _heavy_tail(full: bool) -> Iterator[Cell]:
     yield from _of_kinds("B8", (TAIL,), full)
 
@@ -251,6 +262,7 @@ def claims(benchmark: str, *, full: bool) -> list[Claim]:
         "B15": _link_claims,
         "B16": _rank_claims,
         "B17": _stream_claims,
+        "B18": _ray_data_claims,
     }
     return list(makers[benchmark](full))
 
@@ -446,16 +458,17 @@ def _rank_claims(full: bool) -> Iterator[Claim]:
         )
 
 
-def _kind_claims(benchmark: str, kinds: Iterable[str]) -> Iterator[Claim]:
-    for kind in kinds:
-        case: dict[str, Any] = {"benchmark": benchmark, "case": f"{kind}, 2 producers", "peer": "DataLoader"}
+def _fed_claims(benchmark: str, cases: Iterable[str], peer: str, throughput: float) -> Iterator[Claim]:
+    """`throughput`: the target beside the peer's, flat out."""
+    for name in cases:
+        case: dict[str, Any] = {"benchmark": benchmark, "case": name, "peer": peer}
         yield Claim(
             **case,
             figure="batches_per_s",
             unit="batch/s",
             says="flat out",
             lower_is_better=False,
-            target=0.95,
+            target=throughput,
         )
         yield Claim(
             **case, figure="node_cpu_s_per_gb", unit="CPU-s/GB", says="CPU on the trainer's node", target=5.0
@@ -470,8 +483,16 @@ def _kind_claims(benchmark: str, kinds: Iterable[str]) -> Iterator[Claim]:
 
 
 def _stream_claims(full: bool) -> Iterator[Claim]:
-    yield from _kind_claims("B17", STREAMS)
+    yield from _fed_claims("B17", _of_two(STREAMS), "DataLoader", 0.95)
+
+
+def _ray_data_claims(full: bool) -> Iterator[Claim]:
+    yield from _fed_claims("B18", ("1 producer", "2 producers"), ITER_TORCH, 1.0)
 
 
 def _heavy_tail_claims(full: bool) -> Iterator[Claim]:
-    yield from _kind_claims("B8", (TAIL,))
+    yield from _fed_claims("B8", _of_two((TAIL,)), "DataLoader", 0.95)
+
+
+def _of_two(kinds: Iterable[str]) -> Iterator[str]:
+    return (f"{kind}, 2 producers" for kind in kinds)

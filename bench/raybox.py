@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ SCRATCH = "BENCH_SCRATCH"
 """Environment variable: folder that the harness removes after the cell."""
 _GRACE_S = 3.0
 _FAR_TIMEOUT_S = 30.0
+_END_TIMEOUT_S = 20.0
 
 
 @contextlib.contextmanager
@@ -63,6 +65,13 @@ def ray_box(
         ray.shutdown()
         _end(list(started))
         shutil.rmtree(Path(folder), ignore_errors=True)
+
+
+def await_iterators() -> None:
+    """Threads of Ray Data that still ask Ray when it is gone end the process before its figures are written."""
+    deadline = time.monotonic() + _END_TIMEOUT_S
+    while any(t.name == "iter_threaded" for t in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _start_far(num_cpus: int, store_nbytes: int, addresses: tuple[str, str, str] | None) -> None:

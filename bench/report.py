@@ -87,6 +87,12 @@ SUBJECTS = (
         "streams: throughput, CPU on the trainer's node",
         "IterableDatasets, WebDataset, HF streaming",
     ),
+    (
+        "B18",
+        "",
+        "Ray Data into a trainer: throughput, CPU on the trainer's node",
+        "pipelines of Ray Data",
+    ),
 )
 """Benchmark, words in its case, what is compared, for which work that matters; in the page's order. The first that fits
 takes a comparison. One that fits none stands for itself, so that none is left out."""

@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -62,10 +63,12 @@ def service(
     host: str = "127.0.0.1",
     feeder_command: Sequence[str] = (sys.executable, "-m", "dataloaderjob.feeder.host"),
     processes: int = 1,
+    feeder_env: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Service]:
     """Starts both, announces the sidecar to `dataloaderjob.DataLoader` in this process, ends both by pid.
 
-    `host`: the feeders' address; `processes`: trainers that the sidecar serves.
+    `host`: the feeders' address; `processes`: trainers that the sidecar serves; `feeder_env`: added to the
+    environment of user code.
     """
     need("dataloaderjob.trainer.loader", "dataloaderjob.sidecar.__main__", "dataloaderjob.feeder.host")
     from dataloaderjob.core import sockets
@@ -84,7 +87,7 @@ def service(
             )  # fmt: skip
             path = home / f"feeder-{i}.json"
             dump(settings, path)
-            started.append(_start(feeder_command, path))
+            started.append(_start(feeder_command, path, feeder_env))
         for i, process in enumerate(started):
             ready = _first_line(process)
             endpoints.append((f"feeder-{i}", ready["instance"], ready["host"], ready["port"]))
@@ -104,9 +107,13 @@ def service(
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _start(command: Sequence[str], settings: Path) -> subprocess.Popen[str]:
+def _start(
+    command: Sequence[str], settings: Path, env: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.Popen[str]:
     command = [*command, "--settings", str(settings)]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env={**os.environ, **env}
+    )
 
 
 def _first_line(process: subprocess.Popen[str]) -> dict[str, Any]:

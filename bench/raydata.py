@@ -1,0 +1,52 @@
+"""B18: a pipeline of Ray Data that makes B3's pictures, taken by a trainer. Phases and figures are B3's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bench import endtoend
+from bench.endtoend import SIDE
+
+STORE_NBYTES = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Case(endtoend.Case):
+    batches: int = 1200
+
+
+class Maker:
+    """What an actor of the pipeline does with a batch of numbers."""
+
+    def __init__(self, case: Case) -> None:
+        self._dataset = endtoend.Images(case)
+
+    def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
+        pictures, indices = self._dataset.stacked(rows["id"])
+        return {"pictures": pictures, "indices": indices}
+
+
+def pipeline(case: Case) -> Any:
+    """Blocks of one batch, in order, made by `producers` actors."""
+    import ray
+
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.execution_options.preserve_order = True
+    rows = ray.data.range(case.batch * case.batches, override_num_blocks=case.batches)
+    return rows.map_batches(
+        Maker, fn_constructor_args=(case,), batch_size=case.batch,
+        num_cpus=1, compute=ray.data.ActorPoolStrategy(size=case.producers),
+    )  # fmt: skip
+
+
+def cpus(case: Case) -> int:
+    """Those of Ray: tasks that make the numbers need one beside the actors, else nothing ever runs."""
+    return case.producers + 1
+
+
+def pairs(batches: Any) -> Any:
+    """Batches as `endtoend.measure` takes them: pictures and indices."""
+    for batch in batches:
+        yield batch["pictures"].reshape(-1, 3, SIDE, SIDE), batch["indices"]
