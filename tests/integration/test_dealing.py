@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import staged_data
 import torch
 from rig import Rig
 from services import Service, serving
+from staged_data import Both, bright
 from stream_data import Failing, Shards, WithState, digests_of
 
 from dataloaderjob import DataLoader, InputError
@@ -64,9 +66,13 @@ def ran(forks: subprocess.Popen[str], tmp_path: Path) -> Ran:
     return run
 
 
-def in_order(dataset: Any, workers: int) -> list[str]:
+def in_order(dataset: Any, workers: int, stage: str = "") -> list[str]:
     torch.manual_seed(7)
-    return digests_of(torch.utils.data.DataLoader(dataset, batch_size=2, num_workers=workers))
+    whole = Both(dataset, getattr(staged_data, stage)) if stage else dataset
+    return digests_of(torch.utils.data.DataLoader(whole, batch_size=2, num_workers=workers))
+
+
+STAGES = pytest.mark.parametrize("stage", ["", "bright"], ids=["no-stage", "stage"])
 
 
 def dealt(order: list[str], ranks: int, steps: int | None = None) -> list[list[str]]:
@@ -74,68 +80,106 @@ def dealt(order: list[str], ranks: int, steps: int | None = None) -> list[list[s
     return [order[rank : steps * ranks : ranks] for rank in range(ranks)]
 
 
+@STAGES
 def test_three_files_feed_eight_ranks_in_equal_steps_and_each_sample_is_made_once(
-    rig: Rig, ran: Ran, tmp_path: Path
+    rig: Rig, ran: Ran, tmp_path: Path, stage: str
 ):
     log = tmp_path / "log"
-    order = in_order(WithState(samples=300), 3)
-    found = ran(rig, ranks=8, workers=3, kind="WithState", dataset={"samples": 300, "log": str(log)})
+    order = in_order(WithState(samples=300), 3, stage)
+    data = {"samples": 300, "log": str(log)}
+    found = ran(rig, ranks=8, workers=3, kind="WithState", dataset=data, stage=stage)
     assert [rank["digests"] for rank in found] == dealt(order, 8)
     made = Counter(log.read_text().split())
     assert len(made) == 300
     assert made.total() < 2 * 300, "but for those by which the first snapshot of each slot is tried"
 
 
+@STAGES
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_shards_of_any_length_are_dealt_to_two_ranks(rig: Rig, ran: Ran, workers: int):
-    found = ran(rig, ranks=2, workers=workers)
-    assert [rank["digests"] for rank in found] == dealt(in_order(Shards(), workers), 2)
+def test_shards_of_any_length_are_dealt_to_two_ranks(rig: Rig, ran: Ran, workers: int, stage: str):
+    found = ran(rig, ranks=2, workers=workers, stage=stage)
+    assert [rank["digests"] for rank in found] == dealt(in_order(Shards(), workers, stage), 2)
 
 
-def test_ranks_that_wait_for_nobody_get_the_same(rig: Rig, ran: Ran):
-    found = ran(rig, ranks=3, workers=2, together=False)
-    assert [rank["digests"] for rank in found] == dealt(in_order(Shards(), 2), 3)
+def test_an_epoch_ends_however_far_ahead_ranks_ask(rig: Rig, ran: Ran):
+    found = ran(rig, ranks=2, workers=1, prefetch_factor=40)
+    assert [rank["digests"] for rank in found] == dealt(in_order(Shards(), 1), 2)
 
 
-def test_the_last_batches_are_padded_on_request_or_refused(rig: Rig, ran: Ran):
+@STAGES
+def test_ranks_that_wait_for_nobody_get_the_same(rig: Rig, ran: Ran, stage: str):
+    found = ran(rig, ranks=3, workers=2, together=False, stage=stage)
+    assert [rank["digests"] for rank in found] == dealt(in_order(Shards(), 2, stage), 3)
+
+
+def test_a_stage_draws_as_in_one_process_whichever_rank_has_the_batch(rig: Rig, ran: Ran):
+    torch.manual_seed(7)
+    (one,) = ran(rig, ranks=1, workers=2, stage="noisy")
+    three = ran(rig, ranks=3, workers=2, stage="noisy")
+    assert [rank["digests"] for rank in three] == dealt(one["digests"], 3)
+    assert len(set(one["digests"])) == len(one["digests"])
+
+
+def test_an_error_of_a_stage_is_one_ranks_and_the_others_go_on(rig: Rig, ran: Ran):
+    found = ran(rig, ranks=2, workers=2, stage="picky")
     order = in_order(Shards(), 2)
+    failed = sum(rank["digests"].count("error") for rank in found)
+    assert failed == 1
+    for rank, plain in zip(found, dealt(order, 2), strict=True):
+        assert [d for d in rank["digests"] if d != "error"] == [
+            p for p, d in zip(plain, rank["digests"], strict=True) if d != "error"
+        ]
+    assert sorted("sample 3007 is damaged" in rank["ended"] for rank in found) == [False, True]
+
+
+@STAGES
+def test_the_last_batches_are_padded_on_request_or_refused(rig: Rig, ran: Ran, stage: str):
+    order = in_order(Shards(), 2, stage)
     ranks = next(ranks for ranks in (3, 4, 5) if len(order) % ranks)
     steps, rest = divmod(len(order), ranks)
-    padded = ran(rig, ranks=ranks, workers=2, tail="pad")
+    padded = ran(rig, ranks=ranks, workers=2, tail="pad", stage=stage)
     last = [order[steps * ranks + rank % rest] for rank in range(ranks)]
     assert [rank["digests"] for rank in padded] == [
         [*a, b] for a, b in zip(dealt(order, ranks), last, strict=True)
     ]
-    for rank in ran(rig, ranks=ranks, workers=2, tail="error"):
+    for rank in ran(rig, ranks=ranks, workers=2, tail="error", stage=stage):
         assert len(rank["digests"]) == steps
         assert f"{rest} batches are left for {ranks} ranks" in rank["ended"]
 
 
-def test_all_ranks_go_on_from_the_state_of_the_first(rig: Rig, ran: Ran):
-    order = in_order(Shards(), 3)
+@STAGES
+def test_all_ranks_go_on_from_the_state_of_the_first(rig: Rig, ran: Ran, stage: str):
+    order = in_order(Shards(), 3, stage)
     for stop in range(0, len(order) // 2, 15):
-        first = ran(rig, ranks=2, workers=3, stop=stop)
+        first = ran(rig, ranks=2, workers=3, stop=stop, stage=stage)
         assert [rank["digests"] for rank in first] == dealt(order, 2, stop)
-        second = ran(rig, ranks=2, workers=3, state=first[0]["state"])
+        second = ran(rig, ranks=2, workers=3, state=first[0]["state"], stage=stage)
         both = [a["digests"] + b["digests"] for a, b in zip(first, second, strict=True)]
         assert both == dealt(order, 2)
 
 
-def test_a_resumed_epoch_begins_at_the_snapshots_of_the_first_rank(rig: Rig, ran: Ran, tmp_path: Path):
+@STAGES
+def test_a_resumed_epoch_begins_at_the_snapshots_of_the_first_rank(
+    rig: Rig, ran: Ran, tmp_path: Path, stage: str
+):
     log, samples = tmp_path / "log", 2400
     data = {"samples": samples, "log": str(log)}
-    first = ran(rig, ranks=2, workers=2, kind="WithState", dataset=data, stop=550)
+    first = ran(rig, ranks=2, workers=2, kind="WithState", dataset=data, stop=550, stage=stage)
     snapshots = [made for made, _ in first[0]["state"]["sampler"]["slots"]]
     log.unlink()
-    second = ran(rig, ranks=2, workers=2, kind="WithState", dataset=data, state=first[0]["state"])
-    order = in_order(WithState(samples=samples), 2)
+    second = ran(
+        rig, ranks=2, workers=2, kind="WithState", dataset=data, state=first[0]["state"], stage=stage
+    )
+    order = in_order(WithState(samples=samples), 2, stage)
     assert [a["digests"] + b["digests"] for a, b in zip(first, second, strict=True)] == dealt(order, 2)
     assert len(set(log.read_text().split())) <= samples - 2 * sum(snapshots)
 
 
-def test_an_error_in_mid_shard_is_one_ranks_and_the_others_go_on(rig: Rig, ran: Ran):
+@STAGES
+def test_an_error_in_mid_shard_is_one_ranks_and_the_others_go_on(rig: Rig, ran: Ran, stage: str):
     torch.manual_seed(7)
-    iterator, order = iter(torch.utils.data.DataLoader(Failing(), batch_size=2, num_workers=2)), []
+    whole = Both(Failing(), bright) if stage else Failing()
+    iterator, order = iter(torch.utils.data.DataLoader(whole, batch_size=2, num_workers=2)), []
     while True:
         try:
             order += digests_of([next(iterator)])
@@ -143,7 +187,7 @@ def test_an_error_in_mid_shard_is_one_ranks_and_the_others_go_on(rig: Rig, ran: 
             break
         except ValueError:
             order.append("error")
-    found = ran(rig, ranks=2, workers=2, kind="Failing")
+    found = ran(rig, ranks=2, workers=2, kind="Failing", stage=stage)
     assert [rank["digests"] for rank in found] == dealt(order, 2)
     assert sorted("shard 3 is damaged" in rank["ended"] for rank in found) == [False, True]
 
@@ -206,11 +250,11 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(int(os.environ.get("SLOT_SEEDS", "6")) // 2))
 def test_ranks_get_the_same_when_feeders_are_killed(service: Service, ran: Ran, seed: int):
-    rng = random.Random(seed)
+    rng, stage = random.Random(seed), ("bright", "")[seed % 2]
     workers, ranks = rng.choice([1, 2, 4]), rng.choice([2, 3])
-    order = in_order(Shards(), workers)
+    order = in_order(Shards(), workers, stage)
 
     with service.killing(rng, 0.5, 1.5):
-        found = ran(service, ranks=ranks, workers=workers, dataset={"pause_s": 0.01})
+        found = ran(service, ranks=ranks, workers=workers, dataset={"pause_s": 0.01}, stage=stage)
     assert [rank["digests"] for rank in found] == dealt(order, ranks)
     service.settled()

@@ -322,8 +322,6 @@ def test_a_rebuilt_loader_has_the_stage_once():
 def test_what_no_stage_is_for_is_refused():
     with pytest.raises(InputError, match="do it in __getitem__"):
         DataLoader([1, 2], stage=bright)
-    with pytest.raises(InputError, match="cannot be given together"):
-        DataLoader(Shards(), num_workers=1, stage=bright, tail="drop")
     with pytest.raises(TypeError, match="a function of one sample, found str"):
         DataLoader(Shards(), stage="decode")
 

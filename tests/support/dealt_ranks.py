@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import staged_data
 import stream_data
 import torch
 import torch.distributed as dist
@@ -30,9 +31,10 @@ def one_rank(config: dict[str, Any], rank: int) -> dict[str, Any]:
     torch.manual_seed(config["seeds"][rank] if "seeds" in config else 7)
     given = {**config.get("dataset", {}), **(config["others"][rank] if "others" in config else {})}
     dataset = getattr(stream_data, config.get("kind", "Shards"))(**given)
+    stage = getattr(staged_data, config["stage"]) if config.get("stage") else None
     loader = dataloaderjob.DataLoader(
         dataset, batch_size=2, num_workers=config["workers"] + config.get("more_workers", 0) * rank,
-        tail=config.get("tail", "drop"),
+        tail=config.get("tail", "drop"), prefetch_factor=config.get("prefetch_factor"), stage=stage,
     )  # fmt: skip
     time.sleep(config.get("late_s", 0.0) * rank)
     if config.get("peeks") and not rank:

@@ -375,6 +375,11 @@ def pack_end(batches: int) -> bytes:
     return json.dumps({"ended": batches}).encode()
 
 
+def says_end(payload: bytes) -> bool:
+    """Whether such a payload is `pack_end`'s, not `pack_there`'s."""
+    return payload.startswith(b'{"ended"')
+
+
 def pack_there(number: int) -> bytes:
     """The payload of a FAILED frame with Flag.ENDED, of a ticket that asks: there is such a batch."""
     return json.dumps({"there": number}).encode()

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from dataloaderjob.core import digests, frames, supervision
 from dataloaderjob.core.blobs import SLOTS, Bundle
+from dataloaderjob.core.frames import Flag
 from dataloaderjob.core.processes import signal_name
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
@@ -93,8 +94,10 @@ class Builders:
         session = self._sessions.get(task.bundle)
         if session is None or session.phase is not Phase.FREE:
             return False
-        bundle = session.bundle
-        return not bundle.ranks or self.needs.may_make(bundle, _slot_ticket(task).number)
+        bundle, slot = session.bundle, session.slot
+        if not bundle.ranks or (slot is not None and slot.has_ended):
+            return True
+        return self.needs.may_make(bundle, _slot_ticket(task).number)
 
     def discards(self, bundle: bytes) -> bool:
         """Whether its builder makes what was cancelled meanwhile."""
@@ -299,6 +302,8 @@ class Builders:
             self._owner.built(task, body)
         elif message.kind == Kind.FAILED:
             self._finished(session)
+            if session.slot is not None and message.flags & Flag.ENDED and frames.says_end(message.payload):
+                session.slot.has_ended = True
             self._owner.failed(task, message.payload, message.flags)
 
     # Trials of slots

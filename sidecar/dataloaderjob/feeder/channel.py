@@ -286,6 +286,8 @@ class SlotSession:
     """Those that were begun."""
     is_tried: bool = False
     """One runs."""
+    has_ended: bool = False
+    """It has no further batches: whoever asks for one is told so at once."""
     is_exact: bool | None = None
     """Whether snapshots bring a slot back; None until a trial has said so."""
 

@@ -46,8 +46,6 @@ def _check_stage(loader: Any, is_stream: bool) -> None:
             "stage= is for an IterableDataset, whose slots read in order; any feeder makes any batch of others: do it "
             "in __getitem__"
         )
-    if loader.tail is not None:
-        raise InputError("stage= and tail= cannot be given together: leave one of them out")
 
 
 def _check_parts(loader: Any, is_stream: bool) -> None:

@@ -16,7 +16,7 @@ from dataloaderjob.trainer.arguments import TAILS
 from dataloaderjob.trainer.dealing import Deal
 from dataloaderjob.trainer.slot_iterator import SlotIterator
 from dataloaderjob.trainer.slots import Place, Saved
-from dataloaderjob.trainer.stream import SlotEndedError, SlotGoesOnError
+from dataloaderjob.trainer.stream import SlotEndedError, SlotGoesOnError, Stream
 
 DROP, PAD, ERROR = TAILS
 """What becomes of the last batches, if they are fewer than the ranks."""
@@ -33,7 +33,7 @@ def _number_of(loader: Any) -> int:
     return _of_loaders[loader]
 
 
-class _Hand(NamedTuple):
+class Hand(NamedTuple):
     """This rank's batch of a step, until all of the step are known to be there."""
 
     place: Place
@@ -46,7 +46,7 @@ class _Hand(NamedTuple):
 class DealIterator(SlotIterator):
     """This rank's batches, in as many steps as each rank has."""
 
-    __slots__ = ("_begun", "_deal", "_hand", "_padded", "_rank", "_ranks", "_tail")
+    __slots__ = ("_begun", "_deal", "_hand", "_padded", "_rank", "_ranks", "_slots_stream", "_tail")
 
     def ship(self, loader: Any, begin_session: Any, slow: Any) -> None:
         self._tail, self._ranks, self._rank = loader.tail, slots.world(), slots.rank()
@@ -71,6 +71,15 @@ class DealIterator(SlotIterator):
         return super()._pinned_ahead() * self._ranks
 
     def start(self, *, again: bool = False) -> None:  # noqa: ARG002  no sampler is iterated
+        saved = self._saved()
+        stream = self._open(0)
+        self._begin_deal(stream, saved)
+        self._draw()
+        self._epoch.settle()
+        self._client.flush(stream)
+
+    def _saved(self) -> Saved:
+        """What a state says of the slots; feeders are told of it."""
         saved = Saved.of(self._epoch.slots, self._epoch.rank)
         if self._first and not saved.taken:
             raise InputError(
@@ -79,7 +88,11 @@ class DealIterator(SlotIterator):
             )
         assert self._bundle is not None  # noqa: S101  shipped before
         self._bundle = replace(self._bundle, taken=tuple(saved.taken))
-        stream = self._open(0)
+        return saved
+
+    def _begin_deal(self, stream: Stream, saved: Saved) -> None:
+        """`stream`: that on which slots are asked."""
+        self._slots_stream = stream
         given = {place.slot: (place.number, digest) for place, digest in saved.digests.items()}
         self._deal = stream.places = Deal(
             self._slots, self._ranks, self._rank, first=saved.taken, given=given, snapshots=saved.snapshots,
@@ -87,12 +100,9 @@ class DealIterator(SlotIterator):
         )  # fmt: skip
         self._placed: dict[int, tuple[Place, bytes]] = {}
         self._begun: set[int] = set()
-        self._hand: _Hand | None = None
+        self._hand: Hand | None = None
         self._padded = False
         self._drawn = self._taken = self._handled = 0
-        self._draw()
-        self._epoch.settle()
-        self._client.flush(stream)
 
     def _slots_state(self) -> Any:
         deal = getattr(self, "_deal", None)
@@ -106,8 +116,7 @@ class DealIterator(SlotIterator):
         self._sent(is_all=True)
 
     def _ask(self, place: Place, is_wanted: bool) -> None:
-        stream, deal = self._stream, self._deal
-        assert stream is not None  # noqa: S101  asked only while a stream is open
+        deal = self._deal
         ticket = frames.SlotTicket(
             self._epoch_seed, place.number, place.slot, self._size, self._bare, self._drop_last, deal.taken[place.slot],
             asks=not is_wanted,
@@ -116,7 +125,7 @@ class DealIterator(SlotIterator):
         if place.slot not in self._begun:  # its feeder may know nothing of it
             self._begun.add(place.slot)
             packed = deal.with_beginning(packed, place)
-        self._submit(stream, place, packed)
+        self._submit(self._slots_stream, place, packed)
 
     def _next_data(self) -> Any:
         while True:
@@ -127,13 +136,15 @@ class DealIterator(SlotIterator):
                 return self._give_hand(self._hand)
             if taker.taken < self._drawn:
                 self._take(taker)
-            elif self._deal.is_over and not self._padded:
-                self._pad()
-            else:
-                raise ServiceError("no batch of the step is left to ask for: please report this")
+            elif not self._pads():
+                self._hand = None
+                self._end_epoch()
 
-    def _pad(self) -> None:
-        """The last batches are fewer than the ranks, or none."""
+    def _pads(self) -> bool:
+        """The last batches are fewer than the ranks, or none: whether some come twice. Raises InputError where they
+        may not."""
+        if self._padded or not self._deal.is_over:
+            raise ServiceError("no batch of the step is left to ask for: please report this")
         here = len(self._deal.in_step)
         if here and self._tail == ERROR:
             raise InputError(
@@ -141,13 +152,13 @@ class DealIterator(SlotIterator):
                 "out, tail='pad' gives some of them twice"
             )
         if not here or self._tail == DROP:
-            self._hand = None
-            self._end_epoch()
+            return False
         self._padded = True
         place = self._deal.padding()
         if place is not None:
             self._ask(place, True)
             self._sent(is_all=True)
+        return True
 
     def _take(self, taker: Any) -> None:
         """Takes the next answer."""
@@ -166,12 +177,12 @@ class DealIterator(SlotIterator):
             if taker.taken == number or isinstance(exc, DataLoaderJobError):
                 raise  # what of this slot is there nobody knows
             if self._padded or deal.there(place):
-                self._hand = _Hand(place, packed, None, error_mark(exc), exc)
+                self._hand = Hand(place, packed, None, error_mark(exc), exc)
             else:
                 is_discarded = True
         else:
             if self._padded or deal.there(place):
-                self._hand = _Hand(place, packed, batch, taker.digest, None)
+                self._hand = Hand(place, packed, batch, taker.digest, None)
             else:
                 is_discarded = True
         del self._placed[number]
@@ -180,7 +191,7 @@ class DealIterator(SlotIterator):
         else:
             self._passed(taker.taken)
 
-    def _give_hand(self, hand: _Hand) -> Any:
+    def _give_hand(self, hand: Hand) -> Any:
         taken, self._handled = self._handled, -1
         self._hand, self._padded = None, False
         self._deal.gave(hand.place, None if hand.error else hand.digest)

@@ -28,6 +28,13 @@ class Turn(NamedTuple):
     """There is a ticket for it; else it is known to be there, and another rank's."""
 
 
+class Mark(NamedTuple):
+    """A place between two steps."""
+
+    taken: list[int]
+    given: list[tuple[int, int] | None]
+
+
 class Deal(Beginnings):
     """The share of one rank in an epoch."""
 
@@ -63,6 +70,8 @@ class Deal(Beginnings):
         self._ahead = 0
         """Batches planned from this step's first on."""
         self._given = [(given or {}).get(slot) for slot in range(slots)]
+        self._behind: Mark | None = None
+        """What a state is to have, where steps are handed on before they are given."""
 
     # Asking
 
@@ -169,8 +178,17 @@ class Deal(Beginnings):
         """Its batch was given, or, without a digest, the error that stands for it."""
         self._given[place.slot] = None if digest is None else (place.number, digest)
 
+    def mark(self) -> Mark:
+        """The place behind the last step."""
+        return Mark(self.taken[:], self._given[:])
+
+    def stands(self, mark: Mark) -> None:
+        """A state is to be one of this place, until the next call."""
+        self._behind = mark
+
     def passed(self, slot: int) -> int:
-        return max(self._first[slot], self.taken[slot] - STEPS_APART * self._ranks)
+        taken = self.taken if self._behind is None else self._behind.taken
+        return max(self._first[slot], taken[slot] - STEPS_APART * self._ranks)
 
     def least(self, slot: int) -> int:
         """A slot has so many batches at least, by what was answered."""
@@ -190,6 +208,7 @@ class Deal(Beginnings):
 
     def pack(self) -> dict[str, Any]:
         """What a state has of the slots, which is right for all ranks."""
-        snapshots = [super(Deal, self).beginning(slot, taken) for slot, taken in enumerate(self.taken)]
-        ends = {slot: batches for slot, batches in self.ends.items() if batches <= self.taken[slot]}
-        return {"rank": DEALT, "taken": self.taken, **packed(snapshots, self._given, ends)}
+        taken, given = self._behind or self.mark()
+        snapshots = [super(Deal, self).beginning(slot, count) for slot, count in enumerate(taken)]
+        ends = {slot: batches for slot, batches in self.ends.items() if batches <= taken[slot]}
+        return {"rank": DEALT, "taken": taken, **packed(snapshots, given, ends)}

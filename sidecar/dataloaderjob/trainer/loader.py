@@ -270,6 +270,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if not self._is_stream and self.parts is None:
             return ServiceIterator
         from dataloaderjob.trainer.deal_iterator import DealIterator
+        from dataloaderjob.trainer.deal_staged_iterator import DealtStagedIterator
         from dataloaderjob.trainer.parts_iterator import PartsIterator
         from dataloaderjob.trainer.slot_iterator import SlotIterator
         from dataloaderjob.trainer.staged_iterator import StagedIterator
@@ -277,7 +278,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self.parts is not None:
             return PartsIterator
         if self.stage is not None:
-            return StagedIterator
+            return StagedIterator if self.tail is None else DealtStagedIterator
         return SlotIterator if self.tail is None else DealIterator
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
 """The iterator of an IterableDataset with `stage=`: slots read the samples, and any feeder makes the batch of them.
 
-Two streams of one bundle. The reader's brings what the slots have read, in torch's order; each batch of it is handed
-on unopened, as a ticket of the stream whose batches are given. So what is lost there can be made by any feeder, and
-what a slot has read is asked for once. A state counts what was given: slots are read ahead of it.
+Two streams. The reader's brings what the slots have read, in torch's order; each batch of it is handed on unopened, as
+a ticket of the stream whose batches are given. So what is lost there can be made by any feeder, and what a slot has
+read is asked for once. A state counts what was given: slots are read ahead of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_WAITING_NBYTES = 512 << 20
 """No more is read while so much waits to be given, in this process and in its sidecar."""
 
 
-class _Read(NamedTuple):
+class Read(NamedTuple):
     """A batch that a slot has read."""
 
     place: Place
@@ -40,12 +40,21 @@ class _Read(NamedTuple):
     nbytes: int = 0
     error: Exception | None = None
     """Comes in place of the batch, which nobody is asked for."""
+    mark: Any = None
+    """What the reading side knows of the place of a state behind this batch."""
 
 
-class StagedIterator(SlotIterator):
-    """Batches of which the slots read the samples only."""
+class HandsOn(SlotIterator):
+    """Hands on what slots have read, and gives what is made of it. How it is read is a subclass's."""
 
-    __slots__ = ("_line", "_read", "_reader", "_seed", "_waiting_nbytes")
+    __slots__ = ()
+    _reader: Taker | None
+    _line: deque[Read]
+    """What was read and is not given."""
+    _read: int
+    """Answers of slots that were taken, and counted; -1 while that is not known."""
+    _seed: int
+    _waiting_nbytes: int
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         self._reader: Taker | None = None
@@ -60,18 +69,14 @@ class StagedIterator(SlotIterator):
                 before.leave()
 
     def _start_both(self) -> None:
-        stream = self._open(0)
-        reader = self._reader = self._new_taker(0, self._window, Unopened())
-        self._begin_places(reader.stream)
-        self._places.hands_on()
-        rank = slots.shares().get("RANK", "0")
-        self._seed = derive_seed(self._epoch_seed, int(rank) if rank.isdecimal() else 0)
-        self._line: deque[_Read] = deque()
-        """What was read and is not given."""
+        """Opens both streams, and has slots read."""
+        raise NotImplementedError
+
+    def _begin_line(self, rank: int) -> None:
+        """`rank`: the one whose stage draws as it would here."""
+        self._seed = derive_seed(self._epoch_seed, rank)
+        self._line = deque()
         self._read = self._waiting_nbytes = 0
-        self._draw()
-        self._epoch.settle()
-        self._client.flush(stream)
 
     def _leave(self) -> None:
         if self._reader is not None and self._stream is not None:
@@ -80,13 +85,29 @@ class StagedIterator(SlotIterator):
 
     # Reading
 
+    def _ask_more(self) -> None:
+        """Counts what slots are to read, up to a window ahead of what is given."""
+        raise NotImplementedError
+
+    def _is_left(self) -> bool:
+        """Whether there is something to take of what slots read, or will be."""
+        raise NotImplementedError
+
+    def _take_read(self, *, waits: bool = False) -> bool:
+        """Takes the next answer of a slot. Returns False while there is none."""
+        raise NotImplementedError
+
+    def _gives(self, first: Read) -> None:
+        """The batch is about to be given: a state is one behind it from now on."""
+        raise NotImplementedError
+
     def _draw(self) -> None:
-        """Has slots read, up to a window ahead of what is given."""
+        """Has slots read."""
         reader, read = self._reading, self._read
         # An error from here on ends the iterator, which would miss what was counted and not asked for.
         self._read = -1
         try:
-            self._ask_slots(reader.stream, reader.taken - len(self._line) + self._window)
+            self._ask_more()
             self._client.flush(reader.stream)
         except ServiceError:  # what was counted is asked for by the next call
             self._read = read
@@ -95,8 +116,7 @@ class StagedIterator(SlotIterator):
 
     def _hand_on(self) -> None:
         """Hands on what has been read."""
-        reader = self._reading
-        while reader.taken < self._drawn and (not self._line or self._waiting_nbytes < MOST_WAITING_NBYTES):
+        while self._is_left() and (not self._line or self._waiting_nbytes < MOST_WAITING_NBYTES):
             if not self._take_read():
                 break
         self._draw()
@@ -110,41 +130,7 @@ class StagedIterator(SlotIterator):
         if type(taker) is PinningTaker:
             taker.order(stream.asked)
 
-    def _take_read(self, *, waits: bool = False) -> bool:
-        """Takes the next answer of a slot. Returns False while there is none."""
-        reader, places = self._reading, self._places
-        number, error = reader.taken, None
-        body: Any = None
-        try:
-            body = reader.take_later() if waits else reader.take_ready()
-        except SlotEndedError as end:
-            place, _ = self._placed.pop(number)
-            if end.batches < places.needed[place.slot] or place in self._expected:
-                raise ServiceError(slots.SHORTER.format(slot=place.slot, batches=end.batches)) from None
-            places.ended(place, end.batches)
-            self._read = reader.taken
-            return True
-        except Exception as exc:
-            if reader.taken == number or (self._placed[number][0].is_probe and isinstance(exc, ServiceError)):
-                raise
-            error = exc.with_traceback(None)
-        if body is NOTHING:
-            return False
-        reader.count_calls(-1)
-        place, packed = self._placed.pop(number)
-        places.had(place)
-        if place.is_probe:
-            places.took(place, None if error is not None else reader.digest)
-            if error is None:
-                self._compare(place, reader.digest)
-        elif error is not None:
-            self._line.append(_Read(place, packed, None, error=error))
-        else:
-            self._submit_read(place, packed, body)
-        self._read = reader.taken
-        return True
-
-    def _submit_read(self, place: Place, packed: bytes, body: np.ndarray[Any, Any]) -> None:
+    def _submit_read(self, place: Place, packed: bytes, body: np.ndarray[Any, Any], mark: Any = None) -> None:
         """Has any feeder make the batch of what was read."""
         stream: Stream | None = self._stream
         assert stream is not None  # noqa: S101  not over yet
@@ -156,14 +142,14 @@ class StagedIterator(SlotIterator):
                 "be handed to another feeder: make batch_size smaller, or have the dataset give less (encoded bytes, "
                 "names of files) and the stage do more"
             )
-            self._line.append(_Read(place, packed, digest, error=error))
+            self._line.append(Read(place, packed, digest, error=error, mark=mark))
             return
         samples = frames.ReadSamples(place.slot, self._size, body.data)
         stream.pending[stream.asked] = frames.pack_read_samples(
             self._seed, place.number, samples, bare=self._bare
         )
         stream.asked += 1
-        self._line.append(_Read(place, packed, digest, nbytes))
+        self._line.append(Read(place, packed, digest, nbytes, mark=mark))
         self._waiting_nbytes += nbytes
         if stream.asked - stream.sent >= stream.together:
             self._client.flush(stream)
@@ -189,7 +175,7 @@ class StagedIterator(SlotIterator):
             self._hand_on()
             if self._line:
                 break
-            if self._reading.taken >= self._drawn:
+            if not self._is_left():
                 self._end_epoch()
             self._await_read()
         if self._line[0].error is not None:
@@ -222,13 +208,13 @@ class StagedIterator(SlotIterator):
         finally:
             del error  # its traceback has this frame
 
-    def _passes(self, first: _Read) -> None:
+    def _passes(self, first: Read) -> None:
         """The first batch of the line is about to be given."""
         assert self._taker is not None  # noqa: S101  not over yet
         self._line.popleft()
         self._waiting_nbytes -= first.nbytes
         self._taker.stream.recent[(self._taker.taken - 1) % RECENT] = None  # nobody needs what was read
-        self._places.took(first.place, first.digest)
+        self._gives(first)
 
     @property
     def _reading(self) -> Taker:
@@ -237,3 +223,64 @@ class StagedIterator(SlotIterator):
 
     def _has_lost(self) -> bool:
         return super()._has_lost() or (self._reader is not None and self._reader.taken != self._read)
+
+
+class StagedIterator(HandsOn):
+    """Batches of this rank's own slots."""
+
+    __slots__ = ("_line", "_read", "_reader", "_seed", "_waiting_nbytes")
+
+    def _start_both(self) -> None:
+        stream = self._open(0)
+        reader = self._reader = self._new_taker(0, self._window, Unopened())
+        self._begin_places(reader.stream)
+        self._places.hands_on()
+        rank = slots.shares().get("RANK", "0")
+        self._begin_line(int(rank) if rank.isdecimal() else 0)
+        self._draw()
+        self._epoch.settle()
+        self._client.flush(stream)
+
+    def _ask_more(self) -> None:
+        reader = self._reading
+        self._ask_slots(reader.stream, reader.taken - len(self._line) + self._window)
+
+    def _is_left(self) -> bool:
+        return self._reading.taken < self._drawn
+
+    def _gives(self, first: Read) -> None:
+        self._places.took(first.place, first.digest)
+
+    def _take_read(self, *, waits: bool = False) -> bool:
+        """Takes the next answer of a slot. Returns False while there is none."""
+        reader, places = self._reading, self._places
+        number, error = reader.taken, None
+        body: Any = None
+        try:
+            body = reader.take_later() if waits else reader.take_ready()
+        except SlotEndedError as end:
+            place, _ = self._placed.pop(number)
+            if end.batches < places.needed[place.slot] or place in self._expected:
+                raise ServiceError(slots.SHORTER.format(slot=place.slot, batches=end.batches)) from None
+            places.ended(place, end.batches)
+            self._read = reader.taken
+            return True
+        except Exception as exc:
+            if reader.taken == number or (self._placed[number][0].is_probe and isinstance(exc, ServiceError)):
+                raise
+            error = exc.with_traceback(None)
+        if body is NOTHING:
+            return False
+        reader.count_calls(-1)
+        place, packed = self._placed.pop(number)
+        places.had(place)
+        if place.is_probe:
+            places.took(place, None if error is not None else reader.digest)
+            if error is None:
+                self._compare(place, reader.digest)
+        elif error is not None:
+            self._line.append(Read(place, packed, None, error=error))
+        else:
+            self._submit_read(place, packed, body)
+        self._read = reader.taken
+        return True
