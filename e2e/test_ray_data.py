@@ -1,4 +1,4 @@
-"""Ray Data on a cluster: its tasks run in all pods of feeders, and the pod that reads for both ranks is killed."""
+"""Ray Data and `dataloaderjob map` on a cluster, in the image that docs/guide/ray-data.md builds; a pod is killed."""
 
 from __future__ import annotations
 
@@ -36,8 +36,34 @@ print("hosts", json.dumps(sorted(hosts)), flush=True)
 """
 
 
-def image(cluster: Cluster) -> str:
+MAP = """
+import pathlib, subprocess, sys
+import pyarrow.parquet as pq
+pathlib.Path("/tmp/score.py").write_text('''
+import os, time, torch
+class Points(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1200
+    def __getitem__(self, i):
+        time.sleep(0.02)
+        return float(i)
+points = Points()
+def doubled(batch):
+    return {"twice": batch * 2, "by": [os.environ["HOSTNAME"]] * len(batch)}
+''')
+words = ["dataloaderjob", "map", "/tmp/score.py", "points", "doubled", "--output", "/tmp/scores"]
+done = subprocess.run([*words, "--batch-size", "10", "--rows-per-file", "100"])
+rows = pq.read_table("/tmp/scores").to_pydict()
+print("right", rows["index"] == list(range(1200)) and rows["twice"] == [2.0 * i for i in range(1200)])
+print("pods", len(set(rows["by"])), flush=True)
+sys.exit(done.returncode)
+"""
+
+
+@pytest.fixture(scope="module")
+def image(operator: Cluster) -> str:
     """The image of the guide, on the cluster's workers."""
+    cluster = operator
     guide = (ROOT / "docs/guide/ray-data.md").read_text()
     (dockerfile,) = re.findall(r"^```dockerfile\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
     run(["docker", "build", "-t", IMAGE, "-"], stdin=dockerfile, timeout_s=600)
@@ -59,9 +85,9 @@ def told(of: Job, word: str) -> list[list[list[int]]]:
 
 
 def test_ray_data_feeds_two_trainers_from_all_pods_and_goes_on_when_the_pod_that_reads_is_lost(
-    operator: Cluster, namespace: str, start
+    operator: Cluster, namespace: str, start, image: str
 ):
-    made = job("ray-data", program=PROGRAM, image=image(operator), trainers=2, feeders=2)
+    made = job("ray-data", program=PROGRAM, image=image, trainers=2, feeders=2)
     read: Job = start(changed(made, spec__ray__managed__tasks={"cpus": 1, "objectStore": "100Mi"}))
     until(
         lambda: read.logs(TRAINER, "trainer").count("batch 8\n") == 2,
@@ -73,3 +99,20 @@ def test_ray_data_feeds_two_trainers_from_all_pods_and_goes_on_when_the_pod_that
     ids = told(read, "ids")
     assert [i for step in zip(*ids, strict=True) for batch in step for i in batch] == list(range(ROWS))
     assert len({host for hosts in told(read, "hosts") for host in hosts}) >= 2
+
+
+def test_map_has_all_pods_of_feeders_work_and_writes_each_input_once_though_one_of_them_is_lost(
+    operator: Cluster, namespace: str, start, image: str
+):
+    mapped: Job = start(job("map", program=MAP, image=image, feeders=2))
+    until(
+        lambda: "rows" in mapped.logs(TRAINER, "trainer"),
+        timeout_s=120, what="the first line of progress", also=mapped.why,
+    )  # fmt: skip
+    lost = str(mapped.pods(FEEDERS)[-1]["metadata"]["name"])
+    operator.kubectl("delete", "pod", lost, "-n", namespace, "--grace-period=0", "--force")
+    mapped.await_phase("Complete", timeout_s=240)
+    log = mapped.logs(TRAINER, "trainer")
+    assert "right True" in log
+    (pods,) = re.findall(r"^pods (\d+)$", log, re.MULTILINE)
+    assert int(pods) >= 2

@@ -159,6 +159,17 @@ def test_all_ranks_go_on_from_the_state_of_the_first(rig: Rig, ran: Ran, stage: 
 
 
 @STAGES
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (4, 1), (1, 2)])
+def test_another_number_of_ranks_goes_on_with_the_same_order(
+    rig: Rig, ran: Ran, before: int, after: int, stage: str
+):
+    order = in_order(Shards(), 3, stage)
+    first = ran(rig, ranks=before, workers=3, stop=9, stage=stage)
+    second = ran(rig, ranks=after, workers=3, state=first[0]["state"], stage=stage)
+    assert [rank["digests"] for rank in second] == dealt(order[9 * before :], after)
+
+
+@STAGES
 def test_a_resumed_epoch_begins_at_the_snapshots_of_the_first_rank(
     rig: Rig, ran: Ran, tmp_path: Path, stage: str
 ):

@@ -152,7 +152,9 @@ def compare(saved: State, own: State, *, is_new_epoch: bool) -> list[str]:
     names = [
         "dataset_id" if has_ids else "dataset",
         *(() if has_ids and is_new_epoch else ("length",)),
-        *_ALWAYS,
+        *(
+            name for name in _ALWAYS if name != "world" or not saved.get("tail")
+        ),  # one order, dealt to any number
     ]
     differ += [f"{n} was {saved[n]!r}, is {own[n]!r}" for n in names if n in saved and saved[n] != own.get(n)]
     (a, ranks_a), (b, ranks_b) = ((s.get("batch_size"), s.get("ranks") or 1) for s in (saved, own))
