@@ -13,7 +13,7 @@ STORE_NBYTES = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Case(endtoend.Case):
-    batches: int = 1200
+    batches: int = 2000
 
 
 class Maker:

@@ -6,8 +6,10 @@ import json
 import re
 
 import pytest
-from cluster import ROOT, Cluster, run, until
+from cluster import FEEDER, ROOT, Cluster, run, until
 from jobs import FEEDERS, TRAINER, Job, changed, job
+
+from dataloaderjob import __version__
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 IMAGE = "ray-data:1"
@@ -66,7 +68,9 @@ def image(operator: Cluster) -> str:
     cluster = operator
     guide = (ROOT / "docs/guide/ray-data.md").read_text()
     (dockerfile,) = re.findall(r"^```dockerfile\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
-    run(["docker", "build", "-t", IMAGE, "-"], stdin=dockerfile, timeout_s=600)
+    base = f"ghcr.io/dataloaderjob/feeder:{__version__}"
+    assert base in dockerfile
+    run(["docker", "build", "-t", IMAGE, "-"], stdin=dockerfile.replace(base, FEEDER), timeout_s=600)
     nodes = cluster.kubectl(
         "get", "nodes", "--selector=!node-role.kubernetes.io/control-plane",
         "--output=jsonpath={.items[*].metadata.name}",

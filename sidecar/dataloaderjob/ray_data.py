@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset
 from dataloaderjob.core.errors import InputError
 
 _READ_ONLY = "The given NumPy array is not writable"
+EXIT_NO_RAY = 70
 _ROWS = 256
 """Rows that come at a time, where they are given one by one."""
 
@@ -58,7 +59,8 @@ class RayData(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """Raises InputError where there is no Ray, and what `make` and Ray raise."""
         batches = _dataset(self._make).iter_batches(
-            batch_size=self._batch_size or _ROWS, batch_format="numpy", drop_last=self._drop_last,
+            batch_size=self._batch_size or _ROWS, batch_format="numpy",
+            drop_last=self._drop_last and self._batch_size is not None,
             prefetch_batches=self._prefetch_batches, local_shuffle_buffer_size=self._shuffle_buffer_size,
             local_shuffle_seed=torch.initial_seed() & 0xFFFFFFFF if self._shuffle_buffer_size else None,
         )  # fmt: skip
@@ -102,7 +104,15 @@ def _connect(ray: Any) -> None:
         )
     # Ray's workers import what this process can import.
     path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
-    ray.init(address, configure_logging=False, runtime_env={"env_vars": {"PYTHONPATH": path}})
+    try:
+        ray.init(address, configure_logging=False, runtime_env={"env_vars": {"PYTHONPATH": path}})
+    except ConnectionError as exc:
+        # The head may be on its way: as an error of the dataset this would end the epoch.
+        sys.stderr.write(
+            f"RayData: the job's Ray at {address} cannot be reached, the slot begins anew: {exc}\n"
+        )
+        sys.stderr.flush()
+        os._exit(EXIT_NO_RAY)
 
 
 def _plain(column: Any) -> Any:

@@ -101,9 +101,19 @@ def test_shards_of_any_length_are_dealt_to_two_ranks(rig: Rig, ran: Ran, workers
     assert [rank["digests"] for rank in found] == dealt(in_order(Shards(), workers, stage), 2)
 
 
-def test_an_epoch_ends_however_far_ahead_ranks_ask(rig: Rig, ran: Ran):
-    found = ran(rig, ranks=2, workers=1, prefetch_factor=40)
-    assert [rank["digests"] for rank in found] == dealt(in_order(Shards(), 1), 2)
+@STAGES
+@pytest.mark.parametrize(
+    ("ranks", "lengths"),
+    [(2, (180,)), (2, (200, 20)), (2, (4, 0)), (3, (2, 4)), (4, (28, 0, 10, 80)), (8, (400, 20))],
+    ids=str,
+)
+def test_an_epoch_ends_however_far_ahead_ranks_ask(
+    rig: Rig, ran: Ran, ranks: int, lengths: tuple[int, ...], stage: str
+):
+    data = {"lengths": lengths}
+    found = ran(rig, ranks=ranks, workers=len(lengths), prefetch_factor=40, dataset=data, stage=stage)
+    order = in_order(Shards(lengths), len(lengths), stage)
+    assert [rank["digests"] for rank in found] == dealt(order, ranks)
 
 
 @STAGES

@@ -60,7 +60,14 @@ for epoch in range(2):
     print("ids", json.dumps(ids), flush=True)
 print("digest", loader.digest)
 """
-VARIABLES = "print('variables of Ray', [name for name in os.environ if name.startswith('RAY_')])"
+TELLING = """
+class Telling(RayData):
+    def __iter__(self):
+        print("variables of Ray", [name for name in os.environ if name.startswith("RAY_")], flush=True)
+        return super().__iter__()
+
+torch.manual_seed(5)
+"""
 HELPERS = """
 def tripled(batch):
     return {**batch, "triple": batch["id"] * 3}
@@ -120,7 +127,8 @@ def test_a_shuffle_whose_rows_come_one_by_one_is_another_one_each_epoch_and_the_
 
 def test_a_job_without_room_for_tasks_says_what_to_set_and_user_code_knows_nothing_of_ray(tmp_path: Path):
     project = RayProject(tmp_path, "batches")
-    (tmp_path / "train.py").write_text(SCRIPT.replace("def make():", "def make():\n    " + VARIABLES))
+    script = SCRIPT.replace("torch.manual_seed(5)", TELLING).replace("source = RayData(", "source = Telling(")
+    (tmp_path / "train.py").write_text(script)
     with LocalRun(project.path) as run:
         assert run.end() == 1, run.text
     assert "RayData needs the Ray of a job that leaves room for tasks" in run.text

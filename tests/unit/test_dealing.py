@@ -212,3 +212,73 @@ def test_a_rank_that_is_in_both_epochs_is_about_to_leave_the_first():
     first, second = bundle(epoch=0), bundle(epoch=1)
     users = {first.id: {2}, second.id: {1, 2}}
     assert not dealing.refusal(second, 1, 90, [first], users.__getitem__)
+
+
+class Lockstep:
+    """Ranks that step together, and feeders that make no batch too far ahead of the slowest."""
+
+    def __init__(self, lengths: list[int], ranks: int, steps_ahead: int, *, has_stage: bool) -> None:
+        self.lengths, self.ranks, self.most = lengths, ranks, steps_ahead * ranks
+        self.has_stage, self.needs = has_stage, Needs()
+        self.deals = [Deal(len(lengths), ranks, rank) for rank in range(ranks)]
+        self.asked: list[deque[tuple[Place, bool]]] = [deque() for _ in range(ranks)]
+        self.hands: list[Place | None] = [None] * ranks
+        self.lines: list[deque[tuple[Place, Any]]] = [deque() for _ in range(ranks)]
+        self.given: list[list[Place]] = [[] for _ in range(ranks)]
+        self.ended: set[int] = set()
+        if has_stage:
+            for deal in self.deals:
+                deal.stands(deal.mark())
+
+    def bundle(self, slot: int) -> Bundle:
+        return bundle(slot=slot, ranks=self.ranks)
+
+    def moves(self, rank: int) -> bool:
+        """Whether the rank could do anything."""
+        deal, asked, line = self.deals[rank], self.asked[rank], self.lines[rank]
+        moved = False
+        while (found := deal.next(self.most - len(line) * self.ranks)) is not None:
+            asked.append(found)
+            self.needs.hear(self.bundle(found[0].slot), rank, deal.needed(found[0].slot))
+            moved = True
+        hand = self.hands[rank]
+        if hand is not None and deal.is_whole:
+            if self.has_stage or self._may_step(rank):
+                self.hands[rank] = None
+                deal.gave(hand, 1)
+                deal.stepped()
+                line.append((hand, deal.mark()))
+                moved = True
+        elif asked and self._is_made(asked[0][0]):
+            place, _ = asked.popleft()
+            if place.number >= self.lengths[place.slot]:
+                self.ended.add(place.slot)
+                deal.ended(place, self.lengths[place.slot])
+            elif deal.there(place):
+                self.hands[rank] = place
+            moved = True
+        if line and self._may_step(rank):
+            place, mark = line.popleft()
+            self.given[rank].append(place)
+            if self.has_stage:
+                deal.stands(mark)
+            moved = True
+        return moved
+
+    def _is_made(self, place: Place) -> bool:
+        return place.slot in self.ended or self.needs.may_make(self.bundle(place.slot), place.number)
+
+    def _may_step(self, rank: int) -> bool:
+        return len(self.given[rank]) <= min(map(len, self.given))
+
+
+@given(
+    st.lists(st.integers(0, 90), min_size=1, max_size=4), st.integers(1, 8), st.integers(1, 40), st.booleans()
+)
+def test_ranks_that_step_together_all_come_to_the_end(lengths, ranks, ahead, has_stage):
+    world = Lockstep(lengths, ranks, ahead, has_stage=has_stage)
+    while any([world.moves(rank) for rank in range(ranks)]):
+        pass
+    order = in_turn(lengths)
+    steps = len(order) // ranks
+    assert world.given == [order[rank : steps * ranks : ranks] for rank in range(ranks)]

@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterable
 from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.frames import SlotTicket
-from dataloaderjob.core.snapshots import STEPS_APART
+from dataloaderjob.core.snapshots import BATCHES_AHEAD, STEPS_AHEAD, STEPS_APART
 
-STEPS_AHEAD, BATCHES_AHEAD = 4, 16
-"""A rank gets no more ahead of the slowest, in one slot, than the batches of so many steps, and so many."""
 SEEDS = (
     "ranks to which batches are dealt have to draw one base seed, and this one drew another: call torch.manual_seed "
     "with one number in all ranks before iter(loader), or give the loader a generator= that is seeded so"

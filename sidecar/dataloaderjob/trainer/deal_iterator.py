@@ -118,7 +118,8 @@ class DealIterator(SlotIterator):
     def _ask(self, place: Place, is_wanted: bool) -> None:
         deal = self._deal
         ticket = frames.SlotTicket(
-            self._epoch_seed, place.number, place.slot, self._size, self._bare, self._drop_last, deal.taken[place.slot],
+            self._epoch_seed, place.number, place.slot, self._size, self._bare, self._drop_last,
+            deal.needed(place.slot),
             asks=not is_wanted,
         )  # fmt: skip
         packed = frames.pack_slot_ticket(ticket)

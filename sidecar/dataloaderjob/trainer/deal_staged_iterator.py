@@ -29,13 +29,13 @@ class DealtStagedIterator(HandsOn, DealIterator):
         assert dealt is not None  # noqa: S101  shipped before
         # What is made of this rank's share is its own.
         self._bundle = replace(dealt, ranks=0, facts=slots.facts(dealt.facts))
-        stream = self._open(0)
+        stream = self._open(0, self._window // self._ranks)
         self._bundle = dealt
         reader = self._reader = self._new_taker(0, self._window, Unopened())
         self._begin_deal(reader.stream, saved)
         self._deal.stands(self._deal.mark())
         self._is_over = False
-        self._error: InputError | None = None
+        self._error = ""
         """What ends the epoch behind what was read."""
         self._begin_line(0)  # the stage draws as in one process, whichever rank has the batch
         self._draw()
@@ -53,19 +53,19 @@ class DealtStagedIterator(HandsOn, DealIterator):
         return not self._is_over
 
     def _end_epoch(self) -> Any:
-        if self._error is not None:
-            raise self._error
+        if self._error:
+            raise InputError(self._error)
         return super()._end_epoch()
 
     def _gives(self, first: Read) -> None:
         self._deal.stands(first.mark)
 
     def _take_read(self, *, waits: bool = False) -> bool:
+        if self._reading.taken >= self._drawn:
+            self._draw()  # first: what is known to be there may make the step whole
         if self._hand is not None and (self._deal.is_whole or self._padded):
             self._step(self._hand)
             return True
-        if self._reading.taken >= self._drawn:
-            self._draw()
         if self._reading.taken < self._drawn:
             return self._take_answer(waits=waits)
         if self._line and not self._deal.is_over:
@@ -73,7 +73,9 @@ class DealtStagedIterator(HandsOn, DealIterator):
         try:
             self._is_over = not self._pads()
         except InputError as exc:
-            self._is_over, self._error = True, exc
+            self._is_over, self._error = True, str(exc)
+        if self._is_over:
+            self._hand = None
         return True
 
     def _take_answer(self, *, waits: bool) -> bool:
@@ -107,6 +109,7 @@ class DealtStagedIterator(HandsOn, DealIterator):
 
     def _step(self, hand: Hand) -> None:
         """All batches of a step are there: this rank's is handed on."""
+        read, self._read = self._read, -1  # an error from here on ends the iterator
         self._hand, self._padded = None, False
         self._deal.gave(hand.place, None if hand.error else hand.digest)
         self._deal.stepped()
@@ -115,3 +118,4 @@ class DealtStagedIterator(HandsOn, DealIterator):
             self._line.append(Read(hand.place, hand.packed, None, error=hand.error, mark=mark))
         else:
             self._submit_read(hand.place, hand.packed, hand.batch, mark)
+        self._read = read

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dataloaderjob.core.snapshots import STEPS_APART
+from dataloaderjob.core.snapshots import BATCHES_AHEAD, STEPS_AHEAD, STEPS_APART
 from dataloaderjob.trainer.slots import DEALT, Beginnings, Place, packed
 
 
@@ -87,6 +87,8 @@ class Deal(Beginnings):
             if not live:
                 return None
             slot = min(live, key=self._next.__getitem__)
+            if self._next[slot] >= self.needed(slot) + (STEPS_AHEAD - 1) * self._ranks + BATCHES_AHEAD:
+                return None
             place, is_own = Place(slot, self._next[slot]), self._ahead % self._ranks == self._rank
             is_asked = is_own or place.number >= self._there[slot]
             self._next[slot] += 1
@@ -186,9 +188,12 @@ class Deal(Beginnings):
         """A state is to be one of this place, until the next call."""
         self._behind = mark
 
+    def needed(self, slot: int) -> int:
+        """This rank asks for no batch before it, nor does an epoch that goes on from its state."""
+        return (self.taken if self._behind is None else self._behind.taken)[slot]
+
     def passed(self, slot: int) -> int:
-        taken = self.taken if self._behind is None else self._behind.taken
-        return max(self._first[slot], taken[slot] - STEPS_APART * self._ranks)
+        return max(self._first[slot], self.needed(slot) - STEPS_APART * self._ranks)
 
     def least(self, slot: int) -> int:
         """A slot has so many batches at least, by what was answered."""

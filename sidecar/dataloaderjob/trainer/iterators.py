@@ -280,9 +280,10 @@ class ServiceIterator(_Seeded):
         self._epoch.settle()
         self._client.flush(stream)
 
-    def _open(self, first: int) -> Stream:
-        """Opens a stream of what was shipped. `first`: number of its first ticket."""
-        taker = self._open_taker(first, self._window)
+    def _open(self, first: int, window: int | None = None) -> Stream:
+        """Opens a stream of what was shipped. `first`: number of its first ticket; `window`: as many may be on their
+        way, if it is not the iterator's own number."""
+        taker = self._open_taker(first, window or self._window)
         if self._pin_memory:
             taker.set_timeout(0.0)  # who waits for the thread has it
             self._taker = PinningTaker(

@@ -59,7 +59,7 @@ class PartsIterator(ServiceIterator):
         self._window = max(1, min(self._window, MOST_AHEAD // self._most_parts))
         super().ship(loader, begin_session, slow)
 
-    def _open(self, first: int) -> Stream:  # noqa: ARG002  its tickets are not numbered as batches are
+    def _open(self, first: int, window: int | None = None) -> Stream:  # noqa: ARG002  its tickets are not numbered as batches are
         taker = self._open_taker(0, self._window * self._most_parts)
         self._asked: deque[_Asked] = deque()
         self._hand, self._last = [], None

@@ -114,6 +114,11 @@ class HandsOn(SlotIterator):
             raise
         self._read = read
 
+    def _sent(self, *, is_all: bool) -> None:
+        if is_all:
+            self._client.flush(self._reading.stream)
+        self._order()
+
     def _hand_on(self) -> None:
         """Hands on what has been read."""
         while self._is_left() and (not self._line or self._waiting_nbytes < MOST_WAITING_NBYTES):
