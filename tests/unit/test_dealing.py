@@ -277,7 +277,7 @@ class Lockstep:
 )
 def test_ranks_that_step_together_all_come_to_the_end(lengths, ranks, ahead, has_stage):
     world = Lockstep(lengths, ranks, ahead, has_stage=has_stage)
-    while any([world.moves(rank) for rank in range(ranks)]):
+    while sum(world.moves(rank) for rank in range(ranks)):
         pass
     order = in_turn(lengths)
     steps = len(order) // ranks
