@@ -102,7 +102,8 @@ class RayNode:
             "RAY_USAGE_STATS_ENABLED": "0",
         }
 
-    def _marks(self) -> dict[str, str]:
+    def marks(self) -> dict[str, str]:
+        """What the node's processes, and so actors of feeders, are told of it."""
         return {RAY_TASKS_VARIABLE: "1"} if self._tasks.cpus else {}
 
     def launch(
@@ -126,7 +127,7 @@ class RayNode:
         with contextlib.ExitStack() as stack:
             out = None if log_path is None else stack.enter_context(log_path.open("ab"))
             self._starter = subprocess.Popen(
-                command, env={**env, **self._marks(), **self.env()}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                command, env={**env, **self.marks(), **self.env()}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 start_new_session=True, cwd=cwd,
             )  # fmt: skip
         self._record()
