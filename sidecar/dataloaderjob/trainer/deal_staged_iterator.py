@@ -70,12 +70,14 @@ class DealtStagedIterator(HandsOn, DealIterator):
             return self._take_answer(waits=waits)
         if self._line and not self._deal.is_over:
             return False  # no more is read ahead
+        read, self._read = self._read, -1  # an error from here on ends the iterator
         try:
             self._is_over = not self._pads()
         except InputError as exc:
             self._is_over, self._error = True, str(exc)
         if self._is_over:
             self._hand = None
+        self._read = read
         return True
 
     def _take_answer(self, *, waits: bool) -> bool:
