@@ -104,7 +104,7 @@ $(abspath $(ENVTEST))/kwok:
 
 constraints: env  ## pins what the images install to the newest versions: constraints/images.txt
 	echo torch | uv pip compile --quiet --upgrade --universal --python-version 3.11 --excludes /dev/stdin \
-	  --extra operator --extra feeder --custom-compile-command "make constraints" \
+	  --extra operator --extra feeder --extra ray-data --custom-compile-command "make constraints" \
 	  --output-file constraints/images.txt pyproject.toml constraints/images.in
 
 BUILD := docker build --build-arg PYTHON_IMAGE=$(PYTHON_IMAGE) --build-arg VERSION=$(TAG)

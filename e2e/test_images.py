@@ -21,11 +21,11 @@ print(json.dumps({
     "writable": [path for path in ("/", "/opt/dataloaderjob", "/app") if os.access(path, os.W_OK)],
 }))
 """
-MODULES = ("torch", "ray", "numpy", "pydantic", "kopf", "kubernetes", "yaml", "pip", "dataloaderjob")
+MODULES = ("torch", "ray", "numpy", "pydantic", "kopf", "kubernetes", "yaml", "pyarrow", "pip", "dataloaderjob")
 HAS = {
     OPERATOR: {"pydantic", "kopf", "kubernetes", "yaml", "dataloaderjob"},
     SIDECAR: {"dataloaderjob"},
-    FEEDER: {"torch", "ray", "numpy", "pydantic", "yaml", "dataloaderjob"},
+    FEEDER: {"torch", "ray", "numpy", "pyarrow", "pydantic", "yaml", "dataloaderjob"},
 }
 
 

@@ -1,4 +1,4 @@
-"""Ray Data and `dataloaderjob map` on a cluster, in the image that docs/guide/ray-data.md builds; a pod is killed."""
+"""Ray Data and `dataloaderjob map` on a cluster, where a pod of feeders is killed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import json
 import re
 
 import pytest
-from cluster import FEEDER, ROOT, Cluster, run, until
+from cluster import Cluster, until
 from jobs import FEEDERS, TRAINER, Job, changed, job
 
-from dataloaderjob import __version__
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-IMAGE = "ray-data:1"
 ROWS = 1_800
 PROGRAM = f"""
 import json, os, socket, time
@@ -62,24 +59,6 @@ sys.exit(done.returncode)
 """
 
 
-@pytest.fixture(scope="module")
-def image(operator: Cluster) -> str:
-    """The image of the guide, on the cluster's workers."""
-    cluster = operator
-    guide = (ROOT / "docs/guide/ray-data.md").read_text()
-    (dockerfile,) = re.findall(r"^```dockerfile\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
-    base = f"ghcr.io/dataloaderjob/feeder:{__version__}"
-    assert base in dockerfile
-    run(["docker", "build", "-t", IMAGE, "-"], stdin=dockerfile.replace(base, FEEDER), timeout_s=600)
-    nodes = cluster.kubectl(
-        "get", "nodes", "--selector=!node-role.kubernetes.io/control-plane",
-        "--output=jsonpath={.items[*].metadata.name}",
-    )  # fmt: skip
-    words = ["kind", "load", "docker-image", "--name", cluster.name, IMAGE]
-    run([*words, f"--nodes={','.join(nodes.split())}"], timeout_s=600)
-    return IMAGE
-
-
 def told(of: Job, word: str) -> list[list[list[int]]]:
     """What each rank printed after this word."""
     return [
@@ -89,9 +68,9 @@ def told(of: Job, word: str) -> list[list[list[int]]]:
 
 
 def test_ray_data_feeds_two_trainers_from_all_pods_and_goes_on_when_the_pod_that_reads_is_lost(
-    operator: Cluster, namespace: str, start, image: str
+    operator: Cluster, namespace: str, start
 ):
-    made = job("ray-data", program=PROGRAM, image=image, trainers=2, feeders=2)
+    made = job("ray-data", program=PROGRAM, trainers=2, feeders=2)
     read: Job = start(changed(made, spec__ray__managed__tasks={"cpus": 1, "objectStore": "100Mi"}))
     until(
         lambda: read.logs(TRAINER, "trainer").count("batch 8\n") == 2,
@@ -106,9 +85,9 @@ def test_ray_data_feeds_two_trainers_from_all_pods_and_goes_on_when_the_pod_that
 
 
 def test_map_has_all_pods_of_feeders_work_and_writes_each_input_once_though_one_of_them_is_lost(
-    operator: Cluster, namespace: str, start, image: str
+    operator: Cluster, namespace: str, start
 ):
-    mapped: Job = start(job("map", program=MAP, image=image, feeders=2))
+    mapped: Job = start(job("map", program=MAP, feeders=2))
     until(
         lambda: "rows" in mapped.logs(TRAINER, "trainer"),
         timeout_s=120, what="the first line of progress", also=mapped.why,

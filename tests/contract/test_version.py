@@ -18,7 +18,6 @@ def test_the_chart_has_the_version_of_the_package():
 def test_every_image_that_is_named_has_the_version_of_the_package():
     files = (
         "README.md",
-        "docs/guide/ray-data.md",
         "docs/kubernetes/images-and-data.md",
         "charts/dataloaderjob/Chart.yaml",
         "examples/fashion-mnist/Dockerfile",
