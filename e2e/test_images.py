@@ -21,7 +21,18 @@ print(json.dumps({
     "writable": [path for path in ("/", "/opt/dataloaderjob", "/app") if os.access(path, os.W_OK)],
 }))
 """
-MODULES = ("torch", "ray", "numpy", "pydantic", "kopf", "kubernetes", "yaml", "pyarrow", "pip", "dataloaderjob")
+MODULES = (
+    "torch",
+    "ray",
+    "numpy",
+    "pydantic",
+    "kopf",
+    "kubernetes",
+    "yaml",
+    "pyarrow",
+    "pip",
+    "dataloaderjob",
+)
 HAS = {
     OPERATOR: {"pydantic", "kopf", "kubernetes", "yaml", "dataloaderjob"},
     SIDECAR: {"dataloaderjob"},

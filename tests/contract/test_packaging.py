@@ -32,7 +32,9 @@ def needed(*extras: str) -> Iterator[Requirement]:
     "requirement",
     [
         r
-        for r in {str(r): r for r in needed("operator", "feeder", "trainer", "sidecar", "api")}.values()
+        for r in {
+            str(r): r for r in needed("operator", "feeder", "ray-data", "trainer", "sidecar", "api")
+        }.values()
         if r.name != "torch"
     ],
     ids=str,
