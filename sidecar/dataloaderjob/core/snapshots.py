@@ -9,8 +9,8 @@ MAX_SNAPSHOTS = 16
 STEPS_APART = 2
 """Ranks to which the batches of slots are dealt step together: they are never so many steps apart."""
 STEPS_AHEAD, BATCHES_AHEAD = 4, 16
-"""Of a slot that ranks share, no batch is made that lies further ahead of the slowest rank than those of so many steps,
-and so many. A rank asks for one step less, so that none waits for what nobody is going to make."""
+"""How far a slot that ranks share is made ahead of the slowest rank: the batches of so many steps, and so many more. A
+rank asks for one step less, so that none waits for what nobody is going to make."""
 Snapshot = tuple[int, bytes]
 """(batches made, state)."""
 
