@@ -90,6 +90,7 @@ def sidecar_restarts(job: Job) -> list[int]:
     return [pod["status"]["initContainerStatuses"][0]["restartCount"] for pod in job.pods(TRAINER)]
 
 
+@pytest.mark.slow
 def test_a_dead_trainer_restarts_the_group_once_and_the_job_ends_while_the_operator_is_away(
     operator: Cluster, start, tmp_path: Path
 ):

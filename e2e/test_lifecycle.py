@@ -121,6 +121,7 @@ def test_another_image_rolls_feeders_and_an_immutable_field_is_refused(running: 
         )
 
 
+@pytest.mark.slow
 def test_the_operator_may_be_upgraded_uninstalled_and_installed_under_another_name(running: Job):
     cluster, before = running.cluster, running.uids(*ALL)
     version = ["--set", "podAnnotations.example=upgraded"]

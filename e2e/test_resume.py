@@ -11,7 +11,7 @@ import pytest
 from cluster import Cluster, until
 from jobs import DIGEST, TRAINER, Job, job, with_state
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PROGRAM = """
 import hashlib, json, os, sys, time, torch
 from dataloaderjob import DataLoader

@@ -252,6 +252,7 @@ def test_a_job_that_does_not_start_in_time_fails_and_says_why(start):
     )
 
 
+@pytest.mark.slow
 def test_a_worker_register_timeout_that_is_too_low_is_named_and_raising_it_heals_the_job(start):
     slow = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"cpu": "250m", "memory": "2Gi"}}
     low = changed(

@@ -4,7 +4,8 @@ pure: the time comes in. The clock of the workers is the event loop's.
 A key that is added twice is taken once; one that is in work is taken again only afterwards; one that failed waits,
 longer each time, and an event shortens that to EVENT_WAIT_S, for it may be what was missing. What a user changed is
 taken before what follows from it, of which only so much is in work at a time: the API server then answers the user's
-part in a tenth of the time that 32 requests at once take it.
+part in a tenth of the time that 32 requests at once take it. One loop takes the keys: workers that wait for the queue
+are all woken by each key.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ RESYNC_S = 600.0
 MIN_INTERVAL_S = 0.05
 """Minimum interval between two reconciles of a job, whatever it asks for."""
 FOLLOWING = 8
-"""Keys in work at a time that do not go first, or a quarter of the workers. So many workers are theirs alone: users
-alone hold up nothing."""
+"""Keys in work at a time that do not go first, or a quarter of all. So many are theirs alone: users alone hold up
+nothing."""
 NEVER = float("inf")
 Reconcile = Callable[[JobKey], Awaitable[float | None]]
 """Returns the seconds until the next reconcile, None for the resync, NEVER for a job that is gone."""
@@ -152,7 +153,7 @@ class WorkQueue(Generic[K]):
 
 
 class Workers:
-    """Workers of the queue. Watches call `add`; `run` reconciles until it is cancelled."""
+    """Reconciles what is in the queue, some jobs at a time. Watches call `add`; `run` goes on until it is cancelled."""
 
     def __init__(
         self,
@@ -162,7 +163,7 @@ class Workers:
         metrics: Metrics | None = None,
         resync_s: float = RESYNC_S,
     ) -> None:
-        self._reconcile, self._workers, self._resync_s = reconcile, workers, resync_s
+        self._reconcile, self._resync_s = reconcile, resync_s
         following = max(1, min(workers - 1, max(FOLLOWING, workers // 4)))
         self._queue: WorkQueue[JobKey] = WorkQueue(
             most_first=max(1, workers - following), most_following=following
@@ -183,19 +184,18 @@ class Workers:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for _ in range(self._workers):
-                group.create_task(self._worker())
+            while True:
+                key = self._queue.take(time.monotonic())
+                if key is None:
+                    await self._wait()
+                else:
+                    self._metrics.queue_latency.observe(self._queue.latency_s)
+                    group.create_task(self._work(key))
+                    await asyncio.sleep(0)  # reconciles that wait for nothing give nobody else a turn
 
-    async def _worker(self) -> None:
-        while True:
-            key = self._queue.take(time.monotonic())
-            if key is None:
-                await self._wait()
-            else:
-                await asyncio.sleep(0)  # a reconcile that reads and writes nothing gives nobody else a turn
-                self._metrics.queue_latency.observe(self._queue.latency_s)
-                with about_job(*key), self._metrics.reconcile_duration.time():
-                    await self._one(key)
+    async def _work(self, key: JobKey) -> None:
+        with about_job(*key), self._metrics.reconcile_duration.time():
+            await self._one(key)
 
     async def _wait(self) -> None:
         self._changed.clear()
