@@ -10,19 +10,20 @@ from cluster import Cluster, until
 from jobs import FEEDERS, TRAINER, Job, changed, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-ROWS = 1_800
+ROWS = 1_200
 PROGRAM = f"""
-import json, os, socket, time
+import json, os, socket, time, torch
 import torch.distributed as dist
 from dataloaderjob import DataLoader, RayData
 dist.init_process_group("gloo")
+torch.manual_seed(0)
 def worked(batch):
     time.sleep(0.5)
     return {{"id": batch["id"], "host": [socket.gethostname()] * len(batch["id"])}}
 def make():
     import ray
     print("slot of", socket.gethostname(), flush=True)
-    return ray.data.range({ROWS}, override_num_blocks=60).map_batches(worked)
+    return ray.data.range({ROWS}, override_num_blocks=40).map_batches(worked)
 loader = DataLoader(RayData(make, batch_size=20), batch_size=None, num_workers=1, tail="drop")
 seen, hosts = [], set()
 for number, batch in enumerate(loader):
