@@ -15,7 +15,7 @@ def test_user_code_is_told_of_ray_only_where_there_is_room_for_its_tasks():
     assert ray_of_tasks(NODE, "10.0.0.1:6379") == {}
     assert without_ray(NODE) == {"PATH": "/bin"}
     for tasks in (RayTasks(), RayTasks(cpus=2)):
-        node = RayNode(Path("r"), token_path=Path("token"), vital=(), tasks=tasks)
+        node = RayNode(Path("/tmp/r"), token_path=Path("token"), vital=(), tasks=tasks)
         assert (RAY_TASKS_VARIABLE in node.marks()) == bool(tasks.cpus)
         found = ray_of_tasks({**NODE, **node.marks()}, "10.0.0.1:6379")
         told = {"RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_USAGE_STATS_ENABLED"}
