@@ -16,7 +16,7 @@ from streams import longest_gap_s
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 BAD = "example.com/feeder:not-there"
-SETTLE_S = 30.0
+SETTLE_S = 60.0
 """The bad image has so long to take a second pod."""
 STEADY_GAP_S = 5.0
 """Between two lines of the trainer, three of which come a second, while no feeder moves."""

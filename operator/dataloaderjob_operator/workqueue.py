@@ -1,5 +1,5 @@
-"""A keyed queue of jobs that are due for a reconcile, and workers that take jobs off it, a few at a time. The queue is
-pure: the time comes in. The clock of the workers is the event loop's.
+"""A keyed queue of jobs that are due for a reconcile, and what takes jobs off it, a few at a time. The queue is pure:
+the time comes in. Else the clock is the event loop's.
 
 A key that is added twice is taken once; one that is in work is taken again only afterwards; one that failed waits,
 longer each time, and an event shortens that to EVENT_WAIT_S, for it may be what was missing. What a user changed is
