@@ -185,7 +185,6 @@ def test_it_serves_probes_and_metrics_and_logs_lines_of_json_about_jobs(
     assert {line["logger"].partition(".")[0] for line in lines} == {"dataloaderjob_operator", "kopf"}
 
 
-@pytest.mark.slow
 def test_a_job_whose_status_is_refused_is_counted_at_once_and_named_by_healthz_after_half_a_minute(
     server: ApiServer, operator: Operator
 ) -> None:

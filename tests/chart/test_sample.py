@@ -75,7 +75,6 @@ def test_the_notes_name_the_commands_for_a_job_that_fails() -> None:
         assert words in text
 
 
-@pytest.mark.slow
 def test_the_sample_does_the_same_on_one_machine(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(pasted())
     command = [sys.executable, "-m", "dataloaderjob.local.cli", "run", "job.yaml"]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from documents import ROOT
 
 
+@pytest.mark.slow
 def test_a_short_round_of_ours_measures_something_in_each_cell():
     done = subprocess.run(
         [sys.executable, "-m", "bench.run", "--smoke", "--only", "B1,B2,B3,B10,B14,B16,B17", "--parties", "ours"],

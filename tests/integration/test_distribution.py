@@ -18,7 +18,7 @@ from documents import ROOT
 
 import dataloaderjob
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 PACKAGES = (ROOT / "sidecar/dataloaderjob", ROOT / "operator/dataloaderjob_operator")
 README = (ROOT / "README.md").read_text()
 

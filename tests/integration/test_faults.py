@@ -102,7 +102,6 @@ def thaw(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_digest_survives_a_fault_at_a_random_moment(
@@ -129,7 +128,6 @@ def test_the_digest_survives_a_fault_at_a_random_moment(
     service.settled()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_digest_survives_changes_of_the_number_of_feeders_within_an_epoch(service, reference):
     plan = {30: 1, 80: 4, 130: 2, 180: 0}
@@ -153,7 +151,6 @@ def test_the_digest_survives_changes_of_the_number_of_feeders_within_an_epoch(se
     service.settled()
 
 
-@pytest.mark.slow
 def test_a_frozen_feeder_is_replaced_and_changes_nothing_when_it_thaws(service, reference):
     pid = service.feeder_pids()[0]
     os.kill(pid, signal.SIGSTOP)

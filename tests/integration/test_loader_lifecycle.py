@@ -82,6 +82,7 @@ def test_trainer_has_neither_ray_nor_a_thread_of_ours_in_it(rig: Rig) -> None:
         assert line(process) == "[]"
 
 
+@pytest.mark.slow
 def test_two_hundred_short_epochs_leave_everything_flat(rig: Rig) -> None:
     """Memory, descriptors, threads and extents, in trainer, sidecar and feeders."""
     with script("""
@@ -257,6 +258,7 @@ def test_client_that_ends_in_one_thread_is_not_met_by_another(
     assert ids(second) == found, "its descriptors are not those that were closed"
 
 
+@pytest.mark.slow
 def test_more_iterators_than_there_is_room_for_are_refused(rig: Rig) -> None:
     loader = DataLoader(Numbers(40), batch_size=10)
     live = [iter(loader) for _ in range(control.ROWS)]

@@ -196,7 +196,6 @@ def test_batches_are_made_by_a_function_of_the_script(place: Place) -> None:
     assert pq.read_table(place.folder / "out")["result"].to_pylist() == [float(i) for i in range(ROWS)]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_feeders_that_are_killed_change_nothing(place: Place, expected: dict[str, bytes]) -> None:
     process = place.start("points", "columns", "--output", "out", pause_s=0.05)
@@ -211,7 +210,6 @@ def test_feeders_that_are_killed_change_nothing(place: Place, expected: dict[str
     assert place.contents("out") == expected
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_that_is_killed_and_gone_on_with_writes_each_input_once(
     place: Place, expected: dict[str, bytes]
@@ -234,7 +232,6 @@ def test_a_run_that_is_killed_and_gone_on_with_writes_each_input_once(
     assert pq.read_table(place.folder / "out")["index"].to_pylist() == list(range(ROWS))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ctrl_c_keeps_whole_files_and_says_how_to_go_on(place: Place, expected: dict[str, bytes]) -> None:
     process = place.start("points", "columns", "--output", "out", pause_s=0.05)
@@ -248,7 +245,6 @@ def test_ctrl_c_keeps_whole_files_and_says_how_to_go_on(place: Place, expected: 
     assert place.contents("out") == expected
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_error_names_the_index_and_a_mended_script_goes_on(
     place: Place, expected: dict[str, bytes]

@@ -89,7 +89,6 @@ def lines(text: str, word: str) -> list[tuple[str, int]]:
     return [(m[1], int(m[2])) for m in found if m]
 
 
-@pytest.mark.slow
 def test_an_epoch_through_pods_is_that_of_num_workers_0_and_each_pod_shows_its_feeders_output(job: Job):
     pods, head, feeders = job
     assert digest_of(loader(Loud(800))) == reference(800)
@@ -111,7 +110,6 @@ def test_an_epoch_through_pods_is_that_of_num_workers_0_and_each_pod_shows_its_f
     )
 
 
-@pytest.mark.slow
 def test_pods_that_die_are_replaced_within_an_epoch_and_at_the_end_no_process_is_left(job: Job):
     pods, head, feeders = job
     replaced: list[Pod] = []
@@ -137,7 +135,6 @@ def test_pods_that_die_are_replaced_within_an_epoch_and_at_the_end_no_process_is
     assert pods.left() == [], "nothing of any pod lives on"
 
 
-@pytest.mark.slow
 def test_a_pod_is_ready_while_its_feeder_serves_and_one_more_pod_once_it_has_shown_that_it_could(job: Job):
     pods, _, feeders = job
 
@@ -160,7 +157,6 @@ def test_a_pod_is_ready_while_its_feeder_serves_and_one_more_pod_once_it_has_sho
     pods.ready(2)
 
 
-@pytest.mark.slow
 def test_an_update_moves_a_feeder_to_the_pod_that_is_ready_and_the_other_one_serves_meanwhile(job: Job):
     pods, _, feeders = job
     new = pods.feeder(2, patience_s=0.0)
@@ -203,7 +199,6 @@ def test_the_head_starts_its_supervisor_again_and_ends_without_its_gcs_and_feede
     assert digest_of(loader(Loud(160))) == reference(160)
 
 
-@pytest.mark.slow
 def test_without_the_token_of_the_jobs_ray_a_pod_does_not_join_and_says_so(job: Job):
     pods, _, _ = job
     (pods.home / "wrong").write_text("0" * 64)
@@ -214,7 +209,6 @@ def test_without_the_token_of_the_jobs_ray_a_pod_does_not_join_and_says_so(job: 
     assert pods.status()["ready"] == 2
 
 
-@pytest.mark.slow
 def test_a_failure_is_told_with_its_feeder_until_a_batch_is_taken_after_it(job: Job):
     pods, _, _ = job
     broken = loader(Broken())
@@ -254,7 +248,6 @@ def test_a_worker_register_timeout_that_is_too_short_is_told_and_raising_it_heal
         }
 
 
-@pytest.mark.slow
 def test_a_feeder_whose_image_lacks_a_module_is_told_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -18,8 +18,6 @@ from rig import Rig
 from dataloaderjob.core.records import Record
 from dataloaderjob.trainer.recording import FLUSH_ROWS
 
-pytestmark = pytest.mark.slow
-
 SCRIPT = Path(__file__).parents[1] / "support" / "recorded_run.py"
 
 

@@ -36,6 +36,7 @@ def fifty(ranks: int, rank: int, **options: int) -> DataLoader:
     return DataLoader(dataset, 1, sampler=sampler, dataset_id="fifty", **options)
 
 
+@pytest.mark.slow
 def test_ray_s_feeders_go_on_at_every_step_of_an_epoch_of_fifty(ray: Service) -> None:
     here = {"num_workers": 0}
     for ranks in (1, 2):

@@ -235,7 +235,6 @@ def test_metrics_and_bad_requests(start: Start):
             supervised.ask(**message)
 
 
-@pytest.mark.slow
 def test_without_the_clusters_token_nobody_comes_in_and_no_home_is_touched(ray_head: RayHead, tmp_path: Path):
     wrong = tmp_path / "wrong"
     wrong.write_text("0" * 64)
@@ -272,7 +271,6 @@ def called(port: int, method: str, metadata: list[tuple[str, str]]) -> str:
     return "OK"
 
 
-@pytest.mark.slow
 def test_without_the_clusters_token_no_port_of_ray_answers_a_call(start: Start, ray_head: RayHead):
     supervised = start()
     supervised.ready(1)
@@ -319,7 +317,6 @@ def test_a_head_that_never_answers_ends_the_supervisor_with_the_likely_cause(
     assert "spec.ray.managed.tuning" in supervised.output
 
 
-@pytest.mark.slow
 def test_a_raylet_killed_ends_the_supervisor_and_the_head_leaves_nothing(tmp_path: Path):
     with head() as made:
         supervised = Supervised(tmp_path, made)
@@ -336,7 +333,6 @@ def test_a_raylet_killed_ends_the_supervisor_and_the_head_leaves_nothing(tmp_pat
     assert not any(map(alive, pids))
 
 
-@pytest.mark.slow
 def test_a_head_ends_all_its_processes_also_those_that_ignore_it(tmp_path: Path):
     with head() as made:
         supervised = Supervised(tmp_path, made, num_feeders=2)
@@ -393,7 +389,6 @@ def test_a_worker_whose_start_takes_40_s(tmp_path: Path, timeout_s: int):
         supervised.kill()
 
 
-@pytest.mark.slow
 def test_health_checks_are_as_tuned(tmp_path: Path):
     """A frozen raylet is declared dead after about threshold x period, not after Ray's 25 s."""
     tuning = RayTuning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import select
@@ -18,7 +19,7 @@ from rig import until
 from dataloaderjob.core import folders
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.places import RUN_VARIABLE
-from dataloaderjob.core.processes import MAX_LINE_CHARS, Lines
+from dataloaderjob.core.processes import MAX_LINE_CHARS, SEE_OUTPUT, Lines, last_word
 from dataloaderjob.local import reaper
 from dataloaderjob.local.children import Child, Command, Loop, check_words, exit_code
 from dataloaderjob.local.service import Echo
@@ -58,6 +59,23 @@ def test_any_split_of_any_bytes_gives_the_same_lines(data: bytes, cuts: list[int
 
 def test_a_line_without_end_is_shown_in_pieces():
     assert [len(line) for line in lines_of(b"x" * (MAX_LINE_CHARS + 5))] == [MAX_LINE_CHARS, 5]
+
+
+POINTER = f"ERROR the process that imports torch ended: {SEE_OUTPUT}"
+
+
+@pytest.mark.parametrize(
+    ("said", "last"),
+    [
+        (["INFO begins", "ImportError: libcudart", POINTER], "ImportError: libcudart"),
+        (["INFO begins", POINTER, "ImportError: libcudart"], "ImportError: libcudart"),
+        (["  ImportError: libcudart ", "", " "], "ImportError: libcudart"),
+        ([POINTER, ""], POINTER),
+        ([], ""),
+    ],
+)
+def test_the_last_word_of_a_process_is_not_one_that_points_to_another_s(said: list[str], last: str):
+    assert functools.reduce(last_word, said, "") == last
 
 
 def test_exit_codes_are_a_shell_s():

@@ -21,6 +21,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 MAX_LINE_CHARS = 64 * 1024
 """A longer line is shown in pieces."""
+SEE_OUTPUT = "its own output says why"
+"""Ends a line that points to what another process said, which may come before it or after."""
 _ENDS = re.compile(r"\r\n|\n|\r")
 MAX_CRASHES = 6
 """More of them within CRASH_WINDOW_S: it will not work the next time either."""
@@ -173,6 +175,13 @@ class Lines:
         self._rest = rest + held
         for line in lines:
             self._take(line)
+
+
+def last_word(before: str, line: str) -> str:
+    """What a process said last, when `line` comes behind `before`: neither a blank, nor what points to the line
+    before it."""
+    line = line.strip()
+    return before if not line or (before and line.endswith(SEE_OUTPUT)) else line
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from dataloaderjob.core.processes import (
     close_all_but,
     default_signals,
     die_with_parent,
+    last_word,
 )
 from dataloaderjob.core.settings import FeederSettings, load
 from dataloaderjob.feeder import server
@@ -91,7 +92,7 @@ class Host(ReapingLoop):
 
     def _relay(self, feeder: _Feeder, fd: int) -> None:
         def show(line: str) -> None:
-            feeder.words = line
+            feeder.words = last_word(feeder.words, line)
             sys.stdout.write(f"[{feeder.name}] {line}\n")
             sys.stdout.flush()
 

@@ -22,7 +22,7 @@ from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import SLOTS, Bundle
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
 from dataloaderjob.core.frames import Flag, Header, Kind, base_seed_of
-from dataloaderjob.core.processes import end_as
+from dataloaderjob.core.processes import SEE_OUTPUT, end_as
 from dataloaderjob.core.settings import FeederSettings, read_key
 from dataloaderjob.core.sockets import DATA, Acceptor
 from dataloaderjob.feeder.builders import Builders
@@ -371,7 +371,7 @@ def _facts(requests: socket.socket) -> dict[str, Any]:
     """Waits until the zygote is ready. Raises ServiceError when it is gone."""
     data = requests.recv(4096)
     if not data:
-        raise ServiceError("the process that imports torch ended: its own output says why")
+        raise ServiceError(f"the process that imports torch ended: {SEE_OUTPUT}")
     return dict(json.loads(data)["facts"])
 
 

@@ -7,6 +7,7 @@ here: then a feeder by itself, which serves nobody, shows that this image can fe
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -20,6 +21,7 @@ from enum import Enum, auto
 from pathlib import Path
 
 from dataloaderjob.core.errors import ServiceError
+from dataloaderjob.core.processes import last_word
 from dataloaderjob.core.settings import NODE_BLOBS, FeederSettings
 from dataloaderjob.core.supervision import ended_text
 from dataloaderjob.providers.ray.node import start_host
@@ -185,8 +187,7 @@ class Trial:
             return None
         words = self._words.read_bytes()[-MAX_WORDS_NBYTES:].decode(errors="replace")
         sys.stderr.write(words)
-        lines = [line.strip() for line in words.splitlines() if line.strip()]
-        last = lines[-1] if lines else ""
+        last = functools.reduce(last_word, words.splitlines(), "")
         late = f"a feeder did not serve within {self._timeout_s:.0f} s" + (
             f"; it said last: {last}" if last else ""
         )

@@ -40,7 +40,7 @@ from ray._private import worker as ray_worker
 
 from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.core.places import NODE_FOLDER_VARIABLE
-from dataloaderjob.core.processes import Lines
+from dataloaderjob.core.processes import Lines, last_word
 from dataloaderjob.core.settings import NODE_BLOBS, NODE_OUTPUT, FeederSettings
 from dataloaderjob.core.supervision import ended_text, index_of
 from dataloaderjob.providers.ray.node import ray_of_tasks, start_host
@@ -163,8 +163,7 @@ class Host:
         lines.feed(b"", final=True)
 
     def _remember(self, line: str) -> None:
-        if line.strip():
-            self._words = line.strip()
+        self._words = last_word(self._words, line)
 
 
 def show() -> None:
