@@ -66,6 +66,7 @@ PACED_MB = 20.0
 RANKS = 8
 LINK_PEERS = (FLIGHT, "pyzmq", RAY_COPY_FAR)
 ITER_TORCH = "iter_torch_batches"
+ITER_TORCH_NEAR = "iter_torch_batches, one raylet"
 BEST_PEER = "best peer"
 """A peer name of claims: whichever has the best median."""
 
@@ -240,7 +241,7 @@ def _streams(full: bool) -> Iterator[Cell]:
 
 def _ray_data(full: bool) -> Iterator[Cell]:
     times = {"flat_out_s": 6.0, "paced_s": 8.0} if full else {"flat_out_s": 3.0, "paced_s": 4.0}
-    for party in (OURS, ITER_TORCH):
+    for party in (OURS, ITER_TORCH, ITER_TORCH_NEAR):
         for producers in (1, 2):
             yield Cell("B18", party, {"producers": producers, **times}, ROUNDS)
 
@@ -487,7 +488,8 @@ def _stream_claims(full: bool) -> Iterator[Claim]:
 
 
 def _ray_data_claims(full: bool) -> Iterator[Claim]:
-    yield from _fed_claims("B18", ("1 producer", "2 producers"), ITER_TORCH, 1.0)
+    for peer in (ITER_TORCH, ITER_TORCH_NEAR):
+        yield from _fed_claims("B18", ("1 producer", "2 producers"), peer, 1.0)
 
 
 def _heavy_tail_claims(full: bool) -> Iterator[Claim]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from bench import endtoend, raydata
 from bench.raybox import await_iterators, ray_box
 
 
-def iter_torch_batches(case: raydata.Case) -> dict[str, Any]:
-    """The trainer is the driver; driver and raylet are the node's processes."""
-    with ray_box(num_cpus=raydata.cpus(case), store_nbytes=raydata.STORE_NBYTES) as pids:
+def iter_torch_batches(case: raydata.Case, *, far_node: bool = True) -> dict[str, Any]:
+    """The trainer is the driver; driver and its raylet are the node's processes. `far_node`: tasks run on another
+    raylet, as they do where the trainer's node is for the trainer; blocks come through Ray's own transfer."""
+    cpus = raydata.cpus(case)
+    with ray_box(num_cpus=cpus, store_nbytes=raydata.STORE_NBYTES, far_node=far_node) as pids:
         made = raydata.pipeline(case)
         stream = raydata.pairs(made.iter_torch_batches(batch_size=case.batch, prefetch_batches=2))
         try:
@@ -20,4 +23,7 @@ def iter_torch_batches(case: raydata.Case) -> dict[str, Any]:
             await_iterators()
 
 
-PEERS = {"iter_torch_batches": iter_torch_batches}
+PEERS = {
+    "iter_torch_batches": iter_torch_batches,
+    "iter_torch_batches, one raylet": functools.partial(iter_torch_batches, far_node=False),
+}

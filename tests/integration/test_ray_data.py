@@ -110,6 +110,18 @@ def test_two_trainers_have_all_of_ray_data_in_order_though_its_process_is_killed
     assert dealt(run) == [[i for i in range(2_400) if i % 3]] * 2
 
 
+def test_two_trainers_have_all_of_ray_data_in_order_though_the_head_of_its_ray_is_killed(tmp_path: Path):
+    project = RayProject(tmp_path, "batches", ray=TASKS)
+    with LocalRun(project.path) as run:
+        run.until("ready after")
+        run.find()
+        run.until("epoch 0 batch 8", END_S)
+        os.kill(run.pid_of(name="gcs_server"), signal.SIGKILL)
+        run.until("Ray head 1 is lost")
+        assert run.end(END_S) == 0, run.text
+    assert dealt(run) == [[i for i in range(2_400) if i % 3]] * 2
+
+
 def test_a_shuffle_whose_rows_come_one_by_one_is_another_one_each_epoch_and_the_same_in_each_run(
     tmp_path: Path,
 ):
