@@ -174,7 +174,7 @@ dist: env  ## a wheel and an sdist, in dist/
 	rm -rf dist
 	python -m build --no-isolation
 
-bench: $(VENV)/.bench-installed  ## benchmarks, under 30 minutes; writes bench/results and docs/benchmarks.md
+bench: $(VENV)/.bench-installed  ## benchmarks, a good hour; writes bench/results and docs/benchmarks.md
 	python -m bench.run
 
 bench-full: $(VENV)/.bench-installed  ## the whole grid of benchmarks, hours
