@@ -18,9 +18,11 @@ Figures = dict[str, dict[str, float]]
 
 NOTHING, COLD, QUIET, RESYNC, MEMORY = "from nothing", "cold start", "nothing happens", "resync", "memory"
 SCALE, SPEC, BUSY = "a change of feeders.replicas", "a change of deadlines", "a change while figures move"
-CALM = f"{SCALE}, half as often"
+CROWDED = f"{SCALE}, twice as often"
+"""More than the two cores can do on a slow day, API server and controllers included: a queue grows then, and its wait
+says little of the operator. Nothing is promised."""
 CHANGES = (SCALE, SPEC, BUSY)
-"""Each of other jobs, as many a second as the two cores can just do; `CALM` once more of the first's."""
+"""Each of other jobs; `CROWDED` once more of the first's."""
 WRITES = {SCALE: 3.0, SPEC: 1.0}
 """A status; the Deployment, and the number of feeders that a supervisor reads which is started again."""
 
@@ -35,10 +37,11 @@ def claims() -> list[Claim]:
         _claim(COLD, "writes", "writes", "but figures", floor=0.0, target=0.0),
         _claim(COLD, "figure_writes", "writes", "of figures"),
     ]
-    for case in (SCALE, CALM, SPEC, BUSY):
+    for case in (SCALE, CROWDED, SPEC, BUSY):
+        bounds = {} if case == CROWDED else {"floor": 5.0, "target": 1.0}
         made += [
             _claim(case, "p50_s", "s", "p50 until observedGeneration follows"),
-            _claim(case, "p99_s", "s", "p99", floor=5.0, target=1.0),
+            _claim(case, "p99_s", "s", "p99", **bounds),
             _claim(case, "max_s", "s", "the slowest"),
         ]
     for case in (SCALE, SPEC):

@@ -35,6 +35,7 @@ class Timing:
     quiet_s: float = 30.0
     changes_s: float = 30.0
     changes_per_s: float = 10.0
+    """Of specs; of feeders.replicas, from which most follows, half as many."""
     resync_s: float = 30.0
     settled_s: float = 12.0
     """Without a write, until the next phase; longer than the operator waits between two asks of a supervisor."""
@@ -121,8 +122,8 @@ class Bench:
         await self.nothing_happens(operator)
         per_s = self.timing.changes_per_s
         for case, kind, mine, rate in (
-            (claims.SCALE, self._scaled, names[0], per_s),
-            (claims.CALM, self._scaled_back, names[0], per_s / 2),
+            (claims.SCALE, self._scaled, names[0], per_s / 2),
+            (claims.CROWDED, self._scaled_back, names[0], per_s),
             (claims.SPEC, _deadlines, names[1], per_s),
         ):
             async with self._phase(operator, case) as found:
