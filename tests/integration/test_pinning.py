@@ -48,7 +48,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def threads_of_ours() -> int:
-    return sum(thread.name == "dlj-pin" for thread in threading.enumerate())
+    return sum(thread.name == "dlj-ahead" for thread in threading.enumerate())
 
 
 def no_thread() -> None:
@@ -65,7 +65,7 @@ def test_simulated_batches_are_pinned_in_a_thread_ahead_of_the_trainer(rig: Rig,
     batches = list(iterator)
     assert ids(batches) == list(range(40))
     assert all(tensor.was_pinned for batch in batches for tensor in batch)
-    assert set(pinned) == {"dlj-pin"}
+    assert set(pinned) == {"dlj-ahead"}
     assert len(iterator._client.pool.leases) == 0, "the places of the pool came back when they were copied"
     no_thread()
 
@@ -90,7 +90,7 @@ def test_simulated_pinning_of_batches_that_a_stage_makes(rig: Rig, pinned: list[
         batches = list(loader)
         assert torch.cat(batches)[:, 0].tolist() == list(range(41))
         assert all(batch.was_pinned for batch in batches)
-    assert set(pinned) == {"dlj-pin"}
+    assert set(pinned) == {"dlj-ahead"}
     next(iter(loader))
     no_thread()
 
@@ -118,7 +118,7 @@ def test_simulated_pinning_honours_classes_with_a_pin_memory_of_their_own(
     rig: Rig, pinned: list[str]
 ) -> None:
     loader = DataLoader(Numbers(6), batch_size=3, collate_fn=Own, pin_memory=True, allow_pickle=True)
-    assert list(loader) == [([0, 1, 2], "dlj-pin"), ([3, 4, 5], "dlj-pin")]
+    assert list(loader) == [([0, 1, 2], "dlj-ahead"), ([3, 4, 5], "dlj-ahead")]
 
 
 def test_simulated_errors_of_samples_and_of_pinning_come_at_their_turn(rig: Rig, pinned: list[str]) -> None:

@@ -21,6 +21,7 @@ def check(loader: Any) -> None:
         _check_stage(loader, is_stream)
     if loader.parts is not None:
         _check_parts(loader, is_stream)
+    _check_device(loader)
 
 
 def _check_tail(loader: Any, is_stream: bool) -> None:
@@ -46,6 +47,18 @@ def _check_stage(loader: Any, is_stream: bool) -> None:
             "stage= is for an IterableDataset, whose slots read in order; any feeder makes any batch of others: do it "
             "in __getitem__"
         )
+
+
+def _check_device(loader: Any) -> None:
+    stage, ahead = loader.device_stage, loader.prefetch_device
+    if stage is not None and not callable(stage):
+        raise TypeError(
+            f"device_stage is a function of a batch and a generator, found {type(stage).__name__}"
+        )
+    if type(ahead) is not int or not 1 <= ahead <= MOST_AHEAD:
+        raise ValueError(f"prefetch_device is a number from 1 to {MOST_AHEAD}, found {ahead!r}")
+    if stage is not None and loader.device is None:
+        raise InputError("device_stage= needs device=: where its batches are to be, such as 'cuda', or 'cpu'")
 
 
 def _check_parts(loader: Any, is_stream: bool) -> None:

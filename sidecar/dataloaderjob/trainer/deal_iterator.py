@@ -67,8 +67,8 @@ class DealIterator(SlotIterator):
             "facts": own,
         }
 
-    def _pinned_ahead(self) -> int:
-        return super()._pinned_ahead() * self._ranks
+    def _tickets_ahead(self) -> int:
+        return super()._tickets_ahead() * self._ranks
 
     def start(self, *, again: bool = False) -> None:  # noqa: ARG002  no sampler is iterated
         saved = self._saved()

@@ -20,8 +20,8 @@ class DealtStagedIterator(HandsOn, DealIterator):
 
     __slots__ = ("_error", "_is_over", "_line", "_read", "_reader", "_seed", "_waiting_nbytes")
 
-    def _pinned_ahead(self) -> int:
-        return super(DealIterator, self)._pinned_ahead()  # those that are pinned are all this rank's
+    def _tickets_ahead(self) -> int:
+        return super(DealIterator, self)._tickets_ahead()  # those that are sent are all this rank's
 
     def _start_both(self) -> None:
         saved = self._saved()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch.utils.data import DataLoader, _utils
+from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dataloaderjob.codec.bundles import make_bundle
@@ -24,13 +24,15 @@ from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.consumption import FOLD, Consumption, error_mark, fold
 from dataloaderjob.core.control import W_DIGEST
 from dataloaderjob.core.records import NO_BUNDLE, Kind
+from dataloaderjob.trainer.ahead import AheadTaker
 from dataloaderjob.trainer.client import Client
 from dataloaderjob.trainer.progress import Epoch, Progress
 from dataloaderjob.trainer.recording import Recording, record_here, recorder
 from dataloaderjob.trainer.sampling import Recorded, first_keys
 from dataloaderjob.trainer.stream import RECENT, Stream
-from dataloaderjob.trainer.taking import AHEAD, PinningTaker, Taker, Unopened
+from dataloaderjob.trainer.taking import Taker, Unopened
 from dataloaderjob.trainer.tickets import as_keys, submit
+from dataloaderjob.trainer.transfer import Pools, Transfer, Way
 
 _U64 = (1 << 64) - 1
 _is_profiling: Any = vars(torch.autograd)["_profiler_enabled"]
@@ -47,13 +49,14 @@ class _Seeded(_BaseDataLoaderIter):
     """
 
     __slots__ = (
-        "_bare", "_broken", "_consumption", "_drawn", "_epoch", "_epoch_seed", "_first", "_over", "_position",
+        "_bare", "_broken", "_consumption", "_drawn", "_epoch", "_epoch_seed", "_first", "_over", "_position", "_way",
     )  # fmt: skip
 
     def __init__(self, loader: Any, epoch: Epoch) -> None:
         super().__init__(loader)  # iter(sampler), then the base seed from loader.generator, in torch's order
         self._consumption: Consumption = loader.consumption
         self._bare = not loader._auto_collation  # noqa: SLF001  torch's word for batches made of samples
+        self._way: Way = loader.way(pins=self._pin_memory, pin_device=self._pin_memory_device)
         self._begin(epoch, int(self._base_seed) & _U64)
 
     def _begin(self, epoch: Epoch, base_seed: int) -> None:
@@ -126,6 +129,14 @@ class _Seeded(_BaseDataLoaderIter):
         """Whether a batch was taken that next() will not return."""
         return False
 
+    def _new_transfer(self) -> Transfer | None:
+        """Of this epoch, for the batches of one stream."""
+        return self._way.transfer(self._epoch_seed, self._pools())
+
+    def _pools(self) -> Pools:
+        """Tells the memory that batches come in, and does not refer to this iterator."""
+        return list
+
     def _leave(self) -> None:
         """Gives up what was asked for. Waits for nobody."""
 
@@ -133,7 +144,7 @@ class _Seeded(_BaseDataLoaderIter):
 class InProcessIterator(_Seeded):
     """`num_workers=0`: the reference that every other mode must equal."""
 
-    __slots__ = ("_fetcher", "_keys_of_last", "_pickle_allowed", "_recording")
+    __slots__ = ("_fetcher", "_keys_of_last", "_pickle_allowed", "_recording", "_transfer")
 
     def __init__(self, loader: Any, epoch: Epoch, begun: _Seeded | None = None) -> None:
         """`begun`: an iterator that drew from the loader's generators already, whose epoch this is."""
@@ -143,6 +154,7 @@ class InProcessIterator(_Seeded):
             vars(self).update(vars(begun))
             self._bare = not loader._auto_collation  # noqa: SLF001
             self._consumption = loader.consumption
+            self._way = loader.way(pins=self._pin_memory, pin_device=self._pin_memory_device)
             self._begin(epoch, int(self._base_seed) & _U64)
         self._fetcher = Fetcher(loader.dataset, loader.collate_fn)
         self._keys_of_last: Any = None
@@ -150,6 +162,7 @@ class InProcessIterator(_Seeded):
         epoch.settle()
         self._pickle_allowed = bool(loader.pickle_allowed)
         self._recording = record_here(loader, self._consumption)
+        self._transfer = self._new_transfer()
 
     def _place(self, iterator: Any) -> None:
         self._sampler_iter = self._epoch.place(iterator, 0, bare=self._bare)
@@ -161,6 +174,7 @@ class InProcessIterator(_Seeded):
         self._place(self._sampler_iter)
         self._epoch.settle()
         self._recording = record_here(loader, self._consumption)
+        self._transfer = self._new_transfer()
 
     def _returned(self) -> tuple[int, int, Any]:
         return self._drawn, self._position, self._keys_of_last
@@ -189,8 +203,8 @@ class InProcessIterator(_Seeded):
             raise exc.cause from exc.cause.__cause__
         try:
             digest = batch_digest(batch, identity_of(number, ticket), allow_pickle=self._pickle_allowed)
-            if self._pin_memory:
-                batch = _utils.pin_memory.pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
+            if self._transfer is not None:
+                batch = self._transfer.accept(self._transfer.send(batch, digest))
         except Exception as exc:
             self._count(keys, error_mark(exc), Kind.FAILED)
             raise
@@ -225,7 +239,7 @@ class ServiceIterator(_Seeded):
         self._window = window
         self._bundle: Bundle | None = None
         self._stream: Stream | None = None
-        self._taker: Taker | PinningTaker | None = None
+        self._taker: Taker | AheadTaker | None = None
         super().__init__(loader, epoch)
         self._pickle_allowed = pickle_allowed
 
@@ -284,11 +298,10 @@ class ServiceIterator(_Seeded):
         """Opens a stream of what was shipped. `first`: number of its first ticket; `window`: as many may be on their
         way, if it is not the iterator's own number."""
         taker = self._open_taker(first, window or self._window)
-        if self._pin_memory:
+        transfer = self._new_transfer()
+        if transfer is not None:
             taker.set_timeout(0.0)  # who waits for the thread has it
-            self._taker = PinningTaker(
-                taker, self._pin_memory_device, float(self._timeout), self._pinned_ahead()
-            )
+            self._taker = AheadTaker(taker, transfer, float(self._timeout), self._tickets_ahead())
         return taker.stream
 
     def _open_taker(self, first: int, window: int) -> Taker:
@@ -304,16 +317,19 @@ class ServiceIterator(_Seeded):
         timeout_s = float(self._timeout)
         return Taker(self._client, self._bundle.manifest().decode(), window, decoder, timeout_s, first)
 
-    def _pinned_ahead(self) -> int:
-        """How many tickets a thread that pins is ahead."""
-        return AHEAD
+    def _tickets_ahead(self) -> int:
+        """How many tickets a thread that sends batches on is ahead."""
+        return self._way.ahead
+
+    def _pools(self) -> Pools:
+        return self._client.pool.mapped
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         before = self._taker if self._stream is not None else None
         super()._reset(loader, first_iter)
         self._restart(before)
 
-    def _restart(self, before: Taker | PinningTaker | None) -> None:
+    def _restart(self, before: Taker | AheadTaker | None) -> None:
         try:
             self.start()  # first: feeders keep what a stream uses, which is the meaning of persistent_workers
         finally:
@@ -326,7 +342,7 @@ class ServiceIterator(_Seeded):
         words[W_DIGEST] = (words[W_DIGEST] + grown) & _U64
         return grown
 
-    def _begin_late(self, before: Taker | PinningTaker) -> Taker | PinningTaker:
+    def _begin_late(self, before: Taker | AheadTaker) -> Taker | AheadTaker:
         """The epoch was set after iter(): draws anew. Nothing was returned yet."""
         self._drawn = self._first
         self._sampler_iter = iter(self._index_sampler)
@@ -371,7 +387,7 @@ class ServiceIterator(_Seeded):
             if stream.asked - stream.sent >= stream.together:
                 self._client.flush(stream)
         taker = self._taker
-        if type(taker) is PinningTaker:
+        if type(taker) is AheadTaker:
             taker.order(self._drawn)
 
     def _ask_for(self, stream: Stream, keys: Any) -> None:

@@ -27,6 +27,7 @@ from dataloaderjob.core.places import IN_FEEDER_VARIABLE, PREFETCH_VARIABLE
 from dataloaderjob.trainer import arguments, service
 from dataloaderjob.trainer.context import FeedersContext
 from dataloaderjob.trainer.service import LeftOut
+from dataloaderjob.trainer.transfer import AHEAD, Way
 
 if TYPE_CHECKING:  # at run time they are imported while the private service starts
     from dataloaderjob.trainer.client import Client
@@ -76,6 +77,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             dataset is read where its slots are, and any feeder makes the batches of what was read.
         parts: of a map-style dataset with torch's own collate_fn: batches are made in so many parts, by as many
             feeders, and put together in this process. It is for batches that one feeder makes too slowly.
+        device: where tensors of a batch are to be, such as "cuda": they are copied there on a stream of the loader's,
+            ahead of the trainer. "cpu": they stay, and only `device_stage` runs. Arrays stay in this process.
+        device_stage: what is done to each batch in this process, on that stream: fn(batch, generator) to batch. The
+            generator is one of the device, with a seed of the epoch's and the batch's own.
+        prefetch_device: batches that lie on the device, or are on their way, before the trainer asks for them.
         snapshot_every_n_steps: accepted for torchdata's sake; each state is exact.
 
     Raises:
@@ -108,6 +114,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         tail: Literal["drop", "pad", "error"] | None = None,
         stage: Callable[[Any], Any] | None = None,
         parts: int | None = None,
+        device: torch.device | str | int | None = None,
+        device_stage: Callable[[Any, torch.Generator], Any] | None = None,
+        prefetch_device: int = AHEAD,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
         workers = LeftOut(service.default_feeders()) if num_workers is None else num_workers
@@ -133,6 +142,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.dataset_id = dataset_id
         self.tail = tail
         self.parts = parts
+        self.device, self.device_stage, self.prefetch_device = device, device_stage, prefetch_device
+        self._way: Way | None = None
         arguments.check(self)
         if stage is not None:
             self.collate_fn = Staged(stage, self.collate_fn, is_bare=batch_size is None)
@@ -194,6 +205,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 f"(times num_workers) or spec.loader.prefetch ({PREFETCH_VARIABLE})"
             )
         return window
+
+    def way(self, *, pins: bool, pin_device: str | None) -> Way:
+        """Where batches go. Raises InputError for a device that is not there."""
+        if self._way is None:
+            from dataloaderjob.trainer.devices import device_of
+
+            device = None if self.device is None else device_of(self.device)
+            self._way = Way(device, self.device_stage, self.prefetch_device, pins, pin_device)
+        return self._way
 
     def check_worker_number_rationality(self) -> None:
         """Warns as torch does, where the feeders will be processes of this machine."""
@@ -355,7 +375,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._client
 
     def __getstate__(self) -> dict[str, Any]:
-        lost = dict.fromkeys(("_client", "_number", "_iterator", "_epoch"))
+        lost = dict.fromkeys(("_client", "_number", "_iterator", "_epoch", "_way"))
         return {**self.__dict__, **lost, "consumption": Consumption(self.consumption.loader)}
 
     # State
@@ -454,8 +474,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         vars(probing).update(vars(self))
         vars(probing).update(
             batch_size=None, batch_sampler=None, sampler=keys, collate_fn=unchanged, drop_last=False,
-            persistent_workers=False, pin_memory=False, parts=None, generator=torch.Generator().manual_seed(0),
-            timeout=0 if self._is_made_here() else PROBE_S, _iterator=None, _resume=None, _epoch=None, _probes=[],
-            _number=PROBING + self._number_of_this(), consumption=Consumption(PROBING),
+            persistent_workers=False, pin_memory=False, device=None, _way=None, parts=None,
+            generator=torch.Generator().manual_seed(0), timeout=0 if self._is_made_here() else PROBE_S,
+            _iterator=None, _resume=None, _epoch=None, _probes=[], _number=PROBING + self._number_of_this(),
+            consumption=Consumption(PROBING),
         )  # fmt: skip
         return probing

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import _utils
 
 from dataloaderjob.codec.digest import batch_digest
 from dataloaderjob.codec.fetcher import identity_of, pickle_keys
@@ -45,7 +44,7 @@ class _Asked(NamedTuple):
 class PartsIterator(ServiceIterator):
     """Batches of which several feeders make a part each."""
 
-    __slots__ = ("_asked", "_hand", "_handled", "_last", "_most_parts")
+    __slots__ = ("_asked", "_hand", "_handled", "_last", "_most_parts", "_transfer")
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         self._last: _Asked | None = None
@@ -61,6 +60,7 @@ class PartsIterator(ServiceIterator):
 
     def _open(self, first: int, window: int | None = None) -> Stream:  # noqa: ARG002  its tickets are not numbered as batches are
         taker = self._open_taker(0, self._window * self._most_parts)
+        self._transfer = self._new_transfer()
         self._asked: deque[_Asked] = deque()
         self._hand, self._last = [], None
         self._handled = 0
@@ -111,7 +111,7 @@ class PartsIterator(ServiceIterator):
         error = None
         try:
             batch, digest = self._whole(taker, asked, number)
-            batch = self._pinned(batch)
+            batch = self._moved(batch, digest)
         except _FailedError as failed:
             error = failed.cause
         if error is not None:
@@ -176,11 +176,11 @@ class PartsIterator(ServiceIterator):
             self._client.close_collected()
         return batch, taker.digest
 
-    def _pinned(self, batch: Any) -> Any:
-        if not self._pin_memory:
+    def _moved(self, batch: Any, digest: int) -> Any:
+        if self._transfer is None:
             return batch
         try:
-            return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
+            return self._transfer.accept(self._transfer.send(batch, digest))
         except Exception as exc:
             raise _FailedError(exc.with_traceback(None)) from None
 
@@ -201,6 +201,8 @@ class PartsIterator(ServiceIterator):
 
     def _leave(self) -> None:
         self._hand = []
+        if (transfer := getattr(self, "_transfer", None)) is not None:
+            transfer.end()
         super()._leave()
 
 

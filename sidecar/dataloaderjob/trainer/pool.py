@@ -190,6 +190,10 @@ class Pool:
         lease = self._lease(number, lent)
         del lent, lease
 
+    def mapped(self) -> list[tuple[int, int, mmap.mmap]]:
+        """Address, bytes and mapping of each region."""
+        return [(region.address, region.nbytes, region.map) for region in list(self.regions.values())]
+
     def drop(self, number: int) -> None:
         """Lets go of a region; views of it stay valid."""
         region = self.regions.pop(number, None)

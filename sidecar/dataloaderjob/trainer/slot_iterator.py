@@ -16,12 +16,12 @@ from dataloaderjob.core.control import W_DIGEST, W_NEXT_CALLS
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.records import NO_BUNDLE
 from dataloaderjob.trainer import service, slots
+from dataloaderjob.trainer.ahead import AheadTaker
 from dataloaderjob.trainer.iterators import ServiceIterator
 from dataloaderjob.trainer.progress import Progress
 from dataloaderjob.trainer.slots import Place, Places, Saved
 from dataloaderjob.trainer.state import slots_of
 from dataloaderjob.trainer.stream import SlotEndedError, Stream
-from dataloaderjob.trainer.taking import PinningTaker
 
 _U64 = (1 << 64) - 1
 
@@ -125,7 +125,7 @@ class SlotIterator(ServiceIterator):
         if is_all and self._stream is not None:
             self._client.flush(self._stream)
         taker = self._taker
-        if type(taker) is PinningTaker:
+        if type(taker) is AheadTaker:
             taker.order(self._drawn)
 
     def _next_data(self) -> Any:

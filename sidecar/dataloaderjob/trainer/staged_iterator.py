@@ -18,10 +18,11 @@ from dataloaderjob.core.consumption import error_mark
 from dataloaderjob.core.control import W_WAIT_NS
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.trainer import slots
+from dataloaderjob.trainer.ahead import AheadTaker
 from dataloaderjob.trainer.slot_iterator import SlotIterator
 from dataloaderjob.trainer.slots import Place
 from dataloaderjob.trainer.stream import RECENT, SlotEndedError, Stream
-from dataloaderjob.trainer.taking import NOTHING, PinningTaker, Taker, Unopened, now_ns
+from dataloaderjob.trainer.taking import NOTHING, Taker, Unopened, now_ns
 
 MOST_READ_NBYTES = 48 << 20
 """The samples of one batch have so many at most: a ticket travels as a message, of 64 MiB at most."""
@@ -132,7 +133,7 @@ class HandsOn(SlotIterator):
         stream, taker = self._stream, self._taker
         assert stream is not None  # noqa: S101  not over yet
         self._client.flush(stream)
-        if type(taker) is PinningTaker:
+        if type(taker) is AheadTaker:
             taker.order(stream.asked)
 
     def _submit_read(self, place: Place, packed: bytes, body: np.ndarray[Any, Any], mark: Any = None) -> None:

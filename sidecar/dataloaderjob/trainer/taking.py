@@ -1,30 +1,18 @@
-"""The batches of one stream, taken out of the pool in order: by `Taker`, and pinned by `PinningTaker`.
+"""The batches of one stream, taken out of the pool in order.
 
 Leases may reach their limit: from then on batches are copied, which is told once.
-
-With `pin_memory=True` a thread takes all batches of its stream, and copies the next ones into pinned memory ahead of
-the trainer, which gets them from it. The sampler stays with the trainer's thread. A batch's place in the pool comes
-back once it is copied.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import json
-import os
-import queue
 import sys
-import threading
 import time
 import types
 import warnings
-import weakref
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import _utils
 
 from dataloaderjob.codec import failures
 from dataloaderjob.codec.decoding import Body, Decoder, Memory
@@ -40,12 +28,8 @@ from dataloaderjob.core.control import (
 )
 from dataloaderjob.trainer.client import Client
 from dataloaderjob.trainer.pool import Pool
-from dataloaderjob.trainer.stream import RECENT, SlotEndedError, SlotGoesOnError, Stream, StreamLeftError
+from dataloaderjob.trainer.stream import RECENT, SlotEndedError, SlotGoesOnError, Stream
 
-AHEAD = 2
-"""Batches that lie pinned, or are being pinned, before the trainer asks for them."""
-LAST_S = 2.0
-"""Time for a thread to end at the exit of the process."""
 MIN_NBYTES = 16 * 1024
 """Copying smaller batches costs less than reading about it."""
 _US = "dataloaderjob"
@@ -321,136 +305,3 @@ def _users_level() -> int:
     while above is not None and str(above.f_globals.get("__name__")).partition(".")[0] == _US:
         level, above = level + 1, above.f_back
     return level + 1
-
-
-# pin_memory=True
-
-_threads: weakref.WeakSet[PinningTaker] = weakref.WeakSet()
-
-Result = tuple[int, Any, int, BaseException | None]
-"""Batches taken so far; the batch and its digest, or why there is none."""
-
-
-class PinningTaker(Timed):
-    """A `Taker` whose batches are pinned, by a thread of its own."""
-
-    __slots__ = (
-        "__weakref__",
-        "_ahead",
-        "_ordered",
-        "_orders",
-        "_results",
-        "_taker",
-        "_thread",
-        "_timeout_s",
-        "stream",
-    )
-
-    def __init__(self, taker: Taker, device: str | None, timeout_s: float, ahead: int = AHEAD) -> None:
-        """ahead: tickets of which the batches, if they bring one, lie pinned before they are asked for."""
-        super().__init__(taker.client.control.words, taker.taken)
-        self._ahead = ahead
-        self._taker = taker
-        self.stream = taker.stream
-        self._timeout_s = timeout_s
-        self._ordered = taker.taken
-        self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
-        index = torch.accelerator.current_device_index()
-        # It must not refer to this object, whose iterator would never be collected.
-        self._thread = threading.Thread(
-            target=_pin_all, args=(taker, device, index, self._orders, self._results),
-            name="dlj-pin", daemon=True,
-        )  # fmt: skip
-        self._thread.start()
-        _threads.add(self)
-
-    def order(self, drawn: int) -> None:
-        """Has the thread take what is due, of `drawn` batches that were asked for."""
-        target = min(drawn, self.taken + self._ahead)
-        while self._ordered < target:
-            self._ordered += 1
-            self._orders.put(True)
-
-    def take_ready(self) -> Any:
-        """The next batch if it is pinned, or `NOTHING`."""
-        self._taker.client.check()
-        return NOTHING if self._results.empty() else self._accept(self._results.get())
-
-    def take_later(self) -> Any:
-        """Waits for the next batch."""
-        try:
-            result = self._results.get(timeout=self._timeout_s or None)
-        except queue.Empty:
-            raise errors.DeadlineExceeded(
-                f"DataLoader timed out after {self._timeout_s:g} seconds: batch {self.taken} is not ready "
-                "(the loader's timeout)"
-            ) from None
-        return self._accept(result)
-
-    def _accept(self, result: Result) -> Any:
-        taken, batch, digest, error = result
-        if error is None:
-            self.digest, self.taken = digest, taken
-            return batch
-        if taken == self.taken:  # it was not taken: the next call tries again
-            self._ordered -= 1
-        self.taken = taken
-        raise error
-
-    def leave(self) -> None:
-        """The thread ends soon, and the stream with it. Safe in a finalizer."""
-        self._taker.stream.left = True
-        self._orders.put(False)
-        self._taker.client.wake()
-
-    def join(self) -> None:
-        self._thread.join(LAST_S)
-
-
-def _pin_all(
-    taker: Taker,
-    device: str | None,
-    index: int,
-    orders: queue.SimpleQueue[bool],
-    results: queue.SimpleQueue[Result],
-) -> None:
-    is_set_up = False
-    while orders.get():
-        batch, error = None, None
-        try:
-            if not is_set_up:
-                torch.set_num_threads(1)
-                torch.accelerator.set_device_index(index)
-                is_set_up = True
-            batch = taker.take_ready()
-            if batch is NOTHING:
-                batch = taker.take_later()
-            batch = _utils.pin_memory.pin_memory(batch, device)  # type: ignore[no-untyped-call]
-        except StreamLeftError:
-            break
-        except BaseException as exc:
-            batch, error = None, exc
-        results.put((taker.taken, batch, taker.digest, error))
-        del batch, error  # else the frame holds them until the next one comes
-    taker.leave()
-    with contextlib.suppress(Exception):  # the next call of another stream's meets it again
-        taker.client.close_collected()
-
-
-@atexit.register
-def _end_all() -> None:
-    """Daemon threads that run torch's code while the interpreter ends may abort the process."""
-    live = list(_threads)
-    for taker in live:
-        taker.leave()
-    for taker in live:
-        taker.join()
-
-
-def _forget_all() -> None:
-    """Forgets all takers in a forked child, which has none of the threads."""
-    _threads.clear()
-
-
-os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,153 @@
+"""Batches that a thread takes ahead of the trainer: it takes all of its stream, and sends each where the trainer wants
+it, into pinned memory or onto a device. The sampler stays with the trainer's thread."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import queue
+import threading
+import weakref
+from typing import Any
+
+import torch
+
+from dataloaderjob.core import errors
+from dataloaderjob.trainer.stream import StreamLeftError
+from dataloaderjob.trainer.taking import NOTHING, Taker, Timed
+from dataloaderjob.trainer.transfer import Transfer
+
+LAST_S = 2.0
+"""Time for a thread to end at the exit of the process."""
+
+_threads: weakref.WeakSet[AheadTaker] = weakref.WeakSet()
+
+Result = tuple[int, Any, int, BaseException | None]
+"""Batches taken so far; what was sent of the batch, and its digest, or why there is none."""
+
+
+class AheadTaker(Timed):
+    """A `Taker` whose batches are sent on, by a thread of its own."""
+
+    __slots__ = (
+        "__weakref__", "_ahead", "_ordered", "_orders", "_results", "_taker", "_thread", "_timeout_s", "_transfer",
+        "stream",
+    )  # fmt: skip
+
+    def __init__(self, taker: Taker, transfer: Transfer, timeout_s: float, ahead: int) -> None:
+        """ahead: tickets of which the batches, if they bring one, are sent before they are asked for."""
+        super().__init__(taker.client.control.words, taker.taken)
+        self._ahead = ahead
+        self._taker = taker
+        self._transfer = transfer
+        self.stream = taker.stream
+        self._timeout_s = timeout_s
+        self._ordered = taker.taken
+        self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        # It must not refer to this object, whose iterator would never be collected.
+        self._thread = threading.Thread(
+            target=_send_all, args=(taker, transfer, self._orders, self._results), name="dlj-ahead", daemon=True,
+        )  # fmt: skip
+        self._thread.start()
+        _threads.add(self)
+
+    def order(self, drawn: int) -> None:
+        """Has the thread take what is due, of `drawn` batches that were asked for."""
+        target = min(drawn, self.taken + self._ahead)
+        while self._ordered < target:
+            self._ordered += 1
+            self._orders.put(True)
+
+    def take_ready(self) -> Any:
+        """The next batch if it was sent, or `NOTHING`."""
+        self._taker.client.check()
+        return NOTHING if self._results.empty() else self._accept(self._results.get())
+
+    def take_later(self) -> Any:
+        """Waits for the next batch."""
+        try:
+            result = self._results.get(timeout=self._timeout_s or None)
+        except queue.Empty:
+            raise errors.DeadlineExceeded(
+                f"DataLoader timed out after {self._timeout_s:g} seconds: batch {self.taken} is not ready "
+                "(the loader's timeout)"
+            ) from None
+        return self._accept(result)
+
+    def _accept(self, result: Result) -> Any:
+        taken, sent, digest, error = result
+        if error is None:
+            batch = self._transfer.accept(sent)
+            self.digest, self.taken = digest, taken
+            return batch
+        if taken == self.taken:  # it was not taken: the next call tries again
+            self._ordered -= 1
+        self.taken = taken
+        raise error
+
+    def leave(self) -> None:
+        """The thread ends soon, and the stream with it. Safe in a finalizer."""
+        self._taker.stream.left = True
+        self._orders.put(False)
+        self._taker.client.wake()
+
+    def join(self) -> None:
+        self._thread.join(LAST_S)
+
+
+def _send_all(
+    taker: Taker, transfer: Transfer, orders: queue.SimpleQueue[bool], results: queue.SimpleQueue[Result]
+) -> None:
+    is_set_up = False
+    while True:
+        batch, error = None, None
+        try:
+            if not _next_order(orders, transfer):
+                break
+            if not is_set_up:
+                torch.set_num_threads(1)
+                transfer.begin()
+                is_set_up = True
+            batch = taker.take_ready()
+            if batch is NOTHING:
+                batch = taker.take_later()
+            batch = transfer.send(batch, taker.digest)
+        except StreamLeftError:
+            break
+        except BaseException as exc:
+            batch, error = None, exc
+        results.put((taker.taken, batch, taker.digest, error))
+        del batch, error  # else the frame holds them until the next one comes
+    with contextlib.suppress(Exception):  # of a device that is lost, which the trainer meets too
+        transfer.end()
+    taker.leave()
+    with contextlib.suppress(Exception):  # the next call of another stream's meets it again
+        taker.client.close_collected()
+
+
+def _next_order(orders: queue.SimpleQueue[bool], transfer: Transfer) -> bool:
+    """The next order. Meanwhile what was sent is let go of, as soon as it has arrived."""
+    while (look_again_s := transfer.let_go()) is not None:
+        with contextlib.suppress(queue.Empty):
+            return orders.get(timeout=look_again_s)
+    return orders.get()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Daemon threads that run torch's code while the interpreter ends may abort the process."""
+    live = list(_threads)
+    for taker in live:
+        taker.leave()
+    for taker in live:
+        taker.join()
+
+
+def _forget_all() -> None:
+    """Forgets all takers in a forked child, which has none of the threads."""
+    _threads.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,162 @@
+"""How batches get from the pool to where the trainer wants them.
+
+A thread sends, the trainer accepts. What a copy reads is held until the copy's event has come: a device reads memory
+long after the call that asked for it, and the pool gives a place to another batch as soon as nobody holds it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import _utils
+
+from dataloaderjob.trainer.devices import Device
+from dataloaderjob.trainer.trees import mapped
+
+AHEAD = 2
+"""Batches that were sent, or are being sent, before the trainer asks for them."""
+LOOK_S = 0.002
+"""Interval between two looks at copies that are on their way, while no batch is asked for."""
+DeviceStage = Callable[[Any, torch.Generator], Any]
+"""The user's: (batch, generator) to batch, in the trainer's process."""
+Pools = Callable[[], list[tuple[int, int, Any]]]
+"""Address, bytes and owner of each region that batches come in; the owner goes when the region is unmapped."""
+
+
+class Transfer(Protocol):
+    """Sends batches on. `begin`, `send`, `let_go` and `end` are called by one thread, `accept` by the trainer's."""
+
+    def begin(self) -> None:
+        """Prepares the thread."""
+
+    def send(self, batch: Any, digest: int) -> Any:
+        """Begins to send a batch. Returns what `accept` needs."""
+
+    def accept(self, sent: Any) -> Any:
+        """The batch, where the trainer wants it."""
+
+    def let_go(self) -> float | None:
+        """Lets go of what has arrived. Returns the seconds until it is to be called again; None: nothing is held."""
+
+    def end(self) -> None:
+        """Waits until nothing is on its way, and lets go of it."""
+
+
+class Pinning:
+    """`pin_memory=True`: copies into memory that a device can read by itself."""
+
+    def __init__(self, device: str | None) -> None:
+        self._device, self._index = device, torch.accelerator.current_device_index()
+
+    def begin(self) -> None:
+        torch.accelerator.set_device_index(self._index)
+
+    def send(self, batch: Any, digest: int) -> Any:  # noqa: ARG002
+        return _utils.pin_memory.pin_memory(batch, self._device)  # type: ignore[no-untyped-call]
+
+    def accept(self, sent: Any) -> Any:
+        return sent
+
+    def let_go(self) -> float | None:
+        return None
+
+    def end(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A batch whose copies were asked for."""
+
+    batch: Any
+    event: Any
+
+
+class ToDevice:
+    """`device=`: copies on a stream of its own, after the user's stage there."""
+
+    def __init__(self, device: Device, stage: DeviceStage | None, seed: int, pools: Pools) -> None:
+        """`seed`: the epoch's, of which each batch has a generator."""
+        self._device, self._stage, self._seed, self._pools = device, stage, seed, pools
+        self._held: deque[tuple[Any, Any]] = deque()
+        """Events of copies, and what those read."""
+        self.stage_ns = 0
+        """Time of this process in the user's stage."""
+
+    def begin(self) -> None:
+        self._device.begin()
+
+    def send(self, batch: Any, digest: int) -> Sent:
+        """Raises what the stage raises, with a note."""
+        self.let_go()
+        device = self._device
+        for region in self._pools():
+            device.register(*region)
+        made = batch
+        with device.stream():
+            try:
+                if self._stage is not None:
+                    made = self._staged(batch, digest)
+                moved = mapped(made, device.copy)
+            finally:
+                event = device.record()
+                self._held.append((event, (batch, made)))
+        return Sent(moved, event)
+
+    def accept(self, sent: Sent) -> Any:
+        device = self._device
+        device.wait(sent.event)
+        mapped(sent.batch, device.keep)
+        return sent.batch
+
+    def let_go(self) -> float | None:
+        held = self._held
+        while held and self._device.query(held[0][0]):
+            held.popleft()
+        return LOOK_S if held else None
+
+    def end(self) -> None:
+        while self._held:
+            self._device.synchronize(self._held[0][0])
+            self._held.popleft()
+
+    def _staged(self, batch: Any, digest: int) -> Any:
+        assert self._stage is not None  # noqa: S101  asked before
+        began = time.perf_counter_ns()
+        try:
+            return self._stage(batch, self._device.generator(seed_of(self._seed, digest)))
+        except Exception as exc:
+            exc.add_note("raised by device_stage, in the trainer's process")
+            raise
+        finally:
+            self.stage_ns += time.perf_counter_ns() - began
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Where a loader's batches go."""
+
+    device: Device | None = None
+    """None: nowhere, but for `pins`."""
+    stage: DeviceStage | None = None
+    ahead: int = AHEAD
+    pins: bool = False
+    pin_device: str | None = None
+
+    def transfer(self, seed: int, pools: Pools) -> Transfer | None:
+        """A new one, for the batches of one stream; None: they stay where they are."""
+        if self.device is not None:
+            return ToDevice(self.device, self.stage, seed, pools)
+        return Pinning(self.pin_device) if self.pins else None
+
+
+def seed_of(epoch_seed: int, digest: int) -> int:
+    """The seed of a batch's generator: of the epoch, and of what the batch is, so of nothing that timing changes."""
+    words = epoch_seed.to_bytes(8, "little") + digest.to_bytes(8, "little")
+    return int.from_bytes(blake2b(words, digest_size=8, person=b"devicestage").digest(), "little") >> 1

@@ -1,0 +1,178 @@
+"""`device=` over a real service. Simulated: the device is one of `late_device`, whose copies come late."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from batches import Augmented, InBatches, Numbers, Sized, fingerprint, ids
+from late_device import BusyDevice
+from rig import Rig, until
+from staged_data import Photos, developed
+from torch.utils import data
+
+from dataloaderjob import DataLoader, InputError
+from dataloaderjob.trainer import devices
+
+Loaders = dict[str, Callable[..., DataLoader]]
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    with Rig(feeders=request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[BusyDevice]:
+    device = BusyDevice(seed=3)
+    monkeypatch.setattr(devices, "device_of", lambda named: device if named == "late" else devices.Host())
+    yield device
+    gc.collect()
+    device.close()
+
+
+def noisy(batch: Any, generator: torch.Generator) -> Any:
+    """A stage that draws."""
+    first = batch[0] if isinstance(batch, list) else batch
+    return {"batch": batch, "noise": torch.rand(3, generator=generator), "sum": first.double().sum()}
+
+
+LOADERS: Loaders = {
+    "map": lambda **o: DataLoader(Augmented(90), 2, shuffle=True, **o),
+    "in batches": lambda **o: DataLoader(InBatches(90), 2, shuffle=True, **o),
+    "parts": lambda **o: DataLoader(Augmented(90), 6, shuffle=True, parts=3, **o),
+    "slots": lambda **o: DataLoader(Counted(90), 2, num_workers=2, **o),
+    "staged": lambda **o: DataLoader(Photos(41), stage=developed, batch_size=4, num_workers=1, **o),
+    "persistent": lambda **o: DataLoader(Augmented(90), 2, num_workers=2, persistent_workers=True, **o),
+}
+
+
+class Counted(data.IterableDataset):
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Iterator[Any]:
+        info = data.get_worker_info()
+        assert info is not None
+        for i in range(info.id, self.n, info.num_workers):
+            yield i, torch.rand(5)
+
+
+def epochs(made: Callable[..., DataLoader], count: int = 2, **options: Any) -> tuple[list[str], str]:
+    """Fingerprints of all batches of some epochs, and the loader's digest."""
+    torch.manual_seed(7)
+    loader = made(**options)
+    return [str(fingerprint(batch)) for _ in range(count) for batch in loader], loader.digest
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_simulated_batches_on_a_device_are_those_of_the_host_with_a_stage_and_without(
+    rig: Rig, late: BusyDevice, kind: str
+) -> None:
+    plain = epochs(LOADERS[kind])
+    assert epochs(LOADERS[kind], device="late") == plain
+    assert late.copies > 0
+    staged = epochs(LOADERS[kind], device="cpu", device_stage=noisy)
+    assert epochs(LOADERS[kind], device="late", device_stage=noisy) == staged
+    assert epochs(LOADERS[kind], device="late", device_stage=noisy, prefetch_device=5) == staged
+    assert len(set(staged[0])) == len(staged[0])
+    assert staged[1] == plain[1], "the digest is that of what feeders made"
+
+
+def test_simulated_a_stage_gives_the_same_in_this_process_and_over_the_service(
+    rig: Rig, late: BusyDevice
+) -> None:
+    options: dict[str, Any] = {"device": "late", "device_stage": noisy}
+    for kind in ("map", "in batches"):
+        assert epochs(LOADERS[kind], num_workers=0, **options) == epochs(LOADERS[kind], **options)
+
+
+def test_simulated_places_of_the_pool_come_back_while_the_trainer_does_other_things(
+    rig: Rig, late: BusyDevice
+) -> None:
+    loader = DataLoader(Sized(1 << 16, 80), batch_size=4, device="late")
+    iterator = iter(loader)
+    next(iterator)
+    until(lambda: not iterator._client.pool.leases, what="all places back")
+    assert [b[0, 0].item() for b in iterator] == list(range(4, 80, 4))
+
+
+def test_simulated_kills_and_a_resume_change_no_batch_of_a_device(late: BusyDevice) -> None:
+    options: dict[str, Any] = {"device": "late", "device_stage": noisy, "dataset_id": "killed"}
+
+    def made() -> DataLoader:
+        torch.manual_seed(7)
+        return LOADERS["map"](**options)
+
+    with Rig(feeders=3) as rig:
+        expected, digest = epochs(LOADERS["map"], 1, **options)
+        loader, found = made(), []
+        iterator = iter(loader)
+        for step in range(20):
+            found.append(str(fingerprint(next(iterator))))
+            if step == 5:
+                rig.feeders[0][0].kill()
+            if step == 10:
+                rig.kill_sidecar()
+                rig.start_sidecar()
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert state["batches"] == 20, "what lies ahead on the device does not count"
+        del iterator, loader
+        again = made()
+        again.load_state_dict(state)
+        found += [str(fingerprint(batch)) for batch in again]
+        assert found == expected
+        assert again.digest == digest
+
+
+def test_simulated_an_error_of_a_stage_comes_at_its_turn_and_says_where_it_is_from(
+    rig: Rig, late: BusyDevice
+) -> None:
+    def fails(batch: Any, generator: torch.Generator) -> Any:
+        if 3 in batch[0]:
+            raise LookupError("of the user")
+        return batch
+
+    iterator = iter(DataLoader(Numbers(8), batch_size=2, device="late", device_stage=fails))
+    assert ids([next(iterator)]) == [0, 1]
+    with pytest.raises(LookupError, match="of the user") as raised:
+        next(iterator)
+    assert raised.value.__notes__[-1] == "raised by device_stage, in the trainer's process"
+    assert ids([next(iterator), next(iterator)]) == [4, 5, 6, 7]
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+def test_simulated_breaks_leave_no_thread(rig: Rig, late: BusyDevice) -> None:
+    for _ in range(5):
+        for batch in DataLoader(Numbers(60), batch_size=3, device="late"):
+            assert batch[0].tolist() == [0, 1, 2]
+            break
+    del batch
+    gc.collect()
+    until(
+        lambda: not any(thread.name == "dlj-ahead" for thread in threading.enumerate()),
+        what="the end of the threads that send",
+    )
+
+
+def test_a_stage_needs_a_device_and_a_function() -> None:
+    with pytest.raises(InputError, match="device_stage= needs device="):
+        DataLoader(Numbers(4), device_stage=noisy)
+    with pytest.raises(TypeError, match="found str"):
+        DataLoader(Numbers(4), device="cpu", device_stage="noisy")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="prefetch_device is a number from 1"):
+        DataLoader(Numbers(4), device="cpu", prefetch_device=0)
+
+
+def test_a_device_that_is_not_there_is_refused_at_iter(rig: Rig) -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(InputError, match="device='cuda' needs a device that torch can use here"):
+        iter(DataLoader(Numbers(4), device="cuda"))

@@ -1,0 +1,118 @@
+"""A simulated device. Its copies happen late, and read whatever lies there then; who has waited for an event reads what
+a device would hold."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+import threading
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class Event:
+    """Of a stream: it has come once all before it is done."""
+
+    def __init__(self) -> None:
+        self.has_come = False
+
+
+class LateDevice:
+    """Work is done one by one, when `step` is called."""
+
+    def __init__(self) -> None:
+        self._line: deque[tuple[int, torch.Tensor] | Event] = deque()
+        self._lock = threading.RLock()
+        self.registered: dict[int, int] = {}
+        self.copies = 0
+
+    def begin(self) -> None:
+        pass
+
+    def register(self, address: int, nbytes: int, owner: Any) -> None:
+        self.registered[address] = nbytes
+
+    @contextlib.contextmanager
+    def stream(self) -> Any:
+        yield
+
+    def copy(self, leaf: Any) -> Any:
+        """It knows the address of what it reads, and holds nothing of it."""
+        if isinstance(leaf, np.ndarray):
+            return leaf.copy()
+        if not isinstance(leaf, torch.Tensor) or getattr(leaf, "was_copied", False):
+            return leaf
+        made = torch.empty_like(leaf, memory_format=torch.contiguous_format)
+        made.was_copied = True  # type: ignore[attr-defined]
+        if not leaf.is_contiguous():
+            return made.copy_(leaf)
+        with self._lock:
+            self._line.append((leaf.data_ptr(), made))
+        return made
+
+    def record(self) -> Event:
+        event = Event()
+        with self._lock:
+            self._line.append(event)
+        return event
+
+    def query(self, event: Event) -> bool:
+        return event.has_come
+
+    def synchronize(self, event: Event) -> None:
+        while not event.has_come:
+            self.step()
+
+    def wait(self, event: Event) -> None:
+        """A real one has a stream wait; here nobody reads before."""
+        self.synchronize(event)
+
+    def keep(self, leaf: Any) -> Any:
+        return leaf
+
+    def generator(self, seed: int) -> torch.Generator:
+        return torch.Generator().manual_seed(seed)
+
+    def step(self) -> bool:
+        """Does the next piece of work. Returns False if there is none."""
+        with self._lock:
+            if not self._line:
+                return False
+            work = self._line.popleft()
+            if isinstance(work, Event):
+                work.has_come = True
+            else:
+                address, made = work
+                self.copies += 1
+                ctypes.memmove(made.data_ptr(), address, made.nbytes)
+            return True
+
+
+class BusyDevice(LateDevice):
+    """One that works by itself, in a thread, after delays at random."""
+
+    def __init__(self, seed: int, most_s: float = 0.004) -> None:
+        super().__init__()
+        self._random, self._most_s = random.Random(seed), most_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while not self._over.wait(self._random.uniform(0.0, self._most_s)):
+            self.step()
+
+    def synchronize(self, event: Event) -> None:
+        while not event.has_come:
+            if self._over.wait(0.0002):  # of an iterator that outlived its test
+                self.step()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        while self.step():
+            pass
