@@ -93,6 +93,28 @@ def test_simulated_a_stage_gives_the_same_in_this_process_and_over_the_service(
         assert epochs(LOADERS[kind], num_workers=0, **options) == epochs(LOADERS[kind], **options)
 
 
+class Endless(data.IterableDataset):
+    """What no feeder can have: it refers to a lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(12).split(2))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_simulated_a_stream_that_torch_makes_goes_to_the_device_too(
+    rig: Rig, late: BusyDevice, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DataLoader, "_is_made_here", lambda _: True)
+    loader = DataLoader(Endless(), batch_size=3, num_workers=workers, device="late", device_stage=noisy)
+    torch.manual_seed(1)
+    first = [batch["batch"].flatten().tolist() for batch in loader]
+    assert first == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
+    assert late.copies == 6
+
+
 def test_simulated_places_of_the_pool_come_back_while_the_trainer_does_other_things(
     rig: Rig, late: BusyDevice
 ) -> None:

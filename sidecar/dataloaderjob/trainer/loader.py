@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 import torch
 import torch.utils.data
 from torch.utils.data import Dataset, IterableDataset, Sampler
-from torch.utils.data.dataloader import (
-    _BaseDataLoaderIter,
-    _MultiProcessingDataLoaderIter,
-    _SingleProcessDataLoaderIter,
-)
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from dataloaderjob.codec.staged import Staged, unchanged
 from dataloaderjob.core.consumption import PROBING, Consumption
@@ -346,14 +342,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _stream_here(self) -> _BaseDataLoaderIter:
         """An iterator of torch's over an IterableDataset."""
+        from dataloaderjob.trainer.torchs import ByWorkers, InThisProcess
+
         here = copy.copy(self)
         here.prefetch_factor = here.prefetch_factor or PER_WORKER
         if self.num_workers == 0:
-            return _SingleProcessDataLoaderIter(here)
+            return InThisProcess(here)
         if isinstance(self.num_workers, LeftOut):
             here.num_workers, here.timeout = 0, 0
-            return _SingleProcessDataLoaderIter(here)
-        return _MultiProcessingDataLoaderIter(here)
+            return InThisProcess(here)
+        return ByWorkers(here)
 
     def begin_session(self) -> tuple[int, int]:
         """Numbers of this loader and of its next iterator, the same in all ranks that run one script."""
