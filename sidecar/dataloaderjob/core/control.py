@@ -105,6 +105,7 @@ W_STREAMS = 28  # T: live iterators
 W_STEP_NS = 29  # T: time between the end of one next() and the start of the following one
 W_READY_CALLS = 30  # T: calls of next() that found their batch ready
 W_DIGEST = 31  # T: sum of the rolling digests of all loaders (`core.consumption`), modulo 2**64
+W_STAGE_NS = 32  # T: time in its device_stage
 W_METRICS = 64  # R: its own of `sidecar.metrics.METRICS`, in their order
 
 _EMPTY_ROW = memoryview(bytes(8 * WINDOW)).cast("Q")

@@ -108,6 +108,10 @@ METRICS = (
         control.W_STEP_NS,
     ),
     Metric(
+        "stage_ns", "device_stage_seconds_total", _C, "Time that the trainer's process spent in its device_stage.",
+        control.W_STAGE_NS,
+    ),
+    Metric(
         "copies", "copies_total", _C, "Batches copied for the trainer because it holds as many as it may.",
         control.W_COPIES,
     ),

@@ -384,6 +384,11 @@ class Client:
             if self._sleepers > 1:  # it may be what another thread sleeps for
                 os.eventfd_write(self.wake_trainer, 1)
 
+    def count_stage(self, ns: int) -> None:
+        """So long the user's device_stage took."""
+        with self.lock:  # threads of several loaders count
+            self.control.words[ctl.W_STAGE_NS] += ns
+
     def hear(self) -> None:
         """Reads what has come, so that a state has the newest snapshots; waits for nothing and nobody."""
         if self._receives or not self.lock.acquire(blocking=False):

@@ -84,7 +84,7 @@ class Host:
 
 
 class Accelerator:
-    """By torch's interface for accelerators, whatever they are. Memory is registered with CUDA's driver only: others
+    """Uses torch's interface for accelerators, whatever they are. Memory is registered with CUDA's driver only: others
     copy by way of torch's pinned memory."""
 
     def __init__(self, device: torch.device) -> None:

@@ -32,7 +32,7 @@ from dataloaderjob.trainer.sampling import Recorded, first_keys
 from dataloaderjob.trainer.stream import RECENT, Stream
 from dataloaderjob.trainer.taking import Taker, Unopened
 from dataloaderjob.trainer.tickets import as_keys, submit
-from dataloaderjob.trainer.transfer import Pools, Transfer, Way
+from dataloaderjob.trainer.transfer import Transfer, Way
 
 _U64 = (1 << 64) - 1
 _is_profiling: Any = vars(torch.autograd)["_profiler_enabled"]
@@ -130,12 +130,8 @@ class _Seeded(_BaseDataLoaderIter):
         return False
 
     def _new_transfer(self) -> Transfer | None:
-        """Of this epoch, for the batches of one stream."""
-        return self._way.transfer(self._epoch_seed, self._pools())
-
-    def _pools(self) -> Pools:
-        """Tells the memory that batches come in, and does not refer to this iterator."""
-        return list
+        """Makes what sends the batches of one stream to where they go."""
+        return self._way.transfer(self._epoch_seed)
 
     def _leave(self) -> None:
         """Gives up what was asked for. Waits for nobody."""
@@ -321,8 +317,9 @@ class ServiceIterator(_Seeded):
         """How many tickets a thread that sends batches on is ahead."""
         return self._way.ahead
 
-    def _pools(self) -> Pools:
-        return self._client.pool.mapped
+    def _new_transfer(self) -> Transfer | None:
+        client = self._client  # a thread has the transfer, which must not refer to this iterator
+        return self._way.transfer(self._epoch_seed, client.pool.mapped, client.count_stage)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         before = self._taker if self._stream is not None else None

@@ -17,7 +17,7 @@ class _Sending:
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)  # type: ignore[call-arg]
-        self._transfer = loader.way(pins=False, pin_device=None).transfer(int(self._base_seed) & _U64, list)
+        self._transfer = loader.way(pins=False, pin_device=None).transfer(int(self._base_seed) & _U64)
 
     def _next_data(self) -> Any:
         batch, transfer = super()._next_data(), self._transfer  # type: ignore[misc]
@@ -29,4 +29,4 @@ class InThisProcess(_Sending, _SingleProcessDataLoaderIter):
 
 
 class ByWorkers(_Sending, _MultiProcessingDataLoaderIter):
-    """With torch's worker processes."""
+    """torch's worker processes make the batches."""

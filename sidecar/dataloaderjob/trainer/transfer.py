@@ -29,6 +29,14 @@ Pools = Callable[[], list[tuple[int, int, Any]]]
 """Address, bytes and owner of each region that batches come in; the owner goes when the region is unmapped."""
 
 
+Took = Callable[[int], None]
+"""Is told how long something took, in nanoseconds."""
+
+
+def ignore(_: int) -> None:
+    """Nobody wants to know."""
+
+
 class Transfer(Protocol):
     """Sends batches on. `begin`, `send`, `let_go` and `end` are called by one thread, `accept` by the trainer's."""
 
@@ -81,13 +89,13 @@ class Sent:
 class ToDevice:
     """`device=`: copies on a stream of its own, after the user's stage there."""
 
-    def __init__(self, device: Device, stage: DeviceStage | None, seed: int, pools: Pools) -> None:
-        """`seed`: the epoch's, of which each batch has a generator."""
-        self._device, self._stage, self._seed, self._pools = device, stage, seed, pools
+    def __init__(
+        self, device: Device, stage: DeviceStage | None, seed: int, pools: Pools, took: Took = ignore
+    ) -> None:
+        """`seed`: the epoch's, of which each batch has a generator. `took` is told the time of each stage."""
+        self._device, self._stage, self._seed, self._pools, self._took = device, stage, seed, pools, took
         self._held: deque[tuple[Any, Any]] = deque()
         """Events of copies, and what those read."""
-        self.stage_ns = 0
-        """Time of this process in the user's stage."""
 
     def begin(self) -> None:
         self._device.begin()
@@ -135,7 +143,7 @@ class ToDevice:
             exc.add_note("raised by device_stage, in the trainer's process")
             raise
         finally:
-            self.stage_ns += time.perf_counter_ns() - began
+            self._took(time.perf_counter_ns() - began)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +157,10 @@ class Way:
     pins: bool = False
     pin_device: str | None = None
 
-    def transfer(self, seed: int, pools: Pools) -> Transfer | None:
+    def transfer(self, seed: int, pools: Pools = list, took: Took = ignore) -> Transfer | None:
         """A new one, for the batches of one stream; None: they stay where they are."""
         if self.device is not None:
-            return ToDevice(self.device, self.stage, seed, pools)
+            return ToDevice(self.device, self.stage, seed, pools, took)
         return Pinning(self.pin_device) if self.pins else None
 
 
