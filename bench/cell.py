@@ -26,6 +26,7 @@ MODULES = {
     "B16": "ranks",
     "B17": "iterables",
     "B18": "raydata",
+    "B19": "pictures",
 }
 
 

@@ -45,6 +45,10 @@ class Case:
     def name(self) -> str:
         return f"{self.producers} producer{'s' if self.producers > 1 else ''}"
 
+    def images(self) -> Any:
+        """The dataset that a trainer's batches have to be of: its `stacked` gives what they hold."""
+        return Images(self)
+
 
 class Images(torch.utils.data.Dataset[Any]):
     """Crop, flip and tone of a stored picture, all fixed by the index: about 2.5 CPU-s/GB, 3 with collate."""
@@ -89,7 +93,7 @@ class _Taker:
 
     def __init__(self, stream: Iterator[Any], case: Case) -> None:
         self._stream, self._case = stream, case
-        dataset = Images(case)
+        dataset = case.images()
         self.number = 0
         self.proof = Proof()
         self.check_ns = 0

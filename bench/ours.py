@@ -23,6 +23,7 @@ from bench import (
     iterables,
     links,
     machine,
+    pictures,
     ranks,
     raydata,
     samplers,
@@ -234,6 +235,23 @@ def b17_streams(case: iterables.Case) -> dict[str, Any]:
         return endtoend.measure(iterables.pairs(iter(loader)), case, node_pids=running.on_trainer_node)
 
 
+def b19_pictures(case: pictures.Case) -> dict[str, Any]:
+    """As many feeders as producers. They decode, or they read only and the stage of the trainer decodes."""
+    with service(feeders=case.producers, shared_memory_nbytes=1_000_000_000, prefetch=16) as running:
+        from dataloaderjob import DataLoader
+        from dataloaderjob.collate import keep_bytes
+
+        if case.kind == pictures.FEEDERS:
+            loader = DataLoader(pictures.Decoded(case), batch_size=case.batch)
+        else:
+            loader = DataLoader(
+                pictures.Files(case), batch_size=case.batch, collate_fn=keep_bytes, device="cpu",
+                device_stage=pictures.stage,
+            )  # fmt: skip
+        found = endtoend.measure(iter(loader), case, node_pids=running.on_trainer_node)
+        return pictures.with_link(found, case, running.receiver())
+
+
 def b18_ray_data(case: raydata.Case) -> dict[str, Any]:
     """A Ray that would be elsewhere, as its slot would; trainer, sidecar and receiver are the node's processes."""
     need("dataloaderjob.ray_data")
@@ -301,4 +319,5 @@ OURS = {
     "B16": b16_ranks,
     "B17": b17_streams,
     "B18": b18_ray_data,
+    "B19": b19_pictures,
 }

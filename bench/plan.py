@@ -13,6 +13,8 @@ from typing import Any
 from bench.cell import OURS
 from bench.iterables import STREAMS, TAIL
 from bench.links import Case as Link
+from bench.pictures import FEEDERS as FEEDERS_DECODE
+from bench.pictures import KINDS as PICTURES
 from bench.work import LARGE_NBYTES, MIDDLE_NBYTES, SMALL_NBYTES, size_name
 
 ROUNDS = 5
@@ -30,6 +32,7 @@ TITLES = {
     "B16": "Eight ranks on one node",
     "B17": "Streams: slots beside torch's workers",
     "B18": "Ray Data: a trainer fed through the pool",
+    "B19": "Pictures: decoded by the trainer's stage, by feeders, by torch's workers",
 }
 FILES = {
     "B1": "b1-handoff",
@@ -43,6 +46,7 @@ FILES = {
     "B16": "b16-ranks",
     "B17": "b17-streams",
     "B18": "b18-ray-data",
+    "B19": "b19-pictures",
 }
 
 DATALOADER_FD = "DataLoader, file_descriptor"
@@ -115,6 +119,7 @@ def cells(benchmark: str, *, full: bool, smoke: bool) -> list[Cell]:
         "B16": _ranks,
         "B17": _streams,
         "B18": _ray_data,
+        "B19": _pictures,
     }
     made = list(makers[benchmark](full))
     if full:
@@ -246,6 +251,13 @@ def _ray_data(full: bool) -> Iterator[Cell]:
             yield Cell("B18", party, {"producers": producers, **times}, ROUNDS)
 
 
+def _pictures(full: bool) -> Iterator[Cell]:
+    times = {"flat_out_s": 6.0, "paced_s": 8.0} if full else {"flat_out_s": 3.0, "paced_s": 4.0}
+    for party in (OURS, "DataLoader"):
+        for kind in PICTURES:
+            yield Cell("B19", party, {"kind": kind, "producers": 2, **times}, ROUNDS)
+
+
 def _heavy_tail(full: bool) -> Iterator[Cell]:
     yield from _of_kinds("B8", (TAIL,), full)
 
@@ -264,6 +276,7 @@ def claims(benchmark: str, *, full: bool) -> list[Claim]:
         "B16": _rank_claims,
         "B17": _stream_claims,
         "B18": _ray_data_claims,
+        "B19": _picture_claims,
     }
     return list(makers[benchmark](full))
 
@@ -490,6 +503,22 @@ def _stream_claims(full: bool) -> Iterator[Claim]:
 def _ray_data_claims(full: bool) -> Iterator[Claim]:
     for peer in (ITER_TORCH, ITER_TORCH_NEAR):
         yield from _fed_claims("B18", ("1 producer", "2 producers"), peer, 1.0)
+
+
+def _picture_claims(full: bool) -> Iterator[Claim]:
+    for kind in PICTURES:
+        yield Claim(
+            benchmark="B19", case=kind, figure="link_kb_per_picture", unit="kB/picture", says="over the link"
+        )
+        case: dict[str, Any] = {"benchmark": "B19", "case": kind, "peer": "DataLoader"}
+        yield Claim(
+            **case, figure="batches_per_s", unit="batch/s", says="flat out", lower_is_better=False,
+            target=0.95 if kind == FEEDERS_DECODE else None,
+        )  # fmt: skip
+        yield Claim(
+            **case, figure="node_cpu_s_per_gb", unit="CPU-s/GB", says="CPU on the trainer's node",
+            target=5.0 if kind == FEEDERS_DECODE else None,
+        )  # fmt: skip
 
 
 def _heavy_tail_claims(full: bool) -> Iterator[Claim]:

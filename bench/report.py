@@ -93,6 +93,12 @@ SUBJECTS = (
         "Ray Data into a trainer: throughput, CPU on the trainer's node",
         "pipelines of Ray Data",
     ),
+    (
+        "B19",
+        "",
+        "JPEGs that are decoded where batches are taken, or by feeders",
+        "pictures; the device is the CPU here",
+    ),
 )
 """Benchmark, words in its case, what is compared, for which work that matters; in the page's order. The first that fits
 takes a comparison. One that fits none stands for itself, so that none is left out."""

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,16 @@ class Service:
 
     def __init__(self, sidecar: subprocess.Popen[str]) -> None:
         self._sidecar = sidecar
+
+    def receiver(self) -> dict[str, Any]:
+        """Figures of the only receiver, as the sidecar tells them."""
+        from dataloaderjob.core import ipc
+
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.connect(os.environ["DATALOADERJOB_SOCKET"])
+            sock.send(ipc.pack_json(ipc.Type.STATUS, {})[0])
+            (found,) = ipc.parse_json(ipc.unpack(sock.recv(1 << 20)).payload)["receivers"]
+        return dict(found)
 
     def receivers(self) -> list[int]:
         """Pids of the receivers: one for each attached trainer process."""

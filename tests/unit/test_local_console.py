@@ -33,6 +33,8 @@ def test_the_summary_names_only_what_happened():
     assert console.summary(total | {"hedges": 2}, 3.0, 1).endswith(
         "2 hedged, 1 restarts of parts of the service"
     )
+    with_a_stage = total | {"stage_ns": 7 * 3_140_000}
+    assert console.summary(with_a_stage, 3.0, 0).endswith("stall 50.0 %, device stage 3.1 ms")
 
 
 class Terminal(io.StringIO):

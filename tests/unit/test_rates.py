@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dataloaderjob.core import supervision
 from dataloaderjob.core.supervision import COUNTERS, Rates
 
@@ -16,6 +18,8 @@ def test_rates_and_stall_are_of_the_seconds_between():
     found = supervision.between({"": before}, {"": after}, 2.0)
     assert found == Rates(batches_per_s=25.0, nbytes_per_s=5e8, stall=0.25)
     assert supervision.between({"": after}, {"": after}, 2.0) == Rates()
+    staged = supervision.between({"": before}, {"": after | {"stage_ns": 10**9}}, 2.0)
+    assert staged.stage_s == pytest.approx(0.02)
 
 
 def test_occupancy_is_that_of_all_pools():

@@ -55,7 +55,7 @@ EXIT_RAY_LOST = 4
 EXITS_RAY = frozenset({EXIT_RAY_LATE, EXIT_RAY_LOST})
 COUNTERS = (
     "next_calls", "nbytes", "wait_ns", "step_ns", "retries", "hedges", "late_copies", "failures",
-    "feeders_lost", "copies",
+    "feeders_lost", "copies", "stage_ns",
 )  # fmt: skip
 Readings = Mapping[str, Mapping[str, int]]
 """Metrics by sidecar."""
@@ -151,6 +151,8 @@ class Rates:
     """Share of the trainers' time that was spent waiting in next(); None while nobody iterates."""
     occupancy: float | None = None
     """Share of the pools in use; None without pools."""
+    stage_s: float | None = None
+    """Time of a batch in the trainer's device_stage; None without one."""
 
 
 def occupancy(pools: Iterable[Mapping[str, Any]]) -> float | None:
@@ -174,6 +176,7 @@ def between(before: Readings, after: Readings, seconds: float) -> Rates:
         nbytes_per_s=rise["nbytes"] / seconds,
         stall=rise["wait_ns"] / worked if worked else None,
         occupancy=occupancy(after.values()),
+        stage_s=rise["stage_ns"] / 1e9 / max(rise["next_calls"], 1) if rise["stage_ns"] else None,
     )
 
 

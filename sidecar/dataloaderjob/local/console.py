@@ -166,7 +166,8 @@ def table_of(job: str, history: History, *, desired: int | None = None, notes: S
     """What is shown of a run. `desired`: feeders that are wanted, where the supervisor has not told it yet; `notes`:
     shown before the supervisor's.
     """
-    last, (batches, gb, stall) = history.last, _cells(history.rates())
+    last, rates = history.last, history.rates()
+    batches, gb, stall = _cells(rates)
     wanted = desired if last.desired is None else last.desired
     pools = percent(supervision.occupancy(last.receivers))
     feeders = feeder_rows(last.supervisor)
@@ -174,7 +175,7 @@ def table_of(job: str, history: History, *, desired: int | None = None, notes: S
     return Table(
         title=(
             f"{job}: feeders {last.ready}/{'?' if wanted is None else wanted}, {batches} batches/s, {gb} GB/s, "
-            f"stall {stall}, pools {pools}"
+            f"stall {stall}, pools {pools}{_stage(rates)}"
         ),
         feeders=feeders,
         ranks=rank_rows(history),
@@ -297,18 +298,20 @@ def draw_table(table: Table, *, width: int, height: int) -> str:
 
 
 def progress_line(history: History, desired: int) -> str:
-    """`12.3 batches/s, 0.470 GB/s, stall 3.1 %, pools 45 % full, feeders 2/3`"""
-    last, (batches, gb, stall) = history.last, _cells(history.rates() or Rates())
+    """`12.3 batches/s, 0.470 GB/s, stall 3.1 %, pools 45 % full, feeders 2/3`, and what a device_stage takes."""
+    last, rates = history.last, history.rates() or Rates()
+    batches, gb, stall = _cells(rates)
     pools = _fullness(last.receivers)
-    return f"{batches} batches/s, {gb} GB/s, stall {stall}, pools {pools}, feeders {last.ready}/{desired}"
+    feeders = f"feeders {last.ready}/{desired}"
+    return f"{batches} batches/s, {gb} GB/s, stall {stall}, pools {pools}, {feeders}{_stage(rates)}"
 
 
 def summary(total: Mapping[str, int], seconds: float, restarts: int) -> str:
     """One line at the end."""
-    stall = supervision.between({"": {}}, {"": total}, seconds).stall
+    rates = supervision.between({"": {}}, {"": total}, seconds)
     parts = [
         f"{total['next_calls']} batches", f"{total['nbytes'] / 1e9:.3f} GB", f"{seconds:.1f} s",
-        f"stall {percent(stall, 1)}",
+        f"stall {percent(rates.stall, 1)}{_stage(rates)}",
     ]  # fmt: skip
     for name, text in (
         ("retries", "asked again"),
@@ -362,6 +365,11 @@ def watch(runs: Callable[[], Sequence[LiveRun]], console: Console) -> None:
             time.sleep(WATCH_LIVE_S if console.live else WATCH_LINES_S)
     finally:
         console.leave()
+
+
+def _stage(found: Rates | None) -> str:
+    """`, device stage 3.1 ms` of each batch, if there is one."""
+    return "" if found is None or found.stage_s is None else f", device stage {found.stage_s * 1e3:.1f} ms"
 
 
 def _cells(found: Rates | None) -> tuple[str, str, str]:
