@@ -38,7 +38,7 @@ export PATH := $(abspath $(VENV)/bin):$(PATH)
 
 .DEFAULT_GOAL := help
 SUITES := test-unit test-contract test-integration test-parity test-apiserver test-chart
-.PHONY: help env data apiserver constraints images run test $(SUITES) e2e check generate docs dist bench bench-full bench-operator clean
+.PHONY: help env data apiserver constraints images run test $(SUITES) test-gpu e2e check generate docs dist bench bench-full bench-operator clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z0-9-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*  ## /\1\t/' | expand -t 18
@@ -146,6 +146,9 @@ test-integration: env  ## tests with real processes and real Ray
 
 test-parity: env  ## ordinary scripts under torch's loader and this one
 	python -m pytest tests/parity $(PYTEST_ARGS)
+
+test-gpu: env  ## tests on a GPU of NVIDIA's, which is needed: TORCH must be a build for it
+	python -m pytest gpu $(PYTEST_ARGS)
 
 test-apiserver: env apiserver  ## tests of the operator against an API server without a cluster
 	python -m pytest tests/apiserver $(PYTEST_ARGS)

@@ -125,26 +125,35 @@ def test_simulated_places_of_the_pool_come_back_while_the_trainer_does_other_thi
     assert [b[0, 0].item() for b in iterator] == list(range(4, 80, 4))
 
 
-def test_simulated_kills_and_a_resume_change_no_batch_of_a_device(late: BusyDevice) -> None:
-    options: dict[str, Any] = {"device": "late", "device_stage": noisy, "dataset_id": "killed"}
+@pytest.mark.parametrize("feeders", [1, 3])
+@pytest.mark.parametrize("stage", [None, noisy])
+@pytest.mark.parametrize("kind", ["map", "slots", "staged"])
+def test_simulated_kills_and_a_resume_change_no_batch_of_a_device(
+    late: BusyDevice, feeders: int, stage: Callable[..., Any] | None, kind: str
+) -> None:
+    options: dict[str, Any] = {"device": "late", "device_stage": stage, "dataset_id": "killed"}
 
     def made() -> DataLoader:
         torch.manual_seed(7)
-        return LOADERS["map"](**options)
+        return LOADERS[kind](**options)
 
-    with Rig(feeders=3) as rig:
-        expected, digest = epochs(LOADERS["map"], 1, **options)
+    with Rig(feeders=feeders) as rig:
+        expected, digest = epochs(LOADERS[kind], 1, **options)
+        steps = len(expected) // 2
         loader, found = made(), []
         iterator = iter(loader)
-        for step in range(20):
+        for step in range(steps):
             found.append(str(fingerprint(next(iterator))))
-            if step == 5:
+            if step == 2:
                 rig.feeders[0][0].kill()
-            if step == 10:
+                rig.feeders[0][0].wait()
+                if feeders == 1:
+                    rig.add_feeders(1)
+            if step == (2 if feeders == 1 else 4):
                 rig.kill_sidecar()
                 rig.start_sidecar()
         state = json.loads(json.dumps(loader.state_dict()))
-        assert state["batches"] == 20, "what lies ahead on the device does not count"
+        assert state["batches"] == steps, "what lies ahead on the device does not count"
         del iterator, loader
         again = made()
         again.load_state_dict(state)
@@ -165,7 +174,8 @@ def test_simulated_an_error_of_a_stage_comes_at_its_turn_and_says_where_it_is_fr
     assert ids([next(iterator)]) == [0, 1]
     with pytest.raises(LookupError, match="of the user") as raised:
         next(iterator)
-    assert raised.value.__notes__[-1] == "raised by device_stage, in the trainer's process"
+    (note,) = raised.value.__notes__
+    assert note == "raised by device_stage, in the trainer's process, for batch 1, indices [2, 3]"
     assert ids([next(iterator), next(iterator)]) == [4, 5, 6, 7]
     with pytest.raises(StopIteration):
         next(iterator)

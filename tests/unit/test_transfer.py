@@ -30,6 +30,10 @@ class Pair(NamedTuple):
     y: int
 
 
+def which() -> str:
+    return "batch 7"
+
+
 class SmallPool:
     """Places that batches are lent from, poisoned when they come back."""
 
@@ -52,8 +56,8 @@ class SmallPool:
 class Careless(ToDevice):
     """Lets go of what it sends at once."""
 
-    def send(self, batch: Any, digest: int) -> Sent:
-        sent = super().send(batch, digest)
+    def send(self, batch: Any, digest: int, which: Any) -> Sent:
+        sent = super().send(batch, digest, which)
         self._held.clear()
         return sent
 
@@ -67,7 +71,7 @@ def wrong(kind: type[ToDevice], seed: int, batches: int = 3) -> bool:
     while accepted < batches:
         choice = chance.randrange(4)
         if choice == 0 and sent < batches and pool.free:
-            on_its_way.append(transfer.send({"x": pool.lend(sent)}, sent))
+            on_its_way.append(transfer.send({"x": pool.lend(sent)}, sent, which))
             sent += 1
         elif choice == 1:
             device.step()
@@ -94,7 +98,7 @@ def test_without_the_event_most_interleavings_do():
 def test_a_place_comes_back_when_the_copy_has_come_and_no_sooner():
     device, pool = LateDevice(), SmallPool()
     transfer = ToDevice(device, None, 0, list)
-    sent = transfer.send(pool.lend(7), 0)
+    sent = transfer.send(pool.lend(7), 0, which)
     assert transfer.let_go() is not None
     assert len(pool.free) == PLACES - 1
     while device.step():
@@ -107,7 +111,7 @@ def test_a_place_comes_back_when_the_copy_has_come_and_no_sooner():
 def test_at_the_end_all_copies_are_waited_for():
     device, pool = LateDevice(), SmallPool()
     transfer = ToDevice(device, None, 0, list)
-    sent = [transfer.send(pool.lend(number), 0) for number in range(PLACES)]
+    sent = [transfer.send(pool.lend(number), 0, which) for number in range(PLACES)]
     transfer.end()
     assert len(pool.free) == PLACES
     assert [transfer.accept(one)[0].item() for one in sent] == list(range(PLACES))
@@ -123,7 +127,7 @@ def test_what_a_stage_reads_and_makes_stays_until_its_copies_have_come():
         return {"whole": device.copy(batch), "double": double}
 
     transfer = ToDevice(device, stage, 0, list)
-    sent = transfer.send(pool.lend(4), 0)
+    sent = transfer.send(pool.lend(4), 0, which)
     gc.collect()
     assert made[0]() is not None
     found = transfer.accept(sent)
@@ -141,8 +145,8 @@ def test_a_stage_that_raises_keeps_what_it_had_begun_to_copy():
 
     transfer = ToDevice(device, stage, 0, list)
     with pytest.raises(ZeroDivisionError) as raised:
-        transfer.send(pool.lend(4), 0)
-    assert raised.value.__notes__ == ["raised by device_stage, in the trainer's process"]
+        transfer.send(pool.lend(4), 0, which)
+    assert raised.value.__notes__ == ["raised by device_stage, in the trainer's process, for batch 7"]
     del raised
     gc.collect()
     assert len(pool.free) == PLACES - 1
@@ -158,7 +162,7 @@ def test_a_stages_generator_depends_on_the_epoch_and_the_batch_alone():
         return batch
 
     for epoch, digest in ((1, 5), (1, 6), (2, 5), (1, 5)):
-        ToDevice(LateDevice(), stage, epoch, list).send(torch.zeros(1), digest)
+        ToDevice(LateDevice(), stage, epoch, list).send(torch.zeros(1), digest, which)
     assert drawn[0] == drawn[3]
     assert len(set(drawn)) == 3
     assert 0 <= seed_of(2**64 - 1, 2**64 - 1) < 2**63
@@ -168,16 +172,16 @@ def test_each_region_of_the_pool_is_registered():
     device = LateDevice()
     owner = object()
     transfer = ToDevice(device, None, 0, lambda: [(4096, 8192, owner)])
-    transfer.send(torch.zeros(1), 0)
+    transfer.send(torch.zeros(1), 0, which)
     assert device.registered == {4096: 8192}
 
 
 def test_on_the_host_batches_stay_and_the_stage_runs():
     transfer = ToDevice(Host(), lambda batch, _: batch + 1, 0, list)
     batch = torch.zeros(2)
-    assert transfer.accept(transfer.send(batch, 0)).tolist() == [1.0, 1.0]
+    assert transfer.accept(transfer.send(batch, 0, which)).tolist() == [1.0, 1.0]
     stays = ToDevice(Host(), None, 0, list)
-    assert stays.accept(stays.send(batch, 0)) is batch
+    assert stays.accept(stays.send(batch, 0, which)) is batch
     assert stays.let_go() is None
 
 

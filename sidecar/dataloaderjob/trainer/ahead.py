@@ -9,12 +9,13 @@ import os
 import queue
 import threading
 import weakref
+from functools import partial
 from typing import Any
 
 import torch
 
-from dataloaderjob.core import errors
-from dataloaderjob.trainer.stream import StreamLeftError
+from dataloaderjob.core import errors, frames
+from dataloaderjob.trainer.stream import RECENT, StreamLeftError
 from dataloaderjob.trainer.taking import NOTHING, Taker, Timed
 from dataloaderjob.trainer.transfer import Transfer
 
@@ -100,7 +101,7 @@ class AheadTaker(Timed):
 def _send_all(
     taker: Taker, transfer: Transfer, orders: queue.SimpleQueue[bool], results: queue.SimpleQueue[Result]
 ) -> None:
-    is_set_up = False
+    is_set_up, which = False, partial(_which, taker)
     while True:
         batch, error = None, None
         try:
@@ -113,7 +114,7 @@ def _send_all(
             batch = taker.take_ready()
             if batch is NOTHING:
                 batch = taker.take_later()
-            batch = transfer.send(batch, taker.digest)
+            batch = transfer.send(batch, taker.digest, which)
         except StreamLeftError:
             break
         except BaseException as exc:
@@ -125,6 +126,16 @@ def _send_all(
     taker.leave()
     with contextlib.suppress(Exception):  # the next call of another stream's meets it again
         taker.client.close_collected()
+
+
+def _which(taker: Taker) -> str:
+    """Words for the batch that was taken last."""
+    number = taker.taken - 1
+    ticket = taker.stream.recent[number % RECENT]
+    if ticket is None:
+        return f"batch {number}"
+    packed = ticket if isinstance(ticket, bytes) else frames.pack_ticket_of_ints(*ticket)
+    return f"batch {number}, {frames.describe_keys(packed)}"
 
 
 def _next_order(orders: queue.SimpleQueue[bool], transfer: Transfer) -> bool:

@@ -200,7 +200,8 @@ class InProcessIterator(_Seeded):
         try:
             digest = batch_digest(batch, identity_of(number, ticket), allow_pickle=self._pickle_allowed)
             if self._transfer is not None:
-                batch = self._transfer.accept(self._transfer.send(batch, digest))
+                sent = self._transfer.send(batch, digest, lambda: f"batch {number}, indices {list(keys)[:8]}")
+                batch = self._transfer.accept(sent)
         except Exception as exc:
             self._count(keys, error_mark(exc), Kind.FAILED)
             raise

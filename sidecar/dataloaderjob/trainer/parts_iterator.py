@@ -180,7 +180,8 @@ class PartsIterator(ServiceIterator):
         if self._transfer is None:
             return batch
         try:
-            return self._transfer.accept(self._transfer.send(batch, digest))
+            sent = self._transfer.send(batch, digest, lambda: f"batch {self._num_yielded}")
+            return self._transfer.accept(sent)
         except Exception as exc:
             raise _FailedError(exc.with_traceback(None)) from None
 

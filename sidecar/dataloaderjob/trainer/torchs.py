@@ -21,7 +21,10 @@ class _Sending:
 
     def _next_data(self) -> Any:
         batch, transfer = super()._next_data(), self._transfer  # type: ignore[misc]
-        return batch if transfer is None else transfer.accept(transfer.send(batch, self._num_yielded))
+        if transfer is None:
+            return batch
+        number = self._num_yielded
+        return transfer.accept(transfer.send(batch, number, lambda: f"batch {number}"))
 
 
 class InThisProcess(_Sending, _SingleProcessDataLoaderIter):

@@ -28,7 +28,8 @@ DeviceStage = Callable[[Any, torch.Generator], Any]
 Pools = Callable[[], list[tuple[int, int, Any]]]
 """Address, bytes and owner of each region that batches come in; the owner goes when the region is unmapped."""
 
-
+Which = Callable[[], str]
+"""Words for a batch, such as "batch 3, indices [6, 7]"."""
 Took = Callable[[int], None]
 """Is told how long something took, in nanoseconds."""
 
@@ -43,8 +44,8 @@ class Transfer(Protocol):
     def begin(self) -> None:
         """Prepares the thread."""
 
-    def send(self, batch: Any, digest: int) -> Any:
-        """Begins to send a batch. Returns what `accept` needs."""
+    def send(self, batch: Any, digest: int, which: Which) -> Any:
+        """Begins to send a batch. Returns what `accept` needs. `which` names it in a message."""
 
     def accept(self, sent: Any) -> Any:
         """The batch, where the trainer wants it."""
@@ -65,7 +66,7 @@ class Pinning:
     def begin(self) -> None:
         torch.accelerator.set_device_index(self._index)
 
-    def send(self, batch: Any, digest: int) -> Any:  # noqa: ARG002
+    def send(self, batch: Any, digest: int, which: Which) -> Any:  # noqa: ARG002
         return _utils.pin_memory.pin_memory(batch, self._device)  # type: ignore[no-untyped-call]
 
     def accept(self, sent: Any) -> Any:
@@ -100,8 +101,8 @@ class ToDevice:
     def begin(self) -> None:
         self._device.begin()
 
-    def send(self, batch: Any, digest: int) -> Sent:
-        """Raises what the stage raises, with a note."""
+    def send(self, batch: Any, digest: int, which: Which) -> Sent:
+        """Raises what the stage raises, with a note of which batch it was."""
         self.let_go()
         device = self._device
         for region in self._pools():
@@ -110,7 +111,7 @@ class ToDevice:
         with device.stream():
             try:
                 if self._stage is not None:
-                    made = self._staged(batch, digest)
+                    made = self._staged(batch, digest, which)
                 moved = mapped(made, device.copy)
             finally:
                 event = device.record()
@@ -134,13 +135,13 @@ class ToDevice:
             self._device.synchronize(self._held[0][0])
             self._held.popleft()
 
-    def _staged(self, batch: Any, digest: int) -> Any:
+    def _staged(self, batch: Any, digest: int, which: Which) -> Any:
         assert self._stage is not None  # noqa: S101  asked before
         began = time.perf_counter_ns()
         try:
             return self._stage(batch, self._device.generator(seed_of(self._seed, digest)))
         except Exception as exc:
-            exc.add_note("raised by device_stage, in the trainer's process")
+            exc.add_note(f"raised by device_stage, in the trainer's process, for {which()}")
             raise
         finally:
             self._took(time.perf_counter_ns() - began)
