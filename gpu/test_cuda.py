@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import mmap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from rig import Rig
 
 from dataloaderjob import DataLoader
 from dataloaderjob.trainer.devices import Accelerator
+from dataloaderjob.trainer.pool import Mapping
 
 BATCHES = 100_000
 NBYTES = 38_535_168
@@ -63,7 +63,7 @@ def test_a_hundred_thousand_batches_on_the_device_are_those_of_the_host(
 
 
 def test_memory_of_the_pool_is_registered_and_copied_at_nine_tenths_of_the_rate_of_pinned_memory() -> None:
-    region = mmap.mmap(-1, NBYTES)
+    region = Mapping(-1, NBYTES)
     shared = torch.frombuffer(region, dtype=torch.uint8)
     shared.fill_(7)
     device = Accelerator(torch.empty(0, device="cuda").device)

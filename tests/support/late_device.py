@@ -33,7 +33,7 @@ class LateDevice:
     def begin(self) -> None:
         pass
 
-    def register(self, address: int, nbytes: int, owner: Any) -> None:
+    def register(self, address: int, nbytes: int, mapping: Any) -> None:
         self.registered[address] = nbytes
 
     @contextlib.contextmanager

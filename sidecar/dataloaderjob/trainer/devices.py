@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer import service
+from dataloaderjob.trainer.pool import Mapping
 
 
 class Device(Protocol):
@@ -20,8 +23,8 @@ class Device(Protocol):
     def begin(self) -> None:
         """Makes it the thread's device."""
 
-    def register(self, address: int, nbytes: int, owner: Any) -> None:
-        """Has the driver know memory, once, until its owner is collected, so that it is copied without a detour."""
+    def register(self, address: int, nbytes: int, mapping: Mapping) -> None:
+        """Has the driver know a region's memory, once, until it is unmapped, so that it is copied without a detour."""
 
     def stream(self) -> contextlib.AbstractContextManager[None]:
         """Work within it is the stream's."""
@@ -55,7 +58,7 @@ class Host:
     def begin(self) -> None:
         pass
 
-    def register(self, address: int, nbytes: int, owner: Any) -> None:
+    def register(self, address: int, nbytes: int, mapping: Mapping) -> None:
         pass
 
     def stream(self) -> contextlib.AbstractContextManager[None]:
@@ -90,15 +93,13 @@ class Accelerator:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.Stream(device)
-        self._registered: dict[int, weakref.finalize[Any, Any]] = {}
         self._is_registering = device.type == "cuda"
 
     def begin(self) -> None:
         torch.accelerator.set_device_index(self._device.index or 0)
 
-    def register(self, address: int, nbytes: int, owner: Any) -> None:
-        known = self._registered.get(address)
-        if not self._is_registering or not nbytes or (known is not None and known.alive):
+    def register(self, address: int, nbytes: int, mapping: Mapping) -> None:
+        if not self._is_registering or not nbytes or mapping.before_unmap is not None:
             return
         error = int(_cuda().cudaHostRegister(address, nbytes, 0))
         if error:
@@ -108,12 +109,16 @@ class Accelerator:
                 "by way of torch's pinned memory; raise the limit of locked memory (ulimit -l), if there is one"
             )
             return
-        self._registered[address] = weakref.finalize(owner, _unregister, address)
+        mapping.before_unmap = partial(_unregister, address, os.getpid())
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[None]:
-        with self._stream:
+        before = torch.accelerator.current_stream(self._device)
+        torch.accelerator.set_stream(self._stream)
+        try:
             yield
+        finally:
+            torch.accelerator.set_stream(before)
 
     def copy(self, leaf: Any) -> Any:
         if isinstance(leaf, np.ndarray):
@@ -147,8 +152,14 @@ class Accelerator:
         return torch.Generator(self._device).manual_seed(seed)
 
 
-def _unregister(address: int) -> None:
-    _cuda().cudaHostUnregister(address)
+def _unregister(
+    address: int,
+    pid: int,
+    is_at_exit: Callable[[], bool] = sys.is_finalizing,
+    getpid: Callable[[], int] = os.getpid,
+) -> None:
+    if not is_at_exit() and getpid() == pid:  # a forked child has no CUDA; at the end the driver sees to it
+        _cuda().cudaHostUnregister(address)
 
 
 def _cuda() -> Any:

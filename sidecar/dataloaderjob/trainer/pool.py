@@ -103,6 +103,16 @@ def _end(lease: Lease, fence: Callable[[], None] = fence_anywhere, want: int = W
         tail.wake()
 
 
+class Mapping(mmap.mmap):
+    """A region's memory. Who has to know before it is gone is told then: weak references see it afterwards."""
+
+    before_unmap: Callable[[], None] | None = None
+
+    def __del__(self) -> None:
+        if self.before_unmap is not None:
+            self.before_unmap()
+
+
 @dataclass(slots=True, eq=False)
 class Region:
     """One mapped memfd of the pool."""
@@ -111,7 +121,7 @@ class Region:
     nbytes: int
     single: bool
     fd: int
-    map: mmap.mmap
+    map: Mapping
     address: int
 
     def close(self, close: Callable[[int], None] = os.close) -> None:
@@ -126,7 +136,7 @@ def map_region(number: int, nbytes: int, single: bool, fd: int) -> Region:
         raise RemoteProtocolError(
             f"the sidecar sent a memfd for region {number} that is not sealed at {nbytes} bytes"
         )
-    mapped = mmap.mmap(fd, nbytes)
+    mapped = Mapping(fd, nbytes)
     address = int(np.frombuffer(mapped, dtype=np.uint8).ctypes.data)
     return Region(number, nbytes, single, fd, mapped, address)
 
@@ -190,7 +200,7 @@ class Pool:
         lease = self._lease(number, lent)
         del lent, lease
 
-    def mapped(self) -> list[tuple[int, int, mmap.mmap]]:
+    def mapped(self) -> list[tuple[int, int, Mapping]]:
         """Address, bytes and mapping of each region."""
         return [(region.address, region.nbytes, region.map) for region in list(self.regions.values())]
 

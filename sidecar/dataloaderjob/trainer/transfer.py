@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import _utils
 
 from dataloaderjob.trainer.devices import Device
+from dataloaderjob.trainer.pool import Mapping
 from dataloaderjob.trainer.trees import mapped
 
 AHEAD = 2
@@ -25,8 +26,8 @@ LOOK_S = 0.002
 """Interval between two looks at copies that are on their way, while no batch is asked for."""
 DeviceStage = Callable[[Any, torch.Generator], Any]
 """The user's: (batch, generator) to batch, in the trainer's process."""
-Pools = Callable[[], list[tuple[int, int, Any]]]
-"""Address, bytes and owner of each region that batches come in; the owner goes when the region is unmapped."""
+Pools = Callable[[], list[tuple[int, int, Mapping]]]
+"""Address, bytes and mapping of each region that batches come in."""
 
 Which = Callable[[], str]
 """Words for a batch, such as "batch 3, indices [6, 7]"."""

@@ -1,0 +1,104 @@
+"""CUDA's driver knows a region's memory while it is mapped. Simulated: calls of the driver are written down."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dataloaderjob.trainer import devices, service
+from dataloaderjob.trainer.pool import Mapping, Region, map_region
+
+NBYTES = 1 << 16
+OUT_OF_MEMORY = 2
+
+
+class Driver:
+    """`cudart`, as far as it is called here."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error = error
+        self.calls: list[tuple[str, int, bool]] = []
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+        self.calls.append(("register", address, is_mapped(address)))
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.calls.append(("unregister", address, is_mapped(address)))
+        return 0
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver()
+    monkeypatch.setattr(devices, "_cuda", lambda: made)
+    return made
+
+
+def accelerator() -> Any:
+    made = object.__new__(devices.Accelerator)
+    made._device, made._is_registering = torch.device("cuda:0"), True
+    return made
+
+
+def is_mapped(address: int) -> bool:
+    areas = (line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
+    return any(int(begin, 16) <= address < int(end, 16) for begin, end in areas)
+
+
+def region() -> Region:
+    fd = os.memfd_create("region", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, NBYTES)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return map_region(1, NBYTES, False, fd)
+
+
+def test_a_region_is_registered_once_and_unregistered_while_it_is_still_mapped(driver: Driver) -> None:
+    made = region()
+    address = made.address
+    for device in (accelerator(), accelerator()):  # of two epochs
+        for _ in range(2):
+            device.register(address, NBYTES, made.map)
+    assert driver.calls == [("register", address, True)]
+    made.close()
+    del made
+    gc.collect()
+    assert driver.calls[1:] == [("unregister", address, True)]
+    assert not is_mapped(address)
+
+
+def test_a_forked_child_leaves_the_driver_alone(driver: Driver) -> None:
+    made = region()
+    accelerator().register(made.address, NBYTES, made.map)
+    pid = os.fork()
+    if not pid:
+        del made
+        gc.collect()
+        os._exit(len(driver.calls) - 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_memory_that_the_driver_does_not_take_is_said_and_not_offered_again(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(service, "say_once", said.append)
+    driver.error, device, made = OUT_OF_MEMORY, accelerator(), region()
+    for _ in range(2):
+        device.register(made.address, NBYTES, made.map)
+    assert len(driver.calls) == len(said) == 1
+    assert "cudaHostRegister: error 2" in said[0]
+    assert "torch's pinned memory" in said[0]
+    made.close()
+
+
+def test_memory_that_nobody_registered_goes_without_a_word(driver: Driver) -> None:
+    made = Mapping(-1, NBYTES)
+    del made
+    assert driver.calls == []
