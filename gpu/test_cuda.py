@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from batches import Augmented, Numbers
+from batches import Augmented, Numbers, Sized
 from rig import Rig
 
 from dataloaderjob import DataLoader
 from dataloaderjob.trainer.devices import Accelerator
 from dataloaderjob.trainer.pool import Mapping
+from dataloaderjob.trainer.transfer import ToDevice
 
 BATCHES = 100_000
 NBYTES = 38_535_168
@@ -60,6 +61,56 @@ def test_a_hundred_thousand_batches_on_the_device_are_those_of_the_host(
         return summed(itertools.islice(epochs, BATCHES), device)
 
     assert sums("cuda") == sums("cpu")
+
+
+LARGE, BUSY_CYCLES = 400, 3_000_000
+"""Batches of 4 MB, beside kernels that keep a stream busy for a millisecond or two."""
+
+
+def busy(batch: Any, _: torch.Generator) -> Any:
+    """A stage behind which the copies of its batch have to wait."""
+    torch.cuda._sleep(BUSY_CYCLES)
+    return batch
+
+
+def large(device: str) -> list[int]:
+    """The first number of each batch and its sum, taken behind a busy stream of the trainer's, which waits for nobody;
+    the batch itself is dropped at once."""
+    loader = DataLoader(
+        Sized(1 << 18, LARGE * 4), batch_size=4, num_workers=2, device=device,
+        device_stage=busy if device == "cuda" else None,
+    )  # fmt: skip
+    found = []
+    for batch in loader:
+        if device == "cuda":
+            torch.cuda._sleep(BUSY_CYCLES)
+        found += [batch[0, 0] + 0, batch.double().sum()]
+        del batch
+    return [float(one.cpu()) for one in found]
+
+
+def test_copies_and_batches_that_are_used_late_are_those_of_the_host(rig: Rig) -> None:
+    assert large("cuda") == large("cpu")
+
+
+def test_without_the_event_they_are_not(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What shows that the test above can fail."""
+    send = ToDevice.send
+
+    def careless(self: ToDevice, *arguments: Any) -> Any:
+        sent = send(self, *arguments)
+        self._held.clear()
+        return sent
+
+    monkeypatch.setattr(ToDevice, "send", careless)
+    assert large("cuda") != large("cpu")
+
+
+def test_without_being_kept_for_the_trainers_stream_they_are_not(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Accelerator, "keep", lambda self, tensor: None)
+    assert large("cuda") != large("cpu")
 
 
 def test_memory_of_the_pool_is_registered_and_copied_at_nine_tenths_of_the_rate_of_pinned_memory() -> None:

@@ -264,6 +264,7 @@ def adopt(prepared: _Prepared, *, allow_pickle: bool = False, dataset_id: str | 
         num_workers=None if isinstance(workers, LeftOut) else workers,
         allow_pickle=allow_pickle or (isinstance(given, FeedersContext) and given.allow_pickle),
         dataset_id=dataset_id,
+        **(given.of if isinstance(given, FeedersContext) else {}),
         **{name: getattr(base, name) for name in _KEPT if not (name == "prefetch_factor" and not workers)},
     )
     ours.prepared = weakref.ref(prepared)

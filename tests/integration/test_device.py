@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -31,7 +33,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[BusyDevice]:
     device = BusyDevice(seed=3)
-    monkeypatch.setattr(devices, "device_of", lambda named: device if named == "late" else devices.Host())
+    monkeypatch.setattr(devices, "device_of", lambda named: device if named == "late" else None)
     yield device
     gc.collect()
     device.close()
@@ -127,11 +129,15 @@ def test_simulated_places_of_the_pool_come_back_while_the_trainer_does_other_thi
 
 @pytest.mark.parametrize("feeders", [1, 3])
 @pytest.mark.parametrize("stage", [None, noisy])
-@pytest.mark.parametrize("kind", ["map", "slots", "staged"])
+@pytest.mark.parametrize(
+    ("kind", "ahead"), [("map", 2), ("map", 5), ("slots", 5), ("staged", 5), ("parts", 2)]
+)
 def test_simulated_kills_and_a_resume_change_no_batch_of_a_device(
-    late: BusyDevice, feeders: int, stage: Callable[..., Any] | None, kind: str
+    late: BusyDevice, feeders: int, stage: Callable[..., Any] | None, kind: str, ahead: int
 ) -> None:
-    options: dict[str, Any] = {"device": "late", "device_stage": stage, "dataset_id": "killed"}
+    options: dict[str, Any] = {
+        "device": "late", "device_stage": stage, "prefetch_device": ahead, "dataset_id": "killed",
+    }  # fmt: skip
 
     def made() -> DataLoader:
         torch.manual_seed(7)
@@ -179,6 +185,59 @@ def test_simulated_an_error_of_a_stage_comes_at_its_turn_and_says_where_it_is_fr
     assert ids([next(iterator), next(iterator)]) == [4, 5, 6, 7]
     with pytest.raises(StopIteration):
         next(iterator)
+
+
+class Lost(BusyDevice):
+    """From the third batch on all calls fail, as those of a GPU do after an error of a kernel."""
+
+    def query(self, event: Any) -> bool:
+        if self.copies > 4:
+            raise RuntimeError("the device is lost")
+        return super().query(event)
+
+
+def test_simulated_a_lost_device_is_told_by_next_and_its_thread_ends(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Lost(seed=1)
+    monkeypatch.setattr(devices, "device_of", lambda _: device)
+    iterator = iter(DataLoader(Numbers(40), batch_size=2, device="late"))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the device is lost"):
+            for _ in range(20):
+                next(iterator)
+    began = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - began < 0.25, "nobody spins"
+    del iterator
+    gc.collect()
+    until(
+        lambda: not any(thread.name == "dlj-ahead" for thread in threading.enumerate()),
+        what="the end of the thread that sends",
+    )
+    device.close()
+
+
+def test_a_cpu_stage_does_not_take_the_trainers_threads(rig: Rig) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        counts: list[int] = []
+
+        def stage(batch: Any, _: torch.Generator) -> Any:
+            counts.append(torch.get_num_threads())
+            return batch
+
+        for workers in (None, 0):
+            for _ in DataLoader(
+                Numbers(8), batch_size=4, num_workers=workers, device="cpu", device_stage=stage
+            ):
+                assert torch.get_num_threads() == 3
+                with ThreadPoolExecutor(1) as later:
+                    assert later.submit(torch.get_num_threads).result() == 3
+        assert counts == [1] * 4
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_simulated_breaks_leave_no_thread(rig: Rig, late: BusyDevice) -> None:

@@ -368,6 +368,33 @@ def test_accelerate_keeps_feeders_in_what_it_prepares(environment: dict[str, str
     assert "found an iterable one: use dataloaderjob.DataLoader for it" in second
 
 
+ON_A_DEVICE = """
+    from accelerate import Accelerator
+    from batches import Numbers
+    from dataloaderjob import DataLoader
+    from dataloaderjob.accelerate import adopt
+
+    accelerator = Accelerator(cpu=True)
+    options = {"device": "cpu", "device_stage": lambda batch, _: [batch[0] + 100, batch[1]]}
+    prepared = accelerator.prepare(DataLoader(Numbers(8), batch_size=4, **options))
+    try:
+        next(iter(prepared))
+    except ValueError as exc:
+        print(exc)
+    print([batch[0].tolist() for batch in adopt(prepared)])
+"""
+
+
+def test_a_device_stage_that_accelerate_would_leave_out_is_told_and_adopt_brings_it_back(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    script = write(tmp_path, staged=ON_A_DEVICE) / "staged.py"
+    (out,) = run([[sys.executable, script]], [environment], tmp_path)
+    first, second = out.splitlines()
+    assert "device_stage= was left out when another library made this loader anew" in first
+    assert second == "[[100, 101, 102, 103], [104, 105, 106, 107]]"
+
+
 STATES = """
     import torch
     from accelerate import Accelerator

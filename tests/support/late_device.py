@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from typing import Any
 
-import numpy as np
 import torch
 
 
@@ -40,18 +39,16 @@ class LateDevice:
     def stream(self) -> Any:
         yield
 
-    def copy(self, leaf: Any) -> Any:
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """It knows the address of what it reads, and holds nothing of it."""
-        if isinstance(leaf, np.ndarray):
-            return leaf.copy()
-        if not isinstance(leaf, torch.Tensor) or getattr(leaf, "was_copied", False):
-            return leaf
-        made = torch.empty_like(leaf, memory_format=torch.contiguous_format)
+        if getattr(tensor, "was_copied", False):
+            return tensor
+        made = torch.empty_like(tensor, memory_format=torch.contiguous_format)
         made.was_copied = True  # type: ignore[attr-defined]
-        if not leaf.is_contiguous():
-            return made.copy_(leaf)
+        if not tensor.is_contiguous():
+            return made.copy_(tensor)
         with self._lock:
-            self._line.append((leaf.data_ptr(), made))
+            self._line.append((tensor.data_ptr(), made))
         return made
 
     def record(self) -> Event:
@@ -71,8 +68,8 @@ class LateDevice:
         """A real one has a stream wait; here nobody reads before."""
         self.synchronize(event)
 
-    def keep(self, leaf: Any) -> Any:
-        return leaf
+    def keep(self, tensor: torch.Tensor) -> None:
+        assert getattr(tensor, "was_copied", False)
 
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator().manual_seed(seed)

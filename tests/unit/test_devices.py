@@ -88,11 +88,13 @@ def test_memory_that_the_driver_does_not_take_is_said_and_not_offered_again(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
+    cleared: list[torch.device] = []
     monkeypatch.setattr(service, "say_once", said.append)
+    monkeypatch.setattr(devices, "_clear_error", cleared.append)
     driver.error, device, made = OUT_OF_MEMORY, accelerator(), region()
     for _ in range(2):
         device.register(made.address, NBYTES, made.map)
-    assert len(driver.calls) == len(said) == 1
+    assert len(driver.calls) == len(said) == len(cleared) == 1
     assert "cudaHostRegister: error 2" in said[0]
     assert "torch's pinned memory" in said[0]
     made.close()

@@ -3,6 +3,7 @@ with other bytes as soon as nobody holds it."""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import random
 import weakref
@@ -14,10 +15,12 @@ import numpy as np
 import pytest
 import torch
 from late_device import LateDevice
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.trainer.devices import Host, device_of
-from dataloaderjob.trainer.transfer import Sent, ToDevice, Way, seed_of
+from dataloaderjob.trainer import service
+from dataloaderjob.trainer.devices import device_of
+from dataloaderjob.trainer.transfer import Sent, Stage, ToDevice, Way, seed_of
 from dataloaderjob.trainer.trees import mapped
 
 PLACES, WORDS = 3, 4
@@ -65,7 +68,7 @@ class Careless(ToDevice):
 def wrong(kind: type[ToDevice], seed: int, batches: int = 3) -> bool:
     """Whether any batch of one interleaving is another one."""
     device, pool, chance = LateDevice(), SmallPool(), random.Random(seed)
-    transfer = kind(device, None, 0, list)
+    transfer = kind(device, None)
     on_its_way: list[Sent] = []
     sent = accepted = 0
     while accepted < batches:
@@ -97,7 +100,7 @@ def test_without_the_event_most_interleavings_do():
 
 def test_a_place_comes_back_when_the_copy_has_come_and_no_sooner():
     device, pool = LateDevice(), SmallPool()
-    transfer = ToDevice(device, None, 0, list)
+    transfer = ToDevice(device, None)
     sent = transfer.send(pool.lend(7), 0, which)
     assert transfer.let_go() is not None
     assert len(pool.free) == PLACES - 1
@@ -110,7 +113,7 @@ def test_a_place_comes_back_when_the_copy_has_come_and_no_sooner():
 
 def test_at_the_end_all_copies_are_waited_for():
     device, pool = LateDevice(), SmallPool()
-    transfer = ToDevice(device, None, 0, list)
+    transfer = ToDevice(device, None)
     sent = [transfer.send(pool.lend(number), 0, which) for number in range(PLACES)]
     transfer.end()
     assert len(pool.free) == PLACES
@@ -126,7 +129,7 @@ def test_what_a_stage_reads_and_makes_stays_until_its_copies_have_come():
         made.append(weakref.ref(double))
         return {"whole": device.copy(batch), "double": double}
 
-    transfer = ToDevice(device, stage, 0, list)
+    transfer = ToDevice(device, Stage(stage, 0))
     sent = transfer.send(pool.lend(4), 0, which)
     gc.collect()
     assert made[0]() is not None
@@ -143,7 +146,7 @@ def test_a_stage_that_raises_keeps_what_it_had_begun_to_copy():
         device.copy(batch)
         raise ZeroDivisionError("of the user")
 
-    transfer = ToDevice(device, stage, 0, list)
+    transfer = ToDevice(device, Stage(stage, 0))
     with pytest.raises(ZeroDivisionError) as raised:
         transfer.send(pool.lend(4), 0, which)
     assert raised.value.__notes__ == ["raised by device_stage, in the trainer's process, for batch 7"]
@@ -162,7 +165,7 @@ def test_a_stages_generator_depends_on_the_epoch_and_the_batch_alone():
         return batch
 
     for epoch, digest in ((1, 5), (1, 6), (2, 5), (1, 5)):
-        ToDevice(LateDevice(), stage, epoch, list).send(torch.zeros(1), digest, which)
+        ToDevice(LateDevice(), Stage(stage, epoch)).send(torch.zeros(1), digest, which)
     assert drawn[0] == drawn[3]
     assert len(set(drawn)) == 3
     assert 0 <= seed_of(2**64 - 1, 2**64 - 1) < 2**63
@@ -170,28 +173,95 @@ def test_a_stages_generator_depends_on_the_epoch_and_the_batch_alone():
 
 def test_each_region_of_the_pool_is_registered():
     device = LateDevice()
-    owner = object()
-    transfer = ToDevice(device, None, 0, lambda: [(4096, 8192, owner)])
+    mapping: Any = object()
+    transfer = ToDevice(device, None, lambda: [(4096, 8192, mapping)])
     transfer.send(torch.zeros(1), 0, which)
     assert device.registered == {4096: 8192}
 
 
-def test_on_the_host_batches_stay_and_the_stage_runs():
-    transfer = ToDevice(Host(), lambda batch, _: batch + 1, 0, list)
-    batch = torch.zeros(2)
-    assert transfer.accept(transfer.send(batch, 0, which)).tolist() == [1.0, 1.0]
-    stays = ToDevice(Host(), None, 0, list)
-    assert stays.accept(stays.send(batch, 0, which)) is batch
-    assert stays.let_go() is None
+def test_on_the_host_batches_stay_and_the_stage_runs_with_one_thread_and_without_gradients():
+    threads: list[tuple[int, bool]] = []
+
+    def stage(batch: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        threads.append((torch.get_num_threads(), torch.is_grad_enabled()))
+        return batch + torch.rand(2, generator=generator)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        transfer = Way(None, stage).transfer(3)
+        assert transfer is not None
+        found = transfer.accept(transfer.send(torch.zeros(2), 5, which))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    expected = torch.rand(2, generator=torch.Generator().manual_seed(seed_of(3, 5)))
+    assert torch.equal(found, expected)
+    assert threads == [(1, False)]
+    assert transfer.let_go() is None
+    assert Way().transfer(0) is None, "without a stage nothing is to be done"
 
 
-def test_a_device_that_is_not_there_is_refused_with_what_to_do():
+def test_a_stage_that_runs_out_of_something_does_not_end_the_epoch():
+    def stage(batch: torch.Tensor, _: torch.Generator) -> Any:
+        return next(iter(()))
+
+    with pytest.raises(RuntimeError, match="device_stage raised StopIteration for batch 7") as raised:
+        ToDevice(LateDevice(), Stage(stage, 0)).send(torch.zeros(1), 0, which)
+    assert isinstance(raised.value.__cause__, StopIteration)
+
+
+class Whole:
+    """Nothing that can be taken apart."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+def test_what_is_no_tensor_is_copied_out_of_the_pool_and_said(monkeypatch: pytest.MonkeyPatch):
+    said: list[str] = []
+    monkeypatch.setattr(service, "say_once", said.append)
+    device, pool = LateDevice(), SmallPool()
+    transfer = ToDevice(device, None)
+    batch = {"whole": Whole(pool.lend(1)), "array": pool.lend(2).numpy(), "name": "a", "n": 3, "none": None}
+    found = transfer.accept(transfer.send(batch, 0, which))
+    del batch
+    transfer.end()
+    gc.collect()
+    assert len(pool.free) == PLACES
+    assert (found["whole"].x.tolist(), found["array"].tolist()) == ([1] * WORDS, [2] * WORDS)
+    assert (found["name"], found["n"], found["none"]) == ("a", 3, None)
+    assert len(said) == 1
+    assert said[0].startswith("a Whole in a batch is copied, and stays in the memory of this process")
+
+
+def test_a_device_that_is_not_there_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     with pytest.raises(InputError, match="found no accelerator: device='cpu'"):
         device_of("cuda")
     with pytest.raises(InputError, match="such as 'cuda', found 'gpu'"):
         device_of("gpu")
-    assert isinstance(device_of("cpu"), Host)
-    assert Way().transfer(0, list) is None
+    assert device_of("cpu") is None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    x: Any
+    y: Any = 2
+
+
+def test_leaves_of_dataclasses_are_replaced_too():
+    assert mapped({"s": Sample(1, [3])}, lambda leaf: leaf * 10) == {"s": Sample(10, [30])}
+
+
+def test_a_packed_sequence_keeps_the_sizes_of_its_batches_on_the_host():
+    packed = pack_sequence([torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
+    device = LateDevice()
+    transfer = ToDevice(device, None)
+    found = transfer.accept(transfer.send(packed, 0, which))
+    assert not hasattr(found.batch_sizes, "was_copied")
+    padded, lengths = pad_packed_sequence(found, batch_first=True)
+    assert (padded.tolist(), lengths.tolist()) == ([[1.0, 2.0], [3.0, 0.0]], [2, 1])
 
 
 class Own(dict[str, Any]):

@@ -9,6 +9,7 @@ import os
 import queue
 import threading
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -47,11 +48,16 @@ class AheadTaker(Timed):
         self._ordered = taker.taken
         self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self.stream.recent = [None] * (RECENT + ahead)
+        threads, is_single = torch.get_num_threads(), threading.Event()
         # It must not refer to this object, whose iterator would never be collected.
         self._thread = threading.Thread(
-            target=_send_all, args=(taker, transfer, self._orders, self._results), name="dlj-ahead", daemon=True,
+            target=_send_all, args=(taker, transfer, self._orders, self._results, is_single.set), name="dlj-ahead",
+            daemon=True,
         )  # fmt: skip
         self._thread.start()
+        is_single.wait()
+        torch.set_num_threads(threads)  # the thread's number would be that of all threads to come
         _threads.add(self)
 
     def order(self, drawn: int) -> None:
@@ -80,9 +86,8 @@ class AheadTaker(Timed):
     def _accept(self, result: Result) -> Any:
         taken, sent, digest, error = result
         if error is None:
-            batch = self._transfer.accept(sent)
-            self.digest, self.taken = digest, taken
-            return batch
+            self.digest, self.taken = digest, taken  # if it is lost now, that is told
+            return self._transfer.accept(sent)
         if taken == self.taken:  # it was not taken: the next call tries again
             self._ordered -= 1
         self.taken = taken
@@ -99,8 +104,11 @@ class AheadTaker(Timed):
 
 
 def _send_all(
-    taker: Taker, transfer: Transfer, orders: queue.SimpleQueue[bool], results: queue.SimpleQueue[Result]
-) -> None:
+    taker: Taker, transfer: Transfer, orders: queue.SimpleQueue[bool], results: queue.SimpleQueue[Result],
+    is_single: Callable[[], None],
+) -> None:  # fmt: skip
+    torch.set_num_threads(1)
+    is_single()
     is_set_up, which = False, partial(_which, taker)
     while True:
         batch, error = None, None
@@ -108,7 +116,6 @@ def _send_all(
             if not _next_order(orders, transfer):
                 break
             if not is_set_up:
-                torch.set_num_threads(1)
                 transfer.begin()
                 is_set_up = True
             batch = taker.take_ready()
@@ -131,7 +138,8 @@ def _send_all(
 def _which(taker: Taker) -> str:
     """Words for the batch that was taken last."""
     number = taker.taken - 1
-    ticket = taker.stream.recent[number % RECENT]
+    recent = taker.stream.recent
+    ticket = recent[number % len(recent)]
     if ticket is None:
         return f"batch {number}"
     packed = ticket if isinstance(ticket, bytes) else frames.pack_ticket_of_ints(*ticket)
@@ -140,9 +148,10 @@ def _which(taker: Taker) -> str:
 
 def _next_order(orders: queue.SimpleQueue[bool], transfer: Transfer) -> bool:
     """The next order. Meanwhile what was sent is let go of, as soon as it has arrived."""
-    while (look_again_s := transfer.let_go()) is not None:
-        with contextlib.suppress(queue.Empty):
-            return orders.get(timeout=look_again_s)
+    with contextlib.suppress(Exception):  # of a device that is lost: `send` meets it again
+        while (look_again_s := transfer.let_go()) is not None:
+            with contextlib.suppress(queue.Empty):
+                return orders.get(timeout=look_again_s)
     return orders.get()
 
 

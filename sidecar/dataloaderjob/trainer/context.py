@@ -7,12 +7,19 @@ from the other. Ours start no process: `trainer/queues.py` sends the index lists
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from multiprocessing import context as contexts
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from dataloaderjob.core.errors import InputError
 
 if TYPE_CHECKING:
     from dataloaderjob.trainer.client import Client
     from dataloaderjob.trainer.queues import Queue, Worker
+
+DEVICE_OPTIONS = ("device", "device_stage", "prefetch_device")
+"""Options of our loader that a loader of torch's, made anew of it, would not have."""
 
 
 class FeedersContext(contexts.ForkContext):
@@ -22,8 +29,10 @@ class FeedersContext(contexts.ForkContext):
     a copy of it is as good.
     """
 
-    def __init__(self, *, allow_pickle: bool = False) -> None:
+    def __init__(self, *, allow_pickle: bool = False, of: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """of: options of the loader that gives this context, of which torch's know nothing."""
         self.allow_pickle = allow_pickle
+        self.of = of
         self.client: Client | None = None
         """Kept between epochs, each of which has queues of its own."""
 
@@ -38,6 +47,12 @@ class FeedersContext(contexts.ForkContext):
     def Process(self, *, target: Any, args: tuple[Any, ...] = (), **_: Any) -> Worker:  # type: ignore[override]  # noqa: N802
         from dataloaderjob.trainer.queues import Worker
 
+        if self.of.get("device_stage") is not None:
+            raise InputError(
+                "device_stage= was left out when another library made this loader anew, so batches would come as "
+                "feeders make them: use adopt(accelerator.prepare(loader)) of dataloaderjob.accelerate, or do it in "
+                "the training loop"
+            )
         return Worker(target, args, self)
 
     def __eq__(self, other: object) -> bool:

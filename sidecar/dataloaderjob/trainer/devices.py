@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer import service
 from dataloaderjob.trainer.pool import Mapping
+
+PORTABLE = 1
+"""cudaHostRegisterPortable: the memory is pinned for all devices."""
+_registering = threading.Lock()
 
 
 class Device(Protocol):
@@ -29,9 +33,8 @@ class Device(Protocol):
     def stream(self) -> contextlib.AbstractContextManager[None]:
         """Work within it is the stream's."""
 
-    def copy(self, leaf: Any) -> Any:
-        """Asks for the copy of a tensor. What is read has to stay until an event of the stream that is recorded later.
-        What is no tensor does not go to a device: it is copied, if it is memory of the pool."""
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Asks for a copy. What is read has to stay until an event of the stream that is recorded later."""
 
     def record(self) -> Any:
         """An event of the stream, behind all that was asked for."""
@@ -45,45 +48,11 @@ class Device(Protocol):
     def wait(self, event: Any) -> None:
         """Has the trainer's stream wait for it."""
 
-    def keep(self, leaf: Any) -> Any:
-        """The memory of a tensor is not given away before the trainer's stream is done with it."""
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Its memory is not given away before the trainer's stream is done with it."""
 
     def generator(self, seed: int) -> torch.Generator:
         """A new one."""
-
-
-class Host:
-    """`device="cpu"`: batches stay where they are."""
-
-    def begin(self) -> None:
-        pass
-
-    def register(self, address: int, nbytes: int, mapping: Mapping) -> None:
-        pass
-
-    def stream(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def copy(self, leaf: Any) -> Any:
-        return leaf
-
-    def record(self) -> Any:
-        return None
-
-    def query(self, event: Any) -> bool:  # noqa: ARG002
-        return True
-
-    def synchronize(self, event: Any) -> None:
-        pass
-
-    def wait(self, event: Any) -> None:
-        pass
-
-    def keep(self, leaf: Any) -> Any:
-        return leaf
-
-    def generator(self, seed: int) -> torch.Generator:
-        return torch.Generator().manual_seed(seed)
 
 
 class Accelerator:
@@ -91,43 +60,50 @@ class Accelerator:
     copy by way of torch's pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
+        """What the trainer has asked its stream for is done before anything of this one's."""
         self._device = device
         self._stream = torch.Stream(device)
+        self._stream.wait_stream(torch.accelerator.current_stream(device))
         self._is_registering = device.type == "cuda"
 
     def begin(self) -> None:
         torch.accelerator.set_device_index(self._device.index or 0)
 
     def register(self, address: int, nbytes: int, mapping: Mapping) -> None:
-        if not self._is_registering or not nbytes or mapping.before_unmap is not None:
+        if not self._is_registering or not nbytes:
             return
-        error = int(_cuda().cudaHostRegister(address, nbytes, 0))
-        if error:
-            self._is_registering = False
-            service.say_once(
-                f"the driver does not take the pool's memory (cudaHostRegister: error {error}), so batches are copied "
-                "by way of torch's pinned memory; raise the limit of locked memory (ulimit -l), if there is one"
-            )
-            return
-        mapping.before_unmap = partial(_unregister, address, os.getpid())
+        with _registering:
+            if mapping.before_unmap is not None:
+                return
+            error = int(_cuda().cudaHostRegister(address, nbytes, PORTABLE))
+            if not error:
+                mapping.before_unmap = partial(_unregister, address, os.getpid())
+                return
+        self._is_registering = False
+        _clear_error(self._device)
+        service.say_once(
+            f"the driver does not take the pool's memory (cudaHostRegister: error {error}), so batches are copied by "
+            "way of torch's pinned memory; raise the limit of locked memory (ulimit -l), if there is one"
+        )
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[None]:
+        index = torch.accelerator.current_device_index()
         before = torch.accelerator.current_stream(self._device)
         torch.accelerator.set_stream(self._stream)
         try:
             yield
         finally:
-            torch.accelerator.set_stream(before)
+            torch.accelerator.set_stream(before)  # which makes its device the current one
+            torch.accelerator.set_device_index(index)
 
-    def copy(self, leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray):
-            return leaf.copy()
-        if not isinstance(leaf, torch.Tensor) or leaf.device == self._device:
-            return leaf
-        if leaf.device.type == "cpu" and not leaf.is_pinned():
-            leaf = leaf.pin_memory()
-        return leaf.to(self._device, non_blocking=True)
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device == self._device:
+            return tensor
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
+            return tensor.to(self._device)
+        source = tensor if tensor.is_pinned() else tensor.pin_memory()
+        return source.to(self._device, non_blocking=True)
 
     def record(self) -> torch.Event:
         event = torch.Event(self._device)
@@ -143,13 +119,17 @@ class Accelerator:
     def wait(self, event: Any) -> None:
         torch.accelerator.current_stream(self._device).wait_event(event)
 
-    def keep(self, leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and leaf.device == self._device:
-            leaf.record_stream(torch.accelerator.current_stream(self._device))
-        return leaf
+    def keep(self, tensor: torch.Tensor) -> None:
+        tensor.record_stream(torch.accelerator.current_stream(self._device))
 
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator(self._device).manual_seed(seed)
+
+
+def _clear_error(device: torch.device) -> None:
+    """A call of the driver that failed leaves its error to this thread's next kernel, which torch says has failed."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)
 
 
 def _unregister(
@@ -166,8 +146,8 @@ def _cuda() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
-def device_of(named: Any) -> Device:
-    """The device of a loader's `device=`. Raises InputError for one that is not there."""
+def device_of(named: Any) -> Device | None:
+    """The device of a loader's `device=`, None for "cpu". Raises InputError for one that is not there."""
     try:
         device = torch.device(named)
     except (RuntimeError, TypeError) as exc:
@@ -175,9 +155,9 @@ def device_of(named: Any) -> Device:
             f"device= needs a torch.device or its name, such as 'cuda', found {named!r}: {exc}"
         ) from exc
     if device.type == "cpu":
-        return Host()
-    present = torch.accelerator.current_accelerator()
-    if present is None or present.type != device.type or not torch.accelerator.is_available():
+        return None
+    present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if present is None or present.type != device.type:
         found = "no accelerator" if present is None else present.type
         raise InputError(
             f"device={named!r} needs a device that torch can use here, found {found}: device='cpu' leaves batches in "

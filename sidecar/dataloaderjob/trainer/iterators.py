@@ -29,7 +29,7 @@ from dataloaderjob.trainer.client import Client
 from dataloaderjob.trainer.progress import Epoch, Progress
 from dataloaderjob.trainer.recording import Recording, record_here, recorder
 from dataloaderjob.trainer.sampling import Recorded, first_keys
-from dataloaderjob.trainer.stream import RECENT, Stream
+from dataloaderjob.trainer.stream import Stream
 from dataloaderjob.trainer.taking import Taker, Unopened
 from dataloaderjob.trainer.tickets import as_keys, submit
 from dataloaderjob.trainer.transfer import Transfer, Way
@@ -352,7 +352,8 @@ class ServiceIterator(_Seeded):
         batches = self._num_yielded
         if taker is None or batches == self._first:
             return self._first, self._epoch.first_samples, None
-        ticket = taker.stream.recent[(batches - 1) % RECENT]
+        recent = taker.stream.recent
+        ticket = recent[(batches - 1) % len(recent)]
         if isinstance(ticket, tuple):
             _, position, keys, bare = ticket
             return batches, position + (1 if bare else len(keys)), keys

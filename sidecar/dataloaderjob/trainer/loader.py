@@ -21,7 +21,7 @@ from dataloaderjob.core.control import MOST_AHEAD
 from dataloaderjob.core.errors import InputError, ScratchTooSmall
 from dataloaderjob.core.places import IN_FEEDER_VARIABLE, PREFETCH_VARIABLE
 from dataloaderjob.trainer import arguments, service
-from dataloaderjob.trainer.context import FeedersContext
+from dataloaderjob.trainer.context import DEVICE_OPTIONS, FeedersContext
 from dataloaderjob.trainer.service import LeftOut
 from dataloaderjob.trainer.transfer import AHEAD, Way
 
@@ -139,7 +139,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.tail = tail
         self.parts = parts
         self.device, self.device_stage, self.prefetch_device = device, device_stage, prefetch_device
-        self._way: Way | None = None
         arguments.check(self)
         if stage is not None:
             self.collate_fn = Staged(stage, self.collate_fn, is_bare=batch_size is None)
@@ -161,7 +160,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """What keeps feeders in a rebuild as torch's own loader. The user's where this process makes the batches, and
         for an IterableDataset."""
         if self.num_workers > 0 and not self._is_stream:
-            return FeedersContext(allow_pickle=self.__dict__.get("allow_pickle", False))
+            own = {
+                name: self.__dict__[name]
+                for name in DEVICE_OPTIONS
+                if self.__dict__.get("device") is not None
+            }
+            return FeedersContext(allow_pickle=self.__dict__.get("allow_pickle", False), of=own)
         return cast("contexts.BaseContext | None", _TORCHS_CONTEXT.fget(self))
 
     @multiprocessing_context.setter
@@ -204,12 +208,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def way(self, *, pins: bool, pin_device: str | None) -> Way:
         """Where batches go. Raises InputError for a device that is not there."""
-        if self._way is None:
-            from dataloaderjob.trainer.devices import device_of
+        from dataloaderjob.trainer.devices import device_of
 
-            device = None if self.device is None else device_of(self.device)
-            self._way = Way(device, self.device_stage, self.prefetch_device, pins, pin_device)
-        return self._way
+        device = None if self.device is None else device_of(self.device)
+        return Way(device, self.device_stage, self.prefetch_device, pins, pin_device)
 
     def check_worker_number_rationality(self) -> None:
         """Warns as torch does, where the feeders will be processes of this machine."""
@@ -373,7 +375,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._client
 
     def __getstate__(self) -> dict[str, Any]:
-        lost = dict.fromkeys(("_client", "_number", "_iterator", "_epoch", "_way"))
+        lost = dict.fromkeys(("_client", "_number", "_iterator", "_epoch"))
         return {**self.__dict__, **lost, "consumption": Consumption(self.consumption.loader)}
 
     # State
@@ -472,7 +474,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         vars(probing).update(vars(self))
         vars(probing).update(
             batch_size=None, batch_sampler=None, sampler=keys, collate_fn=unchanged, drop_last=False,
-            persistent_workers=False, pin_memory=False, device=None, _way=None, parts=None,
+            persistent_workers=False, pin_memory=False, device=None, device_stage=None, parts=None,
             generator=torch.Generator().manual_seed(0), timeout=0 if self._is_made_here() else PROBE_S,
             _iterator=None, _resume=None, _epoch=None, _probes=[], _number=PROBING + self._number_of_this(),
             consumption=Consumption(PROBING),

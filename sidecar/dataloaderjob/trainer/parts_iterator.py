@@ -7,6 +7,7 @@ for the whole batch: what it answers, be it an error, is what there would be wit
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -60,6 +61,7 @@ class PartsIterator(ServiceIterator):
 
     def _open(self, first: int, window: int | None = None) -> Stream:  # noqa: ARG002  its tickets are not numbered as batches are
         taker = self._open_taker(0, self._window * self._most_parts)
+        self._end_transfer()
         self._transfer = self._new_transfer()
         self._asked: deque[_Asked] = deque()
         self._hand, self._last = [], None
@@ -183,7 +185,7 @@ class PartsIterator(ServiceIterator):
             sent = self._transfer.send(batch, digest, lambda: f"batch {self._num_yielded}")
             return self._transfer.accept(sent)
         except Exception as exc:
-            raise _FailedError(exc.with_traceback(None)) from None
+            raise _FailedError(exc) from None
 
     def _passes(self, taker: Taker) -> int:
         """The batch, or its error, is about to be given: what is raised meanwhile ends the iterator.
@@ -202,9 +204,13 @@ class PartsIterator(ServiceIterator):
 
     def _leave(self) -> None:
         self._hand = []
+        with contextlib.suppress(Exception):  # of a device that is lost, or in a forked child, which has none
+            self._end_transfer()
+        super()._leave()
+
+    def _end_transfer(self) -> None:
         if (transfer := getattr(self, "_transfer", None)) is not None:
             transfer.end()
-        super()._leave()
 
 
 class _FailedError(Exception):

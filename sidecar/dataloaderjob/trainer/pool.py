@@ -201,8 +201,10 @@ class Pool:
         del lent, lease
 
     def mapped(self) -> list[tuple[int, int, Mapping]]:
-        """Address, bytes and mapping of each region."""
-        return [(region.address, region.nbytes, region.map) for region in list(self.regions.values())]
+        """Address, bytes and mapping of each region of many batches."""
+        return [
+            (each.address, each.nbytes, each.map) for each in list(self.regions.values()) if not each.single
+        ]
 
     def drop(self, number: int) -> None:
         """Lets go of a region; views of it stay valid."""

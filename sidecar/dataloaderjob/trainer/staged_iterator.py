@@ -21,7 +21,7 @@ from dataloaderjob.trainer import slots
 from dataloaderjob.trainer.ahead import AheadTaker
 from dataloaderjob.trainer.slot_iterator import SlotIterator
 from dataloaderjob.trainer.slots import Place
-from dataloaderjob.trainer.stream import RECENT, SlotEndedError, Stream
+from dataloaderjob.trainer.stream import SlotEndedError, Stream
 from dataloaderjob.trainer.taking import NOTHING, Taker, Unopened, now_ns
 
 MOST_READ_NBYTES = 48 << 20
@@ -219,7 +219,8 @@ class HandsOn(SlotIterator):
         assert self._taker is not None  # noqa: S101  not over yet
         self._line.popleft()
         self._waiting_nbytes -= first.nbytes
-        self._taker.stream.recent[(self._taker.taken - 1) % RECENT] = None  # nobody needs what was read
+        recent = self._taker.stream.recent
+        recent[(self._taker.taken - 1) % len(recent)] = None  # nobody needs what was read
         self._gives(first)
 
     @property

@@ -9,7 +9,7 @@ from dataloaderjob.trainer.slots import Beginnings, Place
 
 MESSAGE_NBYTES = 4 << 20
 RECENT = 4
-"""Tickets kept after they were taken: one more than a thread that pins is ahead of what next() has returned."""
+"""Tickets kept after they were taken, besides those that a thread is ahead of what next() has returned."""
 TOGETHER = 8
 """Tickets in one message at most: the system call, which wakes the receiver, costs more than all else in a
 `next()` whose batch is ready."""
@@ -44,7 +44,7 @@ class Stream:
     """Tickets not taken, sent or not: what is sent again when a sidecar dies. Those of ints are not packed yet: several
     are at a time, while that code is in the caches."""
     recent: list[frames.TicketOfInts | bytes | None] = field(default_factory=lambda: [None] * RECENT)
-    """The last tickets taken, each at its number modulo `RECENT`."""
+    """The last tickets taken, each at its number modulo the length."""
     failures: dict[int, bytes] = field(default_factory=dict)
     asked: int = 0
     sent: int = 0

@@ -28,7 +28,7 @@ from dataloaderjob.core.control import (
 )
 from dataloaderjob.trainer.client import Client
 from dataloaderjob.trainer.pool import Pool
-from dataloaderjob.trainer.stream import RECENT, SlotEndedError, SlotGoesOnError, Stream
+from dataloaderjob.trainer.stream import SlotEndedError, SlotGoesOnError, Stream
 
 MIN_NBYTES = 16 * 1024
 """Copying smaller batches costs less than reading about it."""
@@ -198,7 +198,7 @@ class Taker(Timed):
             # From here on it counts as taken, whatever becomes of it: its place comes back.
             self.taken = stream.awaited = number + 1
             try:
-                stream.recent[number % RECENT] = stream.pending.pop(number, None)
+                stream.recent[number % len(stream.recent)] = stream.pending.pop(number, None)
                 if entry is None:
                     failed = _failed(stream.failures.pop(number))
                     self._failure = id(failed)

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
+from dataloaderjob.trainer.transfer import seed_of
+
 _U64 = (1 << 64) - 1
 
 
@@ -13,17 +15,29 @@ class _Sending:
     """Sends each batch where the loader's go. A stage's generator is the epoch's and the batch's number's."""
 
     _base_seed: Any
-    _num_yielded: int
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)  # type: ignore[call-arg]
-        self._transfer = loader.way(pins=False, pin_device=None).transfer(int(self._base_seed) & _U64)
+        self._way = loader.way(pins=False, pin_device=None)
+        self._epochs = 0
+        self._begin()
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)  # type: ignore[misc]
+        if not first_iter:  # with persistent workers torch draws no seed
+            self._epochs += 1
+            self._begin()
+
+    def _begin(self) -> None:
+        seed = int(self._base_seed) & _U64
+        self._transfer = self._way.transfer(seed_of(seed, self._epochs) if self._epochs else seed)
+        self._sent = 0
 
     def _next_data(self) -> Any:
         batch, transfer = super()._next_data(), self._transfer  # type: ignore[misc]
         if transfer is None:
             return batch
-        number = self._num_yielded
+        number, self._sent = self._sent, self._sent + 1
         return transfer.accept(transfer.send(batch, number, lambda: f"batch {number}"))
 
 

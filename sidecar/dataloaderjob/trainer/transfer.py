@@ -6,16 +6,20 @@ long after the call that asked for it, and the pool gives a place to another bat
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import _utils
 
+from dataloaderjob.trainer import service
 from dataloaderjob.trainer.devices import Device
 from dataloaderjob.trainer.pool import Mapping
 from dataloaderjob.trainer.trees import mapped
@@ -80,22 +84,69 @@ class Pinning:
         pass
 
 
+class Stage:
+    """The user's device_stage, with a generator for each batch."""
+
+    def __init__(self, function: DeviceStage, seed: int, took: Took = ignore) -> None:
+        """`seed`: the epoch's. `took` is told the time of each batch."""
+        self._function, self._seed, self._took = function, seed, took
+
+    def __call__(self, batch: Any, digest: int, which: Which, device: Device | None) -> Any:
+        """Raises what it raises, with a note of which batch it was; a StopIteration as RuntimeError, since it would end
+        the epoch."""
+        seed = seed_of(self._seed, digest)
+        began = time.perf_counter_ns()
+        try:
+            generator = torch.Generator().manual_seed(seed) if device is None else device.generator(seed)
+            with torch.no_grad(), _one_thread():
+                return self._function(batch, generator)
+        except StopIteration as exc:
+            raise RuntimeError(f"device_stage raised StopIteration for {which()}") from exc
+        except Exception as exc:
+            exc.add_note(f"raised by device_stage, in the trainer's process, for {which()}")
+            raise
+        finally:
+            self._took(time.perf_counter_ns() - began)
+
+
+class OnHost:
+    """`device="cpu"` with a stage, after which batches may be pinned."""
+
+    def __init__(self, stage: Stage, pinning: Pinning | None) -> None:
+        self._stage, self._pinning = stage, pinning
+
+    def begin(self) -> None:
+        if self._pinning is not None:
+            self._pinning.begin()
+
+    def send(self, batch: Any, digest: int, which: Which) -> Any:
+        made = self._stage(batch, digest, which, None)
+        return made if self._pinning is None else self._pinning.send(made, digest, which)
+
+    def accept(self, sent: Any) -> Any:
+        return sent
+
+    def let_go(self) -> float | None:
+        return None
+
+    def end(self) -> None:
+        pass
+
+
 @dataclass(frozen=True, slots=True)
 class Sent:
     """A batch whose copies were asked for."""
 
     batch: Any
+    tensors: list[torch.Tensor]
     event: Any
 
 
 class ToDevice:
     """`device=`: copies on a stream of its own, after the user's stage there."""
 
-    def __init__(
-        self, device: Device, stage: DeviceStage | None, seed: int, pools: Pools, took: Took = ignore
-    ) -> None:
-        """`seed`: the epoch's, of which each batch has a generator. `took` is told the time of each stage."""
-        self._device, self._stage, self._seed, self._pools, self._took = device, stage, seed, pools, took
+    def __init__(self, device: Device, stage: Stage | None, pools: Pools = list) -> None:
+        self._device, self._stage, self._pools = device, stage, pools
         self._held: deque[tuple[Any, Any]] = deque()
         """Events of copies, and what those read."""
 
@@ -103,26 +154,33 @@ class ToDevice:
         self._device.begin()
 
     def send(self, batch: Any, digest: int, which: Which) -> Sent:
-        """Raises what the stage raises, with a note of which batch it was."""
+        """Raises what the stage raises."""
         self.let_go()
-        device = self._device
+        device, tensors = self._device, []
         for region in self._pools():
             device.register(*region)
+
+        def moved(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return _own(leaf)
+            tensors.append(found := device.copy(leaf))
+            return found
+
         made = batch
-        with device.stream():
+        with device.stream(), torch.no_grad():
             try:
                 if self._stage is not None:
-                    made = self._staged(batch, digest, which)
-                moved = mapped(made, device.copy)
+                    made = self._stage(batch, digest, which, device)
+                sent = mapped(made, moved)
             finally:
                 event = device.record()
                 self._held.append((event, (batch, made)))
-        return Sent(moved, event)
+        return Sent(sent, tensors, event)
 
     def accept(self, sent: Sent) -> Any:
-        device = self._device
-        device.wait(sent.event)
-        mapped(sent.batch, device.keep)
+        self._device.wait(sent.event)
+        for tensor in sent.tensors:
+            self._device.keep(tensor)
         return sent.batch
 
     def let_go(self) -> float | None:
@@ -136,16 +194,33 @@ class ToDevice:
             self._device.synchronize(self._held[0][0])
             self._held.popleft()
 
-    def _staged(self, batch: Any, digest: int, which: Which) -> Any:
-        assert self._stage is not None  # noqa: S101  asked before
-        began = time.perf_counter_ns()
-        try:
-            return self._stage(batch, self._device.generator(seed_of(self._seed, digest)))
-        except Exception as exc:
-            exc.add_note(f"raised by device_stage, in the trainer's process, for {which()}")
-            raise
-        finally:
-            self._took(time.perf_counter_ns() - began)
+
+def _own(leaf: Any) -> Any:
+    """What is no tensor does not go to a device. It must not stay in the pool either: a copy of a tensor that it holds
+    could come after the pool has given the place away."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    made = copy.deepcopy(leaf)
+    if made is not leaf:
+        service.say_once(
+            f"a {type(leaf).__name__} in a batch is copied, and stays in the memory of this process: device= moves "
+            "tensors in dicts, sequences, named tuples and dataclasses; or have device_stage= take it apart"
+        )
+    return made
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Runs torch with one thread: sums differ with the number of threads, and with them a batch would, too."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +228,19 @@ class Way:
     """Where a loader's batches go."""
 
     device: Device | None = None
-    """None: nowhere, but for `pins`."""
+    """None: the memory of this process."""
     stage: DeviceStage | None = None
     ahead: int = AHEAD
     pins: bool = False
     pin_device: str | None = None
 
     def transfer(self, seed: int, pools: Pools = list, took: Took = ignore) -> Transfer | None:
-        """A new one, for the batches of one stream; None: they stay where they are."""
+        """A new one, for the batches of one stream; None: they stay where they are. `seed`: the epoch's."""
+        stage = None if self.stage is None else Stage(self.stage, seed, took)
         if self.device is not None:
-            return ToDevice(self.device, self.stage, seed, pools, took)
-        return Pinning(self.pin_device) if self.pins else None
+            return ToDevice(self.device, stage, pools)
+        pinning = Pinning(self.pin_device) if self.pins else None
+        return pinning if stage is None else OnHost(stage, pinning)
 
 
 def seed_of(epoch_seed: int, digest: int) -> int:
