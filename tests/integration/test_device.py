@@ -117,6 +117,24 @@ def test_simulated_a_stream_that_torch_makes_goes_to_the_device_too(
     assert late.copies == 6
 
 
+def test_simulated_a_stage_draws_anew_in_each_epoch_of_workers_that_torch_keeps(
+    rig: Rig, late: BusyDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DataLoader, "_is_made_here", lambda _: True)
+
+    def drawn() -> list[list[list[float]]]:
+        torch.manual_seed(1)
+        loader = DataLoader(
+            Endless(), batch_size=3, num_workers=1, persistent_workers=True, device="late", device_stage=noisy
+        )
+        return [[batch["noise"].tolist() for batch in loader] for _ in range(3)]
+
+    epochs_of_one = drawn()
+    assert drawn() == epochs_of_one
+    noises = [str(noise) for epoch in epochs_of_one for noise in epoch]
+    assert len(set(noises)) == len(noises) == 6
+
+
 def test_simulated_places_of_the_pool_come_back_while_the_trainer_does_other_things(
     rig: Rig, late: BusyDevice
 ) -> None:
