@@ -14,7 +14,8 @@ from torch.nn.functional import interpolate
 from torch.utils.data import Dataset
 
 from dataloaderjob import DataLoader
-from dataloaderjob.collate import keep_bytes
+from dataloaderjob.collate import RaggedBytes, keep_bytes
+from dataloaderjob.decoders import decode_jpegs
 
 SIZE = 160
 
@@ -34,13 +35,12 @@ class Files(Dataset[dict[str, Any]]):
         return {"jpeg": file.read_bytes(), "label": self.classes.index(file.parent.name)}
 
 
-def decoded(jpegs: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+def decoded(jpegs: RaggedBytes, device: torch.device) -> list[torch.Tensor]:
     """Pictures of uint8, (3, height, width)."""
     if device.type == "cuda":
-        from torchvision.io import decode_jpeg
-
-        return decode_jpeg(jpegs, device=device)
-    pictures = [np.asarray(Image.open(io.BytesIO(jpeg.numpy())).convert("RGB")) for jpeg in jpegs]
+        return decode_jpegs(jpegs, device)
+    files = (io.BytesIO(jpeg.numpy()) for jpeg in jpegs.views())
+    pictures = [np.asarray(Image.open(file).convert("RGB")) for file in files]
     return [torch.from_numpy(picture.copy()).permute(2, 0, 1) for picture in pictures]
 
 
@@ -58,7 +58,7 @@ def augmented(picture: torch.Tensor, dice: torch.Tensor) -> torch.Tensor:
 
 def stage(batch: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
     """What the loader runs in the trainer's process, on its own stream."""
-    pictures = decoded(batch["jpeg"].views(), generator.device)
+    pictures = decoded(batch["jpeg"], generator.device)
     dice = torch.rand(len(pictures), 4, generator=generator, device=generator.device).cpu()
     return {
         "x": torch.stack([augmented(*pair) for pair in zip(pictures, dice, strict=True)]),

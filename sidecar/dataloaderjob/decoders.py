@@ -3,6 +3,7 @@ installed with dataloaderjob. They read encoded samples where they lie, in host 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,14 +55,15 @@ class DaliPipeline:
                 "works ahead (prefetch_device), and DALI would read batches that the loader has let go of"
             )
         pipeline.build()
-        self._pipeline = pipeline
+        self._pipeline, self._turn = pipeline, threading.Lock()
 
     def __call__(self, **inputs: RaggedBytes | torch.Tensor) -> tuple[torch.Tensor | list[torch.Tensor], ...]:
         """The outputs, on the current stream: a tensor of those whose samples have one shape, else a list."""
         is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         stream = torch.cuda.current_stream() if is_used else None
-        outputs = self._pipeline.run(stream, **{name: _samples(value) for name, value in inputs.items()})
-        return tuple(map(_tensors, outputs))
+        arrays = {name: _samples(value) for name, value in inputs.items()}
+        with self._turn:  # stages of two loaders may have it
+            return tuple(map(_tensors, self._pipeline.run(stream, **arrays)))
 
 
 def _samples(value: RaggedBytes | torch.Tensor) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,7 +21,9 @@ from staged_data import Photos, developed
 from torch.utils import data
 
 from dataloaderjob import DataLoader, InputError
-from dataloaderjob.trainer import devices
+from dataloaderjob.trainer import devices, service
+from dataloaderjob.trainer.pool import Pool, Region
+from dataloaderjob.trainer.transfer import ToDevice
 
 Loaders = dict[str, Callable[..., DataLoader]]
 
@@ -34,9 +38,23 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[BusyDevice]:
     device = BusyDevice(seed=3)
     monkeypatch.setattr(devices, "device_of", lambda named: device if named == "late" else None)
+    poison_what_comes_back(monkeypatch)
     yield device
     gc.collect()
     device.close()
+
+
+def poison_what_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads a place of the pool later than it may finds no batch there, whether it is filled anew or not."""
+    lend = Pool.lend
+
+    def lends(pool: Pool, number: int, region: Region, entry: Any, **how: Any) -> Any:
+        lent = lend(pool, number, region, entry, **how)
+        # This is called before the lease ends: references are told in turn, the latest first.
+        weakref.finalize(lent, ctypes.memset, lent.ctypes.data, 0xA5, lent.nbytes).atexit = False
+        return lent
+
+    monkeypatch.setattr(Pool, "lend", lends)
 
 
 def noisy(batch: Any, generator: torch.Generator) -> Any:
@@ -73,6 +91,65 @@ def epochs(made: Callable[..., DataLoader], count: int = 2, **options: Any) -> t
     return [str(fingerprint(batch)) for _ in range(count) for batch in loader], loader.digest
 
 
+def in_order(batches: Any) -> list[int]:
+    return [int(i) for batch in batches for i in batch[0]]
+
+
+def test_simulated_without_the_event_batches_are_other_ones(
+    rig: Rig, late: BusyDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What shows that the tests here can fail."""
+    assert in_order(DataLoader(Numbers(90), 2, device="late")) == list(range(90))
+    send = ToDevice.send
+
+    def careless(transfer: ToDevice, *what: Any) -> Any:
+        sent = send(transfer, *what)
+        transfer._held.clear()
+        return sent
+
+    monkeypatch.setattr(ToDevice, "send", careless)
+    assert in_order(DataLoader(Numbers(90), 2, device="late")) != list(range(90))
+
+
+def lies_in(tensor: torch.Tensor, regions: dict[int, int]) -> bool:
+    return any(begin <= tensor.data_ptr() < begin + nbytes for begin, nbytes in regions.items())
+
+
+def test_simulated_a_loader_beside_one_with_a_device_has_copies_of_what_the_device_reads_by_itself(
+    late: BusyDevice, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A view of registered memory that the user copies without blocking is read after the view is gone."""
+    monkeypatch.setattr(service, "_logged", set())
+    with Rig():  # a pool that no device has read yet
+        beside_a_device(late, capfd)
+
+
+def beside_a_device(late: BusyDevice, capfd: pytest.CaptureFixture[str]) -> None:
+    plain = iter(DataLoader(Numbers(40), batch_size=4))
+    before = next(plain)
+    for _ in DataLoader(Numbers(40), batch_size=4, device="late"):
+        pass
+    assert not lies_in(before[0], late.registered), "the user had a view of it"
+    del before
+    for _ in DataLoader(Numbers(40), batch_size=4, device="late"):
+        pass
+    assert late.registered, "nobody has a view of it any more"
+    assert "another loader of this process has device=" not in capfd.readouterr().err
+    rest = list(plain)
+    assert in_order(rest) == list(range(4, 40))
+    assert not any(lies_in(batch[0], late.registered) for batch in rest)
+    assert capfd.readouterr().err.count("another loader of this process has device=") == 1
+
+
+FOUND: dict[tuple[str, bool], tuple[list[str], str]] = {}
+"""Batches and digest of each kind of loader, of those tests that came first."""
+
+
+def is_the_same_everywhere(kind: str, *, staged: bool, found: tuple[list[str], str]) -> bool:
+    """Whether other tests, with other numbers of feeders, had the same."""
+    return FOUND.setdefault((kind, staged), found) == found
+
+
 @pytest.mark.parametrize("kind", LOADERS)
 def test_simulated_batches_on_a_device_are_those_of_the_host_with_a_stage_and_without(
     rig: Rig, late: BusyDevice, kind: str
@@ -85,6 +162,8 @@ def test_simulated_batches_on_a_device_are_those_of_the_host_with_a_stage_and_wi
     assert epochs(LOADERS[kind], device="late", device_stage=noisy, prefetch_device=5) == staged
     assert len(set(staged[0])) == len(staged[0])
     assert staged[1] == plain[1], "the digest is that of what feeders made"
+    assert is_the_same_everywhere(kind, staged=False, found=plain)
+    assert is_the_same_everywhere(kind, staged=True, found=staged)
 
 
 def test_simulated_a_stage_gives_the_same_in_this_process_and_over_the_service(
@@ -163,6 +242,7 @@ def test_simulated_kills_and_a_resume_change_no_batch_of_a_device(
 
     with Rig(feeders=feeders) as rig:
         expected, digest = epochs(LOADERS[kind], 1, **options)
+        assert is_the_same_everywhere(f"killed, {kind}", staged=stage is not None, found=(expected, digest))
         steps = len(expected) // 2
         loader, found = made(), []
         iterator = iter(loader)
@@ -203,6 +283,38 @@ def test_simulated_an_error_of_a_stage_comes_at_its_turn_and_says_where_it_is_fr
     assert ids([next(iterator), next(iterator)]) == [4, 5, 6, 7]
     with pytest.raises(StopIteration):
         next(iterator)
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("map", "batch 1, indices ["),
+        ("parts", "batch 1, indices ["),
+        ("slots", "batch 0 of slot 1"),
+        ("in this process", "batch 1, indices ["),
+    ],
+)
+def test_simulated_an_error_of_a_stage_names_what_the_batch_is_made_of(
+    rig: Rig, late: BusyDevice, kind: str, named: str
+) -> None:
+    def fails(batch: Any, generator: torch.Generator) -> Any:
+        count.append(1)
+        if len(count) == 2:
+            raise LookupError("of the user")
+        return batch
+
+    count: list[int] = []
+    options: dict[str, Any] = {"device": "late", "device_stage": fails, "prefetch_device": 1}
+    if kind == "in this process":
+        loader = LOADERS["map"](num_workers=0, **options)
+    else:
+        loader = LOADERS[kind](**options)
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(LookupError) as raised:
+        next(iterator)
+    (note,) = raised.value.__notes__
+    assert note.startswith(f"raised by device_stage, in the trainer's process, for {named}")
 
 
 class Lost(BusyDevice):

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ class Signed(Numbers):
         return i, torch.randn(self.width), np.random.rand(3), -1 if info is None else info.id
 
 
-def run_of(rank: int, workers: int, attached: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def run_of(rank: int, workers: int, attached: Callable[[], object] = lambda: None) -> dict[str, Any]:
     """What a rank's loader gives: a digest of all but who made it, and who made each batch. `attached` is called
     between a batch that makes it connect and all the others."""
     torch.manual_seed(1000 + rank)
@@ -51,10 +52,6 @@ def run_of(rank: int, workers: int, attached: Callable[[], None] = lambda: None)
     return {"digest": digest.hexdigest(), "makers": makers}
 
 
-def _wait(go: int) -> None:
-    os.read(go, 1)
-
-
 def forked(rank: int, go: int) -> tuple[int, int]:
     """(pid, descriptor with the result) of a trainer process; attached, it waits until `go` can be read."""
     told, tell = os.pipe()
@@ -66,7 +63,7 @@ def forked(rank: int, go: int) -> tuple[int, int]:
     try:
         os.environ["RANK"] = str(rank)
         with os.fdopen(tell, "w") as out:
-            json.dump(run_of(rank, FEEDERS, lambda: _wait(go)), out)
+            json.dump(run_of(rank, FEEDERS, partial(os.read, go, 1)), out)
         code = 0
     finally:
         os._exit(code)

@@ -27,13 +27,19 @@ class LateDevice:
         self._line: deque[tuple[int, torch.Tensor] | Event] = deque()
         self._lock = threading.RLock()
         self.registered: dict[int, int] = {}
+        self.takes_memory = True
         self.copies = 0
+
+    def follow(self) -> None:
+        pass
 
     def begin(self) -> None:
         pass
 
-    def register(self, address: int, nbytes: int, mapping: Any) -> None:
-        self.registered[address] = nbytes
+    def register(self, address: int, nbytes: int, mapping: Any) -> bool:
+        if self.takes_memory:
+            self.registered[address] = nbytes
+        return self.takes_memory
 
     @contextlib.contextmanager
     def stream(self) -> Any:

@@ -38,6 +38,7 @@ class Rig:
         self.sidecar: subprocess.Popen | None = None
         self.others: list[subprocess.Popen] = []
         self.count = feeders
+        self._socket_before: str | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -46,11 +47,14 @@ class Rig:
         except BaseException:
             self.__exit__()
             raise
+        self._socket_before = os.environ.get("DATALOADERJOB_SOCKET")
         os.environ["DATALOADERJOB_SOCKET"] = self.socket
         return self
 
     def __exit__(self, *_: object) -> None:
         os.environ.pop("DATALOADERJOB_SOCKET", None)
+        if self._socket_before:
+            os.environ["DATALOADERJOB_SOCKET"] = self._socket_before
         processes = [p for p, _ in self.feeders] + ([self.sidecar] if self.sidecar else []) + self.others
         for process in processes:
             with contextlib.suppress(ProcessLookupError):

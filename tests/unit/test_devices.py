@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer import devices, service
 from dataloaderjob.trainer.pool import Mapping, Region, map_region
 
@@ -43,7 +44,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 def accelerator() -> Any:
     made = object.__new__(devices.Accelerator)
-    made._device, made._is_registering = torch.device("cuda:0"), True
+    made._device = torch.device("cuda:0")
     return made
 
 
@@ -59,12 +60,10 @@ def region() -> Region:
     return map_region(1, NBYTES, False, fd)
 
 
-def test_a_region_is_registered_once_and_unregistered_while_it_is_still_mapped(driver: Driver) -> None:
+def test_a_region_is_unregistered_while_it_is_still_mapped(driver: Driver) -> None:
     made = region()
     address = made.address
-    for device in (accelerator(), accelerator()):  # of two epochs
-        for _ in range(2):
-            device.register(address, NBYTES, made.map)
+    assert accelerator().register(address, NBYTES, made.map)
     assert driver.calls == [("register", address, True)]
     made.close()
     del made
@@ -84,16 +83,15 @@ def test_a_forked_child_leaves_the_driver_alone(driver: Driver) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_memory_that_the_driver_does_not_take_is_said_and_not_offered_again(
+def test_memory_that_the_driver_does_not_take_is_said(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
     cleared: list[torch.device] = []
     monkeypatch.setattr(service, "say_once", said.append)
     monkeypatch.setattr(devices, "_clear_error", cleared.append)
-    driver.error, device, made = OUT_OF_MEMORY, accelerator(), region()
-    for _ in range(2):
-        device.register(made.address, NBYTES, made.map)
+    driver.error, made = OUT_OF_MEMORY, region()
+    assert not accelerator().register(made.address, NBYTES, made.map)
     assert len(driver.calls) == len(said) == len(cleared) == 1
     assert "cudaHostRegister: error 2" in said[0]
     assert "torch's pinned memory" in said[0]
@@ -104,3 +102,28 @@ def test_memory_that_nobody_registered_goes_without_a_word(driver: Driver) -> No
     made = Mapping(-1, NBYTES)
     del made
     assert driver.calls == []
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.eye(3).to_sparse(),
+        torch.eye(4).to_sparse_csr(),
+        torch.quantize_per_tensor(torch.rand(3), 0.1, 2, torch.qint8),
+        torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]),
+    ],
+    ids=["sparse", "csr", "quantized", "nested, strided"],
+)
+def test_what_torch_cannot_keep_for_a_stream_is_refused_with_what_to_do(tensor: torch.Tensor) -> None:
+    with pytest.raises(
+        InputError, match=r"device= needs dense tensors or nested ones with layout=torch\.jagged"
+    ):
+        accelerator().copy(tensor)
+
+
+def test_a_device_of_a_number_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    with pytest.raises(InputError, match="device='cuda:1' is not there: torch sees 1, numbered from 0"):
+        devices.device_of("cuda:1")

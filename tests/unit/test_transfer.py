@@ -4,22 +4,28 @@ with other bytes as soon as nobody holds it."""
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import gc
+import itertools
 import random
+import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable, Iterator, MutableMapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from late_device import LateDevice
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.trainer import service
 from dataloaderjob.trainer.devices import device_of
+from dataloaderjob.trainer.pool import Mapping, Region
 from dataloaderjob.trainer.transfer import Sent, Stage, ToDevice, Way, seed_of
 from dataloaderjob.trainer.trees import mapped
 
@@ -33,6 +39,12 @@ class Pair(NamedTuple):
     y: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    x: Any
+    y: Any = 2
+
+
 def which() -> str:
     return "batch 7"
 
@@ -44,12 +56,15 @@ class SmallPool:
         self.memory = np.full((PLACES, WORDS), POISON, np.int64)
         self.free = list(range(PLACES))
 
-    def lend(self, number: int) -> torch.Tensor:
+    def lend(self, number: int) -> np.ndarray:
         place = self.free.pop()
         lent = np.ndarray((WORDS,), np.int64, self.memory, place * WORDS * 8)
         lent[:] = number
         weakref.finalize(lent, self._back, place)
-        return torch.from_numpy(lent)
+        return lent
+
+    def tensor(self, number: int) -> torch.Tensor:
+        return torch.from_numpy(self.lend(number))
 
     def _back(self, place: int) -> None:
         self.memory[place] = POISON
@@ -59,49 +74,151 @@ class SmallPool:
 class Careless(ToDevice):
     """Lets go of what it sends at once."""
 
-    def send(self, batch: Any, digest: int, which: Any) -> Sent:
-        sent = super().send(batch, digest, which)
+    def send(self, batch: Any, digest: int, which: Any, lent: Any = None) -> Sent:
+        sent = super().send(batch, digest, which, lent)
         self._held.clear()
         return sent
 
 
-def wrong(kind: type[ToDevice], seed: int, batches: int = 3) -> bool:
+class HoldsBatches(ToDevice):
+    """Holds the batch, and not where it lies."""
+
+    def send(self, batch: Any, digest: int, which: Any, lent: Any = None) -> Sent:
+        return super().send(batch, digest, which)
+
+
+class Whole:
+    """Nothing that can be taken apart."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+class Wrapped(MutableMapping[str, Any]):
+    """Its copy has the same dict inside."""
+
+    def __init__(self, **items: Any) -> None:
+        self.items_inside = items
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_inside[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.items_inside[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.items_inside[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_inside)
+
+    def __len__(self) -> int:
+        return len(self.items_inside)
+
+
+Form = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+"""What makes a batch of a tensor, and what finds it there again."""
+FORMS: dict[str, Form] = {
+    "a dict": (lambda x: {"x": x}, lambda batch: batch["x"]),
+    "a list in a tuple": (lambda x: (0, [x]), lambda batch: batch[1][0]),
+    "a named tuple": (lambda x: Pair(x, 1), lambda batch: batch.x),
+    "a dataclass": (Sample, lambda batch: batch.x),
+    "a mapping that shares": (lambda x: Wrapped(x=x), lambda batch: batch["x"]),
+    "an object": (Whole, lambda batch: batch.x),
+    "objects in an array": (lambda x: np.array([Whole(x)], object), lambda batch: batch[0].x),
+}
+
+
+def replacing(device: LateDevice) -> Any:
+    """A stage that copies by itself, and puts the copy where it had what it reads from."""
+
+    def stage(batch: Any, _: torch.Generator) -> Any:
+        batch["x"] = device.copy(batch["x"])
+        return batch
+
+    return stage
+
+
+def doubling(_: LateDevice) -> Any:
+    return lambda batch, _: {"x": batch["x"] * 2 - batch["x"]}
+
+
+def wrong(
+    kind: type[ToDevice],
+    choices: Iterator[int],
+    form: Form = FORMS["a dict"],
+    stage: Callable[[LateDevice], Any] | None = None,
+    batches: int = 3,
+) -> bool:
     """Whether any batch of one interleaving is another one."""
-    device, pool, chance = LateDevice(), SmallPool(), random.Random(seed)
-    transfer = kind(device, None)
+    device, pool = LateDevice(), SmallPool()
+    transfer = kind(device, None if stage is None else Stage(stage(device), 0))
+    made, found_in = form
     on_its_way: list[Sent] = []
     sent = accepted = 0
     while accepted < batches:
-        choice = chance.randrange(4)
+        choice = next(choices)
         if choice == 0 and sent < batches and pool.free:
-            on_its_way.append(transfer.send({"x": pool.lend(sent)}, sent, which))
+            lent = pool.lend(sent)
+            on_its_way.append(transfer.send(made(torch.from_numpy(lent)), sent, which, lent))
+            del lent
             sent += 1
         elif choice == 1:
             device.step()
         elif choice == 2:
             transfer.let_go()
         elif choice == 3 and on_its_way:
-            found = transfer.accept(on_its_way.pop(0))["x"].tolist()
-            if found != [accepted] * WORDS:
+            found = found_in(transfer.accept(on_its_way.pop(0)))
+            if found.tolist() != [accepted] * WORDS:
                 return True
             accepted += 1
     transfer.end()
     return len(pool.free) != PLACES
 
 
+def by_chance(seed: int) -> Iterator[int]:
+    chance = random.Random(seed)
+    return iter(lambda: chance.randrange(4), None)
+
+
 def test_no_interleaving_gives_another_batch():
-    assert not any(wrong(ToDevice, seed) for seed in range(INTERLEAVINGS))
+    assert not any(wrong(ToDevice, by_chance(seed)) for seed in range(INTERLEAVINGS))
 
 
 def test_without_the_event_most_interleavings_do():
     """What shows that the test above can fail."""
-    assert sum(wrong(Careless, seed) for seed in range(1000)) > 500
+    assert sum(wrong(Careless, by_chance(seed)) for seed in range(1000)) > 500
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.lists(st.integers(0, 3)),
+    st.one_of(
+        st.tuples(st.sampled_from(sorted(FORMS)), st.none()),
+        st.tuples(
+            st.sampled_from(["a dict", "a mapping that shares"]), st.sampled_from([replacing, doubling])
+        ),
+    ),
+)
+def test_no_interleaving_does_whatever_holds_the_batch_and_whatever_a_stage_does_to_it(
+    choices: list[int], how: tuple[str, Any]
+):
+    assert not wrong(ToDevice, itertools.chain(choices, itertools.cycle(range(4))), FORMS[how[0]], how[1])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_the_event_they_do_whatever_holds_the_batch(form: str):
+    assert any(wrong(Careless, by_chance(seed), FORMS[form]) for seed in range(50))
+
+
+def test_where_a_stage_replaces_what_it_has_copied_it_takes_more_than_to_hold_the_batch():
+    assert any(wrong(HoldsBatches, by_chance(seed), stage=replacing) for seed in range(50))
 
 
 def test_a_place_comes_back_when_the_copy_has_come_and_no_sooner():
     device, pool = LateDevice(), SmallPool()
     transfer = ToDevice(device, None)
-    sent = transfer.send(pool.lend(7), 0, which)
+    sent = transfer.send(pool.tensor(7), 0, which)
     assert transfer.let_go() is not None
     assert len(pool.free) == PLACES - 1
     while device.step():
@@ -114,7 +231,7 @@ def test_a_place_comes_back_when_the_copy_has_come_and_no_sooner():
 def test_at_the_end_all_copies_are_waited_for():
     device, pool = LateDevice(), SmallPool()
     transfer = ToDevice(device, None)
-    sent = [transfer.send(pool.lend(number), 0, which) for number in range(PLACES)]
+    sent = [transfer.send(pool.tensor(number), 0, which) for number in range(PLACES)]
     transfer.end()
     assert len(pool.free) == PLACES
     assert [transfer.accept(one)[0].item() for one in sent] == list(range(PLACES))
@@ -130,7 +247,7 @@ def test_what_a_stage_reads_and_makes_stays_until_its_copies_have_come():
         return {"whole": device.copy(batch), "double": double}
 
     transfer = ToDevice(device, Stage(stage, 0))
-    sent = transfer.send(pool.lend(4), 0, which)
+    sent = transfer.send(pool.tensor(4), 0, which)
     gc.collect()
     assert made[0]() is not None
     found = transfer.accept(sent)
@@ -148,7 +265,7 @@ def test_a_stage_that_raises_keeps_what_it_had_begun_to_copy():
 
     transfer = ToDevice(device, Stage(stage, 0))
     with pytest.raises(ZeroDivisionError) as raised:
-        transfer.send(pool.lend(4), 0, which)
+        transfer.send(pool.tensor(4), 0, which)
     assert raised.value.__notes__ == ["raised by device_stage, in the trainer's process, for batch 7"]
     del raised
     gc.collect()
@@ -171,12 +288,17 @@ def test_a_stages_generator_depends_on_the_epoch_and_the_batch_alone():
     assert 0 <= seed_of(2**64 - 1, 2**64 - 1) < 2**63
 
 
-def test_each_region_of_the_pool_is_registered():
+@pytest.mark.parametrize("takes", [True, False])
+def test_each_region_of_the_pool_is_registered_or_users_get_views_of_it(takes: bool):
     device = LateDevice()
-    mapping: Any = object()
-    transfer = ToDevice(device, None, lambda: [(4096, 8192, mapping)])
+    regions = [Region(n, 8192, False, -1, Mapping(-1, 8192), 4096 * n) for n in (1, 3)]
+    for region in regions:
+        region.map.is_claimed = True
+    transfer = ToDevice(device, None, lambda: regions)
+    device.takes_memory = takes
     transfer.send(torch.zeros(1), 0, which)
-    assert device.registered == {4096: 8192}
+    assert device.registered == ({4096: 8192, 12288: 8192} if takes else {})
+    assert [region.map.is_claimed for region in regions] == [takes, takes]
 
 
 def test_on_the_host_batches_stay_and_the_stage_runs_with_one_thread_and_without_gradients():
@@ -211,28 +333,71 @@ def test_a_stage_that_runs_out_of_something_does_not_end_the_epoch():
     assert isinstance(raised.value.__cause__, StopIteration)
 
 
-class Whole:
-    """Nothing that can be taken apart."""
+def test_a_stage_that_forgets_to_return_is_told_so():
+    with pytest.raises(TypeError, match="device_stage returned None") as raised:
+        ToDevice(LateDevice(), Stage(lambda batch, generator: None, 0)).send(torch.zeros(1), 0, which)
+    assert raised.value.__notes__ == ["raised by device_stage, in the trainer's process, for batch 7"]
 
-    def __init__(self, x: torch.Tensor) -> None:
-        self.x = x
 
-
-def test_what_is_no_tensor_is_copied_out_of_the_pool_and_said(monkeypatch: pytest.MonkeyPatch):
-    said: list[str] = []
-    monkeypatch.setattr(service, "say_once", said.append)
+def test_tensors_in_objects_go_to_the_device_and_all_else_is_copied_out_of_the_pool():
     device, pool = LateDevice(), SmallPool()
     transfer = ToDevice(device, None)
-    batch = {"whole": Whole(pool.lend(1)), "array": pool.lend(2).numpy(), "name": "a", "n": 3, "none": None}
+    day = dt.date(2026, 1, 1)
+    x = pool.tensor(1).double().requires_grad_()
+    batch = {"whole": Whole(x), "array": pool.lend(2), "name": "a", "n": 3, "none": None, "day": day}
     found = transfer.accept(transfer.send(batch, 0, which))
     del batch
     transfer.end()
     gc.collect()
     assert len(pool.free) == PLACES
+    assert found["whole"].x.was_copied
+    assert found["whole"].x.requires_grad
     assert (found["whole"].x.tolist(), found["array"].tolist()) == ([1] * WORDS, [2] * WORDS)
-    assert (found["name"], found["n"], found["none"]) == ("a", 3, None)
-    assert len(said) == 1
-    assert said[0].startswith("a Whole in a batch is copied, and stays in the memory of this process")
+    assert (found["name"], found["n"], found["none"], found["day"]) == ("a", 3, None, day)
+
+
+def test_what_cannot_be_copied_is_refused_by_name():
+    stage = Stage(lambda batch, generator: (row for row in batch), 0)
+    with pytest.raises(
+        TypeError, match=r"a generator in a batch cannot be copied .*: have device_stage= return"
+    ):
+        ToDevice(LateDevice(), stage).send(torch.zeros(1), 0, which)
+
+
+def test_an_error_on_the_way_to_the_device_names_the_batch(monkeypatch: pytest.MonkeyPatch):
+    device = LateDevice()
+    monkeypatch.setattr(device, "copy", lambda _: torch.zeros(3)[7])
+    with pytest.raises(IndexError) as raised:
+        ToDevice(device, None).send([torch.zeros(1)], 0, which)
+    assert raised.value.__notes__ == ["raised on the way to the device, for batch 7"]
+
+
+def test_one_call_of_a_stage_ends_before_the_next_begins():
+    """The thread of an iterator that was given up may be in its last call."""
+    inside, entered, most = threading.Semaphore(0), threading.Semaphore(0), []
+
+    def stage(batch: torch.Tensor, _: torch.Generator) -> torch.Tensor:
+        most.append(1)
+        entered.release()
+        inside.acquire()
+        most.pop()
+        return batch
+
+    way = Way(None, stage, turn=threading.Lock())
+    transfers = [way.transfer(epoch) for epoch in range(2)]
+    threads = [
+        threading.Thread(target=transfer.send, args=(torch.zeros(1), 0, which))
+        for transfer in transfers
+        if transfer is not None
+    ]
+    for thread in threads:
+        thread.start()
+    entered.acquire()
+    assert not entered.acquire(timeout=0.1)
+    assert most == [1]
+    inside.release(2)
+    for thread in threads:
+        thread.join()
 
 
 def test_a_device_that_is_not_there_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch):
@@ -242,12 +407,6 @@ def test_a_device_that_is_not_there_is_refused_with_what_to_do(monkeypatch: pyte
     with pytest.raises(InputError, match="such as 'cuda', found 'gpu'"):
         device_of("gpu")
     assert device_of("cpu") is None
-
-
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    x: Any
-    y: Any = 2
 
 
 def test_leaves_of_dataclasses_are_replaced_too():

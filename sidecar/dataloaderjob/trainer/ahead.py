@@ -111,9 +111,9 @@ def _send_all(
     is_single()
     is_set_up, which = False, partial(_which, taker)
     while True:
-        batch, error = None, None
+        batch, error, lent = None, None, None
         try:
-            if not _next_order(orders, transfer):
+            if not _next_order(orders, transfer) or taker.stream.left:
                 break
             if not is_set_up:
                 transfer.begin()
@@ -121,13 +121,14 @@ def _send_all(
             batch = taker.take_ready()
             if batch is NOTHING:
                 batch = taker.take_later()
-            batch = transfer.send(batch, taker.digest, which)
+            lent, taker.lent = taker.lent, None
+            batch = transfer.send(batch, taker.digest, which, lent)
         except StreamLeftError:
             break
         except BaseException as exc:
             batch, error = None, exc
         results.put((taker.taken, batch, taker.digest, error))
-        del batch, error  # else the frame holds them until the next one comes
+        del batch, error, lent  # else the frame holds them until the next one comes
     with contextlib.suppress(Exception):  # of a device that is lost, which the trainer meets too
         transfer.end()
     taker.leave()
@@ -143,7 +144,10 @@ def _which(taker: Taker) -> str:
     if ticket is None:
         return f"batch {number}"
     packed = ticket if isinstance(ticket, bytes) else frames.pack_ticket_of_ints(*ticket)
-    return f"batch {number}, {frames.describe_keys(packed)}"
+    keys = frames.describe_keys(packed)
+    return (
+        keys if keys.startswith("batch ") else f"batch {number}, {keys}"
+    )  # a slot's have numbers of their own
 
 
 def _next_order(orders: queue.SimpleQueue[bool], transfer: Transfer) -> bool:

@@ -22,7 +22,7 @@ from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable, say
 from dataloaderjob.trainer import forks
 from dataloaderjob.trainer.attach import Absence, Opened, attach
-from dataloaderjob.trainer.pool import Pool, map_region
+from dataloaderjob.trainer.pool import Pool, Region, map_region
 from dataloaderjob.trainer.stream import Stream, StreamLeftError
 
 POLL_MS = 100
@@ -383,6 +383,11 @@ class Client:
                 raise
             if self._sleepers > 1:  # it may be what another thread sleeps for
                 os.eventfd_write(self.wake_trainer, 1)
+
+    def claim(self) -> list[Region]:
+        """Regions that devices may read by themselves from here on, but for those of earlier calls."""
+        with self.lock:  # no view is handed out meanwhile
+            return self.pool.claim()
 
     def count_stage(self, ns: int) -> None:
         """So long the user's device_stage took."""

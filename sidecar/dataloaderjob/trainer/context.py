@@ -50,22 +50,26 @@ class FeedersContext(contexts.ForkContext):
         if self.of.get("device_stage") is not None:
             raise InputError(
                 "device_stage= was left out when another library made this loader anew, so batches would come as "
-                "feeders make them: use adopt(accelerator.prepare(loader)) of dataloaderjob.accelerate, or do it in "
-                "the training loop"
+                "feeders make them: use adopt(accelerator.prepare(loader)) of dataloaderjob.accelerate, and "
+                "load_state() instead of skip_first_batches(); or do it in the training loop"
             )
         return Worker(target, args, self)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, FeedersContext) and other.allow_pickle == self.allow_pickle
+        return isinstance(other, FeedersContext) and self.__reduce__() == other.__reduce__()
 
     def __hash__(self) -> int:
         return hash((FeedersContext, self.allow_pickle))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return context, (self.allow_pickle,)
+        return _context, (self.allow_pickle, dict(self.of))
 
     def __repr__(self) -> str:
         return f"dataloaderjob.context({'allow_pickle=True' if self.allow_pickle else ''})"
+
+
+def _context(allow_pickle: bool, of: Mapping[str, Any]) -> FeedersContext:
+    return FeedersContext(allow_pickle=allow_pickle, of=of)
 
 
 def context(allow_pickle: bool = False) -> FeedersContext:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
@@ -18,17 +17,20 @@ from dataloaderjob.trainer.pool import Mapping
 
 PORTABLE = 1
 """cudaHostRegisterPortable: the memory is pinned for all devices."""
-_registering = threading.Lock()
 
 
 class Device(Protocol):
-    """A device with a stream for copies. All but `wait` and `keep` are called by one thread."""
+    """A device with a stream for copies. The trainer calls `follow`, `wait` and `keep`, one thread all the rest."""
+
+    def follow(self) -> None:
+        """Has the stream wait for what the trainer's was asked for until now."""
 
     def begin(self) -> None:
         """Makes it the thread's device."""
 
-    def register(self, address: int, nbytes: int, mapping: Mapping) -> None:
-        """Has the driver know a region's memory, once, until it is unmapped, so that it is copied without a detour."""
+    def register(self, address: int, nbytes: int, mapping: Mapping) -> bool:
+        """Has the driver know a region's memory until it is unmapped, so that it is copied without a detour. Returns
+        whether it does; if not, it takes no other region either."""
 
     def stream(self) -> contextlib.AbstractContextManager[None]:
         """Work within it is the stream's."""
@@ -60,31 +62,28 @@ class Accelerator:
     copy by way of torch's pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
-        """What the trainer has asked its stream for is done before anything of this one's."""
         self._device = device
         self._stream = torch.Stream(device)
-        self._stream.wait_stream(torch.accelerator.current_stream(device))
-        self._is_registering = device.type == "cuda"
+
+    def follow(self) -> None:
+        self._stream.wait_stream(torch.accelerator.current_stream(self._device))
 
     def begin(self) -> None:
         torch.accelerator.set_device_index(self._device.index or 0)
 
-    def register(self, address: int, nbytes: int, mapping: Mapping) -> None:
-        if not self._is_registering or not nbytes:
-            return
-        with _registering:
-            if mapping.before_unmap is not None:
-                return
-            error = int(_cuda().cudaHostRegister(address, nbytes, PORTABLE))
-            if not error:
-                mapping.before_unmap = partial(_unregister, address, os.getpid())
-                return
-        self._is_registering = False
+    def register(self, address: int, nbytes: int, mapping: Mapping) -> bool:
+        if self._device.type != "cuda":
+            return False
+        error = int(_cuda().cudaHostRegister(address, nbytes, PORTABLE))
+        if not error:
+            mapping.before_unmap = partial(_unregister, address, os.getpid())
+            return True
         _clear_error(self._device)
         service.say_once(
             f"the driver does not take the pool's memory (cudaHostRegister: error {error}), so batches are copied by "
             "way of torch's pinned memory; raise the limit of locked memory (ulimit -l), if there is one"
         )
+        return False
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[None]:
@@ -98,9 +97,16 @@ class Accelerator:
             torch.accelerator.set_device_index(index)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        is_dense = tensor.layout is torch.strided and not tensor.is_nested
+        if tensor.is_quantized or not (is_dense or tensor.layout is torch.jagged):
+            raise InputError(
+                "device= needs dense tensors or nested ones with layout=torch.jagged, whose memory torch can keep for "
+                f"a stream, found one of {tensor.dtype} with layout {tensor.layout}: bring its parts, such as indices "
+                "and values, and put them together in the training loop"
+            )
         if tensor.device == self._device:
             return tensor
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
+        if tensor.device.type != "cpu" or not is_dense:
             return tensor.to(self._device)
         source = tensor if tensor.is_pinned() else tensor.pin_memory()
         return source.to(self._device, non_blocking=True)
@@ -163,4 +169,6 @@ def device_of(named: Any) -> Device | None:
             f"device={named!r} needs a device that torch can use here, found {found}: device='cpu' leaves batches in "
             "the memory of this process, and runs device_stage there"
         )
+    if device.index is not None and device.index >= (count := torch.accelerator.device_count()):
+        raise InputError(f"device={named!r} is not there: torch sees {count}, numbered from 0")
     return Accelerator(torch.empty(0, device=device).device)  # which has its index

@@ -31,7 +31,7 @@ from dataloaderjob.trainer.recording import Recording, record_here, recorder
 from dataloaderjob.trainer.sampling import Recorded, first_keys
 from dataloaderjob.trainer.stream import Stream
 from dataloaderjob.trainer.taking import Taker, Unopened
-from dataloaderjob.trainer.tickets import as_keys, submit
+from dataloaderjob.trainer.tickets import as_keys, described, submit
 from dataloaderjob.trainer.transfer import Transfer, Way
 
 _U64 = (1 << 64) - 1
@@ -200,7 +200,7 @@ class InProcessIterator(_Seeded):
         try:
             digest = batch_digest(batch, identity_of(number, ticket), allow_pickle=self._pickle_allowed)
             if self._transfer is not None:
-                sent = self._transfer.send(batch, digest, lambda: f"batch {number}, indices {list(keys)[:8]}")
+                sent = self._transfer.send(batch, digest, lambda: described(number, keys))
                 batch = self._transfer.accept(sent)
         except Exception as exc:
             self._count(keys, error_mark(exc), Kind.FAILED)
@@ -312,7 +312,8 @@ class ServiceIterator(_Seeded):
         assert self._bundle is not None  # noqa: S101  shipped before
         decoder = decoder or Decoder(allow_pickle=self._pickle_allowed)
         timeout_s = float(self._timeout)
-        return Taker(self._client, self._bundle.manifest().decode(), window, decoder, timeout_s, first)
+        manifest, sends = self._bundle.manifest().decode(), self._way.device is not None
+        return Taker(self._client, manifest, window, decoder, timeout_s, first, sends=sends)
 
     def _tickets_ahead(self) -> int:
         """How many tickets a thread that sends batches on is ahead."""
@@ -320,7 +321,7 @@ class ServiceIterator(_Seeded):
 
     def _new_transfer(self) -> Transfer | None:
         client = self._client  # a thread has the transfer, which must not refer to this iterator
-        return self._way.transfer(self._epoch_seed, client.pool.mapped, client.count_stage)
+        return self._way.transfer(self._epoch_seed, client.claim, client.count_stage)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         before = self._taker if self._stream is not None else None

@@ -6,6 +6,7 @@ import copy
 import gc
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import context as contexts
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -77,7 +78,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ahead of the trainer. "cpu": they stay, and only `device_stage` runs. Arrays stay in this process.
         device_stage: what is done to each batch in this process, on that stream: fn(batch, generator) to batch. The
             generator is one of the device, with a seed of the epoch's and the batch's own.
-        prefetch_device: batches that lie on the device, or are on their way, before the trainer asks for them.
+        prefetch_device: batches that lie on the device, or are on their way, before the trainer asks for them. Without
+            `device` it means nothing.
         snapshot_every_n_steps: accepted for torchdata's sake; each state is exact.
 
     Raises:
@@ -148,6 +150,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._resume: Resume | None = None
         """What was loaded, until the next `iter()`."""
         self._probes: list[str | None] | None = None
+        self._turn: tuple[int, threading.Lock] | None = None
+        """The process, and what is held while `device_stage` runs."""
         self._stays_here = False
         if multiprocessing_context is not None and not self._is_stream:
             service.say_once("multiprocessing_context is ignored: feeders are processes of the service")
@@ -210,8 +214,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Where batches go. Raises InputError for a device that is not there."""
         from dataloaderjob.trainer.devices import device_of
 
-        device = None if self.device is None else device_of(self.device)
-        return Way(device, self.device_stage, self.prefetch_device, pins, pin_device)
+        if self.device is None:
+            return Way(pins=pins, pin_device=pin_device)
+        if self._turn is None or self._turn[0] != os.getpid():  # a forked child's may be taken for ever
+            self._turn = os.getpid(), threading.Lock()
+        device = device_of(self.device)
+        return Way(device, self.device_stage, self.prefetch_device, pins, pin_device, self._turn[1])
 
     def check_worker_number_rationality(self) -> None:
         """Warns as torch does, where the feeders will be processes of this machine."""
@@ -375,7 +383,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._client
 
     def __getstate__(self) -> dict[str, Any]:
-        lost = dict.fromkeys(("_client", "_number", "_iterator", "_epoch"))
+        lost = dict.fromkeys(("_client", "_number", "_iterator", "_epoch", "_turn"))
         return {**self.__dict__, **lost, "consumption": Consumption(self.consumption.loader)}
 
     # State

@@ -26,9 +26,10 @@ from dataloaderjob.core.errors import DataLoaderJobError
 from dataloaderjob.trainer import service
 from dataloaderjob.trainer.iterators import ServiceIterator
 from dataloaderjob.trainer.merging import NotMergedError, merged
+from dataloaderjob.trainer.pool import Bytes
 from dataloaderjob.trainer.stream import Stream
 from dataloaderjob.trainer.taking import Taker, now_ns
-from dataloaderjob.trainer.tickets import submit
+from dataloaderjob.trainer.tickets import described, submit
 
 _U64 = (1 << 64) - 1
 
@@ -45,7 +46,7 @@ class _Asked(NamedTuple):
 class PartsIterator(ServiceIterator):
     """Batches of which several feeders make a part each."""
 
-    __slots__ = ("_asked", "_hand", "_handled", "_last", "_most_parts", "_transfer")
+    __slots__ = ("_asked", "_hand", "_handled", "_last", "_lent", "_most_parts", "_transfer")
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         self._last: _Asked | None = None
@@ -65,6 +66,8 @@ class PartsIterator(ServiceIterator):
         self._transfer = self._new_transfer()
         self._asked: deque[_Asked] = deque()
         self._hand, self._last = [], None
+        self._lent: Bytes | None = None
+        """Where the next batch lies, if it is one part."""
         self._handled = 0
         """Tickets of the batches that were given."""
         return taker.stream
@@ -113,7 +116,7 @@ class PartsIterator(ServiceIterator):
         error = None
         try:
             batch, digest = self._whole(taker, asked, number)
-            batch = self._moved(batch, digest)
+            batch = self._moved(batch, digest, asked, number)
         except _FailedError as failed:
             error = failed.cause
         if error is not None:
@@ -154,6 +157,7 @@ class PartsIterator(ServiceIterator):
             else:
                 ticket = frames.Ticket(self._epoch_seed, asked.position, False, asked.keys)
                 identity = identity_of(number, ticket)
+                self._lent, taker.lent = taker.lent, None
                 return batch, batch_digest(batch, identity, allow_pickle=self._pickle_allowed)
         began = now_ns()
         try:
@@ -176,13 +180,15 @@ class PartsIterator(ServiceIterator):
             taker.count_calls(number - taker.taken)
             taker.leave()
             self._client.close_collected()
+        self._lent = taker.lent
         return batch, taker.digest
 
-    def _moved(self, batch: Any, digest: int) -> Any:
+    def _moved(self, batch: Any, digest: int, asked: _Asked, number: int) -> Any:
+        lent, self._lent = self._lent, None
         if self._transfer is None:
             return batch
         try:
-            sent = self._transfer.send(batch, digest, lambda: f"batch {self._num_yielded}")
+            sent = self._transfer.send(batch, digest, lambda: described(number, asked.keys), lent)
             return self._transfer.accept(sent)
         except Exception as exc:
             raise _FailedError(exc) from None

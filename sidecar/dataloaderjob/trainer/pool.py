@@ -28,8 +28,10 @@ Bytes = npt.NDArray[np.uint8]
 class Lease(weakref.ref[Bytes]):
     """Ends with the bytes that it refers to."""
 
-    __slots__ = ("number", "tail")
+    __slots__ = ("is_out", "number", "tail")
 
+    is_out: bool
+    """Whether the user has it, and not only who sends it on."""
     number: int
     tail: LeaseTail
 
@@ -106,6 +108,8 @@ def _end(lease: Lease, fence: Callable[[], None] = fence_anywhere, want: int = W
 class Mapping(mmap.mmap):
     """A region's memory. Who has to know before it is gone is told then: weak references see it afterwards."""
 
+    is_claimed = False
+    """Whether devices may read it by themselves, while a batch is sent to them: users get no views of it."""
     before_unmap: Callable[[], None] | None = None
 
     def __del__(self) -> None:
@@ -175,8 +179,9 @@ class Pool:
         self._widest = size
         self.surely = min(MAX_LEASES, self.lease_limit // size) if size else 0
 
-    def lend(self, number: int, region: Region, entry: Entry) -> Bytes:
-        """Lends the bytes of a ready batch. Raises RemoteProtocolError if they do not lie within the region."""
+    def lend(self, number: int, region: Region, entry: Entry, *, is_out: bool = True) -> Bytes:
+        """Lends the bytes of a ready batch, to the user or (not `is_out`) to who sends them on. Raises
+        RemoteProtocolError if they do not lie within the region."""
         _, _, _, offset, nbytes = entry
         if offset + nbytes > region.nbytes:
             raise RemoteProtocolError(
@@ -186,25 +191,29 @@ class Pool:
         if size > self._widest:
             self._widen(size)
         lent = np.ndarray((nbytes,), _U8, region.map, offset)
-        self.leases[number] = region.number, offset, size, self._lease(number, lent)
+        self.leases[number] = region.number, offset, size, self._lease(number, lent, is_out)
         return lent
 
-    def _lease(self, number: int, lent: Bytes) -> Lease:
+    def _lease(self, number: int, lent: Bytes, is_out: bool) -> Lease:
         lease = Lease(lent, _end)
-        lease.number, lease.tail = number, self.tail
+        lease.number, lease.tail, lease.is_out = number, self.tail, is_out
         return lease
 
     def give_back(self, number: int) -> None:
         """Ends the lease of a batch of which nothing can be made."""
         lent = np.empty(0, _U8)
-        lease = self._lease(number, lent)
+        lease = self._lease(number, lent, False)
         del lent, lease
 
-    def mapped(self) -> list[tuple[int, int, Mapping]]:
-        """Address, bytes and mapping of each region of many batches."""
-        return [
-            (each.address, each.nbytes, each.map) for each in list(self.regions.values()) if not each.single
-        ]
+    def claim(self) -> list[Region]:
+        """Claims regions of many batches for devices, those of which no user has a view. Returns the new ones."""
+        free = [each for each in self.regions.values() if not (each.single or each.map.is_claimed)]
+        if free:
+            out = {region for region, _, _, lease in list(self.leases.values()) if lease.is_out}
+            free = [each for each in free if each.number not in out]
+        for each in free:
+            each.map.is_claimed = True
+        return free
 
     def drop(self, number: int) -> None:
         """Lets go of a region; views of it stay valid."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import multiprocessing
 import os
@@ -38,6 +39,7 @@ from dataloaderjob.core.places import (
     RUN_VARIABLE,
     SOCKET_NAME,
 )
+from dataloaderjob.core.processes import last_word
 
 START_DEADLINE_S = 180.0
 LOOK_S = 0.005
@@ -151,7 +153,7 @@ def _last_words(home: Path) -> str:
         lines = (home / LOG_NAME).read_text(errors="replace").split("\n")
     except OSError:
         lines = []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+    return functools.reduce(last_word, lines, "") or "nothing"
 
 
 def _launch(home: Path, feeders: int) -> None:

@@ -27,13 +27,18 @@ from dataloaderjob.core.control import (
     W_WANT,
 )
 from dataloaderjob.trainer.client import Client
-from dataloaderjob.trainer.pool import Pool
+from dataloaderjob.trainer.pool import Bytes, Pool
+from dataloaderjob.trainer.service import say_once
 from dataloaderjob.trainer.stream import SlotEndedError, SlotGoesOnError, Stream
 
 MIN_NBYTES = 16 * 1024
 """Copying smaller batches costs less than reading about it."""
 _US = "dataloaderjob"
 _warned = False
+CLAIMED = (
+    "another loader of this process has device=, so a device reads the pool by itself; batches of loaders without it "
+    "are copied out of there"
+)
 NOTHING: Any = object()
 now_ns = time.perf_counter_ns
 METRICS_EVERY = 16
@@ -113,8 +118,8 @@ class Taker(Timed):
     """Takes the batches of one stream, for one thread at a time."""
 
     __slots__ = (
-        "_control", "_decoder", "_failure", "_pool", "_timeout_s", "_wake_after", "_window", "_woken", "client",
-        "stream",
+        "_control", "_decoder", "_failure", "_hands_out", "_keeps", "_pool", "_timeout_s", "_wake_after", "_window",
+        "_woken", "client", "lent", "stream",
     )  # fmt: skip
 
     def __init__(
@@ -125,9 +130,15 @@ class Taker(Timed):
         decoder: Decoder | Unopened,
         timeout_s: float,
         first: int = 0,
+        *,
+        sends: bool = False,
     ) -> None:
-        """first: number of the first batch."""
+        """first: number of the first batch. sends: to a device, so that the user gets no view of what is taken."""
         super().__init__(client.control.words, first)
+        is_opened = not isinstance(decoder, Unopened)
+        self._hands_out, self._keeps = is_opened and not sends, is_opened and sends
+        self.lent: Bytes | None = None
+        """Where the batch lies that was taken last, for who holds it until a device has read it."""
         self.client = client
         self._control = client.control.twin()
         self._pool = client.pool
@@ -211,18 +222,24 @@ class Taker(Timed):
                 region = pool.regions[entry[2]]
                 plan = self._decoder.plan(region.map, entry[3], entry[4])
                 self.digest = self._decoder.digest
-                lent = pool.lend(lease, region, entry)
+                lent = pool.lend(lease, region, entry, is_out=self._hands_out)
             except BaseException:
                 if entry is not None:
                     pool.give_back(lease)
                 raise
             if number % METRICS_EVERY == 0:
                 words[W_LEASED_NBYTES] = pool.leased_nbytes
-            if len(pool.leases) > pool.surely and pool.over_limit:
+            is_devices = self._hands_out and region.map.is_claimed
+            if is_devices or (len(pool.leases) > pool.surely and pool.over_limit):
                 pool.copies += 1
                 words[W_COPIES], words[W_LEASED_NBYTES] = pool.copies, pool.leased_nbytes
-                warn_once(pool)
+                if is_devices:
+                    say_once(CLAIMED, "claimed")
+                else:
+                    warn_once(pool)
                 return self._decoder.decode(np.array(lent))
+            if self._keeps:
+                self.lent = lent
             return plan.batch(lent)
 
     def take_into(self, hand: list[Any], count: int) -> None:

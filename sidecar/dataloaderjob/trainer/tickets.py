@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from dataloaderjob.codec.fetcher import pickle_keys
 from dataloaderjob.core import frames
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer.stream import Stream
+
+SHOWN = 8
+"""Keys of a batch that a message shows."""
 
 
 class Placed(list[Any]):
@@ -71,3 +75,10 @@ def _pack(seed: int, position: int, number: int, keys: Sequence[Any], *, bare: b
         raise InputError(
             f"the sampler's keys for batch {number} cannot be sent to feeders ({exc}): use keys that pickle"
         ) from exc
+
+
+def described(number: int, keys: Sequence[Any]) -> str:
+    """Words for a batch, for a message."""
+    shown = ", ".join(map(str, islice(keys, SHOWN)))
+    more = f", ... {len(keys)} in all" if len(keys) > SHOWN else ""
+    return f"batch {number}, indices [{shown}{more}]"

@@ -7,7 +7,7 @@ long after the call that asked for it, and the pool gives a place to another bat
 from __future__ import annotations
 
 import contextlib
-import copy
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch.utils.data import _utils
 
-from dataloaderjob.trainer import service
 from dataloaderjob.trainer.devices import Device
-from dataloaderjob.trainer.pool import Mapping
-from dataloaderjob.trainer.trees import mapped
+from dataloaderjob.trainer.pool import Bytes, Region
+from dataloaderjob.trainer.trees import mapped, with_tensors
 
 AHEAD = 2
 """Batches that were sent, or are being sent, before the trainer asks for them."""
@@ -30,9 +28,8 @@ LOOK_S = 0.002
 """Interval between two looks at copies that are on their way, while no batch is asked for."""
 DeviceStage = Callable[[Any, torch.Generator], Any]
 """The user's: (batch, generator) to batch, in the trainer's process."""
-Pools = Callable[[], list[tuple[int, int, Mapping]]]
-"""Address, bytes and mapping of each region that batches come in."""
-
+Claim = Callable[[], list[Region]]
+"""Gives regions that a device may read by itself, each once."""
 Which = Callable[[], str]
 """Words for a batch, such as "batch 3, indices [6, 7]"."""
 Took = Callable[[int], None]
@@ -49,8 +46,9 @@ class Transfer(Protocol):
     def begin(self) -> None:
         """Prepares the thread."""
 
-    def send(self, batch: Any, digest: int, which: Which) -> Any:
-        """Begins to send a batch. Returns what `accept` needs. `which` names it in a message."""
+    def send(self, batch: Any, digest: int, which: Which, lent: Bytes | None = None) -> Any:
+        """Begins to send a batch. Returns what `accept` needs. `which` names it in a message; `lent` is its place in
+        the pool, if it has one."""
 
     def accept(self, sent: Any) -> Any:
         """The batch, where the trainer wants it."""
@@ -62,17 +60,11 @@ class Transfer(Protocol):
         """Waits until nothing is on its way, and lets go of it."""
 
 
-class Pinning:
-    """`pin_memory=True`: copies into memory that a device can read by itself."""
-
-    def __init__(self, device: str | None) -> None:
-        self._device, self._index = device, torch.accelerator.current_device_index()
+class _AtOnce:
+    """What has arrived when `send` returns."""
 
     def begin(self) -> None:
-        torch.accelerator.set_device_index(self._index)
-
-    def send(self, batch: Any, digest: int, which: Which) -> Any:  # noqa: ARG002
-        return _utils.pin_memory.pin_memory(batch, self._device)  # type: ignore[no-untyped-call]
+        pass
 
     def accept(self, sent: Any) -> Any:
         return sent
@@ -84,32 +76,53 @@ class Pinning:
         pass
 
 
+class Pinning(_AtOnce):
+    """`pin_memory=True`: copies into memory that a device can read by itself."""
+
+    def __init__(self, device: str | None) -> None:
+        self._device, self._index = device, torch.accelerator.current_device_index()
+
+    def begin(self) -> None:
+        torch.accelerator.set_device_index(self._index)
+
+    def send(self, batch: Any, digest: int, which: Which, lent: Bytes | None = None) -> Any:  # noqa: ARG002
+        return _utils.pin_memory.pin_memory(batch, self._device)  # type: ignore[no-untyped-call]
+
+
 class Stage:
     """The user's device_stage, with a generator for each batch."""
 
-    def __init__(self, function: DeviceStage, seed: int, took: Took = ignore) -> None:
-        """`seed`: the epoch's. `took` is told the time of each batch."""
+    def __init__(
+        self, function: DeviceStage, seed: int, took: Took = ignore, turn: threading.Lock | None = None
+    ) -> None:
+        """`seed`: the epoch's. `took` is told the time of each batch. `turn` is held while it runs, since the thread of
+        an iterator that was given up may be in its last call."""
         self._function, self._seed, self._took = function, seed, took
+        self._turn = turn or threading.Lock()
 
     def __call__(self, batch: Any, digest: int, which: Which, device: Device | None) -> Any:
         """Raises what it raises, with a note of which batch it was; a StopIteration as RuntimeError, since it would end
         the epoch."""
         seed = seed_of(self._seed, digest)
-        began = time.perf_counter_ns()
-        try:
-            generator = torch.Generator().manual_seed(seed) if device is None else device.generator(seed)
-            with torch.no_grad(), _one_thread():
-                return self._function(batch, generator)
-        except StopIteration as exc:
-            raise RuntimeError(f"device_stage raised StopIteration for {which()}") from exc
-        except Exception as exc:
-            exc.add_note(f"raised by device_stage, in the trainer's process, for {which()}")
-            raise
-        finally:
-            self._took(time.perf_counter_ns() - began)
+        with self._turn:
+            began = time.perf_counter_ns()
+            try:
+                generator = torch.Generator().manual_seed(seed) if device is None else device.generator(seed)
+                with torch.no_grad(), _one_thread():
+                    made = self._function(batch, generator)
+                if made is None:
+                    raise TypeError("device_stage returned None, where the batch is needed that it makes")
+                return made
+            except StopIteration as exc:
+                raise RuntimeError(f"device_stage raised StopIteration for {which()}") from exc
+            except Exception as exc:
+                exc.add_note(f"raised by device_stage, in the trainer's process, for {which()}")
+                raise
+            finally:
+                self._took(time.perf_counter_ns() - began)
 
 
-class OnHost:
+class OnHost(_AtOnce):
     """`device="cpu"` with a stage, after which batches may be pinned."""
 
     def __init__(self, stage: Stage, pinning: Pinning | None) -> None:
@@ -119,18 +132,9 @@ class OnHost:
         if self._pinning is not None:
             self._pinning.begin()
 
-    def send(self, batch: Any, digest: int, which: Which) -> Any:
+    def send(self, batch: Any, digest: int, which: Which, lent: Bytes | None = None) -> Any:  # noqa: ARG002
         made = self._stage(batch, digest, which, None)
         return made if self._pinning is None else self._pinning.send(made, digest, which)
-
-    def accept(self, sent: Any) -> Any:
-        return sent
-
-    def let_go(self) -> float | None:
-        return None
-
-    def end(self) -> None:
-        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,40 +146,60 @@ class Sent:
     event: Any
 
 
+class _Copies:
+    """Of one batch: what was made on the device, and what of."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.sources: list[torch.Tensor] = []
+        self.tensors: list[torch.Tensor] = []
+
+    def of_leaf(self, leaf: Any) -> Any:
+        return self.of(leaf) if isinstance(leaf, torch.Tensor) else with_tensors(leaf, self.of)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.sources.append(tensor)
+        self.tensors.append(made := self._device.copy(tensor))
+        return made.requires_grad_() if tensor.requires_grad else made
+
+
 class ToDevice:
     """`device=`: copies on a stream of its own, after the user's stage there."""
 
-    def __init__(self, device: Device, stage: Stage | None, pools: Pools = list) -> None:
-        self._device, self._stage, self._pools = device, stage, pools
+    def __init__(self, device: Device, stage: Stage | None, claim: Claim = list) -> None:
+        """To be made by the trainer's thread: what its stream was asked for is done first."""
+        self._device, self._stage, self._claim = device, stage, claim
+        self._is_registering = True
         self._held: deque[tuple[Any, Any]] = deque()
         """Events of copies, and what those read."""
+        device.follow()
 
     def begin(self) -> None:
         self._device.begin()
 
-    def send(self, batch: Any, digest: int, which: Which) -> Sent:
-        """Raises what the stage raises."""
+    def send(self, batch: Any, digest: int, which: Which, lent: Bytes | None = None) -> Sent:
+        """Raises what the stage raises, and with a note what the device does. What copies read is held, not the batch
+        alone: a stage may have put other things into it."""
         self.let_go()
-        device, tensors = self._device, []
-        for region in self._pools():
-            device.register(*region)
-
-        def moved(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return _own(leaf)
-            tensors.append(found := device.copy(leaf))
-            return found
-
-        made = batch
+        self._register()
+        device, copies = self._device, _Copies(self._device)
         with device.stream(), torch.no_grad():
             try:
-                if self._stage is not None:
-                    made = self._stage(batch, digest, which, device)
-                sent = mapped(made, moved)
+                made = batch if self._stage is None else self._stage(batch, digest, which, device)
+                with _noted(which):
+                    sent = mapped(made, copies.of_leaf)
             finally:
                 event = device.record()
-                self._held.append((event, (batch, made)))
-        return Sent(sent, tensors, event)
+                self._held.append((event, (lent, batch, copies.sources)))
+        return Sent(sent, copies.tensors, event)
+
+    def _register(self) -> None:
+        """Has the driver know new regions of the pool, until it takes one no more."""
+        if not self._is_registering:
+            return
+        for region in self._claim():
+            taken = self._is_registering and self._device.register(region.address, region.nbytes, region.map)
+            self._is_registering = region.map.is_claimed = taken
 
     def accept(self, sent: Sent) -> Any:
         self._device.wait(sent.event)
@@ -195,27 +219,19 @@ class ToDevice:
             self._held.popleft()
 
 
-def _own(leaf: Any) -> Any:
-    """What is no tensor does not go to a device. It must not stay in the pool either: a copy of a tensor that it holds
-    could come after the pool has given the place away."""
-    if isinstance(leaf, np.ndarray):
-        return leaf.copy()
-    made = copy.deepcopy(leaf)
-    if made is not leaf:
-        service.say_once(
-            f"a {type(leaf).__name__} in a batch is copied, and stays in the memory of this process: device= moves "
-            "tensors in dicts, sequences, named tuples and dataclasses; or have device_stage= take it apart"
-        )
-    return made
+@contextlib.contextmanager
+def _noted(which: Which) -> Iterator[None]:
+    try:
+        yield
+    except Exception as exc:
+        exc.add_note(f"raised on the way to the device, for {which()}")
+        raise
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
     """Runs torch with one thread: sums differ with the number of threads, and with them a batch would, too."""
     threads = torch.get_num_threads()
-    if threads == 1:
-        yield
-        return
     torch.set_num_threads(1)
     try:
         yield
@@ -233,12 +249,14 @@ class Way:
     ahead: int = AHEAD
     pins: bool = False
     pin_device: str | None = None
+    turn: threading.Lock | None = None
+    """The loader's, held while its stage runs."""
 
-    def transfer(self, seed: int, pools: Pools = list, took: Took = ignore) -> Transfer | None:
+    def transfer(self, seed: int, claim: Claim = list, took: Took = ignore) -> Transfer | None:
         """A new one, for the batches of one stream; None: they stay where they are. `seed`: the epoch's."""
-        stage = None if self.stage is None else Stage(self.stage, seed, took)
+        stage = None if self.stage is None else Stage(self.stage, seed, took, self.turn)
         if self.device is not None:
-            return ToDevice(self.device, stage, pools)
+            return ToDevice(self.device, stage, claim)
         pinning = Pinning(self.pin_device) if self.pins else None
         return pinning if stage is None else OnHost(stage, pinning)
 

@@ -7,7 +7,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
+import torch
 from torch.nn.utils.rnn import PackedSequence
+from torch.overrides import TorchFunctionMode
 
 
 def mapped(batch: Any, of_leaf: Callable[[Any], Any]) -> Any:
@@ -33,6 +35,36 @@ def mapped(batch: Any, of_leaf: Callable[[Any], Any]) -> Any:
             object.__setattr__(made, field.name, mapped(getattr(batch, field.name), of_leaf))
         return made
     return of_leaf(batch)
+
+
+def with_tensors(item: Any, of_tensor: Callable[[torch.Tensor], Any]) -> Any:
+    """A deep copy of an object, whatever it is, whose tensors are what `of_tensor` makes of them. Raises TypeError for
+    one that cannot be copied."""
+    if item is None or isinstance(item, bool | int | float | complex):
+        return item
+    try:
+        with _Copying(of_tensor):
+            return copy.deepcopy(item)
+    except TypeError as exc:
+        raise TypeError(
+            f"a {type(item).__name__} in a batch cannot be copied ({exc}): have device_stage= return dicts, sequences, "
+            "named tuples or dataclasses of tensors"
+        ) from exc
+
+
+class _Copying(TorchFunctionMode):
+    """Has deep copies of tensors made by a function."""
+
+    def __init__(self, of_tensor: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self._of_tensor = of_tensor
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is torch.Tensor.__deepcopy__:
+            return self._of_tensor(args[0])
+        return function(*args, **(kwargs or {}))
 
 
 def _mapping(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
