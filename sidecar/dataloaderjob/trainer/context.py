@@ -30,7 +30,7 @@ class FeedersContext(contexts.ForkContext):
     """
 
     def __init__(self, *, allow_pickle: bool = False, of: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """of: options of the loader that gives this context, of which torch's know nothing."""
+        """Options of the loader that gives this context come as `of`: torch's know nothing of them."""
         self.allow_pickle = allow_pickle
         self.of = of
         self.client: Client | None = None

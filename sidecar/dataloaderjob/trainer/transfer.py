@@ -147,7 +147,7 @@ class Sent:
 
 
 class _Copies:
-    """Of one batch: what was made on the device, and what of."""
+    """What was made of one batch on the device, and from what."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -167,7 +167,7 @@ class ToDevice:
     """`device=`: copies on a stream of its own, after the user's stage there."""
 
     def __init__(self, device: Device, stage: Stage | None, claim: Claim = list) -> None:
-        """To be made by the trainer's thread: what its stream was asked for is done first."""
+        """The trainer's thread makes it: what its stream was asked for is done first."""
         self._device, self._stage, self._claim = device, stage, claim
         self._is_registering = True
         self._held: deque[tuple[Any, Any]] = deque()
