@@ -51,7 +51,7 @@ def as_json(made: Bench, programs: Programs, shape: Shape, commit: str) -> dict[
             "foreign_share_max": max(x["foreign_share"] for x in loads),
             "steal_share_max": max(x["steal_share"] for x in loads),
             "disturbed_cells": sum(x["disturbed"] for x in loads),
-            "rounds_run_again": 0,
+            "rounds_run_again": made.again,
         },
         "missing": {},
         "failed_cells": 0,

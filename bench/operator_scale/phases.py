@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,9 @@ class Timing:
     """For whatever is waited for."""
 
 
+TRIES = 3
+KWOKS_S = 8.0
+"""CPU seconds that kwok takes for 300 changes, at most, but while it goes through all of its pods."""
 SMOKE = Timing(quiet_s=3.0, changes_s=2.0, changes_per_s=5.0, resync_s=5.0, settled_s=4.0, limit_s=60.0)
 
 
@@ -56,6 +59,10 @@ class Bench:
     timing: Timing
     jobs: Jobs = field(default_factory=Jobs)
     figures: claims.Figures = field(default_factory=dict)
+    scaled: int = 0
+    """How often feeders.replicas were changed."""
+    again: int = 0
+    """Phases that were measured once more."""
     records: list[dict[str, Any]] = field(default_factory=list)
     """What each phase saw, for whoever asks where a figure comes from."""
 
@@ -123,19 +130,37 @@ class Bench:
         per_s = self.timing.changes_per_s
         for case, kind, mine, rate in (
             (claims.SCALE, self._scaled, names[0], per_s / 2),
-            (claims.CROWDED, self._scaled_back, names[0], per_s),
+            (claims.CROWDED, self._scaled, names[0], per_s),
             (claims.SPEC, _deadlines, names[1], per_s),
         ):
-            async with self._phase(operator, case) as found:
-                found.figures |= await self._change(mine, [kind(i) for i in range(count)], rate)
-                await self._settled()
-            found.figures |= self._costs(found, count)
+            await self._change_all(operator, case, mine, kind, rate)
         self.cluster.figures(Mode.MOVING.value)
         await self.nothing_happens(operator, "moving_")
         both = [self._scaled(i // 2) if i % 2 else _deadlines(i) for i in range(count)]
         async with self._phase(operator, claims.BUSY) as found:
             found.figures |= await self._change(names[2], both, per_s)
         self._figure(claims.MEMORY, changes_mb=(await operator.read()).peak_nbytes / claims.MB)
+
+    async def _change_all(
+        self,
+        operator: Process,
+        case: str,
+        names: list[Name],
+        kind: Callable[[int], dict[str, Any]],
+        per_s: float,
+    ) -> None:
+        """Once more where kwok took a core meanwhile: every some minutes it goes through all of its pods."""
+        for left in reversed(range(TRIES)):
+            async with self._phase(operator, case) as found:
+                specs = [kind(i) for i in range(len(names))]
+                found.figures |= await self._change(names, specs, per_s)
+                await self._settled()
+            found.figures |= self._costs(found, len(names))
+            self.scaled += kind == self._scaled
+            if found.record["others_cpu_s"].get("kwok", 0.0) < KWOKS_S or not left:
+                return
+            self.again += 1
+            say(f"{claims.BENCHMARK} {case}: kwok went through all its pods meanwhile, so it is done again")
 
     async def _change(self, names: list[Name], specs: list[dict[str, Any]], per_s: float) -> dict[str, float]:
         made = await change_steadily(self.api, names, specs, per_s)
@@ -173,10 +198,7 @@ class Bench:
         }
 
     def _scaled(self, number: int) -> dict[str, Any]:
-        return {"feeders": {"replicas": self.shape.feeders + (-1) ** number}}
-
-    def _scaled_back(self, number: int) -> dict[str, Any]:
-        return self._scaled(number + 1)
+        return {"feeders": {"replicas": self.shape.feeders + (-1) ** (number + self.scaled)}}
 
     async def _observed(self, made: list[Change]) -> list[float]:
         """Seconds from each change's answer until a status was about it."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +29,7 @@ from dataloaderjob.trainer import devices, service
 from dataloaderjob.trainer.pool import Pool, Region
 from dataloaderjob.trainer.transfer import ToDevice
 
+ROOT = Path(__file__).resolve().parents[2]
 Loaders = dict[str, Callable[..., DataLoader]]
 
 
@@ -37,7 +42,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[BusyDevice]:
     device = BusyDevice(seed=3)
-    monkeypatch.setattr(devices, "device_of", lambda named: device if named == "late" else None)
+    monkeypatch.setattr(devices, "device_of", lambda named, _: device if named == "late" else None)
     poison_what_comes_back(monkeypatch)
     yield device
     gc.collect()
@@ -138,7 +143,7 @@ def beside_a_device(late: BusyDevice, capfd: pytest.CaptureFixture[str]) -> None
     rest = list(plain)
     assert in_order(rest) == list(range(4, 40))
     assert not any(lies_in(batch[0], late.registered) for batch in rest)
-    assert capfd.readouterr().err.count("another loader of this process has device=") == 1
+    assert capfd.readouterr().err.count("a loader of this process has device=") == 1
 
 
 FOUND: dict[tuple[str, bool], tuple[list[str], str]] = {}
@@ -224,7 +229,7 @@ def test_simulated_places_of_the_pool_come_back_while_the_trainer_does_other_thi
     assert [b[0, 0].item() for b in iterator] == list(range(4, 80, 4))
 
 
-@pytest.mark.parametrize("feeders", [1, 3])
+@pytest.mark.parametrize("feeders", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("stage", [None, noisy])
 @pytest.mark.parametrize(
     ("kind", "ahead"), [("map", 2), ("map", 5), ("slots", 5), ("staged", 5), ("parts", 2)]
@@ -330,7 +335,7 @@ def test_simulated_a_lost_device_is_told_by_next_and_its_thread_ends(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = Lost(seed=1)
-    monkeypatch.setattr(devices, "device_of", lambda _: device)
+    monkeypatch.setattr(devices, "device_of", lambda *_: device)
     iterator = iter(DataLoader(Numbers(40), batch_size=2, device="late"))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="the device is lost"):
@@ -368,6 +373,63 @@ def test_a_cpu_stage_does_not_take_the_trainers_threads(rig: Rig) -> None:
         assert counts == [1] * 4
     finally:
         torch.set_num_threads(before)
+
+
+ENDS_DURING_A_STAGE = """
+import sys, time, torch
+sys.path.append({support!r})
+from batches import Numbers
+from dataloaderjob import DataLoader
+
+def stage(batch, generator):
+    began = time.monotonic()
+    while time.monotonic() - began < 3.0:
+        torch.rand(64, 64) @ torch.rand(64, 64)
+    print("made", flush=True)
+    return batch
+
+for batch in DataLoader(Numbers(40), batch_size=4, num_workers=1, device="cpu", device_stage=stage):
+    break
+del batch
+"""
+
+
+def test_a_script_that_ends_while_a_stage_runs_waits_for_it_and_ends_with_0(rig: Rig) -> None:
+    script = ENDS_DURING_A_STAGE.format(support=str(ROOT / "tests" / "support"))
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 2 <= done.stdout.count("made") <= 3, "that of the batch it had, and of those ahead"
+
+
+def test_simulated_an_error_that_was_caught_holds_no_batch(rig: Rig, late: BusyDevice) -> None:
+    def stage(batch: Any, _: torch.Generator) -> Any:
+        raise ValueError("a broken picture")
+
+    loader = DataLoader(Numbers(60), batch_size=2, device="late", device_stage=stage)
+    iterator, failed = iter(loader), 0
+    gc.collect()
+    gc.disable()
+    try:
+        while True:
+            try:
+                next(iterator)
+            except ValueError:
+                failed += 1
+            except StopIteration:
+                break
+        assert failed == 30
+        client = loader._client
+        assert client is not None
+        until(lambda: len(client.pool.leases) <= 3, what="the places of batches that failed")
+    finally:
+        gc.enable()
 
 
 def test_simulated_breaks_leave_no_thread(rig: Rig, late: BusyDevice) -> None:

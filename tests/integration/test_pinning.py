@@ -47,6 +47,29 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return threads
 
 
+def test_simulated_the_thread_that_pins_takes_one_core_and_the_trainer_keeps_its_own(
+    rig: Rig, pinned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    copied = torch.Tensor.pin_memory
+
+    def counted(tensor: torch.Tensor, *how: Any) -> torch.Tensor:
+        torch.zeros(1 << 16).add_(1)  # large enough for several threads
+        counts.append(torch.get_num_threads())
+        return copied(tensor, *how)
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", counted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for _ in DataLoader(Numbers(40), batch_size=4, pin_memory=True):
+            assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert counts
+    assert set(counts) == {1}
+
+
 def threads_of_ours() -> int:
     return sum(thread.name == "dlj-ahead" for thread in threading.enumerate())
 

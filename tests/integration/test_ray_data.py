@@ -122,6 +122,7 @@ def test_two_trainers_have_all_of_ray_data_in_order_though_the_head_of_its_ray_i
     assert dealt(run) == [[i for i in range(2_400) if i % 3]] * 2
 
 
+@pytest.mark.slow
 def test_a_shuffle_whose_rows_come_one_by_one_is_another_one_each_epoch_and_the_same_in_each_run(
     tmp_path: Path,
 ):

@@ -69,7 +69,7 @@ def fifty(ranks: int, rank: int) -> DataLoader:
     )
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_any_number_of_feeders_goes_on_at_every_step_of_an_epoch_of_fifty(
     feeders: int, rigs: dict[int, Rig], ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from batches import Numbers
 
+from dataloaderjob import DataLoader
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer import devices, service
 from dataloaderjob.trainer.pool import Mapping, Region, map_region
+from dataloaderjob.trainer.transfer import Way
 
 NBYTES = 1 << 16
 OUT_OF_MEMORY = 2
@@ -40,6 +44,35 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
     monkeypatch.setattr(devices, "_cuda", lambda: made)
     return made
+
+
+def test_a_loader_has_one_stream_of_a_device_for_all_its_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[torch.device] = []
+
+    class Counted:
+        def __init__(self, device: torch.device) -> None:
+            made.append(device)
+
+    monkeypatch.setattr(devices, "Accelerator", Counted)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    loaders = [DataLoader(Numbers(4), device="meta") for _ in range(2)]
+    found = [loader.way(pins=False, pin_device=None).device for loader in loaders for _ in range(3)]
+    assert found[0] is found[1] is found[2]
+    assert found[3] is found[4] is found[5] is not found[0]
+    assert len(made) == 2
+    copied = pickle.loads(pickle.dumps(loaders[0]))
+    assert copied.way(pins=False, pin_device=None).device is not found[0]
+
+
+def test_an_attribute_device_of_a_users_class_sends_nothing_anywhere() -> None:
+    class Own(DataLoader[Any]):
+        def __init__(self, *what: Any) -> None:
+            super().__init__(*what)
+            self.device = "cuda"
+
+    assert Own(Numbers(4)).way(pins=False, pin_device=None) == Way(pins=False)
 
 
 def accelerator() -> Any:
@@ -126,4 +159,4 @@ def test_a_device_of_a_number_that_is_not_there_is_refused(monkeypatch: pytest.M
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     with pytest.raises(InputError, match="device='cuda:1' is not there: torch sees 1, numbered from 0"):
-        devices.device_of("cuda:1")
+        devices.device_of("cuda:1", {})

@@ -7,6 +7,7 @@ import dataclasses
 import datetime as dt
 import gc
 import itertools
+import os
 import random
 import threading
 import weakref
@@ -52,9 +53,9 @@ def which() -> str:
 class SmallPool:
     """Places that batches are lent from, poisoned when they come back."""
 
-    def __init__(self) -> None:
-        self.memory = np.full((PLACES, WORDS), POISON, np.int64)
-        self.free = list(range(PLACES))
+    def __init__(self, places: int = PLACES) -> None:
+        self.memory = np.full((places, WORDS), POISON, np.int64)
+        self.free = list(range(places))
 
     def lend(self, number: int) -> np.ndarray:
         place = self.free.pop()
@@ -403,10 +404,10 @@ def test_one_call_of_a_stage_ends_before_the_next_begins():
 def test_a_device_that_is_not_there_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     with pytest.raises(InputError, match="found no accelerator: device='cpu'"):
-        device_of("cuda")
+        device_of("cuda", {})
     with pytest.raises(InputError, match="such as 'cuda', found 'gpu'"):
-        device_of("gpu")
-    assert device_of("cpu") is None
+        device_of("gpu", {})
+    assert device_of("cpu", {}) is None
 
 
 def test_leaves_of_dataclasses_are_replaced_too():
@@ -425,6 +426,40 @@ def test_a_packed_sequence_keeps_the_sizes_of_its_batches_on_the_host():
 
 class Own(dict[str, Any]):
     """A container with an attribute of its own."""
+
+
+def test_attributes_of_containers_and_tensors_of_a_class_are_copied_as_what_they_hold():
+    device, pool = LateDevice(), SmallPool(places=5)
+    transfer = ToDevice(device, None)
+    own = Own(x=pool.tensor(1))
+    own.lengths = [pool.tensor(2)]  # type: ignore[attr-defined]
+    own.rows = pool.lend(3)  # type: ignore[attr-defined]
+    own.opened = open(os.devnull)  # type: ignore[attr-defined]  # noqa: SIM115  what cannot be copied
+    box = pool.tensor(4).as_subclass(Box)
+    box.size, box.corner = (2, 3), pool.tensor(5)
+    found, box_found = transfer.accept(transfer.send([own, box], 0, which))
+    found.opened.close()
+    del own, box
+    transfer.end()
+    gc.collect()
+    assert len(pool.free) == 5, "nothing of the pool is in the trainer's hands"
+    assert type(found) is Own
+    told = [found["x"], *found.lengths, found.rows, box_found, box_found.corner]
+    assert [one[0].item() for one in told] == [1, 2, 3, 4, 5]
+    assert type(box_found) is Box
+    assert box_found.size == (2, 3)
+
+
+class Box(torch.Tensor):
+    """As torchvision's tensors it keeps its class in few operations, and its attributes in none."""
+
+    size: Any
+    corner: Any
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
 
 
 def test_leaves_are_replaced_in_all_containers_that_pin_memory_goes_into():

@@ -112,7 +112,8 @@ METRICS = (
         control.W_STAGE_NS,
     ),
     Metric(
-        "copies", "copies_total", _C, "Batches copied for the trainer because it holds as many as it may.",
+        "copies", "copies_total", _C,
+        "Batches copied for the trainer because it holds as many as it may, or a device reads the pool by itself.",
         control.W_COPIES,
     ),
     Metric("leased_nbytes", "leased_bytes", _G, "Shared memory that the trainer holds.", control.W_LEASED_NBYTES),

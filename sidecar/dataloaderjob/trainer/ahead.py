@@ -8,7 +8,7 @@ import contextlib
 import os
 import queue
 import threading
-import weakref
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,10 +20,11 @@ from dataloaderjob.trainer.stream import RECENT, StreamLeftError
 from dataloaderjob.trainer.taking import NOTHING, Taker, Timed
 from dataloaderjob.trainer.transfer import Transfer
 
-LAST_S = 2.0
-"""Time for a thread to end at the exit of the process."""
+LAST_S = 30.0
+"""Time for threads to end at the exit of the process: one may be in a call of the user's device_stage."""
 
-_threads: weakref.WeakSet[AheadTaker] = weakref.WeakSet()
+_live: dict[threading.Thread, Callable[[], None]] = {}
+"""Threads that run, and what has each of them end: also those whose iterator is gone."""
 
 Result = tuple[int, Any, int, BaseException | None]
 """Batches taken so far; what was sent of the batch, and its digest, or why there is none."""
@@ -33,8 +34,7 @@ class AheadTaker(Timed):
     """A `Taker` whose batches are sent on, by a thread of its own."""
 
     __slots__ = (
-        "__weakref__", "_ahead", "_ordered", "_orders", "_results", "_taker", "_thread", "_timeout_s", "_transfer",
-        "stream",
+        "_ahead", "_ordered", "_orders", "_results", "_taker", "_timeout_s", "_transfer", "leave", "stream",
     )  # fmt: skip
 
     def __init__(self, taker: Taker, transfer: Transfer, timeout_s: float, ahead: int) -> None:
@@ -49,16 +49,23 @@ class AheadTaker(Timed):
         self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self.stream.recent = [None] * (RECENT + ahead)
+        self.leave = partial(_leave, taker, self._orders)
+        """Has the thread end soon, and the stream with it. Safe in a finalizer."""
         threads, is_single = torch.get_num_threads(), threading.Event()
         # It must not refer to this object, whose iterator would never be collected.
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=_send_all, args=(taker, transfer, self._orders, self._results, is_single.set), name="dlj-ahead",
             daemon=True,
         )  # fmt: skip
-        self._thread.start()
-        is_single.wait()
-        torch.set_num_threads(threads)  # the thread's number would be that of all threads to come
-        _threads.add(self)
+        _live[thread] = self.leave
+        try:
+            thread.start()
+            is_single.wait()
+        except BaseException:
+            self.leave()
+            raise
+        finally:
+            torch.set_num_threads(threads)  # the thread's number would be that of all threads to come
 
     def order(self, drawn: int) -> None:
         """Has the thread take what is due, of `drawn` batches that were asked for."""
@@ -75,38 +82,33 @@ class AheadTaker(Timed):
     def take_later(self) -> Any:
         """Waits for the next batch."""
         try:
-            result = self._results.get(timeout=self._timeout_s or None)
+            return self._accept(self._results.get(timeout=self._timeout_s or None))
         except queue.Empty:
             raise errors.DeadlineExceeded(
                 f"DataLoader timed out after {self._timeout_s:g} seconds: batch {self.taken} is not ready "
                 "(the loader's timeout)"
             ) from None
-        return self._accept(result)
 
     def _accept(self, result: Result) -> Any:
         taken, sent, digest, error = result
+        del result
         if error is None:
             self.digest, self.taken = digest, taken  # if it is lost now, that is told
             return self._transfer.accept(sent)
         if taken == self.taken:  # it was not taken: the next call tries again
             self._ordered -= 1
         self.taken = taken
-        raise error
-
-    def leave(self) -> None:
-        """The thread ends soon, and the stream with it. Safe in a finalizer."""
-        self._taker.stream.left = True
-        self._orders.put(False)
-        self._taker.client.wake()
-
-    def join(self) -> None:
-        self._thread.join(LAST_S)
+        try:
+            raise error
+        finally:
+            del error  # its traceback has this frame, and frames that hold the batch
 
 
 def _send_all(
     taker: Taker, transfer: Transfer, orders: queue.SimpleQueue[bool], results: queue.SimpleQueue[Result],
     is_single: Callable[[], None],
 ) -> None:  # fmt: skip
+    torch.get_num_threads()  # what a thread asks first gives it the number of all
     torch.set_num_threads(1)
     is_single()
     is_set_up, which = False, partial(_which, taker)
@@ -134,6 +136,13 @@ def _send_all(
     taker.leave()
     with contextlib.suppress(Exception):  # the next call of another stream's meets it again
         taker.client.close_collected()
+    _live.pop(threading.current_thread(), None)
+
+
+def _leave(taker: Taker, orders: queue.SimpleQueue[bool]) -> None:
+    taker.stream.left = True
+    orders.put(False)
+    taker.client.wake()
 
 
 def _which(taker: Taker) -> str:
@@ -162,16 +171,12 @@ def _next_order(orders: queue.SimpleQueue[bool], transfer: Transfer) -> bool:
 @atexit.register
 def _end_all() -> None:
     """Daemon threads that run torch's code while the interpreter ends may abort the process."""
-    live = list(_threads)
-    for taker in live:
-        taker.leave()
-    for taker in live:
-        taker.join()
+    live = dict(_live)
+    for leave in live.values():
+        leave()
+    deadline = time.monotonic() + LAST_S
+    for thread in live:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _forget_all() -> None:
-    """Forgets all takers in a forked child, which has none of the threads."""
-    _threads.clear()
-
-
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_live.clear)  # a child has none of the threads

@@ -152,8 +152,12 @@ def _cuda() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
-def device_of(named: Any) -> Device | None:
-    """The device of a loader's `device=`, None for "cpu". Raises InputError for one that is not there."""
+def device_of(named: Any, known: dict[torch.device, Device]) -> Device | None:
+    """The device of a loader's `device=`, None for "cpu". Raises InputError for one that is not there.
+
+    `known`: the loader's, which is added to. A stream of its own for each epoch would have memory of its own, too:
+    torch gives away again only to the same stream what is free.
+    """
     try:
         device = torch.device(named)
     except (RuntimeError, TypeError) as exc:
@@ -171,4 +175,7 @@ def device_of(named: Any) -> Device | None:
         )
     if device.index is not None and device.index >= (count := torch.accelerator.device_count()):
         raise InputError(f"device={named!r} is not there: torch sees {count}, numbered from 0")
-    return Accelerator(torch.empty(0, device=device).device)  # which has its index
+    device = torch.empty(0, device=device).device  # which has its index
+    if device not in known:
+        known[device] = Accelerator(device)
+    return known[device]

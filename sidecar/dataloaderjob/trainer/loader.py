@@ -28,6 +28,7 @@ from dataloaderjob.trainer.transfer import AHEAD, Way
 
 if TYPE_CHECKING:  # at run time they are imported while the private service starts
     from dataloaderjob.trainer.client import Client
+    from dataloaderjob.trainer.devices import Device
     from dataloaderjob.trainer.iterators import ServiceIterator
     from dataloaderjob.trainer.progress import Epoch
     from dataloaderjob.trainer.state import Resume, State
@@ -141,6 +142,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.tail = tail
         self.parts = parts
         self.device, self.device_stage, self.prefetch_device = device, device_stage, prefetch_device
+        self._sent_to = device, device_stage, prefetch_device
+        """The same, whatever a class of the user's has under those names."""
         arguments.check(self)
         if stage is not None:
             self.collate_fn = Staged(stage, self.collate_fn, is_bare=batch_size is None)
@@ -150,8 +153,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._resume: Resume | None = None
         """What was loaded, until the next `iter()`."""
         self._probes: list[str | None] | None = None
-        self._turn: tuple[int, threading.Lock] | None = None
-        """The process, and what is held while `device_stage` runs."""
+        self._devices: tuple[int, threading.Lock, dict[torch.device, Device]] | None = None
+        """The process, what is held while `device_stage` runs, and devices that batches went to."""
         self._stays_here = False
         if multiprocessing_context is not None and not self._is_stream:
             service.say_once("multiprocessing_context is ignored: feeders are processes of the service")
@@ -214,12 +217,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Where batches go. Raises InputError for a device that is not there."""
         from dataloaderjob.trainer.devices import device_of
 
-        if self.device is None:
+        named, stage, ahead = self._sent_to
+        if named is None:
             return Way(pins=pins, pin_device=pin_device)
-        if self._turn is None or self._turn[0] != os.getpid():  # a forked child's may be taken for ever
-            self._turn = os.getpid(), threading.Lock()
-        device = device_of(self.device)
-        return Way(device, self.device_stage, self.prefetch_device, pins, pin_device, self._turn[1])
+        if self._devices is None or self._devices[0] != os.getpid():  # a forked child's may be taken for ever
+            self._devices = os.getpid(), threading.Lock(), {}
+        _, turn, known = self._devices
+        return Way(device_of(named, known), stage, ahead, pins, pin_device, turn)
 
     def check_worker_number_rationality(self) -> None:
         """Warns as torch does, where the feeders will be processes of this machine."""
@@ -383,7 +387,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._client
 
     def __getstate__(self) -> dict[str, Any]:
-        lost = dict.fromkeys(("_client", "_number", "_iterator", "_epoch", "_turn"))
+        lost = dict.fromkeys(("_client", "_number", "_iterator", "_epoch", "_devices"))
         return {**self.__dict__, **lost, "consumption": Consumption(self.consumption.loader)}
 
     # State
@@ -483,6 +487,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         vars(probing).update(
             batch_size=None, batch_sampler=None, sampler=keys, collate_fn=unchanged, drop_last=False,
             persistent_workers=False, pin_memory=False, device=None, device_stage=None, parts=None,
+            _sent_to=(None, None, AHEAD),
             generator=torch.Generator().manual_seed(0), timeout=0 if self._is_made_here() else PROBE_S,
             _iterator=None, _resume=None, _epoch=None, _probes=[], _number=PROBING + self._number_of_this(),
             consumption=Consumption(PROBING),

@@ -180,7 +180,7 @@ class PartsIterator(ServiceIterator):
             taker.count_calls(number - taker.taken)
             taker.leave()
             self._client.close_collected()
-        self._lent = taker.lent
+        self._lent, taker.lent = taker.lent, None
         return batch, taker.digest
 
     def _moved(self, batch: Any, digest: int, asked: _Asked, number: int) -> Any:

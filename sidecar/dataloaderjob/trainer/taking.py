@@ -36,8 +36,8 @@ MIN_NBYTES = 16 * 1024
 _US = "dataloaderjob"
 _warned = False
 CLAIMED = (
-    "another loader of this process has device=, so a device reads the pool by itself; batches of loaders without it "
-    "are copied out of there"
+    "a loader of this process has device=, or had it, so a device reads the pool by itself; batches of loaders without "
+    "it are copied out of there from now on"
 )
 NOTHING: Any = object()
 now_ns = time.perf_counter_ns

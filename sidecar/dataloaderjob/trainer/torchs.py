@@ -15,10 +15,12 @@ class _Sending:
     """Sends each batch where the loader's go. A stage's generator is the epoch's and the batch's number's."""
 
     _base_seed: Any
+    _pin_memory: bool
+    _pin_memory_device: str | None
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)  # type: ignore[call-arg]
-        self._way = loader.way(pins=False, pin_device=None)
+        self._way = loader.way(pins=self._pin_memory, pin_device=self._pin_memory_device)
         self._epochs = 0
         self._begin()
 

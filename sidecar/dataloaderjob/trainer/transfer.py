@@ -20,7 +20,7 @@ from torch.utils.data import _utils
 
 from dataloaderjob.trainer.devices import Device
 from dataloaderjob.trainer.pool import Bytes, Region
-from dataloaderjob.trainer.trees import mapped, with_tensors
+from dataloaderjob.trainer.trees import like, mapped, plain_of, with_tensors
 
 AHEAD = 2
 """Batches that were sent, or are being sent, before the trainer asks for them."""
@@ -159,7 +159,8 @@ class _Copies:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         self.sources.append(tensor)
-        self.tensors.append(made := self._device.copy(tensor))
+        self.tensors.append(made := self._device.copy(plain_of(tensor)))
+        made = like(tensor, made, self.of_leaf)
         return made.requires_grad_() if tensor.requires_grad else made
 
 
@@ -181,9 +182,9 @@ class ToDevice:
         """Raises what the stage raises, and with a note what the device does. What copies read is held, not the batch
         alone: a stage may have put other things into it."""
         self.let_go()
-        self._register()
         device, copies = self._device, _Copies(self._device)
         with device.stream(), torch.no_grad():
+            self._register()
             try:
                 made = batch if self._stage is None else self._stage(batch, digest, which, device)
                 with _noted(which):
@@ -197,8 +198,15 @@ class ToDevice:
         """Has the driver know new regions of the pool, until it takes one no more."""
         if not self._is_registering:
             return
-        for region in self._claim():
-            taken = self._is_registering and self._device.register(region.address, region.nbytes, region.map)
+        for region in (regions := self._claim()):
+            try:
+                taken = self._is_registering and self._device.register(
+                    region.address, region.nbytes, region.map
+                )
+            except BaseException:
+                for one in regions[regions.index(region) :]:
+                    one.map.is_claimed = False
+                raise
             self._is_registering = region.map.is_claimed = taken
 
     def accept(self, sent: Sent) -> Any:
@@ -232,6 +240,9 @@ def _noted(which: Which) -> Iterator[None]:
 def _one_thread() -> Iterator[None]:
     """Runs torch with one thread: sums differ with the number of threads, and with them a batch would, too."""
     threads = torch.get_num_threads()
+    if threads == 1:  # to set it would be for all threads to come
+        yield
+        return
     torch.set_num_threads(1)
     try:
         yield

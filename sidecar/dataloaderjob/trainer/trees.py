@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, MutableMapping, MutableSequence, Sequence
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
@@ -18,7 +19,7 @@ def mapped(batch: Any, of_leaf: Callable[[Any], Any]) -> Any:
     if isinstance(batch, str | bytes | bytearray | range):
         return batch
     if isinstance(batch, Mapping):
-        return _mapping(batch, {key: mapped(value, of_leaf) for key, value in batch.items()})
+        return _mapping(batch, {key: mapped(value, of_leaf) for key, value in batch.items()}, of_leaf)
     if isinstance(batch, PackedSequence):  # whose batch_sizes stay on the host
         leaves = (batch.data, batch.sorted_indices, batch.unsorted_indices)
         data, *indices = (None if leaf is None else of_leaf(leaf) for leaf in leaves)
@@ -28,12 +29,12 @@ def mapped(batch: Any, of_leaf: Callable[[Any], Any]) -> Any:
     if isinstance(batch, tuple):
         return tuple(mapped(value, of_leaf) for value in batch)
     if isinstance(batch, Sequence):
-        return _sequence(batch, [mapped(value, of_leaf) for value in batch])
+        return _sequence(batch, [mapped(value, of_leaf) for value in batch], of_leaf)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        made = copy.copy(batch)
-        for field in dataclasses.fields(batch):
-            object.__setattr__(made, field.name, mapped(getattr(batch, field.name), of_leaf))
-        return made
+        made, names = copy.copy(batch), {field.name for field in dataclasses.fields(batch)}
+        for name in names:
+            object.__setattr__(made, name, mapped(getattr(batch, name), of_leaf))
+        return _with_attributes(made, of_leaf, names)
     return of_leaf(batch)
 
 
@@ -52,6 +53,39 @@ def with_tensors(item: Any, of_tensor: Callable[[torch.Tensor], Any]) -> Any:
         ) from exc
 
 
+def plain_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without its class, where that changes nothing of how it is computed with."""
+    if type(tensor) in _PLAIN or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  its documented name
+        return tensor.as_subclass(torch.Tensor)
+
+
+def like(tensor: torch.Tensor, made: torch.Tensor, of_leaf: Callable[[Any], Any]) -> torch.Tensor:
+    """What was made of `plain_of(tensor)`, with the tensor's class and attributes: copies to a device lose them, or
+    keep them, as each class has it."""
+    if plain_of(tensor) is tensor:
+        return made
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  its documented name
+        found = made.as_subclass(type(tensor))
+    found.__dict__.update(tensor.__dict__)
+    return cast("torch.Tensor", _with_attributes(found, of_leaf))
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _with_attributes(made: Any, of_leaf: Callable[[Any], Any], but: Collection[str] = ()) -> Any:
+    """A copy of a container with its attributes as leaves, if they are tensors or arrays or hold some. Others stay."""
+
+    def of_data(leaf: Any) -> Any:
+        return of_leaf(leaf) if isinstance(leaf, torch.Tensor | np.ndarray) else leaf
+
+    own = getattr(made, "__dict__", {})
+    own.update({name: mapped(value, of_data) for name, value in own.items() if name not in but})
+    return made
+
+
 class _Copying(TorchFunctionMode):
     """Has deep copies of tensors made by a function."""
 
@@ -67,20 +101,20 @@ class _Copying(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def _mapping(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+def _mapping(batch: Mapping[Any, Any], items: dict[Any, Any], of_leaf: Callable[[Any], Any]) -> Any:
     if type(batch) is dict:
         return items
     try:
         if isinstance(batch, MutableMapping):  # it may have attributes of its own
             made = copy.copy(batch)
             made.update(items)
-            return made
+            return _with_attributes(made, of_leaf)
         return type(batch)(items)  # type: ignore[call-arg]
     except TypeError:
         return items
 
 
-def _sequence(batch: Sequence[Any], items: list[Any]) -> Any:
+def _sequence(batch: Sequence[Any], items: list[Any], of_leaf: Callable[[Any], Any]) -> Any:
     if type(batch) is list:
         return items
     try:
@@ -88,7 +122,7 @@ def _sequence(batch: Sequence[Any], items: list[Any]) -> Any:
             made = copy.copy(batch)
             for number, item in enumerate(items):
                 made[number] = item
-            return made
+            return _with_attributes(made, of_leaf)
         return type(batch)(items)  # type: ignore[call-arg]
     except TypeError:
         return items
