@@ -6,6 +6,7 @@ import ctypes
 import gc
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -406,6 +407,19 @@ def test_a_script_that_ends_while_a_stage_runs_waits_for_it_and_ends_with_0(rig:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert 2 <= done.stdout.count("made") <= 3, "that of the batch it had, and of those ahead"
+
+
+def test_simulated_a_stage_that_finds_a_queue_empty_says_so(rig: Rig, late: BusyDevice) -> None:
+    def stage(batch: Any, _: torch.Generator) -> Any:
+        return queue.Queue[int]().get_nowait()
+
+    iterator = iter(DataLoader(Numbers(8), batch_size=2, device="late", device_stage=stage))
+    for _ in range(4):
+        with pytest.raises(queue.Empty) as raised:
+            next(iterator)
+        assert "raised by device_stage" in raised.value.__notes__[0]
+    with pytest.raises(StopIteration):
+        next(iterator)
 
 
 def test_simulated_an_error_that_was_caught_holds_no_batch(rig: Rig, late: BusyDevice) -> None:

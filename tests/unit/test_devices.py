@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import gc
 import os
@@ -62,6 +63,8 @@ def test_a_loader_has_one_stream_of_a_device_for_all_its_epochs(monkeypatch: pyt
     assert found[0] is found[1] is found[2]
     assert found[3] is found[4] is found[5] is not found[0]
     assert len(made) == 2
+    here = copy.copy(loaders[0])
+    assert here.way(pins=False, pin_device=None).device is not found[0], "a copy is another loader"
     copied = pickle.loads(pickle.dumps(loaders[0]))
     assert copied.way(pins=False, pin_device=None).device is not found[0]
 
@@ -72,7 +75,9 @@ def test_an_attribute_device_of_a_users_class_sends_nothing_anywhere() -> None:
             super().__init__(*what)
             self.device = "cuda"
 
-    assert Own(Numbers(4)).way(pins=False, pin_device=None) == Way(pins=False)
+    own = Own(Numbers(4), 1, False, None, None, 1)
+    assert own.way(pins=False, pin_device=None) == Way(pins=False)
+    assert own.multiprocessing_context.of == {}
 
 
 def accelerator() -> Any:

@@ -437,9 +437,15 @@ def test_attributes_of_containers_and_tensors_of_a_class_are_copied_as_what_they
     own.opened = open(os.devnull)  # type: ignore[attr-defined]  # noqa: SIM115  what cannot be copied
     box = pool.tensor(4).as_subclass(Box)
     box.size, box.corner = (2, 3), pool.tensor(5)
+    own.me, own.shape = own, torch.Size([2, 3])  # type: ignore[attr-defined]
+    own.sparse = torch.eye(2).to_sparse()  # type: ignore[attr-defined]
+    sparse = own.sparse  # type: ignore[attr-defined]
     found, box_found = transfer.accept(transfer.send([own, box], 0, which))
     found.opened.close()
-    del own, box
+    assert found.me is own, "no data, so it is as it was"
+    assert type(found.shape) is torch.Size
+    assert found.sparse is sparse
+    del own.me, found.me, own, box  # type: ignore[attr-defined]
     transfer.end()
     gc.collect()
     assert len(pool.free) == 5, "nothing of the pool is in the trainer's hands"
@@ -448,6 +454,21 @@ def test_attributes_of_containers_and_tensors_of_a_class_are_copied_as_what_they
     assert [one[0].item() for one in told] == [1, 2, 3, 4, 5]
     assert type(box_found) is Box
     assert box_found.size == (2, 3)
+
+
+def test_what_a_batch_has_twice_is_copied_once_and_is_one_tensor_there():
+    class Attributes(dict[str, Any]):
+        def __init__(self, **items: Any) -> None:
+            super().__init__(items)
+            self.__dict__ = self
+
+    device, pool = LateDevice(), SmallPool()
+    transfer = ToDevice(device, None)
+    x = pool.tensor(1)
+    found, again = transfer.accept(transfer.send([Attributes(x=x), x], 0, which))
+    transfer.end()
+    assert found["x"] is found.x is again
+    assert device.copies == 1
 
 
 class Box(torch.Tensor):

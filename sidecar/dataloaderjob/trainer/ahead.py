@@ -23,8 +23,8 @@ from dataloaderjob.trainer.transfer import Transfer
 LAST_S = 30.0
 """Time for threads to end at the exit of the process: one may be in a call of the user's device_stage."""
 
-_live: dict[threading.Thread, Callable[[], None]] = {}
-"""Threads that run, and what has each of them end: also those whose iterator is gone."""
+_live: dict[threading.Thread, tuple[Taker, queue.SimpleQueue[bool]]] = {}
+"""Threads that run, and what they take from: also those whose iterator is gone."""
 
 Result = tuple[int, Any, int, BaseException | None]
 """Batches taken so far; what was sent of the batch, and its digest, or why there is none."""
@@ -57,12 +57,14 @@ class AheadTaker(Timed):
             target=_send_all, args=(taker, transfer, self._orders, self._results, is_single.set), name="dlj-ahead",
             daemon=True,
         )  # fmt: skip
-        _live[thread] = self.leave
+        _live[thread] = taker, self._orders
         try:
             thread.start()
             is_single.wait()
         except BaseException:
             self.leave()
+            if thread.ident is None:
+                del _live[thread]
             raise
         finally:
             torch.set_num_threads(threads)  # the thread's number would be that of all threads to come
@@ -81,8 +83,11 @@ class AheadTaker(Timed):
 
     def take_later(self) -> Any:
         """Waits for the next batch."""
+        return self._accept(self._next_result())
+
+    def _next_result(self) -> Result:
         try:
-            return self._accept(self._results.get(timeout=self._timeout_s or None))
+            return self._results.get(timeout=self._timeout_s or None)
         except queue.Empty:
             raise errors.DeadlineExceeded(
                 f"DataLoader timed out after {self._timeout_s:g} seconds: batch {self.taken} is not ready "
@@ -136,6 +141,7 @@ def _send_all(
     taker.leave()
     with contextlib.suppress(Exception):  # the next call of another stream's meets it again
         taker.client.close_collected()
+    del results, transfer, which  # what they hold goes before the process may end
     _live.pop(threading.current_thread(), None)
 
 
@@ -172,11 +178,14 @@ def _next_order(orders: queue.SimpleQueue[bool], transfer: Transfer) -> bool:
 def _end_all() -> None:
     """Daemon threads that run torch's code while the interpreter ends may abort the process."""
     live = dict(_live)
-    for leave in live.values():
-        leave()
+    for taker, orders in live.values():
+        with contextlib.suppress(Exception):
+            taker.client.dead = taker.client.dead or "this process ends"  # no sidecar is waited for any more
+            _leave(taker, orders)
     deadline = time.monotonic() + LAST_S
     for thread in live:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        with contextlib.suppress(RuntimeError):  # it was not started
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 os.register_at_fork(after_in_child=_live.clear)  # a child has none of the threads

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import context as contexts
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 import torch
 import torch.utils.data
@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # at run time they are imported while the private service sta
     from dataloaderjob.trainer.progress import Epoch
     from dataloaderjob.trainer.state import Resume, State
 
+Devices: TypeAlias = "tuple[int, threading.Lock, dict[torch.device, Device]]"
 LEAST_PREFETCH = 16
 """Batches ahead where neither the loader nor the job says so, however few the feeders."""
 PER_WORKER = 2
@@ -153,7 +154,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._resume: Resume | None = None
         """What was loaded, until the next `iter()`."""
         self._probes: list[str | None] | None = None
-        self._devices: tuple[int, threading.Lock, dict[torch.device, Device]] | None = None
+        self._devices: Devices | None = None
         """The process, what is held while `device_stage` runs, and devices that batches went to."""
         self._stays_here = False
         if multiprocessing_context is not None and not self._is_stream:
@@ -167,11 +168,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """What keeps feeders in a rebuild as torch's own loader. The user's where this process makes the batches, and
         for an IterableDataset."""
         if self.num_workers > 0 and not self._is_stream:
-            own = {
-                name: self.__dict__[name]
-                for name in DEVICE_OPTIONS
-                if self.__dict__.get("device") is not None
-            }
+            sent_to = self.__dict__.get("_sent_to") or (None,)  # torch's constructor asks before it is set
+            own = {} if sent_to[0] is None else dict(zip(DEVICE_OPTIONS, sent_to, strict=True))
             return FeedersContext(allow_pickle=self.__dict__.get("allow_pickle", False), of=own)
         return cast("contexts.BaseContext | None", _TORCHS_CONTEXT.fget(self))
 
@@ -220,10 +218,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         named, stage, ahead = self._sent_to
         if named is None:
             return Way(pins=pins, pin_device=pin_device)
+        _, turn, known = self._devices_here()
+        return Way(device_of(named, known), stage, ahead, pins, pin_device, turn)
+
+    @property
+    def has_device_stage(self) -> bool:
+        return self._sent_to[1] is not None
+
+    def _devices_here(self) -> Devices:
         if self._devices is None or self._devices[0] != os.getpid():  # a forked child's may be taken for ever
             self._devices = os.getpid(), threading.Lock(), {}
-        _, turn, known = self._devices
-        return Way(device_of(named, known), stage, ahead, pins, pin_device, turn)
+        return self._devices
 
     def check_worker_number_rationality(self) -> None:
         """Warns as torch does, where the feeders will be processes of this machine."""
@@ -359,6 +364,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         from dataloaderjob.trainer.torchs import ByWorkers, InThisProcess
 
         here = copy.copy(self)
+        here._devices = self._devices_here()  # noqa: SLF001  a loader of this class
         here.prefetch_factor = here.prefetch_factor or PER_WORKER
         if self.num_workers == 0:
             return InThisProcess(here)

@@ -20,7 +20,9 @@ class _Sending:
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)  # type: ignore[call-arg]
-        self._way = loader.way(pins=self._pin_memory, pin_device=self._pin_memory_device)
+        # torch pins what workers, or the dataset, give: what a stage makes of that is left.
+        pins = self._pin_memory and loader.has_device_stage
+        self._way = loader.way(pins=pins, pin_device=self._pin_memory_device)
         self._epochs = 0
         self._begin()
 

@@ -153,15 +153,20 @@ class _Copies:
         self._device = device
         self.sources: list[torch.Tensor] = []
         self.tensors: list[torch.Tensor] = []
+        self._made: dict[int, torch.Tensor] = {}
+        """Copies by the `id` of what was copied: what one batch has twice is one tensor there, too."""
 
     def of_leaf(self, leaf: Any) -> Any:
         return self.of(leaf) if isinstance(leaf, torch.Tensor) else with_tensors(leaf, self.of)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        if (known := self._made.get(id(tensor))) is not None:
+            return known
         self.sources.append(tensor)
         self.tensors.append(made := self._device.copy(plain_of(tensor)))
-        made = like(tensor, made, self.of_leaf)
-        return made.requires_grad_() if tensor.requires_grad else made
+        made = like(tensor, made)
+        self._made[id(tensor)] = made = made.requires_grad_() if tensor.requires_grad else made
+        return made
 
 
 class ToDevice:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -31,10 +31,10 @@ def mapped(batch: Any, of_leaf: Callable[[Any], Any]) -> Any:
     if isinstance(batch, Sequence):
         return _sequence(batch, [mapped(value, of_leaf) for value in batch], of_leaf)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        made, names = copy.copy(batch), {field.name for field in dataclasses.fields(batch)}
-        for name in names:
-            object.__setattr__(made, name, mapped(getattr(batch, name), of_leaf))
-        return _with_attributes(made, of_leaf, names)
+        made = copy.copy(batch)
+        for field in dataclasses.fields(batch):
+            object.__setattr__(made, field.name, mapped(getattr(batch, field.name), of_leaf))
+        return _with_attributes(made, of_leaf)
     return of_leaf(batch)
 
 
@@ -61,29 +61,47 @@ def plain_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.as_subclass(torch.Tensor)
 
 
-def like(tensor: torch.Tensor, made: torch.Tensor, of_leaf: Callable[[Any], Any]) -> torch.Tensor:
+def like(tensor: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     """What was made of `plain_of(tensor)`, with the tensor's class and attributes: copies to a device lose them, or
-    keep them, as each class has it."""
+    keep them, as each class has it. What attributes hold stays on the host, but not in the pool."""
     if plain_of(tensor) is tensor:
         return made
-    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  its documented name
+    # A view that is made without gradients could not be changed by what has some.
+    with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():  # noqa: SLF001  its documented name
         found = made.as_subclass(type(tensor))
     found.__dict__.update(tensor.__dict__)
-    return cast("torch.Tensor", _with_attributes(found, of_leaf))
+    return cast("torch.Tensor", _with_attributes(found, copy.deepcopy))
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def _with_attributes(made: Any, of_leaf: Callable[[Any], Any], but: Collection[str] = ()) -> Any:
-    """A copy of a container with its attributes as leaves, if they are tensors or arrays or hold some. Others stay."""
-
-    def of_data(leaf: Any) -> Any:
-        return of_leaf(leaf) if isinstance(leaf, torch.Tensor | np.ndarray) else leaf
-
+def _with_attributes(made: Any, of_leaf: Callable[[Any], Any]) -> Any:
+    """A copy of a container, or a tensor, with its attributes as leaves, if they are arrays, dense tensors
+    of the host, or plain containers of some. Others stay as they are."""
     own = getattr(made, "__dict__", {})
-    own.update({name: mapped(value, of_data) for name, value in own.items() if name not in but})
+    own.update({name: new for name, value in own.items() if (new := _data(value, of_leaf)) is not value})
     return made
+
+
+def _data(value: Any, of_leaf: Callable[[Any], Any], depth: int = 0) -> Any:
+    """The same object if nothing in it is data."""
+    if isinstance(value, torch.Tensor):
+        is_dense = value.layout is torch.strided and not value.is_quantized
+        return of_leaf(value) if is_dense and value.device.type == "cpu" else value
+    if isinstance(value, np.ndarray):
+        return of_leaf(value)
+    if type(value) not in (dict, list, tuple) or depth > _DEPTH:
+        return value
+    items = value.items() if type(value) is dict else enumerate(value)
+    found = {key: _data(item, of_leaf, depth + 1) for key, item in items}
+    if all(found[key] is item for key, item in (value.items() if type(value) is dict else enumerate(value))):
+        return value
+    return found if type(value) is dict else type(value)(found.values())
+
+
+_DEPTH = 16
+"""Plain containers within each other that attributes are looked for data in; one may hold itself."""
 
 
 class _Copying(TorchFunctionMode):
@@ -105,24 +123,24 @@ def _mapping(batch: Mapping[Any, Any], items: dict[Any, Any], of_leaf: Callable[
     if type(batch) is dict:
         return items
     try:
-        if isinstance(batch, MutableMapping):  # it may have attributes of its own
-            made = copy.copy(batch)
-            made.update(items)
-            return _with_attributes(made, of_leaf)
-        return type(batch)(items)  # type: ignore[call-arg]
+        if not isinstance(batch, MutableMapping):
+            return type(batch)(items)  # type: ignore[call-arg]
+        made = copy.copy(batch)  # it may have attributes of its own
+        made.update(items)
     except TypeError:
         return items
+    return _with_attributes(made, of_leaf)
 
 
 def _sequence(batch: Sequence[Any], items: list[Any], of_leaf: Callable[[Any], Any]) -> Any:
     if type(batch) is list:
         return items
     try:
-        if isinstance(batch, MutableSequence):
-            made = copy.copy(batch)
-            for number, item in enumerate(items):
-                made[number] = item
-            return _with_attributes(made, of_leaf)
-        return type(batch)(items)  # type: ignore[call-arg]
+        if not isinstance(batch, MutableSequence):
+            return type(batch)(items)  # type: ignore[call-arg]
+        made = copy.copy(batch)
+        for number, item in enumerate(items):
+            made[number] = item
     except TypeError:
         return items
+    return _with_attributes(made, of_leaf)
