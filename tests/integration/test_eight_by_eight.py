@@ -92,8 +92,10 @@ def test_eight_ranks_and_eight_feeders_give_the_bytes_of_one_process_each() -> N
     os.close(gate)
     os.close(go)
     assert [one["digest"] for one in found] == [run_of(rank, 0)["digest"] for rank in range(RANKS)]
+    # Not by the tenth batch already, which test_dispatch_scale tells in virtual time: while 64 builders start on two
+    # cores, a feeder may be late by more than OVERDUE_FLOOR_S, and others make what it was asked for.
+    assert [set(one["makers"]) for one in found] == RANKS * [set(range(FEEDERS))], (
+        "each rank uses all feeders"
+    )
     made = [maker for one in found for maker in one["makers"]]
-    assert set(made) == set(range(FEEDERS))
-    first = [set(one["makers"][:10]) for one in found]
-    assert first == RANKS * [set(range(FEEDERS))], "each rank uses all feeders from the beginning"
     assert max(map(made.count, range(FEEDERS))) <= 2.5 * len(made) / FEEDERS
