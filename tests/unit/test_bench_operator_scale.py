@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import itertools
 
-from bench.operator_scale import claims
+from bench.operator_scale import claims, soak
 from bench.operator_scale.figures import between, parse_metrics, reading, spread, what_changed
 from bench.operator_scale.supervisors import Job, Mode, Supervisors
 from bench.operator_scale.watching import Jobs
@@ -103,6 +103,17 @@ def test_generations_that_one_status_skips_are_observed_by_it() -> None:
 
 def test_the_spread_of_latencies_is_theirs() -> None:
     assert spread([0.1 * n for n in range(101)]) == pytest.approx({"p50_s": 5.0, "p99_s": 9.9, "max_s": 10.0})
+
+
+@pytest.mark.parametrize("per_hour", [-3.0, 0.0, 0.5, 8.0])
+def test_memory_grows_by_its_trend_whatever_it_did_at_first_and_at_its_peaks(per_hour: float) -> None:
+    peaks = {40: 30e6, 41: 30e6, 90: 5e6}
+    samples = [
+        (60.0 * n, 200e6 + min(n, 25) * 2e6 + per_hour * 1e6 * n / 60 + peaks.get(n, 0.0) + 1e5 * (n % 3))
+        for n in range(120)
+    ]
+    assert soak.mb_per_hour(samples) == pytest.approx(per_hour, abs=0.05)
+    assert soak.mb_per_hour(samples[:1]) == 0.0
 
 
 def test_what_was_not_measured_is_missing_and_what_misses_its_floor_is_told() -> None:

@@ -12,7 +12,6 @@ import dataclasses
 import json
 import os
 import secrets
-import socket
 import tempfile
 import time
 from collections import deque
@@ -37,6 +36,7 @@ from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.local import reaper
 from dataloaderjob.local.children import Child, Command, Loop, Started
 from dataloaderjob.local.forks import PYTHON, fork, host_command
+from dataloaderjob.local.ports import ReservedPort
 from dataloaderjob.local.restarts import (
     GiveUp,
     Instruction,
@@ -113,7 +113,7 @@ class LocalCluster:
         self._loop, self._show, self._broken = loop, show, broken
         self._folder, self._host_started = folder, host
         self._host_socket = (folder or self.home) / places.HOST_NAME
-        self._port = free_port()
+        self._port = ReservedPort()
         self._key = new_key()
         self._children: dict[Part, Child] = {}
         self._written: dict[str, Any] = {}
@@ -135,9 +135,12 @@ class LocalCluster:
         try:
             self._sidecar_settings().check()
         except BaseException:
+            self._port.close()
             folders.remove_tree(self.home)
             raise
-        self._poller = Poller(self.socket, port=self._port, key=self._key, job=plan.job, changed=loop.wake)
+        self._poller = Poller(
+            self.socket, port=self._port.number, key=self._key, job=plan.job, changed=loop.wake
+        )
 
     @property
     def snapshot(self) -> Snapshot:
@@ -164,7 +167,8 @@ class LocalCluster:
         """
         self._reaper = self._start_reaper()
         found = {
-            "pid": os.getpid(), "run": self.run_id, "job": self.plan.job, "port": self._port, "socket": self.socket,
+            "pid": os.getpid(), "run": self.run_id, "job": self.plan.job, "port": self._port.number,
+            "socket": self.socket,
         }  # fmt: skip
         with folders.room(self.home, InputError):
             _write(self.home / "key", self._key)
@@ -219,8 +223,8 @@ class LocalCluster:
         plan = self.plan
         return SidecarSettings(
             job=plan.job, socket=self.socket, key_path=str(self.home / "key"), blobs=str(self.home / "blobs"),
-            supervisor_host="127.0.0.1", supervisor_port=self._port, metrics_port=plan.metrics_port, private=True,
-            **dataclasses.asdict(plan.loader),
+            supervisor_host="127.0.0.1", supervisor_port=self._port.number, metrics_port=plan.metrics_port,
+            private=True, **dataclasses.asdict(plan.loader),
         )  # fmt: skip
 
     def _start_supervisor(self, number: int) -> None:
@@ -234,7 +238,7 @@ class LocalCluster:
         settings = SupervisorSettings(
             job=plan.job, key_path=str(self.home / "key"), blob_folder=str(self.home / "blobs"),
             feeder_blob_folder=str(self.home / "blobs"), provider=plan.provider,
-            num_feeders=plan.num_feeders, state_path=str(self.home / "feeders.json"), port=self._port,
+            num_feeders=plan.num_feeders, state_path=str(self.home / "feeders.json"), port=self._port.number,
             ready_timeout_s=plan.tuning.worker_register_timeout_s + REGISTER_MARGIN_S,
             worker_register_timeout_s=plan.tuning.worker_register_timeout_s, **who,
         )  # fmt: skip
@@ -377,6 +381,7 @@ class LocalCluster:
         but = () if self._reaper is None else (self._reaper.pid,)
         reaper.sweep(self.run_id, grace_s=1.0, but=but)
         folders.remove_tree(self.home)
+        self._port.close()
         if self._reaper is not None:
             self._reaper.kill()
             self._reaper.wait()
@@ -408,9 +413,3 @@ def _write(path: Path, data: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as out:
         out.write(data)
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

@@ -18,7 +18,7 @@ from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.places import RECORD_VARIABLE, SOCKET_VARIABLE
 from dataloaderjob.local.children import Child, Command, Loop, check_words, exit_code
-from dataloaderjob.local.cluster import LocalCluster, free_port
+from dataloaderjob.local.cluster import LocalCluster
 from dataloaderjob.local.console import Console, progress_line, summary, table_of
 from dataloaderjob.local.plan import (
     EXIT_BROKEN,
@@ -32,6 +32,7 @@ from dataloaderjob.local.plan import (
     plan,
     stopped_by,
 )
+from dataloaderjob.local.ports import ReservedPort
 from dataloaderjob.local.status import WINDOW_S, History, Snapshot, sidecar_status
 from dataloaderjob.providers.provider import RAY
 
@@ -54,8 +55,13 @@ def run(
 ) -> int:
     """Returns the exit code. Raises InputError before anything is started. `record`: where trainers write what they
     take."""
+    master_port = ReservedPort()
     planned = plan(
-        job, folder=manifest.resolve().parent, env=os.environ, master_port=free_port(), provider=provider
+        job,
+        folder=manifest.resolve().parent,
+        env=os.environ,
+        master_port=master_port.number,
+        provider=provider,
     )
     planned = replace(planned, service=replace(planned.service, metrics_port=metrics_port))
     if record is not None:
@@ -67,7 +73,7 @@ def run(
         console.say(f"{planned.name} is suspended (spec.suspend: true): nothing is started")
         return 0
     check(planned)
-    return Run(planned, manifest, console).run()
+    return Run(planned, manifest, console, master_port).run()
 
 
 def recorded(planned: RunPlan, folder: Path) -> RunPlan:
@@ -122,8 +128,10 @@ def _check_ray(wanted: str | None) -> None:
 class Run:
     """One run, in one thread."""
 
-    def __init__(self, planned: RunPlan, manifest: Path, console: Console) -> None:
+    def __init__(self, planned: RunPlan, manifest: Path, console: Console, master_port: ReservedPort) -> None:
+        """`master_port`: where the plan's trainers meet."""
         self._plan, self._manifest, self._console = planned, manifest, console
+        self._master_port = master_port
         self._ray = planned.service.provider == RAY
         self._loop = Loop()
         # Before anything is made that would be left behind.
@@ -235,6 +243,7 @@ class Run:
             self._enter(self._lifecycle.move(Event.GRACE))
 
     def _start_trainers(self) -> None:
+        self._master_port.close()  # not all that listen there set SO_REUSEADDR
         for number, trainer in enumerate(self._plan.trainers):
             name = f"trainer-{number}"
             env = self._cluster.tag({**trainer.env, SOCKET_VARIABLE: self._cluster.socket})
