@@ -110,6 +110,7 @@ def test_two_trainers_have_all_of_ray_data_in_order_though_its_process_is_killed
     assert dealt(run) == [[i for i in range(2_400) if i % 3]] * 2
 
 
+@pytest.mark.slow
 def test_two_trainers_have_all_of_ray_data_in_order_though_the_head_of_its_ray_is_killed(tmp_path: Path):
     project = RayProject(tmp_path, "batches", ray=TASKS)
     with LocalRun(project.path) as run:

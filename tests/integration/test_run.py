@@ -154,6 +154,7 @@ def others(run: LocalRun, *gone: dict[str, Any]) -> list[dict[str, Any]] | None:
     return None if found is None or {f["instance"] for f in found} & {f["instance"] for f in gone} else found
 
 
+@pytest.mark.slow
 def test_host_supervisor_and_feeder_killed_during_a_run_without_ray_change_no_batch(tmp_path: Path):
     project = Project(tmp_path, 16_000, 0.002, feeders=2)
     with LocalRun(project.path, "--provider", "local") as run:

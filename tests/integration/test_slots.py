@@ -309,7 +309,7 @@ def made_again(log: Path, samples: int) -> int:
     return len(log.read_text().split()) - samples
 
 
-@pytest.mark.parametrize("kind", [WithState, WithOwnState])
+@pytest.mark.parametrize("kind", [pytest.param(WithState, marks=pytest.mark.slow), WithOwnState])
 def test_a_lost_slot_goes_on_at_its_last_snapshot(service: Service, kind: type, tmp_path: Path):
     """Its first 3,000 samples would be made again, were there none."""
     log, samples = tmp_path / "log", 6000

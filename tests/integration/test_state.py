@@ -49,7 +49,10 @@ WITH = {
 }
 
 
-@pytest.mark.parametrize("option", WITH)
+@pytest.mark.parametrize(
+    "option",
+    [pytest.param(one, marks=[pytest.mark.slow] if one == "a wide window" else []) for one in WITH],
+)
 @pytest.mark.parametrize(
     "name", ["shuffled", "shuffled by a generator", "distributed", "a sampler with state"]
 )

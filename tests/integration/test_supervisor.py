@@ -235,6 +235,7 @@ def test_metrics_and_bad_requests(start: Start):
             supervised.ask(**message)
 
 
+@pytest.mark.slow
 def test_without_the_clusters_token_nobody_comes_in_and_no_home_is_touched(ray_head: RayHead, tmp_path: Path):
     wrong = tmp_path / "wrong"
     wrong.write_text("0" * 64)
