@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from batches import Augmented, Numbers, Sized
+from late_device import forget_what_copies_read
 from rig import Rig
 
 from dataloaderjob import DataLoader
 from dataloaderjob.trainer.devices import Accelerator
 from dataloaderjob.trainer.pool import Mapping
-from dataloaderjob.trainer.transfer import ToDevice
 
 BATCHES = 100_000
 NBYTES = 38_535_168
@@ -95,14 +95,7 @@ def test_copies_and_batches_that_are_used_late_are_those_of_the_host(rig: Rig) -
 
 def test_without_the_event_they_are_not(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """What shows that the test above can fail."""
-    send = ToDevice.send
-
-    def careless(self: ToDevice, *arguments: Any) -> Any:
-        sent = send(self, *arguments)
-        self._held.clear()
-        return sent
-
-    monkeypatch.setattr(ToDevice, "send", careless)
+    forget_what_copies_read(monkeypatch)
     assert large("cuda") != large("cpu")
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from batches import Augmented, InBatches, Numbers, Sized, fingerprint, ids
-from late_device import BusyDevice
+from late_device import BusyDevice, forget_what_copies_read
 from rig import Rig, until
 from staged_data import Photos, developed
 from torch.utils import data
@@ -28,7 +28,6 @@ from torch.utils import data
 from dataloaderjob import DataLoader, InputError
 from dataloaderjob.trainer import devices, service
 from dataloaderjob.trainer.pool import Pool, Region
-from dataloaderjob.trainer.transfer import ToDevice
 
 ROOT = Path(__file__).resolve().parents[2]
 Loaders = dict[str, Callable[..., DataLoader]]
@@ -106,14 +105,7 @@ def test_simulated_without_the_event_batches_are_other_ones(
 ) -> None:
     """What shows that the tests here can fail."""
     assert in_order(DataLoader(Numbers(90), 2, device="late")) == list(range(90))
-    send = ToDevice.send
-
-    def careless(transfer: ToDevice, *what: Any) -> Any:
-        sent = send(transfer, *what)
-        transfer._held.clear()
-        return sent
-
-    monkeypatch.setattr(ToDevice, "send", careless)
+    forget_what_copies_read(monkeypatch)
     assert in_order(DataLoader(Numbers(90), 2, device="late")) != list(range(90))
 
 

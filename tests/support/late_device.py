@@ -10,7 +10,10 @@ import threading
 from collections import deque
 from typing import Any
 
+import pytest
 import torch
+
+from dataloaderjob.trainer.transfer import ToDevice
 
 
 class Event:
@@ -119,3 +122,15 @@ class BusyDevice(LateDevice):
         self._thread.join()
         while self.step():
             pass
+
+
+def forget_what_copies_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are given back while copies of them are under way: what a test of the waiting has to notice."""
+    send = ToDevice.send
+
+    def careless(transfer: ToDevice, *what: Any) -> Any:
+        sent = send(transfer, *what)
+        transfer._held.clear()
+        return sent
+
+    monkeypatch.setattr(ToDevice, "send", careless)
