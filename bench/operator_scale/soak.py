@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import itertools
 import sys
 import tempfile
@@ -106,8 +105,7 @@ async def soaked(running: Cluster, shape: Shape, minutes: float) -> list[Sample]
         finally:
             operator.kill()
             following.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await following
+            await asyncio.gather(following, return_exceptions=True)
 
 
 def main(arguments: list[str] | None = None) -> int:

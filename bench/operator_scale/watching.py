@@ -32,6 +32,9 @@ class Jobs:
         async for event in api.watch(PATH):
             if event["type"] in {"ADDED", "MODIFIED"}:
                 self.told(event["object"], time.monotonic())
+            elif event["type"] == "DELETED":
+                metadata = event["object"]["metadata"]
+                self.statuses.pop((metadata["namespace"], metadata["name"]), None)
 
     def told(self, job: dict[str, Any], now: float) -> None:
         metadata = job["metadata"]
@@ -42,7 +45,9 @@ class Jobs:
             return
         self.written[why] += 1
         if why == "generation":
-            for generation in range(old.get("observedGeneration", 0) + 1, status["observedGeneration"] + 1):
+            for generation in range(
+                old.get("observedGeneration", 0) + 1, status.get("observedGeneration", 0) + 1
+            ):
                 self.observed_at.setdefault((name, generation), now)
 
     def phases(self) -> Counter[str]:
