@@ -117,6 +117,12 @@ def adopt_orphans() -> None:
         raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER was refused; the benchmarks need Linux")
 
 
+def unwind_on_signals() -> None:
+    """SIGINT and SIGTERM raise KeyboardInterrupt, in a shell's background process, which ignores SIGINT, too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+
+
 def end_children(grace_s: float) -> list[str]:
     """Waits `grace_s` for descendants to end by themselves, then kills the rest, by pid.
 

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import importlib.metadata
 import json
-import signal
 import sys
 import tempfile
 import time
@@ -79,8 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"a job needs {HEADS + TRAINERS + 2} pods at least: two of them are feeders, one of which may go"
         )
     shape = Shape(SMOKE_JOBS if options.smoke else options.jobs, options.pods_per_job)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    machine.unwind_on_signals()
     machine.adopt_orphans()
     start, commit = time.monotonic(), machine.commit()
     with tempfile.TemporaryDirectory(prefix="dataloaderjob-bench-") as scratch:

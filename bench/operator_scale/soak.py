@@ -116,6 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1000)
     options = parser.parse_args(arguments)
     shape = Shape(options.jobs, 10)
+    machine.unwind_on_signals()
     machine.adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="dataloaderjob-bench-") as scratch:
         try:

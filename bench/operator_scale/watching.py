@@ -33,12 +33,10 @@ class Jobs:
             if event["type"] in {"ADDED", "MODIFIED"}:
                 self.told(event["object"], time.monotonic())
             elif event["type"] == "DELETED":
-                metadata = event["object"]["metadata"]
-                self.statuses.pop((metadata["namespace"], metadata["name"]), None)
+                self.statuses.pop(_name(event["object"]), None)
 
     def told(self, job: dict[str, Any], now: float) -> None:
-        metadata = job["metadata"]
-        name, status = (metadata["namespace"], metadata["name"]), job.get("status") or {}
+        name, status = _name(job), job.get("status") or {}
         old = self.statuses.get(name, {})
         self.statuses[name] = status
         if (why := what_changed(old, status)) == "":
@@ -60,3 +58,7 @@ class Jobs:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{count} jobs are not {phase} within {seconds:.0f} s: {dict(found)}")
             await asyncio.sleep(0.25)
+
+
+def _name(job: dict[str, Any]) -> Name:
+    return job["metadata"]["namespace"], job["metadata"]["name"]
