@@ -1,5 +1,7 @@
 """Decoders for a `device_stage`, of what `keep_bytes` brings: torchvision, NVIDIA DALI and torchcodec, none of which is
-installed with dataloaderjob. They read encoded samples where they lie, in host memory."""
+installed with dataloaderjob. They read encoded samples where they lie, in host memory.
+
+DALI and torchcodec were run on the CPU. Nothing was on a GPU, and torchvision's interface was only simulated."""
 
 from __future__ import annotations
 

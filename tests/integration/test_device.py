@@ -27,6 +27,7 @@ from torch.utils import data
 
 from dataloaderjob import DataLoader, InputError
 from dataloaderjob.trainer import devices, service
+from dataloaderjob.trainer.ahead import AheadTaker
 from dataloaderjob.trainer.pool import Pool, Region
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,6 +171,45 @@ def test_simulated_a_stage_gives_the_same_in_this_process_and_over_the_service(
     options: dict[str, Any] = {"device": "late", "device_stage": noisy}
     for kind in ("map", "in batches"):
         assert epochs(LOADERS[kind], num_workers=0, **options) == epochs(LOADERS[kind], **options)
+
+
+def test_simulated_a_stage_draws_anew_for_each_batch_that_no_feeder_could_send(late: BusyDevice) -> None:
+    def drawn() -> list[str]:
+        torch.manual_seed(1)
+        loader = DataLoader(
+            Numbers(12), 2, num_workers=0, device="late", collate_fn=with_a_function,
+            device_stage=lambda _, generator: torch.rand(3, generator=generator),
+        )  # fmt: skip
+        return [str(batch.tolist()) for batch in loader]
+
+    found = drawn()
+    assert len(set(found)) == len(found) == 6
+    assert drawn() == found
+
+
+def with_a_function(samples: list[Any]) -> Any:
+    return torch.tensor([i for i, *_ in samples]), lambda: None
+
+
+def test_simulated_an_exception_of_a_signals_handler_loses_no_batch_that_waits(
+    rig: Rig, late: BusyDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes when the batch is about to be taken, and again behind each: the loop goes on after it."""
+    whole = in_order(DataLoader(Numbers(60), 4, device="late"))
+    iterator = iter(DataLoader(Numbers(60), 4, device="late"))
+    found: list[int] = []
+    for _ in range(15):
+        with monkeypatch.context() as patch, pytest.raises(TimeoutError):
+            patch.setattr(AheadTaker, "_accept", interrupted)
+            next(iterator)
+        found += in_order([next(iterator)])
+    assert found == whole
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+def interrupted(*_: Any) -> Any:
+    raise TimeoutError("of a watchdog")
 
 
 class Endless(data.IterableDataset):

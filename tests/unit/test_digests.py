@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trees import plain
 
 from dataloaderjob.codec.decoding import Decoder
-from dataloaderjob.codec.digest import batch_digest
+from dataloaderjob.codec.digest import batch_digest, batch_digests
 from dataloaderjob.codec.encoding import encode
 from dataloaderjob.codec.fetcher import identity_of
 from dataloaderjob.core import digests, layout
@@ -108,6 +108,15 @@ def test_a_batch_that_no_feeder_could_send_counts_by_its_error() -> None:
     found = batch_digest([lambda: None], 7, allow_pickle=False)
     assert found == error_mark(UnsupportedBatch())
     assert found != batch_digest([None], 7, allow_pickle=False)
+
+
+def test_a_batch_that_no_feeder_could_send_is_told_from_others_by_its_place() -> None:
+    (mark, first), (same, second) = (
+        batch_digests([lambda: None], place, allow_pickle=False) for place in (7, 8)
+    )
+    assert mark == same
+    assert first != second
+    assert len(set(batch_digests([1], 7, allow_pickle=False))) == 1
 
 
 def test_the_digest_of_known_bytes_stays_what_it_is() -> None:

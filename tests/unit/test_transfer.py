@@ -11,9 +11,9 @@ import os
 import random
 import threading
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, MutableMapping
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,9 @@ from hypothesis import strategies as st
 from late_device import LateDevice
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
+from dataloaderjob import DataLoader
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.trainer import devices
 from dataloaderjob.trainer.devices import device_of
 from dataloaderjob.trainer.pool import Mapping, Region
 from dataloaderjob.trainer.transfer import Sent, Stage, ToDevice, Way, seed_of
@@ -429,7 +431,7 @@ class Own(dict[str, Any]):
 
 
 def test_attributes_of_containers_and_tensors_of_a_class_are_copied_as_what_they_hold():
-    device, pool = LateDevice(), SmallPool(places=5)
+    device, pool = LateDevice(), SmallPool(places=8)
     transfer = ToDevice(device, None)
     own = Own(x=pool.tensor(1))
     own.lengths = [pool.tensor(2)]  # type: ignore[attr-defined]
@@ -438,20 +440,24 @@ def test_attributes_of_containers_and_tensors_of_a_class_are_copied_as_what_they
     box = pool.tensor(4).as_subclass(Box)
     box.size, box.corner = (2, 3), pool.tensor(5)
     own.me, own.shape = own, torch.Size([2, 3])  # type: ignore[attr-defined]
-    own.sparse = torch.eye(2).to_sparse()  # type: ignore[attr-defined]
-    sparse = own.sparse  # type: ignore[attr-defined]
+    own.sparse = torch.sparse_coo_tensor(torch.arange(WORDS)[None], pool.tensor(6), (WORDS,))  # type: ignore[attr-defined]
+    own.space = SimpleNamespace(x=pool.tensor(7), name="kept")  # type: ignore[attr-defined]
+    own.ordered = OrderedDict(pair=Pair(pool.tensor(8), 2))  # type: ignore[attr-defined]
     found, box_found = transfer.accept(transfer.send([own, box], 0, which))
     found.opened.close()
-    assert found.me is own, "no data, so it is as it was"
+    assert found.me is own, "what cannot be copied is as it was"
     assert type(found.shape) is torch.Size
-    assert found.sparse is sparse
     del own.me, found.me, own, box  # type: ignore[attr-defined]
     transfer.end()
     gc.collect()
-    assert len(pool.free) == 5, "nothing of the pool is in the trainer's hands"
+    assert len(pool.free) == 8, "nothing of the pool is in the trainer's hands"
     assert type(found) is Own
-    told = [found["x"], *found.lengths, found.rows, box_found, box_found.corner]
-    assert [one[0].item() for one in told] == [1, 2, 3, 4, 5]
+    told = [found["x"], *found.lengths, found.rows, box_found, box_found.corner, found.sparse.to_dense()]
+    told += [found.space.x, found.ordered["pair"].x]
+    assert [one[0].item() for one in told] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert found.space.x.was_copied
+    assert found.ordered["pair"].x.was_copied
+    assert found.space.name == "kept"
     assert type(box_found) is Box
     assert box_found.size == (2, 3)
 
@@ -481,6 +487,63 @@ class Box(torch.Tensor):
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **(kwargs or {}))
+
+
+class Meta(LateDevice):
+    """torch's device without memory, where nothing is copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[torch.Tensor] = []
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to("meta")
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        self.kept.append(tensor)
+
+
+def test_what_a_stage_makes_on_the_device_is_kept_for_the_trainers_stream_wherever_it_lies():
+    device = Meta()
+    made = [torch.empty(3, device="meta") for _ in range(4)]
+
+    def stage(batch: torch.Tensor, generator: torch.Generator) -> Any:
+        own = Own(x=made[0])
+        own.mask, own.space = made[1], SimpleNamespace(x=made[2])  # type: ignore[attr-defined]
+        box = torch.zeros(1).as_subclass(Box)
+        box.corner = made[3]
+        return [own, box]
+
+    transfer = ToDevice(device, Stage(stage, 0))
+    transfer.accept(transfer.send(torch.zeros(1), 0, which))
+    kept = {id(tensor) for tensor in device.kept}
+    assert {id(tensor) for tensor in made} <= kept
+
+
+def test_what_is_sent_at_once_comes_behind_what_the_trainers_stream_was_asked_for():
+    class Following(LateDevice):
+        followed = 0
+
+        def follow(self) -> None:
+            self.followed += 1
+
+    device = Following()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices, "device_of", lambda *_: device)
+        assert len(list(DataLoader(torch.arange(6), 2, num_workers=0, device="late"))) == 3
+    assert device.followed == 1 + 3
+
+
+def test_a_counters_numbers_and_a_dataclass_with_a_field_that_is_not_set_stay_as_they_are():
+    @dataclasses.dataclass
+    class Cached:
+        x: Any
+        cache: Any = dataclasses.field(init=False)
+
+    found = mapped([Counter(a=3), Cached(1)], lambda leaf: leaf)
+    assert found[0] == Counter(a=3)
+    assert type(found[0]) is Counter
+    assert (found[1].x, hasattr(found[1], "cache")) == (1, False)
 
 
 def test_leaves_are_replaced_in_all_containers_that_pin_memory_goes_into():

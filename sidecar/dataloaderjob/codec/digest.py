@@ -18,16 +18,23 @@ from dataloaderjob.codec import objects, special
 from dataloaderjob.codec.encoding import encode, is_class_of_items
 from dataloaderjob.codec.special import StaysError, attributes_beside
 from dataloaderjob.core import digests, values
-from dataloaderjob.core.consumption import error_mark
+from dataloaderjob.core.consumption import error_mark, fold
 
 
 def batch_digest(batch: Any, identity: int, *, allow_pickle: bool) -> int:
     """The digest of a batch as a feeder would send it; of one that no feeder could send, the mark of the error."""
+    return batch_digests(batch, identity, allow_pickle=allow_pickle)[0]
+
+
+def batch_digests(batch: Any, identity: int, *, allow_pickle: bool) -> tuple[int, int]:
+    """The same, and one that tells the batch from others also where no feeder could send it."""
     try:
         encoded = encode(batch, allow_pickle=allow_pickle)
     except Exception as exc:  # user code is asked for the state of its objects
-        return error_mark(exc)
-    return digests.of_parts(encoded.buffers, identity)
+        mark = error_mark(exc)
+        return mark, fold(mark, identity)
+    digest = digests.of_parts(encoded.buffers, identity)
+    return digest, digest
 
 
 class Hasher(Protocol):

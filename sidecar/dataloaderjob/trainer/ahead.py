@@ -9,6 +9,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -34,7 +35,8 @@ class AheadTaker(Timed):
     """A `Taker` whose batches are sent on, by a thread of its own."""
 
     __slots__ = (
-        "_ahead", "_ordered", "_orders", "_results", "_taker", "_timeout_s", "_transfer", "leave", "stream",
+        "_ahead", "_arrivals", "_ordered", "_orders", "_results", "_taker", "_timeout_s", "_transfer", "leave",
+        "stream",
     )  # fmt: skip
 
     def __init__(self, taker: Taker, transfer: Transfer, timeout_s: float, ahead: int) -> None:
@@ -47,15 +49,17 @@ class AheadTaker(Timed):
         self._timeout_s = timeout_s
         self._ordered = taker.taken
         self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self._results: deque[Result] = deque()
+        self._arrivals: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """What wakes the trainer; the deque says what is there."""
         self.stream.recent = [None] * (RECENT + ahead)
         self.leave = partial(_leave, taker, self._orders)
         """Has the thread end soon, and the stream with it. Safe in a finalizer."""
         threads, is_single = torch.get_num_threads(), threading.Event()
         # It must not refer to this object, whose iterator would never be collected.
         thread = threading.Thread(
-            target=_send_all, args=(taker, transfer, self._orders, self._results, is_single.set), name="dlj-ahead",
-            daemon=True,
+            target=_send_all, name="dlj-ahead", daemon=True,
+            args=(taker, transfer, self._orders, self._results, self._arrivals, is_single.set),
         )  # fmt: skip
         _live[thread] = taker, self._orders
         try:
@@ -79,30 +83,32 @@ class AheadTaker(Timed):
     def take_ready(self) -> Any:
         """The next batch if it was sent, or `NOTHING`."""
         self._taker.client.check()
-        return NOTHING if self._results.empty() else self._accept(self._results.get())
+        return self._accept() if self._results else NOTHING
 
     def take_later(self) -> Any:
         """Waits for the next batch."""
-        return self._accept(self._next_result())
+        while not self._results:
+            try:
+                self._arrivals.get(timeout=self._timeout_s or None)
+            except queue.Empty:
+                raise errors.DeadlineExceeded(
+                    f"DataLoader timed out after {self._timeout_s:g} seconds: batch {self.taken} is not ready "
+                    "(the loader's timeout)"
+                ) from None
+        return self._accept()
 
-    def _next_result(self) -> Result:
-        try:
-            return self._results.get(timeout=self._timeout_s or None)
-        except queue.Empty:
-            raise errors.DeadlineExceeded(
-                f"DataLoader timed out after {self._timeout_s:g} seconds: batch {self.taken} is not ready "
-                "(the loader's timeout)"
-            ) from None
-
-    def _accept(self, result: Result) -> Any:
-        taken, sent, digest, error = result
-        del result
-        if error is None:
-            self.digest, self.taken = digest, taken  # if it is lost now, that is told
-            return self._transfer.accept(sent)
-        if taken == self.taken:  # it was not taken: the next call tries again
+    def _accept(self) -> Any:
+        """The first result leaves the line once it counts as taken: a signal's handler may raise anywhere, and what is
+        lost then has to be told."""
+        taken, sent, digest, error = self._results[0]
+        if error is not None and taken == self.taken:  # it was not taken: the next call tries again
             self._ordered -= 1
-        self.taken = taken
+        self.digest, self.taken = digest, taken
+        self._results.popleft()
+        with contextlib.suppress(queue.Empty):
+            self._arrivals.get_nowait()
+        if error is None:
+            return self._transfer.accept(sent)
         try:
             raise error
         finally:
@@ -110,8 +116,8 @@ class AheadTaker(Timed):
 
 
 def _send_all(
-    taker: Taker, transfer: Transfer, orders: queue.SimpleQueue[bool], results: queue.SimpleQueue[Result],
-    is_single: Callable[[], None],
+    taker: Taker, transfer: Transfer, orders: queue.SimpleQueue[bool], results: deque[Result],
+    arrivals: queue.SimpleQueue[bool], is_single: Callable[[], None],
 ) -> None:  # fmt: skip
     torch.get_num_threads()  # what a thread asks first gives it the number of all
     torch.set_num_threads(1)
@@ -134,7 +140,8 @@ def _send_all(
             break
         except BaseException as exc:
             batch, error = None, exc
-        results.put((taker.taken, batch, taker.digest, error))
+        results.append((taker.taken, batch, taker.digest, error))
+        arrivals.put(True)
         del batch, error, lent  # else the frame holds them until the next one comes
     with contextlib.suppress(Exception):  # of a device that is lost, which the trainer meets too
         transfer.end()

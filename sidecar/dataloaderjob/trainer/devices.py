@@ -1,4 +1,7 @@
-"""What a transfer needs of a device, and torch's."""
+"""What a transfer needs of a device, and torch's.
+
+Tests have a simulated one in the place of torch's: what calls CUDA here has not been run. `make test-gpu`
+would show it."""
 
 from __future__ import annotations
 

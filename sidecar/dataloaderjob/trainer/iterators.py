@@ -17,7 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dataloaderjob.codec.bundles import make_bundle
 from dataloaderjob.codec.decoding import Decoder
-from dataloaderjob.codec.digest import batch_digest
+from dataloaderjob.codec.digest import batch_digests
 from dataloaderjob.codec.fetcher import Fetcher, SampleError, identity_of, preserved_generators
 from dataloaderjob.core import errors, frames
 from dataloaderjob.core.blobs import BlobStore, Bundle
@@ -198,9 +198,11 @@ class InProcessIterator(_Seeded):
             self._count(keys, error_mark(exc.cause), Kind.FAILED)
             raise exc.cause from exc.cause.__cause__
         try:
-            digest = batch_digest(batch, identity_of(number, ticket), allow_pickle=self._pickle_allowed)
+            identity = identity_of(number, ticket)
+            digest, name = batch_digests(batch, identity, allow_pickle=self._pickle_allowed)
             if self._transfer is not None:
-                sent = self._transfer.send(batch, digest, lambda: described(number, keys))
+                self._transfer.follow()  # the batch may have been made on the trainer's stream
+                sent = self._transfer.send(batch, name, lambda: described(number, keys))
                 batch = self._transfer.accept(sent)
         except Exception as exc:
             self._count(keys, error_mark(exc), Kind.FAILED)

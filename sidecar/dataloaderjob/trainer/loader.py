@@ -77,7 +77,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         parts: of a map-style dataset with torch's own collate_fn: batches are made in so many parts, by as many
             feeders, and put together in this process. It is for batches that one feeder makes too slowly.
         device: where tensors of a batch are to be, such as "cuda": they are copied there on a stream of the loader's,
-            ahead of the trainer. "cpu": they stay, and only `device_stage` runs. Arrays stay in this process.
+            ahead of the trainer. "cpu": they stay, and only `device_stage` runs. Arrays stay in this process. Tests
+            run it with a simulated device; no GPU was there.
         device_stage: what is done to each batch in this process, on that stream: fn(batch, generator) to batch. The
             generator is one of the device, with a seed of the epoch's and the batch's own.
         prefetch_device: batches that lie on the device, or are on their way, before the trainer asks for them. Without

@@ -42,6 +42,7 @@ class _Sending:
         if transfer is None:
             return batch
         number, self._sent = self._sent, self._sent + 1
+        transfer.follow()  # the batch may have been made on the trainer's stream
         return transfer.accept(transfer.send(batch, number, lambda: f"batch {number}"))
 
 

@@ -41,10 +41,14 @@ def ignore(_: int) -> None:
 
 
 class Transfer(Protocol):
-    """Sends batches on. `begin`, `send`, `let_go` and `end` are called by one thread, `accept` by the trainer's."""
+    """Sends batches on. `begin`, `send`, `let_go` and `end` are called by one thread, `accept` and `follow` by the
+    trainer's."""
 
     def begin(self) -> None:
         """Prepares the thread."""
+
+    def follow(self) -> None:
+        """Has what is sent from now on come behind what the trainer's stream was asked for until now."""
 
     def send(self, batch: Any, digest: int, which: Which, lent: Bytes | None = None) -> Any:
         """Begins to send a batch. Returns what `accept` needs. `which` names it in a message; `lent` is its place in
@@ -64,6 +68,9 @@ class _AtOnce:
     """What has arrived when `send` returns."""
 
     def begin(self) -> None:
+        pass
+
+    def follow(self) -> None:
         pass
 
     def accept(self, sent: Any) -> Any:
@@ -164,7 +171,7 @@ class _Copies:
             return known
         self.sources.append(tensor)
         self.tensors.append(made := self._device.copy(plain_of(tensor)))
-        made = like(tensor, made)
+        made = like(tensor, made, self.of)
         self._made[id(tensor)] = made = made.requires_grad_() if tensor.requires_grad else made
         return made
 
@@ -178,10 +185,13 @@ class ToDevice:
         self._is_registering = True
         self._held: deque[tuple[Any, Any]] = deque()
         """Events of copies, and what those read."""
-        device.follow()
+        self.follow()
 
     def begin(self) -> None:
         self._device.begin()
+
+    def follow(self) -> None:
+        self._device.follow()
 
     def send(self, batch: Any, digest: int, which: Which, lent: Bytes | None = None) -> Sent:
         """Raises what the stage raises, and with a note what the device does. What copies read is held, not the batch

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Set as AbstractSet
+from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -32,8 +35,8 @@ def mapped(batch: Any, of_leaf: Callable[[Any], Any]) -> Any:
         return _sequence(batch, [mapped(value, of_leaf) for value in batch], of_leaf)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         made = copy.copy(batch)
-        for field in dataclasses.fields(batch):
-            object.__setattr__(made, field.name, mapped(getattr(batch, field.name), of_leaf))
+        for name in _fields(batch):
+            object.__setattr__(made, name, mapped(getattr(batch, name), of_leaf))
         return _with_attributes(made, of_leaf)
     return of_leaf(batch)
 
@@ -61,24 +64,35 @@ def plain_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.as_subclass(torch.Tensor)
 
 
-def like(tensor: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+def like(tensor: torch.Tensor, made: torch.Tensor, of_tensor: Callable[[torch.Tensor], Any]) -> torch.Tensor:
     """What was made of `plain_of(tensor)`, with the tensor's class and attributes: copies to a device lose them, or
-    keep them, as each class has it. What attributes hold stays on the host, but not in the pool."""
+    keep them, as each class has it. What attributes hold of the host's stays there, but not in the pool; `of_tensor` is
+    asked for what is on a device."""
     if plain_of(tensor) is tensor:
         return made
     # A view that is made without gradients could not be changed by what has some.
     with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():  # noqa: SLF001  its documented name
         found = made.as_subclass(type(tensor))
     found.__dict__.update(tensor.__dict__)
-    return cast("torch.Tensor", _with_attributes(found, copy.deepcopy))
+
+    def beside(leaf: Any) -> Any:
+        is_on_device = isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"
+        return of_tensor(leaf) if is_on_device else copy.deepcopy(leaf)
+
+    return cast("torch.Tensor", _with_attributes(found, beside))
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
+def _fields(item: Any) -> list[str]:
+    """Those of a dataclass that have a value."""
+    return [field.name for field in dataclasses.fields(item) if hasattr(item, field.name)]
+
+
 def _with_attributes(made: Any, of_leaf: Callable[[Any], Any]) -> Any:
-    """A copy of a container, or a tensor, with its attributes as leaves, if they are arrays, dense tensors
-    of the host, or plain containers of some. Others stay as they are."""
+    """A copy of a container, or a tensor, with its attributes as leaves, if they are arrays, tensors, or hold some.
+    Others stay as they are, and tensors of the host that no device takes stay there."""
     own = getattr(made, "__dict__", {})
     own.update({name: new for name, value in own.items() if (new := _data(value, of_leaf)) is not value})
     return made
@@ -88,20 +102,42 @@ def _data(value: Any, of_leaf: Callable[[Any], Any], depth: int = 0) -> Any:
     """The same object if nothing in it is data."""
     if isinstance(value, torch.Tensor):
         is_dense = value.layout is torch.strided and not value.is_quantized
-        return of_leaf(value) if is_dense and value.device.type == "cpu" else value
+        return of_leaf(value) if is_dense or value.device.type != "cpu" else copy.deepcopy(value)
     if isinstance(value, np.ndarray):
         return of_leaf(value)
-    if type(value) not in (dict, list, tuple) or depth > _DEPTH:
+    if depth > _DEPTH:
         return value
-    items = value.items() if type(value) is dict else enumerate(value)
-    found = {key: _data(item, of_leaf, depth + 1) for key, item in items}
-    if all(found[key] is item for key, item in (value.items() if type(value) is dict else enumerate(value))):
+    if type(value) is dict:
+        made = {key: _data(item, of_leaf, depth + 1) for key, item in value.items()}
+        return value if all(map(operator.is_, made.values(), value.values())) else made
+    if type(value) in (list, tuple):
+        items = [_data(item, of_leaf, depth + 1) for item in value]
+        return value if all(map(operator.is_, items, value)) else type(value)(items)
+    if not _holds_data(value):
         return value
-    return found if type(value) is dict else type(value)(found.values())
+    try:
+        return of_leaf(value)
+    except TypeError:  # it cannot be copied, so it did not travel, and is not in the pool
+        return value
+
+
+def _holds_data(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return True
+    if depth > _DEPTH or isinstance(value, str | bytes | bytearray | range | type | ModuleType):
+        return False
+    parts: list[Any] = list(getattr(value, "__dict__", {}).values())
+    if isinstance(value, Mapping):
+        parts += value.values()
+    elif isinstance(value, Sequence | AbstractSet):
+        parts += value
+    elif dataclasses.is_dataclass(value):
+        parts += (getattr(value, name) for name in _fields(value))
+    return any(_holds_data(part, depth + 1) for part in parts)
 
 
 _DEPTH = 16
-"""Plain containers within each other that attributes are looked for data in; one may hold itself."""
+"""Objects within each other that attributes are looked for data in; one may hold itself."""
 
 
 class _Copying(TorchFunctionMode):
@@ -126,7 +162,8 @@ def _mapping(batch: Mapping[Any, Any], items: dict[Any, Any], of_leaf: Callable[
         if not isinstance(batch, MutableMapping):
             return type(batch)(items)  # type: ignore[call-arg]
         made = copy.copy(batch)  # it may have attributes of its own
-        made.update(items)
+        for key, item in items.items():  # a Counter's update() adds
+            made[key] = item
     except TypeError:
         return items
     return _with_attributes(made, of_leaf)
