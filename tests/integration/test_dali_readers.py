@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import struct
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,15 +142,22 @@ def test_a_reader_of_dalis_gives_on_feeders_what_the_package_of_its_format_gives
     reader, expected = written(tmp_path)
     assert expected == [row(number) for number in range(ROWS)]
     with Rig(feeders=2):
-        one = [pair for batch in _batches(reader, 1) for pair in batch]
-        assert one == expected
-        two = [pair for batch in _batches(reader, 2) for pair in batch]
-        assert two != expected
-        assert sorted(two) == expected
-        again = [pair for batch in _batches(reader, 2) for pair in batch]
-        assert again == two
+        assert _flat(_loader(reader, 1)) == expected
+        two = list(_loader(reader, 2))
+        assert _flat(two) != expected
+        assert sorted(_flat(two)) == expected
+        assert list(_loader(reader, 2)) == two
+        first, second = _loader(reader, 2), _loader(reader, 2)
+        iterator = iter(first)
+        begun = [next(iterator) for _ in range(4)]
+        second.load_state_dict(first.state_dict())
+        assert [*begun, *second] == two
 
 
-def _batches(reader: Callable[..., Any], slots: int) -> Any:
+def _flat(batches: Iterable[list[Row]]) -> list[Row]:
+    return [one for batch in batches for one in batch]
+
+
+def _loader(reader: Callable[..., Any], slots: int) -> DataLoader[Any]:
     torch.manual_seed(0)
     return DataLoader(Reads(reader), batch_size=5, num_workers=slots, collate_fn=list)

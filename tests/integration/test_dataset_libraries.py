@@ -19,7 +19,7 @@ import pytest
 import tfrecord
 import torch
 from rig import Rig, until
-from stream_data import both, digests_of
+from stream_data import both, digests_of, gone_on_with
 from tfrecord.tools import tfrecord2idx
 from tfrecord.torch.dataset import MultiTFRecordDataset, TFRecordDataset
 from torch.utils.data import IterableDataset, get_worker_info
@@ -225,6 +225,7 @@ def mds(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
 def test_mosaicml_streaming(rig: Rig, mds: Callable[..., Any], more: dict[str, Any]):
     theirs, ours = both(lambda: mds(**more))
     assert ours == theirs
+    assert gone_on_with(lambda: mds(**more), 21) == theirs[21:] != []
 
 
 def test_streamings_epochs_are_shuffled_anew(rig: Rig, mds: Callable[..., Any]):
@@ -267,6 +268,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_tfrecord(rig: Rig, records: Path, make: Callable[[Path], Any]):
     theirs, ours = both(lambda: make(records))
     assert ours == theirs
+    assert gone_on_with(lambda: make(records), 5) == theirs[5:] != []
 
 
 # Parquet and Arrow, as streams
@@ -291,6 +293,7 @@ def test_fragments_of_parquet_are_streamed(rig: Rig, tmp_path: Path):
         pyarrow.parquet.write_table(table, tmp_path / f"{part}.parquet")
     theirs, ours = both(lambda: Batches(tmp_path), batch_size=None)
     assert ours == theirs
+    assert gone_on_with(lambda: Batches(tmp_path), 5, batch_size=None) == theirs[5:] != []
 
 
 def test_record_batches_of_arrow_are_streamed(rig: Rig, tmp_path: Path):
@@ -300,6 +303,7 @@ def test_record_batches_of_arrow_are_streamed(rig: Rig, tmp_path: Path):
             out.write(pa.record_batch({"x": np.arange(part, part + 5, dtype="f4")}))
     theirs, ours = both(lambda: Records(tmp_path / "x.arrow"))
     assert ours == theirs
+    assert gone_on_with(lambda: Records(tmp_path / "x.arrow"), 5) == theirs[5:] != []
 
 
 class Records(IterableDataset[Any]):

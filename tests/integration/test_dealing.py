@@ -160,7 +160,7 @@ def test_the_last_batches_are_padded_on_request_or_refused(rig: Rig, ran: Ran, s
 @STAGES
 def test_all_ranks_go_on_from_the_state_of_the_first(rig: Rig, ran: Ran, stage: str):
     order = in_order(Shards(), 3, stage)
-    for stop in range(0, len(order) // 2, 15):
+    for stop in range(0, len(order) // 2 + 1, 5):
         first = ran(rig, ranks=2, workers=3, stop=stop, stage=stage)
         assert [rank["digests"] for rank in first] == dealt(order, 2, stop)
         second = ran(rig, ranks=2, workers=3, state=first[0]["state"], stage=stage)
@@ -269,13 +269,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(int(os.environ.get("SLOT_SEEDS", "6")) // 2))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("SLOT_SEEDS", "6"))))
 def test_ranks_get_the_same_when_feeders_are_killed(service: Service, ran: Ran, seed: int):
-    rng, stage = random.Random(seed), ("bright", "")[seed % 2]
-    workers, ranks = rng.choice([1, 2, 4]), rng.choice([2, 3])
+    workers, ranks, stage = (1, 2, 4)[seed % 3], 2 + seed % 2, ("bright", "")[seed // 3 % 2]
     order = in_order(Shards(), workers, stage)
 
-    with service.killing(rng, 0.5, 1.5):
-        found = ran(service, ranks=ranks, workers=workers, dataset={"pause_s": 0.01}, stage=stage)
+    # its longest slot takes 1.8 s by its pauses alone
+    with service.killing(random.Random(seed), 0.5, 1.5):
+        found = ran(service, ranks=ranks, workers=workers, dataset={"pause_s": 0.01 * workers}, stage=stage)
     assert [rank["digests"] for rank in found] == dealt(order, ranks)
     service.settled()

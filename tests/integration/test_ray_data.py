@@ -32,6 +32,16 @@ def halved(batch):
     time.sleep(0.1)
     return {"id": batch["id"], "half": batch["id"] / 2}
 
+def bucketed(batch):
+    return {"id": batch["id"], "bucket": batch["id"] // 100}
+
+def whole(group):
+    assert len(group["id"]) == 100
+    return {"id": group["id"]}
+
+def quartered(row):
+    return {**row, "quarter": row["id"] / 4}
+
 def named(row):
     return {**row, "text": f"row {row['id']}"}
 
@@ -39,19 +49,23 @@ def make():
     import ray
     print("slot in", os.getpid(), flush=True)
     data = ray.data.range(2_400, override_num_blocks=24)
+    if mode == "grouped":
+        data = data.map_batches(bucketed).groupby("bucket").map_groups(whole).sort("id")
     if mode == "shuffled":
         data = data.random_shuffle(seed=torch.initial_seed() % 2**32)
     return data.map_batches(halved).map_batches(tripled).filter(lambda row: row["id"] % 3).map(named)
 
 torch.manual_seed(5)
-rows = mode == "shuffled"
-source = RayData(make, batch_size=None if rows else 20)
-loader = DataLoader(source, batch_size=20 if rows else None, num_workers=1, tail="drop")
+rows, window = mode in ("shuffled", "windows"), 300 if mode == "windows" else None
+source = RayData(make, batch_size=None if rows else 20, shuffle_buffer_size=window)
+stage = quartered if window else None
+loader = DataLoader(source, batch_size=20 if rows else None, num_workers=1, tail="drop", stage=stage)
 for epoch in range(2):
     ids = []
     for number, batch in enumerate(loader):
         assert torch.equal(batch["half"] * 2, batch["id"].double())
         assert torch.equal(batch["triple"], batch["id"] * 3)
+        assert stage is None or torch.equal(batch["quarter"] * 4, batch["id"].double())
         assert batch["text"] == [f"row {i}" for i in batch["id"].tolist()]
         ids.append(batch["id"].tolist())
         if number % 4 == 0:
@@ -124,10 +138,12 @@ def test_two_trainers_have_all_of_ray_data_in_order_though_the_head_of_its_ray_i
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["shuffled", "windows"])
 def test_a_shuffle_whose_rows_come_one_by_one_is_another_one_each_epoch_and_the_same_in_each_run(
-    tmp_path: Path,
+    tmp_path: Path, mode: str
 ):
-    project, found = RayProject(tmp_path, "shuffled", ray=TASKS), []
+    """In windows there is a stage, too."""
+    project, found = RayProject(tmp_path, mode, ray=TASKS), []
     for _ in range(2):
         with LocalRun(project.path) as run:
             run.until("ready after")
@@ -137,6 +153,14 @@ def test_a_shuffle_whose_rows_come_one_by_one_is_another_one_each_epoch_and_the_
     first, second = found[0][0]
     assert first != second
     assert sorted(first) == sorted(second) == [i for i in range(2_400) if i % 3]
+    assert first != sorted(first)
+
+
+@pytest.mark.slow
+def test_groups_that_are_sorted_come_in_order(tmp_path: Path):
+    with LocalRun(RayProject(tmp_path, "grouped", ray=TASKS).path) as run:
+        assert run.end(END_S) == 0, run.text
+    assert dealt(run) == [[i for i in range(2_400) if i % 3]] * 2
 
 
 def test_a_job_without_room_for_tasks_says_what_to_set_and_user_code_knows_nothing_of_ray(tmp_path: Path):

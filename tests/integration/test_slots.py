@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -216,14 +217,15 @@ def builders(rig: Rig) -> list[int]:
 
 RANKS = """
 import os, sys, torch
-from stream_data import {data}
+from stream_data import {data}, digests_of
 from dataloaderjob import DataLoader
 if __name__ == "__main__" and {group}:
     torch.distributed.init_process_group("gloo", init_method="file://{folder}/group", rank=int(os.environ["RANK"]),
         world_size=2)
 if __name__ == "__main__":
     torch.manual_seed(5)
-    print(*[i for batch in {kind}({data}(), batch_size=4, num_workers=2) for i in batch["id"].tolist()])
+    batches = list({kind}({data}(), batch_size=4, num_workers=2))
+    print(*digests_of(batches), "ids", *[i for batch in batches for i in batch["id"].tolist()])
 """
 
 
@@ -247,10 +249,39 @@ def test_two_ranks_get_their_own_shares(rig: Rig, data: str, tmp_path):
         shares[kind] = [process.communicate(timeout=60)[0] for process in started]
         assert all(process.returncode == 0 for process in started), rig.logs()
     assert shares["DataLoader"] == shares["torch.utils.data.DataLoader"]
-    first, second = (set(text.split()) for text in shares["DataLoader"])
+    first, second = (set(text.partition("ids")[2].split()) for text in shares["DataLoader"])
     assert first
     assert second
     assert not first & second
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_each_rank_gets_its_share_and_goes_on_from_any_state_of_the_first(
+    rig: Rig, workers: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def made(kind: type, rank: int) -> Any:
+        monkeypatch.setenv("RANK", str(rank))
+        torch.manual_seed(7)
+        return kind(Shards(), batch_size=4, num_workers=workers)
+
+    def state_of_the_first(stop: int) -> dict[str, Any]:
+        loader = made(DataLoader, 0)
+        iterator = iter(loader)
+        for _ in range(stop):
+            next(iterator)
+        return loader.state_dict()
+
+    shares = [digests_of(made(torch.utils.data.DataLoader, rank)) for rank in range(2)]
+    assert shares[0] != shares[1]
+    assert [digests_of(made(DataLoader, rank)) for rank in range(2)] == shares
+    for stop in range(0, min(map(len, shares)) + 1, 5):
+        state = state_of_the_first(stop)
+        for rank in range(2):
+            loader = made(DataLoader, rank)
+            loader.load_state_dict(state)
+            assert digests_of(loader) == shares[rank][stop:], (rank, stop)
 
 
 # Feeders that die
@@ -265,14 +296,14 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_digest_survives_feeders_that_are_killed(service: Service, seed: int):
-    rng = random.Random(seed)
-    workers = rng.choice([1, 2, 4])
+    workers = (1, 2, 4)[seed % 3]
     torch.manual_seed(seed)
     expected = digests_of(torch.utils.data.DataLoader(Shards(), batch_size=2, num_workers=workers))
     torch.manual_seed(seed)
-    loader = DataLoader(Shards(pause_s=0.004), batch_size=2, num_workers=workers)
+    loader = DataLoader(Shards(pause_s=0.004 * workers), batch_size=2, num_workers=workers)
 
-    with service.killing(rng, 0.0, 0.5):
+    # its longest slot takes 0.7 s by its pauses alone
+    with service.killing(random.Random(seed), 0.0, 0.6):
         found = digests_of(loader)
     assert found == expected
     service.settled()

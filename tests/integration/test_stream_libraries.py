@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ import pytest
 import torch
 import webdataset as wds
 from rig import Rig, until
-from stream_data import both, digests_of
+from services import Service, serving
+from stream_data import both, digests_of, gone_on_with
 
 from dataloaderjob import DataLoader
 
@@ -56,28 +59,34 @@ def decoded(dataset: wds.WebDataset) -> Any:
         (lambda urls: decoded(wds.WebDataset(urls, shardshuffle=False)), 4),
         (lambda urls: decoded(wds.WebDataset(urls, shardshuffle=5, seed=3, detshuffle=True).shuffle(20, seed=3)), 4),
         (lambda urls: decoded(wds.WebDataset(urls, shardshuffle=False)).batched(4), None),
-        (lambda urls: decoded(wds.WebDataset(urls, shardshuffle=False, nodesplitter=wds.split_by_node)), 4),
         (lambda urls: decoded(wds.WebDataset(urls, shardshuffle=False)).with_epoch(13), 4),
     ],
-    ids=["in order", "shuffled", "batched", "split by node", "with epoch"],
+    ids=["in order", "shuffled", "batched", "with epoch"],
 )  # fmt: skip
 def test_webdataset(rig: Rig, shards: str, make: Callable[[str], Any], batch_size: int | None):
     theirs, ours = both(lambda: make(shards), batch_size=batch_size)
     assert ours == theirs
+    assert gone_on_with(lambda: make(shards), 7, batch_size=batch_size) == theirs[7:] != []
 
 
-def test_webdatasets_shares_of_two_ranks_do_not_overlap(
+def test_webdatasets_shares_of_two_ranks_are_those_of_torchs_workers_and_do_not_overlap(
     rig: Rig, shards: str, monkeypatch: pytest.MonkeyPatch
 ):
-    found = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def split() -> wds.WebDataset:
+        return wds.WebDataset(
+            shards, shardshuffle=False, nodesplitter=wds.split_by_node, workersplitter=wds.split_by_worker
+        )
+
+    keys: list[set[str]] = []
     for rank in "01":
         monkeypatch.setenv("RANK", rank)
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        dataset = decoded(wds.WebDataset(shards, shardshuffle=False, nodesplitter=wds.split_by_node))
-        found.append({float(x) for values, _ in DataLoader(dataset, num_workers=2) for x in values.flatten()})
-    assert found[0]
-    assert found[1]
-    assert not found[0] & found[1]
+        theirs, ours = both(lambda: decoded(split()))
+        assert ours == theirs
+        loader = DataLoader(split().to_tuple("__key__"), batch_size=4, num_workers=2)
+        keys.append({key for (batch,) in loader for key in batch})
+    assert len(keys[0]) + len(keys[1]) == len(keys[0] | keys[1]) == sum(7 + shard * 5 for shard in range(5))
 
 
 def test_webdatasets_resampling_works_and_is_said_to_be_no_repetition_where_it_is_resumed(
@@ -144,6 +153,8 @@ def counted(shards: list[int]) -> Iterator[dict[str, int]]:
 def test_hf_datasets(rig: Rig, files: list[str], make: Callable[[list[str]], Any]):
     theirs, ours = both(lambda: make(files))
     assert ours == theirs
+    half = len(theirs) // 2
+    assert gone_on_with(lambda: make(files), half) == theirs[half:] != []
 
 
 def test_a_state_of_hfs_is_begun_at_and_one_that_does_not_bring_all_back_is_not(
@@ -178,3 +189,38 @@ def tried(loader: DataLoader[Any], capsys: pytest.CaptureFixture[str]) -> bool:
     """Whether it was said that the state is not exact."""
     loader.state_dict()  # reads what has come
     return "does not bring back what its iterator had" in capsys.readouterr().err
+
+
+# Feeders that die
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with serving(tmp_path_factory.mktemp("s"), "local", 2) as made:
+        yield made
+
+
+def test_all_feeders_are_lost_in_the_midst_of_a_shuffled_webdataset(service: Service, shards: str):
+    def make() -> Any:
+        return decoded(wds.WebDataset(shards, shardshuffle=5, seed=3, detshuffle=True).shuffle(20, seed=3))
+
+    assert_nothing_is_lost_with_its_feeders(service, make)
+
+
+def test_all_feeders_are_lost_in_the_midst_of_a_shuffled_stream_of_hfs(service: Service, files: list[str]):
+    assert_nothing_is_lost_with_its_feeders(
+        service, lambda: streamed(files).shuffle(seed=3, buffer_size=10).map(doubled)
+    )
+
+
+def assert_nothing_is_lost_with_its_feeders(service: Service, make: Callable[[], Any]) -> None:
+    torch.manual_seed(1)
+    expected = digests_of(torch.utils.data.DataLoader(make(), batch_size=2, num_workers=2))
+    torch.manual_seed(1)
+    iterator = iter(DataLoader(make(), batch_size=2, num_workers=2))
+    found = digests_of([next(iterator) for _ in range(9)])
+    for pid in service.feeder_pids():
+        os.kill(pid, signal.SIGKILL)
+    found += digests_of(iterator)
+    assert found == expected
+    service.settled()

@@ -217,3 +217,20 @@ def both(make: Callable[[], Any], **more: Any) -> tuple[list[str], list[str]]:
         with warnings.catch_warnings(action="ignore"):
             found.append(digests_of(kind(make(), num_workers=2, **{"batch_size": 4, **more})))
     return found[0], found[1]
+
+
+def gone_on_with(make: Callable[[], Any], batches: int, **more: Any) -> list[str]:
+    """Digests of ours of what follows so many batches, from a loader that begins at the state there."""
+
+    def loader() -> DataLoader[Any]:
+        torch.manual_seed(1)
+        with warnings.catch_warnings(action="ignore"):
+            return DataLoader(make(), num_workers=2, **{"batch_size": 4, **more})
+
+    first, second = loader(), loader()
+    iterator = iter(first)
+    for _ in range(batches):
+        next(iterator)
+    second.load_state_dict(first.state_dict())
+    del iterator
+    return digests_of(second)
