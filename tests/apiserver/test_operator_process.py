@@ -6,6 +6,7 @@ import itertools
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -93,6 +94,47 @@ def test_a_job_gets_its_children_a_phase_and_back_what_is_deleted(
     first.edit(feeders={"replicas": 5})
     until(lambda: first.get("Deployment", "mnist-feeders")["spec"]["replicas"] == 5, 10, "five feeders")
     assert first.get(KIND, "mnist")["status"]["feeders"]["summary"] == "0/5"
+    assert operator.end() == 0
+    assert "Traceback" not in operator.log
+
+
+def test_every_child_but_the_secret_comes_back_within_10_seconds(
+    server: ApiServer, operator: Operator
+) -> None:
+    """No operator reads a Secret: it comes back with a pod that waits for it (test_keys)."""
+    job = Operated(server, manifest())
+    until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
+    uids = {key: child["metadata"]["uid"] for key, child in job.children().items() if key[0] != "Secret"}
+    for (kind, name), uid in sorted(uids.items()):
+        job.delete(kind, name)
+        until(lambda: is_anew(job, kind, name, uid), 10, f"{kind} {name} again")
+    assert operator.end() == 0
+    assert "Traceback" not in operator.log
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_job_that_is_suspended_and_resumed_again_and_again_ends_as_it_was_left(
+    server: ApiServer, operator: Operator, last: bool
+) -> None:
+    job = Operated(server, manifest())
+    until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
+    for pause_s in (0.0, 0.01, 0.05, 0.2, 0.6, 1.2):
+        for suspended in (not last, last):
+            job.edit(suspend=suspended)
+            time.sleep(pause_s)
+
+    def settled() -> bool:
+        job.collect_garbage()
+        found = job.get(KIND, "mnist")
+        status = found["status"]
+        seen = status["observedGeneration"] == found["metadata"]["generation"]
+        trainers = [kind for kind, _ in job.children() if kind == "Job"]
+        return seen and (status["phase"] == "Suspended", trainers) == (last, [] if last else ["Job"])
+
+    until(settled, 15, f"the end; its log: {operator.log}")
+    workloads = {name for kind, name in job.children() if kind == "Deployment"}
+    assert workloads == (set() if last else {"mnist-head", "mnist-feeders"})
+    assert job.get(KIND, "mnist")["status"]["trainers"].get("restarts", 0) == 0
     assert operator.end() == 0
     assert "Traceback" not in operator.log
 
