@@ -29,7 +29,7 @@ from helpers import tripled
 mode = sys.argv[1]
 
 def halved(batch):
-    time.sleep(0.1)
+    time.sleep(0.1 * (mode != "grouped"))
     return {"id": batch["id"], "half": batch["id"] / 2}
 
 def bucketed(batch):
@@ -50,7 +50,7 @@ def make():
     print("slot in", os.getpid(), flush=True)
     data = ray.data.range(2_400, override_num_blocks=24)
     if mode == "grouped":
-        data = data.map_batches(bucketed).groupby("bucket").map_groups(whole).sort("id")
+        data = data.map_batches(bucketed).groupby("bucket", num_partitions=4).map_groups(whole).sort("id")
     if mode == "shuffled":
         data = data.random_shuffle(seed=torch.initial_seed() % 2**32)
     return data.map_batches(halved).map_batches(tripled).filter(lambda row: row["id"] % 3).map(named)
