@@ -208,6 +208,28 @@ def test_simulated_an_exception_of_a_signals_handler_loses_no_batch_that_waits(
         next(iterator)
 
 
+@pytest.mark.parametrize("kind", ["map", "slots", "staged"])
+def test_simulated_errors_that_take_no_batch_are_told_one_by_one_and_the_batches_come_after_them(
+    rig: Rig, late: BusyDevice, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than batches are sent ahead."""
+    torch.manual_seed(7)
+    whole = [str(fingerprint(batch)) for batch in LOADERS[kind](device="late", timeout=20)]
+    failures = iter(range(5))
+
+    def fails_at_first() -> None:
+        if next(failures, None) is not None:
+            raise RuntimeError("the device is in use")
+
+    monkeypatch.setattr(late, "begin", fails_at_first)
+    torch.manual_seed(7)
+    iterator = iter(LOADERS[kind](device="late", timeout=20))
+    for _ in range(5):
+        with pytest.raises(RuntimeError, match="is in use"):
+            next(iterator)
+    assert [str(fingerprint(batch)) for batch in iterator] == whole
+
+
 def interrupted(*_: Any) -> Any:
     raise TimeoutError("of a watchdog")
 

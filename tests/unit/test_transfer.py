@@ -7,11 +7,13 @@ import dataclasses
 import datetime as dt
 import gc
 import itertools
+import logging
 import os
 import random
 import threading
+import time
 import weakref
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, UserDict
 from collections.abc import Callable, Iterator, MutableMapping
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -482,6 +484,7 @@ class Box(torch.Tensor):
 
     size: Any
     corner: Any
+    me: Any
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -505,13 +508,13 @@ class Meta(LateDevice):
 
 def test_what_a_stage_makes_on_the_device_is_kept_for_the_trainers_stream_wherever_it_lies():
     device = Meta()
-    made = [torch.empty(3, device="meta") for _ in range(4)]
+    made = [torch.empty(3, device="meta") for _ in range(5)]
 
     def stage(batch: torch.Tensor, generator: torch.Generator) -> Any:
         own = Own(x=made[0])
         own.mask, own.space = made[1], SimpleNamespace(x=made[2])  # type: ignore[attr-defined]
         box = torch.zeros(1).as_subclass(Box)
-        box.corner = made[3]
+        box.corner, box.size, box.me = made[3], SimpleNamespace(x=made[4]), box
         return [own, box]
 
     transfer = ToDevice(device, Stage(stage, 0))
@@ -532,6 +535,53 @@ def test_what_is_sent_at_once_comes_behind_what_the_trainers_stream_was_asked_fo
         patch.setattr(devices, "device_of", lambda *_: device)
         assert len(list(DataLoader(torch.arange(6), 2, num_workers=0, device="late"))) == 3
     assert device.followed == 1 + 3
+
+
+@dataclasses.dataclass
+class Packed:
+    words: Any
+
+
+def test_a_packed_sequence_in_an_object_of_any_kind_keeps_the_sizes_of_its_batches_on_the_host():
+    packed = pack_sequence([torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
+    own = Own(x=1)
+    own.words = packed  # type: ignore[attr-defined]
+    transfer = ToDevice(Meta(), None)
+    found = transfer.accept(transfer.send([Packed(packed), UserDict(words=packed), own], 0, which))
+    for words in (found[0].words, found[1]["words"], found[2].words):
+        assert (words.data.device.type, words.batch_sizes.device.type) == ("meta", "cpu")
+
+
+@dataclasses.dataclass
+class Node:
+    before: Any
+    after: Any = None
+
+
+def test_objects_that_refer_to_each_other_are_looked_at_once_each():
+    root = SimpleNamespace(children=[], log=logging.getLogger(__name__))
+    root.children += [SimpleNamespace(parent=root) for _ in range(50)]
+    for child in root.children:
+        child.siblings = root.children
+    chain = [Node(None)]
+    for _ in range(40):
+        chain.append(Node(chain[-1]))
+        chain[-2].after = chain[-1]
+    own, began = Own(x=1), time.monotonic()
+    own.root, own.chain = root, chain[0]  # type: ignore[attr-defined]
+    found = mapped(own, lambda leaf: leaf)
+    assert time.monotonic() - began < 5
+    assert found.root is root
+    assert found.chain is chain[0]
+    chain[-1].after = torch.zeros(1)
+    root.children[7].x = torch.zeros(1)
+    copied = ToDevice(LateDevice(), None).send(own, 0, which).batch
+    assert copied.root.children[7].x.was_copied
+    assert copied.root.children[9].parent is copied.root
+    node = copied.chain
+    while isinstance(node, Node):
+        node = node.after
+    assert node.was_copied
 
 
 def test_a_counters_numbers_and_a_dataclass_with_a_field_that_is_not_set_stay_as_they_are():

@@ -87,6 +87,9 @@ class AheadTaker(Timed):
 
     def take_later(self) -> Any:
         """Waits for the next batch."""
+        if self._ordered <= self.taken:  # the last order brought an error, and no batch
+            self._ordered += 1
+            self._orders.put(True)
         while not self._results:
             try:
                 self._arrivals.get(timeout=self._timeout_s or None)
@@ -100,13 +103,13 @@ class AheadTaker(Timed):
     def _accept(self) -> Any:
         """The first result leaves the line once it counts as taken: a signal's handler may raise anywhere, and what is
         lost then has to be told."""
+        with contextlib.suppress(queue.Empty):
+            self._arrivals.get_nowait()
         taken, sent, digest, error = self._results[0]
         if error is not None and taken == self.taken:  # it was not taken: the next call tries again
             self._ordered -= 1
         self.digest, self.taken = digest, taken
         self._results.popleft()
-        with contextlib.suppress(queue.Empty):
-            self._arrivals.get_nowait()
         if error is None:
             return self._transfer.accept(sent)
         try:

@@ -14,6 +14,8 @@ _U64 = (1 << 64) - 1
 class _Sending:
     """Sends each batch where the loader's go. A stage's generator is the epoch's and the batch's number's."""
 
+    _is_made_here = False
+    """Whether batches may be made on the trainer's stream."""
     _base_seed: Any
     _pin_memory: bool
     _pin_memory_device: str | None
@@ -42,12 +44,15 @@ class _Sending:
         if transfer is None:
             return batch
         number, self._sent = self._sent, self._sent + 1
-        transfer.follow()  # the batch may have been made on the trainer's stream
+        if self._is_made_here:
+            transfer.follow()
         return transfer.accept(transfer.send(batch, number, lambda: f"batch {number}"))
 
 
 class InThisProcess(_Sending, _SingleProcessDataLoaderIter):
     """`num_workers=0`."""
+
+    _is_made_here = True
 
 
 class ByWorkers(_Sending, _MultiProcessingDataLoaderIter):

@@ -171,8 +171,10 @@ class _Copies:
             return known
         self.sources.append(tensor)
         self.tensors.append(made := self._device.copy(plain_of(tensor)))
+        self._made[id(tensor)] = made  # before its attributes, which may refer to it
         made = like(tensor, made, self.of)
-        self._made[id(tensor)] = made = made.requires_grad_() if tensor.requires_grad else made
+        made = made.requires_grad_() if tensor.requires_grad else made
+        self._made[id(tensor)] = self._made[id(made)] = made
         return made
 
 

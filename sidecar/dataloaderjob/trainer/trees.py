@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import operator
+from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
-from collections.abc import Set as AbstractSet
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import Any, cast
 
 import numpy as np
@@ -35,9 +35,10 @@ def mapped(batch: Any, of_leaf: Callable[[Any], Any]) -> Any:
         return _sequence(batch, [mapped(value, of_leaf) for value in batch], of_leaf)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         made = copy.copy(batch)
-        for name in _fields(batch):
+        fields = [field.name for field in dataclasses.fields(batch) if hasattr(batch, field.name)]
+        for name in fields:
             object.__setattr__(made, name, mapped(getattr(batch, name), of_leaf))
-        return _with_attributes(made, of_leaf)
+        return _with_attributes(made, of_leaf, fields)
     return of_leaf(batch)
 
 
@@ -75,26 +76,21 @@ def like(tensor: torch.Tensor, made: torch.Tensor, of_tensor: Callable[[torch.Te
         found = made.as_subclass(type(tensor))
     found.__dict__.update(tensor.__dict__)
 
-    def beside(leaf: Any) -> Any:
-        is_on_device = isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"
-        return of_tensor(leaf) if is_on_device else copy.deepcopy(leaf)
+    def where_it_is(beside: torch.Tensor) -> Any:
+        return beside.clone() if beside.device.type == "cpu" else of_tensor(beside)
 
-    return cast("torch.Tensor", _with_attributes(found, beside))
+    return cast("torch.Tensor", _with_attributes(found, lambda leaf: with_tensors(leaf, where_it_is)))
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def _fields(item: Any) -> list[str]:
-    """Those of a dataclass that have a value."""
-    return [field.name for field in dataclasses.fields(item) if hasattr(item, field.name)]
-
-
-def _with_attributes(made: Any, of_leaf: Callable[[Any], Any]) -> Any:
-    """A copy of a container, or a tensor, with its attributes as leaves, if they are arrays, tensors, or hold some.
-    Others stay as they are, and tensors of the host that no device takes stay there."""
+def _with_attributes(made: Any, of_leaf: Callable[[Any], Any], known: Sequence[str] = ()) -> Any:
+    """A copy of a container, or a tensor, with its attributes, but those `known`, as leaves, if they are arrays,
+    tensors, or hold some. Others stay as they are, and tensors of the host that no device takes stay there."""
     own = getattr(made, "__dict__", {})
-    own.update({name: new for name, value in own.items() if (new := _data(value, of_leaf)) is not value})
+    found = {name: _data(value, of_leaf) for name, value in own.items() if name not in known}
+    own.update({name: new for name, new in found.items() if new is not own[name]})
     return made
 
 
@@ -102,7 +98,7 @@ def _data(value: Any, of_leaf: Callable[[Any], Any], depth: int = 0) -> Any:
     """The same object if nothing in it is data."""
     if isinstance(value, torch.Tensor):
         is_dense = value.layout is torch.strided and not value.is_quantized
-        return of_leaf(value) if is_dense or value.device.type != "cpu" else copy.deepcopy(value)
+        return of_leaf(value) if is_dense or value.device.type != "cpu" else value.clone()
     if isinstance(value, np.ndarray):
         return of_leaf(value)
     if depth > _DEPTH:
@@ -113,31 +109,48 @@ def _data(value: Any, of_leaf: Callable[[Any], Any], depth: int = 0) -> Any:
     if type(value) in (list, tuple):
         items = [_data(item, of_leaf, depth + 1) for item in value]
         return value if all(map(operator.is_, items, value)) else type(value)(items)
-    if not _holds_data(value):
-        return value
+    if isinstance(value, PackedSequence):
+        return mapped(value, of_leaf)
     try:
-        return of_leaf(value)
+        return of_leaf(value) if _holds_data(value) else value
     except TypeError:  # it cannot be copied, so it did not travel, and is not in the pool
         return value
 
 
-def _holds_data(value: Any, depth: int = 0) -> bool:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return True
-    if depth > _DEPTH or isinstance(value, str | bytes | bytearray | range | type | ModuleType):
-        return False
-    parts: list[Any] = list(getattr(value, "__dict__", {}).values())
-    if isinstance(value, Mapping):
-        parts += value.values()
-    elif isinstance(value, Sequence | AbstractSet):
-        parts += value
-    elif dataclasses.is_dataclass(value):
-        parts += (getattr(value, name) for name in _fields(value))
-    return any(_holds_data(part, depth + 1) for part in parts)
-
-
 _DEPTH = 16
-"""Objects within each other that attributes are looked for data in; one may hold itself."""
+"""Plain containers within each other that attributes are looked for data in; one may hold itself."""
+
+
+def _holds_data(value: Any) -> bool:
+    """Whether a tensor or an array is among what it refers to."""
+    seen: dict[int, Any] = {}
+    """Objects by `id`: none of them goes, so that no other one gets its `id`."""
+    left = [value]
+    while left:
+        item = left.pop()
+        if type(item) in _ATOMS or id(item) in seen:
+            continue
+        if isinstance(item, torch.Tensor | np.ndarray):
+            return True
+        seen[id(item)] = item
+        left += _parts(item)
+    return False
+
+
+_ATOMS = frozenset({NoneType, bool, int, float, complex, str, bytes, bytearray, range, type, ModuleType})
+
+
+def _parts(item: Any) -> list[Any]:
+    """What an object has: attributes, and the items of Python's own containers, which those of others are made of."""
+    own = getattr(item, "__dict__", None)
+    parts = list(own.values()) if type(own) is dict else []
+    names = [name for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ())]
+    parts += (getattr(item, name) for name in names if hasattr(item, name))
+    if isinstance(item, dict):
+        parts += dict.values(item)
+    elif isinstance(item, list | tuple | set | frozenset | deque):
+        parts += item
+    return parts
 
 
 class _Copying(TorchFunctionMode):
