@@ -485,11 +485,19 @@ class Box(torch.Tensor):
     size: Any
     corner: Any
     me: Any
+    mask: Any
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **(kwargs or {}))
+
+
+class Slots:
+    __slots__ = "__x"
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.__x = x
 
 
 class Meta(LateDevice):
@@ -508,18 +516,22 @@ class Meta(LateDevice):
 
 def test_what_a_stage_makes_on_the_device_is_kept_for_the_trainers_stream_wherever_it_lies():
     device = Meta()
-    made = [torch.empty(3, device="meta") for _ in range(5)]
+    made = [torch.empty(3, device="meta") for _ in range(7)]
 
     def stage(batch: torch.Tensor, generator: torch.Generator) -> Any:
         own = Own(x=made[0])
         own.mask, own.space = made[1], SimpleNamespace(x=made[2])  # type: ignore[attr-defined]
         box = torch.zeros(1).as_subclass(Box)
         box.corner, box.size, box.me = made[3], SimpleNamespace(x=made[4]), box
+        box.mask = torch.nn.Parameter(made[5])  # which makes deep copies of itself in its own way
+        made.append(box.mask)
+        own.slots = Slots(made[6])  # type: ignore[attr-defined]
         return [own, box]
 
     transfer = ToDevice(device, Stage(stage, 0))
     transfer.accept(transfer.send(torch.zeros(1), 0, which))
     kept = {id(tensor) for tensor in device.kept}
+    del made[5]  # the Parameter has its memory
     assert {id(tensor) for tensor in made} <= kept
 
 
@@ -542,7 +554,7 @@ class Packed:
     words: Any
 
 
-def test_a_packed_sequence_in_an_object_of_any_kind_keeps_the_sizes_of_its_batches_on_the_host():
+def test_a_packed_sequence_in_a_container_of_any_kind_keeps_the_sizes_of_its_batches_on_the_host():
     packed = pack_sequence([torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
     own = Own(x=1)
     own.words = packed  # type: ignore[attr-defined]
@@ -559,7 +571,9 @@ class Node:
 
 
 def test_objects_that_refer_to_each_other_are_looked_at_once_each():
-    root = SimpleNamespace(children=[], log=logging.getLogger(__name__))
+    lists: list[Any] = []
+    lists += [{"siblings": lists} for _ in range(20)]
+    root = SimpleNamespace(children=[], log=logging.getLogger(__name__), lists=lists)
     root.children += [SimpleNamespace(parent=root) for _ in range(50)]
     for child in root.children:
         child.siblings = root.children
@@ -568,16 +582,20 @@ def test_objects_that_refer_to_each_other_are_looked_at_once_each():
         chain.append(Node(chain[-1]))
         chain[-2].after = chain[-1]
     own, began = Own(x=1), time.monotonic()
-    own.root, own.chain = root, chain[0]  # type: ignore[attr-defined]
+    own.root, own.chain, own.lists = root, chain[0], lists  # type: ignore[attr-defined]
     found = mapped(own, lambda leaf: leaf)
     assert time.monotonic() - began < 5
     assert found.root is root
     assert found.chain is chain[0]
+    assert found.lists is lists
+    lists.append(torch.zeros(1))
     chain[-1].after = torch.zeros(1)
     root.children[7].x = torch.zeros(1)
     copied = ToDevice(LateDevice(), None).send(own, 0, which).batch
     assert copied.root.children[7].x.was_copied
     assert copied.root.children[9].parent is copied.root
+    assert copied.lists[-1].was_copied
+    assert copied.lists[3]["siblings"] is copied.lists
     node = copied.chain
     while isinstance(node, Node):
         node = node.after

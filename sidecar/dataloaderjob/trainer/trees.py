@@ -7,7 +7,7 @@ import dataclasses
 import operator
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
-from types import ModuleType, NoneType
+from types import MemberDescriptorType, ModuleType, NoneType
 from typing import Any, cast
 
 import numpy as np
@@ -77,9 +77,12 @@ def like(tensor: torch.Tensor, made: torch.Tensor, of_tensor: Callable[[torch.Te
     found.__dict__.update(tensor.__dict__)
 
     def where_it_is(beside: torch.Tensor) -> Any:
-        return beside.clone() if beside.device.type == "cpu" else of_tensor(beside)
+        return _apart(beside) if beside.device.type == "cpu" else of_tensor(beside)
 
-    return cast("torch.Tensor", _with_attributes(found, lambda leaf: with_tensors(leaf, where_it_is)))
+    def of_leaf(leaf: Any) -> Any:
+        return where_it_is(leaf) if isinstance(leaf, torch.Tensor) else with_tensors(leaf, where_it_is)
+
+    return cast("torch.Tensor", _with_attributes(found, of_leaf))
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -94,31 +97,24 @@ def _with_attributes(made: Any, of_leaf: Callable[[Any], Any], known: Sequence[s
     return made
 
 
-def _data(value: Any, of_leaf: Callable[[Any], Any], depth: int = 0) -> Any:
+def _data(value: Any, of_leaf: Callable[[Any], Any]) -> Any:
     """The same object if nothing in it is data."""
     if isinstance(value, torch.Tensor):
         is_dense = value.layout is torch.strided and not value.is_quantized
-        return of_leaf(value) if is_dense or value.device.type != "cpu" else value.clone()
-    if isinstance(value, np.ndarray):
-        return of_leaf(value)
-    if depth > _DEPTH:
-        return value
-    if type(value) is dict:
-        made = {key: _data(item, of_leaf, depth + 1) for key, item in value.items()}
-        return value if all(map(operator.is_, made.values(), value.values())) else made
-    if type(value) in (list, tuple):
-        items = [_data(item, of_leaf, depth + 1) for item in value]
-        return value if all(map(operator.is_, items, value)) else type(value)(items)
+        return of_leaf(value) if is_dense or value.device.type != "cpu" else _apart(value)
     if isinstance(value, PackedSequence):
         return mapped(value, of_leaf)
     try:
         return of_leaf(value) if _holds_data(value) else value
-    except TypeError:  # it cannot be copied, so it did not travel, and is not in the pool
+    except (TypeError, RecursionError):  # it cannot be copied, so it did not travel, and is not in the pool
         return value
 
 
-_DEPTH = 16
-"""Plain containers within each other that attributes are looked for data in; one may hold itself."""
+def _apart(tensor: torch.Tensor) -> torch.Tensor:
+    try:
+        return copy.deepcopy(tensor)
+    except RuntimeError:  # one in a graph, or of a class whose attributes torch cannot copy
+        return tensor.clone()
 
 
 def _holds_data(value: Any) -> bool:
@@ -144,13 +140,22 @@ def _parts(item: Any) -> list[Any]:
     """What an object has: attributes, and the items of Python's own containers, which those of others are made of."""
     own = getattr(item, "__dict__", None)
     parts = list(own.values()) if type(own) is dict else []
-    names = [name for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ())]
-    parts += (getattr(item, name) for name in names if hasattr(item, name))
+    for kind in type(item).__mro__:
+        if "__slots__" in vars(kind):
+            slots = [member for member in vars(kind).values() if type(member) is MemberDescriptorType]
+            parts += (found for slot in slots if (found := _in_slot(slot, item)) is not None)
     if isinstance(item, dict):
         parts += dict.values(item)
     elif isinstance(item, list | tuple | set | frozenset | deque):
         parts += item
     return parts
+
+
+def _in_slot(slot: MemberDescriptorType, item: Any) -> Any:
+    try:
+        return slot.__get__(item)
+    except AttributeError:  # it was not set
+        return None
 
 
 class _Copying(TorchFunctionMode):
@@ -179,7 +184,7 @@ def _mapping(batch: Mapping[Any, Any], items: dict[Any, Any], of_leaf: Callable[
             made[key] = item
     except TypeError:
         return items
-    return _with_attributes(made, of_leaf)
+    return _with_attributes(made, of_leaf, _stores(made, items))
 
 
 def _sequence(batch: Sequence[Any], items: list[Any], of_leaf: Callable[[Any], Any]) -> Any:
@@ -193,4 +198,16 @@ def _sequence(batch: Sequence[Any], items: list[Any], of_leaf: Callable[[Any], A
             made[number] = item
     except TypeError:
         return items
-    return _with_attributes(made, of_leaf)
+    return _with_attributes(made, of_leaf, _stores(made, items))
+
+
+def _stores(made: Any, items: dict[Any, Any] | list[Any]) -> list[str]:
+    """Attributes that have the items of the container themselves, such as the `data` of a UserDict."""
+    return [name for name, value in getattr(made, "__dict__", {}).items() if _has_same(value, items)]
+
+
+def _has_same(value: Any, items: dict[Any, Any] | list[Any]) -> bool:
+    if type(value) is not type(items) or len(value) != len(items):
+        return False
+    found, expected = (one.values() if isinstance(one, dict) else one for one in (value, items))
+    return all(map(operator.is_, found, expected))
