@@ -141,8 +141,11 @@ def counted(shards: list[int]) -> Iterator[dict[str, int]]:
         lambda files: streamed(files).with_format("torch"),
         lambda files: streamed(files).map(doubled).with_format("torch"),
         lambda files: streamed(files).shuffle(seed=3, buffer_size=10).map(doubled),
-        lambda files: datasets.interleave_datasets(
-            [streamed(files), streamed(files).map(doubled)], seed=2, probabilities=[0.4, 0.6]
+        pytest.param(
+            lambda files: datasets.interleave_datasets(
+                [streamed(files), streamed(files).map(doubled)], seed=2, probabilities=[0.4, 0.6]
+            ),
+            marks=pytest.mark.slow,
         ),
         lambda files: datasets.distributed.split_dataset_by_node(streamed(files), rank=1, world_size=3),
         lambda _: datasets.IterableDataset.from_generator(counted, gen_kwargs={"shards": [0, 1, 2, 3]}),
@@ -207,6 +210,7 @@ def test_all_feeders_are_lost_in_the_midst_of_a_shuffled_webdataset(service: Ser
     assert_nothing_is_lost_with_its_feeders(service, make)
 
 
+@pytest.mark.slow
 def test_all_feeders_are_lost_in_the_midst_of_a_shuffled_stream_of_hfs(service: Service, files: list[str]):
     assert_nothing_is_lost_with_its_feeders(
         service, lambda: streamed(files).shuffle(seed=3, buffer_size=10).map(doubled)
