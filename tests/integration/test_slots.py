@@ -33,6 +33,7 @@ from stream_data import (
     WithState,
     digests_of,
     ending_collate,
+    state_after,
 )
 
 from dataloaderjob import DataLoader
@@ -99,12 +100,7 @@ class TestWithTwoFeeders:
         reference = loader()
         whole = digests_of(reference)
         for stop in range(0, len(whole) + 1, 5):
-            first = loader()
-            iterator = iter(first)
-            for _ in range(stop):
-                next(iterator)
-            state = first.state_dict()
-            del iterator
+            state = state_after(loader(), stop)
             torch.manual_seed(1234)
             second = DataLoader(Shards(), batch_size=4, num_workers=3)
             second.load_state_dict(state)
@@ -266,18 +262,11 @@ def test_each_rank_gets_its_share_and_goes_on_from_any_state_of_the_first(
         torch.manual_seed(7)
         return kind(Shards(), batch_size=4, num_workers=workers)
 
-    def state_of_the_first(stop: int) -> dict[str, Any]:
-        loader = made(DataLoader, 0)
-        iterator = iter(loader)
-        for _ in range(stop):
-            next(iterator)
-        return loader.state_dict()
-
     shares = [digests_of(made(torch.utils.data.DataLoader, rank)) for rank in range(2)]
     assert shares[0] != shares[1]
     assert [digests_of(made(DataLoader, rank)) for rank in range(2)] == shares
     for stop in range(0, min(map(len, shares)) + 1, 5):
-        state = state_of_the_first(stop)
+        state = state_after(made(DataLoader, 0), stop)
         for rank in range(2):
             loader = made(DataLoader, rank)
             loader.load_state_dict(state)

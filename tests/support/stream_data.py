@@ -227,10 +227,15 @@ def gone_on_with(make: Callable[[], Any], batches: int, **more: Any) -> list[str
         with warnings.catch_warnings(action="ignore"):
             return DataLoader(make(), num_workers=2, **{"batch_size": 4, **more})
 
-    first, second = loader(), loader()
-    iterator = iter(first)
+    state = state_after(loader(), batches)
+    second = loader()
+    second.load_state_dict(state)
+    return digests_of(second)
+
+
+def state_after(loader: DataLoader[Any], batches: int) -> dict[str, Any]:
+    """The state of a loader of which so many batches of an epoch were taken."""
+    iterator = iter(loader)
     for _ in range(batches):
         next(iterator)
-    second.load_state_dict(first.state_dict())
-    del iterator
-    return digests_of(second)
+    return loader.state_dict()

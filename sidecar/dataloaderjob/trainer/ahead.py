@@ -87,9 +87,7 @@ class AheadTaker(Timed):
 
     def take_later(self) -> Any:
         """Waits for the next batch."""
-        if self._ordered <= self.taken:  # the last order brought an error, and no batch
-            self._ordered += 1
-            self._orders.put(True)
+        self.order(self.taken + 1)  # the last order may have brought an error, and no batch
         while not self._results:
             try:
                 self._arrivals.get(timeout=self._timeout_s or None)

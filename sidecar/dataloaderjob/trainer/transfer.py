@@ -164,15 +164,16 @@ class _Copies:
         """Copies by the `id` of what was copied: what one batch has twice is one tensor there, too."""
 
     def of_leaf(self, leaf: Any) -> Any:
-        return self.of(leaf) if isinstance(leaf, torch.Tensor) else with_tensors(leaf, self.of)
+        return with_tensors(leaf, self.of)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         if (known := self._made.get(id(tensor))) is not None:
             return known
+        plain = plain_of(tensor)
         self.sources.append(tensor)
-        self.tensors.append(made := self._device.copy(plain_of(tensor)))
+        self.tensors.append(made := self._device.copy(plain))
         self._made[id(tensor)] = made  # before its attributes, which may refer to it
-        made = like(tensor, made, self.of)
+        made = made if plain is tensor else like(tensor, made, self.of)
         made = made.requires_grad_() if tensor.requires_grad else made
         self._made[id(tensor)] = self._made[id(made)] = made
         return made

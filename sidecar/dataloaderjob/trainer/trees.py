@@ -43,8 +43,10 @@ def mapped(batch: Any, of_leaf: Callable[[Any], Any]) -> Any:
 
 
 def with_tensors(item: Any, of_tensor: Callable[[torch.Tensor], Any]) -> Any:
-    """A deep copy of an object, whatever it is, whose tensors are what `of_tensor` makes of them. Raises TypeError for
-    one that cannot be copied."""
+    """A deep copy of an object, whatever it is, whose tensors are what `of_tensor` makes of them; of a tensor that
+    itself. Raises TypeError for one that cannot be copied."""
+    if isinstance(item, torch.Tensor):
+        return of_tensor(item)
     if item is None or isinstance(item, bool | int | float | complex):
         return item
     try:
@@ -66,11 +68,9 @@ def plain_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def like(tensor: torch.Tensor, made: torch.Tensor, of_tensor: Callable[[torch.Tensor], Any]) -> torch.Tensor:
-    """What was made of `plain_of(tensor)`, with the tensor's class and attributes: copies to a device lose them, or
-    keep them, as each class has it. What attributes hold of the host's stays there, but not in the pool; `of_tensor` is
-    asked for what is on a device."""
-    if plain_of(tensor) is tensor:
-        return made
+    """What was made of `plain_of(tensor)`, which is another one, with the tensor's class and attributes: copies to a
+    device lose them, or keep them, as each class has it. What attributes hold of the host's stays there, but not in the
+    pool; `of_tensor` is asked for what is on a device."""
     # A view that is made without gradients could not be changed by what has some.
     with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():  # noqa: SLF001  its documented name
         found = made.as_subclass(type(tensor))
@@ -79,10 +79,7 @@ def like(tensor: torch.Tensor, made: torch.Tensor, of_tensor: Callable[[torch.Te
     def where_it_is(beside: torch.Tensor) -> Any:
         return _apart(beside) if beside.device.type == "cpu" else of_tensor(beside)
 
-    def of_leaf(leaf: Any) -> Any:
-        return where_it_is(leaf) if isinstance(leaf, torch.Tensor) else with_tensors(leaf, where_it_is)
-
-    return cast("torch.Tensor", _with_attributes(found, of_leaf))
+    return cast("torch.Tensor", _with_attributes(found, lambda leaf: with_tensors(leaf, where_it_is)))
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
