@@ -85,7 +85,7 @@ NEEDS_PICKLE = {"batches/uuids_and_other_values"}
 SCRIPTS = scripts()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def wanted(request: pytest.FixtureRequest) -> list[Script]:
     """What this session's tests need, so that `-k` starts nothing else."""
     parameters = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
@@ -93,14 +93,14 @@ def wanted(request: pytest.FixtureRequest) -> list[Script]:
     return [s for s in SCRIPTS if s in chosen and _can_run(s)]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def torchs(wanted: list[Script], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     runs = Runs("torch", tmp_path_factory.mktemp("torch"), [(s, False) for s in wanted], None)
     yield runs
     runs.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ours(wanted: list[Script], torchs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     with contextlib.chdir(tmp_path_factory.mktemp("feeders")), Rig(feeders=2) as rig:
         twice = NEEDS_PICKLE if OTHER == "ours" else set()
