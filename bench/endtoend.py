@@ -89,19 +89,22 @@ class _Taker:
     """Takes batches, checks each one's indices and every 16th one's pictures, and times the waits.
 
     What the checked ones must hold is made here, before anything is measured, from the same dataset.
+    `share`: (rank, ranks) of a trainer that has every so manieth batch.
     """
 
-    def __init__(self, stream: Iterator[Any], case: Case) -> None:
+    def __init__(self, stream: Iterator[Any], case: Case, share: tuple[int, int]) -> None:
         self._stream, self._case = stream, case
         dataset = case.images()
-        self.number = 0
+        self._first, self._every = share
+        self.taken = 0
         self.proof = Proof()
         self.check_ns = 0
         self.arrived = 0.0
         """When the last batch was there, perf_counter seconds: the trainer's step begins."""
         checked = range(3 if case.smoke else 10)
         self._expected = {
-            i * _CHECK_EVERY: [sums(dataset.stacked(numbers_of(case, i * _CHECK_EVERY))[0])] for i in checked
+            number: [sums(dataset.stacked(numbers_of(case, number))[0])]
+            for number in (self._first + i * _CHECK_EVERY * self._every for i in checked)
         }
 
     def take(self) -> int:
@@ -111,25 +114,33 @@ class _Taker:
         self.arrived = time.perf_counter()
         waited = time.perf_counter_ns() - t0
         start = time.thread_time_ns()
-        expected = np.arange(self.number * self._case.batch, (self.number + 1) * self._case.batch)
+        number = self._first + self.taken * self._every
+        expected = np.arange(number * self._case.batch, (number + 1) * self._case.batch)
         if not np.array_equal(np.asarray(indices), expected):
-            raise RuntimeError(f"batch {self.number} holds the indices {np.asarray(indices)[:8]}...")
-        if self.number in self._expected:
-            self.proof.add(self.number, [np.asarray(pictures)], self._expected[self.number])
-        self.number += 1
+            raise RuntimeError(f"batch {number} holds the indices {np.asarray(indices)[:8]}...")
+        if number in self._expected:
+            self.proof.add(number, [np.asarray(pictures)], self._expected[number])
+        self.taken += 1
         self.check_ns += time.thread_time_ns() - start
         return waited
 
 
-def measure(stream: Iterator[Any], case: Case, *, node_pids: Callable[[], Iterable[int]]) -> dict[str, Any]:
-    """Runs the three phases. `node_pids`: processes that must be on the trainer's node, asked when warm."""
-    taker = _Taker(stream, case)
+def measure(
+    stream: Iterator[Any],
+    case: Case,
+    *,
+    node_pids: Callable[[], Iterable[int]],
+    share: tuple[int, int] = (0, 1),
+) -> dict[str, Any]:
+    """Runs the three phases. `node_pids`: processes that must be on the trainer's node, asked when warm. `share`:
+    (rank, ranks) of a trainer that has every so manieth batch."""
+    taker = _Taker(stream, case, share)
     for _ in range(case.warm):
         taker.take()
-    start, first = time.perf_counter(), taker.number
+    start, first = time.perf_counter(), taker.taken
     while time.perf_counter() - start < case.flat_out_s:
         taker.take()
-    rate = (taker.number - first) / (time.perf_counter() - start)
+    rate = (taker.taken - first) / (time.perf_counter() - start)
     pids = sorted(set(node_pids()))
     paced = _paced(taker, case, step_s=1.0 / (DEMAND * rate), pids=pids)
     figures = {"batches_per_s": rate, **paced}

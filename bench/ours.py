@@ -4,7 +4,6 @@ the harness then reports `missing`, never a number."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from bench import (
     pictures,
     ranks,
     raydata,
+    raydata_trainers,
     samplers,
     start,
     transport,
@@ -37,6 +37,8 @@ from bench.work import KINDS, Contents, Proof, sums
 _SPARE_NBYTES = 256_000_000
 TICKET_CASE = "a ticket of 256 indices"
 _TICKET_KEYS = 256
+RAYS_NICENESS = "15"
+"""Of what Ray's workers start, as feeders are in a job."""
 
 
 def handoff_service(case: handoff.Case) -> Any:
@@ -253,7 +255,7 @@ def b19_pictures(case: pictures.Case) -> dict[str, Any]:
 
 
 def b18_ray_data(case: raydata.Case) -> dict[str, Any]:
-    """A Ray that would be elsewhere, as its slot would; trainer, sidecar and receiver are the node's processes."""
+    """A Ray that would be elsewhere, as its slot would; trainers, sidecar and receivers are the node's processes."""
     need("dataloaderjob.ray_data")
     from dataloaderjob.core.settings import RayTasks
     from dataloaderjob.local.head import RayHead
@@ -265,12 +267,12 @@ def b18_ray_data(case: raydata.Case) -> dict[str, Any]:
         while head.poll_up() is None:
             time.sleep(0.05)
         env = {**head.env(), "RAY_ADDRESS": head.address}
-        with service(feeders=1, shared_memory_nbytes=1_000_000_000, prefetch=16, feeder_env=env) as running:
-            from dataloaderjob import DataLoader, RayData
-
-            source = RayData(functools.partial(raydata.pipeline, case), batch_size=case.batch)
-            stream = raydata.pairs(DataLoader(source, batch_size=None, num_workers=1))
-            return endtoend.measure(stream, case, node_pids=running.on_trainer_node)
+        with service(
+            feeders=1, shared_memory_nbytes=1_000_000_000, prefetch=16, processes=case.trainers,
+            feeder_command=("nice", "-n", RAYS_NICENESS, sys.executable, "-m", "dataloaderjob.feeder.host"),
+            feeder_env=env,
+        ) as running:  # fmt: skip
+            return raydata_trainers.measure(case, running.sidecar, running.on_trainer_node)
     finally:
         head.stop()
 

@@ -1,7 +1,8 @@
-"""B18: a pipeline of Ray Data that makes B3's pictures, taken by a trainer. Phases and figures are B3's."""
+"""B18: a pipeline of Ray Data that makes B3's pictures, taken by one trainer or two. Phases and figures are B3's."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,17 @@ STORE_NBYTES = 1_000_000_000
 @dataclass(frozen=True, slots=True)
 class Case(endtoend.Case):
     batches: int = 2000
+    trainers: int = 1
+
+    @property
+    def name(self) -> str:
+        return named(self.producers, self.trainers)
+
+
+def named(producers: int, trainers: int) -> str:
+    """The name of a case."""
+    made_by = f"{producers} producer{'s' if producers > 1 else ''}"
+    return made_by if trainers == 1 else f"{made_by}, {trainers} trainers"
 
 
 class Maker:
@@ -50,3 +62,12 @@ def pairs(batches: Any) -> Any:
     """Batches as `endtoend.measure` takes them: pictures and indices."""
     for batch in batches:
         yield batch["pictures"].reshape(-1, 3, SIDE, SIDE), batch["indices"]
+
+
+def together(case: Case, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What several trainers measured, of equal shares, as one. Each counted what CPU is its own, the first one what
+    is shared as well."""
+    of_each = [one["figures"][case.name] for one in found]
+    means = {name: sum(one[name] for one in of_each) / len(of_each) for name in of_each[0]}
+    figures = {**means, "batches_per_s": sum(one["batches_per_s"] for one in of_each)}
+    return {"figures": {case.name: figures}, "proof": found[0]["proof"]}

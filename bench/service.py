@@ -46,6 +46,11 @@ class Service:
     def __init__(self, sidecar: subprocess.Popen[str]) -> None:
         self._sidecar = sidecar
 
+    @property
+    def sidecar(self) -> int:
+        """Its pid."""
+        return self._sidecar.pid
+
     def receiver(self) -> dict[str, Any]:
         """Figures of the only receiver, as the sidecar tells them."""
         from dataloaderjob.core import ipc

@@ -1,8 +1,10 @@
-"""The peer of B18: Ray Data's own way into a trainer."""
+"""The peer of B18: Ray Data's own way into a trainer, or into several."""
 
 from __future__ import annotations
 
 import functools
+import os
+import warnings
 from typing import Any
 
 from bench import endtoend, raydata
@@ -10,17 +12,48 @@ from bench.raybox import await_iterators, ray_box
 
 
 def iter_torch_batches(case: raydata.Case, *, far_node: bool = True) -> dict[str, Any]:
-    """The trainer is the driver; driver and its raylet are the node's processes. `far_node`: tasks run on another
-    raylet, as they do where the trainer's node is for the trainer; blocks come through Ray's own transfer."""
+    """The trainer is the driver, and several are actors without a CPU, as those of Ray Train; they and their raylet are
+    the node's processes. `far_node`: tasks run on another raylet, as they do where the trainer's node is for the
+    trainer; blocks come through Ray's own transfer."""
     cpus = raydata.cpus(case)
     with ray_box(num_cpus=cpus, store_nbytes=raydata.STORE_NBYTES, far_node=far_node) as pids:
         made = raydata.pipeline(case)
+        if case.trainers > 1:
+            return _several(made, case, raylet=pids[1])
         stream = raydata.pairs(made.iter_torch_batches(batch_size=case.batch, prefetch_batches=2))
         try:
             return endtoend.measure(stream, case, node_pids=lambda: pids)
         finally:
             stream.close()  # ends the executor while Ray is still there
             await_iterators()
+
+
+def _several(made: Any, case: raydata.Case, raylet: int) -> dict[str, Any]:
+    """What coordinates them could be elsewhere, and is left out."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(num_cpus=0, scheduling_strategy=here)(Trainer)
+    trainers = [actor.remote(case, rank, raylet) for rank in range(case.trainers)]
+    parts = made.streaming_split(case.trainers, equal=True)
+    measured = [trainer.measure.remote(part) for trainer, part in zip(trainers, parts, strict=True)]
+    return raydata.together(case, ray.get(measured))
+
+
+class Trainer:
+    """One of several, which have every so manieth block."""
+
+    def __init__(self, case: raydata.Case, rank: int, raylet: int) -> None:
+        self._case, self._rank, self._raylet = case, rank, raylet
+
+    def measure(self, part: Any) -> dict[str, Any]:
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        stream = raydata.pairs(part.iter_torch_batches(batch_size=self._case.batch, prefetch_batches=2))
+        pids = [os.getpid(), *([self._raylet] if self._rank == 0 else [])]
+        return endtoend.measure(
+            stream, self._case, node_pids=lambda: pids, share=(self._rank, self._case.trainers)
+        )
 
 
 PEERS = {

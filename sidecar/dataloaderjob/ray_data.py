@@ -21,6 +21,9 @@ _READ_ONLY = "The given NumPy array is not writable"
 EXIT_NO_RAY = 70
 _ROWS = 256
 """Rows that come at a time, where they are given one by one."""
+_TASKS_PER_ACTOR = 4
+"""Tasks that each actor is given ahead, where the user sets no other number: Ray waits up to 0.1 s for all tasks before
+it gives out new ones, and with its own default of 2 an actor has often nothing to do until then."""
 
 
 class RayData(IterableDataset[Any]):
@@ -86,7 +89,10 @@ def _dataset(make: Callable[[], Any]) -> Any:
         raise InputError(f"RayData needs ray[data] where feeders run: {exc}") from exc
     if not ray.is_initialized():
         _connect(ray)
-    ray.data.DataContext.get_current().execution_options.preserve_order = True
+    context = ray.data.DataContext.get_current()
+    context.execution_options.preserve_order = True
+    if context.max_tasks_in_flight_per_actor is None:
+        context.max_tasks_in_flight_per_actor = _TASKS_PER_ACTOR
     made = make()
     if not hasattr(made, "iter_batches"):
         raise InputError(

@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray
+import ray.data
 import torch
 from documents import ROOT
 from local_runs import LocalRun, Project
@@ -184,6 +186,20 @@ def test_in_the_trainers_own_process_there_is_no_ray(monkeypatch: pytest.MonkeyP
 def test_a_dataset_in_place_of_a_function_is_refused():
     with pytest.raises(InputError, match=r"found Tensor: a dataset that was made here .* RayData\(lambda: "):
         RayData(torch.zeros(3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("of_the_user", "found"), [(None, 4), (7, 7)])
+def test_actors_have_tasks_ahead_unless_the_user_has_set_how_many(
+    monkeypatch: pytest.MonkeyPatch, of_the_user: int | None, found: int
+):
+    context = ray.data.DataContext.get_current()
+    monkeypatch.setattr(context, "max_tasks_in_flight_per_actor", of_the_user)
+    monkeypatch.setattr(context.execution_options, "preserve_order", False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    seen = []
+    with pytest.raises(InputError, match="it returned NoneType"):
+        next(iter(RayData(lambda: seen.append(context.max_tasks_in_flight_per_actor))))
+    assert seen == [found]
 
 
 def test_the_guides_example_runs_as_it_is_printed(tmp_path: Path):

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +24,7 @@ from torch.utils.data._utils import collate
 from dataloaderjob.codec.bundles import UserCode
 from dataloaderjob.codec.failures import unpack_failure
 from dataloaderjob.core.frames import Kind
-from dataloaderjob.feeder.builder import Builder
+from dataloaderjob.feeder.builder import Builder, copy
 from dataloaderjob.feeder.bundles import MAX_IDLE_TEMPLATES
 from dataloaderjob.feeder.channel import Channel, pair
 
@@ -204,3 +205,32 @@ def test_strangers_leave_a_feeder_with_few_descriptors_what_its_sessions_take(tm
             receiver.ticket(number, [number], session)
             assert receiver.next().batch().tolist() == [number**2]
         assert process.poll() is None
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 64 * 1024 - 1, 64 * 1024, 1_000_001])
+def test_a_part_of_any_size_is_copied_whole(nbytes: int):
+    part, to = os.urandom(nbytes), bytearray(nbytes)
+    copy(memoryview(to), part)
+    assert bytes(to) == part
+
+
+def test_threads_of_user_code_run_while_a_large_batch_is_copied():
+    turns, ended = [0], threading.Event()
+
+    def turn() -> None:
+        while not ended.is_set():
+            turns[0] += 1
+            time.sleep(0)
+
+    thread = threading.Thread(target=turn)
+    thread.start()
+    part = memoryview(torch.arange(1 << 25).numpy()).cast("B")
+    to = memoryview(bytearray(len(part)))
+    try:
+        before = turns[0]
+        copy(to, part)
+        during = turns[0] - before
+    finally:
+        ended.set()
+        thread.join()
+    assert during > 100, "it takes some 0.1 s, and a turn some microseconds"

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from dataloaderjob.codec.bundles import UserCode
@@ -47,6 +48,7 @@ PROBE_WAIT_S = 0.5
 SPARE_BUFFERS = 3
 """Free buffers kept: what a feeder may hold of one session, and one to build into."""
 _ROUND_NBYTES = 64 * 1024
+_LARGE_NBYTES = 64 * 1024
 PLACE = struct.Struct("<Qq")
 """Words of the page that a builder shares with its template: serial of the task, position of the sample."""
 
@@ -307,7 +309,7 @@ class Builder:
             return Kind.FAILED, self._failure(exc, "placing the batch")
         at = 0
         for part in made.buffers:
-            view[at : at + len(part)] = part
+            copy(view[at : at + len(part)], part)
             at += len(part)
         with view[:at] as body:
             digests.seal(body, identity)
@@ -366,6 +368,15 @@ class Builder:
 
     def _failure(self, exc: BaseException, phase: str) -> bytes:
         return pack_failure(exc, phase=phase, feeder=self._here.feeder)
+
+
+def copy(to: memoryview, part: bytes | memoryview) -> None:
+    """Copies a part of a body: a large one without the interpreter's lock, for which threads of user code, such as
+    those of Ray Data, would wait."""
+    if len(part) < _LARGE_NBYTES:
+        to[:] = part
+    else:
+        np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(part, np.uint8))
 
 
 def _unpack(payload: bytes) -> frames.Ticket:
