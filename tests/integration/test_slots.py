@@ -460,7 +460,8 @@ if __name__ == "__main__":
     list(DataLoader(Shards((3,)), num_workers=1))
     for seed in (1, 2):
         if os.fork() == 0:
-            print(seed, first(DataLoader, seed) == first(torch.utils.data.DataLoader, seed), flush=True)
+            is_same = first(DataLoader, seed) == first(torch.utils.data.DataLoader, seed)
+            print(f"{seed} {is_same}\\n", end="", flush=True)  # in one piece: the two print at the same time
             os._exit(0)
     os.wait(), os.wait()
 """
