@@ -76,19 +76,20 @@ def rank(case: Case, new_loader: Callable[[Any], Any]) -> None:
 
 def measure(party: str, case: Case, also: Callable[[], Sequence[int]]) -> dict[str, Any]:
     """`party`: whose loader the ranks make. `also`: pids on the node that are no descendants of the ranks."""
-    with _started(party, case) as ranks:
+    command = [sys.executable, "-m", "bench.ranks", party, json.dumps(asdict(case))]
+    with started(command, case.ranks) as ranks:
         for process in ranks:
-            _answer(process)
+            answer(process)
         pids = [*_with_children(ranks), *also()]
         before, cpu = machine.snapshot(), machine.cpu_ns(pids)
         for process in ranks:
-            _go_on(process)
-        found = [_answer(process) for process in ranks]
+            go_on(process)
+        found = [answer(process) for process in ranks]
         cpu_s = (machine.cpu_ns(pids) - cpu) / 1e9
         load = machine.between(before, machine.snapshot())
         memory = sum(psutil.Process(pid).memory_full_info().pss for pid in pids if psutil.pid_exists(pid))
         for process in ranks:
-            _go_on(process)
+            go_on(process)
     nbytes = sum(one["nbytes"] for one in found)
     figures = {
         "node_cpu_s_per_gb": cpu_s / nbytes * 1e9,
@@ -101,12 +102,12 @@ def measure(party: str, case: Case, also: Callable[[], Sequence[int]]) -> dict[s
 
 
 @contextlib.contextmanager
-def _started(party: str, case: Case) -> Iterator[list[subprocess.Popen[str]]]:
-    command = [sys.executable, "-m", "bench.ranks", party, json.dumps(asdict(case))]
+def started(command: Sequence[str], count: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """The processes of `count` ranks, which have to end by themselves when the block does."""
     ranks: list[subprocess.Popen[str]] = []
     try:
-        for number in range(case.ranks):
-            environment = {**os.environ, "RANK": str(number), "WORLD_SIZE": str(case.ranks)}
+        for number in range(count):
+            environment = {**os.environ, "RANK": str(number), "WORLD_SIZE": str(count)}
             ranks.append(
                 subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -129,7 +130,8 @@ def _with_children(ranks: Sequence[subprocess.Popen[str]]) -> list[int]:
     ]
 
 
-def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
+def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The next line that a rank prints, JSON. Raises RuntimeError where it ended."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
@@ -137,7 +139,8 @@ def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     return dict(json.loads(line))
 
 
-def _go_on(process: subprocess.Popen[str]) -> None:
+def go_on(process: subprocess.Popen[str]) -> None:
+    """Ends the rank's wait for a line."""
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()

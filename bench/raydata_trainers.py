@@ -1,6 +1,6 @@
 """Our trainers of B18: `python -m bench.raydata_trainers '{"producers": ...}' SIDECAR_PID` is one of several, by RANK.
 
-It prints what it measured, as JSON, and stays until it is killed: what another one counts must not end meanwhile.
+It prints what it measured, as JSON, and stays until it gets a line: what another one counts must not end meanwhile.
 """
 
 from __future__ import annotations
@@ -8,18 +8,16 @@ from __future__ import annotations
 import functools
 import json
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import psutil
 import torch
 
-from bench import endtoend, raydata
+from bench import endtoend, ranks, raydata
 from bench.raydata import Case
+from bench.service import on_trainer_node
 
 
 def measure(case: Case, sidecar: int, node_pids: Callable[[], list[int]]) -> dict[str, Any]:
@@ -27,27 +25,11 @@ def measure(case: Case, sidecar: int, node_pids: Callable[[], list[int]]) -> dic
     if case.trainers == 1:
         return _measured(case, 0, node_pids)
     command = [sys.executable, "-m", "bench.raydata_trainers", json.dumps(asdict(case)), str(sidecar)]
-    trainers = [
-        subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(case.trainers)},
-        )
-        for rank in range(case.trainers)
-    ]  # fmt: skip
-    try:
-        printed = [_line(trainer) for trainer in trainers]
-    finally:
+    with ranks.started(command, case.trainers) as trainers:
+        found = [ranks.answer(trainer) for trainer in trainers]
         for trainer in trainers:
-            trainer.kill()
-            trainer.wait()
-    return raydata.together(case, [json.loads(text) for text in printed])
-
-
-def _line(trainer: subprocess.Popen[str]) -> str:
-    assert trainer.stdout is not None
-    if line := trainer.stdout.readline():
-        return line
-    raise RuntimeError(f"trainer {trainer.args!r} ended with {trainer.wait()}")
+            ranks.go_on(trainer)
+    return raydata.together(case, found)
 
 
 def _measured(case: Case, rank: int, node_pids: Callable[[], list[int]]) -> dict[str, Any]:
@@ -62,15 +44,12 @@ def _measured(case: Case, rank: int, node_pids: Callable[[], list[int]]) -> dict
 
 def main() -> None:
     case, rank = Case(**json.loads(sys.argv[1])), int(os.environ["RANK"])
-    sidecar = psutil.Process(int(sys.argv[2]))
-
-    def on_node() -> list[int]:
-        shared = [sidecar, *sidecar.children()] if rank == 0 else []
-        return [os.getpid(), *(process.pid for process in shared)]
-
+    sidecar = int(sys.argv[2])
+    on_node = functools.partial(on_trainer_node, sidecar) if rank == 0 else lambda: [os.getpid()]
     print(json.dumps(_measured(case, rank, on_node)), flush=True)
-    signal.pause()
+    sys.stdin.readline()
 
 
 if __name__ == "__main__":
     main()
+    os._exit(0)

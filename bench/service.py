@@ -63,11 +63,20 @@ class Service:
 
     def receivers(self) -> list[int]:
         """Pids of the receivers: one for each attached trainer process."""
-        return [p.pid for p in psutil.Process(self._sidecar.pid).children()]
+        return _children(self._sidecar.pid)
 
     def on_trainer_node(self) -> list[int]:
         """Pids that cannot be elsewhere: this process, the sidecar and its receivers."""
-        return [os.getpid(), self._sidecar.pid, *self.receivers()]
+        return on_trainer_node(self._sidecar.pid)
+
+
+def on_trainer_node(sidecar: int) -> list[int]:
+    """Pids that cannot be elsewhere: this process, the sidecar of that pid and its receivers."""
+    return [os.getpid(), sidecar, *_children(sidecar)]
+
+
+def _children(pid: int) -> list[int]:
+    return [p.pid for p in psutil.Process(pid).children()]
 
 
 @contextlib.contextmanager
