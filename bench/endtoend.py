@@ -89,13 +89,13 @@ class _Taker:
     """Takes batches, checks each one's indices and every 16th one's pictures, and times the waits.
 
     What the checked ones must hold is made here, before anything is measured, from the same dataset.
-    `share`: (rank, ranks) of a trainer that has every so manieth batch.
+    `share`: the numbers of the batches that the trainer has, by how many came before.
     """
 
-    def __init__(self, stream: Iterator[Any], case: Case, share: tuple[int, int]) -> None:
+    def __init__(self, stream: Iterator[Any], case: Case, share: Callable[[int], int]) -> None:
         self._stream, self._case = stream, case
         dataset = case.images()
-        self._first, self._every = share
+        self._share = share
         self.taken = 0
         self.proof = Proof()
         self.check_ns = 0
@@ -104,7 +104,7 @@ class _Taker:
         checked = range(3 if case.smoke else 10)
         self._expected = {
             number: [sums(dataset.stacked(numbers_of(case, number))[0])]
-            for number in (self._first + i * _CHECK_EVERY * self._every for i in checked)
+            for number in (share(i * _CHECK_EVERY) for i in checked)
         }
 
     def take(self) -> int:
@@ -114,7 +114,7 @@ class _Taker:
         self.arrived = time.perf_counter()
         waited = time.perf_counter_ns() - t0
         start = time.thread_time_ns()
-        number = self._first + self.taken * self._every
+        number = self._share(self.taken)
         expected = np.arange(number * self._case.batch, (number + 1) * self._case.batch)
         if not np.array_equal(np.asarray(indices), expected):
             raise RuntimeError(f"batch {number} holds the indices {np.asarray(indices)[:8]}...")
@@ -130,10 +130,12 @@ def measure(
     case: Case,
     *,
     node_pids: Callable[[], Iterable[int]],
-    share: tuple[int, int] = (0, 1),
+    besides: Callable[[], Iterable[int]] = tuple,
+    share: Callable[[int], int] = int,
 ) -> dict[str, Any]:
-    """Runs the three phases. `node_pids`: processes that must be on the trainer's node, asked when warm. `share`:
-    (rank, ranks) of a trainer that has every so manieth batch."""
+    """Runs the three phases. `node_pids`: processes that must be on the trainer's node, asked when warm; `besides`:
+    those that are there and could be elsewhere. `share`: the numbers of the batches that the trainer has, by how many
+    came before."""
     taker = _Taker(stream, case, share)
     for _ in range(case.warm):
         taker.take()
@@ -142,17 +144,19 @@ def measure(
         taker.take()
     rate = (taker.taken - first) / (time.perf_counter() - start)
     pids = sorted(set(node_pids()))
-    paced = _paced(taker, case, step_s=1.0 / (DEMAND * rate), pids=pids)
+    paced = _paced(taker, case, step_s=1.0 / (DEMAND * rate), pids=pids, besides=sorted(set(besides())))
     figures = {"batches_per_s": rate, **paced}
     return {"figures": {case.name: figures}, "proof": taker.proof.as_json()}
 
 
-def _paced(taker: _Taker, case: Case, *, step_s: float, pids: list[int]) -> dict[str, float]:
+def _paced(
+    taker: _Taker, case: Case, *, step_s: float, pids: list[int], besides: list[int]
+) -> dict[str, float]:
     taker.take()
     time.sleep(step_s)
     waits: list[int] = []
     computed = 0.0
-    cpu, checks = machine.cpu_ns(pids), taker.check_ns
+    cpu, others, checks = machine.cpu_ns(pids), machine.cpu_ns(besides), taker.check_ns
     before = machine.snapshot()
     start = time.perf_counter()
     while time.perf_counter() - start < case.paced_s:
@@ -162,11 +166,13 @@ def _paced(taker: _Taker, case: Case, *, step_s: float, pids: list[int]) -> dict
         computed += time.perf_counter() - taker.arrived
     wall = time.perf_counter() - start
     cpu = machine.cpu_ns(pids) - cpu - (taker.check_ns - checks)
+    others = machine.cpu_ns(besides) - others
     load = machine.between(before, machine.snapshot())
     nbytes = len(waits) * case.batch * 3 * SIDE * SIDE
     return {
         "utilisation": computed / wall,
         "node_cpu_s_per_gb": cpu / nbytes,
+        "all_cpu_s_per_gb": (cpu + others) / nbytes,
         "node_ms_per_batch": cpu / 1e6 / len(waits),
         "wait_p50_us": percentile(waits, 0.5) / 1e3,
         "wait_p99_us": percentile(waits, 0.99) / 1e3,

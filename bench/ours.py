@@ -255,7 +255,7 @@ def b19_pictures(case: pictures.Case) -> dict[str, Any]:
 
 
 def b18_ray_data(case: raydata.Case) -> dict[str, Any]:
-    """A Ray that would be elsewhere, as its slot would; trainers, sidecar and receivers are the node's processes."""
+    """A Ray of its own, with the slot that reads from it; trainers, sidecar and receivers are the node's processes."""
     need("dataloaderjob.ray_data")
     from dataloaderjob.core.settings import RayTasks
     from dataloaderjob.local.head import RayHead
@@ -270,7 +270,7 @@ def b18_ray_data(case: raydata.Case) -> dict[str, Any]:
         with service(
             feeders=1, shared_memory_nbytes=1_000_000_000, prefetch=16, processes=case.trainers,
             feeder_command=("nice", "-n", RAYS_NICENESS, sys.executable, "-m", "dataloaderjob.feeder.host"),
-            feeder_env=env,
+            feeder_env=env, same_machine=not case.elsewhere,
         ) as running:  # fmt: skip
             return raydata_trainers.measure(case, running.sidecar, running.on_trainer_node)
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +16,30 @@ STORE_NBYTES = 1_000_000_000
 class Case(endtoend.Case):
     batches: int = 2000
     trainers: int = 1
+    elsewhere: bool = False
+    """The pipeline's tasks run as on another machine."""
+    small_blocks: bool = False
+    """Of one batch; else of ten, 96 MB, where Ray aims at 128 MiB at most."""
+
+    @property
+    def batches_per_block(self) -> int:
+        return 1 if self.small_blocks else 10
+
+    def dealt(self, rank: int, *, together: int = 1) -> Callable[[int], int]:
+        """The numbers of a rank's batches, by how many came before, where so many stay `together`."""
+        return lambda before: (before // together * self.trainers + rank) * together + before % together
 
     @property
     def name(self) -> str:
-        return named(self.producers, self.trainers)
+        return named(self.trainers, elsewhere=self.elsewhere, small_blocks=self.small_blocks)
 
 
-def named(producers: int, trainers: int) -> str:
+def named(trainers: int, *, elsewhere: bool, small_blocks: bool) -> str:
     """The name of a case."""
-    made_by = f"{producers} producer{'s' if producers > 1 else ''}"
-    return made_by if trainers == 1 else f"{made_by}, {trainers} trainers"
+    where = "tasks elsewhere" if elsewhere else "one machine"
+    return (
+        f"{trainers} trainer{'s' if trainers > 1 else ''}, {where}{', small blocks' if small_blocks else ''}"
+    )
 
 
 class Maker:
@@ -40,13 +54,14 @@ class Maker:
 
 
 def pipeline(case: Case) -> Any:
-    """Blocks of one batch, in order, made by `producers` actors."""
+    """Batches in order, made by `producers` actors."""
     import ray
 
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = True
-    rows = ray.data.range(case.batch * case.batches, override_num_blocks=case.batches)
+    blocks = case.batches // case.batches_per_block
+    rows = ray.data.range(case.batch * case.batches, override_num_blocks=blocks)
     return rows.map_batches(
         Maker, fn_constructor_args=(case,), batch_size=case.batch,
         num_cpus=1, compute=ray.data.ActorPoolStrategy(size=case.producers),

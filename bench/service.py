@@ -89,11 +89,12 @@ def service(
     feeder_command: Sequence[str] = (sys.executable, "-m", "dataloaderjob.feeder.host"),
     processes: int = 1,
     feeder_env: Mapping[str, str] = MappingProxyType({}),
+    same_machine: bool = False,
 ) -> Iterator[Service]:
     """Starts both, announces the sidecar to `dataloaderjob.DataLoader` in this process, ends both by pid.
 
     `host`: the feeders' address; `processes`: trainers that the sidecar serves; `feeder_env`: added to the
-    environment of user code.
+    environment of user code; `same_machine`: batches come by shared memory, not over TCP as from another machine.
     """
     need("dataloaderjob.trainer.loader", "dataloaderjob.sidecar.__main__", "dataloaderjob.feeder.host")
     from dataloaderjob.core import sockets
@@ -109,6 +110,7 @@ def service(
             settings = FeederSettings(
                 job="bench", name=f"feeder-{i}", index=i, num_feeders=feeders, key_path=str(key),
                 blob_folder=str(home / "blobs"), bind_host=host,
+                shares_memory=same_machine,
             )  # fmt: skip
             path = home / f"feeder-{i}.json"
             dump(settings, path)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
 import warnings
 from typing import Any
 
+import psutil
+
 from bench import endtoend, raydata
 from bench.raybox import await_iterators, ray_box
 
+COORDINATOR = "ray::SplitCoordinator"
 
-def iter_torch_batches(case: raydata.Case, *, far_node: bool = True) -> dict[str, Any]:
+
+def iter_torch_batches(case: raydata.Case) -> dict[str, Any]:
     """The trainer is the driver, and several are actors without a CPU, as those of Ray Train; they and their raylet are
-    the node's processes. `far_node`: tasks run on another raylet, as they do where the trainer's node is for the
-    trainer; blocks come through Ray's own transfer."""
+    the node's processes. Tasks elsewhere run on another raylet, and blocks come through Ray's own transfer."""
     cpus = raydata.cpus(case)
-    with ray_box(num_cpus=cpus, store_nbytes=raydata.STORE_NBYTES, far_node=far_node) as pids:
+    with ray_box(num_cpus=cpus, store_nbytes=raydata.STORE_NBYTES, far_node=case.elsewhere) as pids:
         made = raydata.pipeline(case)
         if case.trainers > 1:
             return _several(made, case, raylet=pids[1])
@@ -29,7 +32,7 @@ def iter_torch_batches(case: raydata.Case, *, far_node: bool = True) -> dict[str
 
 
 def _several(made: Any, case: raydata.Case, raylet: int) -> dict[str, Any]:
-    """What coordinates them could be elsewhere, and is left out."""
+    """What coordinates them is where `streaming_split` is called, here beside them."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -42,7 +45,7 @@ def _several(made: Any, case: raydata.Case, raylet: int) -> dict[str, Any]:
 
 
 class Trainer:
-    """One of several, which have every so manieth block."""
+    """One of several, which have blocks in turn."""
 
     def __init__(self, case: raydata.Case, rank: int, raylet: int) -> None:
         self._case, self._rank, self._raylet = case, rank, raylet
@@ -50,13 +53,23 @@ class Trainer:
     def measure(self, part: Any) -> dict[str, Any]:
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         stream = raydata.pairs(part.iter_torch_batches(batch_size=self._case.batch, prefetch_batches=2))
-        pids = [os.getpid(), *([self._raylet] if self._rank == 0 else [])]
-        return endtoend.measure(
-            stream, self._case, node_pids=lambda: pids, share=(self._rank, self._case.trainers)
-        )
+        share = self._case.dealt(self._rank, together=self._case.batches_per_block)
+        if self._rank:
+            return endtoend.measure(stream, self._case, node_pids=lambda: [os.getpid()], share=share)
+        pids = [os.getpid(), self._raylet]
+        return endtoend.measure(stream, self._case, node_pids=lambda: pids, besides=_coordinator, share=share)
 
 
-PEERS = {
-    "iter_torch_batches": iter_torch_batches,
-    "iter_torch_batches, one raylet": functools.partial(iter_torch_batches, far_node=False),
-}
+def _coordinator() -> list[int]:
+    """Its pid."""
+    (pid,) = (p.pid for p in psutil.process_iter() if _title(p).startswith(COORDINATOR))
+    return [pid]
+
+
+def _title(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
+PEERS = {"iter_torch_batches": iter_torch_batches}

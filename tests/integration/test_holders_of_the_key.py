@@ -70,6 +70,7 @@ FRAMES = {
     "length-2-63": (header(nbytes=2**63), f"a TICKET frame of {2**63} bytes exceeds"),
     "length-2-64": (header(nbytes=2**64 - 1), f"a TICKET frame of {2**64 - 1} bytes exceeds"),
     "room-2-63": (header(room=2**63), "a TICKET frame of 0 bytes exceeds"),
+    "taken-of-none": (header(kind=Kind.TAKEN), "a batch is said to be taken, and none was to be"),
     "no-ticket": (header(nbytes=3) + b"abc", "a ticket needs at least"),
     "no-manifest": (bundle_frame(os.urandom(100)), "a bundle's manifest cannot be read"),
     "nested-manifest": (bundle_frame(b"[" * 100_000), "a bundle's manifest cannot be read"),

@@ -44,7 +44,12 @@ class Receiver:
         timeout_s: float = 20.0,
         trainer: str = "",
     ):
-        self.sock = socket.create_connection((host, port), timeout=5)
+        """`host`: also what `sockets.on_machine` says."""
+        if host.startswith("\0"):
+            self.sock = socket.socket(socket.AF_UNIX)
+            self.sock.connect(host)
+        else:
+            self.sock = socket.create_connection((host, port), timeout=5)
         self.facts = sockets.greet(
             self.sock,
             key,

@@ -101,7 +101,7 @@ class CutRig(Rig):
     def __init__(
         self, feeders: int, *, cuts: int = 0, flips: int = 0, nbytes_per_s: float = 0.0, **sidecar: Any
     ) -> None:
-        super().__init__(feeders, **sidecar)
+        super().__init__(feeders, shares_memory=False, **sidecar)
         self.relays: dict[str, Relay] = {}
         self._troubles: dict[str, Any] = {"cuts": cuts, "flips": flips, "nbytes_per_s": nbytes_per_s}
 

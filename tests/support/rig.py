@@ -28,7 +28,10 @@ PROCESSES = 12
 class Rig:
     """`with Rig(feeders=2) as rig:` sets DATALOADERJOB_SOCKET; everything ends with the block."""
 
-    def __init__(self, feeders: int = 1, *, env: dict[str, str] | None = None, **sidecar) -> None:
+    def __init__(
+        self, feeders: int = 1, *, env: dict[str, str] | None = None, shares_memory: bool = True, **sidecar
+    ) -> None:
+        """`shares_memory`: else batches come over TCP, as from another machine."""
         self.home = Path(tempfile.mkdtemp(prefix="dlj-"))
         self.socket = str(self.home / "s")
         (self.home / "key").write_bytes(new_key())
@@ -38,6 +41,7 @@ class Rig:
         self.sidecar: subprocess.Popen | None = None
         self.others: list[subprocess.Popen] = []
         self.count = feeders
+        self.shares_memory = shares_memory
         self._socket_before: str | None = None
 
     def __enter__(self) -> Self:
@@ -87,6 +91,7 @@ class Rig:
                 index=i,
                 key_path=str(self.home / "key"),
                 blob_folder=str(self.home / "blobs"),
+                shares_memory=self.shares_memory,
             )
             new.append(self._start("dataloaderjob.feeder.host", settings, f"feeder-{i}"))
         for process, about in new:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import select
 import socket
 import struct
 import threading
@@ -12,83 +10,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from feeder_link import BODY, JOB, KEY, WAIT_S, Feeder, Sink, frame, step, up
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataloaderjob.core import digests, frames, sockets
+from dataloaderjob.core import digests, frames
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Header, Kind
-from dataloaderjob.sidecar.dispatch.streams import Endpoint
-from dataloaderjob.sidecar.feeder_connection import BODY_WAIT_S, WAITALL_ABOVE_NBYTES, FeederConnection, Phase
+from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Kind
+from dataloaderjob.sidecar.feeder_connection import BODY_WAIT_S, WAITALL_ABOVE_NBYTES, FeederConnection
 
-KEY, JOB, INSTANCE = bytes(range(32)), "job", "i0"
-WAIT_S = 5.0
-BODY = bytes(range(256)) * 256
 NOTE = b"loading"
 RESET = struct.pack("ii", 1, 0)
-
-
-class Sink:
-    """What came of whole frames. `takes`: whether a body has a place, or is to be thrown away."""
-
-    def __init__(self, *, takes: bool = True) -> None:
-        self.came: list[tuple[int, bytes]] = []
-        self.takes, self.pool = takes, bytearray(len(BODY))
-
-    def connection_up(self, connection: FeederConnection, facts: dict[str, Any]) -> None: ...
-    def connection_moved(self, connection: FeederConnection) -> None: ...
-
-    def connection_frame(self, connection: FeederConnection, header: Header, payload: bytes) -> None:
-        self.came.append((header.ticket, payload))
-
-    def connection_body(self, connection: FeederConnection, header: Header) -> memoryview | None:
-        return memoryview(self.pool)[: header.nbytes] if self.takes else None
-
-    def connection_body_done(self, connection: FeederConnection, header: Header, digest: int) -> None:
-        self.came.append((header.ticket, bytes(self.pool[: header.nbytes])))
-
-
-class Feeder:
-    """A stand-in: it lets a receiver in, and sends what it is told to."""
-
-    def __init__(self) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = Endpoint("feeder-0", INSTANCE, *self.listener.getsockname())
-        self.links: list[socket.socket] = []
-
-    def close(self) -> None:
-        for sock in [*self.links, self.listener]:
-            sock.close()
-
-    def link(self, connection: FeederConnection) -> socket.socket:
-        """A new one, with both ends' greetings exchanged."""
-        connection.connect(time.monotonic())
-        sock, _ = self.listener.accept()
-        self.links.append(sock)
-        handshake = sockets.ServerHandshake(KEY, job=JOB, facts={"instance": INSTANCE}, versions=sockets.DATA)
-        sock.sendall(handshake.greeting)
-        sock.setblocking(False)
-        while not handshake.done:
-            step(connection)
-            with contextlib.suppress(BlockingIOError):
-                sock.sendall(handshake.receive(sock.recv(sockets.MAX_HELLO_NBYTES)))
-        sock.setblocking(True)
-        return sock
-
-
-def step(connection: FeederConnection) -> None:
-    """Waits until there is something for the connection, and hands it over."""
-    assert connection.sock is not None
-    poll = select.epoll()
-    poll.register(connection.sock.fileno(), connection.interest)
-    events = poll.poll(WAIT_S)
-    poll.close()
-    assert events, f"nothing came within {WAIT_S} s"
-    connection.on_ready(events[0][1])
-
-
-def frame(kind: Kind, payload: bytes, ticket: int) -> bytes:
-    return frames.pack_header(kind, ticket=ticket, nbytes=len(payload)) + payload
 
 
 @pytest.fixture(scope="module")
@@ -180,15 +112,6 @@ def test_a_body_that_came_damaged_ends_the_link_where_it_is_checked(feeder: Feed
             while len(sink.came) < 2:
                 step(connection)
     connection.close()
-
-
-def up(feeder: Feeder, sink: Sink) -> tuple[FeederConnection, socket.socket]:
-    """A connection of which the next event is a frame, and the feeder's end of it."""
-    connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
-    sock = feeder.link(connection)
-    while connection.phase is not Phase.UP:
-        step(connection)
-    return connection, sock
 
 
 class Recording:

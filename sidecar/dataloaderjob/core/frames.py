@@ -14,7 +14,7 @@ A frame is a header of 64 bytes, then `nbytes` bytes of payload. Integers are li
 | bundle     | 16 B | `Bundle.id`: the user's code and data that make the batch, and the session that it is made in |
 | nbytes     | u64  | payload bytes behind this header |
 | room       | u64  | TICKET: bytes reserved, may be sent unasked. ANNOUNCE: size of the body. PROGRESS: position.
-|            |      | BODY: bundles that the feeder has loaded so far |
+|            |      | BODY, SHARED: bundles that the feeder has loaded so far. UNMAP: number of a buffer |
 |            | u64  | 0 |
 | check      | u32  | crc32 of the 60 bytes before |
 
@@ -51,7 +51,7 @@ from typing import Any, NamedTuple
 
 from dataloaderjob.core.errors import RemoteProtocolError
 
-PROTOCOL = 4
+PROTOCOL = 5
 MAGIC = 0x4A44
 HEADER = struct.Struct("<HBBHHIQ16sQQ8xI")
 HEADER_NBYTES = HEADER.size
@@ -69,6 +69,7 @@ _KNOWN = struct.Struct("<QQ")
 _MADE = struct.Struct("<Q")
 _READ = struct.Struct("<I")
 _SNAPSHOT = struct.Struct("<IQ")
+_SHARED = struct.Struct("<QQ")
 MAX_SNAPSHOT_NBYTES = 1 << 20
 """Largest snapshot of a slot that is kept: a state has one of each."""
 _SLOT_END = TICKET_HEAD_NBYTES + _SLOT.size
@@ -117,6 +118,13 @@ class Kind(IntEnum):
     that were made again first, so far."""
     SNAPSHOT = 15
     """F: a slot as it was after so many batches, from which another feeder can go on. Payload: `pack_snapshot`."""
+    SHARED = 16
+    """F: the batch lies in shared memory of the feeder, on the receiver's machine: what BODY says, without the bytes.
+    Payload: `pack_shared`. A buffer's descriptor comes along the first time."""
+    TAKEN = 17
+    """R: the earliest SHARED batch that is not taken yet is copied, or not wanted."""
+    UNMAP = 18
+    """F: buffer `room` is not used any more."""
 
 
 class Flag(IntFlag):
@@ -134,7 +142,7 @@ class Flag(IntFlag):
     has begun. One that has not ends, and is asked again with them."""
 
 
-FROM_RECEIVER = frozenset({Kind.TICKET, Kind.GRANT, Kind.CANCEL, Kind.BUNDLE, Kind.RELEASE})
+FROM_RECEIVER = frozenset({Kind.TICKET, Kind.GRANT, Kind.CANCEL, Kind.BUNDLE, Kind.RELEASE, Kind.TAKEN})
 FROM_FEEDER = frozenset(Kind) - FROM_RECEIVER
 
 
@@ -368,6 +376,18 @@ def unpack_snapshot(data: bytes) -> tuple[int, int, bytes]:
         raise RemoteProtocolError(f"a snapshot of {len(data)} bytes came, {MAX_SNAPSHOT_NBYTES} are allowed")
     slot, made = _SNAPSHOT.unpack_from(data)
     return slot, made, data[_SNAPSHOT.size :]
+
+
+def pack_shared(buffer: int, nbytes: int) -> bytes:
+    """The payload of a SHARED frame: the body is the first `nbytes` of a buffer."""
+    return _SHARED.pack(buffer, nbytes)
+
+
+def unpack_shared(data: bytes) -> tuple[int, int]:
+    """(number of the buffer, bytes of the body). Raises RemoteProtocolError for what is none."""
+    if len(data) != _SHARED.size:
+        raise RemoteProtocolError(f"where a batch lies takes {_SHARED.size} bytes to say, found {len(data)}")
+    return _SHARED.unpack(data)
 
 
 def pack_end(batches: int) -> bytes:

@@ -176,6 +176,8 @@ class FeederSettings:
     """Where it runs, by the provider's name for the place; for messages."""
     sweeps_blobs: bool = False
     """The folder is this node's own: blobs that no feeder has used for long are removed."""
+    shares_memory: bool = True
+    """Receivers on this machine copy batches out of this feeder's memory; else they too get them over TCP."""
     max_ungranted: int = 2
     """Built batches kept for one receiver that has no room for them."""
     max_idle_nbytes: int = 1 << 30

@@ -101,8 +101,24 @@ known.
 """
 
 
+def on_machine(instance: str) -> str:
+    """The address of a feeder for receivers of its own network namespace: an abstract name, which is no file and goes
+    with the process."""
+    return f"\0dataloaderjob-feeder-{instance}"
+
+
 def listen(host: str, port: int, *, backlog: int = 128) -> socket.socket:
-    """Listens at a name or number; EVERYWHERE means IPv4 alone where there is no IPv6. Raises OSError."""
+    """Listens at a name or number, or where `on_machine` says; EVERYWHERE means IPv4 alone where there is no IPv6.
+    Raises OSError."""
+    if host.startswith("\0"):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock.bind(host)
+            sock.listen(backlog)
+        except OSError:
+            sock.close()
+            raise
+        return sock
     if host == EVERYWHERE:
         if socket.has_dualstack_ipv6():
             return socket.create_server(
@@ -466,7 +482,7 @@ class Acceptor:
             with self._lock:
                 full = len(self._guests) >= self._most and not self._make_way()
                 if not full:
-                    self._guests[guest] = _Guest(str(address[0]), time.monotonic() + HANDSHAKE_TIMEOUT_S)
+                    self._guests[guest] = _Guest(str(address[:1]), time.monotonic() + HANDSHAKE_TIMEOUT_S)
             if full:
                 guest.close()
                 continue
@@ -529,11 +545,14 @@ class Acceptor:
 
 
 def tune(sock: socket.socket) -> None:
-    """Options of a bulk link: no delay, dead peers found in 15 s.
+    """Options of a bulk link over TCP: no delay, dead peers found in 15 s. Between processes of a machine none are
+    needed.
 
     Congestion control is the host's choice: its networks decide what it costs. Over the loopback of a host that has BBR
     the receiver takes 0.24 CPU-s/GB and 70 batches of 38.5 MB a second, with cubic 0.20 and 95.
     """
+    if sock.family == socket.AF_UNIX:
+        return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (

@@ -30,6 +30,7 @@ from dataloaderjob.codec.slots import SlotEnded, SlotSource, be_of_rank
 from dataloaderjob.codec.staged import Staged, unchanged
 from dataloaderjob.codec.staging import StageFetcher
 from dataloaderjob.core import digests, frames
+from dataloaderjob.core.control import seal
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag
 from dataloaderjob.core.processes import end_as
@@ -85,9 +86,10 @@ class Buffers:
         # An eighth more, for batches whose sizes differ a little.
         size = -(-(nbytes + nbytes // 8) // _ROUND_NBYTES) * _ROUND_NBYTES
         self._last += 1
-        fd = os.memfd_create("dlj-body", os.MFD_CLOEXEC)
+        fd = os.memfd_create("dlj-body", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size)
+            seal(fd)
             made = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
             self._channel.send(Kind.BUFFER, a=self._last, b=size, fd=fd)
         finally:

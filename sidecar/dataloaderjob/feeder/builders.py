@@ -28,13 +28,14 @@ from dataloaderjob.feeder.channel import (
     Message,
     Phase,
     Session,
+    SharedBuffer,
     SlotSession,
     Template,
     Watching,
 )
 from dataloaderjob.feeder.dealing import Needs
 from dataloaderjob.feeder.feeding_states import State, Task
-from dataloaderjob.feeder.trials import Trials, mapped
+from dataloaderjob.feeder.trials import Trials
 
 LINGER_S = 0.2
 """The end of a process takes some ms, which the next epoch's first batches would wait for."""
@@ -278,7 +279,7 @@ class Builders:
             self.end(session.bundle.id)
             self._owner.bundle_failed(session.bundle.id, message.payload)
         elif message.kind == Kind.BUFFER and message.fd is not None:
-            session.buffers[message.a] = mapped(message.fd, message.b)
+            session.buffers[message.a] = SharedBuffer(message.fd, message.b)
         elif message.kind == Kind.DROP:
             session.buffers.pop(message.a, None)
         elif message.kind == Kind.SNAPSHOT:
@@ -293,7 +294,8 @@ class Builders:
             self._owner.progress(task, message.b)
         elif message.kind == Kind.BUILT:
             number, nbytes = ch.BUILT.unpack(message.payload)
-            body = Body(session, number, memoryview(session.buffers[number])[:nbytes])
+            memory = session.buffers[number]
+            body = Body(session, number, memoryview(memory.map)[:nbytes], memory)
             self._finished(session)
             self.templates.fork_ahead(session.template, nbytes)
             slot = session.slot

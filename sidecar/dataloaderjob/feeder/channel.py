@@ -20,6 +20,7 @@ outlives it for the next epoch.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import mmap
 import os
@@ -241,12 +242,30 @@ class Phase(Enum):
     ENDING = auto()
 
 
+class SharedBuffer:
+    """A builder's buffer: its memory, to be read here, and its descriptor, for receivers on this machine."""
+
+    __slots__ = ("__weakref__", "fd", "map", "number")
+    _numbers = itertools.count(1)
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        """Owns `fd`, as long as anybody has the buffer. Raises OSError."""
+        self.fd = fd
+        self.number = next(self._numbers)
+        """Names it to receivers."""
+        self.map = mmap.mmap(fd, nbytes, prot=mmap.PROT_READ)
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
 class Body(NamedTuple):
     """A built batch in shared memory."""
 
     session: Session
     buffer: int
     view: memoryview
+    memory: SharedBuffer
 
 
 @dataclass(slots=True, eq=False)
@@ -262,7 +281,7 @@ class Session:
     """Number of its builder at its template."""
     channel: Channel | None = None
     task: Task | None = None
-    buffers: dict[int, mmap.mmap] = field(default_factory=dict)
+    buffers: dict[int, SharedBuffer] = field(default_factory=dict)
     deadline: float = float("inf")
     """When its builder is ended."""
     ended_at: float = 0.0

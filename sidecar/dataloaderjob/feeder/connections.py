@@ -15,16 +15,17 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dataloaderjob.core import frames, sockets
-from dataloaderjob.core.errors import ProtocolError
+from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Header, Kind
 from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.settings import FeederSettings, read_key
 from dataloaderjob.feeder.blobs import connect_to_supervisor
-from dataloaderjob.feeder.channel import Body
+from dataloaderjob.feeder.channel import Body, SharedBuffer
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import (
     Announce,
@@ -45,6 +46,9 @@ DRAIN_POLL_S = 0.05
 CHECKSUM = int(Flag.CHECKSUM)
 """A plain int: int & IntFlag costs 2 µs."""
 _READ_NBYTES = 256 * 1024
+SHARED_FROM_NBYTES = 128 * 1024
+"""Smaller bodies are sent to receivers on this machine too, which is quicker than to say where they lie: 6,100 of
+100 kB a second and not 5,100, but 4,300 of 300 kB and not 4,700."""
 MAX_OWED = 10_000
 """Control frames that wait for a receiver to read them."""
 Buffer = bytes | memoryview
@@ -53,18 +57,25 @@ Buffer = bytes | memoryview
 class Outgoing:
     """One frame on its way: the buffers that are not out yet."""
 
-    __slots__ = ("buffers", "done", "task")
+    __slots__ = ("buffers", "done", "fd", "memory", "task")
 
-    def __init__(self, buffers: Sequence[Buffer], task: Task | None) -> None:
+    def __init__(
+        self, buffers: Sequence[Buffer], task: Task | None, memory: SharedBuffer | None = None
+    ) -> None:
         self.buffers: list[Buffer] = list(buffers)
         self.task = task
+        self.memory = memory
+        """Where the body lies, of a frame that says so in place of bringing it."""
+        self.fd: int | None = None
+        """A descriptor that goes along."""
         self.done: Callable[[], None] | None = None
 
     def push(self, sock: socket.socket) -> None:
         """Sends what the socket takes. Raises BlockingIOError when that is not all, OSError."""
         buffers = self.buffers
         while buffers:
-            sent = sock.sendmsg(buffers)
+            sent = sock.sendmsg(buffers) if self.fd is None else socket.send_fds(sock, buffers, [self.fd])
+            self.fd = None
             while buffers and sent >= len(buffers[0]):
                 sent -= len(buffers.pop(0))
             if sent:
@@ -82,8 +93,10 @@ class ReceiverConnection:
         on_start: Callable[[Task], None],
         on_sent: Callable[[Task], None],
     ) -> None:
-        """`on_start` and `on_sent` are called for bodies."""
+        """`on_start` and `on_sent` are called for bodies; of one that is shared, the second once it is taken."""
         self.number = number
+        self.is_here = sock.family == socket.AF_UNIX
+        """The receiver is on this machine, and may be given memory."""
         self.sock = sock
         self.closed = False
         self.armed = 0
@@ -93,6 +106,10 @@ class ReceiverConnection:
         self._control: deque[Outgoing] = deque()
         self._bodies: deque[Outgoing] = deque()
         self._current: Outgoing | None = None
+        self._untaken: deque[Task] = deque()
+        """Those whose bodies the receiver was told of, in that order."""
+        self._mapped: dict[int, weakref.ref[SharedBuffer]] = {}
+        """Buffers that the receiver has, by their number."""
         self._inbuf = bytearray()
         sock.setblocking(False)
 
@@ -102,8 +119,9 @@ class ReceiverConnection:
         """Control frames overtake bodies that have not begun."""
         self._control.append(Outgoing(buffers, None))
 
-    def queue_body(self, task: Task, buffers: Sequence[Buffer]) -> None:
-        self._bodies.append(Outgoing(buffers, task))
+    def queue_body(self, task: Task, buffers: Sequence[Buffer], memory: SharedBuffer | None = None) -> None:
+        """`memory`: where the body lies, if the frame only says so."""
+        self._bodies.append(Outgoing(buffers, task, memory))
 
     def withdraw(self, task: Task) -> None:
         self._bodies = deque(out for out in self._bodies if out.task is not task)
@@ -126,7 +144,10 @@ class ReceiverConnection:
                 current.push(self.sock)
                 self._current = None
                 if current.task is not None:
-                    self._on_sent(current.task)
+                    if current.memory is None:
+                        self._on_sent(current.task)
+                    else:
+                        self._untaken.append(current.task)
                 elif current.done is not None:
                     current.done()
         except BlockingIOError:
@@ -146,7 +167,27 @@ class ReceiverConnection:
             self._current = self._bodies.popleft()
             if self._current.task is not None:
                 self._on_start(self._current.task)
+            memory = self._current.memory
+            if memory is not None and memory.number not in self._mapped:
+                self._mapped[memory.number] = weakref.ref(memory)
+                self._current.fd = memory.fd
         return self._current
+
+    # Shared memory
+
+    def taken(self) -> None:
+        """The receiver has the earliest of the bodies that it was told of. Raises RemoteProtocolError if there is
+        none."""
+        if not self._untaken:
+            raise RemoteProtocolError("a batch is said to be taken, and none was to be")
+        self._on_sent(self._untaken.popleft())
+
+    def gone(self) -> list[int]:
+        """Buffers that the receiver has and that no builder uses any more; each is told once."""
+        gone = [number for number, memory in self._mapped.items() if memory() is None]
+        for number in gone:
+            del self._mapped[number]
+        return gone
 
     # Input
 
@@ -198,7 +239,7 @@ class Sender:
             if connection is None:
                 continue
             if isinstance(made, Send):
-                connection.queue_body(task, self._body_frame(task))
+                self._queue_body(connection, task)
             elif isinstance(made, Withdraw):
                 connection.withdraw(task)
             elif isinstance(made, Announce):
@@ -234,13 +275,24 @@ class Sender:
         )  # fmt: skip
         connection.queue_control(header)
 
-    def _body_frame(self, task: Task) -> list[Buffer]:
+    def unmap(self) -> set[ReceiverConnection]:
+        """Queues what receivers are to be told of buffers that are of no further use."""
+        touched: set[ReceiverConnection] = set()
+        for connection in self.connections.values():
+            for number in connection.gone():
+                connection.queue_control(frames.pack_header(Kind.UNMAP, room=number, load=self._machine.load))
+                touched.add(connection)
+        return touched
+
+    def _queue_body(self, connection: ReceiverConnection, task: Task) -> None:
         body: Body = task.body
+        shares = connection.is_here and task.nbytes >= SHARED_FROM_NBYTES
+        payload = frames.pack_shared(body.memory.number, task.nbytes) if shares else body.view
         header = frames.pack_header(
-            Kind.BODY, stream=task.stream, ticket=task.ticket, bundle=task.bundle,
-            nbytes=task.nbytes, room=self._loads(), flags=task.flags & CHECKSUM, load=self._machine.load,
+            Kind.SHARED if shares else Kind.BODY, stream=task.stream, ticket=task.ticket, bundle=task.bundle,
+            nbytes=len(payload), room=self._loads(), flags=task.flags & CHECKSUM, load=self._machine.load,
         )  # fmt: skip
-        return [header, body.view]
+        connection.queue_body(task, [header, payload], body.memory if shares else None)
 
 
 class Registration:

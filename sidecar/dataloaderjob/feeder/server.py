@@ -8,6 +8,7 @@ user code runs in this process (`builders`), so nothing that it does can hold up
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -24,7 +25,7 @@ from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, Service
 from dataloaderjob.core.frames import Flag, Header, Kind, base_seed_of
 from dataloaderjob.core.processes import SEE_OUTPUT, end_as
 from dataloaderjob.core.settings import FeederSettings, read_key
-from dataloaderjob.core.sockets import DATA, Acceptor
+from dataloaderjob.core.sockets import DATA, Acceptor, on_machine
 from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore
 from dataloaderjob.feeder.channel import Body, Channel
@@ -77,15 +78,16 @@ class FeederServer:
             "pid": os.getpid(),
             SLOTS: True,
         }
-        self._acceptor = Acceptor(
-            settings.bind_host,
-            settings.port,
-            key=key,
-            job=settings.job,
-            facts=stated,
-            welcomed=self._welcomed,
-            versions=DATA,
+        acceptor = functools.partial(
+            Acceptor, key=key, job=settings.job, facts=stated, welcomed=self._welcomed, versions=DATA
         )
+        self._acceptor = acceptor(settings.bind_host, settings.port)
+        self._acceptors = [self._acceptor]
+        if settings.shares_memory:
+            try:
+                self._acceptors.append(acceptor(on_machine(self.instance), 0))
+            except OSError as exc:
+                log.info("%s: receivers on this machine, too, get batches over TCP: %s", settings.name, exc)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -102,7 +104,8 @@ class FeederServer:
     def run_forever(self) -> None:
         """Serves until `stop`. Raises what broke the server."""
         self._register(self._wake, select.EPOLLIN, lambda _: self._woken())
-        self._register(self._acceptor.sock.fileno(), select.EPOLLIN, lambda _: self._acceptor.accept_all())
+        for acceptor in self._acceptors:
+            self._register(acceptor.sock.fileno(), select.EPOLLIN, functools.partial(_accept, acceptor))
         next_tick = 0.0
         while not self._stopping:
             for fd, events in self._poll.poll(TICK_S):
@@ -147,10 +150,11 @@ class FeederServer:
             self._calls.popleft()()
 
     def _tick(self, now: float) -> None:
-        self._acceptor.expire()
+        for acceptor in self._acceptors:
+            acceptor.expire()
         self._builders.tick(now, self._machine.used, self._machine.waiting)
         self._bundles.keep(now)
-        touched: set[ReceiverConnection] = set()
+        touched = self._sender.unmap()
         for bundle, text in (*self._bundles.notes(now), *self._builders.notes(now)):
             for task in self._machine.waiting(bundle):
                 touched |= self._sender.control(Kind.NOTE, task, payload=text.encode())
@@ -262,6 +266,9 @@ class FeederServer:
             return made
         if header.kind == Kind.GRANT:
             return self._machine.grant(connection.number, **which, room=header.room)
+        if header.kind == Kind.TAKEN:
+            connection.taken()
+            return []
         if header.kind == Kind.CANCEL:
             return self._cancel(connection, header, which)
         if header.kind == Kind.RELEASE:
@@ -373,6 +380,10 @@ def _facts(requests: socket.socket) -> dict[str, Any]:
     if not data:
         raise ServiceError(f"the process that imports torch ended: {SEE_OUTPUT}")
     return dict(json.loads(data)["facts"])
+
+
+def _accept(acceptor: Acceptor, _: int) -> None:
+    acceptor.accept_all()
 
 
 def main(

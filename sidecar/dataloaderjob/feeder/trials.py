@@ -8,7 +8,6 @@ shuffle buffer. So the first snapshot of a slot is tried before any is handed ou
 from __future__ import annotations
 
 import functools
-import mmap
 import os
 import time
 from collections.abc import Callable
@@ -17,20 +16,12 @@ from dataclasses import dataclass, field
 from dataloaderjob.core import digests
 from dataloaderjob.feeder import channel as ch
 from dataloaderjob.feeder.bundles import Templates
-from dataloaderjob.feeder.channel import Channel, Kind, Session, Template, Watching
+from dataloaderjob.feeder.channel import Channel, Kind, Session, SharedBuffer, Template, Watching
 
 LIMIT_S = 120.0
 """Nothing is said of a batch that takes longer."""
 Verdict = Callable[[int | None], None]
 """Is told the digest of the batch that was made again; None where none was made."""
-
-
-def mapped(fd: int, nbytes: int) -> mmap.mmap:
-    """The memory of a builder's buffer; closes `fd`."""
-    try:
-        return mmap.mmap(fd, nbytes, prot=mmap.PROT_READ)
-    finally:
-        os.close(fd)
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +32,7 @@ class _Trial:
     verdict: Verdict
     session: Session
     deadline: float
-    buffers: dict[int, mmap.mmap] = field(default_factory=dict)
+    buffers: dict[int, SharedBuffer] = field(default_factory=dict)
 
 
 class Trials:
@@ -79,11 +70,10 @@ class Trials:
         trial.channel.flush()
         for message in messages:
             if message.kind == Kind.BUFFER and message.fd is not None:
-                trial.buffers[message.a] = mapped(message.fd, message.b)
+                trial.buffers[message.a] = SharedBuffer(message.fd, message.b)
             elif message.kind == Kind.BUILT:
-                self._over(
-                    trial, digests.of_body(memoryview(trial.buffers[ch.BUILT.unpack(message.payload)[0]]))
-                )
+                buffer = trial.buffers[ch.BUILT.unpack(message.payload)[0]]
+                self._over(trial, digests.of_body(memoryview(buffer.map)))
                 return
             elif message.kind in (Kind.FAILED, Kind.INIT_FAILED):
                 self._over(trial, None)

@@ -5,6 +5,8 @@ receive timeout of 20 ms, the cheapest way to receive that was measured (0.20 CP
 with SO_RCVLOWAT 0.22 to 0.26). It is for feeders that send as fast as that: a body of which less than half comes within
 the 20 ms, or all of it slowly, holds all other connections up for little, so the next ones of this connection are taken
 as they arrive, twice as many after each, until most of one has come in time.
+
+To a feeder on this machine the connection is a Unix socket, and bodies are copied out of its memory (`shared_bodies`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from dataloaderjob.core import digests, frames, sockets
 from dataloaderjob.core.errors import AuthError, ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, Header, Kind
 from dataloaderjob.core.processes import Backoff
+from dataloaderjob.sidecar import shared_bodies
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
+from dataloaderjob.sidecar.shared_bodies import SharedBodies
 
 SCRATCH_NBYTES = 16 * 1024
 DISCARD_NBYTES = 256 * 1024
@@ -71,6 +75,10 @@ class FeederConnection:
         self._failures = 0
         self._sink = sink
         self._key, self._job, self._name, self._trainer = key, job, name, trainer
+        self._shared: SharedBodies | None = None
+        """What there is besides, where the feeder is on this machine."""
+        self._over_tcp = False
+        """Memory could not be shared."""
         self._out = bytearray()
         self._handshake: sockets.ClientHandshake
         self._scratch = memoryview(bytearray(SCRATCH_NBYTES))
@@ -93,18 +101,23 @@ class FeederConnection:
 
     def connect(self, now: float) -> None:
         """Begins to connect; `on_ready` goes on. Raises nothing: a failure is seen there too."""
-        sock = socket.socket(sockets.family_of(self.endpoint.host), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        here = None if self._over_tcp else shared_bodies.connect(self.endpoint.instance)
+        family = sockets.family_of(self.endpoint.host)
+        sock = here or socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         sock.setblocking(False)
+        self._shared = None if here is None else SharedBodies(here)
         self.sock, self.phase, self.started_at = sock, Phase.CONNECTING, now
         facts = {"trainer": self._trainer}
         self._handshake = sockets.ClientHandshake(
             self._key, role="receiver", name=self._name, job=self._job, facts=facts, versions=sockets.DATA
         )
-        with contextlib.suppress(BlockingIOError):
-            sock.connect((self.endpoint.host, self.endpoint.port))
+        if here is None:
+            with contextlib.suppress(BlockingIOError):
+                sock.connect((self.endpoint.host, self.endpoint.port))
 
     def give_up(self, now: float) -> None:
         """Closes what there is and sets the time of the next try."""
+        self._over_tcp = self._shared is not None and not self._shared.works
         self.close()
         self._failures += 1
         self.retry_at = now + BACKOFF.spread_s(self._failures)
@@ -112,6 +125,8 @@ class FeederConnection:
     def close(self) -> None:
         if self.sock is not None:
             self.sock.close()
+        if self._shared is not None:
+            self._shared.close()
         self.sock, self.phase = None, Phase.DOWN
         self._out.clear()
         self._have, self._header, self._target, self._control = 0, None, None, None
@@ -207,7 +222,11 @@ class FeederConnection:
                 return
         else:
             try:
-                n = sock.recv_into(self._scratch[self._have :], 0, socket.MSG_DONTWAIT)
+                start = self._scratch[self._have :]
+                if self._shared is not None:
+                    n = self._shared.receive_into(start)
+                else:
+                    n = sock.recv_into(start, 0, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             if not n:
@@ -295,12 +314,37 @@ class FeederConnection:
         header, target, control = self._header, self._target, self._control
         assert header is not None  # noqa: S101
         self._header, self._target, self._control = None, None, None
-        if header.kind != Kind.BODY:
+        if header.kind == Kind.BODY:
+            if target is not None:
+                self._end_body(header, target)
+        elif header.kind == Kind.SHARED:
+            self._copy(header, bytes(control or b""))
+        elif header.kind == Kind.UNMAP:
+            if self._shared is not None:
+                self._shared.unmap(header.room)
+        else:
             self._sink.connection_frame(self, header, bytes(control or b""))
-            return
+
+    def _copy(self, header: Header, where: bytes) -> None:
+        """A body in the feeder's memory."""
+        if self._shared is None:
+            raise RemoteProtocolError("a batch in shared memory came from a feeder on another machine")
+        number, nbytes = frames.unpack_shared(where)
+        body = header._replace(kind=Kind.BODY, nbytes=nbytes)
+        with self._shared.body(number, nbytes) as source:
+            target = self._sink.connection_body(self, body)
+            if target is not None:
+                target[:nbytes] = source
+        if self._shared.has_ended:
+            raise ConnectionError("it closed the connection while a batch was copied")
+        self.send(frames.pack_header(Kind.TAKEN), b"")
         if target is not None:
-            if header.flags & Flag.CHECKSUM and not digests.intact(target[: header.nbytes]):
-                raise RemoteProtocolError(
-                    f"batch {header.ticket} came damaged from {self.endpoint.name}: its bytes do not fit their digest"
-                )
-            self._sink.connection_body_done(self, header, digests.of_body(target))
+            self._end_body(body, target)
+
+    def _end_body(self, header: Header, body: memoryview) -> None:
+        """Raises RemoteProtocolError for one that is damaged."""
+        if header.flags & Flag.CHECKSUM and not digests.intact(body[: header.nbytes]):
+            raise RemoteProtocolError(
+                f"batch {header.ticket} came damaged from {self.endpoint.name}: its bytes do not fit their digest"
+            )
+        self._sink.connection_body_done(self, header, digests.of_body(body))

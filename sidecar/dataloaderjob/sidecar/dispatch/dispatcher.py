@@ -228,6 +228,7 @@ class Dispatcher(Assignments):
         elif header.kind == Kind.FAILED:
             self._answered(now, attempt)
             self._begins(feeder, attempt.ticket, True)
+            self.drop_attempt(attempt, cancel=False, requeue=False)
             self.fail(attempt.ticket, payload, is_end=bool(header.flags & Flag.ENDED))
         elif header.kind == Kind.LOST:
             self._lost(now, attempt, header.room - 1, payload.decode(errors="replace"))

@@ -1,0 +1,151 @@
+"""What a feeder says to a receiver on its machine of batches that lie in its memory, over a real Unix socket."""
+
+from __future__ import annotations
+
+import mmap
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from feeder_client import Frame, Large, Receiver, Squares, bundle_of
+from feeder_serving import KEY, Served, blobs, serving
+
+from dataloaderjob.core import frames, sockets
+from dataloaderjob.core.control import sealed
+from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Kind
+from dataloaderjob.feeder.connections import SHARED_FROM_NBYTES
+
+LARGE_NBYTES = 2 * SHARED_FROM_NBYTES
+
+
+class ReceiverHere(Receiver):
+    """It maps the buffers that it is given."""
+
+    def __init__(self, server: Served) -> None:
+        super().__init__(0, KEY, host=sockets.on_machine(server.instance))
+        self.buffers: dict[int, mmap.mmap] = {}
+
+    def read(self) -> Frame:
+        head, fds, _, _ = socket.recv_fds(self.sock, HEADER_NBYTES, 1)
+        head += sockets.recv_exactly(self.sock, HEADER_NBYTES - len(head))
+        header = frames.unpack_header(head, FROM_FEEDER)
+        payload = sockets.recv_exactly(self.sock, header.nbytes)
+        if fds:
+            assert header.kind == Kind.SHARED
+            assert sealed(fds[0])
+            number, _ = frames.unpack_shared(payload)
+            assert number not in self.buffers, "its descriptor came before"
+            self.buffers[number] = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
+        if header.kind == Kind.UNMAP:
+            self.buffers.pop(header.room).close()
+        return Frame(Kind(header.kind), header, payload)
+
+    def body(self) -> Frame:
+        """The next one, as it lies there."""
+        told = self.next()
+        assert told.kind is Kind.SHARED
+        number, nbytes = frames.unpack_shared(told.payload)
+        return Frame(Kind.BODY, told.header, self.buffers[number][:nbytes])
+
+    def taken(self) -> None:
+        self.send(Kind.TAKEN)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def receiver(server: Served) -> Iterator[ReceiverHere]:
+    with ReceiverHere(server) as made:
+        yield made
+
+
+def test_a_large_batch_is_told_and_a_small_one_is_sent(receiver: ReceiverHere, tmp_path: Path) -> None:
+    large = receiver.know(bundle_of(Large(LARGE_NBYTES), blobs(tmp_path)))
+    small = receiver.know(bundle_of(Squares(), blobs(tmp_path)))
+    receiver.ticket(0, [7], large)
+    assert receiver.body().batch().tolist() == [[7] * LARGE_NBYTES]
+    receiver.taken()
+    receiver.ticket(1, [3, 4], small)
+    sent = receiver.next()
+    assert (sent.kind, sent.batch().tolist()) == (Kind.BODY, [9, 16])
+
+
+def test_a_buffer_is_written_again_only_once_its_batch_is_taken(
+    receiver: ReceiverHere, tmp_path: Path
+) -> None:
+    bundle = receiver.know(bundle_of(Large(LARGE_NBYTES), blobs(tmp_path)))
+    for k in range(12):
+        receiver.ticket(k, [k], bundle)
+    told = [receiver.body(), receiver.body()]
+    assert [body.batch()[0, 0] for body in told] == [0, 1]
+    assert receiver.quiet(), "two wait to be taken: no third is made"
+    lie_there = [bytes(memory[: len(told[0].payload)]) for memory in receiver.buffers.values()]
+    assert lie_there == [body.payload for body in told]
+    for k in range(2, 12):
+        receiver.taken()
+        assert receiver.body().batch()[0, -1] == k
+    assert len(receiver.buffers) <= 4, "they are used again"
+
+
+def test_buffers_that_no_builder_uses_any_more_are_told(receiver: ReceiverHere, tmp_path: Path) -> None:
+    sizes = [LARGE_NBYTES * 8**k for k in range(4)]
+    for k, nbytes in enumerate(sizes):
+        bundle = receiver.know(bundle_of(Large(nbytes), blobs(tmp_path)))
+        receiver.ticket(k, [k], bundle)
+        receiver.body()
+        receiver.taken()
+        receiver.send(Kind.RELEASE, bundle=bundle)
+    while receiver.buffers:
+        assert receiver.read().kind is Kind.UNMAP
+
+
+def test_a_receiver_that_goes_without_an_answer_leaves_no_batch_behind(
+    server: Served, tmp_path: Path
+) -> None:
+    bundle = bundle_of(Large(LARGE_NBYTES), blobs(tmp_path))
+    with ReceiverHere(server) as gone:
+        gone.know(bundle)
+        for k in range(3):
+            gone.ticket(k, [k], bundle.id)
+        gone.body(), gone.body()
+    with ReceiverHere(server) as other:
+        other.know(bundle)
+        for k in range(6):
+            other.ticket(k, [k], bundle.id)
+            assert other.body().batch()[0, 0] == k
+            other.taken()
+
+
+def test_who_takes_what_was_never_told_ends_its_connection(receiver: ReceiverHere) -> None:
+    receiver.taken()
+    assert receiver.sock.recv(1) == b""
+
+
+def test_a_cancelled_batch_that_was_told_is_still_to_be_taken(receiver: ReceiverHere, tmp_path: Path) -> None:
+    bundle = receiver.know(bundle_of(Large(LARGE_NBYTES), blobs(tmp_path)))
+    receiver.ticket(0, [5], bundle)
+    body = receiver.body()
+    receiver.cancel(0)
+    assert receiver.next().kind is Kind.CANCELLED
+    receiver.ticket(0, [6], bundle)  # the same one anew, in another buffer
+    again = receiver.body()
+    assert (body.batch()[0, 0], again.batch()[0, 0]) == (5, 6)
+    receiver.taken()
+    receiver.taken()
+    receiver.ticket(1, [7], bundle)
+    assert receiver.body().batch()[0, 0] == 7
+
+
+def test_a_feeder_that_shares_no_memory_is_reached_over_tcp_alone(tmp_path: Path) -> None:
+    with serving(tmp_path, "feeder-1", shares_memory=False) as server:
+        with pytest.raises(ConnectionRefusedError):
+            ReceiverHere(server)
+        with Receiver(server.port, KEY) as receiver:
+            bundle = receiver.know(bundle_of(Large(LARGE_NBYTES), blobs(tmp_path)))
+            receiver.ticket(0, [7], bundle)
+            assert receiver.next().kind is Kind.BODY

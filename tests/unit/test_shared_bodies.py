@@ -1,0 +1,249 @@
+"""Batches in the memory of a feeder on the same machine, over a real Unix socket and real shared memory."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import resource
+import socket
+from collections.abc import Iterator
+
+import pytest
+from feeder_link import BODY, Feeder, Sink, frame, step, up
+
+from dataloaderjob.core import digests, frames, sockets
+from dataloaderjob.core.control import seal
+from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Kind
+from dataloaderjob.sidecar.feeder_connection import FeederConnection
+from dataloaderjob.sidecar.shared_bodies import MOST_BUFFERS, connect
+
+_instances = (f"shares-{os.getpid()}-{n}" for n in itertools.count())
+TAKEN = frames.pack_header(Kind.TAKEN)
+
+
+@pytest.fixture
+def feeder() -> Iterator[Feeder]:
+    made = Feeder(next(_instances), shares_memory=True)
+    yield made
+    made.close()
+
+
+class Buffer:
+    """A builder's, with a body in it."""
+
+    def __init__(self, body: bytes = BODY, *, is_sealed: bool = True) -> None:
+        self.fd = os.memfd_create("test-body", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, len(body) + 100)
+        if is_sealed:
+            seal(self.fd)
+        self.memory = memoryview(mmap.mmap(self.fd, len(body) + 100))
+        self.memory[: len(body)] = body
+
+    def close(self) -> None:
+        os.close(self.fd)
+        self.memory.release()
+
+
+def shared(ticket: int, number: int = 1, *, nbytes: int = len(BODY), flags: int = 0) -> bytes:
+    payload = frames.pack_shared(number, nbytes)
+    return frames.pack_header(Kind.SHARED, ticket=ticket, nbytes=len(payload), flags=flags) + payload
+
+
+def answered(sock: socket.socket, connection: FeederConnection) -> bytes:
+    """The next frame of the receiver."""
+    connection.flush()
+    return sockets.recv_exactly(sock, HEADER_NBYTES)
+
+
+def mapped() -> int:
+    with open("/proc/self/maps") as maps:
+        return sum("test-body" in line for line in maps)
+
+
+def test_a_body_is_copied_out_of_the_feeders_memory_and_answered(feeder: Feeder) -> None:
+    sink, buffer = Sink(), Buffer()
+    connection, sock = up(feeder, sink)
+    socket.send_fds(sock, [shared(3)], [buffer.fd])
+    step(connection)
+    assert sink.came == [(3, BODY)]
+    assert answered(sock, connection) == TAKEN
+    second = bytes(reversed(BODY))
+    buffer.memory[: len(BODY)] = second
+    sock.sendall(shared(4))  # its descriptor is there
+    step(connection)
+    assert sink.came[1:] == [(4, second)]
+    assert answered(sock, connection) == TAKEN
+    connection.close()
+
+
+def test_bodies_and_other_frames_keep_their_order_however_they_are_cut(feeder: Feeder) -> None:
+    sink, buffer = Sink(), Buffer()
+    connection, sock = up(feeder, sink)
+    stream = (
+        frame(Kind.NOTE, b"loading", 1),
+        frame(Kind.BODY, BODY[:999], 2),
+        shared(3),
+        frame(Kind.NOTE, b"on", 4),
+    )
+    sock.sendall(stream[0] + stream[1])
+    socket.send_fds(sock, [stream[2][:10]], [buffer.fd])
+    for piece in (stream[2][10:70], stream[2][70:], stream[3]):
+        sock.sendall(piece)
+    while len(sink.came) < 4:
+        step(connection)
+    assert sink.came == [(1, b"loading"), (2, BODY[:999]), (3, BODY), (4, b"on")]
+    connection.close()
+
+
+def test_a_body_that_nobody_wants_is_answered_and_not_copied(feeder: Feeder) -> None:
+    sink, buffer = Sink(takes=False), Buffer()
+    connection, sock = up(feeder, sink)
+    socket.send_fds(sock, [shared(3)], [buffer.fd])
+    step(connection)
+    assert not sink.came
+    assert answered(sock, connection) == TAKEN
+    connection.close()
+
+
+def test_what_was_copied_from_a_feeder_that_had_closed_the_connection_counts_for_nothing(
+    feeder: Feeder,
+) -> None:
+    """A feeder writes into its buffers again once the connection has ended."""
+    sink, buffer = Sink(), Buffer()
+    connection, sock = up(feeder, sink)
+    socket.send_fds(sock, [shared(3)], [buffer.fd])
+    sock.close()
+    buffer.memory[: len(BODY)] = bytes(len(BODY))
+    with pytest.raises(ConnectionError, match="while a batch was copied"):
+        step(connection)
+    assert not sink.came
+    connection.give_up(0.0)
+
+
+@pytest.mark.parametrize("bit", [None, 8 * len(BODY) - 1], ids=["intact", "damaged"])
+def test_a_shared_body_is_compared_with_its_digest_where_that_is_asked_for(
+    feeder: Feeder, bit: int | None
+) -> None:
+    body = bytearray(BODY)
+    digests.seal(memoryview(body), 7)
+    if bit is not None:
+        body[bit // 8] ^= 1 << bit % 8
+    sink, buffer = Sink(), Buffer(bytes(body))
+    connection, sock = up(feeder, sink)
+    socket.send_fds(sock, [shared(3, flags=Flag.CHECKSUM)], [buffer.fd])
+    if bit is None:
+        step(connection)
+        assert sink.came == [(3, bytes(body))]
+    else:
+        with pytest.raises(RemoteProtocolError, match="batch 3 came damaged from feeder-0"):
+            step(connection)
+        assert not sink.came
+    connection.close()
+
+
+def test_a_buffer_is_unmapped_once_the_feeder_has_dropped_it_and_with_the_connection(feeder: Feeder) -> None:
+    sink = Sink()
+    connection, sock = up(feeder, sink)
+    for number in (1, 2):
+        buffer = Buffer()
+        socket.send_fds(sock, [shared(number, number)], [buffer.fd])
+        buffer.close()
+        step(connection)
+    assert mapped() == 2
+    sock.sendall(frames.pack_header(Kind.UNMAP, room=1))
+    step(connection)
+    assert mapped() == 1
+    connection.close()
+    assert mapped() == 0
+
+
+def test_memory_that_could_be_cut_off_is_refused_and_the_next_connection_is_one_of_tcp(
+    feeder: Feeder,
+) -> None:
+    sink, buffer = Sink(), Buffer(is_sealed=False)
+    connection, sock = up(feeder, sink)
+    assert connection.sock is not None
+    assert connection.sock.family == socket.AF_UNIX
+    socket.send_fds(sock, [shared(3)], [buffer.fd])
+    with pytest.raises(RemoteProtocolError, match="not memory that is sealed"):
+        step(connection)
+    connection.give_up(0.0)
+    again = feeder.link(connection)
+    assert again.family == socket.AF_INET
+    again.sendall(frame(Kind.BODY, BODY, 3))
+    while not sink.came:
+        step(connection)
+    assert sink.came == [(3, BODY)]
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "with_buffer", "text"),
+    [
+        (shared(3, nbytes=len(BODY) + 101), True, "is said to lie in a buffer of"),
+        (shared(3), False, "buffer 1 came without its descriptor"),
+        (frame(Kind.SHARED, b"abc", 3), True, "takes 16 bytes to say, found 3"),
+    ],
+    ids=["beyond-the-buffer", "no-descriptor", "no-place"],
+)
+def test_a_place_that_makes_no_sense_ends_the_connection(
+    feeder: Feeder, data: bytes, with_buffer: bool, text: str
+) -> None:
+    sink, buffer = Sink(), Buffer()
+    connection, sock = up(feeder, sink)
+    socket.send_fds(sock, [data], [buffer.fd] if with_buffer else [])
+    with pytest.raises(RemoteProtocolError, match=text):
+        step(connection)
+    assert not sink.came
+    connection.close()
+
+
+def test_a_receiver_without_descriptors_goes_on_over_tcp(feeder: Feeder) -> None:
+    sink, buffer = Sink(), Buffer()
+    connection, sock = up(feeder, sink)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (buffer.fd + 1, limits[1]))
+    try:
+        socket.send_fds(sock, [shared(3)], [buffer.fd])
+        with pytest.raises((RemoteProtocolError, OSError)):
+            connection.on_ready(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    connection.give_up(0.0)
+    assert feeder.link(connection).family == socket.AF_INET
+    connection.close()
+
+
+def test_a_feeder_of_another_machine_may_not_say_that_a_batch_lies_in_memory() -> None:
+    made, sink = Feeder(next(_instances)), Sink()
+    connection, sock = up(made, sink)
+    sock.sendall(shared(3))
+    with pytest.raises(RemoteProtocolError, match="on another machine"):
+        step(connection)
+    connection.close()
+    made.close()
+
+
+def test_a_feeder_cannot_take_all_descriptors(feeder: Feeder) -> None:
+    sink, buffer = Sink(), Buffer(b"x" * 100)
+    connection, sock = up(feeder, sink)
+    with pytest.raises(RemoteProtocolError, match="that belong to no batch"):
+        for number in range(20):
+            socket.send_fds(sock, [frame(Kind.NOTE, b"here", number)], [buffer.fd])
+            step(connection)
+    connection.give_up(0.0)
+    connection, sock = up(feeder, sink)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(RemoteProtocolError, match=f"more than {MOST_BUFFERS} buffers"):
+        for number in range(2 * MOST_BUFFERS):
+            socket.send_fds(sock, [shared(number, number, nbytes=100)], [buffer.fd])
+            step(connection)
+    connection.close()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.parametrize("instance", ["nobody", "x" * 200, "\udcff", "a\0b"])
+def test_a_name_that_is_nobodys_here_is_no_error(instance: str) -> None:
+    assert connect(instance) is None
