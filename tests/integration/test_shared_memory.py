@@ -12,7 +12,7 @@ import pytest
 import torch
 from batches import Numbers
 from rig import Rig, until
-from services import serving
+from services import Service, serving
 
 from dataloaderjob import DataLoader
 from processes import children
@@ -33,17 +33,27 @@ def maps(pid: int) -> int:
     return Path(f"/proc/{pid}/maps").read_text().count(BUFFER)
 
 
+def strike(service: Service, chance: random.Random, how: signal.Signals) -> int | None:
+    """The feeder that it hit; None where that had ended since the service knew of it."""
+    pids = service.feeder_pids()
+    try:
+        os.kill(victim := chance.choice(pids), how)
+    except (ProcessLookupError, IndexError):
+        return None
+    return victim
+
+
 @pytest.mark.parametrize("shares_memory", [True, False])
 def test_a_receiver_copies_batches_out_of_feeders_memory_or_gets_them_over_tcp(shares_memory: bool) -> None:
     with Rig(2, shares_memory=shares_memory) as rig:
-        loader = DataLoader(Numbers(200, width=WIDTH), batch_size=4)
-        for _ in range(3):
+        loader = DataLoader(Numbers(60, width=WIDTH), batch_size=4)
+        for _ in range(8):
             for step, (numbers, floats) in enumerate(loader):
                 assert_whole(numbers, floats, 4 * step)
             (receiver,) = children(rig.sidecar.pid)
             assert bool(maps(receiver)) == shares_memory
         if shares_memory:  # buffers of the epochs before are given up
-            until(lambda: maps(receiver) <= 8, what="no more than the last epoch's buffers")
+            until(lambda: maps(receiver) <= 8, what="no more than the last epochs' buffers")
 
 
 def test_no_batch_is_torn_while_feeders_die_and_freeze(tmp_path: Path) -> None:
@@ -59,9 +69,9 @@ def test_no_batch_is_torn_while_feeders_die_and_freeze(tmp_path: Path) -> None:
             for pid in frozen:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
-            victim = chance.choice(service.feeder_pids())
-            os.kill(victim, signal.SIGSTOP if fault % 3 == 2 else signal.SIGKILL)
-            frozen = [victim] if fault % 3 == 2 else []
+            what = signal.SIGSTOP if fault % 3 == 2 else signal.SIGKILL
+            victim = until(lambda how=what: strike(service, chance, how), what="a feeder that lives")
+            frozen = [victim] if what == signal.SIGSTOP else []
         for _ in range(40):
             assert_whole(*next(batches), 4 * step)
             step += 1

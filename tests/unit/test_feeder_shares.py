@@ -36,6 +36,8 @@ class ReceiverHere(Receiver):
             assert sealed(fds[0])
             number, _ = frames.unpack_shared(payload)
             assert number not in self.buffers, "its descriptor came before"
+            with pytest.raises(PermissionError):
+                mmap.mmap(fds[0], 0)
             self.buffers[number] = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
         if header.kind == Kind.UNMAP:
             self.buffers.pop(header.room).close()
@@ -43,7 +45,8 @@ class ReceiverHere(Receiver):
 
     def body(self) -> Frame:
         """The next one, as it lies there."""
-        told = self.next()
+        while (told := self.next()).kind is Kind.UNMAP:
+            pass
         assert told.kind is Kind.SHARED
         number, nbytes = frames.unpack_shared(told.payload)
         return Frame(Kind.BODY, told.header, self.buffers[number][:nbytes])

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import os
 import resource
+import select
 import socket
 from collections.abc import Iterator
 
 import pytest
-from feeder_link import BODY, Feeder, Sink, frame, step, up
+from feeder_link import BODY, JOB, KEY, Feeder, Sink, frame, step, up
 
 from dataloaderjob.core import digests, frames, sockets
 from dataloaderjob.core.control import seal
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Kind
-from dataloaderjob.sidecar.feeder_connection import FeederConnection
+from dataloaderjob.sidecar.feeder_connection import MAX_NOT_GREETED, FeederConnection, Phase
 from dataloaderjob.sidecar.shared_bodies import MOST_BUFFERS, connect
 
 _instances = (f"shares-{os.getpid()}-{n}" for n in itertools.count())
@@ -159,30 +161,85 @@ def test_a_buffer_is_unmapped_once_the_feeder_has_dropped_it_and_with_the_connec
     assert mapped() == 0
 
 
-def test_memory_that_could_be_cut_off_is_refused_and_the_next_connection_is_one_of_tcp(
-    feeder: Feeder,
+def memfd(nbytes: int, *, is_sealed: bool = True) -> int:
+    """One of which nothing is there yet."""
+    fd = os.memfd_create("test-body", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, nbytes)
+    if is_sealed:
+        seal(fd)
+    return fd
+
+
+NO_BUFFERS = {
+    "resizable": (lambda: Buffer(is_sealed=False).fd, "not memory that is sealed"),
+    "empty": (lambda: memfd(0), "a buffer of 0, of which 0 are there"),
+    "sparse": (lambda: memfd(1 << 40), f"a buffer of {1 << 40}, of which 0 are there"),
+    "file": (lambda: os.open(__file__, os.O_RDONLY), "not memory that is sealed"),
+    "folder": (lambda: os.open("/", os.O_RDONLY), "not memory that is sealed"),
+    "device": (lambda: os.open("/dev/zero", os.O_RDWR), "not memory that is sealed"),
+    "pipe": (lambda: os.pipe()[0], "not memory that is sealed"),
+}
+
+
+@pytest.mark.parametrize("what", NO_BUFFERS)
+def test_what_is_no_buffer_is_refused_and_the_next_connection_is_one_of_tcp(
+    feeder: Feeder, what: str
 ) -> None:
-    sink, buffer = Sink(), Buffer(is_sealed=False)
+    sink, buffer = Sink(), Buffer()
     connection, sock = up(feeder, sink)
     assert connection.sock is not None
     assert connection.sock.family == socket.AF_UNIX
     socket.send_fds(sock, [shared(3)], [buffer.fd])
-    with pytest.raises(RemoteProtocolError, match="not memory that is sealed"):
+    step(connection)
+    make, text = NO_BUFFERS[what]
+    fd = make()
+    socket.send_fds(sock, [shared(4, 2)], [fd])
+    os.close(fd)
+    with pytest.raises(RemoteProtocolError, match=text):
         step(connection)
     connection.give_up(0.0)
     again = feeder.link(connection)
     assert again.family == socket.AF_INET
-    again.sendall(frame(Kind.BODY, BODY, 3))
-    while not sink.came:
+    again.sendall(frame(Kind.BODY, BODY, 4))
+    while len(sink.came) < 2:
         step(connection)
-    assert sink.came == [(3, BODY)]
+    assert sink.came == [(3, BODY), (4, BODY)]
+    connection.close()
+
+
+def test_a_connection_that_breaks_comes_back_by_the_same_way(feeder: Feeder) -> None:
+    sink = Sink()
+    connection, sock = up(feeder, sink)
+    for _ in range(5):
+        sock.close()
+        with pytest.raises(ConnectionError):
+            step(connection)
+        connection.give_up(0.0)
+        sock = feeder.link(connection)
+        assert sock.family == socket.AF_UNIX
+        while connection.phase is not Phase.UP:
+            step(connection)
+    connection.close()
+
+
+def test_a_feeder_that_never_greets_on_its_machine_is_reached_over_tcp(feeder: Feeder) -> None:
+    connection = FeederConnection(feeder.endpoint, Sink(), key=KEY, job=JOB, name="r")
+    over_tcp, here = feeder.listeners
+    for _ in range(MAX_NOT_GREETED):
+        connection.connect(0.0)
+        here.accept()[0].close()
+        with pytest.raises(OSError):
+            step(connection)
+        connection.give_up(0.0)
+    connection.connect(0.0)
+    over_tcp.accept()[0].close()
     connection.close()
 
 
 @pytest.mark.parametrize(
     ("data", "with_buffer", "text"),
     [
-        (shared(3, nbytes=len(BODY) + 101), True, "is said to lie in a buffer of"),
+        (shared(3, nbytes=1 << 20), True, "is said to lie in a buffer of"),
         (shared(3), False, "buffer 1 came without its descriptor"),
         (frame(Kind.SHARED, b"abc", 3), True, "takes 16 bytes to say, found 3"),
     ],
@@ -201,19 +258,32 @@ def test_a_place_that_makes_no_sense_ends_the_connection(
 
 
 def test_a_receiver_without_descriptors_goes_on_over_tcp(feeder: Feeder) -> None:
-    sink, buffer = Sink(), Buffer()
+    """What is lost of one message would else be made up for by the next one's."""
+    sink, buffer, other = Sink(), Buffer(), Buffer(bytes(len(BODY)))
     connection, sock = up(feeder, sink)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (buffer.fd + 1, limits[1]))
-    try:
-        socket.send_fds(sock, [shared(3)], [buffer.fd])
-        with pytest.raises((RemoteProtocolError, OSError)):
-            connection.on_ready(1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    socket.send_fds(sock, [shared(3)], [buffer.fd])
+    step(connection)
+    with no_more_descriptors():
+        socket.send_fds(sock, [shared(4, 2)], [buffer.fd])
+        socket.send_fds(sock, [shared(5, 3)], [other.fd])
+        with pytest.raises(RemoteProtocolError, match="a descriptor was lost"):
+            connection.on_ready(select.EPOLLIN)
+    assert sink.came == [(3, BODY)]
     connection.give_up(0.0)
     assert feeder.link(connection).family == socket.AF_INET
     connection.close()
+
+
+@contextlib.contextmanager
+def no_more_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_feeder_of_another_machine_may_not_say_that_a_batch_lies_in_memory() -> None:

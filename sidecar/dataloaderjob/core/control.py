@@ -26,6 +26,7 @@ the other CPUs are idle), more than the whole hand-off of a batch.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import fcntl
 import mmap
@@ -257,8 +258,16 @@ class Control:
             view.release()
 
 
-def seal(fd: int) -> None:
-    """Seals a memfd against resizing, so that a peer's mapping can never be cut away under it (SIGBUS)."""
+_F_SEAL_FUTURE_WRITE = 0x10
+"""Linux 5.1, linux/fcntl.h: what is mapped for writing stays so, and nothing else writes any more."""
+
+
+def seal(fd: int, *, is_written_here: bool = False) -> None:
+    """Seals a memfd against resizing, so that a peer's mapping can never be cut away under it (SIGBUS).
+    `is_written_here`: whoever gets it may only read it."""
+    if is_written_here:
+        with contextlib.suppress(OSError):  # a kernel that does not know it
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import os
 import re
+import resource
 import select
 import selectors
 import signal
@@ -34,6 +35,14 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def allow_all_files() -> None:
+    """Lets this process have as many descriptors as the limit can be raised to. Not where user code runs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def call_itself(name: str) -> None:

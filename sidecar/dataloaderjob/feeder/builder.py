@@ -89,8 +89,8 @@ class Buffers:
         fd = os.memfd_create("dlj-body", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size)
-            seal(fd)
             made = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            seal(fd, is_written_here=True)
             self._channel.send(Kind.BUFFER, a=self._last, b=size, fd=fd)
         finally:
             os.close(fd)

@@ -8,6 +8,7 @@ That to the supervisor says where the feeder serves; each blob that this node la
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -158,6 +159,8 @@ class ReceiverConnection:
 
     def close(self) -> None:
         self.closed = True
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)  # the end, whoever else may have it
         self.sock.close()
 
     def _next(self) -> Outgoing | None:

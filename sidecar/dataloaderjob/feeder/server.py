@@ -23,7 +23,7 @@ from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import SLOTS, Bundle
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
 from dataloaderjob.core.frames import Flag, Header, Kind, base_seed_of
-from dataloaderjob.core.processes import SEE_OUTPUT, end_as
+from dataloaderjob.core.processes import SEE_OUTPUT, allow_all_files, end_as
 from dataloaderjob.core.settings import FeederSettings, read_key
 from dataloaderjob.core.sockets import DATA, Acceptor, on_machine
 from dataloaderjob.feeder.builders import Builders
@@ -211,7 +211,7 @@ class FeederServer:
         if self._sender.connections.pop(connection.number, None) is None:
             return
         self._unregister(connection.sock.fileno())
-        connection.close()
+        connection.close()  # before any buffer is free: a receiver looks for the end after each copy
         self._machine.closed(connection.number)
         self._builders.templates.closed(connection.number)
         self._builders.needs.closed(connection.number)
@@ -395,6 +395,7 @@ def main(
 
 
 def _serve(settings: FeederSettings, requests: socket.socket, ready_fd: int | None, *, relayed: bool) -> int:
+    allow_all_files()  # each buffer of a builder takes some
     try:
         server = FeederServer(settings, requests, _facts(requests), relayed=relayed)
         host, port = server.address

@@ -38,6 +38,8 @@ others were waited for, would keep each other waiting: 16 senders of 20 MB/s cam
 LOW_WATER_NBYTES = 256 * 1024
 MAX_UNAWAITED = 512
 """Bodies of a slow feeder between two that are waited for: with 16 senders of 10 bodies/s that is 1 % of the time."""
+MAX_NOT_GREETED = 3
+"""Handshakes on this machine that come to nothing before one over TCP is tried."""
 BACKOFF = Backoff(0.1, 5.0)
 LinkError = (OSError, ProtocolError)
 """What ends a connection and nothing else."""
@@ -77,8 +79,10 @@ class FeederConnection:
         self._key, self._job, self._name, self._trainer = key, job, name, trainer
         self._shared: SharedBodies | None = None
         """What there is besides, where the feeder is on this machine."""
-        self._over_tcp = False
-        """Memory could not be shared."""
+        self.over_tcp = False
+        """Memory cannot be shared with this feeder, though it is on this machine."""
+        self._not_greeted = 0
+        """How often in a row a connection on this machine ended before it was up."""
         self._out = bytearray()
         self._handshake: sockets.ClientHandshake
         self._scratch = memoryview(bytearray(SCRATCH_NBYTES))
@@ -101,7 +105,7 @@ class FeederConnection:
 
     def connect(self, now: float) -> None:
         """Begins to connect; `on_ready` goes on. Raises nothing: a failure is seen there too."""
-        here = None if self._over_tcp else shared_bodies.connect(self.endpoint.instance)
+        here = None if self.over_tcp else shared_bodies.connect(self.endpoint.instance)
         family = sockets.family_of(self.endpoint.host)
         sock = here or socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         sock.setblocking(False)
@@ -117,7 +121,9 @@ class FeederConnection:
 
     def give_up(self, now: float) -> None:
         """Closes what there is and sets the time of the next try."""
-        self._over_tcp = self._shared is not None and not self._shared.works
+        if self._shared is not None:
+            self._not_greeted = 0 if self.phase is Phase.UP else self._not_greeted + 1
+            self.over_tcp = self._shared.is_refused or self._not_greeted >= MAX_NOT_GREETED
         self.close()
         self._failures += 1
         self.retry_at = now + BACKOFF.spread_s(self._failures)
@@ -127,6 +133,7 @@ class FeederConnection:
             self.sock.close()
         if self._shared is not None:
             self._shared.close()
+            self._shared = None
         self.sock, self.phase = None, Phase.DOWN
         self._out.clear()
         self._have, self._header, self._target, self._control = 0, None, None, None

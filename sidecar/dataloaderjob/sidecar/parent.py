@@ -24,7 +24,14 @@ from dataloaderjob.core.blobs import SLOTS, BlobStore, Bundle
 from dataloaderjob.core.control import W_NEXT_CALLS, Control, sealed
 from dataloaderjob.core.errors import RemoteProtocolError, first_line
 from dataloaderjob.core.frames import PROTOCOL
-from dataloaderjob.core.processes import alive, default_signals, die_with_parent, end_as, signal_name
+from dataloaderjob.core.processes import (
+    alive,
+    allow_all_files,
+    default_signals,
+    die_with_parent,
+    end_as,
+    signal_name,
+)
 from dataloaderjob.core.settings import LoaderSettings, SidecarSettings, read_key
 from dataloaderjob.sidecar import metrics
 from dataloaderjob.sidecar.listeners import Guest, HttpServer, TrainerListener
@@ -318,6 +325,7 @@ class Sidecar:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)  # the trainer may still read; the parent ends us
             self._close_in_child()
+            allow_all_files()
             gc.freeze()
             receiver = Receiver(
                 guest.sock, channel, *guest.fds[:4], settings=settings, key=self.key, job=self.settings.job,

@@ -316,8 +316,13 @@ class Receiver:
 
     def _end_connection(self, now: float, connection: FeederConnection, reason: str) -> None:
         self._forget_fd(connection)
+        was_over_tcp = connection.over_tcp
         connection.give_up(now)
         self.machine.feeder_down(now, connection.endpoint.instance, reason)
+        if connection.over_tcp and not was_over_tcp:
+            self.machine.report(
+                Note(f"{reason}. Its memory cannot be shared, batches come over TCP from now on")
+            )
 
     def _forget_fd(self, connection: FeederConnection) -> None:
         self._dirty.discard(connection)

@@ -13,20 +13,29 @@ import socket
 from collections import deque
 
 from dataloaderjob.core import sockets
-from dataloaderjob.core.control import sealed
+from dataloaderjob.core.control import fence_anywhere, sealed
 from dataloaderjob.core.errors import RemoteProtocolError
 
 _MOST_AT_ONCE = 16
+_BLOCK_NBYTES = 512
+"""What `stat` counts in."""
 _FDS_NBYTES = socket.CMSG_SPACE(_MOST_AT_ONCE * 4)
-MOST_BUFFERS = 512
-"""Most that one feeder may bring, each of which takes a descriptor here: a builder has three or four."""
+MOST_BUFFERS = 1024
+"""Most that one feeder may bring, each of which takes a descriptor here. A builder has three or four, and of a slot
+that ranks share as many as they may still ask for."""
 
 
 def connect(instance: str) -> socket.socket | None:
-    """A connection to a feeder of this network namespace, without its handshake; None where there is none."""
+    """A connection to a feeder of this network namespace, without its handshake; None where there is none.
+
+    Raises OSError where there is one, and it cannot be had now.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         sock.connect(sockets.on_machine(instance))
+    except BlockingIOError:
+        sock.close()
+        raise
     except (OSError, ValueError):  # a supervisor may call it what is no name at all
         sock.close()
         return None
@@ -40,7 +49,7 @@ class SharedBodies:
         self._sock = sock
         self._fds: deque[int] = deque()
         self._buffers: dict[int, mmap.mmap] = {}
-        self._is_refused = False
+        self.is_refused = False
         """A buffer could not be mapped."""
         self._poll = select.poll()
         self._poll.register(sock, select.POLLRDHUP)
@@ -48,10 +57,13 @@ class SharedBodies:
     def receive_into(self, target: memoryview) -> int:
         """`recv_into`, with the descriptors that come along. Raises BlockingIOError, and RemoteProtocolError for
         descriptors that no message speaks of."""
-        n, ancillary, _, _ = self._sock.recvmsg_into(
+        n, ancillary, flags, _ = self._sock.recvmsg_into(
             [target], _FDS_NBYTES, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         )
         self._fds.extend(sockets.descriptors(ancillary))
+        if flags & socket.MSG_CTRUNC:  # the next one would be taken for it
+            self.is_refused = True
+            raise RemoteProtocolError("a descriptor was lost: this process may have no more of them")
         if len(self._fds) > _MOST_AT_ONCE:
             raise RemoteProtocolError("descriptors came that belong to no batch")
         return n
@@ -63,14 +75,14 @@ class SharedBodies:
         """
         found = self._buffers.get(number)
         if found is None:
-            found = self._buffers[number] = self._map(number)
+            found = self._buffers[number] = self._map(number, nbytes)
         if nbytes > len(found):
             raise RemoteProtocolError(f"a batch of {nbytes} bytes is said to lie in a buffer of {len(found)}")
         return memoryview(found)[:nbytes]
 
-    def _map(self, number: int) -> mmap.mmap:
-        self._is_refused = True
-        if not self._fds:  # there may be none left here
+    def _map(self, number: int, nbytes: int) -> mmap.mmap:
+        self.is_refused = True
+        if not self._fds:
             raise RemoteProtocolError(f"buffer {number} came without its descriptor")
         if len(self._buffers) >= MOST_BUFFERS:
             raise RemoteProtocolError(f"more than {MOST_BUFFERS} buffers came, none of which was given up")
@@ -78,10 +90,16 @@ class SharedBodies:
         try:
             if not sealed(fd):  # what is cut off under a mapping ends the process that reads it
                 raise RemoteProtocolError(f"buffer {number} is not memory that is sealed against resizing")
-            mapped = mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ)
+            about = os.fstat(fd)
+            if not 0 < nbytes <= min(about.st_size, about.st_blocks * _BLOCK_NBYTES):
+                raise RemoteProtocolError(
+                    f"a batch of {nbytes} bytes is said to lie in a buffer of {about.st_size}, of which "
+                    f"{about.st_blocks * _BLOCK_NBYTES} are there"
+                )
+            mapped = mmap.mmap(fd, about.st_size, prot=mmap.PROT_READ)
         finally:
             os.close(fd)
-        self._is_refused = False
+        self.is_refused = False
         return mapped
 
     def unmap(self, number: int) -> None:
@@ -89,13 +107,10 @@ class SharedBodies:
             found.close()
 
     @property
-    def works(self) -> bool:
-        """Whether batches come this way."""
-        return bool(self._buffers) and not self._is_refused
-
-    @property
     def has_ended(self) -> bool:
-        """Whether the feeder has closed the connection, also where more is to be read."""
+        """Whether the feeder has closed the connection, also where more is to be read. What was copied before was read
+        before."""
+        fence_anywhere()
         return bool(self._poll.poll(0))
 
     def close(self) -> None:
