@@ -85,14 +85,20 @@ def numbers_of(case: Case, batch: int) -> range:
     return range(batch * case.batch, (batch + 1) * case.batch)
 
 
+def _every_so_many(before: int) -> int:
+    return before * _CHECK_EVERY
+
+
 class _Taker:
     """Takes batches, checks each one's indices and every 16th one's pictures, and times the waits.
 
     What the checked ones must hold is made here, before anything is measured, from the same dataset.
-    `share`: the numbers of the batches that the trainer has, by how many came before.
+    `share`: the numbers of the batches that the trainer has, by how many came before; `checked`: of those that are.
     """
 
-    def __init__(self, stream: Iterator[Any], case: Case, share: Callable[[int], int]) -> None:
+    def __init__(
+        self, stream: Iterator[Any], case: Case, share: Callable[[int], int], checked: Callable[[int], int]
+    ) -> None:
         self._stream, self._case = stream, case
         dataset = case.images()
         self._share = share
@@ -101,11 +107,8 @@ class _Taker:
         self.check_ns = 0
         self.arrived = 0.0
         """When the last batch was there, perf_counter seconds: the trainer's step begins."""
-        checked = range(3 if case.smoke else 10)
-        self._expected = {
-            number: [sums(dataset.stacked(numbers_of(case, number))[0])]
-            for number in (share(i * _CHECK_EVERY) for i in checked)
-        }
+        numbers = map(checked, range(3 if case.smoke else 10))
+        self._expected = {number: [sums(dataset.stacked(numbers_of(case, number))[0])] for number in numbers}
 
     def take(self) -> int:
         """Takes one batch. Returns the wait in nanoseconds; the check that follows it is not part of it."""
@@ -132,11 +135,12 @@ def measure(
     node_pids: Callable[[], Iterable[int]],
     besides: Callable[[], Iterable[int]] = tuple,
     share: Callable[[int], int] = int,
+    checked: Callable[[int], int] = _every_so_many,
 ) -> dict[str, Any]:
     """Runs the three phases. `node_pids`: processes that must be on the trainer's node, asked when warm; `besides`:
     those that are there and could be elsewhere. `share`: the numbers of the batches that the trainer has, by how many
-    came before."""
-    taker = _Taker(stream, case, share)
+    came before; `checked`: of those whose pictures are compared, the same ones for all parties."""
+    taker = _Taker(stream, case, share, checked)
     for _ in range(case.warm):
         taker.take()
     start, first = time.perf_counter(), taker.taken

@@ -29,6 +29,12 @@ class Case(endtoend.Case):
         """The numbers of a rank's batches, by how many came before, where so many stay `together`."""
         return lambda before: (before // together * self.trainers + rank) * together + before % together
 
+    def checked(self, rank: int) -> Callable[[int], int]:
+        """The numbers of those batches that are compared, which a rank has whether blocks are dealt or batches."""
+        if self.trainers == 1:
+            return lambda before: 16 * before
+        return lambda before: 40 * before + 11 * rank
+
     @property
     def name(self) -> str:
         return named(self.trainers, elsewhere=self.elsewhere, small_blocks=self.small_blocks)

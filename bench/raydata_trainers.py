@@ -39,7 +39,9 @@ def _measured(case: Case, rank: int, node_pids: Callable[[], list[int]]) -> dict
     torch.manual_seed(0)
     tail = "drop" if case.trainers > 1 else None
     stream = raydata.pairs(DataLoader(source, batch_size=None, num_workers=1, tail=tail))
-    return endtoend.measure(stream, case, node_pids=node_pids, share=case.dealt(rank))
+    return endtoend.measure(
+        stream, case, node_pids=node_pids, share=case.dealt(rank), checked=case.checked(rank)
+    )
 
 
 def main() -> None:

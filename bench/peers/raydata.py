@@ -53,11 +53,12 @@ class Trainer:
     def measure(self, part: Any) -> dict[str, Any]:
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         stream = raydata.pairs(part.iter_torch_batches(batch_size=self._case.batch, prefetch_batches=2))
-        share = self._case.dealt(self._rank, together=self._case.batches_per_block)
-        if self._rank:
-            return endtoend.measure(stream, self._case, node_pids=lambda: [os.getpid()], share=share)
-        pids = [os.getpid(), self._raylet]
-        return endtoend.measure(stream, self._case, node_pids=lambda: pids, besides=_coordinator, share=share)
+        rank, case = self._rank, self._case
+        return endtoend.measure(
+            stream, case, node_pids=lambda: [os.getpid(), *([] if rank else [self._raylet])],
+            besides=tuple if rank else _coordinator,
+            share=case.dealt(rank, together=case.batches_per_block), checked=case.checked(rank),
+        )  # fmt: skip
 
 
 def _coordinator() -> list[int]:
