@@ -81,6 +81,13 @@ class Run:
             say(f"{at}: {cell.label}: {made['wall_s']:.1f} s, foreign CPU {foreign:.0%}{left}")
             yield {"party": cell.party, "round": number, "cell": cell.label, "case": cell.case, **made}
 
+    def keep(self) -> None:
+        """Writes what the cells reported, of which no rows can be made."""
+        SMOKE_RESULTS.mkdir(parents=True, exist_ok=True)
+        path = SMOKE_RESULTS / f"{plan.FILES[self.benchmark]}-cells.json"
+        path.write_text(json.dumps(self.reports, indent=1) + "\n")
+        say(f"{self.benchmark}: no rows can be made; what the cells reported is in {path.relative_to(ROOT)}")
+
     def as_json(self, *, full: bool) -> dict[str, Any]:
         figures = collect(self.reports)
         rows = [row(claim, figures) for claim in plan.claims(self.benchmark, full=full)]
@@ -145,8 +152,12 @@ def main(arguments: list[str] | None = None) -> int:
         cells = [c for c in cells if options.parties in c.party]
         say(f"{benchmark}: {plan.TITLES[benchmark]}: {len(cells)} cells a round")
         run = Run(benchmark, cells, redo=not options.smoke)
-        run.rounds()
-        found = run.as_json(full=options.full)
+        try:
+            run.rounds()
+            found = run.as_json(full=options.full)
+        except Exception:
+            run.keep()
+            raise
         (out / f"{plan.FILES[benchmark]}.json").write_text(json.dumps(found, indent=1) + "\n")
         bad += run.failures + _tell(found["rows"])
     say(f"done in {(time.monotonic() - start) / 60:.1f} minutes; results in {out.relative_to(ROOT)}")
