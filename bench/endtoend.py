@@ -86,7 +86,8 @@ def numbers_of(case: Case, batch: int) -> range:
     return range(batch * case.batch, (batch + 1) * case.batch)
 
 
-def _every_so_many(before: int) -> int:
+def every_so_many(before: int) -> int:
+    """The batches that are compared, of one trainer that has them all."""
     return before * _CHECK_EVERY
 
 
@@ -136,7 +137,7 @@ def measure(
     node_pids: Callable[[], Iterable[int]],
     besides: Callable[[], Iterable[int]] = tuple,
     share: Callable[[int], int] = int,
-    checked: Callable[[int], int] = _every_so_many,
+    checked: Callable[[int], int] = every_so_many,
 ) -> dict[str, Any]:
     """Runs the three phases. `node_pids`: processes that must be on the trainer's node, asked when warm; `besides`:
     those that are there and could be elsewhere. `share`: the numbers of the batches that the trainer has, by how many

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,7 @@ class ReceiverHere(Receiver):
             with pytest.raises(PermissionError):
                 mmap.mmap(fds[0], 0)
             self.buffers[number] = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
+            os.close(fds[0])
         if header.kind == Kind.UNMAP:
             self.buffers.pop(header.room).close()
         return Frame(Kind(header.kind), header, payload)

@@ -32,14 +32,20 @@ def feeder() -> Iterator[Feeder]:
     made.close()
 
 
+def memfd(nbytes: int, *, is_sealed: bool = True) -> int:
+    """Shared memory of which nothing is there yet."""
+    fd = os.memfd_create("test-body", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, nbytes)
+    if is_sealed:
+        seal(fd)
+    return fd
+
+
 class Buffer:
     """A builder's, with a body in it."""
 
     def __init__(self, body: bytes = BODY, *, is_sealed: bool = True) -> None:
-        self.fd = os.memfd_create("test-body", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, len(body) + 100)
-        if is_sealed:
-            seal(self.fd)
+        self.fd = memfd(len(body) + 100, is_sealed=is_sealed)
         self.memory = memoryview(mmap.mmap(self.fd, len(body) + 100))
         self.memory[: len(body)] = body
 
@@ -159,15 +165,6 @@ def test_a_buffer_is_unmapped_once_the_feeder_has_dropped_it_and_with_the_connec
     assert mapped() == 1
     connection.close()
     assert mapped() == 0
-
-
-def memfd(nbytes: int, *, is_sealed: bool = True) -> int:
-    """One of which nothing is there yet."""
-    fd = os.memfd_create("test-body", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, nbytes)
-    if is_sealed:
-        seal(fd)
-    return fd
 
 
 NO_BUFFERS = {

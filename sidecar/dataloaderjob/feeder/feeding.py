@@ -295,7 +295,7 @@ class Feeding:
         self._move(task, Event.START)
 
     def sent(self, task: Task) -> None:
-        """The last byte of the body is out. Ignored if the receiver has ended."""
+        """The last byte of the body is out, or the receiver has copied it. Ignored if the receiver has ended."""
         if task.state is not State.GONE:
             self._move(task, Event.SENT)
 

@@ -6,7 +6,7 @@ BUILDING   a builder makes it
 DISCARDED  cancelled, or its receiver went, while it was being built
 HELD       built, larger than the room that the receiver gave: announced, waits for GRANT
 READY      built, its body waits in the connection's output
-SENDING    a part of its body is out: it is finished whatever comes
+SENDING    a part of its body is out, or the receiver was told where it lies: it is finished whatever comes
 GONE       forgotten
 """
 
