@@ -16,10 +16,11 @@ from forwarder import Forwarder
 from manifests import manifest
 from odd_values import deep
 from operated import Operated
+from ports import reserve_port
 from processes_of_operator import ALL, ROOT, TRAINING, Operator, until
 from supervisor_alone import SupervisorAlone, says
 
-from apiserver import ApiServer, Refused, free_ports
+from apiserver import ApiServer, Refused
 from dataloaderjob.api import KIND
 from dataloaderjob_operator import names
 from dataloaderjob_operator.__main__ import MAX_CALLS
@@ -286,7 +287,7 @@ def test_where_its_port_is_taken_the_operator_logs_it_and_ends(
 def test_an_operator_that_waits_for_its_api_server_serves_probes_and_ends_at_a_signal(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    away = Operator(replace(server, url=f"https://127.0.0.1:{free_ports(1)[0]}"), tmp_path)
+    away = Operator(replace(server, url=f"https://127.0.0.1:{reserve_port()}"), tmp_path)
     away.start()
     until(lambda: "cannot list" in away.log, 30, "a line about what it waits for")
     assert away.ask("/healthz")[0] == 200

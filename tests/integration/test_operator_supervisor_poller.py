@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from manifests import manifest
-from supervised import free_port
+from ports import reserve_port
 from supervisor_alone import SupervisorAlone, says
 
 from dataloaderjob.api import KIND
@@ -40,7 +40,7 @@ class Job:
     """In the operator's cache, with a head at an address of this machine."""
 
     def __init__(self, folder: Path) -> None:
-        self.uid, self.port, self.folder = f"u{next(_UIDS)}", free_port(), folder
+        self.uid, self.port, self.folder = f"u{next(_UIDS)}", reserve_port(), folder
         self.cache, self.reported = Cache(), 0
         changes = {"metadata.uid": self.uid, "metadata.namespace": KEY[0]}
         self.itself = {**manifest(changes), "kind": KIND}
@@ -279,7 +279,7 @@ def test_an_answer_of_as_many_feeders_as_there_may_be_is_read(job: Job):
 
 def stop_answering(job: Job) -> socket.socket:
     """As if its process hung: the port is there, and what connects gets nothing."""
-    job.port = job.poller._port = free_port()
+    job.port = job.poller._port = reserve_port()
     return listening(job)
 
 

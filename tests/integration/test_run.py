@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from local_runs import LocalRun, Project, broken_host, broken_ray, digest, started_as
+from ports import reserve_port
 from rig import until
 
 from dataloaderjob.local import cli
@@ -42,8 +43,8 @@ def test_two_replicas_train_and_their_batches_are_those_of_the_process_itself(tm
 
 def test_status_and_scale_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     project = Project(tmp_path, 100_000, 0.001)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = reserve_port()
+    with socket.create_server(("127.0.0.1", port)):
         assert cli.main(["run", str(project.path), "--metrics-port", str(port)]) == 2, "it is taken"
     assert f"port {port} of 127.0.0.1 is needed for --metrics-port" in capsys.readouterr().err
     with LocalRun(project.path, "--metrics-port", str(port)) as run:

@@ -11,7 +11,6 @@ import http.client
 import json
 import os
 import secrets
-import socket
 import ssl
 import subprocess
 import time
@@ -20,6 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ports import reserve_port
 
 DEFAULT_ASSETS = "/usr/local/kubebuilder/bin"
 UP_S = 60.0
@@ -124,7 +125,7 @@ def assets() -> Path:
 def api_server(folder: Path) -> Iterator[ApiServer]:
     """Starts both in `folder`, which is theirs, and ends both. Raises RuntimeError if they do not come up."""
     programs = assets()
-    etcd_port, peer_port, port = free_ports(3)
+    etcd_port, peer_port, port = (reserve_port() for _ in range(3))
     token = secrets.token_hex(16)
     (folder / "tokens").write_text(f"{token},admin,admin,system:masters\n")
     (folder / "audit.json").write_text(json.dumps(AUDIT_POLICY))
@@ -174,14 +175,6 @@ def _wait_up(running: ApiServer, folder: Path, *processes: subprocess.Popen[byte
             )
             raise RuntimeError(f"the API server did not come up in {UP_S:.0f} s; it said:\n{said}")
         time.sleep(0.1)
-
-
-def free_ports(count: int) -> list[int]:
-    socks = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in socks]
-    for sock in socks:
-        sock.close()
-    return ports
 
 
 def _trusting() -> ssl.SSLContext:

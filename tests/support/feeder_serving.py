@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from feeder_client import Receiver, wait_until
+from ports import reserve_port
 
 from dataloaderjob.core import sockets
 from dataloaderjob.core.settings import FeederSettings, dump
@@ -84,15 +85,10 @@ def host() -> Host:
     return made
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
-
-
 @contextmanager
 def serving(folder: Path, name: str = "feeder-0", **fields: Any) -> Iterator[Served]:
     """A feeder of the shared host. `fields`: of its settings."""
-    port = _free_port()
+    port = reserve_port()
     settings = settings_in(folder, port=port, name=name, **fields)
     pid = host().ask(type="start", settings=dataclasses.asdict(settings))["pid"]
     wait_until(lambda: _listens(port), 10, "the feeder listens")

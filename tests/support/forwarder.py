@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 
-from apiserver import free_ports
+from ports import reserve_port
 
 PIECE_NBYTES = 1 << 16
 
@@ -15,7 +15,7 @@ class Forwarder:
     """Hands connections on to `target` until it is cut, and again after it is mended."""
 
     def __init__(self, target: int) -> None:
-        (self.port,) = free_ports(1)
+        self.port = reserve_port()
         self._target, self._open, self._lock = target, list[socket.socket](), threading.Lock()
         self.mend()
 

@@ -19,8 +19,8 @@ from typing import Any, Self
 
 import psutil
 from manifests import manifest
+from ports import reserve_port
 from rig import until
-from supervised import free_port
 
 from dataloaderjob.api import parse_object
 from dataloaderjob.core import supervision
@@ -80,7 +80,7 @@ class Pods:
         self.change(changes or {})
         self.home = Path(tempfile.mkdtemp(prefix="dlj-"))
         self.run_id = secrets.token_hex(8)
-        self.gcs_port, self.port = free_port(), free_port()
+        self.gcs_port, self.port = reserve_port(), reserve_port()
         for name, value in settings.secret(self.job, SETUP)["data"].items():
             (self.home / name).write_bytes(base64.b64decode(value))
         self.key = (self.home / settings.JOB_KEY).read_bytes()
@@ -181,12 +181,22 @@ class Pods:
 
     def ready(self, feeders: int, timeout_s: float = 90.0) -> dict[str, Any]:
         """The supervisor's status once so many feeders serve."""
+        seen: Any = None
 
         def reached() -> dict[str, Any] | None:
+            nonlocal seen
             try:
-                status = self.status()
-            except (OSError, DataLoaderJobError):
+                seen = self.status()
+            except (OSError, DataLoaderJobError) as exc:
+                seen = exc
                 return None
-            return status if status["ready"] == feeders else None
+            return seen if seen["ready"] == feeders else None
 
-        return dict(until(reached, timeout_s, f"{feeders} feeders"))
+        try:
+            return dict(until(reached, timeout_s, f"{feeders} feeders"))
+        except AssertionError as exc:
+            codes = {name: pod.process.poll() for name, pod in self.running.items()}
+            said = [f"{name}:\n{pod.out[-1000:]}{pod.err[-2000:]}" for name, pod in self.running.items()]
+            raise AssertionError(
+                f"{exc}; the supervisor's last answer: {seen!r}; exit codes: {codes}\n" + "\n".join(said)
+            ) from None

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ports import reserve_port
 
-from apiserver import ApiServer, free_ports
+from apiserver import ApiServer
 
 ALL = 12
 TRAINING = 2
@@ -48,7 +49,7 @@ class Operator:
     """A process that can be killed and started again."""
 
     def __init__(self, server: ApiServer, folder: Path) -> None:
-        self._folder, self.port = folder, free_ports(1)[0]
+        self._folder, self.port = folder, reserve_port()
         (folder / "root").write_bytes(ROOT)
         self._kubeconfig = kubeconfig(server, folder)
         self.process: subprocess.Popen[bytes] | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from feeder_client import wait_until
+from ports import reserve_port
 
 from dataloaderjob.core import supervision
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings, dump
@@ -62,7 +62,7 @@ class Supervised:
             feeder_blob_folder=options.pop("feeder_blob_folder", str(folder / "blobs")),
             ray_address=options.pop("ray_address", None) or ray.address,
             state_path=str(folder / "feeders.json"),
-            port=free_port(),
+            port=reserve_port(),
             **options,
         )
         self.process: subprocess.Popen[bytes] | None = None
@@ -137,9 +137,3 @@ class Supervised:
                 "feeders"
             ]
         )
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

@@ -8,8 +8,8 @@ import logging
 
 import aiohttp
 import pytest
+from ports import reserve_port
 
-from apiserver import free_ports
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.monitoring import (
     WITHOUT_WATCHES_S,
@@ -73,7 +73,7 @@ def test_a_task_that_has_ended_is_reported_by_name():
 
 async def answer(served: Health, path: str) -> tuple[int, str]:
     """What the process answers there over HTTP."""
-    (port,) = free_ports(1)
+    port = reserve_port()
     async with (
         serve(port, Metrics(), served),
         aiohttp.ClientSession() as session,
