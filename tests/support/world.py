@@ -29,6 +29,7 @@ from dataloaderjob.sidecar.dispatch.streams import (
     Publish,
     Released,
     Replace,
+    SayThere,
     Send,
     Snapshot,
     Unpublish,
@@ -78,6 +79,7 @@ class World:
         self.memory: dict[tuple[int, int], tuple] = {}
         self.index: dict[tuple[int, int], tuple] = {}
         self.failed: dict[tuple[int, int], bytes] = {}
+        self.there: set[tuple[int, int]] = set()
         self.notes: list[str] = []
         self.replaced: list[tuple[str, str]] = []
         self.sizes: dict[tuple[int, int], int] = {}
@@ -307,6 +309,8 @@ class World:
                 del self.index[stream, ticket]
             case Fail(stream, ticket, payload, _):
                 self.failed[stream, ticket] = payload
+            case SayThere(stream, ticket):
+                self.there.add((stream, ticket))
             case CreateRegion(region, nbytes, _, lease_limit):
                 self.regions[region] = nbytes
                 self.lease_limit = lease_limit
@@ -332,6 +336,8 @@ class World:
                 if self.replace:
                     old = self.feeders[endpoint.instance]
                     self.at(1.0, lambda: self._replace(old))
+            case _:
+                raise AssertionError(item)
 
     def _replace(self, old: SimFeeder) -> None:
         """What the supervisor does with a feeder that hangs."""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataloaderjob.core import control as ctl
-from dataloaderjob.core.control import FAILED, Control, sealed
+from dataloaderjob.core.control import FAILED, THERE, Control, sealed
 
 ROUNDS = 30_000
 
@@ -68,6 +68,12 @@ def test_a_failed_ticket_is_told_in_place_of_a_lease(pair):
     receiver, trainer = pair
     receiver.publish_word(FAILED, 1, 2)
     assert trainer.ready(1, 2) == FAILED
+
+
+def test_that_there_is_a_batch_is_told_in_place_of_a_lease(pair):
+    receiver, trainer = pair
+    receiver.publish_word(THERE, 1, 2)
+    assert trainer.find(1, 2) == (THERE, None)
 
 
 @given(st.sets(st.integers(0, 300), max_size=40))

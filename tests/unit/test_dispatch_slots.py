@@ -12,7 +12,7 @@ from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import TICKET_DEPTH, Flag, Kind, SlotTicket
 from dataloaderjob.sidecar.dispatch.slots import GATHER_S, MAX_SLOTS, MOST_AGAIN
-from dataloaderjob.sidecar.dispatch.streams import Send
+from dataloaderjob.sidecar.dispatch.streams import Fail, SayThere, Send
 from dataloaderjob.trainer.slots import Place, Places
 
 
@@ -416,3 +416,39 @@ def test_a_ticket_of_a_slot_that_has_begun_says_that_there_is_a_snapshot_and_a_n
     trainer.finish()
     assert sent[0][1].snapshot == (6, b"state")
     assert sent[0][1].known[0] == sent[0][1].number - 1
+
+
+@pytest.fixture
+def asked():
+    """A dispatcher whose feeder has two tickets of a slot: 0 asks whether there is such a batch, 1 wants it."""
+    world = SlotWorld([2])
+    feeder = world.add_feeder()
+    world.run(lambda: world.machine.feeders[feeder.endpoint.instance].up)
+    bundle = Bundle(blobs=(("0" * 64, 1),), workers=1)
+    world.machine.open_stream(1, manifest=bundle.manifest(), bundle=bundle.id, facts={}, window=8)
+    for number in range(2):
+        ticket = frames.pack_slot_ticket(SlotTicket(1, number, 0, 4, asks=number == 0))
+        world.machine.tickets(world.now, 1, [(number, ticket)], 0)
+    world.machine.take()
+
+    def answer(number: int, payload: bytes) -> list[object]:
+        header = world._header(Kind.FAILED, (1, number), flags=Flag.ENDED)
+        world.machine.frame(world.now, feeder.endpoint.instance, header, payload)
+        assert world.machine.counters.failures == 0
+        return [item for item in world.machine.take() if isinstance(item, (Fail, SayThere))]
+
+    return answer
+
+
+def test_that_there_is_a_batch_goes_to_the_trainer_without_a_message(asked):
+    assert asked(0, frames.pack_there(0)) == [SayThere(1, 0)]
+
+
+@pytest.mark.parametrize("number", [pytest.param(0, id="asked"), pytest.param(1, id="wanted")])
+def test_that_a_slot_has_ended_goes_to_the_trainer_as_a_message(asked, number):
+    assert asked(number, frames.pack_end(number)) == [Fail(1, number, frames.pack_end(number), True)]
+
+
+def test_a_feeder_that_answers_a_wanted_batch_with_there_is_one_is_refused(asked):
+    with pytest.raises(RemoteProtocolError, match="batch 1 was asked for"):
+        asked(1, frames.pack_there(1))

@@ -74,15 +74,17 @@ def fence_anywhere(allocate: Callable[[], Any] = threading.Lock) -> None:
 
 PAGE = 4096
 """Extents of the pool are whole pages."""
-MAGIC = 0x444C4A_0001
+MAGIC = 0x444C4A_0002
 WORDS = 512
 ROWS = 64
 WINDOW = 1024
 MOST_AHEAD = WINDOW - 24
 """Tickets of a stream that a trainer may be ahead by."""
-LEASES = 0xFFFF
+LEASES = 0xFFFE
 FAILED = 0xFFFF
 """Stands in place of a lease: the ticket failed; the error came, or comes, over the socket."""
+THERE = 0xFFFE
+"""Stands in place of a lease: the ticket asked whether there is such a batch, and there is."""
 
 _ENTRY = struct.Struct("<QQQQQ")
 _unpack_entry: Callable[[memoryview, int], Any] = _ENTRY.unpack_from
@@ -98,6 +100,7 @@ W_ASLEEP = 8  # T: wake me by eventfd when W_PUBLISHED gets here; 0: awake
 W_WANT = 16  # R: wake me by eventfd when a lease ends
 W_PUBLISHED = 17  # R: how often it has published
 W_FEEDERS = 18  # R: feeders connected
+W_TOLD = 19  # R: packets that it has sent over the socket
 W_NEXT_CALLS = 24  # T: batches taken
 W_WAIT_NS = 25  # T: time spent waiting in next()
 W_COPIES = 26  # T: batches served as copies, because leases were at their limit
@@ -118,7 +121,7 @@ Entry = tuple[int, int, int, int, int]
 class Control:
     """One side's view of the control memfd. Each thread of a side needs a `twin` of its own."""
 
-    __slots__ = ("_entries", "_fence", "_index", "_map", "_published", "ended", "words")
+    __slots__ = ("_entries", "_fence", "_index", "_map", "_published", "_told", "ended", "words")
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, NBYTES)
@@ -129,6 +132,7 @@ class Control:
         self.ended = view[_ENDED_AT : _ENDED_AT + LEASES]
         # Counted here: what stands there may have been written by a stranger.
         self._published = self.words[W_PUBLISHED] & 0xFFFF_FFFF_FFFF
+        self._told = self.words[W_TOLD] & 0xFFFF_FFFF_FFFF
         self._fence = Fence()
 
     def twin(self) -> Control:
@@ -159,7 +163,7 @@ class Control:
         return self.publish_word(lease, stream, ticket)
 
     def publish_word(self, lease: int, stream: int, ticket: int) -> bool:
-        """The second half of `publish`; alone, with `FAILED` for a lease, it says that the ticket failed."""
+        """The second half of `publish`; alone, with `FAILED` or `THERE` for a lease."""
         self._fence.full()
         self._index[(stream % ROWS) * WINDOW + ticket % WINDOW] = (
             ((ticket + 1) & 0xFFFFFFFF) << 32 | (stream & 0xFFFF) << 16 | lease
@@ -176,6 +180,11 @@ class Control:
         """Only for a ticket behind one that was never published: the trainer cannot be looking at it."""
         self._index[(stream % ROWS) * WINDOW + ticket % WINDOW] = 0
         self._fence.full()
+
+    def told(self) -> None:
+        """Counts a packet that was sent over the socket, on from what a receiver before this one has counted."""
+        self._told += 1
+        self.words[W_TOLD] = self._told
 
     def ended_leases(self, highest: int) -> Iterator[int]:
         """Leases up to `highest` that the trainer has ended; each is told once."""
@@ -208,7 +217,7 @@ class Control:
         self._index[at : at + WINDOW] = _EMPTY_ROW
 
     def ready(self, stream: int, ticket: int) -> int | None:
-        """Returns the lease of a ready ticket (or `FAILED`), None while it is not ready."""
+        """Returns the lease of a ready ticket (or `FAILED`, `THERE`), None while it is not ready."""
         word: int = self._index[(stream % ROWS) * WINDOW + ticket % WINDOW]
         if word >> 16 != (((ticket + 1) & 0xFFFFFFFF) << 16 | (stream & 0xFFFF)):
             return None
@@ -217,7 +226,8 @@ class Control:
         return word & 0xFFFF
 
     def find(self, stream: int, ticket: int) -> tuple[int, Entry | None] | None:
-        """The lease of a ready ticket and where its batch lies, (`FAILED`, None), or None while it is not ready.
+        """The lease of a ready ticket and where its batch lies, (`FAILED` or `THERE`, None), or None while it is not
+        ready.
 
         `ready` and `entry` in one: what is cold costs for each function.
         """
@@ -227,7 +237,7 @@ class Control:
         if not ACCESSES_IN_ORDER:
             self._fence.full()
         lease = word & 0xFFFF
-        return lease, (None if lease == FAILED else _unpack_entry(self._entries, lease * ENTRY_NBYTES))
+        return lease, (None if lease >= LEASES else _unpack_entry(self._entries, lease * ENTRY_NBYTES))
 
     def entry(self, lease: int) -> Entry:
         found: Entry = _unpack_entry(self._entries, lease * ENTRY_NBYTES)

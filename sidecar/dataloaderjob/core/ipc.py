@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import PROTOCOL
-from dataloaderjob.core.sockets import descriptors, parse_message
+from dataloaderjob.core.sockets import CLOSE_ON_EXEC, TRUNCATED, descriptors, parse_message
 
 HEAD = struct.Struct("<BBHIQQ")
 HEAD_NBYTES = HEAD.size
@@ -128,11 +128,9 @@ def recv_with_fds(sock: socket.socket, flags: int = 0) -> tuple[bytes, list[int]
     """One packet and its descriptors (close-on-exec). Raises RemoteProtocolError when some were lost."""
     # not socket.recv_fds: in Python 3.11 it drops its flags
     space = socket.CMSG_SPACE(MAX_FDS * 4)
-    data, ancillary, msg_flags, _ = sock.recvmsg(
-        HEAD_NBYTES + CHUNK_NBYTES, space, flags | socket.MSG_CMSG_CLOEXEC
-    )
+    data, ancillary, msg_flags, _ = sock.recvmsg(HEAD_NBYTES + CHUNK_NBYTES, space, flags | CLOSE_ON_EXEC)
     fds = descriptors(ancillary)
-    if msg_flags & socket.MSG_CTRUNC:
+    if msg_flags & TRUNCATED:
         for fd in fds:
             os.close(fd)
         raise RemoteProtocolError(

@@ -37,7 +37,6 @@ from dataloaderjob.core.processes import end_as
 from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Introduction, Kind, Message
 from dataloaderjob.feeder.slots import Answer, Answers, Snapshots
 
-PROBE = int(Flag.PROBE)
 REPLAY_S = 1.0
 """How often it is told how far a slot that is made again has come."""
 DIFFERS = (
@@ -343,7 +342,7 @@ class Builder:
 
     def _on_sample(self, message: Message) -> Callable[[int], None]:
         serial, write = message.a, self._write_place(message.a)
-        if not message.flags & PROBE:
+        if not message.flags & Flag.PROBE:
             return write
 
         def probed(position: int) -> None:

@@ -33,7 +33,7 @@ from enum import Enum, IntEnum, auto
 from typing import NamedTuple, Protocol, TypedDict, Unpack
 
 from dataloaderjob.core.blobs import Bundle
-from dataloaderjob.core.sockets import descriptors
+from dataloaderjob.core.sockets import CLOSE_ON_EXEC, DO_NOT_WAIT, descriptors
 from dataloaderjob.feeder.feeding_states import Task
 
 _HEAD = struct.Struct("<BBHIQQ")
@@ -208,14 +208,12 @@ class Channel:
         alive = True
         with contextlib.suppress(BlockingIOError):
             while alive:
-                alive = self._fill(socket.MSG_DONTWAIT)
+                alive = self._fill(DO_NOT_WAIT)
         return list(iter(self._next, None)), alive
 
     def _fill(self, flags: int) -> bool:
         try:
-            data, ancillary, _, _ = self.sock.recvmsg(
-                _READ_NBYTES, _FDS_NBYTES, flags | socket.MSG_CMSG_CLOEXEC
-            )
+            data, ancillary, _, _ = self.sock.recvmsg(_READ_NBYTES, _FDS_NBYTES, flags | CLOSE_ON_EXEC)
         except ConnectionError:
             return False
         self._fds.extend(descriptors(ancillary))

@@ -39,7 +39,6 @@ TICK_S = 0.5
 ALIVE_S = 5.0
 """Well below the time after which a silent feeder is replaced (`sidecar.dispatch.overseer`)."""
 EXIT_FAILED = 1
-_ELSEWHERE = int(Flag.ELSEWHERE)
 
 
 class FeederServer:
@@ -324,7 +323,7 @@ class FeederServer:
 
     def bundle_failed(self, bundle: bytes, payload: bytes) -> None:
         made = self._machine.bundle_failed(bundle)
-        self._flush(self._sender.perform(made, payload, flags=_ELSEWHERE))
+        self._flush(self._sender.perform(made, payload, flags=Flag.ELSEWHERE))
 
     def built(self, task: Task, body: Body) -> None:
         task.body = body

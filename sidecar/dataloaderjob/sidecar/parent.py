@@ -239,7 +239,9 @@ class Sidecar:
             guest.fds += [Control.create(), _eventfd(), _eventfd()]
         control = Control(fds[1])
         if not control.valid:
-            raise RemoteProtocolError("the control memory that the trainer gave back is not one")
+            raise RemoteProtocolError(
+                "the control memory that the trainer gave back is not one of this version"
+            )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)

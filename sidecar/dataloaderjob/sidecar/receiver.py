@@ -16,7 +16,7 @@ from typing import Any
 
 from dataloaderjob.core import frames, ipc, supervision
 from dataloaderjob.core.blobs import Bundle
-from dataloaderjob.core.control import FAILED, Control
+from dataloaderjob.core.control import FAILED, THERE, Control
 from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.frames import Header
 from dataloaderjob.core.settings import LoaderSettings
@@ -36,6 +36,7 @@ from dataloaderjob.sidecar.dispatch.streams import (
     Publish,
     Released,
     Replace,
+    SayThere,
     Send,
     Snapshot,
     Unpublish,
@@ -236,6 +237,7 @@ class Receiver:
             except OSError as exc:
                 raise TrainerGone from exc
             self._to_trainer.popleft()
+            self.control.told()
         self._watch(self._trainer.fileno(), select.EPOLLIN)
 
     def _send_trainer(self, packets: list[bytes], fd: int | None = None) -> None:
@@ -365,6 +367,9 @@ class Receiver:
                 if self._failure is None and not is_end:  # the trainer, too, raises the first of several
                     self._failure = stream, ticket
                     self._send_parent({"type": "failure", **supervision.describe_failure(payload)})
+            case SayThere(stream, ticket):
+                if self.control.publish_word(THERE, stream, ticket):
+                    os.eventfd_write(self._wake_trainer, 1)
             case CreateRegion(number, nbytes, single, lease_limit):
                 region = regions.create(number, nbytes, single=single)
                 self.regions[number] = region

@@ -58,10 +58,10 @@ class SharedBodies:
         """`recv_into`, with the descriptors that come along. Raises BlockingIOError, and RemoteProtocolError for
         descriptors that no message speaks of."""
         n, ancillary, flags, _ = self._sock.recvmsg_into(
-            [target], _FDS_NBYTES, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            [target], _FDS_NBYTES, sockets.DO_NOT_WAIT | sockets.CLOSE_ON_EXEC
         )
         self._fds.extend(sockets.descriptors(ancillary))
-        if flags & socket.MSG_CTRUNC:  # the next one would be taken for it
+        if flags & sockets.TRUNCATED:  # the next one would be taken for it
             self.is_refused = True
             raise RemoteProtocolError("a descriptor was lost: this process may have no more of them")
         if len(self._fds) > _MOST_AT_ONCE:

@@ -20,6 +20,7 @@ from dataloaderjob.core import control as ctl
 from dataloaderjob.core import frames, ipc
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable, say
+from dataloaderjob.core.sockets import DO_NOT_WAIT
 from dataloaderjob.trainer import forks
 from dataloaderjob.trainer.attach import Absence, Opened, attach
 from dataloaderjob.trainer.pool import Pool, Region, map_region
@@ -53,7 +54,7 @@ class Client:
     """A pool and its socket."""
 
     __slots__ = (
-        "__weakref__", "_asleep", "_ends", "_incoming", "_last_stream", "_opened", "_polls", "_receives",
+        "__weakref__", "_asleep", "_ends", "_heard", "_incoming", "_last_stream", "_opened", "_polls", "_receives",
         "_sleepers", "_taken", "attachment", "closed_streams", "control", "dead", "lock", "path", "pool",
         "rank", "settings", "streams", "wake_receiver", "wake_trainer",
     )  # fmt: skip
@@ -76,6 +77,8 @@ class Client:
         self._sleepers = 0
         self._receives = False
         """Whether a packet is on its way in, which a signal's handler must not meet."""
+        self._heard = 0
+        """Packets that the receiver had sent when all of them were read last (`W_TOLD`)."""
         self._asleep = threading.RLock()
         self._polls: dict[int, tuple[socket.socket | None, select.epoll]] = {}
         self._incoming = ipc.Assembler()
@@ -315,10 +318,10 @@ class Client:
         return stream.late
 
     def ready(self, stream: Stream, number: int, control: Control) -> int | None:
-        """The lease of a ticket, FAILED, or None while it or what it needs has not come."""
+        """The lease of a ticket, FAILED, THERE, or None while it or what it needs has not come."""
         lease = control.ready(stream.id, number)
-        if lease is None:
-            return None
+        if lease is None or lease == ctl.THERE:
+            return lease
         if lease == ctl.FAILED:
             return lease if number in stream.failures else None
         return lease if control.entry(lease)[2] in self.pool.regions else None
@@ -396,12 +399,14 @@ class Client:
 
     def hear(self) -> None:
         """Reads what has come, so that a state has the newest snapshots; waits for nothing and nobody."""
-        if self._receives or not self.lock.acquire(blocking=False):
-            return  # a signal's handler asks, or another thread is at it
+        told = self.control.words[ctl.W_TOLD]
+        if told == self._heard or self._receives or not self.lock.acquire(blocking=False):
+            return  # nothing came; or a signal's handler asks, or another thread is at it
         try:
             while self._opened.sock is not None and self._receive(self._opened.sock):
                 if self._sleepers:  # it may be what another thread sleeps for
                     os.eventfd_write(self.wake_trainer, 1)
+            self._heard = told
         except ConnectionError:
             pass  # the next call meets it again
         except BaseException as exc:
@@ -415,7 +420,7 @@ class Client:
         """One packet; False when there is none. Raises ConnectionError at the end."""
         self._receives = True
         try:
-            data, fds = ipc.recv_with_fds(sock, socket.MSG_DONTWAIT)
+            data, fds = ipc.recv_with_fds(sock, DO_NOT_WAIT)
             if not data:
                 raise ConnectionError("the sidecar closed the connection")
             packet = self._incoming.feed(data)

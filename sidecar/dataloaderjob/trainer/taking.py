@@ -18,6 +18,8 @@ from dataloaderjob.codec import failures
 from dataloaderjob.codec.decoding import Body, Decoder, Memory
 from dataloaderjob.core import digests, errors
 from dataloaderjob.core.control import (
+    FAILED,
+    THERE,
     W_COPIES,
     W_LEASED_NBYTES,
     W_NEXT_CALLS,
@@ -203,15 +205,18 @@ class Taker(Timed):
             if found is None:
                 return NOTHING
             lease, entry = found
-            if number not in stream.failures if entry is None else entry[2] not in self._pool.regions:
-                return NOTHING  # what it needs comes over the socket
+            if lease == FAILED:
+                if number not in stream.failures:
+                    return NOTHING  # what it needs comes over the socket
+            elif entry is not None and entry[2] not in self._pool.regions:
+                return NOTHING
             words, pool = self._words, self._pool
             # From here on it counts as taken, whatever becomes of it: its place comes back.
             self.taken = stream.awaited = number + 1
             try:
                 stream.recent[number % len(stream.recent)] = stream.pending.pop(number, None)
                 if entry is None:
-                    failed = _failed(stream.failures.pop(number))
+                    failed = SlotGoesOnError() if lease == THERE else _failed(stream.failures.pop(number))
                     self._failure = id(failed)
                     words[W_NEXT_CALLS] += not isinstance(failed, (SlotEndedError, SlotGoesOnError))
                     try:
@@ -288,8 +293,6 @@ def _failed(payload: bytes) -> BaseException:
     message = json.loads(payload)
     if "ended" in message:
         return SlotEndedError(int(message["ended"]))
-    if "there" in message:
-        return SlotGoesOnError()
     if "service" in message:
         return errors.named(str(message["service"]))(message["message"])
     return failures.unpack_failure(payload)

@@ -27,6 +27,7 @@ from dataloaderjob.sidecar.dispatch.streams import (
     Instruction,
     Note,
     Released,
+    SayThere,
     Send,
     State,
     Stream,
@@ -42,7 +43,7 @@ def _of_slot(ticket: Ticket, slot: Slot) -> tuple[bytes, int]:
     snapshot, known = slot.snapshot(ticket.number_in_slot), slot.known(ticket.number_in_slot)
     live = (other for other in ticket.stream.tickets.values() if other.state in (State.QUEUED, State.ASKED))
     if slot.begun or any(other.slot is slot and other.number < ticket.number for other in live):
-        return ticket.payload, int(Flag.RESTORABLE) if snapshot or known else 0
+        return ticket.payload, Flag.RESTORABLE if snapshot or known else 0
     return frames.with_beginning(ticket.payload, snapshot, known), 0
 
 
@@ -290,11 +291,18 @@ class Assignments:
 
     def fail(self, ticket: Ticket, payload: bytes, *, is_end: bool = False) -> None:
         """The ticket failed for good; the trainer raises when its turn comes. `is_end`: its slot has no such batch."""
+        self.counters.failures += not is_end
+        self._conclude(ticket, Fail(ticket.stream.id, ticket.number, payload, is_end))
+
+    def say_there(self, ticket: Ticket) -> None:
+        """The ticket asked whether there is such a batch, and there is."""
+        self._conclude(ticket, SayThere(ticket.stream.id, ticket.number))
+
+    def _conclude(self, ticket: Ticket, answer: Fail | SayThere) -> None:
         for attempt in ticket.attempts[:]:
             self.drop_attempt(attempt, cancel=True, requeue=False)
         ticket.move(Event.FAIL)
-        self.counters.failures += not is_end
-        self._out.append(Fail(ticket.stream.id, ticket.number, payload, is_end))
+        self._out.append(answer)
 
     def fail_service(self, ticket: Ticket, error: str, message: str) -> None:
         """Fails the ticket with one of our own errors, given by its class name."""

@@ -226,13 +226,24 @@ class Dispatcher(Assignments):
         elif header.kind == Kind.FAILED and header.flags & Flag.ELSEWHERE:
             self._not_loaded(now, attempt, payload)
         elif header.kind == Kind.FAILED:
-            self._answered(now, attempt)
-            self._begins(feeder, attempt.ticket, True)
-            self.drop_attempt(attempt, cancel=False, requeue=False)
-            self.fail(attempt.ticket, payload, is_end=bool(header.flags & Flag.ENDED))
+            self._failed(now, attempt, payload, is_end=bool(header.flags & Flag.ENDED))
         elif header.kind == Kind.LOST:
             self._lost(now, attempt, header.room - 1, payload.decode(errors="replace"))
         self.dispatch(now)
+
+    def _failed(self, now: float, attempt: Attempt, payload: bytes, *, is_end: bool) -> None:
+        """No batch will come of this ticket. `is_end`: nothing failed, its slot has none, or it asked for no more."""
+        ticket = attempt.ticket
+        is_there = is_end and frames.says_there(payload)
+        if is_there and not ticket.asks:
+            raise RemoteProtocolError(f"batch {ticket.number} was asked for, not whether there is one")
+        self._answered(now, attempt)
+        self._begins(attempt.feeder, ticket, True)
+        self.drop_attempt(attempt, cancel=False, requeue=False)
+        if is_there:
+            self.say_there(ticket)
+        else:
+            self.fail(ticket, payload, is_end=is_end)
 
     def begin_body(self, now: float, instance: str, header: Header) -> Extent | None:
         """A body's header came. Returns where it goes, None to read it and throw it away.

@@ -81,6 +81,8 @@ def _check_feeders(machine: Dispatcher, now: float) -> None:
                 feeder.is_silent = True
                 _take_back(machine, feeder, _head(feeder))
             _maybe_replace(machine, now, feeder, now - max(feeder.received_at, feeder.suspect_since))
+        elif now - feeder.answered_at <= OVERDUE_FLOOR_S:
+            pass  # its lateness is below 1 then, and need not be worked out
         elif _lateness(now, feeder) > 1:
             _maybe_suspect(machine, now, feeder, up)
 

@@ -286,7 +286,7 @@ class Placer:
 
     def lease(self, ticket: Ticket, extent: Extent) -> int:
         lease = heappop(self._free_leases) if self._free_leases else self.highest_lease + 1
-        assert lease < LEASES  # noqa: S101  ROWS x WINDOW tickets and the trainer's own limit are fewer
+        assert lease < LEASES  # noqa: S101  ROWS x MOST_AHEAD tickets and MAX_LEASES held are fewer
         self.highest_lease = max(self.highest_lease, lease)
         self.lent[lease] = (ticket.stream, ticket.number, extent)
         return lease

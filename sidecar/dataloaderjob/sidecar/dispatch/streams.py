@@ -346,6 +346,13 @@ class Fail(NamedTuple):
     """Its slot has no such batch: nothing went wrong."""
 
 
+class SayThere(NamedTuple):
+    """Publish that a ticket which asks for no more has its batch."""
+
+    stream: int
+    ticket: int
+
+
 class CreateRegion(NamedTuple):
     """Create a memfd, keep it mapped, hand it to the trainer. Earlier in the list than its first use."""
 
@@ -393,6 +400,7 @@ Instruction = (
     | Publish
     | Unpublish
     | Fail
+    | SayThere
     | CreateRegion
     | DropRegion
     | Note
