@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
 from bench import machine
@@ -173,8 +172,6 @@ def _paced(
     wall = time.perf_counter() - start
     cpu = machine.cpu_ns(pids) - cpu - (taker.check_ns - checks)
     others = machine.cpu_ns(besides) - others
-    if ended := [pid for pid in (*pids, *besides) if not psutil.pid_exists(pid)]:
-        raise RuntimeError(f"processes {ended} ended while their CPU was counted")
     load = machine.between(before, machine.snapshot())
     nbytes = len(waits) * case.batch * 3 * SIDE * SIDE
     return {

@@ -87,7 +87,7 @@ def measure(party: str, case: Case, also: Callable[[], Sequence[int]]) -> dict[s
         found = [answer(process) for process in ranks]
         cpu_s = (machine.cpu_ns(pids) - cpu) / 1e9
         load = machine.between(before, machine.snapshot())
-        memory = sum(psutil.Process(pid).memory_full_info().pss for pid in pids if psutil.pid_exists(pid))
+        memory = sum(psutil.Process(pid).memory_full_info().pss for pid in pids)
         for process in ranks:
             go_on(process)
     nbytes = sum(one["nbytes"] for one in found)

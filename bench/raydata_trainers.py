@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -23,7 +23,7 @@ from bench.service import on_trainer_node
 def measure(case: Case, sidecar: int, node_pids: Callable[[], list[int]]) -> dict[str, Any]:
     """`sidecar`: its pid; `node_pids`: those of the trainer's node where the trainer is this process."""
     if case.trainers == 1:
-        return _measured(case, 0, node_pids)
+        return _measured(_batches(case), case, 0, node_pids)
     command = [sys.executable, "-m", "bench.raydata_trainers", json.dumps(asdict(case)), str(sidecar)]
     with ranks.started(command, case.trainers) as trainers:
         found = [ranks.answer(trainer) for trainer in trainers]
@@ -32,13 +32,18 @@ def measure(case: Case, sidecar: int, node_pids: Callable[[], list[int]]) -> dic
     return raydata.together(case, found)
 
 
-def _measured(case: Case, rank: int, node_pids: Callable[[], list[int]]) -> dict[str, Any]:
+def _batches(case: Case) -> Iterator[Any]:
     from dataloaderjob import DataLoader, RayData
 
     source = RayData(functools.partial(raydata.pipeline, case), batch_size=case.batch)
     torch.manual_seed(0)
     tail = "drop" if case.trainers > 1 else None
-    stream = raydata.pairs(DataLoader(source, batch_size=None, num_workers=1, tail=tail))
+    return raydata.pairs(DataLoader(source, batch_size=None, num_workers=1, tail=tail))
+
+
+def _measured(
+    stream: Iterator[Any], case: Case, rank: int, node_pids: Callable[[], list[int]]
+) -> dict[str, Any]:
     return endtoend.measure(
         stream, case, node_pids=node_pids, share=case.dealt(rank), checked=case.checked(rank)
     )
@@ -48,7 +53,8 @@ def main() -> None:
     case, rank = Case(**json.loads(sys.argv[1])), int(os.environ["RANK"])
     sidecar = int(sys.argv[2])
     on_node = functools.partial(on_trainer_node, sidecar) if rank == 0 else lambda: [os.getpid()]
-    print(json.dumps(_measured(case, rank, on_node)), flush=True)
+    stream = _batches(case)  # kept until the end, and with it the receiver, whose CPU another one counts
+    print(json.dumps(_measured(stream, case, rank, on_node)), flush=True)
     sys.stdin.readline()
 
 

@@ -10,6 +10,7 @@ Every option can also be given in the environment: FASHION_EPOCHS=3 is --epochs 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import time
 from collections.abc import Iterable
@@ -117,6 +118,9 @@ def main() -> None:
     if record:
         say_digest(record.digests(), rank, world)
     if world > 1:
+        # Gloo's threads live as long as the model, and abort where one frees a tensor while the interpreter ends.
+        del model
+        gc.collect()  # DistributedDataParallel refers to itself
         distributed.destroy_process_group()
 
 
