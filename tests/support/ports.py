@@ -6,7 +6,8 @@ import socket
 
 from dataloaderjob.local.ports import RAYS_AGENT
 
-_reserved: list[socket.socket] = []
+_reserved: list[int] = []
+"""Descriptors: sockets could not travel with this module, which datasets of tests may use."""
 
 
 def reserve_port() -> int:
@@ -18,6 +19,6 @@ def reserve_port() -> int:
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("0.0.0.0", 0))
-    _reserved.append(sock)
     port = int(sock.getsockname()[1])
+    _reserved.append(sock.detach())
     return port if port != RAYS_AGENT else reserve_port()

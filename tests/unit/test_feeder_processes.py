@@ -25,6 +25,7 @@ from dataloaderjob.codec.bundles import UserCode
 from dataloaderjob.codec.failures import unpack_failure
 from dataloaderjob.core.frames import Kind
 from dataloaderjob.feeder.builder import Builder, copy
+from dataloaderjob.feeder.builders import LINGER_S
 from dataloaderjob.feeder.bundles import MAX_IDLE_TEMPLATES
 from dataloaderjob.feeder.channel import Channel, pair
 
@@ -78,6 +79,21 @@ def test_a_trainer_that_was_started_again_finds_no_state_of_the_one_before(serve
             receiver.ticket(0, [0, 1], receiver.know(bundle))
             found.append(receiver.next().batch().tolist())
     assert found == [[1, 2], [3, 4], [1, 2]], "a link that comes back goes on, another process begins afresh"
+
+
+def test_a_session_that_is_wanted_again_begins_before_the_old_one_has_lingered(
+    connect: Connect, tmp_path: Path
+):
+    took = []
+    with connect() as receiver:
+        session = receiver.know(bundle_of(Counting(), blobs(tmp_path)))
+        for number in range(10):
+            began = time.monotonic()
+            receiver.ticket(number, [0], session)
+            assert receiver.next().batch().tolist() == [1], "of a builder of its own"
+            took.append(time.monotonic() - began)
+            receiver.send(Kind.RELEASE, bundle=session)
+    assert min(took[1:]) < LINGER_S
 
 
 def test_another_rank_shares_the_sessions_of_those_that_run(server: Served, tmp_path: Path):

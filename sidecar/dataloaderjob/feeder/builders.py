@@ -178,6 +178,12 @@ class Builders:
             return
         session.phase, session.ended_at = Phase.ENDING, time.monotonic()
 
+    def end_lingering(self, bundle: bytes) -> None:
+        """Ends at once a session that nobody needed and somebody needs anew: it cannot begin before that."""
+        session = self._sessions.get(bundle)
+        if session is not None and session.phase is Phase.ENDING:
+            self._end_builder(session, time.monotonic())
+
     def end_unused(self, used: Callable[[bytes], bool]) -> None:
         """Ends the sessions that wait for a receiver to come back."""
         for bundle in list(self._sessions):
@@ -189,9 +195,8 @@ class Builders:
         self._trials.tick(now)
         for bundle, session in list(self._sessions.items()):
             if session.phase is Phase.ENDING:
-                if session.channel is not None and now - session.ended_at > LINGER_S:
-                    self._close(session)
-                    session.deadline = now + END_GRACE_S
+                if now - session.ended_at > LINGER_S:
+                    self._end_builder(session, now)
             else:
                 self._check_use(session, now, used(bundle))
             if session.phase is Phase.BUSY:
@@ -385,6 +390,11 @@ class Builders:
     def _kill(self, session: Session) -> None:
         session.deadline = float("inf")
         session.template.channel.post(Kind.KILL, a=session.number)
+
+    def _end_builder(self, session: Session, now: float) -> None:
+        if session.channel is not None:
+            self._close(session)
+            session.deadline = now + END_GRACE_S
 
     def _close(self, session: Session) -> None:
         """The builder ends when it reads on."""

@@ -302,7 +302,9 @@ class FeederServer:
 
     def _begin(self, bundle: bytes) -> None:
         """Opens a session if tickets wait for one."""
-        if not self._builders.has(bundle) and self._machine.known(bundle):
+        if self._builders.has(bundle):
+            self._builders.end_lingering(bundle)
+        elif self._machine.known(bundle):
             waiting = self._machine.waiting(bundle)
             if waiting:
                 self._builders.open(self._bundles[bundle], base_seed_of(waiting[0].payload))
