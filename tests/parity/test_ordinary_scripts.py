@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import unified_diff
 
 import pytest
+from parity_record import RECORD, Torchs, digest, recorded, versions
 from parity_runs import Outcome, Runs, Script, scripts
 from rig import Rig
 
@@ -94,14 +96,24 @@ def wanted(request: pytest.FixtureRequest) -> list[Script]:
 
 
 @pytest.fixture(scope="module")
-def torchs(wanted: list[Script], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    runs = Runs("torch", tmp_path_factory.mktemp("torch"), [(s, False) for s in wanted], None)
+def torchs(wanted: list[Script], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Torchs]:
+    known = recorded(wanted)
+    others = [(s, False) for s in wanted if s.name not in known]
+    runs = Runs("torch", tmp_path_factory.mktemp("torch"), others, None)
+    yield Torchs(known, runs)
+    runs.close()
+
+
+@pytest.fixture(scope="module")
+def live(wanted: list[Script], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """Torch's loader, whatever was recorded."""
+    runs = Runs("torch", tmp_path_factory.mktemp("live"), [(s, False) for s in wanted], None)
     yield runs
     runs.close()
 
 
 @pytest.fixture(scope="module")
-def ours(wanted: list[Script], torchs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+def ours(wanted: list[Script], torchs: Torchs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     with contextlib.chdir(tmp_path_factory.mktemp("feeders")), Rig(feeders=2) as rig:
         twice = NEEDS_PICKLE if OTHER == "ours" else set()
         jobs = [(s, pickled) for s in wanted for pickled in ((False, True) if s.name in twice else (False,))]
@@ -111,7 +123,7 @@ def ours(wanted: list[Script], torchs: Runs, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_a_script_gives_what_torchs_loader_gives(script: Script, torchs: Runs, ours: Runs) -> None:
+def test_a_script_gives_what_torchs_loader_gives(script: Script, torchs: Torchs, ours: Runs) -> None:
     if not _can_run(script):
         pytest.skip(f"{script.words['needs']} is not installed here")
     expected, found = torchs.outcome(script.name), ours.outcome(script.name)
@@ -133,6 +145,24 @@ def test_a_script_gives_what_torchs_loader_gives(script: Script, torchs: Runs, o
     else:
         assert deviation.prints in found.stdout, difference(expected, found)
         assert deviation.warns in found.stderr
+
+
+def test_the_record_of_torchs_outcomes_is_of_these_scripts() -> None:
+    rows = json.loads(RECORD.read_text())["scripts"]
+    assert {name: row["digest"] for name, row in rows.items()} == {s.name: digest(s) for s in SCRIPTS}, (
+        "scripts were changed: make record-parity"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_a_script_gives_under_torchs_loader_what_was_recorded(script: Script, live: Runs) -> None:
+    if not _can_run(script):
+        pytest.skip(f"{script.words['needs']} is not installed here")
+    known = recorded([script])
+    assert known, f"recorded with other versions than {versions()}: make record-parity"
+    expected, found = known[script.name], live.outcome(script.name)
+    assert same(expected, found), difference(expected, found)
 
 
 def test_the_tables_name_scripts_that_exist() -> None:
