@@ -2,7 +2,7 @@
 #
 # Variables: PYTHON (3.11 or newer), TORCH (any pip requirement, or the path of a wheel), FASHION_MNIST (folder
 # of the data), KUBEBUILDER_ASSETS (folder with etcd and kube-apiserver), PYTEST_ARGS,
-# TEST_PROCESSES (how many files of tests `make test` runs at a time); options of the main job as FASHION_EPOCHS=2,
+# TEST_PROCESSES (how many files of tests run at a time); options of the main job as FASHION_EPOCHS=2,
 # FASHION_LIMIT=6000 and so on. For images and the cluster: REGISTRY, TAG, PYTHON_IMAGE, TORCH_INDEX, NODE_IMAGE (kind's,
 # of another version of Kubernetes), E2E_ADDONS (program that installs JobSet and Kubeflow Trainer on a kind cluster).
 
@@ -11,7 +11,7 @@ TORCH ?= torch==2.13.0
 PACKAGED_DATA := /usr/share/datasets/fashion-mnist
 FASHION_MNIST ?= $(PACKAGED_DATA)
 PYTEST_ARGS ?=
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 
 KUBEBUILDER_ASSETS ?= /usr/local/kubebuilder/bin
 APISERVER_VERSION ?= 1.34.1
@@ -38,7 +38,7 @@ export PATH := $(abspath $(VENV)/bin):$(PATH)
 
 .DEFAULT_GOAL := help
 SUITES := test-unit test-contract test-integration test-parity test-apiserver test-chart
-.PHONY: help env data apiserver constraints images run test $(SUITES) test-gpu e2e check generate docs dist bench bench-full bench-operator clean
+.PHONY: help env data apiserver constraints images run test test-ci test-all durations record-parity $(SUITES) test-gpu e2e check generate docs dist bench bench-full bench-operator clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z0-9-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*  ## /\1\t/' | expand -t 18
@@ -132,8 +132,26 @@ run: $(VENV)/.run-installed data  ## the main job: trains through feeders, draws
 	dataloaderjob verify $(EXAMPLE)/out/record
 	python $(EXAMPLE)/proof.py $(EXAMPLE)/out
 
-test: env apiserver  ## all tests but those on a cluster
-	python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+# Files run longest first (tests/durations.json). Some wait, so more run than there are cores; 3 keep two cores busy.
+PYTEST := python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --slowest-files 10
+
+test: env  ## the quick tests, which need nothing but what pip installs: 20 minutes on two cores
+	@echo "make test: the quick tests of all parts, about 20 minutes on two cores; make test-all runs the others, too"
+	$(PYTEST) -m "not slow and not system" $(PYTEST_ARGS)
+
+test-ci: env apiserver  ## the quick tests, and those that need helm, etcd, FFmpeg's libraries or photographs
+	@echo "make test-ci: all tests without a cluster that are not slow, about 25 minutes on two cores"
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+test-all: env apiserver  ## all tests but those on a cluster or a GPU: 45 minutes
+	@echo "make test-all: all tests that need neither a cluster nor a GPU, about 45 minutes on two cores"
+	$(PYTEST) $(PYTEST_ARGS)
+
+durations: env apiserver  ## runs all tests without a cluster, and records in tests/durations.json how long each file took
+	$(PYTEST) --record-durations $(PYTEST_ARGS)
+
+record-parity: env  ## runs the scripts of tests/parity under torch's loader, and records what they give
+	PYTHONPATH=tests/support python tests/support/parity_record.py
 
 test-unit: env  ## tests of single parts: no service, no Ray
 	python -m pytest tests/unit $(PYTEST_ARGS)

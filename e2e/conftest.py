@@ -13,6 +13,7 @@ from cluster import RELEASE, ROOT, SYSTEM, Cluster, Manifest, missing
 from collect import collect
 from jobs import Job
 
+pytest_plugins = ["durations"]
 ARTIFACTS = ROOT / "e2e" / "artifacts"
 FAILED = pytest.StashKey[bool]()
 

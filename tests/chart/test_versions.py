@@ -20,6 +20,7 @@ OF_OTHERS = {"PodMonitor", "PrometheusRule", "ServiceMonitor"}
 """Kinds that the Prometheus operator defines: no version of Kubernetes has a schema of them."""
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("minor", range(29, 38))
 def test_each_object_is_one_of_that_version(minor: int, options: tuple[str, ...]) -> None:

@@ -278,6 +278,7 @@ def test_torchdatas_loader_goes_on_from_any_batch(options: dict[str, Any]) -> No
         assert [fingerprint(b) for b in again] == expected[step:], step
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("every", range(4), ids="snapshots each {}".format)
 @pytest.mark.parametrize("workers", [1, 2, 3], ids="workers {}".format)
 def test_torchdatas_persistent_workers_resume_in_any_epoch(workers: int, every: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import staged_data
 import torch
+from covering import seeds
 from rig import Rig
 from services import Service, serving
 from staged_data import Both, bright
@@ -269,7 +270,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(int(os.environ.get("SLOT_SEEDS", "6"))))
+@pytest.mark.parametrize("seed", seeds("SLOT_SEEDS", 6))
 def test_ranks_get_the_same_when_feeders_are_killed(service: Service, ran: Ran, seed: int):
     workers, ranks, stage = (1, 2, 4)[seed % 3], 2 + seed % 2, ("bright", "")[seed // 3 % 2]
     order = in_order(Shards(), workers, stage)

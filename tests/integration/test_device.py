@@ -149,6 +149,7 @@ def is_the_same_everywhere(kind: str, *, staged: bool, found: tuple[list[str], s
     return FOUND.setdefault((kind, staged), found) == found
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", LOADERS)
 def test_simulated_batches_on_a_device_are_those_of_the_host_with_a_stage_and_without(
     rig: Rig, late: BusyDevice, kind: str
@@ -208,6 +209,7 @@ def test_simulated_an_exception_of_a_signals_handler_loses_no_batch_that_waits(
         next(iterator)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", ["map", "slots", "staged"])
 def test_simulated_errors_that_take_no_batch_are_told_one_by_one_and_the_batches_come_after_them(
     rig: Rig, late: BusyDevice, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -284,7 +286,8 @@ def test_simulated_places_of_the_pool_come_back_while_the_trainer_does_other_thi
     assert [b[0, 0].item() for b in iterator] == list(range(4, 80, 4))
 
 
-@pytest.mark.parametrize("feeders", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.cover(1)
+@pytest.mark.parametrize("feeders", [1, 3])
 @pytest.mark.parametrize("stage", [None, noisy])
 @pytest.mark.parametrize(
     ("kind", "ahead"), [("map", 2), ("map", 5), ("slots", 5), ("staged", 5), ("parts", 2)]
@@ -345,6 +348,7 @@ def test_simulated_an_error_of_a_stage_comes_at_its_turn_and_says_where_it_is_fr
         next(iterator)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     ("kind", "named"),
     [

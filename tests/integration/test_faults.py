@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 import torch
+from covering import seeds
 from fault_data import Slow, digest_of
 from local_runs import started_as
 from rig import until
@@ -24,7 +25,6 @@ from services import Service, serving
 from dataloaderjob import DataLoader
 from dataloaderjob.local.status import LiveRun
 
-SEEDS = int(os.environ.get("FAULT_SEEDS", "6"))
 FEEDERS = 3
 MAX_WAIT_S = 3.5
 """3 s, one batch, and the noise of a machine whose two cores run everything."""
@@ -103,7 +103,7 @@ def thaw(pid: int) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds("FAULT_SEEDS", 6))
 def test_the_digest_survives_a_fault_at_a_random_moment(
     service: Service, reference: dict[int, str], seed: int
 ):

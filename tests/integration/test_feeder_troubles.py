@@ -181,10 +181,11 @@ def test_feeder_of_other_versions_is_left_out_and_named_when_it_is_the_only_one(
     (tmp_path / "sitecustomize.py").write_text(f"import {what}\n{what}.__version__ = '1.2.3'\n")
     before = dict(fleet.env)
     fleet.env["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{fleet.env['PYTHONPATH']}"
+    fleet.cold = True
     try:
         (other,) = fleet.add_feeders(1)
     finally:
-        fleet.env = before
+        fleet.env, fleet.cold = before, False
     try:
         fleet.lister.list(fleet.endpoints()[-1:], desired=1)
         loader = DataLoader(Numbers(40), batch_size=5)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from rig import Rig
+from warm import FRAMEWORKS, WarmProcess
 
 PARTS = """
     import torch
@@ -92,8 +93,9 @@ def write(folder: Path, **files: str) -> Path:
 def run(commands: list[list[Any]], environments: list[dict[str, str]], folder: Path) -> list[str]:
     """Runs all at the same time, to their end; returns what they printed."""
     processes = [
-        subprocess.Popen(
-            list(map(str, command)),
+        WarmProcess(
+            command,
+            modules=FRAMEWORKS,
             env=env,
             cwd=folder,
             text=True,
@@ -115,9 +117,9 @@ def run(commands: list[list[Any]], environments: list[dict[str, str]], folder: P
 
 
 def launch(launcher: str, script: Path, environment: dict[str, str]) -> None:
-    command: list[Any] = [sys.executable, script, launcher, script.parent]
+    command: list[Any] = [script, launcher, script.parent]
     if launcher == "torchrun":
-        command[1:2] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script]
+        command[:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script]
     if launcher != "mpi":
         run([command], [environment], script.parent)
         return
@@ -194,7 +196,7 @@ def test_lightning_trains_and_keeps_our_loader_when_it_puts_its_sampler_in(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     script = write(tmp_path, fit=LIGHTNING) / "fit.py"
-    (out,) = run([[sys.executable, script]], [environment], tmp_path)
+    (out,) = run([[script]], [environment], tmp_path)
     told = [json.loads(text) for text in out.splitlines() if text.startswith("[{")]
     for (seen, used), samplers in zip(
         told,
@@ -244,7 +246,7 @@ REBUILD = '''
 
 def test_lightnings_rebuild_keeps_class_and_arguments(environment: dict[str, str], tmp_path: Path) -> None:
     script = write(tmp_path, rebuild=REBUILD) / "rebuild.py"
-    (out,) = run([[sys.executable, script]], [environment], tmp_path)
+    (out,) = run([[script]], [environment], tmp_path)
     for text in out.splitlines():
         assert json.loads(text) == [list(range(0, 36, 2)), list(range(1, 36, 2))]
     assert len(out.splitlines()) == 2
@@ -284,7 +286,7 @@ def test_fabric_that_counts_epochs_from_0_goes_on_with_those_that_follow(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     script = write(tmp_path, fabric_epochs=FABRIC) / "fabric_epochs.py"
-    (out,) = run([[sys.executable, script]], [environment], tmp_path)
+    (out,) = run([[script]], [environment], tmp_path)
     assert out == "resumed\n"
 
 
@@ -362,7 +364,7 @@ ACCELERATE = """
 
 def test_accelerate_keeps_feeders_in_what_it_prepares(environment: dict[str, str], tmp_path: Path) -> None:
     script = write(tmp_path, prepare=ACCELERATE) / "prepare.py"
-    (out,) = run([[sys.executable, script]], [environment], tmp_path)
+    (out,) = run([[script]], [environment], tmp_path)
     first, second = out.splitlines()
     assert first == "adopt() takes what accelerator.prepare() returned for a DataLoader, found DataLoader"
     assert "found an iterable one: use dataloaderjob.DataLoader for it" in second
@@ -389,7 +391,7 @@ def test_a_device_stage_that_accelerate_would_leave_out_is_told_and_adopt_brings
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     script = write(tmp_path, staged=ON_A_DEVICE) / "staged.py"
-    (out,) = run([[sys.executable, script]], [environment], tmp_path)
+    (out,) = run([[script]], [environment], tmp_path)
     first, second = out.splitlines()
     assert "device_stage= was left out when another library made this loader anew" in first
     assert second == "[[100, 101, 102, 103], [104, 105, 106, 107]]"
@@ -438,7 +440,7 @@ def test_accelerates_checkpoints_resume_an_adopted_loader_at_the_right_epoch_and
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     script = write(tmp_path, states=STATES) / "states.py"
-    (out,) = run([[sys.executable, script, tmp_path / "state"]], [environment], tmp_path)
+    (out,) = run([[script, tmp_path / "state"]], [environment], tmp_path)
     assert out.splitlines()[-1] == "resumed"
 
 
@@ -507,7 +509,7 @@ def test_an_adopted_loader_of_which_batches_are_skipped_after_load_state_goes_on
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     script = write(tmp_path, skipping=SKIPPING) / "skipping.py"
-    (out,) = run([[sys.executable, script, tmp_path / "state"]], [environment], tmp_path)
+    (out,) = run([[script, tmp_path / "state"]], [environment], tmp_path)
     assert out == "resumed\n"
 
 
@@ -579,5 +581,5 @@ def test_an_adopted_loader_of_which_batches_are_skipped_goes_on_in_the_order_of_
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     script = write(tmp_path, unseeded=UNSEEDED) / "unseeded.py"
-    (out,) = run([[sys.executable, script, tmp_path / "state"]], [environment], tmp_path)
+    (out,) = run([[script, tmp_path / "state"]], [environment], tmp_path)
     assert out == "resumed\n"

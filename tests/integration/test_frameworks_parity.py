@@ -7,8 +7,6 @@ import inspect
 import json
 import os
 import pickle
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from batches import Numbers, ids
 from rig import Rig
 from torch.utils import data
@@ -48,14 +47,8 @@ def run(rig: Rig, folder: Path, text: str) -> list[Any]:
     path = folder / "train.py"
     path.write_text(COMMON + textwrap.dedent(text))
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    found = subprocess.run(
-        [sys.executable, path, folder],
-        env={**environment, "PYTHONPATH": rig.env["PYTHONPATH"], "DATALOADERJOB_SOCKET": rig.socket},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        cwd=folder,
-    )
+    environment |= {"PYTHONPATH": rig.env["PYTHONPATH"], "DATALOADERJOB_SOCKET": rig.socket}
+    found = warm.run([path, folder], modules=warm.FRAMEWORKS, env=environment, cwd=folder)
     assert found.returncode == 0, found.stderr[-6000:]
     return [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
 

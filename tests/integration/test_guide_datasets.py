@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import warm
 from documents import ROOT
 from moto.server import ThreadedMotoServer
 from rig import Rig
@@ -127,9 +127,6 @@ def test_the_examples_run_as_printed(folder: Path) -> None:
 def run(folder: Path, text: str) -> str:
     """What a script prints."""
     (folder / "example.py").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "example.py"],
-        cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = warm.run(["example.py"], cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

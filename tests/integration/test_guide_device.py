@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from documents import ROOT
 from PIL import Image
@@ -81,6 +82,7 @@ def shape(text: str) -> str:
     return re.sub(r"[\d,.]*\d", "#", text)
 
 
+@pytest.mark.system  # the photographs of the package mate-backgrounds
 def test_the_example_runs_as_printed_on_photographs(tmp_path: Path) -> None:
     commands, output = re.findall(
         r"^```(?:sh|text)\n(.*?)^```", (EXAMPLE / "README.md").read_text(), re.MULTILINE | re.DOTALL

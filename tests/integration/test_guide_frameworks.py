@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import warm
 from documents import ROOT
 
 PAGE = (ROOT / "README.md").read_text()
@@ -96,9 +96,6 @@ def run(folder: Path, text: str) -> str:
     """The last line that a script prints."""
     (folder / "example.py").write_text(text)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "example.py", str(folder / "out")],
-        cwd=folder, env=env, capture_output=True, text=True, timeout=150,
-    )  # fmt: skip
+    done = warm.run(["example.py", folder / "out"], modules=warm.FRAMEWORKS, cwd=folder, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()[-1]

@@ -987,14 +987,17 @@ def test_worker_info_answers_in_feeders_and_worker_init_fn_runs_once_in_each(
 
 
 def test_ring_is_the_only_memory_of_batches_in_the_trainer(rig: Rig) -> None:
-    with script("""
+    with script(
+        """
         from batches import Sized
         from dataloaderjob import DataLoader
         for batch in DataLoader(Sized(1 << 20, 200), batch_size=2):
             pass
         print("done", flush=True)
         input()
-    """) as process:
+    """,
+        cold=True,
+    ) as process:
         assert line(process) == "done"
         found = rollup(process.pid)
         assert found["Shared_Dirty"] < 64 * 1024

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from rig import until
+from warm import WarmProcess
 
 ROWS = 240
 SCRIPT = """
@@ -111,14 +112,14 @@ class Place:
         (folder / "work.py").write_text(SCRIPT)
 
     def start(self, *words: object, feeders: int = 2, pause_s: float = 0) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "dataloaderjob.local.cli", "map", "work.py", *map(str, words)]
+        command = ["-m", "dataloaderjob.local.cli", "map", "work.py", *words]
         sizes = ["--batch-size", "8", "--rows-per-file", "48", "--feeders", str(feeders)]
         env = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
             "DATALOADERJOB_DIR": str(self.folder),
         }
-        return subprocess.Popen(
+        return WarmProcess(
             [*command, *sizes], cwd=self.folder, env={**env, "PAUSE_S": str(pause_s)},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip

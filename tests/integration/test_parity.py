@@ -29,6 +29,7 @@ from batches import (
 )
 from rig import Rig
 from torch.utils import data
+from warm import WarmProcess
 
 from dataloaderjob import DataLoader
 
@@ -158,6 +159,7 @@ CASES = [
 ]
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("arguments", CASES)
 def test_two_epochs_and_the_generators_afterwards_equal_torchs(service: int, arguments: Any) -> None:
     theirs, ours = pair(**arguments)
@@ -188,6 +190,7 @@ def test_trainers_generators_stay_as_they_were(service: int) -> None:
     assert torch.equal(found, torch.get_rng_state())
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_distributed_sampler_over_epochs_equals_torchs(service: int, shuffle: bool) -> None:
     for rank in range(3):
@@ -253,6 +256,7 @@ def test_keys_of_every_kind_arrive_as_they_are(service: int, batch_size: int | N
     assert epoch(loaders[0]) == epoch(loaders[1])
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("batch", [None, [], (), {}, 0, "", b"", torch.empty(0), [[], {}], False])
 def test_batches_that_are_nothing_arrive_too(service: int, batch: Any) -> None:
     loaders = [
@@ -279,6 +283,7 @@ def test_strides_and_requires_grad_arrive(service: int) -> None:
     assert found["channels_last"].stride() == Zoo(1)[0]["channels_last"].stride()
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("collate_fn", [None, noisy_collate], ids=["default-collate", "drawing-collate"])
 @pytest.mark.parametrize("kind", [Augmented, InBatches])
 def test_random_augmentation_is_the_same_for_any_number_of_feeders(
@@ -301,6 +306,7 @@ def test_two_draws_of_one_index_get_different_augmentation(service: int) -> None
         assert len(torch.unique(noise, dim=0)) == 4
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     "options", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2, "prefetch_factor": 3}], ids=str
 )
@@ -410,8 +416,8 @@ def test_two_ranks_each_get_torchs_batches(sockets: dict[int, str]) -> None:
 def ranks(world: int, script: str, *arguments: str) -> Iterator[list[subprocess.Popen[str]]]:
     path = os.pathsep.join(p for p in sys.path if p)
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, *arguments],
+        WarmProcess(
+            ["-c", script, *arguments],
             env={**os.environ, "PYTHONPATH": path, "RANK": str(rank), "WORLD_SIZE": str(world)},
             stdout=subprocess.PIPE,
             text=True,

@@ -135,6 +135,7 @@ def test_pods_that_die_are_replaced_within_an_epoch_and_at_the_end_no_process_is
     assert pods.left() == [], "nothing of any pod lives on"
 
 
+@pytest.mark.slow
 def test_a_pod_is_ready_while_its_feeder_serves_and_one_more_pod_once_it_has_shown_that_it_could(job: Job):
     pods, _, feeders = job
 
@@ -157,6 +158,7 @@ def test_a_pod_is_ready_while_its_feeder_serves_and_one_more_pod_once_it_has_sho
     pods.ready(2)
 
 
+@pytest.mark.slow
 def test_an_update_moves_a_feeder_to_the_pod_that_is_ready_and_the_other_one_serves_meanwhile(job: Job):
     pods, _, feeders = job
     new = pods.feeder(2, patience_s=0.0)

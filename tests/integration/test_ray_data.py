@@ -202,6 +202,7 @@ def test_actors_have_tasks_ahead_unless_the_user_has_set_how_many(
     assert seen == [found]
 
 
+@pytest.mark.slow
 def test_the_guides_example_runs_as_it_is_printed(tmp_path: Path):
     guide = (ROOT / "docs/guide/ray-data.md").read_text()
     for language, name in (("python", "train.py"), ("yaml", "job.yaml")):

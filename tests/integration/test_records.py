@@ -6,13 +6,13 @@ import functools
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from signal import SIGKILL
 
 import pytest
 import torch
+import warm
 from rig import Rig
 
 from dataloaderjob.core.records import Record
@@ -29,10 +29,7 @@ def rig() -> Iterator[Rig]:
 
 def start(*args: str, folder: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     record = {} if folder is None else {"DATALOADERJOB_RECORD": str(folder)}
-    return subprocess.run(
-        [sys.executable, *args], env={**os.environ, **record, **env}, capture_output=True, text=True,
-        timeout=120, check=False, cwd=folder.parent if folder else None,
-    )  # fmt: skip
+    return warm.run(args, env={**os.environ, **record, **env}, cwd=folder.parent if folder else None)
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +50,7 @@ HERE = ("--workers", "0")
 
 
 def cli(*args: object, code: int, stdin: str = "") -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "dataloaderjob.local.cli", *map(str, args)],
-        capture_output=True, text=True, timeout=120, check=False, input=stdin,
-    )  # fmt: skip
+    done = warm.run(["-m", "dataloaderjob.local.cli", *args], stdin=stdin)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -119,6 +113,7 @@ def test_a_run_that_was_resumed_in_its_folder_is_equal_to_one_that_was_not(consu
     assert cli("verify", tmp_path / "whole", record, code=0) == "equal: 24 batches of 1 rank\n"
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kill_at", [10, 15], ids=["first-loader", "second-loader"])
 @pytest.mark.parametrize("workers", [(), HERE], ids=["feeders", "in-process"])
 def test_a_run_that_is_killed_right_after_a_checkpoint_lacks_nothing_when_it_is_resumed(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import fashion_files
 import pytest
+from warm import FRAMEWORKS, WarmProcess
 
 LOOPS = Path(__file__).parents[2] / "examples" / "frameworks"
 NAMES = ["plain", "lightning_trainer", "fabric", "accelerated", "hugging_face", "torchdatas"]
@@ -27,8 +28,8 @@ def start(name: str, folder: Path, data: Path, **variables: str) -> subprocess.P
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
     }
-    return subprocess.Popen(
-        [sys.executable, f"{name}.py", str(folder)], cwd=LOOPS, env={**kept, **own, **variables},
+    return WarmProcess(
+        [f"{name}.py", folder], modules=FRAMEWORKS, cwd=LOOPS, env={**kept, **own, **variables},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 

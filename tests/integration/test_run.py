@@ -47,7 +47,7 @@ def test_status_and_scale_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture
     with socket.create_server(("127.0.0.1", port)):
         assert cli.main(["run", str(project.path), "--metrics-port", str(port)]) == 2, "it is taken"
     assert f"port {port} of 127.0.0.1 is needed for --metrics-port" in capsys.readouterr().err
-    with LocalRun(project.path, "--metrics-port", str(port)) as run:
+    with LocalRun(project.path, "--provider", "local", "--metrics-port", str(port)) as run:
         run.until("ready after")
         run.until("batch 20")
         assert (
@@ -70,8 +70,8 @@ def test_status_and_scale_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_trainer_that_fails_ends_the_others_and_gives_the_exit_code(tmp_path: Path):
     project = Project(tmp_path, 100_000, 0.001, "crash", replicas=2)
-    with LocalRun(project.path) as run:
-        run.until("starting Ray")
+    with LocalRun(project.path, "--provider", "local") as run:
+        run.until("starting the sidecar")
         run.find()
         run.until("trainer-1 ended with exit code 3")
         started = time.monotonic()
@@ -82,11 +82,13 @@ def test_a_trainer_that_fails_ends_the_others_and_gives_the_exit_code(tmp_path: 
     assert run.left() == []
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_and_sigterm_end_everything_in_order(tmp_path: Path, number: int, code: int):
+@pytest.mark.parametrize(
+    ("provider", "number", "code"), [("ray", signal.SIGINT, 130), ("local", signal.SIGTERM, 143)]
+)
+def test_ctrl_c_and_sigterm_end_everything_in_order(tmp_path: Path, provider: str, number: int, code: int):
     project = Project(tmp_path, 100_000, 0.001)
-    with LocalRun(project.path) as run:
-        run.until("starting Ray")
+    with LocalRun(project.path, "--provider", provider) as run:
+        run.until("starting")
         run.find()
         run.until("batch 20")
         run.process.send_signal(number)
@@ -193,6 +195,7 @@ def test_a_run_without_ray_needs_none(tmp_path: Path):
     )
 
 
+@pytest.mark.slow
 def test_a_raylet_killed_during_a_run_changes_no_batch(tmp_path: Path):
     project = Project(tmp_path, 2_000, 0.002)
     with LocalRun(project.path) as run:

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from covering import seeds
 from rig import Rig, until
 from services import Service, serving
 from stream_data import (
@@ -40,8 +41,6 @@ from dataloaderjob import DataLoader
 from dataloaderjob.core.errors import FeederLost, InputError
 from processes import script
 
-SEEDS = int(os.environ.get("SLOT_SEEDS", "6"))
-
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
@@ -58,6 +57,7 @@ def both(dataset, workers: int, **more) -> tuple[list[str], list[str]]:
     return found[0], found[1]
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize(
     "case",
@@ -251,6 +251,7 @@ def test_two_ranks_get_their_own_shares(rig: Rig, data: str, tmp_path):
     assert not first & second
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_each_rank_gets_its_share_and_goes_on_from_any_state_of_the_first(
     rig: Rig, workers: int, monkeypatch: pytest.MonkeyPatch
@@ -283,7 +284,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds("SLOT_SEEDS", 6))
 def test_the_digest_survives_feeders_that_are_killed(service: Service, seed: int):
     workers = (1, 2, 4)[seed % 3]
     torch.manual_seed(seed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import gc
-import os
 import random
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import seeds
 from resuming import state_after
 from rig import Rig
 from services import Service, serving
@@ -38,9 +38,6 @@ from dataloaderjob import DataLoader
 from dataloaderjob.core.errors import DeadlineExceeded, InputError, ServiceError
 from dataloaderjob.trainer import staged_iterator
 
-SEEDS = int(os.environ.get("STAGE_SEEDS", "4"))
-
-
 NOISY: dict[str, list[str]] = {}
 """What a random stage made, by the first number of feeders."""
 
@@ -61,6 +58,7 @@ def ours(dataset: Any, stage: Any, **more: Any) -> DataLoader:
     return DataLoader(dataset, stage=stage, **{"batch_size": 4, **more})
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize(
     "case",
@@ -336,7 +334,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds("STAGE_SEEDS", 4))
 def test_the_digest_survives_feeders_that_are_killed(service: Service, seed: int):
     rng = random.Random(seed)
     workers = rng.choice([1, 2, 4])

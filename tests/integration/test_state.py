@@ -49,10 +49,8 @@ WITH = {
 }
 
 
-@pytest.mark.parametrize(
-    "option",
-    [pytest.param(one, marks=[pytest.mark.slow] if one == "a wide window" else []) for one in WITH],
-)
+@pytest.mark.cover(1)
+@pytest.mark.parametrize("option", WITH)
 @pytest.mark.parametrize(
     "name", ["shuffled", "shuffled by a generator", "distributed", "a sampler with state"]
 )
@@ -72,7 +70,8 @@ def fifty(ranks: int, rank: int) -> DataLoader:
     )
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.cover(1)
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_any_number_of_feeders_goes_on_at_every_step_of_an_epoch_of_fifty(
     feeders: int, rigs: dict[int, Rig], ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,7 +139,7 @@ def counted(shards: list[int]) -> Iterator[dict[str, int]]:
     "make",
     [
         lambda files: streamed(files).with_format("torch"),
-        lambda files: streamed(files).map(doubled).with_format("torch"),
+        pytest.param(lambda files: streamed(files).map(doubled).with_format("torch"), marks=pytest.mark.slow),
         lambda files: streamed(files).shuffle(seed=3, buffer_size=10).map(doubled),
         pytest.param(
             lambda files: datasets.interleave_datasets(
@@ -147,8 +147,14 @@ def counted(shards: list[int]) -> Iterator[dict[str, int]]:
             ),
             marks=pytest.mark.slow,
         ),
-        lambda files: datasets.distributed.split_dataset_by_node(streamed(files), rank=1, world_size=3),
-        lambda _: datasets.IterableDataset.from_generator(counted, gen_kwargs={"shards": [0, 1, 2, 3]}),
+        pytest.param(
+            lambda files: datasets.distributed.split_dataset_by_node(streamed(files), rank=1, world_size=3),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda _: datasets.IterableDataset.from_generator(counted, gen_kwargs={"shards": [0, 1, 2, 3]}),
+            marks=pytest.mark.slow,
+        ),
         lambda files: datasets.load_dataset("parquet", data_files=files, split="train").with_format("torch"),
     ],
     ids=["in order", "mapped", "shuffled", "interleaved", "split by node", "generator", "map-style"],

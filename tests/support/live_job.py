@@ -16,6 +16,7 @@ from live_trainer import BATCH, SAMPLES, TOLD, epochs
 from local_runs import started_as
 from rig import until
 from services import SUPPORT, Service
+from warm import WarmProcess
 
 from dataloaderjob.local import reaper
 
@@ -34,8 +35,8 @@ class Trainer:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         env |= {"DATALOADERJOB_SOCKET": socket, "RANK": str(rank), "WORLD_SIZE": "2"}
         with self._errors.open("wb") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, str(SUPPORT / "live_trainer.py"), str(rank)],
+            self.process = WarmProcess(
+                [SUPPORT / "live_trainer.py", rank],
                 stdout=subprocess.PIPE, stderr=errors, env=env, text=True,
             )  # fmt: skip
         threading.Thread(target=self._listen, daemon=True).start()

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from warm import WarmProcess
+
 
 class Usage(NamedTuple):
     """Of one process."""
@@ -72,12 +74,17 @@ def alive(pid: int) -> bool:
 
 @contextmanager
 def script(
-    text: str, *arguments: object, env: dict[str, str] | None = None
+    text: str, *arguments: object, env: dict[str, str] | None = None, cold: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
-    """A Python process that runs `text`, with pipes for stdin, stdout and stderr; killed at the end."""
+    """A Python process that runs `text`, with pipes for stdin, stdout and stderr; killed at the end.
+
+    `cold`: else it has torch, and shares memory with other such processes.
+    """
     path = os.pathsep.join(p for p in sys.path if p)
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)],
+    command = ["-c", textwrap.dedent(text), *map(str, arguments)]
+    start = subprocess.Popen if cold else WarmProcess
+    process = start(
+        [sys.executable, *command] if cold else command,
         env={**os.environ, "PYTHONPATH": path, **(env or {})},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -16,11 +16,14 @@ import time
 from pathlib import Path
 from typing import Self
 
+from warm import WarmProcess
+
 from dataloaderjob.core import ipc
 from dataloaderjob.core.settings import FeederSettings, SidecarSettings, dump
 from dataloaderjob.core.sockets import new_key
 
 JOB = "test-job"
+HOST = "dataloaderjob.feeder.host"
 PROCESSES = 12
 """Trainer processes at a time, with 1 GiB each."""
 
@@ -29,9 +32,11 @@ class Rig:
     """`with Rig(feeders=2) as rig:` sets DATALOADERJOB_SOCKET; everything ends with the block."""
 
     def __init__(
-        self, feeders: int = 1, *, env: dict[str, str] | None = None, shares_memory: bool = True, **sidecar
-    ) -> None:
-        """`shares_memory`: else batches come over TCP, as from another machine."""
+        self, feeders: int = 1, *, env: dict[str, str] | None = None, shares_memory: bool = True, cold: bool = False,
+        **sidecar,
+    ) -> None:  # fmt: skip
+        """`shares_memory`: else batches come over TCP, as from another machine. `cold`: hosts import torch themselves,
+        and what else runs there has not got it."""
         self.home = Path(tempfile.mkdtemp(prefix="dlj-"))
         self.socket = str(self.home / "s")
         (self.home / "key").write_bytes(new_key())
@@ -41,6 +46,7 @@ class Rig:
         self.sidecar: subprocess.Popen | None = None
         self.others: list[subprocess.Popen] = []
         self.count = feeders
+        self.cold = cold
         self.shares_memory = shares_memory
         self._socket_before: str | None = None
 
@@ -73,14 +79,12 @@ class Rig:
     def _start(self, module: str, settings: object, name: str) -> tuple[subprocess.Popen, dict]:
         path = self.home / f"{name}.json"
         dump(settings, path)
+        arguments = ["-m", module, "--settings", str(path)]
         with open(self.home / f"{name}.log", "ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, "--settings", str(path)],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=self.env,
-            )
-        return process, {}
+            options = {"stdout": subprocess.PIPE, "stderr": log, "env": self.env}
+            if module == HOST and not self.cold:
+                return WarmProcess(arguments, **options), {}
+            return subprocess.Popen([sys.executable, *arguments], **options), {}
 
     def add_feeders(self, n: int, *, name: str | None = None) -> list[subprocess.Popen]:
         new = []
@@ -93,7 +97,7 @@ class Rig:
                 blob_folder=str(self.home / "blobs"),
                 shares_memory=self.shares_memory,
             )
-            new.append(self._start("dataloaderjob.feeder.host", settings, f"feeder-{i}"))
+            new.append(self._start(HOST, settings, f"feeder-{i}"))
         for process, about in new:
             line = process.stdout.readline()
             assert line, self.logs()

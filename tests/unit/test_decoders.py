@@ -89,6 +89,7 @@ def video(shades: list[int]) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.system  # the libraries of FFmpeg
 def test_frames_of_videos_come_from_torchcodec() -> None:
     videos = keep_bytes([video([0, 50, 100, 150]), video([200, 40])])
     found = decode_frames(videos, [[0, 3], [1]])

@@ -1,0 +1,42 @@
+"""CONTRIBUTING's table of the commands that run tests, beside the Makefile and what those print first."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from documents import ROOT
+
+MAKEFILE = (ROOT / "Makefile").read_text()
+ROW = re.compile(r"^\| `(?:make ([\w-]+)[^`]*|\.ci/run)` \|.*\| (\d+) \|$", re.MULTILINE)
+MINUTES = {
+    target: int(minutes) for target, minutes in ROW.findall((ROOT / "CONTRIBUTING.md").read_text()) if target
+}
+
+
+def recipe(target: str) -> str:
+    found = re.search(rf"^{target}:[^\n]*\n((?:\t[^\n]*\n)+)", MAKEFILE, re.MULTILINE)
+    assert found, f"make {target} is in CONTRIBUTING, and not in the Makefile"
+    return found[1]
+
+
+def test_the_table_has_the_commands_that_people_run():
+    assert {"test", "test-ci", "test-all", "e2e", "test-gpu"} <= set(MINUTES)
+
+
+@pytest.mark.parametrize("target", sorted(MINUTES))
+def test_a_command_of_the_table_runs_pytest(target: str):
+    assert re.search(r"\$\(PYTEST\)|python -m pytest", recipe(target))
+
+
+@pytest.mark.parametrize("target", ["test", "test-ci", "test-all"])
+def test_the_first_line_tells_what_will_run_and_the_minutes_of_the_table(target: str):
+    first = recipe(target).splitlines()[0]
+    assert f"about {MINUTES[target]} minutes on two cores" in first
+    assert f"make {target}: " in first
+
+
+def test_the_quick_tests_are_chosen_by_the_two_marks_alone():
+    assert '-m "not slow and not system"' in recipe("test")
+    assert '-m "not slow"' in recipe("test-ci")
+    assert " -m " not in recipe("test-all")

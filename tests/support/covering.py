@@ -1,0 +1,58 @@
+"""Which rows of a test with many parameters the quick runs have.
+
+`@pytest.mark.cover(1)`: as many rows of the product as have each value of each parameter; `cover(2)`: each pair of
+values of two parameters. The rows beyond are marked slow.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+Row = Mapping[str, int]
+"""A parameter's name and a number that stands for its value."""
+
+
+def covering(rows: Sequence[Row], strength: int) -> set[int]:
+    """Numbers of rows that have whatever `strength` values appear together in a row, chosen greedily."""
+    parts = [set(itertools.combinations(sorted(row.items()), min(strength, len(row)))) for row in rows]
+    missing, chosen = set().union(*parts), set[int]()
+    while missing:
+        best = max(range(len(rows)), key=lambda n: len(parts[n] & missing))
+        chosen.add(best)
+        missing -= parts[best]
+    return chosen
+
+
+def seeds(variable: str, count: int, quick: int = 2) -> list[Any]:
+    """Parameters of a test of chance: as many as the environment says in `variable`, else `count`; `quick` not slow."""
+    slow = [pytest.mark.slow]
+    return [
+        pytest.param(n, marks=[] if n < quick else slow) for n in range(int(os.environ.get(variable, count)))
+    ]
+
+
+def mark_the_others_slow(items: Iterable[pytest.Item]) -> None:
+    tests: defaultdict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if (
+            isinstance(item, pytest.Function)
+            and item.get_closest_marker("cover")
+            and hasattr(item, "callspec")
+        ):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for rows in tests.values():
+        (strength,) = rows[0].get_closest_marker("cover").args
+        chosen = covering([_identities(row) for row in rows], strength)
+        for number, row in enumerate(rows):
+            if number not in chosen:
+                row.add_marker(pytest.mark.slow)
+
+
+def _identities(row: pytest.Function) -> Row:
+    return {name: id(value) for name, value in row.callspec.params.items()}
