@@ -98,7 +98,13 @@ STARTS: dict[str, tuple[Manifest, str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", STARTS)
+SLOW = ("a Secret of the environment is missing", "the trainers' image cannot be pulled")
+"""The Secret of a volume, and the image of the feeders, are told by the same code."""
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(s, marks=[pytest.mark.slow] if s in SLOW else []) for s in STARTS]
+)
 def test_a_job_that_cannot_start_says_why_when(start, what: str):
     manifest, kind, words = STARTS[what]
     wrong: Job = start(changed(manifest, **PATIENT))
@@ -160,7 +166,10 @@ for batch in DataLoader(Set(), batch_size=4, WORKERS): pass
 
 
 @pytest.mark.parametrize(
-    ("part", "workers"), [("feeders", "num_workers=1"), ("feeders", ""), ("sidecar", "num_workers=1")],
+    ("part", "workers"),
+    [
+        ("feeders", "num_workers=1"), pytest.param("feeders", "", marks=pytest.mark.slow), ("sidecar", "num_workers=1"),
+    ],
     ids=["of feeders", "of feeders, num_workers left out", "of the sidecar"],
 )  # fmt: skip
 def test_a_dataset_that_is_larger_than_the_scratch_is_refused_with_the_field_to_raise(start, part, workers):
@@ -203,6 +212,7 @@ raise SystemExit(3)
 """Of rank 0, as torch's gloo has them, with what is no text besides."""
 
 
+@pytest.mark.slow
 def test_an_emoji_a_nul_and_what_is_no_utf_8_are_told_and_keep_no_group_from_its_restart(start):
     manifest = changed(
         job("wrong", program=LAST_WORDS, trainers=2), spec__trainers__job__failurePolicy={"maxRestarts": 1},

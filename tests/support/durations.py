@@ -42,7 +42,7 @@ def merged(
     before: Mapping[str, Duration], found: Mapping[str, Duration], exists: Sequence[str]
 ) -> dict[str, Duration]:
     """`before` with what was `found`, without files that are gone."""
-    return {file: d for file, d in sorted({**before, **found}.items()) if file in exists}
+    return {file: d for file, d in {**before, **found}.items() if file in exists}
 
 
 def write(durations: Mapping[str, Duration], path: Path = RECORD) -> None:
@@ -51,10 +51,8 @@ def write(durations: Mapping[str, Duration], path: Path = RECORD) -> None:
 
 
 def files_of_tests() -> list[str]:
-    """All there are, below the repository."""
-    return sorted(
-        str(p.relative_to(ROOT)) for top in ("tests", "e2e") for p in (ROOT / top).rglob("test_*.py")
-    )
+    """Those that several processes run, as paths below the repository."""
+    return sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob("test_*.py"))
 
 
 def table(durations: Mapping[str, Duration], most: int) -> list[str]:
