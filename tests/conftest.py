@@ -65,6 +65,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
             sys.modules.pop(name, None)
 
 
+@pytest.fixture(autouse=True)
+def nothing_said_yet() -> None:
+    """A test hears what a process says once, though another test of its process has had it said."""
+    if (service := sys.modules.get("dataloaderjob.trainer.service")) is not None:
+        service._logged.clear()
+    if (taking := sys.modules.get("dataloaderjob.trainer.taking")) is not None:
+        taking._warned = False
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_other_files_service() -> None:
     """A file's loaders use the service that the file starts, or private ones."""

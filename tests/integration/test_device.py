@@ -26,7 +26,7 @@ from staged_data import Photos, developed
 from torch.utils import data
 
 from dataloaderjob import DataLoader, InputError
-from dataloaderjob.trainer import devices, service
+from dataloaderjob.trainer import devices
 from dataloaderjob.trainer.ahead import AheadTaker
 from dataloaderjob.trainer.pool import Pool, Region
 
@@ -115,10 +115,9 @@ def lies_in(tensor: torch.Tensor, regions: dict[int, int]) -> bool:
 
 
 def test_simulated_a_loader_beside_one_with_a_device_has_copies_of_what_the_device_reads_by_itself(
-    late: BusyDevice, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    late: BusyDevice, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A view of registered memory that the user copies without blocking is read after the view is gone."""
-    monkeypatch.setattr(service, "_logged", set())
     with Rig():  # a pool that no device has read yet
         beside_a_device(late, capfd)
 

@@ -30,11 +30,6 @@ def rig() -> Iterator[Rig]:
         yield made
 
 
-@pytest.fixture(autouse=True)
-def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "_logged", set())
-
-
 class Locked(Numbers):
     """Cannot be pickled."""
 

@@ -34,7 +34,7 @@ from dataloaderjob import DataLoader
 from dataloaderjob.codec.decoding import Decoder, Plan
 from dataloaderjob.core import control
 from dataloaderjob.core.errors import ServiceError, ServiceUnavailable, UnsupportedBatch
-from dataloaderjob.trainer import attach, taking
+from dataloaderjob.trainer import attach
 from dataloaderjob.trainer.pool import Pool
 from processes import alive, go_on, in_child, line, open_files, rollup, script, usage
 
@@ -324,7 +324,6 @@ def test_what_the_iterator_65536_before_left_is_not_taken_for_a_batch(rig: Rig) 
 
 
 def test_batches_kept_beyond_the_limit_become_copies_with_one_warning(rig: Rig) -> None:
-    taking._warned = False
     loader = DataLoader(Sized(1 << 16, 200), batch_size=4)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -343,7 +342,6 @@ def test_batches_kept_beyond_the_limit_become_copies_with_one_warning(rig: Rig) 
 
 
 def test_warning_itself_holds_nothing(rig: Rig) -> None:
-    taking._warned = False
     loader = DataLoader(Sized(1 << 14, 200), batch_size=2)
     hoard: list[Any] = []
     gc.disable()
@@ -359,7 +357,6 @@ def test_warning_itself_holds_nothing(rig: Rig) -> None:
 
 
 def test_shared_memory_for_less_than_a_pool_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    taking._warned = False
     monkeypatch.setenv("DATALOADERJOB_SOCKET", rig.another_sidecar("small", shared_memory_nbytes=3 << 20))
     with pytest.warns(
         UserWarning, match=r"has no room for a pool of batches of 2\.1 MB; further batches are copied"

@@ -11,7 +11,6 @@ from batches import Augmented, Numbers, ids
 from torch.utils.data import IterableDataset
 
 from dataloaderjob import DataLoader, InputError
-from dataloaderjob.trainer import service
 
 N, BATCH = 24, 3
 HERE: dict[str, Any] = {"num_workers": 0}
@@ -26,8 +25,7 @@ def collate_downwards(samples: list[Any]) -> Any:
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
-    monkeypatch.setattr(service, "_logged", set())
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
     return lambda: capsys.readouterr().err
 
 
