@@ -303,6 +303,52 @@ def test_a_folder_without_a_result_belongs_to_nobody(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path)["index"].to_pylist() == list(range(10))
 
 
+@pytest.mark.parametrize("name", [RECORD, DONE])
+def test_no_link_in_the_folder_is_written_through(tmp_path: Path, name: str) -> None:
+    folder, victim = tmp_path / "out", tmp_path / "victim"
+    folder.mkdir()
+    victim.write_text("mine")
+    with Folder.open(folder, work(), "digest"):
+        pass
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(victim)
+    with (
+        pytest.raises(InputError, match="needed as a file, found a link: name a folder that only you"),
+        Folder.open(folder, work(), "digest") as made,
+    ):
+        (folder / name).unlink(missing_ok=True)  # DONE is taken away where files are left
+        (folder / name).symlink_to(victim)
+        made.finish()
+    assert victim.read_text() == "mine"
+
+
+def test_a_link_of_an_unfinished_file_s_name_is_replaced(tmp_path: Path) -> None:
+    folder, victim = tmp_path / "out", tmp_path / "victim"
+    folder.mkdir()
+    victim.write_text("mine")
+    with Folder.open(folder, work(), "digest") as made:
+        part = made.left[0]
+        (folder / f".unfinished-{part.name}").symlink_to(victim)
+        made.write(part, [record_batch({"c": [1.0]}, range(1))])
+    assert victim.read_text() == "mine"
+    assert not (folder / part.name).is_symlink()
+
+
+def test_a_pipe_in_place_of_the_record_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / RECORD)
+    with pytest.raises(InputError, match="found something else"), Folder.open(tmp_path, work(), "digest"):
+        pass
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a link of another user's")
+def test_a_folder_that_is_another_user_s_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
+    os.lchown(tmp_path / "out", 4321, 4321)
+    with pytest.raises(InputError, match="a link of user 4321"), Folder.open(tmp_path / "out", work(), "d"):
+        pass
+
+
 def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
     with (
         Folder.open(tmp_path, work(), "digest"),

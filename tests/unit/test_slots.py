@@ -1,7 +1,10 @@
 """Slots of an IterableDataset: their order, what a resumed epoch asks for, and one slot that is made again."""
 
+import base64
 import hashlib
 import json
+import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +28,7 @@ from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
 from dataloaderjob.core.frames import SlotTicket
-from dataloaderjob.core.snapshots import MAX_SNAPSHOTS
+from dataloaderjob.core.snapshots import DATA, MAX_SNAPSHOTS, PICKLE
 from dataloaderjob.feeder.channel import Kind
 from dataloaderjob.feeder.slots import Answer, Answers, Snapshots
 from dataloaderjob.sidecar.dispatch.slots import Slot
@@ -202,6 +205,26 @@ def test_a_buffer_is_free_once_it_is_sent_and_no_longer_needed():
 # Snapshots
 
 
+class Touch:
+    """A pickle that makes a file where it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+class Reader:
+    def __setstate__(self, state):
+        pass
+
+
+class OddState(WithOwnState):
+    def state_dict(self):
+        return {**super().state_dict(), "reader": Reader()}
+
+
 @pytest.mark.parametrize("dataset", [WithState(60), WithOwnState(60)])
 def test_a_slot_goes_on_from_each_of_its_snapshots(dataset):
     with preserved_generators():
@@ -332,11 +355,42 @@ def test_what_a_state_says_of_slots_comes_out_as_it_went_in(found):
         if has_state:
             places.keep(slot, 2, state)
     saved = json.loads(json.dumps(pack(places, rank=3)))
-    assert Saved.of(saved, 3).snapshots == {
-        slot: (2, state) for slot, (has, _, state) in enumerate(found) if has
-    }
-    assert Saved.of(saved, 3).digests == {Place(slot, 2, True): one[1] for slot, one in enumerate(found)}
+    trusted = Saved.of(saved, 3, allow_pickle=True)
+    assert trusted.snapshots == {slot: (2, state) for slot, (has, _, state) in enumerate(found) if has}
+    assert trusted.digests == {Place(slot, 2, True): one[1] for slot, one in enumerate(found)}
     assert Saved.of(saved, 2) == Saved()  # another rank's slots
+
+
+def test_a_checkpoint_of_json_runs_no_code(tmp_path: Path):
+    marker = tmp_path / "ran"
+    evil = pickle.dumps(Touch(marker))
+    state = {**pack(Places(1), 0), "slots": [[1, base64.b64encode(evil).decode()]]}
+    with pytest.raises(InputError, match=r"a pickle of slot 0, which runs code .* allow_pickle=True"):
+        Saved.of(state, 0)
+    assert Saved.of(state, 0, allow_pickle=True).snapshots == {0: (1, evil)}
+    for forged in (evil, b"D" + evil, b"X" + evil, b"", b"D"):
+        with pytest.raises(RemoteProtocolError):
+            SlotSource(WithOwnState(60), None).restore(forged)
+    assert not marker.exists()
+    with pytest.raises(TypeError):
+        SlotSource(WithOwnState(60), None, allow_pickle=True).restore(evil)
+    assert marker.exists(), "the pickle would have run code"
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_snapshot_is_a_pickle_only_where_that_is_allowed(allowed: bool):
+    source = SlotSource(WithOwnState(60), None, allow_pickle=allowed)
+    made(source, range(1))
+    assert source.snapshot()[:1] == (PICKLE if allowed else DATA)
+
+
+def test_a_state_that_only_a_pickle_carries_is_named():
+    source = SlotSource(OddState(60), None)
+    made(source, range(1))
+    why = Snapshots(Clock()).take(source).decode()
+    assert why == f"state_dict()['reader']: {__name__}.Reader, which needs allow_pickle=True to be kept"
+    source.allow_pickle = True
+    assert Snapshots(Clock()).take(source)[:1] == PICKLE
 
 
 def test_a_damaged_snapshot_is_refused():

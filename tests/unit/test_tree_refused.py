@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import datetime as dt
 import enum
+import shelve  # noqa: F401  a batch may name what is imported
 import sys
 import types
 from typing import Any
@@ -187,6 +188,23 @@ class Colour(enum.IntEnum):
         ),
         pytest.param(node(Kind.SEQUENCE, ("builtins", "tuple"), ()), "not made from items", id="no-sequence"),
         pytest.param(node(Kind.MAPPING, ("subprocess", "Popen"), (), ()), "no Mapping", id="no-mapping"),
+        pytest.param(
+            node(Kind.MAPPING, ("shelve", "Shelf"), (), ()),
+            "not made from a dict",
+            id="mapping-that-unpickles",
+        ),
+        pytest.param(
+            made("mapping", ("shelve", "DbfilenameShelf"), ()), "cannot be made as", id="mapping-that-opens"
+        ),
+        pytest.param(
+            node(
+                Kind.ATTRIBUTES,
+                ("maps",),
+                (node(Kind.MAPPING, ("collections", "ChainMap"), (), ()), node(Kind.LIST, ())),
+            ),
+            "has no attributes",
+            id="attributes-of-a-library-s-mapping",
+        ),
         pytest.param(made("instance", ("subprocess", "Popen"), ()), "cannot be made as", id="library-s-own"),
         pytest.param(
             made("instance", ("tempfile", "TemporaryDirectory"), ()), "cannot be made", id="owns-things"
@@ -224,6 +242,7 @@ def test_a_forged_schema_is_refused_with_the_reason(schema: Any, why: str) -> No
     [
         pytest.param(made("builtins.range", None, ()), id="range-of-nothing"),
         pytest.param(made("torch.dtype", None, ()), id="dtype-of-no-name"),
+        pytest.param(made("mapping", ("collections", "UserDict"), ()), id="mapping-of-no-dict"),
         pytest.param(
             made("objects", None, (node(Kind.LIST, ()), node(Kind.TUPLE, ()))), id="objects-too-few"
         ),

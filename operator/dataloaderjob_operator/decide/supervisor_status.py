@@ -11,13 +11,13 @@ from typing import Any
 
 from dataloaderjob.api.status import LoaderStatus, RayStatus
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.supervision import COUNTERS, LASTING, Rates, Readings, number, text
+from dataloaderjob.core.supervision import READ, Rates, Readings, number, text, worst
 from dataloaderjob_operator.decide.observed import Cause, SupervisorStatus, one_line, shown
 
 LARGEST = 1 << 63
 MAX_TEXT = 1000
 MAX_SIDECARS = 1024
-_READ = (*COUNTERS, "used_nbytes", "pool_nbytes")
+MAX_NAME = 253
 _REASON = re.compile(r"[A-Z][A-Za-z0-9]{1,62}\Z")
 _NOTABLE: Mapping[str, float] = {
     "batches_per_second": 0.0,
@@ -53,7 +53,7 @@ def readings(message: Mapping[str, Any]) -> Readings:
     for name, report in islice(sidecars.items(), MAX_SIDECARS) if isinstance(sidecars, Mapping) else ():
         metrics = report.get("metrics") if isinstance(report, Mapping) else None
         if isinstance(metrics, Mapping):
-            found[str(name)] = {counter: _whole(metrics.get(counter)) for counter in _READ}
+            found[str(name)[:MAX_NAME]] = {counter: _whole(metrics.get(counter)) for counter in READ}
     return found
 
 
@@ -95,12 +95,11 @@ def _metric(metric: str) -> float:
 
 
 def _cause(feeders: list[Mapping[str, Any]]) -> Cause | None:
-    waiting = [f for f in feeders if f.get("state") != "ready" and f.get("why")]
-    worst = min(waiting, key=lambda f: f.get("cause") not in LASTING, default=None)
-    if worst is None:
+    bad = worst(feeders)
+    if bad is None:
         return None
     return Cause(
-        _reason(worst.get("cause")), one_line(f"{worst.get('name')}: {worst['why']}", MAX_TEXT), _host(worst)
+        _reason(bad.get("cause")), one_line(f"{bad.get('name')}: {bad['why']}", MAX_TEXT), _host(bad)
     )
 
 

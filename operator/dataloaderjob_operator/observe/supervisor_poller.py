@@ -10,9 +10,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -45,11 +44,13 @@ METRICS_PER_S = 2
 written less often than once a minute."""
 RATES_SPAN_S = 8.0
 """Minimum span of rates: a shorter one shows single batches."""
-MAX_STATUS_NBYTES = 8 * 1024 * 1024
-"""4096 feeders, each with a text on why it is not ready, and 1000 sidecars with all their metrics. A supervisor is of
-the user's image: what it may take of the operator's time and memory is bounded here."""
-LARGE_NBYTES = 1024 * 1024
-"""Answers beyond this are received one at a time."""
+MAX_STATUS_NBYTES = 1024 * 1024
+"""A brief status of 1000 sidecars has 400 KB. A supervisor is of the user's image: what it may take of the operator's
+time and memory is bounded here."""
+MAX_ANSWER_NBYTES = 64 * 1024
+"""The answer to a number of feeders is a line."""
+LARGE_NBYTES = 64 * 1024
+"""Answers beyond this are parsed one at a time, outside the loop: JSON takes up to forty times its bytes."""
 HUNG_S = 180.0
 """Seconds of silence after which a supervisor that has answered before is taken to hang, while its pod is ready."""
 MAX_SILENT = 0.1
@@ -66,6 +67,14 @@ class Head:
     address: str
     job: str
     key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Status:
+    """What is kept of a supervisor's answer."""
+
+    status: SupervisorStatus
+    readings: supervision.Readings
 
 
 @dataclass(slots=True)
@@ -173,8 +182,7 @@ class SupervisorPoller:
             assert head is not None  # noqa: S101  _meets
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    message = await _exchange(head, self._port, job, self._large)
-                received: SupervisorStatus | str = supervisor_status.parse(message)
+                    received: _Status | str = await _exchange(head, self._port, job, self._large)
             except TimeoutError:
                 received = (
                     f"nothing within {TIMEOUT_S:g} s at {sockets.address_text(head.address, self._port)}"
@@ -189,8 +197,8 @@ class SupervisorPoller:
         job.busy = False
         if self._jobs.get(key) is not job or job.head != head:
             return  # meanwhile it has ended, or has another head
-        if isinstance(received, SupervisorStatus):
-            self._received(key, job, received, supervisor_status.readings(message))
+        if isinstance(received, _Status):
+            self._received(key, job, received.status, received.readings)
         else:
             self._missed(key, job, received)
         if job.woken:
@@ -247,7 +255,7 @@ class SupervisorPoller:
         return supervisor_status.notable(written, supervisor_status.loader_status(found))
 
 
-async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) -> Mapping[str, Any]:
+async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) -> _Status:
     """Receives its status, and sends the number of feeders that is wanted if it keeps another.
 
     Raises OSError, EOFError, DataLoaderJobError.
@@ -257,25 +265,36 @@ async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) 
         handshake = sockets.ClientHandshake(head.key, role="control", name="operator", job=head.job)
         while not handshake.done:
             writer.write(handshake.receive(await reader.readexactly(handshake.wanted)))
-        writer.write(sockets.pack_message({"type": "status"}))
-        status = await _receive(reader, large)
-        if status.get("desired") != job.wanted:
+        writer.write(sockets.pack_message({"type": "status", "brief": True}))
+        found = await _receive_status(reader, large)
+        if found.status.desired != job.wanted:
             writer.write(sockets.pack_message({"type": "scale", "feeders": job.wanted}))
-            answer = await _receive(reader, large)
+            answer = sockets.parse_message(await _receive(reader, MAX_ANSWER_NBYTES))
             if answer.get("type") != "ok":
                 log.warning(
                     "the supervisor refuses to keep %d feeders: %s", job.wanted, answer.get("message")
                 )
-        return status
+        return found
     finally:
         writer.close()
 
 
-async def _receive(reader: asyncio.StreamReader, large: asyncio.Semaphore) -> dict[str, Any]:
-    (n,) = sockets.LENGTH.unpack(await reader.readexactly(sockets.LENGTH.size))
-    if n > MAX_STATUS_NBYTES:
-        raise RemoteProtocolError(f"a message of {n} bytes exceeds {MAX_STATUS_NBYTES}")
-    if n <= LARGE_NBYTES:
-        return sockets.parse_message(await reader.readexactly(n))
+async def _receive_status(reader: asyncio.StreamReader, large: asyncio.Semaphore) -> _Status:
+    """Keeps no message while it waits for anything but its own bytes."""
+    data = await _receive(reader, MAX_STATUS_NBYTES)
+    if len(data) <= LARGE_NBYTES:
+        return _parse(data)
     async with large:
-        return await asyncio.to_thread(sockets.parse_message, await reader.readexactly(n))
+        return await asyncio.to_thread(_parse, data)
+
+
+def _parse(data: bytes) -> _Status:
+    message = sockets.parse_message(data)
+    return _Status(supervisor_status.parse(message), supervisor_status.readings(message))
+
+
+async def _receive(reader: asyncio.StreamReader, most: int) -> bytes:
+    (n,) = sockets.LENGTH.unpack(await reader.readexactly(sockets.LENGTH.size))
+    if n > most:
+        raise RemoteProtocolError(f"a message of {n} bytes exceeds {most}")
+    return await reader.readexactly(n)

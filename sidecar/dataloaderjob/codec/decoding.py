@@ -260,8 +260,8 @@ class _Builders:
     def _attributes(self, node: Node) -> Builder:
         whole, *others = node.children
         content = self.node(whole)  # raises for a way that is none
-        if whole.kind is Kind.MADE and not objects.CARRIERS[whole.way].attributes:
-            raise RemoteProtocolError(f"a {whole.way} has no attributes")
+        if not _may_have_attributes(whole):
+            raise RemoteProtocolError(f"a {whole.way or whole.kind.name} {whole.cls or ''} has no attributes")
         names, items = node.keys, self._items(tuple(others))
 
         def build(leaves: list[Any]) -> Any:
@@ -289,6 +289,15 @@ class _Builders:
             return pickle.loads(leaves[index])  # noqa: S301  the user allowed it
 
         return load
+
+
+def _may_have_attributes(node: Node) -> bool:
+    """Whether attributes may be set on what is made: of one that has a state of its own they would be code."""
+    if node.kind is Kind.MAPPING or (node.kind is Kind.MADE and node.way == "mapping"):
+        return objects.is_rebuilt_from_attributes(_class(node, Mapping))
+    if node.kind is Kind.MADE:
+        return objects.CARRIERS[node.way].attributes
+    return node.kind is Kind.NAMEDTUPLE
 
 
 def _class(node: Node, base: type) -> type:
@@ -322,6 +331,8 @@ def _dict(node: Node, items: Builder) -> Builder:
 
 def _mapping(node: Node, items: Builder) -> Builder:
     cls: Any = _class(node, Mapping)
+    if not objects.is_made_from_dict(cls):
+        raise RemoteProtocolError(f"{user_code.full_name(cls)} is not made from a dict")
     keys = node.keys
     return lambda leaves: cls(dict(zip(keys, items(leaves), strict=True)))
 

@@ -263,6 +263,8 @@ class _Encoder:
             attributes = attributes_beside(items, made)
         except StaysError as exc:
             return self.refuse(items, str(exc))
+        if attributes and not objects.is_rebuilt_from_attributes(type(items)):
+            return self.refuse(items, f", a mapping of a library with attributes ({', '.join(attributes)})")
         keys = self._keys(own)
         if keys is None:
             found = self._made("mapping", cls, self._pairs(own, depth + 1))

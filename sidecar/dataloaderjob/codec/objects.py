@@ -13,12 +13,12 @@ import pathlib
 import sys
 import uuid
 import zoneinfo
-from collections import defaultdict, deque
+from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from enum import Enum, Flag
 from fractions import Fraction
-from types import EllipsisType, SimpleNamespace
+from types import EllipsisType, MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,8 +82,41 @@ def is_dataclass(item: object) -> bool:
     )
 
 
+_STANDARD_MAPPINGS = (dict, OrderedDict, Counter, UserDict, ChainMap, MappingProxyType)
+_REBUILT_FROM_ATTRIBUTES = frozenset({"transformers.tokenization_utils_base.BatchEncoding"})
+"""Mappings of libraries that have a `__getstate__` of their own, which gives nothing beyond their attributes."""
+
+
+def is_made_from_dict(cls: type) -> bool:
+    """Whether a mapping of this class is made by calling it with a dict.
+
+    Those of the standard library that are more than a dict, such as `shelve.Shelf`, open files or unpickle what they
+    hold; a class with `__del__` owns something.
+    """
+    return (
+        issubclass(cls, Mapping)
+        and not hasattr(cls, "__del__")
+        and (cls in _STANDARD_MAPPINGS or not _is_of_standard_library(cls))
+    )
+
+
+def is_rebuilt_from_attributes(cls: type) -> bool:
+    """Whether attributes may be set on a mapping of this class, since it is nothing but its items and they.
+
+    A mapping of a library that is no dict may read files that its attributes name, so that only the user's own may be.
+    """
+    return (
+        is_rebuilt_from(cls, dict)
+        or is_rebuilt_from(cls, UserDict)
+        or user_code.is_users(cls)
+        or user_code.full_name(cls) in _REBUILT_FROM_ATTRIBUTES
+    )
+
+
 def made_from_dict(cls: Any, items: dict[Any, Any]) -> Any:
     """What the class makes of a dict, as torch's default_collate makes it; None if it cannot."""
+    if not is_made_from_dict(cls):
+        return None
     try:
         made = cls(items)
         return made if len(made) == len(items) and isinstance(made, cls) else None
@@ -241,8 +274,12 @@ def _is_plain_class(cls: type) -> bool:
         is_rebuilt_from(cls, object)
         and "__new__" not in _names(cls)
         and cls.__dictoffset__ != 0
-        and cls.__module__.partition(".")[0] not in sys.stdlib_module_names
+        and not _is_of_standard_library(cls)
     )
+
+
+def _is_of_standard_library(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
 def _names(cls: type) -> set[str]:
@@ -259,6 +296,12 @@ def _is_image(cls: type) -> bool:
 def _is_encoding(cls: type) -> bool:
     """What a fast tokenizer of Hugging Face leaves in a BatchEncoding; its state is JSON."""
     return cls is getattr(sys.modules.get("tokenizers"), "Encoding", None)
+
+
+def _make_mapping(cls: Any, content: Any) -> Any:
+    if type(content) is not dict:
+        raise TypeError(f"{type(content).__name__} for a dict")
+    return cls(content)
 
 
 def _make_of_state(cls: Any, content: Any) -> Any:
@@ -286,7 +329,7 @@ CARRIERS: dict[str, Carrier] = {
     # Dicts with keys that are no plain values; the encoder takes these apart itself.
     "pairs": _of(no_content, lambda c: dict(zip(*c, strict=True))),
     "mapping": Carrier(
-        take=no_content, make=lambda cls, c: cls(c), fits=lambda cls: issubclass(cls, Mapping), attributes=True
+        take=no_content, make=_make_mapping, fits=is_made_from_dict, attributes=True
     ),
     "defaultdict": Carrier(take=no_content, make=lambda cls, c: defaultdict(cls, c), fits=lambda cls: True),  # noqa: ARG005
 }  # fmt: skip

@@ -16,10 +16,14 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate, default_convert
 
+from dataloaderjob.codec.decoding import Decoder
+from dataloaderjob.codec.encoding import encode
 from dataloaderjob.codec.fetcher import SampleError, stack_in_private_memory
 from dataloaderjob.codec.staged import COLLATE
+from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import SlotTicket
 from dataloaderjob.core.places import DISTRIBUTED_VARIABLE, SHARES
+from dataloaderjob.core.snapshots import DATA
 
 ITER, NEXT = "__iter__", "__next__"
 """Phases of a slot, by the user's function that runs."""
@@ -33,8 +37,12 @@ class SlotEnded(Exception):
 class SlotSource:
     """The batches of one slot, in order."""
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self, dataset: Any, collate_fn: Callable[[Any], Any] | None, *, allow_pickle: bool = False
+    ) -> None:
+        """`allow_pickle`: snapshots may be pickles, which run code where they are loaded."""
         self._dataset, self._collate_fn = dataset, collate_fn
+        self.allow_pickle = allow_pickle
         self._iterator: Iterator[Any] | None = None
         self._has_ended = False
         self.made = 0
@@ -48,18 +56,21 @@ class SlotSource:
         """The slot after what was made, for `restore`: the iterator's state, or the dataset's, and the generators'.
 
         None where neither has `state_dict` and `load_state_dict`, and once the slot has ended. Raises what user code
-        and pickle raise.
+        and pickle raise, and UnsupportedBatch for a state that travels as a pickle alone.
         """
         holder: Any = self._iterator if _has_state(self._iterator) else self._dataset
         if self._has_ended or self._iterator is None or not _has_state(holder):
             return None
         generators = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
         state = holder is self._iterator, holder.state_dict(), generators, self.made
-        return pickle.dumps(state, protocol=5)
+        if self.allow_pickle:
+            return pickle.dumps(state, protocol=5)
+        return DATA + b"".join(encode(state, allow_pickle=False).buffers)
 
     def restore(self, snapshot: bytes) -> None:
-        """Goes on where `snapshot` was called, in a slot that has made nothing. Raises what user code raises."""
-        of_iterator, state, generators, made = pickle.loads(snapshot)  # noqa: S301  of a feeder of this job
+        """Goes on where `snapshot` was called, in a slot that has made nothing. Raises what user code raises, and
+        RemoteProtocolError for what `snapshot` does not give."""
+        of_iterator, state, generators, made = self._loaded(snapshot)
         if not of_iterator:
             self._dataset.load_state_dict(state)
         self._iterator = iter(self._dataset)
@@ -69,6 +80,16 @@ class SlotSource:
         np.random.set_state(generators[1])
         torch.default_generator.set_state(generators[2])
         self.made = made
+
+    def _loaded(self, snapshot: bytes) -> Any:
+        if snapshot.startswith(DATA):
+            body = np.frombuffer(
+                snapshot, np.uint8, offset=len(DATA)
+            ).copy()  # aligned, and its owner's to change
+            return Decoder(allow_pickle=False).decode(body)
+        if not self.allow_pickle:
+            raise RemoteProtocolError("the state of a slot is a pickle, which needs allow_pickle=True")
+        return pickle.loads(snapshot)  # noqa: S301  the user allowed it
 
     # Batches
 

@@ -275,11 +275,12 @@ def _quiet(metaclasses: Iterable[type], bases: Iterable[type]) -> Iterator[None]
 
 def _with_bases(classes: Iterable[type]) -> list[type]:
     return [
-        cls for cls in dict.fromkeys(base for given in classes for base in given.__mro__) if _is_users(cls)
+        cls for cls in dict.fromkeys(base for given in classes for base in given.__mro__) if is_users(cls)
     ]
 
 
-def _is_users(cls: type) -> bool:
+def is_users(cls: type) -> bool:
+    """Whether a class is of a module of the user's, not of an installed one."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return cls in _made or (isinstance(file, str) and not is_installed(file))
 

@@ -13,6 +13,8 @@ STEPS_AHEAD, BATCHES_AHEAD = 4, 16
 rank asks for one step less, so that none waits for what nobody is going to make."""
 Snapshot = tuple[int, bytes]
 """(batches made, state)."""
+DATA, PICKLE = b"D", b"\x80"
+"""How a state begins: it is laid out as a batch is, or pickled, which `pickle` begins so. A pickle is code."""
 
 
 class Snapshots:

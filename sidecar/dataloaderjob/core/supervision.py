@@ -18,7 +18,7 @@ blob      c -> s  {"type": "blob", "digest", "nbytes"}, then the bytes;  s -> c 
           s -> c  {"type": "blob", "digest", "nbytes"}, then the bytes, or {"type": "gone"}: nobody has it now, or
                   {"type": "peer", "host", "port"}: a feeder that answers the same "get" with the blob
           c -> s  {"type": "stored"}, or "get" once more: that feeder does not have it
-control   c -> s  {"type": "scale", "feeders": n} | {"type": "status"} | {"type": "stop"}
+control   c -> s  {"type": "scale", "feeders": n} | {"type": "status", "brief": bool} | {"type": "stop"}
           s -> c  {"type": "ok"} | {"type": "error", "message"}
           s -> c  {"type": "status", "pid", "up_seconds", "desired", "ready", "notes": [...],
                    "feeders": [{"name", "state", "seconds", "cause", "why", "host", and of its process, once it has
@@ -26,7 +26,8 @@ control   c -> s  {"type": "scale", "feeders": n} | {"type": "status"} | {"type"
                    "sidecars": {name: {"metrics", "receivers"}}, "failures": [failure with its "sidecar"],
                    "ray": {"version", and by Ray's names what its GCS says is in force}}   "ray" is empty, and no
                    feeder placed, until Ray has answered. A failure outlives its sidecar, until any trainer takes
-                   a batch: the next attempt of a job starts with the cause of the last one's end
+                   a batch: the next attempt of a job starts with the cause of the last one's end. A brief one has
+                   only the feeders that say what is wrong, see `brief`
 
 `ask` puts one of these questions to a supervisor; `Cause` is why a feeder is not there. The module also computes rates
 from two readings of the counters, and shortens a failure to the line that a status shows: the trainer raises the whole
@@ -57,6 +58,8 @@ COUNTERS = (
     "next_calls", "nbytes", "wait_ns", "step_ns", "retries", "hedges", "late_copies", "failures",
     "feeders_lost", "copies", "stage_ns",
 )  # fmt: skip
+READ = (*COUNTERS, "used_nbytes", "pool_nbytes")
+"""Metrics of a sidecar that make a job's rates."""
 Readings = Mapping[str, Mapping[str, int]]
 """Metrics by sidecar."""
 FIELDS = ("feeder", "reason", "text")
@@ -98,6 +101,31 @@ def ask(
     if answer.get("type") == "error":
         raise ServiceError(f"the supervisor refused {message.get('type')!r}: {answer.get('message')}")
     return answer
+
+
+def worst(feeders: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The feeder of a status whose cause is to be told: of those that are not ready, the first with a lasting one."""
+    waiting = [f for f in feeders if f.get("state") != "ready" and f.get("why")]
+    return min(waiting, key=lambda f: f.get("cause") not in LASTING, default=None)
+
+
+def brief(status: Mapping[str, Any]) -> dict[str, Any]:
+    """A status without what an operator does not read: some hundred KB at most, of any number of feeders."""
+    failures = list(status["failures"])[:1]
+    told = {failure.get("feeder") for failure in failures}
+    bad = worst(status["feeders"])
+    if bad is not None:
+        told.add(bad["name"])
+    return {
+        **status,
+        "feeders": [feeder for feeder in status["feeders"] if feeder["name"] in told],
+        "notes": [],
+        "failures": failures,
+        "sidecars": {
+            name: {"metrics": {k: n for k, n in report["metrics"].items() if k in READ and n}}
+            for name, report in status["sidecars"].items()
+        },
+    }
 
 
 def name_of(index: int) -> str:

@@ -162,6 +162,7 @@ class Builder:
     def _init(self, session: Introduction) -> bool:
         """Begins a session. Returns False when that failed."""
         self._session = session
+        self._source.allow_pickle = session.allow_pickle
         try:
             if session.is_slot or self._is_staged:
                 be_of_rank(session.env)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dataloaderjob.codec.slots import SlotSource
+from dataloaderjob.core.errors import UnsupportedBatch
 from dataloaderjob.core.frames import MAX_SNAPSHOT_NBYTES
 from dataloaderjob.feeder.channel import Kind
 
@@ -86,6 +87,10 @@ class Snapshots:
             return None
         try:
             snapshot = source.snapshot()
+        except UnsupportedBatch as exc:
+            self.stopped = True
+            found = str(exc).partition(". Let ")[0].partition("batch[1]")[2]
+            return f"state_dict(){found}, which needs allow_pickle=True to be kept".encode()
         except Exception as exc:  # user code, and pickle
             self.stopped = True
             return f"its state cannot be kept ({type(exc).__name__}: {exc})".encode()

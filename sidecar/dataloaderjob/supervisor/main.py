@@ -301,7 +301,7 @@ class Supervisor:
     def control(self, message: dict[str, Any]) -> dict[str, Any]:
         kind = message.get("type")
         if kind == "status":
-            return self._status()
+            return supervision.brief(self._status()) if message.get("brief") else self._status()
         try:
             with self._changed:
                 if kind == "scale":

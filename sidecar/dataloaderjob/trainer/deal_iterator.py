@@ -80,7 +80,7 @@ class DealIterator(SlotIterator):
 
     def _saved(self) -> Saved:
         """What a state says of the slots; feeders are told of it."""
-        saved = Saved.of(self._epoch.slots, self._epoch.rank)
+        saved = Saved.of(self._epoch.slots, self._epoch.rank, allow_pickle=self._pickle_allowed)
         if self._first and not saved.taken:
             raise InputError(
                 "with tail= an epoch is gone on with from what state_dict() returned; a bare number of batches does "

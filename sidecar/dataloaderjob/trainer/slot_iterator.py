@@ -65,7 +65,7 @@ class SlotIterator(ServiceIterator):
         self._client.flush(stream)
 
     def _begin_places(self, stream: Stream) -> None:
-        saved = Saved.of(self._epoch.slots, self._epoch.rank)
+        saved = Saved.of(self._epoch.slots, self._epoch.rank, allow_pickle=self._pickle_allowed)
         self._places = stream.places = Places(self._slots, self._first, saved.snapshots, saved.ends)
         self._expected = saved.digests
         self._placed: dict[int, tuple[Place, bytes]] = {}

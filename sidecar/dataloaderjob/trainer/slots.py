@@ -20,7 +20,7 @@ from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import SLOTS
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.places import DISTRIBUTED_VARIABLE, SHARES
-from dataloaderjob.core.snapshots import Snapshots
+from dataloaderjob.core.snapshots import PICKLE, Snapshots
 
 DIFFERS = (
     "batch {number} of slot {slot} came out differently when it was made again: the dataset is not deterministic given "
@@ -229,18 +229,20 @@ class Saved:
     """How many batches were dealt of each slot, where batches are dealt to ranks."""
 
     @staticmethod
-    def of(state: Any, rank: int) -> Saved:
-        """Raises InputError for what `pack` did not make."""
+    def of(state: Any, rank: int, *, allow_pickle: bool = False) -> Saved:
+        """Raises InputError for what `pack` did not make, and for pickles where they are not allowed."""
         if not isinstance(state, Mapping) or state.get("rank") not in (rank, DEALT):
             return Saved()
         try:
-            snapshots = {slot: one for slot, one in enumerate(state["slots"]) if one is not None}
+            snapshots = {
+                slot: (int(one[0]), base64.b64decode(one[1], validate=True))
+                for slot, one in enumerate(state["slots"])
+                if one is not None
+            }
+            _refuse_pickles(snapshots, allow_pickle)
             digests = {slot: one for slot, one in enumerate(state["digests"]) if one is not None}
             return Saved(
-                {
-                    slot: (int(n), base64.b64decode(text, validate=True))
-                    for slot, (n, text) in snapshots.items()
-                },
+                snapshots,
                 {Place(slot, int(n), is_probe=True): int(text, 16) for slot, (n, text) in digests.items()},
                 {int(slot): int(batches) for slot, batches in state["ends"]},
                 [int(n) for n in state.get("taken", ())],
@@ -249,6 +251,15 @@ class Saved:
             raise InputError(
                 f"what the state says of slots cannot be read ({exc}): load what state_dict() returned"
             ) from exc
+
+
+def _refuse_pickles(snapshots: Mapping[int, tuple[int, bytes]], allow_pickle: bool) -> None:
+    pickled = [slot for slot, (_, snapshot) in snapshots.items() if snapshot[:1] == PICKLE]
+    if pickled and not allow_pickle:
+        raise InputError(
+            f"the state has a pickle of slot {pickled[0]}, which runs code where it is loaded: pass allow_pickle=True "
+            "to the DataLoader if you trust whoever wrote it"
+        )
 
 
 def world() -> int:

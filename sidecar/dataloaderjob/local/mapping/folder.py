@@ -5,11 +5,13 @@ _map.json says whose results they are, _SUCCESS that all of them are there. Read
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +47,9 @@ class Folder:
     def open(cls, path: Path, work: Work, script_digest: str) -> Iterator[Folder]:
         """Makes it if it is not there. Raises InputError where it has anything but results of this work."""
         path.mkdir(parents=True, exist_ok=True)
+        _check_not_anothers_link(path)
         _check_is_ours(path)
-        with (path / RECORD).open("a+") as record:
+        with open(path / RECORD, "a+", opener=_not_a_link) as record:
             try:
                 fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -98,7 +101,7 @@ class Folder:
     def write(self, part: Part, batches: Sequence[pa.RecordBatch]) -> None:
         """Has the file appear as a whole, and stay through a crash of the machine."""
         unfinished = self._path / f"{_UNFINISHED}{part.name}"
-        with unfinished.open("wb") as file:
+        with open(unfinished, "wb", opener=_new) as file:
             pq.write_table(pa.Table.from_batches(batches), file)
             file.flush()
             os.fsync(file.fileno())
@@ -111,8 +114,8 @@ class Folder:
 
     def finish(self) -> None:
         """Marks it: all files are there."""
-        (self._path / DONE).touch()
-        self._sync()
+        with open(self._path / DONE, "a", opener=_not_a_link):
+            self._sync()
 
     def _sync(self) -> None:
         """Has the names in the folder stay through a crash of the machine."""
@@ -121,6 +124,37 @@ class Folder:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def _not_a_link(path: str, flags: int) -> int:
+    """Opens a file. Raises InputError for anything else: whoever else writes to the folder may have put it there."""
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as exc:
+        if exc.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+        found = "a link" if exc.errno == errno.ELOOP else "something else"
+    else:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+        found = "something else"
+    raise InputError(f"{path} is needed as a file, found {found}: name a folder that only you write to")
+
+
+def _new(path: str, flags: int) -> int:
+    """Opens a file in the place of whatever has its name."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+
+
+def _check_not_anothers_link(path: Path) -> None:
+    found = os.lstat(path)
+    if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.getuid()):
+        raise InputError(
+            f"{path} is a link of user {found.st_uid}, who chooses where results go: name a folder of your own"
+        )
 
 
 def _check_is_ours(path: Path) -> None:
