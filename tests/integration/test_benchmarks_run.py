@@ -20,6 +20,7 @@ def test_a_short_round_of_ours_measures_something_in_each_cell():
     assert "FAILED" not in shown, shown
 
 
+@pytest.mark.slow
 def test_a_short_soak_of_an_endless_stream_takes_its_measures():
     done = subprocess.run(
         [sys.executable, "-m", "bench.soak", "--minutes", "0.1"],

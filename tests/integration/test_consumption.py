@@ -65,6 +65,9 @@ def rig() -> Iterator[Rig]:
         ),
     ],
 )
+@pytest.mark.quick(
+    "random-collate", "every-kind-of-leaf", "one-that-fails", "without-batches", "keys-that-are-no-ints"
+)
 def test_a_loader_over_feeders_has_the_digest_of_one_in_the_process(
     rig: Rig, dataset: Any, more: dict[str, Any]
 ) -> None:

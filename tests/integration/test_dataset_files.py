@@ -321,6 +321,7 @@ def test_objects_of_s3_are_read_with_the_credentials_of_the_script(rig: Rig, buc
     assert ours == theirs
 
 
+@pytest.mark.slow
 def test_parquet_in_s3_is_read_by_pyarrow(
     rig: Rig, bucket: str, files: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -222,6 +222,7 @@ def mds(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
 
 
 @pytest.mark.parametrize("more", [{}, {"shuffle": True, "shuffle_seed": 3}], ids=str)
+@pytest.mark.quick("{'shuffle': True, 'shuffle_seed': 3}")
 def test_mosaicml_streaming(rig: Rig, mds: Callable[..., Any], more: dict[str, Any]):
     theirs, ours = both(lambda: mds(**more))
     assert ours == theirs
@@ -265,6 +266,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=["in order", "shuffled", "without an index", "of several files"],
 )
+@pytest.mark.quick("shuffled", "of several files")
 def test_tfrecord(rig: Rig, records: Path, make: Callable[[Path], Any]):
     theirs, ours = both(lambda: make(records))
     assert ours == theirs

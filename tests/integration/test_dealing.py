@@ -73,7 +73,7 @@ def in_order(dataset: Any, workers: int, stage: str = "") -> list[str]:
     return digests_of(torch.utils.data.DataLoader(whole, batch_size=2, num_workers=workers))
 
 
-STAGES = pytest.mark.parametrize("stage", ["", "bright"], ids=["no-stage", "stage"])
+STAGES = pytest.mark.parametrize("stage", ["", "bright"], ids=["unstaged", "stage"])
 
 
 def dealt(order: list[str], ranks: int, steps: int | None = None) -> list[list[str]]:
@@ -108,6 +108,7 @@ def test_shards_of_any_length_are_dealt_to_two_ranks(rig: Rig, ran: Ran, workers
     [(2, (180,)), (2, (200, 20)), (2, (4, 0)), (3, (2, 4)), (4, (28, 0, 10, 80)), (8, (400, 20))],
     ids=str,
 )
+@pytest.mark.quick("2-(4, 0)-unstaged", "3-(2, 4)-stage", "4-(28, 0, 10, 80)-unstaged", "8-(400, 20)-stage")
 def test_an_epoch_ends_however_far_ahead_ranks_ask(
     rig: Rig, ran: Ran, ranks: int, lengths: tuple[int, ...], stage: str
 ):
@@ -159,6 +160,7 @@ def test_the_last_batches_are_padded_on_request_or_refused(rig: Rig, ran: Ran, s
 
 
 @STAGES
+@pytest.mark.quick("unstaged")
 def test_all_ranks_go_on_from_the_state_of_the_first(rig: Rig, ran: Ran, stage: str):
     order = in_order(Shards(), 3, stage)
     for stop in range(0, len(order) // 2 + 1, 5):
@@ -171,6 +173,7 @@ def test_all_ranks_go_on_from_the_state_of_the_first(rig: Rig, ran: Ran, stage: 
 
 @STAGES
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (4, 1), (1, 2)])
+@pytest.mark.quick("2-3-unstaged", "4-1-stage")
 def test_another_number_of_ranks_goes_on_with_the_same_order(
     rig: Rig, ran: Ran, before: int, after: int, stage: str
 ):
@@ -181,6 +184,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_order(
 
 
 @STAGES
+@pytest.mark.quick("stage")
 def test_a_resumed_epoch_begins_at_the_snapshots_of_the_first_rank(
     rig: Rig, ran: Ran, tmp_path: Path, stage: str
 ):

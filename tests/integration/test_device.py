@@ -150,6 +150,7 @@ def is_the_same_everywhere(kind: str, *, staged: bool, found: tuple[list[str], s
 
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.quick("map", "slots", "staged")
 def test_simulated_batches_on_a_device_are_those_of_the_host_with_a_stage_and_without(
     rig: Rig, late: BusyDevice, kind: str
 ) -> None:
@@ -165,6 +166,7 @@ def test_simulated_batches_on_a_device_are_those_of_the_host_with_a_stage_and_wi
     assert is_the_same_everywhere(kind, staged=True, found=staged)
 
 
+@pytest.mark.quick("1")
 def test_simulated_a_stage_gives_the_same_in_this_process_and_over_the_service(
     rig: Rig, late: BusyDevice
 ) -> None:
@@ -452,6 +454,7 @@ del batch
 """
 
 
+@pytest.mark.quick("1")
 def test_a_script_that_ends_while_a_stage_runs_waits_for_it_and_ends_with_0(rig: Rig) -> None:
     script = ENDS_DURING_A_STAGE.format(support=str(ROOT / "tests" / "support"))
     done = subprocess.run(

@@ -77,6 +77,7 @@ def test_the_sdist_makes_the_same_wheel(dist: Path, wheel: Path, tmp_path: Path)
     assert contents(again) == contents(wheel)
 
 
+@pytest.mark.slow
 def test_the_quickstart_runs_in_an_empty_environment(wheel: Path, tmp_path: Path):
     extras = re.findall(r'pip install "dataloaderjob(\[\w+\])"', README)[0]
     script, printed = re.findall(r"```python\n(.*?)```.*?```text\n(.*?)```", README, re.DOTALL)[0]

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from batches import Numbers
 from rig import Rig, until
@@ -74,6 +75,7 @@ def connections(rig: Rig) -> list[int]:
     return [receiver["feeders_up"] for receiver in rig.status()["receivers"]]
 
 
+@pytest.mark.slow
 def test_eight_ranks_and_eight_feeders_give_the_bytes_of_one_process_each() -> None:
     with Rig(feeders=FEEDERS, processes=RANKS, shared_memory_nbytes=RANKS << 26) as rig:
         go, gate = os.pipe()

@@ -128,6 +128,7 @@ def launch(launcher: str, script: Path, environment: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["spawn", "torchrun", "mpi"])
+@pytest.mark.quick("torchrun", "mpi")
 def test_two_ranks_of_a_launcher_see_their_parts_with_the_bytes_of_the_process_itself(
     environment: dict[str, str], tmp_path: Path, launcher: str
 ) -> None:

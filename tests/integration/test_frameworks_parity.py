@@ -153,6 +153,7 @@ def test_lightning_predicts_each_batch_once(rig: Rig, tmp_path: Path) -> None:
     assert found == [list(range(8)), list(range(8, 16)), list(range(16, 20))]
 
 
+@pytest.mark.slow
 def test_lightning_on_two_ranks_gives_each_torchs_batches_in_every_epoch(rig: Rig, tmp_path: Path) -> None:
     text = """
     trainer = lightning.Trainer(devices=2, strategy="ddp", **options)

@@ -358,6 +358,14 @@ def taken(rig: InfiltratedRig, what: threading.Event) -> float:
 
 
 @pytest.mark.parametrize("deed", DEEDS)
+@pytest.mark.quick(
+    "ends_in_the_middle_of_a_body",
+    "body_of_no_ticket",
+    "body_larger_than_its_room",
+    "garbage",
+    "wrong_check",
+    "body_of_2_63",
+)
 def test_a_feeder_that_breaks_the_protocol_changes_no_batch_and_ends_no_receiver(
     rig: InfiltratedRig, deed: str
 ) -> None:

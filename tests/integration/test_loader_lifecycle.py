@@ -580,6 +580,7 @@ def median_of_next(loader: Any) -> float:
 
 
 @pytest.mark.parametrize("options", [{"timeout": 20}, {"num_workers": 0}], ids=["service", "in-process"])
+@pytest.mark.quick("service")
 def test_interrupts_at_any_moment_leave_the_state_right_and_the_connection_sound(
     rig: Rig, options: dict[str, int], next_within: Callable[[Any, float], Any]
 ) -> None:

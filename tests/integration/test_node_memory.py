@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
+import pytest
 from big_data import Big
 from rig import Rig
 
@@ -28,6 +29,7 @@ def descendants(pids: list[int]) -> list[int]:
     return [process.pid for one in found for process in (one, *one.children(recursive=True))]
 
 
+@pytest.mark.slow
 def test_four_feeders_hold_a_dataset_of_one_gigabyte_once():
     with Rig(feeders=FEEDERS) as rig:
         hosts = [process.pid for process, _ in rig.feeders]

@@ -201,6 +201,7 @@ def test_the_head_starts_its_supervisor_again_and_ends_without_its_gcs_and_feede
     assert digest_of(loader(Loud(160))) == reference(160)
 
 
+@pytest.mark.slow
 def test_without_the_token_of_the_jobs_ray_a_pod_does_not_join_and_says_so(job: Job):
     pods, _, _ = job
     (pods.home / "wrong").write_text("0" * 64)
@@ -250,6 +251,7 @@ def test_a_worker_register_timeout_that_is_too_short_is_told_and_raising_it_heal
         }
 
 
+@pytest.mark.slow
 def test_a_feeder_whose_image_lacks_a_module_is_told_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -114,6 +114,7 @@ def dealt(run: LocalRun) -> list[list[int]]:
     ]
 
 
+@pytest.mark.slow
 def test_two_trainers_have_all_of_ray_data_in_order_though_its_process_is_killed(tmp_path: Path):
     project = RayProject(tmp_path, "batches", ray=TASKS)
     with LocalRun(project.path) as run:

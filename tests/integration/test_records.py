@@ -116,6 +116,7 @@ def test_a_run_that_was_resumed_in_its_folder_is_equal_to_one_that_was_not(consu
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("kill_at", [10, 15], ids=["first-loader", "second-loader"])
 @pytest.mark.parametrize("workers", [(), HERE], ids=["feeders", "in-process"])
+@pytest.mark.quick("feeders")
 def test_a_run_that_is_killed_right_after_a_checkpoint_lacks_nothing_when_it_is_resumed(
     consume, tmp_path: Path, workers: tuple[str, ...], kill_at: int
 ) -> None:

@@ -26,6 +26,7 @@ PROVIDERS = pytest.mark.parametrize("provider", ["ray", "local"])
 
 
 @PROVIDERS
+@pytest.mark.quick("ray")
 def test_two_replicas_train_and_their_batches_are_those_of_the_process_itself(tmp_path: Path, provider: str):
     project = Project(tmp_path, 400, 0.0, "ddp", replicas=2, feeders=2)
     with LocalRun(project.path, "--provider", provider) as run:
@@ -118,6 +119,7 @@ def test_a_run_whose_own_process_is_killed_leaves_nothing(tmp_path: Path, provid
         until(lambda: not run.left(), 20, "its guard ends everything")
 
 
+@pytest.mark.slow
 def test_sidecar_supervisor_and_gcs_killed_during_a_run_change_no_batch_and_no_wait_is_long(tmp_path: Path):
     project = Project(tmp_path, 16_000, 0.002, feeders=2)
     with LocalRun(project.path) as run:

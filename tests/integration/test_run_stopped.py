@@ -94,6 +94,7 @@ def test_a_signal_before_anything_is_made_ends_a_run_as_any_program(tmp_path: Pa
     assert os.listdir(folder) == []
 
 
+@pytest.mark.slow
 def test_a_run_with_few_descriptors_goes_on_while_strangers_want_them(tmp_path: Path) -> None:
     project = Project(tmp_path, 6000, 0.001, feeders=2)  # it lasts for longer than 600 connections take
     with LocalRun(project.path, "--provider", "local", max_files=64) as run, contextlib.ExitStack() as stack:

@@ -212,6 +212,7 @@ def test_a_later_loader_gets_more_feeders_and_never_fewer_also_from_another_serv
 
 
 @pytest.mark.parametrize("part", ["dlj-host", "dlj-supervisor", "dlj-sidecar"])
+@pytest.mark.quick("dlj-sidecar")
 def test_batches_are_the_same_whichever_part_is_killed(tmp_path: Path, base: Path, part: str):
     project = Project(tmp_path, 3_000, 0.001)
     rank = Rank(project, base)
@@ -273,6 +274,7 @@ def test_a_service_whose_folder_somebody_removes_ends_after_its_script(tmp_path:
     rank.end()
 
 
+@pytest.mark.slow
 def test_a_service_leaves_the_folder_to_the_one_that_has_it_now(tmp_path: Path, base: Path):
     launch = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     first = Rank(Project(tmp_path, 100_000, 0.001), base, RANK="0", **launch)

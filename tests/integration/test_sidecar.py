@@ -187,6 +187,7 @@ def test_a_receiver_that_ends_again_and_again_without_a_batch_is_an_error(
         thread.join()
 
 
+@pytest.mark.slow
 def test_more_leases_than_one_packet_can_name_are_adopted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     path = rig.another_sidecar("many", pool_nbytes=96 << 20, shared_memory_nbytes=128 << 20)
     monkeypatch.setenv("DATALOADERJOB_SOCKET", path)

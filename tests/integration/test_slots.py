@@ -227,6 +227,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("data", ["Shards", "ByGroup", "ByNames"])
 @pytest.mark.parametrize("rig", [2], indirect=True)
+@pytest.mark.quick("Shards", "ByNames")
 def test_two_ranks_get_their_own_shares(rig: Rig, data: str, tmp_path):
     """A feeder's process has neither the variables nor the process group of the trainer that it works for."""
     shares = {}
@@ -351,6 +352,7 @@ def test_a_lost_slot_goes_on_at_its_last_snapshot(service: Service, kind: type, 
 
 @pytest.mark.parametrize("rig", [2], indirect=True)
 @pytest.mark.parametrize("kind", [WithState, WithOwnState])
+@pytest.mark.quick("WithOwnState")
 def test_an_epoch_is_gone_on_with_at_the_last_snapshots(rig: Rig, kind: type, tmp_path: Path):
     log, samples = tmp_path / "log", 4000
     torch.manual_seed(1)

@@ -120,6 +120,7 @@ class TestWithTwoFeeders:
             assert second.digest == reference.digest
 
     @pytest.mark.parametrize("kind", [WithState, WithOwnState])
+    @pytest.mark.quick("WithOwnState")
     def test_a_state_has_snapshots_of_what_was_given_not_of_what_was_read(
         self, rig: Rig, kind: type, tmp_path
     ):
@@ -144,6 +145,7 @@ class TestWithTwoFeeders:
         one, two = ([batch["id"].tolist() for batch in loader] for _ in range(2))
         assert one == two
 
+    @pytest.mark.slow
     def test_breaking_out_of_an_endless_stream_leaves_nothing_open(self, rig: Rig):
         loader = ours(Shards((10**9, 10**9)), bright, num_workers=2)
         for _ in range(70):  # more than iterators can live at once

@@ -36,6 +36,9 @@ def service(rigs: dict[int, Rig], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.quick(
+    "shuffled", "elastic", "a sampler with state", "a sampler without state", "a batch sampler"
+)
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(service: None, name: str) -> None:
     expected = whole(LOADERS[name], 2)
     for epoch, step in ((0, 1), (1, 5), (0, STEPS)):
@@ -72,6 +75,7 @@ def fifty(ranks: int, rank: int) -> DataLoader:
 
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.quick("2")
 def test_any_number_of_feeders_goes_on_at_every_step_of_an_epoch_of_fifty(
     feeders: int, rigs: dict[int, Rig], ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

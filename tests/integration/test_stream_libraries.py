@@ -63,6 +63,7 @@ def decoded(dataset: wds.WebDataset) -> Any:
     ],
     ids=["in order", "shuffled", "batched", "with epoch"],
 )  # fmt: skip
+@pytest.mark.quick("shuffled", "batched")
 def test_webdataset(rig: Rig, shards: str, make: Callable[[str], Any], batch_size: int | None):
     theirs, ours = both(lambda: make(shards), batch_size=batch_size)
     assert ours == theirs
@@ -159,6 +160,7 @@ def counted(shards: list[int]) -> Iterator[dict[str, int]]:
     ],
     ids=["in order", "mapped", "shuffled", "interleaved", "split by node", "generator", "map-style"],
 )
+@pytest.mark.quick("in order", "map-style")
 def test_hf_datasets(rig: Rig, files: list[str], make: Callable[[list[str]], Any]):
     theirs, ours = both(lambda: make(files))
     assert ours == theirs

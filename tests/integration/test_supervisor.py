@@ -334,6 +334,7 @@ def test_a_raylet_killed_ends_the_supervisor_and_the_head_leaves_nothing(tmp_pat
     assert not any(map(alive, pids))
 
 
+@pytest.mark.slow
 def test_a_head_ends_all_its_processes_also_those_that_ignore_it(tmp_path: Path):
     with head() as made:
         supervised = Supervised(tmp_path, made, num_feeders=2)
@@ -390,6 +391,7 @@ def test_a_worker_whose_start_takes_40_s(tmp_path: Path, timeout_s: int):
         supervised.kill()
 
 
+@pytest.mark.slow
 def test_health_checks_are_as_tuned(tmp_path: Path):
     """A frozen raylet is declared dead after about threshold x period, not after Ray's 25 s."""
     tuning = RayTuning(

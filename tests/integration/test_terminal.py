@@ -95,6 +95,7 @@ def test_a_terminal_that_is_closed_ends_the_run_and_leaves_nothing(loud: Project
 
 
 @pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"TERM": ""}])
+@pytest.mark.quick("env0")
 def test_a_terminal_that_cannot_be_drawn_on_gets_plain_lines(tmp_path: Path, env: dict[str, str]):
     project = Project(tmp_path, 100, 0.0)
     with OnTerminal("run", str(project.path), "--provider", "local", env=env) as run:
@@ -127,6 +128,7 @@ def test_watched_status_is_a_table_that_ends_with_the_run_or_ctrl_c(tmp_path: Pa
         assert run.end() == 143
 
 
+@pytest.mark.slow
 def test_what_is_piped_has_no_escape_codes(loud: Project):
     env = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
     command = [sys.executable, "-m", "dataloaderjob.local.cli", "status", "--watch"]

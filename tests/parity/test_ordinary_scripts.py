@@ -122,7 +122,10 @@ def ours(wanted: list[Script], torchs: Torchs, tmp_path_factory: pytest.TempPath
         runs.close()
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(s, marks=[pytest.mark.slow] if n % 2 else [], id=s.name) for n, s in enumerate(SCRIPTS)],
+)
 def test_a_script_gives_what_torchs_loader_gives(script: Script, torchs: Torchs, ours: Runs) -> None:
     if not _can_run(script):
         pytest.skip(f"{script.words['needs']} is not installed here")

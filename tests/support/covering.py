@@ -1,5 +1,7 @@
 """Which rows of a test with many parameters the quick runs have.
 
+`@pytest.mark.quick(ID, ...)`: those that have one of these ids, of a whole row or of one value.
+
 `@pytest.mark.cover(1)`: as many rows of the product as have each value of each parameter; `cover(2)`: each pair of
 values of two parameters. The rows beyond are marked slow.
 """
@@ -46,12 +48,23 @@ def mark_the_others_slow(items: Iterable[pytest.Item]) -> None:
             and hasattr(item, "callspec")
         ):
             tests[item.nodeid.partition("[")[0]].append(item)
+        if (
+            isinstance(item, pytest.Function)
+            and (named := item.get_closest_marker("quick"))
+            and not is_named(item.callspec.id, named.args)
+        ):
+            item.add_marker(pytest.mark.slow)
     for rows in tests.values():
         (strength,) = rows[0].get_closest_marker("cover").args
         chosen = covering([_identities(row) for row in rows], strength)
         for number, row in enumerate(rows):
             if number not in chosen:
                 row.add_marker(pytest.mark.slow)
+
+
+def is_named(row: str, names: Iterable[str]) -> bool:
+    """Whether a row's id is one of the names, or has it as that of a value: "in order" in "2-in order"."""
+    return any(f"-{name}-" in f"-{row}-" for name in names)
 
 
 def _identities(row: pytest.Function) -> Row:

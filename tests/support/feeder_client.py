@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from patience import PATIENCE_S
 
 from dataloaderjob.codec.bundles import make_bundle
 from dataloaderjob.codec.decoding import Decoder
@@ -41,7 +42,7 @@ class Receiver:
         *,
         host: str = "127.0.0.1",
         job: str = "job",
-        timeout_s: float = 20.0,
+        timeout_s: float = PATIENCE_S,
         trainer: str = "",
     ):
         """`host`: also what `sockets.on_machine` says."""
@@ -153,7 +154,9 @@ def checksum_holds(frame: Frame) -> bool:
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float, what: str = "") -> Any:
-    """Polls until `condition` gives something true; fails with `what` after the deadline."""
+    """Polls until `condition` gives something true; fails with `what` after the deadline, or PATIENCE_S if that is
+    more."""
+    timeout_s = max(timeout_s, PATIENCE_S)
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         found = condition()

@@ -60,7 +60,7 @@ class Pod:
                 return int(process.info["pid"])
         raise AssertionError(f"{self.name} has no {name}:\n{self.out[-2000:]}{self.err[-2000:]}")
 
-    def terminate(self, timeout_s: float = 15.0) -> int:
+    def terminate(self, timeout_s: float = 60.0) -> int:
         """The code with which it ends."""
         self.process.terminate()
         return self.process.wait(timeout_s)

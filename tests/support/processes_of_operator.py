@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from patience import PATIENCE_S
 from ports import reserve_port
 
 from apiserver import ApiServer
@@ -25,6 +26,7 @@ ROOT = b"r" * 32
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    seconds = max(seconds, PATIENCE_S)
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"

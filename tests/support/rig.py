@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Self
 
+from patience import PATIENCE_S
 from warm import WarmProcess
 
 from dataloaderjob.core import ipc
@@ -160,7 +161,8 @@ class Rig:
 
 
 def until(condition, timeout_s: float = 10.0, what: str = "the condition"):
-    """Waits for a real process's doing; the only sleep that tests need."""
+    """Waits for a real process's doing, PATIENCE_S at least; the only sleep that tests need."""
+    timeout_s = max(timeout_s, PATIENCE_S)
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s} s"

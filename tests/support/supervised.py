@@ -113,7 +113,7 @@ class Supervised:
     def scale(self, feeders: int) -> None:
         self.ask("scale", feeders=feeders)
 
-    def wait(self, condition: Callable[[dict[str, Any]], Any], timeout_s: float = 40.0) -> dict[str, Any]:
+    def wait(self, condition: Callable[[dict[str, Any]], Any], timeout_s: float = 90.0) -> dict[str, Any]:
         """The first status that fulfils `condition`."""
         seen: dict[str, Any] = {}
 
@@ -130,7 +130,7 @@ class Supervised:
             raise AssertionError(f"{exc}\nlast status: {seen}\n{self.output[-4000:]}") from None
         return seen
 
-    def ready(self, feeders: int, timeout_s: float = 40.0) -> list[dict[str, Any]]:
+    def ready(self, feeders: int, timeout_s: float = 90.0) -> list[dict[str, Any]]:
         """Waits until so many feeders are there, and no others."""
         return list(
             self.wait(lambda s: s["ready"] == len(s["feeders"]) == feeders == s["desired"], timeout_s)[

@@ -252,6 +252,7 @@ FEED = """
 """
 
 
+@pytest.mark.slow
 def test_keys_of_the_scripts_classes_are_of_those_classes_in_a_feeder(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": KEYS, "feed.py": FEED})
     for script in ("train.py", "feed.py"):

@@ -322,6 +322,7 @@ def python(*args: str, cwd: Path, **kwargs: Any) -> bytes:
         pytest.param(["-m", "package.train"], id="module-of-a-package"),
     ],
 )
+@pytest.mark.quick("script")
 def test_modules_beside_the_script_travel(project: Path, tmp_path: Path, script: list[str]) -> None:
     blobs = str(tmp_path / "blobs")
     manifest = python(*script, blobs, cwd=project)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from covering import covering
+from covering import covering, is_named
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +37,20 @@ def test_each_pair_of_values_is_covered(sizes: list[int]):
 @pytest.mark.parametrize(("strength", "most"), [(1, 8), (2, 30), (3, 72)])
 def test_three_parameters_take_fewer_rows_than_their_product(strength: int, most: int):
     assert len(covering(product([3, 8, 3]), strength)) <= most
+
+
+@pytest.mark.parametrize(
+    ("row", "names", "is_quick"),
+    [
+        ("ray-1", ["ray"], True),
+        ("ray-1", ["local", "1"], True),
+        ("ray-10", ["1"], False),
+        ("4-(2, 0)-no-stage", ["4-(2, 0)-no-stage"], True),
+        ("shuffled by a generator", ["shuffled"], False),
+    ],
+)
+def test_a_row_is_quick_by_its_id_or_that_of_a_value(row: str, names: list[str], is_quick: bool):
+    assert is_named(row, names) is is_quick
 
 
 def test_values_that_never_meet_are_not_asked_for():

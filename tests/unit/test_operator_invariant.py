@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import Phase as Part
 from hypothesis import strategies as st
@@ -469,9 +470,10 @@ class Simulation(RuleBasedStateMachine):
             judge(self.cluster)
 
 
-def test_whatever_happens_to_a_job_it_is_ready_or_has_a_cause_or_a_deadline() -> None:
+@pytest.mark.parametrize("examples", [80, pytest.param(250, marks=pytest.mark.slow)])
+def test_whatever_happens_to_a_job_it_is_ready_or_has_a_cause_or_a_deadline(examples: int) -> None:
     bounded = settings(
-        max_examples=250,
+        max_examples=examples,
         stateful_step_count=14,
         deadline=None,
         derandomize=True,
