@@ -15,6 +15,32 @@ ROWS = [row for path in report.RESULTS.glob("*.json") for row in json.loads(path
 COMPARED = [row for row in ROWS if row["ratio"] is not None and not row["peer_name"].startswith("best peer")]
 
 
+def table_row(benchmark: str, case: str, peer: str) -> list[str]:
+    """The cells of a comparison in docs/benchmarks.md, from `ours` on."""
+    section = (
+        (ROOT / "docs" / "benchmarks.md").read_text().partition(f"\n## {benchmark} ")[2].partition("\n## ")[0]
+    )
+    (row,) = [line for line in section.splitlines() if line.startswith(f"| {case} | {peer} |")]
+    return [cell.strip() for cell in row.strip("|").split("|")][3:]
+
+
+def test_the_figures_of_the_readme_are_those_of_the_table():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    cpu = "CPU on the trainer's node"
+    one, two = (table_row("B3", f"{n}: {cpu}", "DataLoader") for n in ("1 producer", "2 producers"))
+    assert f"**{float(one[2]):.1f} times less CPU on the trainer's node**" in readme
+    assert (
+        f"{one[0]} against {one[1]} CPU seconds per GB with one feeder, {two[0]} against {two[1]} with two"
+        in readme
+    )
+    starts = [
+        table_row("B7", f"{case}: process start to first batch", "DataLoader")
+        for case in ("2 producers", "2 producers, persistent")
+    ]
+    ours = [f"{float(row[0]):.1f}" for row in starts]
+    assert f"{min(ours)} to {max(ours)} s against {float(starts[0][1]):.1f} s" in readme
+
+
 WON, LOST = 2, 3
 """Columns."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from ports import reserve_port
 from supervisor_alone import SupervisorAlone, says
 
 from dataloaderjob.api import KIND
+from dataloaderjob.core import sockets
+from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.settings import RayTuning
 from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob_operator import names
@@ -275,6 +278,72 @@ def test_an_answer_of_as_many_feeders_as_there_may_be_is_read(job: Job):
         assert (status.silent, status.ready) == ("", MAX_FEEDERS)
 
     job.run(scenario)
+
+
+class Hostile:
+    """A head that answers with as much as is accepted, and never to a number of feeders."""
+
+    def __init__(self, job: Job, nbytes: int) -> None:
+        self.asked = 0
+        head = b'{"type":"status","desired":0,"ready":0,"feeders":['
+        self._data = head + b"{}," * ((nbytes - len(head) - 4) // 3) + b"{}]}"
+        self._job, self._key = job, names.job_key(ROOT, job.uid)
+        self.head = supervisor_poller.Head("127.0.0.1", names.unique(*KEY, job.uid), self._key)
+
+    async def serve(self) -> asyncio.Server:
+        return await asyncio.start_server(self._serve, "127.0.0.1", self._job.port)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handshake = sockets.ServerHandshake(self._key, job=self.head.job)
+        writer.write(handshake.greeting)
+        while not handshake.done:
+            writer.write(handshake.receive(await reader.readexactly(handshake.wanted)))
+        for answer in (self._data, None):
+            (n,) = sockets.LENGTH.unpack(await reader.readexactly(sockets.LENGTH.size))
+            await reader.readexactly(n)
+            if answer is not None:
+                writer.write(sockets.LENGTH.pack(len(answer)) + answer)
+        self.asked += 1
+        await asyncio.sleep(60)
+
+
+def test_hostile_heads_take_a_bounded_part_of_the_operators_memory(job: Job, monkeypatch: pytest.MonkeyPatch):
+    """While they owe an answer, nothing is kept of the status that they have sent."""
+    hostile = Hostile(job, supervisor_poller.MAX_STATUS_NBYTES)
+
+    async def scenario() -> None:
+        large, waiting = asyncio.Semaphore(1), supervisor_poller._Job(wanted=1)
+        async with await hostile.serve():
+            polls = [
+                asyncio.create_task(supervisor_poller._exchange(hostile.head, job.port, waiting, large))
+                for _ in range(16)
+            ]
+            while hostile.asked < len(polls):
+                await asyncio.sleep(0.01)
+            kept, _ = tracemalloc.get_traced_memory()
+            for poll in polls:
+                poll.cancel()
+            await asyncio.gather(*polls, return_exceptions=True)
+        assert kept < 40e6, f"{kept / 1e6:.0f} MB for {len(polls)} heads"
+
+    tracemalloc.start()
+    try:
+        asyncio.run(asyncio.wait_for(scenario(), 60))
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_status_that_is_too_large_is_refused_before_it_is_read(job: Job):
+    hostile = Hostile(job, 2 * supervisor_poller.MAX_STATUS_NBYTES)
+
+    async def scenario() -> None:
+        async with await hostile.serve():
+            with pytest.raises(RemoteProtocolError, match="exceeds 1048576"):
+                await supervisor_poller._exchange(
+                    hostile.head, job.port, supervisor_poller._Job(wanted=1), asyncio.Semaphore(1)
+                )
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def stop_answering(job: Job) -> socket.socket:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dataloaderjob.api.status import LoaderStatus
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.supervision import Rates
+from dataloaderjob.core.sockets import pack_message
+from dataloaderjob.core.supervision import MAX_FEEDERS, READ, Rates, brief
 from dataloaderjob_operator.decide.observed import Cause, SupervisorStatus
 from dataloaderjob_operator.decide.supervisor_status import (
     digits,
@@ -21,6 +22,7 @@ from dataloaderjob_operator.decide.supervisor_status import (
     parse,
     readings,
 )
+from dataloaderjob_operator.observe.supervisor_poller import MAX_STATUS_NBYTES
 
 STATUS: dict[str, Any] = {"type": "status", "desired": 2, "ready": 2}
 
@@ -83,6 +85,49 @@ def test_counters_of_each_sidecar_are_read():
     found = readings({**STATUS, "sidecars": reported})
     assert list(found) == ["a"]
     assert (found["a"]["next_calls"], found["a"]["used_nbytes"], found["a"]["wait_ns"]) == (3, 1, 0)
+
+
+FEEDERS = st.builds(
+    feeder,
+    st.integers(0, 9),
+    st.sampled_from(["ready", "placing", "backoff"]),
+    st.sampled_from(["NoRoom", "WorkerRegisterTimeout", "FeederFails", None]),
+    st.sampled_from(["", "no node has room", "no torch"]),
+)
+SIDECARS = st.fixed_dictionaries({
+    "metrics": st.dictionaries(st.sampled_from([*READ, "asks"]), st.integers(0, 5)), "receivers": st.just(1),
+})  # fmt: skip
+FAILURES = st.fixed_dictionaries({
+    "sidecar": st.just("s"), "rank": st.just("0"), "feeder": st.integers(0, 9).map("feeder-{}".format),
+    "reason": st.just("UserCodeFailed"), "text": st.just("x"),
+})  # fmt: skip
+WHOLE = st.fixed_dictionaries({
+    "type": st.just("status"), "desired": st.just(3), "ready": st.just(1), "notes": st.just(["slow"]),
+    "feeders": st.lists(FEEDERS, max_size=6, unique_by=lambda f: f["name"]),
+    "sidecars": st.dictionaries(st.sampled_from("abc"), SIDECARS), "failures": st.lists(FAILURES, max_size=3),
+    "ray": st.just({"version": "2.60.0"}),
+})  # fmt: skip
+
+
+@given(WHOLE)
+def test_a_brief_status_says_all_that_the_operator_reads(whole: dict[str, Any]):
+    assert parse(brief(whole)) == parse(whole)
+    assert readings(brief(whole)) == readings(whole)
+
+
+def test_a_brief_status_of_the_largest_job_is_accepted():
+    large = {
+        **STATUS,
+        "feeders": [feeder(n, "backoff", "FeederFails", "x" * 1000) for n in range(MAX_FEEDERS)],
+        "sidecars": {
+            f"{n:0>63}": {"metrics": {**dict.fromkeys(READ, 1 << 50), "asks": 1}, "receivers": 8}
+            for n in range(1000)
+        },
+        "failures": [{"feeder": "feeder-3", "text": "x" * 1000}] * 100,
+        "notes": ["x" * 1000] * 1000,
+    }
+    assert len(pack_message(large)) > 4 * MAX_STATUS_NBYTES
+    assert len(pack_message(brief(large))) < MAX_STATUS_NBYTES
 
 
 JSON = st.recursive(
