@@ -74,6 +74,7 @@ def recorded(tmp_path_factory, data) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_proof_says_so_when_a_digest_differs_or_a_record_is_missing(tmp_path, data, recorded):
     out = shutil.copytree(recorded, tmp_path / "out")
     done = python("proof.py", str(out), cwd=EXAMPLE, data=data)

@@ -195,6 +195,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.quick("ParquetDataset", "LmdbRows", "Hdf5Rows", "Pictures")
 def test_files_that_are_opened_in_the_process_that_reads_them(rig: Rig, files: Path, kind: type[Rows]):
     theirs, ours = both(lambda: kind(files), shuffle=True)
     assert ours == theirs

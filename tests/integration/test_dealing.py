@@ -82,6 +82,7 @@ def dealt(order: list[str], ranks: int, steps: int | None = None) -> list[list[s
 
 
 @STAGES
+@pytest.mark.quick("unstaged")
 def test_three_files_feed_eight_ranks_in_equal_steps_and_each_sample_is_made_once(
     rig: Rig, ran: Ran, tmp_path: Path, stage: str
 ):
@@ -275,6 +276,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", seeds("SLOT_SEEDS", 6))
+@pytest.mark.quick("0")
 def test_ranks_get_the_same_when_feeders_are_killed(service: Service, ran: Ran, seed: int):
     workers, ranks, stage = (1, 2, 4)[seed % 3], 2 + seed % 2, ("bright", "")[seed // 3 % 2]
     order = in_order(Shards(), workers, stage)

@@ -104,6 +104,7 @@ def thaw(pid: int) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", seeds("FAULT_SEEDS", 6))
+@pytest.mark.quick("0")
 def test_the_digest_survives_a_fault_at_a_random_moment(
     service: Service, reference: dict[int, str], seed: int
 ):

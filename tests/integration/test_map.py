@@ -212,6 +212,7 @@ def test_feeders_that_are_killed_change_nothing(place: Place, expected: dict[str
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_a_run_that_is_killed_and_gone_on_with_writes_each_input_once(
     place: Place, expected: dict[str, bytes]
 ) -> None:

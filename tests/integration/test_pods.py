@@ -212,6 +212,7 @@ def test_without_the_token_of_the_jobs_ray_a_pod_does_not_join_and_says_so(job: 
     assert pods.status()["ready"] == 2
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_with_its_feeder_until_a_batch_is_taken_after_it(job: Job):
     pods, _, _ = job
     broken = loader(Broken())

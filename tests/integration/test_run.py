@@ -110,6 +110,7 @@ def test_a_run_that_is_stopped_while_it_starts_leaves_nothing(tmp_path: Path):
 
 
 @PROVIDERS
+@pytest.mark.quick("local")
 def test_a_run_whose_own_process_is_killed_leaves_nothing(tmp_path: Path, provider: str):
     with LocalRun(Project(tmp_path, 100_000, 0.001).path, "--provider", provider) as run:
         run.until("starting")

@@ -116,6 +116,7 @@ def test_user_code_in_feeders_is_heard_and_nobody_waits_for_the_service_to_hang_
     until(lambda: not services(base) and not os.listdir(base), 15, "the service ends")
 
 
+@pytest.mark.slow
 def test_ranks_of_one_launch_share_a_service_that_outlives_any_of_them(tmp_path: Path, base: Path):
     project = Project(tmp_path, 2_000, 0.001)
     launch = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
@@ -256,6 +257,7 @@ def test_nothing_is_left_behind_when_something_is_killed(
     rank.end()
 
 
+@pytest.mark.slow
 def test_a_service_whose_folder_somebody_removes_ends_after_its_script(tmp_path: Path, base: Path):
     project = Project(tmp_path, 100_000, 0.001)
     rank = Rank(project, base)

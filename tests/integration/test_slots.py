@@ -57,7 +57,7 @@ def both(dataset, workers: int, **more) -> tuple[list[str], list[str]]:
     return found[0], found[1]
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize(
     "case",

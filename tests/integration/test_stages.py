@@ -58,7 +58,7 @@ def ours(dataset: Any, stage: Any, **more: Any) -> DataLoader:
     return DataLoader(dataset, stage=stage, **{"batch_size": 4, **more})
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize(
     "case",

@@ -57,6 +57,7 @@ WITH = {
 @pytest.mark.parametrize(
     "name", ["shuffled", "shuffled by a generator", "distributed", "a sampler with state"]
 )
+@pytest.mark.quick("shuffled-torch's window", "distributed-one feeder for all epochs")
 def test_options_change_nothing_of_it(service: None, name: str, option: str) -> None:
     options = WITH[option]
     expected = whole(LOADERS[name], 3, **options)

@@ -318,6 +318,7 @@ def test_a_head_that_never_answers_ends_the_supervisor_with_the_likely_cause(
     assert "spec.ray.managed.tuning" in supervised.output
 
 
+@pytest.mark.slow
 def test_a_raylet_killed_ends_the_supervisor_and_the_head_leaves_nothing(tmp_path: Path):
     with head() as made:
         supervised = Supervised(tmp_path, made)

@@ -124,7 +124,7 @@ def ours(wanted: list[Script], torchs: Torchs, tmp_path_factory: pytest.TempPath
 
 @pytest.mark.parametrize(
     "script",
-    [pytest.param(s, marks=[pytest.mark.slow] if n % 2 else [], id=s.name) for n, s in enumerate(SCRIPTS)],
+    [pytest.param(s, marks=[pytest.mark.slow] if n % 3 else [], id=s.name) for n, s in enumerate(SCRIPTS)],
 )
 def test_a_script_gives_what_torchs_loader_gives(script: Script, torchs: Torchs, ours: Runs) -> None:
     if not _can_run(script):

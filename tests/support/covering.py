@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,12 +21,16 @@ Row = Mapping[str, int]
 
 
 def covering(rows: Sequence[Row], strength: int) -> set[int]:
-    """Numbers of rows that have whatever `strength` values appear together in a row, chosen greedily."""
+    """Numbers of rows that have whatever `strength` values appear together in a row, chosen greedily: of equal ones
+    that whose values are the rarest so far."""
     parts = [set(itertools.combinations(sorted(row.items()), min(strength, len(row)))) for row in rows]
-    missing, chosen = set().union(*parts), set[int]()
+    missing, chosen, used = set().union(*parts), set[int](), Counter[tuple[str, int]]()
     while missing:
-        best = max(range(len(rows)), key=lambda n: len(parts[n] & missing))
+        best = max(
+            range(len(rows)), key=lambda n: (len(parts[n] & missing), -sum(used[v] for v in rows[n].items()))
+        )
         chosen.add(best)
+        used.update(rows[best].items())
         missing -= parts[best]
     return chosen
 

@@ -22,6 +22,7 @@ from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import AuthError
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide import supervisor_status
+from dataloaderjob_operator.decide.observed import SupervisorStatus
 from dataloaderjob_operator.monitoring import Metrics
 from dataloaderjob_operator.observe import supervisor_poller
 
@@ -125,7 +126,7 @@ def test_what_was_not_measured_is_missing_and_what_misses_its_floor_is_told() ->
     assert met[f"{claims.MEMORY}: peak resident after the cold start"] == "missing"
 
 
-def converse(root: bytes, *wanted: int) -> list[dict[str, Any]]:
+def converse(root: bytes, *wanted: int) -> list[SupervisorStatus]:
     """What the operator hears of one supervisor, asking for so many feeders in turn."""
     uid = "u-1"
 
@@ -133,11 +134,11 @@ def converse(root: bytes, *wanted: int) -> list[dict[str, Any]]:
         async with Supervisors(ROOT, feeders=2).serving("127.0.0.1", 0) as port:
             head = supervisor_poller.Head("127.0.0.1", f"team/mnist/{uid}", names.job_key(root, uid))
             return [
-                dict(
+                (
                     await supervisor_poller._exchange(
                         head, port, supervisor_poller._Job(feeders), asyncio.Semaphore(1)
                     )
-                )
+                ).status
                 for feeders in wanted
             ]
 
@@ -145,7 +146,7 @@ def converse(root: bytes, *wanted: int) -> list[dict[str, Any]]:
 
 
 def test_the_operator_hears_a_supervisor_and_is_obeyed_by_it() -> None:
-    found = [supervisor_status.parse(message) for message in converse(ROOT, 2, 3, 3)]
+    found = converse(ROOT, 2, 3, 3)
     assert [(status.desired, status.ready) for status in found] == [(2, 2), (2, 2), (3, 3)]
     assert found[0].ray.version
     assert found[0].cause is None
