@@ -78,7 +78,7 @@ def test_a_kind_of_the_other_side_is_refused():
 def test_a_ticket_of_ints_comes_back(seed, first, keys, bare):
     data = frames.pack_ticket(seed, first, keys, bare=bare)
     assert len(data) == frames.TICKET_HEAD_NBYTES + 8 * len(keys)
-    assert frames.unpack_ticket(data) == (seed, first, bare, keys)
+    assert frames.unpack_ticket(data) == (seed, first, bare, keys, 0)
 
 
 @given(

@@ -38,6 +38,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.worker import _generate_state
 
 from dataloaderjob.codec import names
+from dataloaderjob.codec.held import NOTHING_HELD, HeldGenerators
 from dataloaderjob.codec.modules import MAINS
 from dataloaderjob.codec.pickling import UserCodePickler, rest_of, with_main
 from dataloaderjob.codec.staged import COLLATE
@@ -53,6 +54,7 @@ OF_SAMPLE, OF_BATCH = 1, 2
 """Purposes: the seed of sample 3 and the seed of batch 3 must differ."""
 _sample_words = struct.Struct("<4Q").pack
 # Not torch.manual_seed, which also visits the accelerators: 150 to 180 µs, this 1.2.
+_loaded = sys.modules
 _seed_torch = torch.default_generator.manual_seed
 _seed_numpy = np.random.seed
 _seed_random = random.seed
@@ -94,8 +96,16 @@ class SampleError(Exception):
 class Fetcher:
     """Dataset and collate_fn of one loader."""
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any] | None) -> None:
-        """collate_fn None: torch's own, `default_collate` for batches, `default_convert` for bare keys."""
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any] | None,
+        held: HeldGenerators = NOTHING_HELD,
+    ) -> None:
+        """collate_fn None: torch's own, `default_collate` for batches, `default_convert` for bare keys.
+
+        held: generators of theirs, which are seeded as those of the process are."""
+        self.held = held
         self._dataset = dataset
         self._collate_fn = collate_fn
         self._getitems = getattr(dataset, "__getitems__", None) or None
@@ -108,25 +118,32 @@ class Fetcher:
         """
         if get_worker_info() is not None:
             stack_in_private_memory()
-        seed, keys = ticket.base_seed, ticket.keys
+        keys = ticket.keys
         if ticket.bare:
             data = self._sample(ticket, 0, on_sample)
         elif self._getitems is not None:
             if on_sample is not None:
                 on_sample(0)
-            seed_batch(seed, ticket_no)
+            self._seed_batch(ticket_no, ticket)
             data = _call(SAMPLES, self._getitems, keys)
         else:
             data = [self._sample(ticket, i, on_sample) for i in range(len(keys))]
-        seed_batch(seed, ticket_no)
+        self._seed_batch(ticket_no, ticket)
         collate = self._collate_fn or (default_convert if ticket.bare else default_collate)
         return _call(COLLATE, collate, data)
+
+    def _seed_batch(self, ticket_no: int, ticket: Ticket) -> None:
+        seed_batch(ticket.base_seed, ticket_no)
+        if self.held:
+            self.held.seed(batch_seed(ticket.draws, ticket_no))
 
     def _sample(self, ticket: Ticket, i: int, on_sample: OnSample | None) -> Any:
         key = ticket.keys[i]
         if on_sample is not None:
             on_sample(i)
         seed_sample(ticket.base_seed, ticket.first_position + i, key)
+        if self.held:
+            self.held.seed(sample_seed(ticket.draws, ticket.first_position + i, key))
         try:
             return self._dataset[key]
         except (Exception, SystemExit) as exc:
@@ -208,6 +225,15 @@ def seed_generators(seed: int) -> None:
     _seed_random(seed)
     _seed_numpy(seed >> 32)
     _seed_torch(seed & _INT64)
+    if (cv2 := _loaded.get("cv2")) is not None:
+        seed_opencv(cv2, seed)
+
+
+def seed_opencv(cv2: Any, seed: int) -> None:
+    """OpenCV's generator, of the calling thread. Nobody can read it, so it is not put back."""
+    put = getattr(cv2, "setRNGSeed", None)  # absent while the module is imported
+    if put is not None:
+        put(seed & 0x7FFFFFFF)
 
 
 def seed_worker(seed: int, number: int) -> None:

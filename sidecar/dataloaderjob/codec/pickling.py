@@ -219,7 +219,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         if names.delegates(cls):
             # Its own reduced form, with a function that gives it its state.
             return *(*obj.__reduce_ex__(4), None, None, None)[:5], names.set_state
-        if cls is not names.LRU:
+        if cls is not names.LRU and cls not in reducers.KINDS_OF_PROCESS:
             self._ordinary.add(cls)
         return NotImplemented
 

@@ -13,6 +13,7 @@ import io
 import mmap
 import os
 import pickle
+import random
 import re
 import sys
 import types
@@ -45,9 +46,25 @@ _SHARED_NAMES = ("/dev/shm/", "/dev/zero", "/memfd:", "/SYSV")  # noqa: S108  no
 _OURS = "/memfd:dlj-"
 
 
+_NUMPYS: Any = vars(np.random.mtrand)["_rand"]
+_PROCESSES: dict[str, Any] = {
+    "numpy": _NUMPYS, "numpy's bits": _NUMPYS._bit_generator, "python": vars(random)["_inst"],  # noqa: SLF001
+    "torch": torch.default_generator,
+}  # fmt: skip
+OF_PROCESS = {id(one): name for name, one in _PROCESSES.items()}
+"""The generators of the process, by id: a copy would not be the one that seeds are put into."""
+KINDS_OF_PROCESS = frozenset(map(type, _PROCESSES.values()))
+
+
+def _of_process(name: str) -> Any:
+    return _PROCESSES[name]
+
+
 def reduce_special(obj: Any) -> tuple[Any, ...] | str | None:
     """The reduced form of an object that needs one of ours; None for all others."""
     cls = type(obj)
+    if id(obj) in OF_PROCESS:
+        return _of_process, (OF_PROCESS[id(obj)],)
     if cls is LRU:
         if _importable(obj):
             return None

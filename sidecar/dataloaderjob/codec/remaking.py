@@ -15,7 +15,7 @@ from dataloaderjob.codec.bundles import UserCode, load_bundle
 from dataloaderjob.codec.digest import batch_digest
 from dataloaderjob.codec.encoding import encode
 from dataloaderjob.codec.fetcher import Fetcher, SampleError, identity_of, preserved_generators
-from dataloaderjob.codec.sessions import begin_session, introduce
+from dataloaderjob.codec.sessions import begin_session, held_by, introduce
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.consumption import error_mark
 from dataloaderjob.core.frames import Ticket, unpack_ticket
@@ -43,6 +43,7 @@ class Remaker:
         os.environ[IN_FEEDER_VARIABLE] = "1"
         torch.set_num_threads(1)
         self.bundle = bundle
+        self._held = held_by(self.code, bundle.held)
         self._in_process = in_process
         self._begun = False
 
@@ -51,7 +52,7 @@ class Remaker:
         ticket = unpack_ticket(payload)
         if not self._in_process:
             self._as_worker(ticket.base_seed)
-        fetcher = Fetcher(self.code.dataset if dataset is None else dataset, self.code.collate_fn)
+        fetcher = Fetcher(self.code.dataset if dataset is None else dataset, self.code.collate_fn, self._held)
         try:
             with preserved_generators():
                 batch = fetcher.fetch(number, ticket)
@@ -70,5 +71,5 @@ class Remaker:
         if self._begun:
             introduce(self.code.dataset, **about)
         else:
-            begin_session(self.code, **about)
+            begin_session(self.code, **about, held=self._held)
             self._begun = True

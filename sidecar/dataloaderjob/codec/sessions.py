@@ -5,22 +5,35 @@ Builders are that in a feeder, and `remaking` is it again afterwards.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import _utils
 
 from dataloaderjob.codec.bundles import UserCode
 from dataloaderjob.codec.fetcher import seed_worker
+from dataloaderjob.codec.held import NOTHING_HELD, HeldGenerators
 
 _MASK63 = (1 << 63) - 1
 
 
-def begin_session(code: UserCode, *, index: int, num_workers: int, base_seed: int) -> None:
-    """Begins as torch's worker does: seeds, then worker_init_fn. Raises what that raises."""
+def begin_session(
+    code: UserCode, *, index: int, num_workers: int, base_seed: int, held: HeldGenerators = NOTHING_HELD
+) -> None:
+    """Begins as torch's worker does: seeds, then worker_init_fn. Raises what that raises.
+
+    held: what `held_by` found in the code before anything was drawn.
+    """
     introduce(code.dataset, index=index, num_workers=num_workers, base_seed=base_seed)
     seed_worker(base_seed & _MASK63, index)
     if code.worker_init_fn is not None:
         code.worker_init_fn(index)
+        held.look_again(base_seed)
+
+
+def held_by(code: UserCode, of_classes: Mapping[str, int]) -> HeldGenerators:
+    """Generators in code that was just loaded. of_classes: see `HeldGenerators`."""
+    return HeldGenerators(code.dataset, code.collate_fn, of_classes=of_classes)
 
 
 def introduce(dataset: Any, *, index: int, num_workers: int, base_seed: int) -> None:

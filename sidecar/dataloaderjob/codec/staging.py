@@ -20,6 +20,7 @@ from dataloaderjob.codec.fetcher import (
     seed_generators,
     stack_in_private_memory,
 )
+from dataloaderjob.codec.held import NOTHING_HELD, HeldGenerators
 from dataloaderjob.codec.staged import COLLATE, STAGE, Staged
 from dataloaderjob.core.frames import ReadSamples, Ticket
 
@@ -30,8 +31,9 @@ _OF_STAGE = 3
 class StageFetcher:
     """Makes batches of samples that were read."""
 
-    def __init__(self, staged: Staged) -> None:
+    def __init__(self, staged: Staged, held: HeldGenerators = NOTHING_HELD) -> None:
         self._staged = staged
+        self.held = held
         self._decoder = Decoder(allow_pickle=True)
 
     def fetch(self, ticket_no: int, ticket: Ticket, on_sample: OnSample | None = None) -> Any:  # noqa: ARG002
@@ -41,7 +43,7 @@ class StageFetcher:
         assert isinstance(read, ReadSamples)  # noqa: S101  what a staged loader asks for
         # A copy, which user code may change, as it may change what a dataset gives.
         samples = self._decoder.decode(np.array(np.frombuffer(read.body, np.uint8)))
-        seeds = ticket.base_seed, _OF_STAGE, read.slot, ticket.first_position
+        place = _OF_STAGE, read.slot, ticket.first_position
         at = -1
 
         def before(position: int) -> None:
@@ -49,7 +51,10 @@ class StageFetcher:
             at = position
             if on_sample is not None and position >= 0:
                 on_sample(position)
-            seed_generators(derive_seed(*seeds, position) if position >= 0 else derive_seed(*seeds))
+            here = (*place, position) if position >= 0 else place
+            seed_generators(derive_seed(ticket.base_seed, *here))
+            if self.held:
+                self.held.seed(derive_seed(ticket.draws, *here))
 
         try:
             return self._staged(samples, before)

@@ -76,6 +76,8 @@ class Bundle:
     """Ranks to which the batches of all slots are dealt in turn; 0: each rank has slots of its own."""
     taken: tuple[int, ...] = ()
     """How many batches of each slot were dealt before the epoch was gone on with."""
+    held: dict[str, int] = field(default_factory=dict)
+    """States of generators in classes of libraries, which do not travel with their objects (`codec.held`)."""
 
     @property
     def first(self) -> int:
@@ -85,7 +87,7 @@ class Bundle:
     def manifest(self) -> bytes:
         body = {f.name: getattr(self, f.name) for f in fields(self)}
         # Absent where they are not used: a feeder of the release before computes the same id.
-        for name, unused in (("slot", None), ("env", {}), ("ranks", 0), ("taken", ())):
+        for name, unused in (("slot", None), ("env", {}), ("ranks", 0), ("taken", ()), ("held", {})):
             if body[name] == unused:
                 del body[name]
         return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
@@ -119,6 +121,7 @@ class Bundle:
                 slot=None if body.get("slot") is None else int(body["slot"]),
                 env={str(k): str(v) for k, v in dict(body.get("env") or {}).items()}, ranks=int(body.get("ranks", 0)),
                 taken=tuple(int(n) for n in body.get("taken", ())),
+                held={str(k): int(v) for k, v in dict(body.get("held") or {}).items()},
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
             raise RemoteProtocolError(f"a bundle's manifest cannot be read: {exc}") from exc

@@ -78,6 +78,8 @@ def first_line(error: BaseException) -> str:
 
 def say(text: str) -> None:
     """Prints a line of ours among those of the user's script."""
+    if sys.stderr is None:  # a daemon's, or closed by a shell
+        return
     with contextlib.suppress(OSError, ValueError):  # it may be closed
         sys.stderr.write(f"[dataloaderjob] {text}\n")
         sys.stderr.flush()

@@ -21,8 +21,9 @@ A frame is a header of 64 bytes, then `nbytes` bytes of payload. Integers are li
 The payload of a ticket says seeds, position and keys of one batch. The trainer packs it, the receiver hands it on
 unread; a feeder, and a message about a late batch, decode it.
 
-    u64 base_seed, u64 first_position, u8 bare, u8 key_form, u16 0, u32 count, then the keys
+    u64 base_seed, u64 first_position, u8 bare, u8 key_form, u16 draws, u32 count, then the keys
 
+`draws` counts the iterators that generators held by the dataset have served before; 0 where it holds none.
 `bare` says how torch's fetcher sees the keys: 0 a batch (list), 1 one bare key (`batch_size=None`).
 `key_form`: INTS is count int64, a list; PICKLED is one pickle of what the batch sampler gave: a list of any other
 kind of key, a tuple, an array (trainer to feeder is the direction in which pickle is allowed); ITEMS is one
@@ -64,6 +65,8 @@ NO_BUNDLE = bytes(16)
 _TICKET_HEAD = struct.Struct("<QQBBHI")
 TICKET_HEAD_NBYTES = _TICKET_HEAD.size
 _KEY_FORM_AT = 17
+_DRAWS_AT, _DRAWS = 18, struct.Struct("<H")
+MAX_DRAWS = 0xFFFF
 _SLOT = struct.Struct("<IBQQQ")
 _KNOWN = struct.Struct("<QQ")
 _MADE = struct.Struct("<Q")
@@ -211,6 +214,7 @@ class Ticket(NamedTuple):
     first_position: int
     bare: bool
     keys: Sequence[Any]
+    draws: int = 0
 
 
 class ReadSamples(NamedTuple):
@@ -299,23 +303,28 @@ def _pack_pickled_ticket(
 
 def unpack_ticket(data: bytes | memoryview) -> Ticket:
     """Decodes what `pack_ticket` made. Raises RemoteProtocolError on anything else."""
-    base_seed, first, bare, key_form, _, n = _ticket_head(data)
+    base_seed, first, bare, key_form, draws, n = _ticket_head(data)
     if key_form == KeyForm.INTS:
         if len(data) != TICKET_HEAD_NBYTES + 8 * n:
             raise RemoteProtocolError(
                 f"a ticket of {n} indices needs {TICKET_HEAD_NBYTES + 8 * n} bytes, found {len(data)}"
             )
-        return Ticket(base_seed, first, bool(bare), list(_ticket_struct(n).unpack_from(data)[6:]))
+        return Ticket(base_seed, first, bool(bare), list(_ticket_struct(n).unpack_from(data)[6:]), draws)
     if key_form in (KeyForm.PICKLED, KeyForm.ITEMS):
         keys = pickle.loads(data[TICKET_HEAD_NBYTES:])  # noqa: S301  authenticated, trainer to feeder only
         if len(keys) != n:
             raise RemoteProtocolError(f"a ticket says {n} keys and holds {len(keys)}")
-        return Ticket(base_seed, first, bool(bare), list(keys) if key_form == KeyForm.ITEMS else keys)
+        return Ticket(base_seed, first, bool(bare), list(keys) if key_form == KeyForm.ITEMS else keys, draws)
     if key_form == KeyForm.READ and len(data) >= TICKET_HEAD_NBYTES + _READ.size:
         (slot,) = _READ.unpack_from(data, TICKET_HEAD_NBYTES)
         read = ReadSamples(slot, n, memoryview(data)[TICKET_HEAD_NBYTES + _READ.size :])
-        return Ticket(base_seed, first, bool(bare), read)
+        return Ticket(base_seed, first, bool(bare), read, draws)
     raise RemoteProtocolError(f"key form {key_form} is not known here")
+
+
+def with_draws(data: bytes, draws: int) -> bytes:
+    """A packed ticket that says how many iterators the generators that the dataset holds have served before."""
+    return data[:_DRAWS_AT] + _DRAWS.pack(draws & MAX_DRAWS) + data[_DRAWS_AT + _DRAWS.size :]
 
 
 def pack_read_samples(base_seed: int, number: int, read: ReadSamples, *, bare: bool) -> bytes:
@@ -416,6 +425,12 @@ def positions_of(data: bytes | memoryview) -> tuple[int, int]:
     """(position of the first sample, samples) of a packed ticket."""
     _, first, _, _, _, n = _ticket_head(data)
     return first, n
+
+
+def ints_of(data: bytes | memoryview) -> list[int] | None:
+    """The keys of a packed ticket whose keys are ints; None of others, which are the user's to unpickle."""
+    _, _, _, key_form, _, n = _ticket_head(data)
+    return list(_ticket_struct(n).unpack_from(data)[6:]) if key_form == KeyForm.INTS else None
 
 
 def base_seed_of(data: bytes | memoryview) -> int:

@@ -65,6 +65,17 @@ def close_all_but(keep: set[int]) -> None:
                 os.close(fd)
 
 
+def hold_standard_descriptors() -> None:
+    """Opens what is closed of descriptors 0 to 2 on nothing, so that no socket and no memory gets one of these numbers:
+    whatever is printed would be written there."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            if (opened := os.open(os.devnull, os.O_RDWR)) != fd:  # another thread was faster
+                os.close(opened)
+
+
 def end_as(main: Callable[[], int | None]) -> NoReturn:
     """Runs what a forked process is for and ends it, with the exit code that `main` returns, or 1 for what it raises.
     What the parent was about to do is not for the child."""

@@ -25,7 +25,8 @@ from dataloaderjob.codec.digest import batch_digest
 from dataloaderjob.codec.encoding import EncodedBatch, encode
 from dataloaderjob.codec.failures import pack_failure
 from dataloaderjob.codec.fetcher import Fetcher, identity_in_slot, identity_of, seed_batch, seed_worker
-from dataloaderjob.codec.sessions import begin_session, introduce
+from dataloaderjob.codec.held import NOTHING_HELD, HeldGenerators
+from dataloaderjob.codec.sessions import begin_session, held_by, introduce
 from dataloaderjob.codec.slots import SlotEnded, SlotSource, be_of_rank
 from dataloaderjob.codec.staged import Staged, unchanged
 from dataloaderjob.codec.staging import StageFetcher
@@ -167,8 +168,9 @@ class Builder:
             if session.is_slot or self._is_staged:
                 be_of_rank(session.env)
             begin_session(
-                self._code, index=session.index, num_workers=session.num_workers, base_seed=session.base_seed
-            )
+                self._code, index=session.index, num_workers=session.num_workers, base_seed=session.base_seed,
+                held=self._held(session),
+            )  # fmt: skip
         except KeyboardInterrupt:
             raise
         except BaseException as exc:  # user code may raise anything, SystemExit too
@@ -176,6 +178,12 @@ class Builder:
             return False
         self._channel.send(Kind.UP)
         return True
+
+    def _held(self, session: Introduction) -> HeldGenerators:
+        """The generators of a loader whose samples any feeder makes: a slot's draw as torch's worker's do."""
+        if not session.is_slot and self._fetcher.held is NOTHING_HELD:
+            self._fetcher.held = held_by(self._code, session.held)
+        return self._fetcher.held
 
     @property
     def _here(self) -> Introduction:

@@ -257,7 +257,7 @@ class Builders:
             feeder=self._settings.name, index=index,
             base_seed=session.base_seed, num_workers=session.bundle.workers or self._settings.num_feeders,
             allow_pickle=session.bundle.allow_pickle, is_slot=slot is not None, env=session.bundle.env,
-            ranks=session.bundle.ranks,
+            ranks=session.bundle.ranks, held=session.bundle.held,
         )  # fmt: skip
         session.introduction = introduction.pack()
         session.slot = None if slot is None else SlotSession()

@@ -340,6 +340,8 @@ class Introduction:
     """`Bundle.env`."""
     ranks: int = 0
     """`Bundle.ranks`."""
+    held: dict[str, int] = field(default_factory=dict)
+    """`Bundle.held`."""
 
     def pack(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -19,6 +19,7 @@ from dataloaderjob.codec.bundles import make_bundle
 from dataloaderjob.codec.decoding import Decoder
 from dataloaderjob.codec.digest import batch_digests
 from dataloaderjob.codec.fetcher import Fetcher, SampleError, identity_of, preserved_generators
+from dataloaderjob.codec.held import NOTHING_HELD, HeldGenerators, state_of
 from dataloaderjob.core import errors, frames
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.consumption import FOLD, Consumption, error_mark, fold
@@ -49,7 +50,8 @@ class _Seeded(_BaseDataLoaderIter):
     """
 
     __slots__ = (
-        "_bare", "_broken", "_consumption", "_drawn", "_epoch", "_epoch_seed", "_first", "_over", "_position", "_way",
+        "_bare", "_broken", "_consumption", "_drawn", "_draws", "_epoch", "_epoch_seed", "_first", "_over", "_position",
+        "_way",
     )  # fmt: skip
 
     def __init__(self, loader: Any, epoch: Epoch) -> None:
@@ -62,6 +64,7 @@ class _Seeded(_BaseDataLoaderIter):
     def _begin(self, epoch: Epoch, base_seed: int) -> None:
         self._epoch = epoch
         self._epoch_seed = epoch.seeded(base_seed)
+        self._draws = epoch.draw_number
         self._drawn, self._position = epoch.first_batches, epoch.first_samples
         self._first = self._num_yielded = self._drawn
         """Batches of the epoch that were returned before this iterator was made."""
@@ -152,13 +155,17 @@ class InProcessIterator(_Seeded):
             self._consumption = loader.consumption
             self._way = loader.way(pins=self._pin_memory, pin_device=self._pin_memory_device)
             self._begin(epoch, int(self._base_seed) & _U64)
-        self._fetcher = Fetcher(loader.dataset, loader.collate_fn)
+        self._fetcher = self._new_fetcher(loader)
         self._keys_of_last: Any = None
         self._place(self._sampler_iter)
         epoch.settle()
         self._pickle_allowed = bool(loader.pickle_allowed)
         self._recording = record_here(loader, self._consumption)
         self._transfer = self._new_transfer()
+
+    def _new_fetcher(self, loader: Any) -> Fetcher:
+        roots = loader.dataset, loader.collate_fn
+        return Fetcher(*roots, HeldGenerators(*roots) if self._epoch.holds else NOTHING_HELD)
 
     def _place(self, iterator: Any) -> None:
         self._sampler_iter = self._epoch.place(iterator, 0, bare=self._bare)
@@ -167,6 +174,7 @@ class InProcessIterator(_Seeded):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
+        self._fetcher = self._new_fetcher(loader)
         self._place(self._sampler_iter)
         self._epoch.settle()
         self._recording = record_here(loader, self._consumption)
@@ -188,11 +196,11 @@ class InProcessIterator(_Seeded):
                 self._recording.end()
             raise
         keys, number = as_keys(given, bare=self._bare), self._drawn
-        ticket = frames.Ticket(self._epoch_seed, self._position, self._bare, keys)
+        ticket = frames.Ticket(self._epoch_seed, self._position, self._bare, keys, self._draws)
         if self._recording is not None:
             self._recording.ask_here(number, ticket)
         try:
-            with preserved_generators():
+            with preserved_generators(), self._fetcher.held.preserved():
                 batch = self._fetcher.fetch(number, ticket)
         except SampleError as exc:
             self._count(keys, error_mark(exc.cause), Kind.FAILED)
@@ -276,7 +284,8 @@ class ServiceIterator(_Seeded):
             allow_pickle=self._pickle_allowed,
             slow=slow,
         )
-        return made, store
+        of_classes = {where: state_of(one) for one, where in self._epoch.holds if where}
+        return replace(made, held=of_classes), store
 
     def start(self, *, again: bool = False) -> None:
         """Asks for the first batches of an epoch. `again`: of the sampler's second iter(), which torch's loader with
@@ -362,7 +371,7 @@ class ServiceIterator(_Seeded):
             return batches, position + (1 if bare else len(keys)), keys
         assert ticket is not None  # noqa: S101  it was taken
         first, samples = frames.positions_of(ticket)
-        return batches, first + samples, None
+        return batches, first + samples, frames.ints_of(ticket)
 
     def _draw(self) -> None:
         """Advances the sampler to a window ahead of what was taken."""
@@ -394,7 +403,8 @@ class ServiceIterator(_Seeded):
 
     def _ask_for(self, stream: Stream, keys: Any) -> None:
         """Asks for the next batch."""
-        submit(stream, self._epoch_seed, self._position, self._drawn, keys, bare=self._bare)
+        place = self._epoch_seed, self._position, self._drawn
+        submit(stream, *place, keys, bare=self._bare, draws=self._draws)
         if self._recording is not None:
             self._recording.ask(self._drawn, stream.pending[self._drawn])
 

@@ -89,11 +89,12 @@ class PartsIterator(ServiceIterator):
                 keys[at:end],
                 bare=False,
                 batch=self._drawn,
+                draws=self._draws,
             )
         self._asked.append(_Asked(keys, position, tuple(end - at for at, end in ends)))
         if self._recording is not None:
             packed = frames.pack_ticket(self._epoch_seed, position, keys, pickle_keys=pickle_keys)
-            self._recording.ask(self._drawn, packed)
+            self._recording.ask(self._drawn, frames.with_draws(packed, self._draws))
 
     def _returned(self) -> tuple[int, int, Any]:
         last = self._last
@@ -169,7 +170,8 @@ class PartsIterator(ServiceIterator):
         """The same, made by one feeder."""
         taker = self._new_taker(number, 1)
         try:
-            submit(taker.stream, self._epoch_seed, asked.position, number, asked.keys, bare=False)
+            place = self._epoch_seed, asked.position, number
+            submit(taker.stream, *place, asked.keys, bare=False, draws=self._draws)
             self._client.flush(taker.stream)
             batch = taker.take()
         except Exception as exc:

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
+from dataloaderjob.codec import held
 from dataloaderjob.codec.fetcher import derive_seed
 from dataloaderjob.core.consumption import Consumption
 from dataloaderjob.samplers.elastic import ElasticSampler
-from dataloaderjob.trainer import generators, recording, sampling
+from dataloaderjob.trainer import generators, held_draws, recording, sampling
 from dataloaderjob.trainer.sampling import Recorded
 from dataloaderjob.trainer.state import VERSION, Resume, State
 
@@ -36,10 +37,36 @@ class Epoch:
     """What a state says of an epoch but for how far it is, which its iterator knows."""
 
     __slots__ = (
-        "_before", "_consumption", "_counted", "_drawn", "_epoch_drawn", "_facts", "_final", "_iterator", "_loader",
-        "_others", "_own", "_persistent", "_put_back", "_rank", "_resume", "_sampler", "_set_since",
-        "_shared", "_single", "_undrawn", "base_seed", "begun", "first_batches", "first_samples", "iterations",
-        "rank", "resets", "sampler_epoch",
+        "_before",
+        "_consumption",
+        "_counted",
+        "_drawn",
+        "_epoch_drawn",
+        "_facts",
+        "_final",
+        "_iterator",
+        "_loader",
+        "_others",
+        "_own",
+        "_persistent",
+        "_put_back",
+        "_rank",
+        "_resume",
+        "_sampler",
+        "_set_since",
+        "_shared",
+        "_single",
+        "_undrawn",
+        "base_seed",
+        "begun",
+        "draws_from",
+        "first_batches",
+        "first_samples",
+        "holds",
+        "iterations",
+        "rank",
+        "resets",
+        "sampler_epoch",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +99,9 @@ class Epoch:
         self._counted: tuple[int, int] | None = None
         """The epoch that a framework set last, which counts from 0 after a restart, and what is added to it."""
         self.iterations: int = 1 + (previous.iterations if previous is not None else 0)
+        self.holds = held.find(loader.dataset, loader.collate_fn)
+        """Generators that the dataset and what makes its batches hold."""
+        self.draws_from = self._range(loader.dataset, previous, resume) if self.holds else 0
         self.base_seed = self.resets = 0
         if again and previous is not None:
             self.base_seed, self.resets = previous.base_seed, previous.resets + 1
@@ -86,6 +116,19 @@ class Epoch:
         self.sampler_epoch = self._epoch_drawn = sampling.epoch_of(sampler)
         self._iterator: weakref.ref[Any] | None = None
         self._final: Progress = (self.first_batches, self.first_samples, False, None, None)
+
+    @staticmethod
+    def _range(dataset: Any, previous: Epoch | None, resume: Resume | None) -> int:
+        """The first number of this loader, see `held_draws`."""
+        if resume is not None and isinstance(first := resume.state.get("draws"), int):
+            held_draws.go_on(dataset, first)
+            return first
+        return held_draws.next_range(dataset) if previous is None else previous.draws_from
+
+    @property
+    def draw_number(self) -> int:
+        """What tickets say of generators that are held; 0 where there are none."""
+        return self.draws_from + max(self.iterations - 1, 0) % held_draws.EPOCHS if self.holds else 0
 
     def _go_on(self, resume: Resume, *, is_first: bool) -> None:
         state = resume.state
@@ -272,6 +315,7 @@ class Epoch:
             "finished": False,
             "base_seed": self.base_seed,
             "resets": self.resets,
+            "draws": self.draws_from,
             "generators": self.begun,
             "drawn": self._drawn,
             "now": generators.now(others=self._others) if self._single else None,
@@ -297,6 +341,7 @@ class Epoch:
             base_seed=self.base_seed if persistent else None, resets=self.resets + persistent,
             sampler=None if stateful is None else sampling.state_of(stateful),
             rank=self._rank, digest=self._digest(), now=generators.now(others=self._others) if self._single else None,
+            draws=self.draws_from,
         )  # fmt: skip
 
 
@@ -305,7 +350,7 @@ def new_epoch(facts: State, states: Mapping[str, str], **more: Any) -> State:
     nothing = dict.fromkeys(("base_seed", "drawn", "now", "sampler", "seen", "rank", "digest"))
     return {
         "version": VERSION, **nothing, "iterations": 0, "batches": 0, "samples": 0, "finished": True, "resets": 0,
-        "generators": states, "loader": facts, **more,
+        "draws": 0, "generators": states, "loader": facts, **more,
     }  # fmt: skip
 
 

@@ -27,13 +27,14 @@ from torch.utils.data import _DatasetKind
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data._utils.worker import _ResumeIteration
 
+from dataloaderjob.codec import held
 from dataloaderjob.codec.bundles import make_bundle
 from dataloaderjob.codec.decoding import Decoder
 from dataloaderjob.codec.fetcher import derive_seed
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.control import WINDOW
 from dataloaderjob.core.errors import InputError, ServiceError
-from dataloaderjob.trainer import service
+from dataloaderjob.trainer import held_draws, service
 from dataloaderjob.trainer.client import Client
 from dataloaderjob.trainer.stream import StreamLeftError
 from dataloaderjob.trainer.taking import Taker
@@ -179,6 +180,8 @@ class Session:
         self._workers = workers
         self._ended = 0
         self._states = _States(target) if "worker_state" in given else None
+        self._draws_from: int | None = self._range(given, held.find(given["dataset"], given["collate_fn"]))
+        """First of the numbers that generators which the dataset holds draw by; None where there are none."""
         self._place = _Place()
         self._resets = 0
         """How often the workers were told to begin anew; `_place` follows when results are taken."""
@@ -190,6 +193,17 @@ class Session:
         """Why there will be no further batch."""
         self._replies: deque[Any] = deque()
         self._changed = threading.Condition()
+
+    def _range(self, given: dict[str, Any], holds: list[Any]) -> int | None:
+        saved = None if self._states is None else self._states.range_in(given.get("worker_state"))
+        if saved is not None:
+            held_draws.go_on(given["dataset"], saved)
+            first = saved
+        else:
+            first = held_draws.next_range(given["dataset"]) if holds else 0
+        if self._states is not None:
+            self._states.draws_from = first
+        return first if holds else None
 
     def join(self, state: Any) -> None:
         """A worker starts; `state`: what torchdata kept of it."""
@@ -235,7 +249,8 @@ class Session:
         seed = derive_seed(self._base_seed, place.resets) if place.resets else self._base_seed
         if type(given) is Placed:
             seed, place.samples = given.seed, given.position
-        submit(taker.stream, seed, place.samples, ticket, keys, bare=self._bare)
+        draws = 0 if self._draws_from is None else self._draws_from + place.resets % held_draws.EPOCHS
+        submit(taker.stream, seed, place.samples, ticket, keys, bare=self._bare, draws=draws)
         place.samples += len(keys)
         place.batches = ticket + 1
         self._asked[ticket] = worker, place.samples, wants_state
@@ -357,10 +372,17 @@ class _States:
         # The names of torchdata's own worker loop, which is not imported here otherwise.
         self._names = vars(sys.modules[target.__module__])
         self._incremental: dict[int, Any] = {}
+        self.draws_from = 0
+
+    def range_in(self, state: Any) -> int | None:
+        """What the state of a worker says of generators that the dataset holds."""
+        told = None if state is None else state.get(self._names["_DATASET_STATE"])
+        return told.get("draws") if isinstance(told, dict) else None
 
     def _state(self, worker: int, place: _Place) -> dict[str, Any]:
         names = self._names
         told = {"batches": place.batches, "samples": place.samples, "resets": place.resets}
+        told["draws"] = self.draws_from
         return {names["_WORKER_ID"]: worker, names["_FETCHER_STATE"]: None, names["_DATASET_STATE"]: told}
 
     def begin(self, state: Any) -> _Place | None:
@@ -368,12 +390,12 @@ class _States:
         if state is None:
             return None
         told = state.get(self._names["_DATASET_STATE"])
-        if not isinstance(told, dict) or set(told) != {"batches", "samples", "resets"}:
+        if not isinstance(told, dict) or set(told) - {"draws"} != {"batches", "samples", "resets"}:
             raise InputError(
                 "the state was made by a loader whose workers were processes: resume it without "
                 "dataloaderjob.context(), or begin a new epoch"
             )
-        return _Place(**told)
+        return _Place(**{name: n for name, n in told.items() if name != "draws"})
 
     def acknowledged(self, worker: int, place: _Place) -> Any:
         """The answer to a worker's first order of an epoch."""

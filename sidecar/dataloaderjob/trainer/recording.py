@@ -134,6 +134,7 @@ class Recording:
         """The same of a ticket that goes nowhere; its keys need not pickle."""
         try:
             packed = frames.pack_ticket(*ticket[:2], ticket.keys, bare=ticket.bare, pickle_keys=pickle_keys)
+            packed = frames.with_draws(packed, ticket.draws)
         except Exception:  # user code
             packed = b""
         self.ask(number, packed)

@@ -15,6 +15,7 @@ from dataloaderjob.core.places import (
     RANK_VARIABLES,
     SOCKET_VARIABLE,
 )
+from dataloaderjob.core.processes import hold_standard_descriptors
 from dataloaderjob.trainer import private
 
 TYPE_CHECKING = False
@@ -34,6 +35,7 @@ class LeftOut(int):
 
 def begin(workers: int) -> None:
     """Starts the private service, where there is no other, for a loader that is about to need it."""
+    hold_standard_descriptors()
     if is_private():
         expect(workers)
         private.ensure(_most_workers)
@@ -41,6 +43,7 @@ def begin(workers: int) -> None:
 
 def connect(client: Client | None, workers: int) -> Client:
     """The client of this process's service. `client`: the one that the loader had. Raises ServiceUnavailable."""
+    hold_standard_descriptors()
     if os.environ.get(IN_FEEDER_VARIABLE):
         raise ServiceUnavailable(
             "a dataloaderjob.DataLoader cannot be iterated inside a feeder: use num_workers=0. If it is a module's "

@@ -151,9 +151,8 @@ class HandsOn(SlotIterator):
             self._line.append(Read(place, packed, digest, error=error, mark=mark))
             return
         samples = frames.ReadSamples(place.slot, self._size, body.data)
-        stream.pending[stream.asked] = frames.pack_read_samples(
-            self._seed, place.number, samples, bare=self._bare
-        )
+        read = frames.pack_read_samples(self._seed, place.number, samples, bare=self._bare)
+        stream.pending[stream.asked] = frames.with_draws(read, self._draws) if self._draws else read
         stream.asked += 1
         self._line.append(Read(place, packed, digest, nbytes, mark=mark))
         self._waiting_nbytes += nbytes

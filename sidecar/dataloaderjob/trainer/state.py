@@ -8,6 +8,7 @@
     finished     the epoch is over, or none has begun: all but the epoch is that of the next one
     base_seed    torch's base seed of the epoch's iterator
     resets       epochs of a persistent iterator before this one
+    draws        first of the numbers that generators held by the dataset draw by (`held_draws`)
     generators   {path: text} of generators when the epoch began; "default" is torch's
     drawn        [[path, text]] of them at the first draw, where that came later and somebody drew in between; null
     now          {name: hex} of the process's generators when the state was made; null where several ranks train

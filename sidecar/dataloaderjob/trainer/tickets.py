@@ -52,12 +52,16 @@ def submit(
     *,
     bare: bool,
     batch: int | None = None,
+    draws: int = 0,
 ) -> None:
-    """Has a ticket asked for by the next flush. batch: the number of what it is a part of.
+    """Has a ticket asked for by the next flush. batch: the number of what it is a part of. draws: see `Ticket.draws`.
 
     Raises InputError for keys that do not pickle.
     """
-    if type(keys) is list and frames.all_ints(keys):
+    if draws:
+        packed = _pack(seed, position, number if batch is None else batch, keys, bare=bare)
+        stream.pending[number] = frames.with_draws(packed, draws)
+    elif type(keys) is list and frames.all_ints(keys):
         # Packed with its neighbours; the list may be the sampler's own.
         stream.pending[number] = seed, position, keys if bare else keys.copy(), bare
     else:

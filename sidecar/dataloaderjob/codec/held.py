@@ -1,0 +1,271 @@
+"""Generators of random numbers that a dataset and what makes its batches hold: in an attribute, a closure, a global.
+
+A transform with `np.random.RandomState(0)` would draw from a copy in each process that makes samples. Here each sample
+has seeds of its own, as those of the process's three generators (`fetcher`). They follow from the generator as the
+trainer had it at iter(), from how many iterators it has had before (`Ticket.draws`), and from the sample's place and
+key; not from the epoch's base seed, so that a generator that the user has seeded draws the same in each run. Whoever
+makes the sample has them.
+
+What `worker_init_fn` has seeded or replaced follows from the epoch's base seed, of which the user took it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import blake2b
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from dataloaderjob.codec import modules, user_code
+from dataloaderjob.codec.reducers import OF_PROCESS
+
+Held: TypeAlias = np.random.RandomState | np.random.BitGenerator | random.Random | torch.Generator
+"""One that is found. A `np.random.Generator` is known by its BitGenerator, which two may share."""
+MOST_OBJECTS = 100_000
+"""Objects that are looked at. Transforms lie near the dataset, and are found first."""
+MOST_ITEMS = 1_000
+"""Items of one container that are looked at: longer ones are data."""
+_MASK, _INT64 = (1 << 64) - 1, (1 << 63) - 1
+_MIX = 0x9E3779B97F4A7C15
+_FLAT: Any = (
+    str, bytes, bytearray, int, float, complex, bool, type(None), type(Ellipsis), range, slice, torch.Tensor,
+    np.ndarray, np.generic, np.dtype, torch.dtype, torch.device, types.ModuleType, types.CodeType, types.GeneratorType,
+)  # fmt: skip
+_ITEMS: Any = (list, tuple, set, frozenset, deque)
+
+
+def find(*roots: Any) -> list[tuple[Held, str]]:
+    """The generators that these reach, each once, in an order that depends on them alone.
+
+    The text is empty but for one of a library's class, which does not travel with its objects: where it is.
+    """
+    pending: deque[Any] = deque(roots)
+    seen: dict[int, Any] = {}
+    found: list[tuple[Held, str]] = []
+    while pending and len(seen) < MOST_OBJECTS:
+        item = pending.popleft()
+        if isinstance(item, _FLAT) or id(item) in seen or id(item) in OF_PROCESS:
+            continue
+        seen[id(item)] = item
+        if isinstance(item, np.random.Generator):
+            pending.appendleft(item.bit_generator)
+        elif isinstance(item, Held):
+            if not isinstance(item, random.SystemRandom):
+                found.append((item, ""))
+        elif isinstance(item, type) and not user_code.is_users(item):
+            found += [
+                (one, f"{user_code.full_name(item)}.{name}")
+                for name, one in _of_class(item)
+                if seen.setdefault(id(one), one) is one and all(one is not known for known, _ in found)
+            ]
+        else:
+            pending.extend(_parts(item))
+    return found
+
+
+def _of_class(cls: type) -> Iterator[tuple[str, Held]]:
+    for name, value in sorted(vars(cls).items()):
+        one = value.bit_generator if isinstance(value, np.random.Generator) else value
+        if isinstance(one, Held) and id(one) not in OF_PROCESS:
+            yield name, one
+
+
+def _parts(item: Any) -> Iterable[Any]:
+    """What an object is made of, as far as pickling would take it along."""
+    if isinstance(item, types.FunctionType):
+        return _of_function(item)
+    if isinstance(item, types.MethodType | types.BuiltinMethodType):
+        return item.__self__, getattr(item, "__func__", None)
+    if isinstance(item, staticmethod | classmethod):
+        return (item.__func__,)
+    if isinstance(item, property):
+        return item.fget, item.fset
+    if isinstance(item, functools.partial):
+        return item.func, item.args, item.keywords, vars(item)
+    if isinstance(item, type):
+        return *vars(item).values(), *item.__bases__
+    parts: list[Any] = []
+    if isinstance(item, Mapping) and isinstance(item, dict | types.MappingProxyType):
+        parts += [part for pair in islice(item.items(), MOST_ITEMS) for part in pair]
+    elif isinstance(item, _ITEMS):
+        parts += islice(item, MOST_ITEMS)
+    own = getattr(item, "__dict__", None)
+    if type(own) is dict and own is not item:
+        parts += own.values()
+    parts += _of_slots(item)
+    parts += [cls for cls in type(item).__mro__ if cls is not object]
+    return parts
+
+
+def _of_slots(item: Any) -> list[Any]:
+    found = []
+    for cls in type(item).__mro__:
+        for slot in [value for value in vars(cls).values() if type(value) is types.MemberDescriptorType]:
+            try:
+                found.append(slot.__get__(item))
+            except AttributeError:  # not set
+                continue
+    return found
+
+
+def _of_function(function: types.FunctionType) -> list[Any]:
+    parts: list[Any] = [function.__defaults__, function.__kwdefaults__, vars(function)]
+    for cell in function.__closure__ or ():
+        try:
+            parts.append(cell.cell_contents)
+        except ValueError:  # empty
+            continue
+    own = function.__globals__
+    if modules.is_users(own):
+        used = user_code.globals_used(function.__code__)
+        parts += [own[name] for name in used if name in own]
+        parts += _of_modules(function.__code__, [own[name] for name in used if name in own])
+    return parts
+
+
+def _of_modules(code: types.CodeType, reached: Iterable[Any]) -> list[Any]:
+    """What code takes of user modules that it reaches, as in `import tools; tools.rng`."""
+    found = [vars(m) for m in reached if isinstance(m, types.ModuleType) and modules.is_users(vars(m))]
+    names = set(code.co_names)
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            names |= set(const.co_names)
+    return [own[name] for own in found for name in sorted(names) if name in own]
+
+
+def state_of(one: Held) -> int:
+    """A number for a generator's state, the same in every process; below 2**64."""
+    if isinstance(one, torch.Generator):
+        data = one.get_state().numpy().tobytes()
+    elif isinstance(one, random.Random):
+        data = repr(one.getstate()).encode()
+    else:
+        data = json.dumps(_read(one), default=_plain, sort_keys=True).encode()
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+
+def _plain(value: Any) -> Any:
+    return value.tobytes().hex() if isinstance(value, np.ndarray) else value.item()
+
+
+def _seeding(one: Held) -> Callable[[int], Any]:
+    """What seeds a generator from a number below 2**64."""
+    if isinstance(one, torch.Generator):
+        return lambda seed: one.manual_seed(seed & _INT64)
+    if isinstance(one, random.Random):
+        return functools.partial(random.Random.seed, one)
+    if isinstance(one, np.random.RandomState):
+        bits = one._bit_generator  # noqa: SLF001  it has no public name
+        if type(bits) is np.random.MT19937:
+            return lambda seed: one.seed(seed >> 32)
+        seed_bits = _seeding(bits)
+
+        def seed_old(seed: int) -> None:
+            seed_bits(seed)
+            one.set_state({**one.get_state(legacy=False), "has_gauss": 0, "gauss": 0.0})
+
+        return seed_old
+    kind: Any = type(one)
+    name = kind.__name__
+    if name in ("PCG64", "PCG64DXSM"):
+
+        def seed_pcg(seed: int) -> None:
+            state = {"state": (seed << 64) | (seed * _MIX & _MASK), "inc": (seed << 1 | 1) & _MASK}
+            one.state = {"bit_generator": name, "state": state, "has_uint32": 0, "uinteger": 0}
+
+        return seed_pcg
+
+    def seed_any(seed: int) -> None:
+        one.state = kind(seed).state
+
+    return seed_any
+
+
+class HeldGenerators:
+    """Those of one loader, in a process that makes its batches."""
+
+    __slots__ = ("_known", "_roots", "_seeds")
+
+    def __init__(self, *roots: Any, of_classes: Mapping[str, int] | None = None) -> None:
+        """Takes their states as those that the trainer has. of_classes: its own of classes of libraries."""
+        self._roots = roots
+        told = of_classes or {}
+        found = find(*roots)
+        self._known = {id(one): (one, state_of(one)) for one, _ in found}
+        """Each generator and the state that it had, by its id."""
+        origins = [(one, told.get(where, self._known[id(one)][1])) for one, where in found]
+        self._seeds = [(_seeding(one), origin) for one, origin in origins]
+
+    def __bool__(self) -> bool:
+        return bool(self._seeds)
+
+    def look_again(self, base_seed: int) -> None:
+        """Has what worker_init_fn seeded or put in place follow from the epoch's base seed; called after it."""
+        origins = {
+            id(one): origin for (one, _), (_, origin) in zip(self._known.values(), self._seeds, strict=True)
+        }
+        self._seeds = [
+            (
+                _seeding(one),
+                origins[id(one)]
+                if id(one) in self._known and state_of(one) == self._known[id(one)][1]
+                else _mixed(base_seed, number),
+            )
+            for number, (one, _) in enumerate(find(*self._roots))
+        ]
+
+    def of_classes(self) -> dict[str, int]:
+        """The states of those that do not travel, for `of_classes` elsewhere."""
+        return {where: state_of(one) for one, where in find(*self._roots) if where}
+
+    def seed(self, seed: int) -> None:
+        """Seeds them for a piece of user code whose own seed this is."""
+        for put, origin in self._seeds:
+            put(_mixed(seed, origin))
+
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Leaves them as they were."""
+        states = [(one, _read(one)) for one, _ in self._known.values()]
+        try:
+            yield
+        finally:
+            for one, state in states:
+                _write(one, state)
+
+
+NOTHING_HELD = HeldGenerators()
+
+
+def _mixed(seed: int, origin: int) -> int:
+    """A seed of both, by the finish of SplitMix64."""
+    x = (seed ^ origin * _MIX) & _MASK
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK
+    return x ^ x >> 31
+
+
+def _read(one: Held) -> Any:
+    if isinstance(one, random.Random):
+        return one.getstate()
+    if isinstance(one, np.random.RandomState):
+        return one.get_state(legacy=False)
+    return one.get_state() if isinstance(one, torch.Generator) else one.state
+
+
+def _write(one: Held, state: Any) -> None:
+    if isinstance(one, random.Random):
+        one.setstate(state)
+    elif isinstance(one, np.random.RandomState | torch.Generator):
+        one.set_state(state)
+    else:
+        one.state = state

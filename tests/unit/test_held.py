@@ -1,0 +1,232 @@
+"""Which generators are found, and what seeds them."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import functools
+import random
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataloaderjob.codec.fetcher import seed_generators
+from dataloaderjob.codec.held import MOST_ITEMS, HeldGenerators, find, state_of
+from dataloaderjob.core import frames
+from dataloaderjob.trainer import held_draws
+
+KINDS: dict[str, Any] = {
+    "RandomState": lambda: np.random.RandomState(1),
+    "RandomState of PCG64": lambda: np.random.RandomState(np.random.PCG64(1)),
+    "PCG64": lambda: np.random.default_rng(1),
+    "PCG64DXSM": lambda: np.random.Generator(np.random.PCG64DXSM(1)),
+    "MT19937": lambda: np.random.Generator(np.random.MT19937(1)),
+    "Philox": lambda: np.random.Generator(np.random.Philox(1)),
+    "SFC64": lambda: np.random.Generator(np.random.SFC64(1)),
+    "Random": lambda: random.Random(1),
+    "torch": lambda: torch.Generator().manual_seed(1),
+}
+kinds = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+
+
+def draw(generator: Any) -> float:
+    if isinstance(generator, torch.Generator):
+        return torch.rand(1, generator=generator, dtype=torch.float64).item()
+    if isinstance(generator, np.random.RandomState):
+        return generator.rand()
+    return float(generator.random())
+
+
+def gaussians(generator: Any) -> list[float]:
+    if isinstance(generator, torch.Generator):
+        return torch.randn(3, generator=generator).tolist()
+    normal = getattr(generator, "normal", None) or generator.gauss
+    return [normal(0.0, 1.0) for _ in range(3)]
+
+
+@kinds
+def test_a_seed_gives_the_same_draws_whatever_was_drawn_before(make: Any) -> None:
+    one, other = make(), make()
+    here, there = HeldGenerators([one]), HeldGenerators({"a": (other,)})
+    gaussians(other)  # half of a pair may be kept
+    for held in (here, there):
+        held.seed(12345)
+    assert gaussians(one) == gaussians(other)
+    assert draw(one) == draw(other)
+
+
+@kinds
+def test_seeds_give_distinct_draws_and_what_was_there_comes_back(make: Any) -> None:
+    one = make()
+    held, before, expected = HeldGenerators(one), state_of(find(one)[0][0]), draw(copy.deepcopy(one))
+    found = set()
+    with held.preserved():
+        for seed in range(2000):
+            held.seed(seed)
+            found.add(draw(one))
+    assert len(found) == 2000
+    assert state_of(find(one)[0][0]) == before
+    assert draw(one) == expected
+
+
+@kinds
+def test_a_generator_that_has_another_state_draws_otherwise(make: Any) -> None:
+    one, other = make(), make()
+    draw(other)
+    held = [HeldGenerators(one), HeldGenerators(other)]
+    for each in held:
+        each.seed(7)
+    assert draw(one) != draw(other)
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_any_seed_can_be_put(seed: int) -> None:
+    HeldGenerators([make() for make in KINDS.values()]).seed(seed)
+
+
+def found(*roots: Any) -> list[Any]:
+    return [one for one, _ in find(*roots)]
+
+
+def test_a_generator_is_found_once_wherever_it_lies() -> None:
+    rng = random.Random(1)
+    places: list[Any] = [
+        [rng], (rng,), {rng}, frozenset([rng]), {"a": rng}, {rng: 1}, collections.deque([rng]),
+        collections.OrderedDict(a=[[rng]]), functools.partial(print, rng), functools.partial(print, end=rng),
+        SimpleNamespace(a=SimpleNamespace(b=rng)), rng.random, collections.UserDict(a=rng), lambda: rng,
+    ]  # fmt: skip
+    for place in places:
+        assert found(place) == [rng], place
+    assert found(places) == [rng]
+
+
+def test_a_bit_generator_that_two_share_is_found_once() -> None:
+    bits = np.random.PCG64(1)
+    assert found(np.random.Generator(bits), np.random.Generator(bits)) == [bits]
+
+
+def test_what_leads_back_to_itself_ends() -> None:
+    loop: dict[str, Any] = {}
+    loop["self"] = [loop]
+    assert found(loop) == []
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        vars(np.random.mtrand)["_rand"],
+        vars(random)["_inst"],
+        torch.default_generator,
+        random.SystemRandom(),
+        np.random.rand,
+        random.random,
+    ],
+)
+def test_the_processs_own_generators_are_not_seeded_twice(own: Any) -> None:
+    assert found([own]) == []
+
+
+def test_data_is_not_walked() -> None:
+    data = [{"path": str(n), "label": n, "box": [1, 2, 3, 4]} for n in range(300_000)]
+    rng = random.Random(1)
+    began = time.process_time()
+    assert found(SimpleNamespace(data=data, array=np.zeros(10**6), transform=[rng])) == [rng]
+    assert time.process_time() - began < 2, "of 300,000 items 1,000 are looked at"
+    assert found([*range(MOST_ITEMS), rng]) == []
+
+
+class Library:
+    """As MONAI's Randomizable: it is installed, so that its objects travel without its class."""
+
+    R = np.random.RandomState(3)
+
+
+Library.__module__ = "monai.transforms.transform"
+
+
+def test_a_generator_in_a_librarys_class_has_the_state_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataloaderjob.codec.user_code.is_users", lambda cls: cls is not Library)
+    item = Library()
+    ((one, where),) = find(item)
+    assert (one, where) == (Library.R, "monai.transforms.transform.Library.R")
+    here = HeldGenerators(item)
+    assert here.of_classes() == {where: state_of(Library.R)}
+    here.seed(5)
+    expected = Library.R.rand()
+    monkeypatch.setattr(Library, "R", np.random.RandomState())  # of another process
+    HeldGenerators(item, of_classes={where: state_of(np.random.RandomState(3))}).seed(5)
+    assert Library.R.rand() == expected
+
+
+def test_what_was_seeded_since_follows_from_the_base_seed() -> None:
+    kept, seeded = random.Random(1), random.Random(2)
+    held = HeldGenerators([kept, seeded])
+    held.seed(5)
+    of_kept, of_seeded = kept.random(), seeded.random()
+    holder = [random.Random(1), random.Random(2)]
+    again = HeldGenerators(holder)
+    holder[1].seed(77)
+    again.look_again(base_seed=9)
+    again.seed(5)
+    assert holder[0].random() == of_kept
+    assert holder[1].random() != of_seeded
+
+
+def test_what_was_put_in_place_since_is_seeded() -> None:
+    draws = []
+    for _ in range(2):
+        holder = SimpleNamespace(rng=random.Random(1))
+        held = HeldGenerators(holder)
+        holder.rng = random.Random()  # of the clock
+        held.look_again(base_seed=9)
+        held.seed(5)
+        draws.append(holder.rng.random())
+    assert draws[0] == draws[1]
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), st.integers(0, frames.MAX_DRAWS))
+def test_a_ticket_brings_the_number_of_draws(keys: list[int], draws: int) -> None:
+    packed = frames.with_draws(frames.pack_ticket(7, 3, keys), draws)
+    assert frames.unpack_ticket(packed) == frames.Ticket(7, 3, False, keys, draws)
+    assert frames.ints_of(packed) == keys
+    assert frames.with_draws(packed, 0) == frames.pack_ticket(7, 3, keys)
+
+
+class Data(list[Any]):
+    """That a weak reference can be made to."""
+
+
+def test_each_loader_of_a_dataset_has_numbers_of_its_own() -> None:
+    data, other = Data(), Data()
+    wrapped = SimpleNamespace(dataset=SimpleNamespace(dataset=data))
+    firsts = [held_draws.next_range(one) // held_draws.EPOCHS for one in (data, wrapped, other, data)]
+    assert firsts == [0, 1, 0, 2]
+
+
+def test_a_resumed_loader_has_its_numbers_and_the_next_one_others() -> None:
+    data = Data()
+    held_draws.go_on(data, 3 * held_draws.EPOCHS)
+    assert held_draws.next_range(data) == 4 * held_draws.EPOCHS
+    held_draws.go_on(data, 0)
+    assert held_draws.next_range(data) == 5 * held_draws.EPOCHS
+
+
+def test_a_dataset_that_is_made_anew_begins_anew() -> None:
+    for _ in range(3):
+        assert held_draws.next_range(Data()) == 0
+    assert held_draws.next_range([1]) == 0
+
+
+def test_opencvs_generator_is_seeded() -> None:
+    cv2 = pytest.importorskip("cv2")
+    drawn = []
+    for seed in (5, 6, 5):
+        seed_generators(seed)
+        drawn.append(cv2.randu(np.zeros(4, np.float32), 0.0, 1.0).tolist())
+    assert drawn[0] == drawn[2] != drawn[1]
