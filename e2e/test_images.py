@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from pathlib import Path
 
 import pytest
-from cluster import FEEDER, OPERATOR, SIDECAR, missing, run
+from cluster import FEEDER, OPERATOR, ROOT, SIDECAR, CommandFailed, missing, run
 
 pytestmark = pytest.mark.timeout(120)
 BASE = os.environ.get("PYTHON_IMAGE") or "python:3.11-slim-bookworm"
@@ -36,7 +38,7 @@ MODULES = (
 HAS = {
     OPERATOR: {"pydantic", "kopf", "kubernetes", "yaml", "dataloaderjob"},
     SIDECAR: {"dataloaderjob"},
-    FEEDER: {"torch", "ray", "numpy", "pyarrow", "pydantic", "yaml", "dataloaderjob"},
+    FEEDER: {"torch", "ray", "numpy", "pyarrow", "pydantic", "yaml", "pip", "dataloaderjob"},
 }
 
 
@@ -50,6 +52,34 @@ def test_an_image_has_what_its_process_needs_no_tools_and_no_root(image: str):
     )  # fmt: skip
     assert set(found["modules"]) == HAS[image]
     assert (found["uid"], found["tools"], found["writable"]) == (65532, [], [])
+
+
+def documented() -> str:
+    """The Dockerfile that docs/kubernetes/images-and-data.md shows, on the image of this release."""
+    text = (ROOT / "docs/kubernetes/images-and-data.md").read_text()
+    (found,) = re.findall(r"^```dockerfile\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    head, _, rest = found.partition("\n")
+    assert head.startswith("FROM ghcr.io/dataloaderjob/feeder:")
+    return f"FROM {FEEDER}\n{rest}"
+
+
+@pytest.mark.timeout(400)
+def test_a_package_that_the_documented_lines_install_is_there(tmp_path: Path):
+    (tmp_path / "train.py").write_text("import PIL, torch; print(PIL.__name__, torch.__name__)\n")
+    (tmp_path / "Dockerfile").write_text(documented())
+    run(["docker", "build", "-t", "documented:1", str(tmp_path)], timeout_s=300)
+    assert run(["docker", "run", "--rm", "--network=none", "documented:1"]) == "PIL torch\n"
+    run(["docker", "image", "rm", "documented:1"])
+
+
+@pytest.mark.parametrize("words", [["pip", "install", "pillow"], ["pip3", "uninstall", "-y", "numpy"]])
+def test_pip_as_the_images_user_says_what_to_do(words: list[str]):
+    with pytest.raises(CommandFailed, match="put 'USER root' before 'RUN pip install'"):
+        run(["docker", "run", "--rm", "--network=none", FEEDER, *words])
+
+
+def test_pip_lists_the_packages_of_the_environment():
+    assert "\nray " in run(["docker", "run", "--rm", "--network=none", FEEDER, "pip", "list"])
 
 
 def test_the_sidecars_image_adds_next_to_nothing_to_its_base():
