@@ -101,6 +101,34 @@ def test_a_script_alone_gets_a_service_of_its_own_which_ends_after_it(tmp_path: 
     assert services(base) == {}
 
 
+PAUSES = """
+import sys, time, torch
+from dataloaderjob import DataLoader
+def epoch(): return [batch.tolist() for batch in DataLoader(list(range(8)), 4, num_workers=1)]
+if __name__ == "__main__":
+    dropped = [DataLoader([1], num_workers=16) for _ in range(3)]
+    del dropped
+    first = epoch()
+    time.sleep(float(sys.argv[1]))
+    began = time.monotonic()
+    assert epoch() == first
+    print(time.monotonic() - began < 2)
+"""
+
+
+def test_the_next_loader_of_a_script_finds_its_feeders_however_late_it_comes(tmp_path: Path, base: Path):
+    script = tmp_path / "train.py"
+    script.write_text(PAUSES)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("DATALOADERJOB_")}
+    done = subprocess.run(
+        [sys.executable, str(script), str(LINGER_S + 3)], capture_output=True, text=True, timeout=120, check=True,
+        env={**env, "DATALOADERJOB_DIR": str(base)},
+    )  # fmt: skip
+    assert done.stdout == "True\n", done.stderr
+    assert done.stderr.count("starting feeders (1)") == 1, "a loader that is not iterated counts for nothing"
+    until(lambda: not os.listdir(base), 20, "the service ends with the script")
+
+
 def test_user_code_in_feeders_is_heard_and_nobody_waits_for_the_service_to_hang_up(
     tmp_path: Path, base: Path
 ):

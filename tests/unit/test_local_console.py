@@ -149,13 +149,21 @@ def see(shutdown: IdleShutdown, now: float, receivers: int | None, starter: bool
 def test_a_service_ends_a_while_after_its_last_client():
     shutdown = IdleShutdown(0.0)
     assert not see(shutdown, 10.0, 2)
-    assert not see(shutdown, 11.0, 0)
-    assert not see(shutdown, 12.0, 1), "another came"
-    assert not see(shutdown, 12.0 + LINGER_S - 0.1, 0)
-    assert not see(shutdown, 12.0 + LINGER_S + 0.1, None), (
+    assert not see(shutdown, 11.0, 0, starter=False)
+    assert not see(shutdown, 12.0, 1, starter=False), "another came"
+    assert not see(shutdown, 12.0 + LINGER_S - 0.1, 0, starter=False)
+    assert not see(shutdown, 12.0 + LINGER_S + 0.1, None, starter=False), (
         "a sidecar that is being started again says nothing"
     )
-    assert see(shutdown, 12.0 + LINGER_S + 0.2, 0)
+    assert see(shutdown, 12.0 + LINGER_S + 0.2, 0, starter=False)
+
+
+def test_a_service_lives_as_long_as_the_script_that_has_used_it():
+    shutdown = IdleShutdown(0.0)
+    assert not see(shutdown, 10.0, 1)
+    assert not see(shutdown, 100_000.0, 0), "a notebook's next loader may come"
+    assert not see(shutdown, 100_001.0, 0, starter=False)
+    assert see(shutdown, 100_001.0 + LINGER_S, 0, starter=False)
 
 
 def test_a_service_that_nobody_uses_ends():

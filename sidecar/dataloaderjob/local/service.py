@@ -31,9 +31,9 @@ from dataloaderjob.local.status import sidecar_status
 from dataloaderjob.providers.provider import LOCAL
 
 LINGER_S = 3.0
-"""The service stays so long after the last pool is gone: the next rank, or the next loader of a script, may come."""
+"""The service stays so long after its starter and the last pool are gone: the next rank may come."""
 UNUSED_S = 120.0
-"""The service stays so long without any client; the one that started it may have much to do before its first iter()."""
+"""A service that never had a client stays so long; who started it may have much to do before its first iter()."""
 SHARED_NBYTES_PER_RANK = 2 * 1024**3
 LOOK_S = 0.5
 MAX_LOG_NBYTES = 16 * 1024 * 1024
@@ -53,8 +53,8 @@ class IdleShutdown:
     def see(self, *, receivers: int | None, starter_alive: bool, now: float) -> bool:
         """Whether the service should end. `receivers`: None while the sidecar does not say.
 
-        Without a client it ends LINGER_S after its starter, or after UNUSED_S; with clients, LINGER_S
-        after the last one.
+        Once it has had clients it stays as long as its starter, who may make another loader at any time, and LINGER_S
+        after the last of all. Without a client it ends LINGER_S after its starter, or after UNUSED_S.
         """
         if not starter_alive and self._starter_gone is None:
             self._starter_gone = now
@@ -63,11 +63,9 @@ class IdleShutdown:
         if receivers:
             self._last_pool = now
             return False
-        if self._last_pool is not None:
-            return now - self._last_pool >= LINGER_S
         if self._starter_gone is not None:
-            return now - self._starter_gone >= LINGER_S
-        return now - self.started >= UNUSED_S
+            return now - max(self._starter_gone, self._last_pool or 0.0) >= LINGER_S
+        return self._last_pool is None and now - self.started >= UNUSED_S
 
 
 class Echo:

@@ -162,7 +162,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             service.say_once("multiprocessing_context is ignored: feeders are processes of the service")
         if workers > 0:
             self._window()
-            service.expect(self._feeders)
 
     @property
     def multiprocessing_context(self) -> contexts.BaseContext | None:

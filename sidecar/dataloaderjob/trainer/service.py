@@ -95,7 +95,7 @@ def _attach_private() -> Client:
 
 
 def expect(workers: int) -> None:
-    """Notes a loader's number of feeders: the private service gets the largest at the next `iter()`."""
+    """Notes the number of feeders of a loader at its `iter()`: the private service has the largest of them."""
     global _most_workers
     _most_workers = max(_most_workers, int(workers))
 
