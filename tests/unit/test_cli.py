@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from dataloaderjob import __version__
 from dataloaderjob.core.errors import InputError, RemoteProtocolError, ServiceUnavailable
 from dataloaderjob.local import cli
 
@@ -83,3 +85,11 @@ def test_whoever_runs_recorded_code_is_told_so(command: str, capsys: pytest.Capt
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
     assert "use records that you trust" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("words", [["--version"], ["version"]])
+def test_the_package_is_the_command_and_tells_its_version(words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dataloaderjob", *words], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"dataloaderjob {__version__}\n"

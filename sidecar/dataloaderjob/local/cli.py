@@ -41,6 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Runs a DataLoaderJob on this machine: feeders, sidecar and trainers.",
     )
     parser.set_defaults(failed=EXIT_FAILED)
+    parser.add_argument("--version", action="version", version=f"dataloaderjob {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
     run = commands.add_parser("run", help="run a manifest here; ends with the trainers' exit code")
     run.add_argument("manifest", type=Path, help="a DataLoaderJob manifest")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -279,13 +279,17 @@ class ServiceIterator(_Seeded):
         made = make_bundle(
             loader.dataset,
             loader.collate_fn,
-            loader.worker_init_fn,
+            self._init_fn(loader),
             store=store,
             allow_pickle=self._pickle_allowed,
             slow=slow,
         )
         of_classes = {where: state_of(one) for one, where in self._epoch.holds if where}
         return replace(made, held=of_classes), store
+
+    def _init_fn(self, loader: Any) -> Callable[[int], Any] | None:
+        """What a process that makes batches calls first: the user's worker_init_fn, if there is one."""
+        return cast("Callable[[int], Any] | None", loader.worker_init_fn)
 
     def start(self, *, again: bool = False) -> None:
         """Asks for the first batches of an epoch. `again`: of the sampler's second iter(), which torch's loader with

@@ -6,8 +6,13 @@ and the digest count are the batches that were given.
 
 from __future__ import annotations
 
+import functools
+import warnings
 from dataclasses import replace
 from typing import Any
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.dataloader import _sharding_worker_init_fn, _share_dist_seed
 
 from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import SLOTS
@@ -22,6 +27,7 @@ from dataloaderjob.trainer.progress import Progress
 from dataloaderjob.trainer.slots import Place, Places, Saved
 from dataloaderjob.trainer.state import slots_of
 from dataloaderjob.trainer.stream import SlotEndedError, Stream
+from dataloaderjob.trainer.taking import Taker
 
 _U64 = (1 << 64) - 1
 
@@ -29,10 +35,18 @@ _U64 = (1 << 64) - 1
 class SlotIterator(ServiceIterator):
     """Batches of an IterableDataset's slots."""
 
-    __slots__ = ("_expected", "_handled", "_placed", "_places", "_size", "_slots")
+    __slots__ = ("_expected", "_handled", "_most", "_placed", "_places", "_size", "_slots", "_to_ship")
 
     def ship(self, loader: Any, begin_session: Any, slow: Any) -> None:
         """Packs code and data. Raises InputError where that cannot be, or the sidecar cannot serve slots."""
+        self._to_ship: Any = None
+        self._ship(loader, begin_session, slow)
+        if isinstance(
+            loader.dataset, IterDataPipe
+        ):  # torch's loader with workers draws twice for the first epoch
+            _share_dist_seed(loader.generator, self._pg)  # type: ignore[no-untyped-call]
+
+    def _ship(self, loader: Any, begin_session: Any, slow: Any) -> None:
         told = self._client.settings
         if not told.get(SLOTS):
             raise InputError(
@@ -41,6 +55,7 @@ class SlotIterator(ServiceIterator):
             )
         self._slots = slots_of(loader)
         self._size = 1 if self._bare else int(loader.batch_size)
+        self._most = self._most_batches()
         made, _ = self._packed(loader, slow)
         number, epoch = begin_session()
         session = {
@@ -51,6 +66,14 @@ class SlotIterator(ServiceIterator):
         }
         self._bundle = replace(made, **session)
         self._kept = NO_BUNDLE  # a batch of a slot cannot be made again by itself
+
+    def _init_fn(self, loader: Any) -> Any:
+        """An IterDataPipe's filters of shards are set for each slot, as torch's workers set them for themselves. Its
+        seeds lie in the pipe, where torch's iterator has put them."""
+        own = super()._init_fn(loader)
+        if not isinstance(loader.dataset, IterDataPipe):
+            return own
+        return functools.partial(_sharding_worker_init_fn, own, self._world_size, self._rank)
 
     def _session(self, loader: Any, facts: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         """What tells whose slots they are."""
@@ -70,11 +93,20 @@ class SlotIterator(ServiceIterator):
         self._expected = saved.digests
         self._placed: dict[int, tuple[Place, bytes]] = {}
         self._drawn = self._taken = self._handled = 0
+        self._most = self._most_batches()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         assert self._bundle is not None  # noqa: S101  shipped before
-        self._bundle = replace(self._bundle, epoch=loader.begin_session()[1])
+        self._to_ship = loader if isinstance(loader.dataset, IterDataPipe) else None
+        if self._to_ship is None:
+            self._bundle = replace(self._bundle, epoch=loader.begin_session()[1])
         super()._reset(loader, first_iter)
+
+    def _restart(self, before: Taker | AheadTaker | None) -> None:
+        loader, self._to_ship = self._to_ship, None
+        if loader is not None:  # torch's reset has put new seeds into the pipe
+            self._ship(loader, loader.begin_session, lambda _: None)
+        super()._restart(before)
 
     def progress(self) -> Progress:
         batches, samples, finished, keys, _ = super().progress()
@@ -195,8 +227,26 @@ class SlotIterator(ServiceIterator):
         if self._recording is not None:
             self._recording.ask(number, packed)
             self._recording.give(number, digest, after)
+        if self._most is not None and number >= self._most:
+            self._warn_that_long()
         consumption.rolling, self._num_yielded = after, number + 1
         words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
+
+    def _most_batches(self) -> int | None:
+        """How many batches the dataset's `len()` makes at most, where somebody asked for it: the last one of each slot
+        may be short."""
+        told: Any = self._IterableDataset_len_called
+        return None if told is None else -(-told // self._size) + self._slots - 1
+
+    def _warn_that_long(self) -> None:
+        """Warns once of a stream that gives more than its `len()`."""
+        self._most = None
+        warnings.warn(
+            f"the dataset's len() is {self._IterableDataset_len_called}, and it gives more: each of its {self._slots} "
+            "slots gives all that __iter__ yields there. If every sample comes several times, let __iter__ yield a "
+            "share by torch.utils.data.get_worker_info()",
+            stacklevel=5,
+        )
 
     def _has_lost(self) -> bool:
         taker = self._taker
