@@ -260,6 +260,10 @@ def test_error_of_the_users_own_type_comes_whole(fleet: Fleet) -> None:
     assert (type(own), str(own)) == (CorruptImage, "a.png is corrupt at 12")
 
 
+class Odd(BaseException):
+    """What `except Exception` does not catch."""
+
+
 UNKIND = [
     pytest.param(lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), "bad", id="five-arguments"),
     pytest.param(lambda: RuntimeError(), "raised for index 17", id="without-text"),
@@ -269,6 +273,9 @@ UNKIND = [
     pytest.param(lambda: ValueError(threading.Lock()), "_thread.lock", id="with-what-does-not-pickle"),
     pytest.param(lambda: ExceptionGroup("all", [ValueError(1), KeyError(2)]), "all", id="group"),
     pytest.param(lambda: torch.cuda.OutOfMemoryError("gpu"), "gpu", id="torchs-own"),
+    pytest.param(lambda: KeyboardInterrupt("no key was pressed"), "no key was pressed", id="an-interrupt"),
+    pytest.param(lambda: GeneratorExit("left"), "left", id="of-a-generator"),
+    pytest.param(lambda: Odd("base"), "base", id="no-exception"),
 ]
 
 

@@ -146,15 +146,24 @@ class Fetcher:
             self.held.seed(sample_seed(ticket.draws, ticket.first_position + i, key))
         try:
             return self._dataset[key]
-        except (Exception, SystemExit) as exc:
+        except BaseException as exc:
+            if not is_of_user(exc):
+                raise
             raise SampleError(SAMPLE, exc, position=i, key=key) from exc
 
 
+def is_of_user(exc: BaseException) -> bool:
+    """Whether it fails the batch: SystemExit, too, which must not end a feeder. In the trainer a KeyboardInterrupt is
+    somebody's; a feeder's process gets none, so there it is user code that has raised it."""
+    return isinstance(exc, Exception | SystemExit) or get_worker_info() is not None
+
+
 def _call(phase: str, function: Callable[[Any], Any], argument: Any) -> Any:
-    # SystemExit, too: a sys.exit() in user code fails the batch and must not end a feeder.
     try:
         return function(argument)
-    except (Exception, SystemExit) as exc:
+    except BaseException as exc:
+        if not is_of_user(exc):
+            raise
         raise SampleError(phase, exc) from exc
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import default_collate, default_convert
 
 from dataloaderjob.codec.decoding import Decoder
 from dataloaderjob.codec.encoding import encode
-from dataloaderjob.codec.fetcher import SampleError, stack_in_private_memory
+from dataloaderjob.codec.fetcher import SampleError, is_of_user, stack_in_private_memory
 from dataloaderjob.codec.staged import COLLATE
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import SlotTicket
@@ -144,7 +144,9 @@ class SlotSource:
                 samples.append(next(iterator))
             except StopIteration:
                 self._has_ended = True
-            except (Exception, SystemExit) as exc:
+            except BaseException as exc:
+                if not is_of_user(exc):
+                    raise
                 raise SampleError(NEXT, exc) from exc
         if not samples or (ticket.drop_last and len(samples) < ticket.size):
             self._has_ended = True
@@ -152,7 +154,9 @@ class SlotSource:
         collate = self._collate_fn or (default_convert if ticket.bare else default_collate)
         try:
             return collate(samples[0] if ticket.bare else samples)
-        except (Exception, SystemExit) as exc:
+        except BaseException as exc:
+            if not is_of_user(exc):
+                raise
             raise SampleError(COLLATE, exc) from exc
 
     def _begun(self) -> Iterator[Any]:
@@ -160,7 +164,9 @@ class SlotSource:
         if self._iterator is None:
             try:
                 self._iterator = iter(self._dataset)
-            except (Exception, SystemExit) as exc:
+            except BaseException as exc:
+                if not is_of_user(exc):
+                    raise
                 self._has_ended = True
                 raise SampleError(ITER, exc) from exc
         return self._iterator

@@ -171,8 +171,6 @@ class Builder:
                 self._code, index=session.index, num_workers=session.num_workers, base_seed=session.base_seed,
                 held=self._held(session),
             )  # fmt: skip
-        except KeyboardInterrupt:
-            raise
         except BaseException as exc:  # user code may raise anything, SystemExit too
             self._channel.send(Kind.INIT_FAILED, payload=self._failure(exc, "worker_init_fn"))
             return False
@@ -270,8 +268,6 @@ class Builder:
             if ticket.known is not None and source.made <= ticket.known[0]:
                 return Answer(kind=Kind.FAILED, payload=self._shorter(source, ticket))
             return Answer(kind=Kind.FAILED, payload=frames.pack_end(self._source.made), flags=Flag.ENDED)
-        except KeyboardInterrupt:
-            raise
         except BaseException as exc:
             return Answer(kind=Kind.FAILED, payload=self._failure(exc, phase))
         kind, payload = self._place_body(made, identity_in_slot(ticket))
@@ -340,8 +336,6 @@ class Builder:
             phase = "encoding the batch"
             made = encode(batch, allow_pickle=self._here.allow_pickle)
             return made, identity_of(message.b, ticket)
-        except KeyboardInterrupt:
-            raise
         except BaseException as exc:
             return self._failure(exc, phase)
 

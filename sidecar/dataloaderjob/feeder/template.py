@@ -164,8 +164,6 @@ def main(bundle: Bundle, blobs: Path, feeder: str, requests: socket.socket, firs
         began = time.perf_counter_ns()
         try:
             code = load_bundle(bundle, BlobStore(blobs))
-        except KeyboardInterrupt:
-            raise
         except BaseException as exc:  # user code may raise anything, SystemExit too
             _refuse(first, requests, pack_failure(exc, phase="loading", feeder=feeder))
             return
