@@ -158,6 +158,10 @@ class ChildWriter:
             return True  # decided anew, now that it is known
         if found is not None and found["metadata"].get("deletionTimestamp"):
             return False  # made anew when it is gone
+        if found is not None and child[0] == "Job" and not found["metadata"].get("ownerReferences"):
+            raise _not_ours(
+                child
+            )  # an earlier job's, whose pods have its key: nothing of a Job's pods can be changed
         fits = self.fitting.setdefault(key, {})
         now = "" if found is None else _version(found), digest(manifest)
         if now[0] and fits.get(child) == now:
@@ -183,8 +187,9 @@ class ChildWriter:
         if any(owner.get("uid") == uid for owner in found["metadata"].get("ownerReferences") or ()):
             self.cache.put(found)
             return found
-        raise ApiError(
-            409,
-            f"{child[0]} {child[1]} is there and is not this job's: delete it, or give the job another name",
-            reason=NOT_OURS,
-        )
+        raise _not_ours(child)
+
+
+def _not_ours(child: Key) -> ApiError:
+    text = f"{child[0]} {child[1]} is there and is not this job's: delete it, or give the job another name"
+    return ApiError(409, text, reason=NOT_OURS)

@@ -380,6 +380,27 @@ def test_a_child_that_is_refused_is_reported_in_the_status_and_made_once_it_can_
     assert job.named() == NAMES
 
 
+def test_trainers_that_have_lost_their_owner_are_refused_by_name_and_made_once_they_are_gone(
+    server: ApiServer,
+) -> None:
+    """As kubectl delete --cascade=orphan leaves them, and a backup that is restored: they have another job's key."""
+    job = Operated(server, manifest(AT_ONCE))
+    job.settle()
+    job.patch("Job", "mnist-trainers-0", {"metadata": {"ownerReferences": None}})
+    operator = job.operator()
+    for _ in range(2):
+        with pytest.raises(ApiError):
+            job.reconcile_with(operator)
+    ready = job.conditions()["Ready"]
+    assert (ready["status"], ready["reason"]) == ("False", "ChildRefused")
+    assert "mnist-trainers-0 is there and is not this job's: delete it" in ready["message"]
+    job.delete("Job", "mnist-trainers-0")
+    job.reconcile_with(operator)
+    job.reconcile_with(operator)
+    assert job.conditions()["Ready"]["reason"] != "ChildRefused"
+    assert job.get("Job", "mnist-trainers-0")["metadata"]["ownerReferences"]
+
+
 def test_the_supervisors_report_is_in_the_status_and_noise_is_not_written(job: Operated) -> None:
     job.settle()
     job.serves()
