@@ -7,8 +7,10 @@ import copy
 import functools
 import random
 import time
+import weakref
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -109,6 +111,44 @@ def test_a_generator_is_found_once_wherever_it_lies() -> None:
 def test_a_bit_generator_that_two_share_is_found_once() -> None:
     bits = np.random.PCG64(1)
     assert found(np.random.Generator(bits), np.random.Generator(bits)) == [bits]
+
+
+class Proxy:
+    """As of a lazy import: whoever asks what it is has it loaded."""
+
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        raise AssertionError("it was asked what it is")
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(f"it was asked for {name}")
+
+
+class Lazy(list[Any]):
+    """Its items are read when they are asked for."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("its items were read")
+
+
+class LazyDict(dict[Any, Any]):
+    def items(self) -> Any:
+        raise AssertionError("its items were read")
+
+    __iter__ = items
+
+
+class HalfMade:
+    __slots__ = ("set", "unset")
+
+    def __init__(self, rng: Any) -> None:
+        self.set = rng
+
+
+def test_no_code_of_an_object_runs_while_it_is_looked_at() -> None:
+    rng = random.Random(1)
+    gone: Any = weakref.proxy(random.Random(2))
+    assert found([Proxy(), gone, mock.MagicMock(), Lazy([rng]), LazyDict(a=1), HalfMade(rng)]) == [rng]
 
 
 def test_what_leads_back_to_itself_ends() -> None:

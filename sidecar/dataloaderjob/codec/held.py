@@ -40,7 +40,7 @@ _FLAT: Any = (
     str, bytes, bytearray, int, float, complex, bool, type(None), type(Ellipsis), range, slice, torch.Tensor,
     np.ndarray, np.generic, np.dtype, torch.dtype, torch.device, types.ModuleType, types.CodeType, types.GeneratorType,
 )  # fmt: skip
-_ITEMS: Any = (list, tuple, set, frozenset, deque)
+_ITEMS: tuple[Any, ...] = (dict, list, tuple, set, frozenset, deque)
 
 
 def find(*roots: Any) -> list[tuple[Held, str]]:
@@ -53,62 +53,75 @@ def find(*roots: Any) -> list[tuple[Held, str]]:
     found: list[tuple[Held, str]] = []
     while pending and len(seen) < MOST_OBJECTS:
         item = pending.popleft()
-        if isinstance(item, _FLAT) or id(item) in seen or id(item) in OF_PROCESS:
+        kind = type(item)  # not isinstance, which asks proxies of other objects what they are
+        if issubclass(kind, _FLAT) or id(item) in seen or id(item) in OF_PROCESS:
             continue
         seen[id(item)] = item
-        if isinstance(item, np.random.Generator):
+        if issubclass(kind, np.random.Generator):
             pending.appendleft(item.bit_generator)
-        elif isinstance(item, Held):
-            if not isinstance(item, random.SystemRandom):
+        elif issubclass(kind, Held):
+            if not issubclass(kind, random.SystemRandom):
                 found.append((item, ""))
-        elif isinstance(item, type) and not user_code.is_users(item):
+        elif issubclass(kind, type) and not user_code.is_users(item):
             found += [
                 (one, f"{user_code.full_name(item)}.{name}")
                 for name, one in _of_class(item)
                 if seen.setdefault(id(one), one) is one and all(one is not known for known, _ in found)
             ]
         else:
-            pending.extend(_parts(item))
+            try:
+                pending.extend(_parts(item, kind))
+            except Exception:  # noqa: S112  a dict that another thread changes, an object that is half made
+                continue
     return found
 
 
 def _of_class(cls: type) -> Iterator[tuple[str, Held]]:
     for name, value in sorted(vars(cls).items()):
-        one = value.bit_generator if isinstance(value, np.random.Generator) else value
-        if isinstance(one, Held) and id(one) not in OF_PROCESS:
+        one = value.bit_generator if issubclass(type(value), np.random.Generator) else value
+        if issubclass(type(one), Held) and id(one) not in OF_PROCESS:
             yield name, one
 
 
-def _parts(item: Any) -> Iterable[Any]:
-    """What an object is made of, as far as pickling would take it along."""
-    if isinstance(item, types.FunctionType):
+def _parts(item: Any, kind: type) -> Iterable[Any]:
+    """What an object is made of, as far as pickling would take it along. None of its own code runs."""
+    if kind is types.FunctionType:
         return _of_function(item)
-    if isinstance(item, types.MethodType | types.BuiltinMethodType):
+    if issubclass(kind, types.MethodType | types.BuiltinMethodType):
         return item.__self__, getattr(item, "__func__", None)
-    if isinstance(item, staticmethod | classmethod):
+    if issubclass(kind, staticmethod | classmethod):
         return (item.__func__,)
-    if isinstance(item, property):
+    if issubclass(kind, property):
         return item.fget, item.fset
-    if isinstance(item, functools.partial):
+    if issubclass(kind, functools.partial):
         return item.func, item.args, item.keywords, vars(item)
-    if isinstance(item, type):
+    if issubclass(kind, type):
         return *vars(item).values(), *item.__bases__
-    parts: list[Any] = []
-    if isinstance(item, Mapping) and isinstance(item, dict | types.MappingProxyType):
-        parts += [part for pair in islice(item.items(), MOST_ITEMS) for part in pair]
-    elif isinstance(item, _ITEMS):
-        parts += islice(item, MOST_ITEMS)
-    own = getattr(item, "__dict__", None)
-    if type(own) is dict and own is not item:
-        parts += own.values()
-    parts += _of_slots(item)
-    parts += [cls for cls in type(item).__mro__ if cls is not object]
+    parts = _items(item, kind)
+    if kind.__dictoffset__:
+        own = object.__getattribute__(item, "__dict__")
+        if type(own) is dict and own is not item:
+            parts += list(own.values())
+    parts += _of_slots(item, kind)
+    parts += [cls for cls in kind.__mro__ if cls is not object]
     return parts
 
 
-def _of_slots(item: Any) -> list[Any]:
+def _items(item: Any, kind: type) -> list[Any]:
+    """The first items of a container, by its built-in type's own methods."""
+    if kind is types.MappingProxyType:
+        return [part for pair in islice(item.items(), MOST_ITEMS) for part in pair]
+    for base in _ITEMS:
+        if issubclass(kind, base):
+            if base is dict:
+                return [part for pair in islice(dict.items(item), MOST_ITEMS) for part in pair]
+            return list(islice(base.__iter__(item), MOST_ITEMS))
+    return []
+
+
+def _of_slots(item: Any, kind: type) -> list[Any]:
     found = []
-    for cls in type(item).__mro__:
+    for cls in kind.__mro__:
         for slot in [value for value in vars(cls).values() if type(value) is types.MemberDescriptorType]:
             try:
                 found.append(slot.__get__(item))
