@@ -18,9 +18,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.codec.fetcher import seed_generators
-from dataloaderjob.codec.held import MOST_ITEMS, HeldGenerators, find, state_of
+from dataloaderjob.codec.fetcher import Fetcher, seed_generators
+from dataloaderjob.codec.held import MOST_ITEMS, HeldGenerators, find, state_of, states_of_classes
 from dataloaderjob.core import frames
+from dataloaderjob.local.mapping.rows import Apply, inputs
 from dataloaderjob.trainer import held_draws
 
 KINDS: dict[str, Any] = {
@@ -196,7 +197,7 @@ def test_a_generator_in_a_librarys_class_has_the_state_that_is_told(monkeypatch:
     ((one, where),) = find(item)
     assert (one, where) == (Library.R, "monai.transforms.transform.Library.R")
     here = HeldGenerators(item)
-    assert here.of_classes() == {where: state_of(Library.R)}
+    assert states_of_classes(item) == {where: state_of(Library.R)}
     here.seed(5)
     expected = Library.R.rand()
     monkeypatch.setattr(Library, "R", np.random.RandomState())  # of another process
@@ -270,3 +271,48 @@ def test_opencvs_generator_is_seeded() -> None:
         seed_generators(seed)
         drawn.append(cv2.randu(np.zeros(4, np.float32), 0.0, 1.0).tolist())
     assert drawn[0] == drawn[2] != drawn[1]
+
+
+class Drawn:
+    """A dataset for `dataloaderjob map`."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(3)
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, i: int) -> float:
+        return self.rng.random()
+
+
+class DrawnInBatches(Drawn):
+    def __getitems__(self, keys: list[int]) -> list[float]:
+        return [self.rng.random() for _ in keys]
+
+
+@pytest.mark.parametrize("kind", [Drawn, DrawnInBatches])
+def test_map_draws_by_the_index_of_a_row_wherever_it_was_stopped(kind: type) -> None:
+    found = []
+    for first, number, draws in ((0, 0, 0), (12, 3, 5)):
+        dataset = inputs(kind())
+        fetcher = Fetcher(dataset, list, HeldGenerators(dataset))
+        found.append(fetcher.fetch(number, frames.Ticket(7, first, False, [4, 5, 6], draws)))
+    assert found[0] == found[1]
+    assert len({sample for _, sample in found[0]}) == 3
+
+
+class Noisy:
+    """A function that is made in each process."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(1)
+
+    def __call__(self, batch: torch.Tensor) -> dict[str, Any]:
+        return {"x": self.rng.random(len(batch))}
+
+
+def test_a_class_that_map_makes_in_each_process_draws_by_the_row() -> None:
+    one, other = Apply(Noisy, None), Apply(Noisy, None)
+    one([(0, 1), (1, 2)])
+    assert one([(4, 1), (5, 2)]).tobytes() == other([(4, 1), (5, 2)]).tobytes()

@@ -93,6 +93,10 @@ class SampleError(Exception):
         """The sampler's key of that sample."""
 
 
+BY_KEY = "SEEDS_BY_KEY"
+"""Attribute of a class of datasets: generators that it holds draw by a sample's key alone, whatever its place."""
+
+
 class Fetcher:
     """Dataset and collate_fn of one loader."""
 
@@ -106,6 +110,7 @@ class Fetcher:
 
         held: generators of theirs, which are seeded as those of the process are."""
         self.held = held
+        self._by_key = bool(getattr(type(dataset), BY_KEY, False))
         self._dataset = dataset
         self._collate_fn = collate_fn
         self._getitems = getattr(dataset, "__getitems__", None) or None
@@ -135,7 +140,8 @@ class Fetcher:
     def _seed_batch(self, ticket_no: int, ticket: Ticket) -> None:
         seed_batch(ticket.base_seed, ticket_no)
         if self.held:
-            self.held.seed(batch_seed(ticket.draws, ticket_no))
+            draws, number = (0, ticket.keys[0]) if self._by_key else (ticket.draws, ticket_no)
+            self.held.seed(batch_seed(draws, number))
 
     def _sample(self, ticket: Ticket, i: int, on_sample: OnSample | None) -> Any:
         key = ticket.keys[i]
@@ -143,7 +149,8 @@ class Fetcher:
             on_sample(i)
         seed_sample(ticket.base_seed, ticket.first_position + i, key)
         if self.held:
-            self.held.seed(sample_seed(ticket.draws, ticket.first_position + i, key))
+            draws, position = (0, key) if self._by_key else (ticket.draws, ticket.first_position + i)
+            self.held.seed(sample_seed(draws, position, key))
         try:
             return self._dataset[key]
         except BaseException as exc:

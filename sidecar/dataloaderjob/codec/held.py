@@ -236,10 +236,6 @@ class HeldGenerators:
             for number, (one, _) in enumerate(find(*self._roots))
         ]
 
-    def of_classes(self) -> dict[str, int]:
-        """The states of those that do not travel, for `of_classes` elsewhere."""
-        return {where: state_of(one) for one, where in find(*self._roots) if where}
-
     def seed(self, seed: int) -> None:
         """Seeds them for a piece of user code whose own seed this is."""
         for put, origin in self._seeds:
@@ -257,6 +253,11 @@ class HeldGenerators:
 
 
 NOTHING_HELD = HeldGenerators()
+
+
+def states_of_classes(*roots: Any) -> dict[str, int]:
+    """The states of generators that do not travel with these, for `HeldGenerators` elsewhere."""
+    return {where: state_of(one) for one, where in find(*roots) if where}
 
 
 def _mixed(seed: int, origin: int) -> int:

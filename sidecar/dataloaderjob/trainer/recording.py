@@ -17,11 +17,13 @@ import shutil
 import threading
 import time
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dataloaderjob.codec.bundles import make_bundle
 from dataloaderjob.codec.fetcher import pickle_keys
+from dataloaderjob.codec.held import states_of_classes
 from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.consumption import Consumption
@@ -181,6 +183,7 @@ def record_here(loader: Any, consumption: Consumption) -> Recording | None:
         )
     except (InputError, OSError):
         return Recording(own, consumption, NO_BUNDLE)
+    bundle = replace(bundle, held=states_of_classes(loader.dataset, loader.collate_fn))
     return Recording(own, consumption, own.keep(bundle, own.store, in_process=True))
 
 

@@ -15,7 +15,8 @@ import pyarrow as pa
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from dataloaderjob.codec.fetcher import seed_batch, seed_generators, seed_sample
+from dataloaderjob.codec.fetcher import batch_seed, seed_batch, seed_generators, seed_sample
+from dataloaderjob.codec.held import NOTHING_HELD, HeldGenerators
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.local.mapping.plan import shown
 
@@ -32,6 +33,9 @@ REMEDY = (
 
 class Inputs(Dataset[tuple[int, Any]]):
     """(index, sample) for each index of a dataset."""
+
+    SEEDS_BY_KEY = True
+    """What is gone on with makes a sample at another place (`fetcher.BY_KEY`)."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -68,6 +72,8 @@ class Apply:
         self._function = function
         self._collate_fn = collate_fn
         self._made: Callable[[Any], Any] | None = None
+        self._held = NOTHING_HELD
+        """Generators of what was made of a class here; those of a function are the fetcher's affair."""
 
     def __call__(self, pairs: list[tuple[int, Any]]) -> np.ndarray[Any, Any]:
         rows = range(pairs[0][0], pairs[-1][0] + 1)
@@ -75,7 +81,10 @@ class Apply:
             with torch.no_grad():
                 if self._made is None:
                     self._made = make(self._function)
+                    if isinstance(self._function, type):
+                        self._held = HeldGenerators(self._made)
                 seed_batch(_SEED, rows.start)
+                self._held.seed(batch_seed(_SEED, rows.start))
                 result = self._made(self._collate([sample for _, sample in pairs], rows))
         except StopIteration as exc:
             raise RuntimeError("the function raised StopIteration") from exc
