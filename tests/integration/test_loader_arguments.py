@@ -128,16 +128,16 @@ def service(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_constructing_starts_nothing_and_the_largest_number_so_far_is_started(service: list[int]) -> None:
+def test_a_loader_counts_from_its_first_iter_on_and_there_are_never_fewer(service: list[int]) -> None:
     validation, train = DataLoader(Numbers(5), num_workers=1), DataLoader(Numbers(5), num_workers=3)
+    never = DataLoader(Numbers(5), num_workers=1000)
     assert service == []
-    assert ids(validation) == ids(train) == list(range(5))
-    assert set(service) == {3}
-    service.clear()
-    more = DataLoader(Numbers(5), num_workers=8)
-    assert service == []
-    assert ids(train) == ids(more) == list(range(5))
-    assert set(service) == {8}, "a later loader's larger number scales it up"
+    assert ids(validation) == list(range(5))
+    assert set(service) == {1}
+    assert ids(train) == ids(validation) == list(range(5))
+    assert set(service) == {1, 3}
+    assert service[-1] == 3, "the largest number so far"
+    del never
 
 
 def test_more_workers_than_processors_are_warned_of_as_by_torch(
