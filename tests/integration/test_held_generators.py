@@ -172,6 +172,13 @@ def given(made: DataLoader, epochs: int = 2) -> list[float]:
     return [sample for _ in range(epochs) for batch in made for sample in batch.tolist()]
 
 
+QUICK = (
+    "an attribute of a transform", "a closure", "a class", "a slot", "a list with a collate_fn", "a global of a module",
+    "several datasets", "batches", "a RandomState of PCG64", "numpy's own", "parts", "persistent workers",
+)  # fmt: skip
+
+
+@pytest.mark.quick(*QUICK)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_draws_are_distinct_and_those_of_this_process(case: Callable[[], dict[str, Any]], over) -> None:
     found, digests = [], set()
@@ -188,6 +195,7 @@ def test_draws_are_distinct_and_those_of_this_process(case: Callable[[], dict[st
 @pytest.mark.parametrize(
     "name", ["an attribute of a transform", "collate_fn", "numpy's own", "parts", "a slot"]
 )
+@pytest.mark.quick("an attribute of a transform", "parts")
 def test_an_epoch_goes_on_with_the_draws_that_it_had(name: str, over) -> None:
     seed(5)
     whole = loader(CASES[name], over(3))
