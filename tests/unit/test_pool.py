@@ -13,6 +13,7 @@ import torch
 
 from dataloaderjob.core.control import W_WANT, Control, seal
 from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.trainer import pool as pools
 from dataloaderjob.trainer.attach import Opened
 from dataloaderjob.trainer.pool import Pool, map_region
 
@@ -151,6 +152,17 @@ def test_the_end_of_a_lease_leaves_a_new_one_of_its_number_in_the_books(pool: Po
     assert books(pool) == {5: (1, PAGE, PAGE)}
     del second
     assert books(pool) == {}
+
+
+def test_an_end_under_way_leaves_a_lease_that_was_made_meanwhile(pool: Pool):
+    """The receiver has seen the end, and another thread lends its number, before the books are changed."""
+    first = taken(pool, 5, page=0)
+    lease = pool.leases[5][3]
+    second = taken(pool, 5, page=1)
+    pools._end(lease)
+    assert books(pool) == {5: (1, PAGE, PAGE)}
+    assert pool.leased_nbytes == PAGE
+    del first, second
 
 
 def test_nothing_refers_to_the_books_once_the_pool_is_cut_off(pool: Pool):
