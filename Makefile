@@ -135,12 +135,12 @@ run: $(VENV)/.run-installed data  ## the main job: trains through feeders, draws
 # Files run longest first (tests/durations.json). Some wait, so more run than there are cores; 3 keep two cores busy.
 PYTEST := python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --slowest-files 10
 
-test: env  ## the quick tests, which need nothing but what pip installs: 20 minutes on two cores
-	@echo "make test: the quick tests of all parts, about 20 minutes on two cores; make test-all runs the others, too"
+test: env  ## the quick tests, which need nothing but what pip installs: 16 minutes on two cores
+	@echo "make test: the quick tests of all parts, about 16 minutes on two cores; make test-all runs the others, too"
 	$(PYTEST) -m "not slow and not system" $(PYTEST_ARGS)
 
 test-ci: env apiserver  ## the quick tests, and those that need helm, etcd, FFmpeg's libraries or photographs
-	@echo "make test-ci: all tests without a cluster that are not slow, about 25 minutes on two cores"
+	@echo "make test-ci: all tests without a cluster that are not slow, about 21 minutes on two cores"
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 test-all: env apiserver  ## all tests but those on a cluster or a GPU: 45 minutes
