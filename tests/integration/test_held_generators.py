@@ -280,7 +280,13 @@ def reseeds(worker: int) -> None:
     info.dataset.R.seed(info.seed % 2**32)
 
 
-@pytest.mark.parametrize("init", [replaces, reseeds])
+def seeds_by_its_number(worker: int) -> None:
+    """Worker 0 has the generator as it was."""
+    info: Any = get_worker_info()
+    info.dataset.R.seed(worker)
+
+
+@pytest.mark.parametrize("init", [replaces, reseeds, seeds_by_its_number])
 def test_a_worker_init_fn_that_seeds_gives_the_same_in_each_run(init: Callable[[int], None], over) -> None:
     found = []
     for feeders, number in ((1, 5), (3, 5), (3, 6)):

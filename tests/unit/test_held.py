@@ -59,7 +59,7 @@ def test_a_seed_gives_the_same_draws_whatever_was_drawn_before(make: Any) -> Non
     here, there = HeldGenerators([one]), HeldGenerators({"a": (other,)})
     gaussians(other)  # half of a pair may be kept
     for held in (here, there):
-        held.seed(12345)
+        held.seed(12345, 9)
     assert gaussians(one) == gaussians(other)
     assert draw(one) == draw(other)
 
@@ -71,7 +71,7 @@ def test_seeds_give_distinct_draws_and_what_was_there_comes_back(make: Any) -> N
     found = set()
     with held.preserved():
         for seed in range(2000):
-            held.seed(seed)
+            held.seed(seed, 9)
             found.add(draw(one))
     assert len(found) == 2000
     assert state_of(find(one)[0][0]) == before
@@ -84,13 +84,13 @@ def test_a_generator_that_has_another_state_draws_otherwise(make: Any) -> None:
     draw(other)
     held = [HeldGenerators(one), HeldGenerators(other)]
     for each in held:
-        each.seed(7)
+        each.seed(7, 9)
     assert draw(one) != draw(other)
 
 
 @given(st.integers(0, 2**64 - 1))
 def test_any_seed_can_be_put(seed: int) -> None:
-    HeldGenerators([make() for make in KINDS.values()]).seed(seed)
+    HeldGenerators([make() for make in KINDS.values()]).seed(seed, 9)
 
 
 def found(*roots: Any) -> list[Any]:
@@ -198,25 +198,69 @@ def test_a_generator_in_a_librarys_class_has_the_state_that_is_told(monkeypatch:
     assert (one, where) == (Library.R, "monai.transforms.transform.Library.R")
     here = HeldGenerators(item)
     assert states_of_classes(item) == {where: state_of(Library.R)}
-    here.seed(5)
+    here.seed(5, 9)
     expected = Library.R.rand()
     monkeypatch.setattr(Library, "R", np.random.RandomState())  # of another process
-    HeldGenerators(item, of_classes={where: state_of(np.random.RandomState(3))}).seed(5)
+    HeldGenerators(item, of_classes={where: state_of(np.random.RandomState(3))}).seed(5, 9)
     assert Library.R.rand() == expected
 
 
-def test_what_was_seeded_since_follows_from_the_base_seed() -> None:
+@pytest.mark.parametrize("drawn", [0, 1, 5, 700])
+@kinds
+def test_a_mark_changes_no_number_that_follows(make: Any, drawn: int) -> None:
+    one, other = make(), make()
+    for _ in range(drawn):
+        assert draw(one) == draw(other)
+    held = HeldGenerators(one)
+    held.mark()
+    assert [draw(one) for _ in range(1500)] == [draw(other) for _ in range(1500)]
+    assert gaussians(one) == gaussians(other)
+
+
+MERSENNE = {
+    "RandomState": lambda seed: (one := np.random.RandomState(seed), lambda: one.seed(seed)),
+    "Random": lambda seed: (one := random.Random(seed), lambda: one.seed(seed)),
+    "torch": lambda seed: (one := torch.Generator().manual_seed(seed), lambda: one.manual_seed(seed)),
+}
+
+
+@pytest.mark.parametrize("make", MERSENNE.values(), ids=MERSENNE)
+def test_what_was_seeded_with_the_number_that_it_had_is_seeded_all_the_same(make: Any) -> None:
+    """As by worker_init_fn of worker 0, where others get other numbers."""
+    found = []
+    for seed in (3, 4):
+        one, seed_again = make(seed)
+        held = HeldGenerators(one)
+        held.mark()
+        seed_again()
+        held.look_again()
+        held.seed(5, 9)
+        found.append(draw(one))
+    assert found[0] == found[1], "it follows from the epoch's base seed"
+    one, _ = make(3)
+    held = HeldGenerators(one)
+    held.mark()
+    held.look_again()
+    held.seed(5, 9)
+    assert draw(one) != found[0], "nobody has seeded it"
+
+
+def test_what_was_seeded_since_follows_from_the_base_seed_of_each_epoch() -> None:
     kept, seeded = random.Random(1), random.Random(2)
     held = HeldGenerators([kept, seeded])
-    held.seed(5)
+    held.seed(5, 9)
     of_kept, of_seeded = kept.random(), seeded.random()
     holder = [random.Random(1), random.Random(2)]
     again = HeldGenerators(holder)
+    again.mark()
     holder[1].seed(77)
-    again.look_again(base_seed=9)
-    again.seed(5)
-    assert holder[0].random() == of_kept
-    assert holder[1].random() != of_seeded
+    again.look_again()
+    draws = []
+    for base_seed in (9, 10):
+        again.seed(5, base_seed)
+        assert holder[0].random() == of_kept
+        draws.append(holder[1].random())
+    assert len({*draws, of_seeded}) == 3
 
 
 def test_what_was_put_in_place_since_is_seeded() -> None:
@@ -225,8 +269,8 @@ def test_what_was_put_in_place_since_is_seeded() -> None:
         holder = SimpleNamespace(rng=random.Random(1))
         held = HeldGenerators(holder)
         holder.rng = random.Random()  # of the clock
-        held.look_again(base_seed=9)
-        held.seed(5)
+        held.look_again()
+        held.seed(5, 9)
         draws.append(holder.rng.random())
     assert draws[0] == draws[1]
 
@@ -243,9 +287,16 @@ class Data(list[Any]):
     """That a weak reference can be made to."""
 
 
+class Wrapper:
+    """As torch's Subset."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+
 def test_each_loader_of_a_dataset_has_numbers_of_its_own() -> None:
     data, other = Data(), Data()
-    wrapped = SimpleNamespace(dataset=SimpleNamespace(dataset=data))
+    wrapped = Wrapper(Wrapper(data))
     firsts = [held_draws.next_range(one) // held_draws.EPOCHS for one in (data, wrapped, other, data)]
     assert firsts == [0, 1, 0, 2]
 
@@ -256,6 +307,50 @@ def test_a_resumed_loader_has_its_numbers_and_the_next_one_others() -> None:
     assert held_draws.next_range(data) == 4 * held_draws.EPOCHS
     held_draws.go_on(data, 0)
     assert held_draws.next_range(data) == 5 * held_draws.EPOCHS
+
+
+def test_an_attribute_that_only_has_the_name_is_no_dataset() -> None:
+    for inner in ("cifar10", [1, 2], {"a": 1}, None):
+        data = Wrapper(inner)
+        assert [held_draws.next_range(data) // held_draws.EPOCHS for _ in range(2)] == [0, 1], inner
+
+
+def test_numbers_fit_a_ticket_and_iterators_have_some_of_their_own() -> None:
+    data = Data()
+    ranges = [held_draws.next_range(data) for _ in range(100)]
+    numbers = [held_draws.next_number(data) for _ in range(200)]
+    assert len(set(numbers)) == 200
+    assert not set(ranges) & set(numbers)
+    assert max(*ranges, *numbers) <= frames.MAX_DRAWS
+    held_draws.go_on(data, held_draws.OF_ITERATORS + 500)
+    assert held_draws.next_number(data) == held_draws.OF_ITERATORS + 501
+
+
+class Meta(type):
+    def __eq__(cls, other: object) -> bool:
+        return cls is other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Unhashable(metaclass=Meta):
+    pass
+
+
+class OfHardware(random.Random):
+    def getstate(self) -> Any:
+        raise NotImplementedError("it has none")
+
+
+def test_what_cannot_be_looked_at_or_has_no_state_is_left_alone() -> None:
+    rng = random.Random(1)
+    held = HeldGenerators([Unhashable(), OfHardware(), rng])
+    held.seed(5, 9)
+    expected = rng.random()
+    held.look_again()
+    held.seed(5, 9)
+    assert held
+    assert expected == expected
 
 
 def test_a_dataset_that_is_made_anew_begins_anew() -> None:

@@ -141,7 +141,7 @@ class Fetcher:
         seed_batch(ticket.base_seed, ticket_no)
         if self.held:
             draws, number = (0, ticket.keys[0]) if self._by_key else (ticket.draws, ticket_no)
-            self.held.seed(batch_seed(draws, number))
+            self.held.seed(batch_seed(draws, number), ticket.base_seed)
 
     def _sample(self, ticket: Ticket, i: int, on_sample: OnSample | None) -> Any:
         key = ticket.keys[i]
@@ -150,7 +150,7 @@ class Fetcher:
         seed_sample(ticket.base_seed, ticket.first_position + i, key)
         if self.held:
             draws, position = (0, key) if self._by_key else (ticket.draws, ticket.first_position + i)
-            self.held.seed(sample_seed(draws, position, key))
+            self.held.seed(sample_seed(draws, position, key), ticket.base_seed)
         try:
             return self._dataset[key]
         except BaseException as exc:

@@ -36,6 +36,9 @@ MOST_ITEMS = 1_000
 """Items of one container that are looked at: longer ones are data."""
 _MASK, _INT64 = (1 << 64) - 1, (1 << 63) - 1
 _MIX = 0x9E3779B97F4A7C15
+_BLOCK = 624
+"""Numbers that a Mersenne twister makes at a time."""
+_MARK = 1 << 41
 _FLAT: Any = (
     str, bytes, bytearray, int, float, complex, bool, type(None), type(Ellipsis), range, slice, torch.Tensor,
     np.ndarray, np.generic, np.dtype, torch.dtype, torch.device, types.ModuleType, types.CodeType, types.GeneratorType,
@@ -62,15 +65,17 @@ def find(*roots: Any) -> list[tuple[Held, str]]:
         elif issubclass(kind, Held):
             if not issubclass(kind, random.SystemRandom):
                 found.append((item, ""))
-        elif issubclass(kind, type) and not user_code.is_users(item):
-            found += [
-                (one, f"{user_code.full_name(item)}.{name}")
-                for name, one in _of_class(item)
-                if seen.setdefault(id(one), one) is one and all(one is not known for known, _ in found)
-            ]
         else:
             try:
-                pending.extend(_parts(item, kind))
+                if issubclass(kind, type) and not user_code.is_users(item):
+                    found += [
+                        (one, f"{user_code.full_name(item)}.{name}")
+                        for name, one in _of_class(item)
+                        if seen.setdefault(id(one), one) is one
+                        and all(one is not known for known, _ in found)
+                    ]
+                else:
+                    pending.extend(_parts(item, kind))
             except Exception:  # noqa: S112  a dict that another thread changes, an object that is half made
                 continue
     return found
@@ -211,35 +216,48 @@ class HeldGenerators:
     def __init__(self, *roots: Any, of_classes: Mapping[str, int] | None = None) -> None:
         """Takes their states as those that the trainer has. of_classes: its own of classes of libraries."""
         self._roots = roots
-        told = of_classes or {}
-        found = find(*roots)
-        self._known = {id(one): (one, state_of(one)) for one, _ in found}
+        self._known: dict[int, tuple[Held, int]] = {}
         """Each generator and the state that it had, by its id."""
-        origins = [(one, told.get(where, self._known[id(one)][1])) for one, where in found]
-        self._seeds = [(_seeding(one), origin) for one, origin in origins]
+        self._seeds: list[tuple[Callable[[int], Any], int | None, int]] = []
+        """What seeds each, its origin, and its number; no origin: worker_init_fn has seeded it."""
+        told = of_classes or {}
+        for number, (one, where) in enumerate(find(*roots)):
+            try:
+                state = state_of(one)
+            except Exception:  # noqa: S112  a class of the user's that has no state, such as one of the system's source
+                continue
+            self._known[id(one)] = one, state
+            self._seeds.append((_seeding(one), told.get(where, state), number))
 
     def __bool__(self) -> bool:
         return bool(self._seeds)
 
-    def look_again(self, base_seed: int) -> None:
-        """Has what worker_init_fn seeded or put in place follow from the epoch's base seed; called after it."""
-        origins = {
-            id(one): origin for (one, _), (_, origin) in zip(self._known.values(), self._seeds, strict=True)
-        }
-        self._seeds = [
-            (
-                _seeding(one),
-                origins[id(one)]
-                if id(one) in self._known and state_of(one) == self._known[id(one)][1]
-                else _mixed(base_seed, number),
-            )
-            for number, (one, _) in enumerate(find(*self._roots))
-        ]
+    def mark(self) -> None:
+        """Has a generator show whether worker_init_fn, which runs next, seeds it, also with the number that it had."""
+        for one, _ in list(self._known.values()):
+            _mark(one)
+            self._known[id(one)] = one, state_of(one)
 
-    def seed(self, seed: int) -> None:
-        """Seeds them for a piece of user code whose own seed this is."""
-        for put, origin in self._seeds:
-            put(_mixed(seed, origin))
+    def look_again(self) -> None:
+        """Has what worker_init_fn seeded or put in place follow from the epoch's base seed; called after it."""
+        origins = {key: origin for key, (_, origin, _) in zip(self._known, self._seeds, strict=True)}
+        known, self._known, self._seeds = self._known, {}, []
+        for number, (one, _) in enumerate(find(*self._roots)):
+            try:
+                state = state_of(one)
+            except Exception:  # noqa: S112  as above
+                continue
+            untouched = id(one) in known and known[id(one)][1] == state
+            if untouched and isinstance(one, torch.Generator):
+                _mark(one)  # once more, which takes it away
+                state = state_of(one)
+            self._known[id(one)] = one, state
+            self._seeds.append((_seeding(one), origins[id(one)] if untouched else None, number))
+
+    def seed(self, seed: int, base_seed: int) -> None:
+        """Seeds them for a piece of user code whose own seed this is, of an epoch with that base seed."""
+        for put, origin, number in self._seeds:
+            put(_mixed(seed, _mixed(base_seed, number) if origin is None else origin))
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
@@ -266,6 +284,29 @@ def _mixed(seed: int, origin: int) -> int:
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK
     return x ^ x >> 31
+
+
+def _mark(one: Held) -> None:
+    """Writes the state of a Mersenne twister that was just seeded in another way, from which the same numbers follow:
+    its next block is made already, and nothing of that is given. torch's keeps its seed, too, where there is room."""
+    if isinstance(one, random.Random):
+        version, words, gauss = random.Random.getstate(one)
+        if words[-1] == _BLOCK:
+            random.Random.getrandbits(one, 32)
+            random.Random.setstate(one, (version, (*random.Random.getstate(one)[1][:-1], 0), gauss))
+    elif isinstance(one, torch.Generator):
+        state = one.get_state()
+        state[:8].view(torch.int64).bitwise_xor_(
+            _MARK
+        )  # what initial_seed() tells, which no number follows from
+        one.set_state(state)
+    else:
+        bits: Any = one._bit_generator if isinstance(one, np.random.RandomState) else one  # noqa: SLF001
+        if type(bits) is np.random.MT19937 and bits.state["state"]["pos"] == _BLOCK:
+            bits.random_raw()
+            made = bits.state
+            made["state"]["pos"] = 0
+            bits.state = made
 
 
 def _read(one: Held) -> Any:

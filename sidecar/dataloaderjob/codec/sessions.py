@@ -27,8 +27,9 @@ def begin_session(
     introduce(code.dataset, index=index, num_workers=num_workers, base_seed=base_seed)
     seed_worker(base_seed & _MASK63, index)
     if code.worker_init_fn is not None:
+        held.mark()
         code.worker_init_fn(index)
-        held.look_again(base_seed)
+        held.look_again()
 
 
 def held_by(code: UserCode, of_classes: Mapping[str, int]) -> HeldGenerators:

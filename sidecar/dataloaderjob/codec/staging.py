@@ -54,7 +54,7 @@ class StageFetcher:
             here = (*place, position) if position >= 0 else place
             seed_generators(derive_seed(ticket.base_seed, *here))
             if self.held:
-                self.held.seed(derive_seed(ticket.draws, *here))
+                self.held.seed(derive_seed(ticket.draws, *here), ticket.base_seed)
 
         try:
             return self._staged(samples, before)

@@ -282,7 +282,7 @@ def _with_bases(classes: Iterable[type]) -> list[type]:
 def is_users(cls: type) -> bool:
     """Whether a class is of a module of the user's, not of an installed one."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return cls in _made or (isinstance(file, str) and not is_installed(file))
+    return cls.__module__ in MAINS or cls in _made or (isinstance(file, str) and not is_installed(file))
 
 
 # Functions by value

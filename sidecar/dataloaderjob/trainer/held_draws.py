@@ -1,7 +1,7 @@
 """How many iterators generators that a dataset holds have served: what makes the draws of two epochs differ.
 
 Each loader of a dataset has a range of numbers, so that one that is made anew for each epoch draws anew, too. Which
-range it is, is part of its state.
+range it is, is part of its state. An iterator of another loader, over `dataloaderjob.context()`, has a single number.
 """
 
 from __future__ import annotations
@@ -10,17 +10,21 @@ import weakref
 from typing import Any
 
 EPOCHS = 1024
-"""Numbers of one loader. Beyond them, and beyond 64 loaders, draws repeat."""
+"""Numbers of one loader."""
+OF_ITERATORS = 32 * EPOCHS
+"""Where the numbers of single iterators begin. Beyond 32 loaders, or as many iterators, of one dataset draws repeat."""
 _DEPTH = 20
-_loaders: dict[int, tuple[weakref.ref[Any], int]] = {}
-"""Loaders that each dataset had, by its id."""
+_counts: dict[tuple[int, bool], tuple[weakref.ref[Any], int]] = {}
+"""Loaders, and single iterators, that each dataset had, by its id."""
 
 
 def root_of(dataset: Any) -> Any:
     """The dataset that wrappers, such as torch's Subset, are of."""
     for _ in range(_DEPTH):
-        inner = getattr(dataset, "dataset", None)
-        if inner is None:
+        try:
+            inner = dataset.dataset
+            weakref.ref(inner)
+        except Exception:  # nothing, or a name, or a list; user code
             break
         dataset = inner
     return dataset
@@ -28,32 +32,46 @@ def root_of(dataset: Any) -> Any:
 
 def next_range(dataset: Any) -> int:
     """Begins a range for a loader; returns its first number."""
-    root = root_of(dataset)
-    found = _loaders.get(id(root))
-    count = 0 if found is None or found[0]() is not root else found[1]
-    _keep(root, count + 1)
-    return count * EPOCHS
+    return _next(dataset, is_single=False) % 32 * EPOCHS
+
+
+def next_number(dataset: Any) -> int:
+    """The number of a single iterator."""
+    return OF_ITERATORS + _next(dataset, is_single=True) % OF_ITERATORS
 
 
 def go_on(dataset: Any, first: int) -> None:
-    """Notes that a loader has the range that begins with `first`, of a state that was loaded."""
+    """Notes that a loader, or an iterator, has the numbers from `first` on, of a state that was loaded."""
+    is_single = first >= OF_ITERATORS
+    given = first - OF_ITERATORS if is_single else first // EPOCHS
     root = root_of(dataset)
-    found = _loaders.get(id(root))
-    count = 0 if found is None or found[0]() is not root else found[1]
-    _keep(root, max(count, first // EPOCHS + 1))
+    _keep(root, max(_count(root, is_single), given + 1), is_single)
 
 
-def _keep(root: Any, count: int) -> None:
+def _next(dataset: Any, *, is_single: bool) -> int:
+    root = root_of(dataset)
+    count = _count(root, is_single)
+    _keep(root, count + 1, is_single)
+    return count
+
+
+def _count(root: Any, is_single: bool) -> int:
+    found = _counts.get((id(root), is_single))
+    return 0 if found is None or found[0]() is not root else found[1]
+
+
+def _keep(root: Any, count: int, is_single: bool) -> None:
+    key = id(root), is_single
     try:
-        _loaders[id(root)] = weakref.ref(root, _forgetting(id(root))), count
+        _counts[key] = weakref.ref(root, _forgetting(key)), count
     except TypeError:  # a list: each loader of it begins with the first range
         return
 
 
-def _forgetting(key: int) -> Any:
+def _forgetting(key: tuple[int, bool]) -> Any:
     def forget(ref: weakref.ref[Any]) -> None:
-        found = _loaders.get(key)
+        found = _counts.get(key)
         if found is not None and found[0] is ref:
-            del _loaders[key]
+            del _counts[key]
 
     return forget

@@ -19,7 +19,7 @@ from dataloaderjob.codec.bundles import make_bundle
 from dataloaderjob.codec.decoding import Decoder
 from dataloaderjob.codec.digest import batch_digests
 from dataloaderjob.codec.fetcher import Fetcher, SampleError, identity_of, preserved_generators
-from dataloaderjob.codec.held import NOTHING_HELD, HeldGenerators, states_of_classes
+from dataloaderjob.codec.held import NOTHING_HELD, HeldGenerators, state_of
 from dataloaderjob.core import errors, frames
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.consumption import FOLD, Consumption, error_mark, fold
@@ -284,7 +284,11 @@ class ServiceIterator(_Seeded):
             allow_pickle=self._pickle_allowed,
             slow=slow,
         )
-        return replace(made, held=states_of_classes(loader.dataset, loader.collate_fn)), store
+        return replace(made, held=self._held_by_classes()), store
+
+    def _held_by_classes(self) -> dict[str, int]:
+        """The states of generators that do not travel with the dataset."""
+        return {where: state_of(one) for one, where in self._epoch.holds if where}
 
     def _init_fn(self, loader: Any) -> Callable[[int], Any] | None:
         """What a process that makes batches calls first: the user's worker_init_fn, if there is one."""

@@ -22,6 +22,7 @@ from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 from dataloaderjob.codec import held
 from dataloaderjob.codec.fetcher import derive_seed
 from dataloaderjob.core.consumption import Consumption
+from dataloaderjob.core.frames import MAX_DRAWS
 from dataloaderjob.samplers.elastic import ElasticSampler
 from dataloaderjob.trainer import generators, held_draws, recording, sampling
 from dataloaderjob.trainer.sampling import Recorded
@@ -128,7 +129,8 @@ class Epoch:
     @property
     def draw_number(self) -> int:
         """What tickets say of generators that are held; 0 where there are none."""
-        return self.draws_from + max(self.iterations - 1, 0) % held_draws.EPOCHS if self.holds else 0
+        number = self.draws_from + max(self.iterations - 1, 0) % held_draws.EPOCHS
+        return number & MAX_DRAWS if self.holds else 0
 
     def _go_on(self, resume: Resume, *, is_first: bool) -> None:
         state = resume.state

@@ -31,6 +31,7 @@ from dataloaderjob.codec import held
 from dataloaderjob.codec.bundles import make_bundle
 from dataloaderjob.codec.decoding import Decoder
 from dataloaderjob.codec.fetcher import derive_seed
+from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.control import WINDOW
 from dataloaderjob.core.errors import InputError, ServiceError
@@ -200,7 +201,7 @@ class Session:
             held_draws.go_on(given["dataset"], saved)
             first = saved
         else:
-            first = held_draws.next_range(given["dataset"]) if holds else 0
+            first = held_draws.next_number(given["dataset"]) if holds else 0
         if self._states is not None:
             self._states.draws_from = first
         return first if holds else None
@@ -249,7 +250,7 @@ class Session:
         seed = derive_seed(self._base_seed, place.resets) if place.resets else self._base_seed
         if type(given) is Placed:
             seed, place.samples = given.seed, given.position
-        draws = 0 if self._draws_from is None else self._draws_from + place.resets % held_draws.EPOCHS
+        draws = 0 if self._draws_from is None else (self._draws_from + place.resets) & frames.MAX_DRAWS
         submit(taker.stream, seed, place.samples, ticket, keys, bare=self._bare, draws=draws)
         place.samples += len(keys)
         place.batches = ticket + 1

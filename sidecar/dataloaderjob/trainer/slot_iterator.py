@@ -67,6 +67,10 @@ class SlotIterator(ServiceIterator):
         self._bundle = replace(made, **session)
         self._kept = NO_BUNDLE  # a batch of a slot cannot be made again by itself
 
+    def _held_by_classes(self) -> dict[str, int]:
+        """None: a slot draws as torch's worker does, and ranks that share slots have equal bundles."""
+        return {}
+
     def _init_fn(self, loader: Any) -> Any:
         """An IterDataPipe's filters of shards are set for each slot, as torch's workers set them for themselves. Its
         seeds lie in the pipe, where torch's iterator has put them."""

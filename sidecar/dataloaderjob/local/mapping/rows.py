@@ -84,7 +84,7 @@ class Apply:
                     if isinstance(self._function, type):
                         self._held = HeldGenerators(self._made)
                 seed_batch(_SEED, rows.start)
-                self._held.seed(batch_seed(_SEED, rows.start))
+                self._held.seed(batch_seed(_SEED, rows.start), _SEED)
                 result = self._made(self._collate([sample for _, sample in pairs], rows))
         except StopIteration as exc:
             raise RuntimeError("the function raised StopIteration") from exc
