@@ -159,9 +159,8 @@ class ChildWriter:
         if found is not None and found["metadata"].get("deletionTimestamp"):
             return False  # made anew when it is gone
         if found is not None and child[0] == "Job" and not found["metadata"].get("ownerReferences"):
-            raise _not_ours(
-                child
-            )  # an earlier job's, whose pods have its key: nothing of a Job's pods can be changed
+            # An earlier job's, whose pods have its key: nothing of a Job's pods can be changed.
+            raise _not_ours(child)
         fits = self.fitting.setdefault(key, {})
         now = "" if found is None else _version(found), digest(manifest)
         if now[0] and fits.get(child) == now:

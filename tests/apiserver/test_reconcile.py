@@ -363,16 +363,21 @@ def test_a_child_of_the_same_name_that_is_not_ours_is_reported_and_left(server: 
     assert job.get("Service", "mnist-head")["spec"]["ports"][0]["port"] == 1
 
 
-def test_a_child_that_is_refused_is_reported_in_the_status_and_made_once_it_can_be(server: ApiServer) -> None:
-    job = Operated(server, manifest(AT_ONCE))
-    server.request("POST", job.path("Service"), THEIRS)
-    operator = job.operator()
+def why_a_child_is_refused(job: Operated, operator: Any) -> str:
+    """What the condition says once two reconciles have failed at it."""
     for _ in range(2):
         with pytest.raises(ApiError):
             job.reconcile_with(operator)
     ready = job.conditions()["Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "ChildRefused")
-    assert "mnist-head is there and is not this job's" in ready["message"]
+    return str(ready["message"])
+
+
+def test_a_child_that_is_refused_is_reported_in_the_status_and_made_once_it_can_be(server: ApiServer) -> None:
+    job = Operated(server, manifest(AT_ONCE))
+    server.request("POST", job.path("Service"), THEIRS)
+    operator = job.operator()
+    assert "mnist-head is there and is not this job's" in why_a_child_is_refused(job, operator)
     job.delete("Service", "mnist-head")
     assert job.reconcile_with(operator) == 0, "it is due at once"
     job.reconcile_with(operator)
@@ -388,12 +393,8 @@ def test_trainers_that_have_lost_their_owner_are_refused_by_name_and_made_once_t
     job.settle()
     job.patch("Job", "mnist-trainers-0", {"metadata": {"ownerReferences": None}})
     operator = job.operator()
-    for _ in range(2):
-        with pytest.raises(ApiError):
-            job.reconcile_with(operator)
-    ready = job.conditions()["Ready"]
-    assert (ready["status"], ready["reason"]) == ("False", "ChildRefused")
-    assert "mnist-trainers-0 is there and is not this job's: delete it" in ready["message"]
+    told = why_a_child_is_refused(job, operator)
+    assert "mnist-trainers-0 is there and is not this job's: delete it" in told
     job.delete("Job", "mnist-trainers-0")
     job.reconcile_with(operator)
     job.reconcile_with(operator)

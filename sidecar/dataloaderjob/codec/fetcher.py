@@ -54,7 +54,6 @@ OF_SAMPLE, OF_BATCH = 1, 2
 """Purposes: the seed of sample 3 and the seed of batch 3 must differ."""
 _sample_words = struct.Struct("<4Q").pack
 # Not torch.manual_seed, which also visits the accelerators: 150 to 180 µs, this 1.2.
-_loaded = sys.modules
 _seed_torch = torch.default_generator.manual_seed
 _seed_numpy = np.random.seed
 _seed_random = random.seed
@@ -241,7 +240,7 @@ def seed_generators(seed: int) -> None:
     _seed_random(seed)
     _seed_numpy(seed >> 32)
     _seed_torch(seed & _INT64)
-    if (cv2 := _loaded.get("cv2")) is not None:
+    if (cv2 := sys.modules.get("cv2")) is not None:
         seed_opencv(cv2, seed)
 
 

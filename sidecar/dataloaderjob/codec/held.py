@@ -68,12 +68,9 @@ def find(*roots: Any) -> list[tuple[Held, str]]:
         else:
             try:
                 if issubclass(kind, type) and not user_code.is_users(item):
-                    found += [
-                        (one, f"{user_code.full_name(item)}.{name}")
-                        for name, one in _of_class(item)
-                        if seen.setdefault(id(one), one) is one
-                        and all(one is not known for known, _ in found)
-                    ]
+                    new = [(where, one) for where, one in _of_class(item) if id(one) not in seen]
+                    seen |= {id(one): one for _, one in new}
+                    found += [(one, where) for where, one in new]
                 else:
                     pending.extend(_parts(item, kind))
             except Exception:  # noqa: S112  a dict that another thread changes, an object that is half made
@@ -81,11 +78,14 @@ def find(*roots: Any) -> list[tuple[Held, str]]:
     return found
 
 
-def _of_class(cls: type) -> Iterator[tuple[str, Held]]:
+def _of_class(cls: type) -> list[tuple[str, Held]]:
+    """Where they are, and the generators of a library's class, each once."""
+    found: dict[int, tuple[str, Held]] = {}
     for name, value in sorted(vars(cls).items()):
         one = value.bit_generator if issubclass(type(value), np.random.Generator) else value
         if issubclass(type(one), Held) and id(one) not in OF_PROCESS:
-            yield name, one
+            found.setdefault(id(one), (f"{user_code.full_name(cls)}.{name}", one))
+    return list(found.values())
 
 
 def _parts(item: Any, kind: type) -> Iterable[Any]:
@@ -144,9 +144,8 @@ def _of_function(function: types.FunctionType) -> list[Any]:
             continue
     own = function.__globals__
     if modules.is_users(own):
-        used = user_code.globals_used(function.__code__)
-        parts += [own[name] for name in used if name in own]
-        parts += _of_modules(function.__code__, [own[name] for name in used if name in own])
+        reached = [own[name] for name in user_code.globals_used(function.__code__) if name in own]
+        parts += [*reached, *_of_modules(function.__code__, reached)]
     return parts
 
 
@@ -221,16 +220,21 @@ class HeldGenerators:
         self._seeds: list[tuple[Callable[[int], Any], int | None, int]] = []
         """What seeds each, its origin, and its number; no origin: worker_init_fn has seeded it."""
         told = of_classes or {}
-        for number, (one, where) in enumerate(find(*roots)):
-            try:
-                state = state_of(one)
-            except Exception:  # noqa: S112  a class of the user's that has no state, such as one of the system's source
-                continue
+        for number, one, where, state in self._readable():
             self._known[id(one)] = one, state
             self._seeds.append((_seeding(one), told.get(where, state), number))
 
     def __bool__(self) -> bool:
         return bool(self._seeds)
+
+    def _readable(self) -> Iterator[tuple[int, Held, str, int]]:
+        """(number, generator, where it is, state) of those that have a state."""
+        for number, (one, where) in enumerate(find(*self._roots)):
+            try:
+                state = state_of(one)
+            except Exception:  # noqa: S112  a class of the user's, such as one of the system's source
+                continue
+            yield number, one, where, state
 
     def mark(self) -> None:
         """Has a generator show whether worker_init_fn, which runs next, seeds it, also with the number that it had."""
@@ -242,11 +246,7 @@ class HeldGenerators:
         """Has what worker_init_fn seeded or put in place follow from the epoch's base seed; called after it."""
         origins = {key: origin for key, (_, origin, _) in zip(self._known, self._seeds, strict=True)}
         known, self._known, self._seeds = self._known, {}, []
-        for number, (one, _) in enumerate(find(*self._roots)):
-            try:
-                state = state_of(one)
-            except Exception:  # noqa: S112  as above
-                continue
+        for number, one, _, state in self._readable():
             untouched = id(one) in known and known[id(one)][1] == state
             if untouched and isinstance(one, torch.Generator):
                 _mark(one)  # once more, which takes it away
@@ -296,9 +296,8 @@ def _mark(one: Held) -> None:
             random.Random.setstate(one, (version, (*random.Random.getstate(one)[1][:-1], 0), gauss))
     elif isinstance(one, torch.Generator):
         state = one.get_state()
-        state[:8].view(torch.int64).bitwise_xor_(
-            _MARK
-        )  # what initial_seed() tells, which no number follows from
+        # What initial_seed() tells, which no number follows from.
+        state[:8].view(torch.int64).bitwise_xor_(_MARK)
         one.set_state(state)
     else:
         bits: Any = one._bit_generator if isinstance(one, np.random.RandomState) else one  # noqa: SLF001

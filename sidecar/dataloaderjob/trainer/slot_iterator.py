@@ -41,9 +41,8 @@ class SlotIterator(ServiceIterator):
         """Packs code and data. Raises InputError where that cannot be, or the sidecar cannot serve slots."""
         self._to_ship: Any = None
         self._ship(loader, begin_session, slow)
-        if isinstance(
-            loader.dataset, IterDataPipe
-        ):  # torch's loader with workers draws twice for the first epoch
+        if isinstance(loader.dataset, IterDataPipe):
+            # torch's loader with workers draws twice for the first epoch.
             _share_dist_seed(loader.generator, self._pg)  # type: ignore[no-untyped-call]
 
     def _ship(self, loader: Any, begin_session: Any, slow: Any) -> None:
