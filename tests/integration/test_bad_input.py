@@ -33,7 +33,8 @@ from dataloaderjob.core.errors import (
     UnsupportedBatch,
     UserCodeError,
 )
-from dataloaderjob.core.settings import SidecarSettings, dump, memory_limit
+from dataloaderjob.core.memory import memory_limit
+from dataloaderjob.core.settings import SidecarSettings, dump
 from dataloaderjob.trainer.loader import MAX_PREFETCH
 from processes import in_child, line, script
 

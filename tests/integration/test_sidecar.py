@@ -29,7 +29,8 @@ from dataloaderjob.core import control, frames, ipc
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import ServiceUnavailable
-from dataloaderjob.core.settings import SidecarSettings, dump, memory_limit
+from dataloaderjob.core.memory import memory_limit
+from dataloaderjob.core.settings import SidecarSettings, dump
 from dataloaderjob.supervisor.server import SupervisorServer
 from dataloaderjob.trainer import attach
 from processes import alive, beside_shared_memory_kb, children, in_child, line, script, shared_memory_kb

@@ -25,7 +25,7 @@ from dataloaderjob.core import sockets
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.frames import Kind
-from dataloaderjob.core.settings import RayTuning
+from dataloaderjob.core.settings import RayTasks, RayTuning
 from dataloaderjob.core.supervision import EXIT_RAY_LATE, EXIT_RAY_LOST
 from dataloaderjob.local.head import RayHead
 from dataloaderjob.sidecar.supervisor_client import upload
@@ -417,3 +417,28 @@ def test_health_checks_are_as_tuned(tmp_path: Path):
         )  # fmt: skip
     seconds = float(done.stdout.rsplit("dead after", 1)[1])
     assert seconds < 8, done.stderr
+
+
+@pytest.mark.slow
+def test_a_feeder_that_rays_memory_monitor_kills_is_told_as_out_of_memory(tmp_path: Path):
+    """More than a hundredth of this machine's memory is always in use: each feeder is killed as soon as it is up."""
+    monitor = {"RAY_memory_monitor_refresh_ms": "200", "RAY_memory_usage_threshold": "0.01"}
+    with head(**monitor) as made:
+        field = "spec.feeders.resources.limits.memory"
+        supervised = Supervised(tmp_path, made, num_feeders=1, memory_field=field)
+        supervised.start()
+        began = time.monotonic()
+        status = supervised.wait(lambda s: s["feeders"] and s["feeders"][0]["cause"] == "OutOfMemory")
+        assert time.monotonic() - began < 60
+        why = status["feeders"][0]["why"]
+        assert why.startswith("Ray's memory monitor killed its process, for its node ran out of memory")
+        assert why.endswith(f": raise {field}, or make batches smaller")
+        assert re.search(r"with [0-9.]+GB of [0-9.]+GB in use", why), why
+        assert status["notes"] == [f"feeder-0: {why}"]
+        supervised.kill()
+
+
+def test_a_node_of_ours_has_rays_memory_monitor_only_for_rays_tasks():
+    off = {"RAY_memory_monitor_refresh_ms": "0"}
+    assert off.items() <= RayHead(Path("/tmp/a")).env().items()
+    assert not off.keys() & RayHead(Path("/tmp/b"), tasks=RayTasks(cpus=1)).env().keys()

@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from feeder_client import wait_until
@@ -22,17 +23,29 @@ KEY = bytes(range(32))
 SUPPORT = Path(__file__).parent
 
 
+class Head(RayHead):
+    """A head whose Ray is told more."""
+
+    told: Mapping[str, str] = MappingProxyType({})
+
+    def env(self) -> dict[str, str]:
+        return {**super().env(), **self.told}
+
+
 @contextmanager
-def head(*, tuning: RayTuning | None = None, env: dict[str, str] | None = None) -> Iterator[RayHead]:
-    """A head that is up, in a short folder of its own, with a home of its own."""
+def head(
+    *, tuning: RayTuning | None = None, env: dict[str, str] | None = None, **told: str
+) -> Iterator[RayHead]:
+    """A head that is up, in a short folder of its own, with a home of its own. `told`: environment of Ray's."""
     with tempfile.TemporaryDirectory(prefix="dlj", ignore_cleanup_errors=True) as folder:
         home = Path(folder) / "home"
         home.mkdir()
         path = with_support((env or {}).get("PYTHONPATH"))
-        made = RayHead(
+        made = Head(
             Path(folder) / "ray", tuning=tuning, num_feeders=64,
             env={**os.environ, **(env or {}), "PYTHONPATH": path, "HOME": str(home)},
         )  # fmt: skip
+        made.told = told
         made.start()
         try:
             wait_until(lambda: made.poll_up() is not None, 60)

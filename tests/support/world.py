@@ -93,6 +93,8 @@ class World:
         """Tickets that end the feeder that makes them."""
         self.poison: set[tuple[int, int]] = set()
         """Tickets that end the builder that makes them."""
+        self.hungry: set[tuple[int, int]] = set()
+        """Those among them that end it for want of memory."""
         self.at(0.05, self._tick)
         self.at(ALIVE_S, self._alive)
 
@@ -224,7 +226,7 @@ class World:
     def _lost(self, feeder: SimFeeder, key) -> None:
         """The process that made it ended; the feeder has another one."""
         feeder.building = None
-        self._frame(feeder, Kind.LOST, key, room=4)
+        self._frame(feeder, Kind.LOST, key, room=4, flags=frames.Flag.MEMORY if key in self.hungry else 0)
         self._build(feeder)
 
     def _finished(self, feeder: SimFeeder, key) -> None:

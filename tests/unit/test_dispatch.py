@@ -1,12 +1,14 @@
 """The dispatcher in a simulated world: order, space and lateness under faults, in virtual time."""
 
 import json
+import re
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from world import World
 
+from dataloaderjob.core import errors
 from dataloaderjob.core.frames import TICKET_DEPTH, Kind
 from dataloaderjob.sidecar.dispatch.dispatcher import LOAD_AGAIN, MAX_LOADS
 
@@ -310,6 +312,39 @@ def test_a_batch_whose_builders_end_is_named_after_three_and_no_feeder_is_lost()
     assert "why" in message["message"]
     assert list(world.failed) == [(1, 5)]
     assert all(state.up for state in world.machine.feeders.values())
+
+
+def test_a_batch_whose_builders_run_out_of_memory_fails_as_such():
+    world = World(18)
+    for _ in range(3):
+        world.add_feeder()
+    world.poison.add((1, 5))
+    world.hungry.add((1, 5))
+    trainer = world.open(1, 40)
+    world.run(lambda: trainer.done)
+    message = json.loads(world.failed[1, 5])
+    assert message["service"] == "OutOfMemory"
+    assert re.fullmatch(
+        r"3 feeder processes ended while making .* of batch 5 \(the last one, feeder-\d: it why\)",
+        message["message"],
+    )
+    assert issubclass(errors.named("OutOfMemory"), errors.FeederLost), "who catches that gets this too"
+
+
+def test_feeders_of_whose_memory_the_supervisor_tells_are_not_merely_lost():
+    world = World(13)
+    for _ in range(8):
+        world.add_feeder()
+    world.deadly.add((1, 5))
+    world.machine.out_of_memory = frozenset(f.endpoint.name for f in world.feeders.values())
+    world.machine.supervisor_notes = [
+        f"{name}: its pod may use 1 MiB" for name in world.machine.out_of_memory
+    ]
+    trainer = world.open(1, 20)
+    world.run(lambda: trainer.done)
+    message = json.loads(world.failed[1, 5])
+    assert message["service"] == "OutOfMemory"
+    assert re.search(r"\(the last one, feeder-\d: its pod may use 1 MiB\)", message["message"])
 
 
 def test_a_bundle_that_some_feeders_cannot_load_is_made_by_the_others():

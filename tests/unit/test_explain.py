@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dataloaderjob.core.supervision import Cause
-from dataloaderjob.providers.ray.placement import JOIN_S, Explainer, Life, Room
+from dataloaderjob.providers.ray.placement import JOIN_S, Explainer, Life, Room, monitor_text
 
 PENDING = Life("PENDING_CREATION", registered=False)
 STARTUP = "Could not create the actor because worker startup repeatedly failed. Failed to startup worker after retrying"
@@ -81,3 +81,17 @@ def test_one_that_came_meanwhile_begins_anew():
 def test_one_that_ray_does_not_know_is_told_so():
     (why,) = Explainer(2).explain([3], {}, Room(9, ""), taken=0, now=0)
     assert (why.feeder, why.cause) == (3, Cause.STARTS)
+
+
+def test_what_rays_memory_monitor_says_becomes_one_line_with_the_remedy():
+    detail = (
+        "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.2, ID: 25e1) "
+        "was 0.39GB used / 0.41GB limit (0.953679)\nOOM kill reason: Memory usage exceeded threshold"
+    )
+    assert monitor_text(detail, "spec.feeders.resources.limits.memory") == (
+        "Ray's memory monitor killed its process, for its node ran out of memory, with 0.39GB of 0.41GB in use: raise "
+        "spec.feeders.resources.limits.memory, or make batches smaller"
+    )
+    assert monitor_text("words of a later Ray", "").endswith(
+        "for its node ran out of memory: use fewer feeders or smaller batches, or free some"
+    )

@@ -51,6 +51,12 @@ def node(folder: Path, name: str, head: SupervisorServer) -> Iterator[Served]:
         yield served
 
 
+def await_nodes(head: SupervisorServer, digest: str, count: int) -> None:
+    """Waits until the head has heard of so many nodes that they have a blob."""
+    known = head._relay._sources
+    wait_until(lambda: len(known.get(digest, {})) > count, 10, f"{count} nodes have said that they have it")
+
+
 class FullDisk(BlobStore):
     def write(self, digest: str, chunks: Iterable[bytes | memoryview], *, check: bool = True) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -62,6 +68,7 @@ def test_a_node_whose_disk_is_full_blames_no_other_node(head: SupervisorServer, 
         fetcher(head, tmp_path, BlobStore(tmp_path / "node-1"), first.port).fetch(
             digest, nbytes, wanted=lambda: True
         )
+        await_nodes(head, digest, 1)
         (blobs(tmp_path / "feeder-0") / digest).write_bytes(b"weights")
         full = fetcher(head, tmp_path, FullDisk(tmp_path / "node-2"), 1)
         with pytest.raises(OSError, match="No space left"):
@@ -95,6 +102,7 @@ def test_a_feeder_from_which_a_blob_trickles_is_given_up_for_the_head(
     threading.Thread(target=acceptor.accept_all, daemon=True).start()
     first = fetcher(head, tmp_path, BlobStore(tmp_path / "node-1"), acceptor.port)
     assert first.fetch(digest, nbytes, wanted=lambda: True)
+    await_nodes(head, digest, 1)
     second = fetcher(head, tmp_path, BlobStore(tmp_path / "node-2"), 1)
     assert second.fetch(digest, nbytes, wanted=lambda: True)
     assert asked.is_set()
@@ -162,8 +170,11 @@ def test_a_node_gets_user_code_from_another_node_and_from_the_next_if_that_is_go
         )
         assert batch(first, bundle) == [9, 16]
         for digest, nbytes in bundle.blobs:  # what came from the head now would not be taken
+            await_nodes(head, digest, 1)
             (tmp_path / "head" / digest).write_bytes(bytes(nbytes))
         assert batch(second, bundle) == [9, 16]
+        for digest, _ in bundle.blobs:
+            await_nodes(head, digest, 2)
         host().ask(type="kill", name="feeder-0")
         wait_until(lambda: not Path(f"/proc/{first.pid}").exists(), 5, "the first feeder is gone")
         assert batch(third, bundle) == [9, 16]

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloaderjob.core.supervision import Cause, index_of, name_of
-from dataloaderjob.supervisor.feeder_set import BACKOFF, Drain, Endpoint, FeederSet, Kill, Place, State
+from dataloaderjob.supervisor.feeder_set import (
+    BACKOFF,
+    TROUBLE_S,
+    Drain,
+    Endpoint,
+    FeederSet,
+    Kill,
+    Place,
+    State,
+)
 
 
 def feeders(desired: int) -> FeederSet:
@@ -275,3 +284,33 @@ def test_guests_are_listed_only_up_to_the_number_that_is_wanted_and_while_they_a
     assert names(made) == ["feeder-0"]
     assert made.replace("feeder-0", "0g", "hangs", 2) == []
     assert names(made) == []
+
+
+def test_want_of_memory_is_told_while_a_feeder_is_killed_again_and_again():
+    made = ready(1)
+    made.trouble(0, Cause.OUT_OF_MEMORY, "ran out of memory at index 3", 10)
+    version = made.version
+    assert made.notes() == ["feeder-0: ran out of memory at index 3"]
+    assert made.out_of_memory() == ["feeder-0"]
+    for now in range(20, 200, 20):  # it serves, is killed, and comes back
+        made.leave("feeder-0", f"0{now}" if now > 20 else "0x", now)
+        made.explain(0, "Ray starts it again", Cause.FAILS)
+        made.trouble(0, Cause.OUT_OF_MEMORY, f"ran out of memory at index {now}", now)
+        assert made.notes() == ["feeder-0: ran out of memory at index 3"], now
+        made.report(feeder(0, str(now + 20)), now + 5)
+        assert made.notes() == ["feeder-0: ran out of memory at index 3"], now
+        made.step(now + 10)
+    assert made.next_deadline == 180 + TROUBLE_S
+    made.step(made.next_deadline)
+    assert (made.notes(), made.out_of_memory(), made.version > version) == ([], [], True)
+
+
+def test_another_cause_for_which_a_feeder_does_not_come_goes_before_want_of_memory():
+    made = ready(1)
+    made.trouble(0, Cause.OUT_OF_MEMORY, "ran out of memory", 10)
+    made.leave("feeder-0", "0x", 11)
+    made.explain(0, "no node has room", Cause.NO_ROOM)
+    assert made.notes() == ["feeder-0: no node has room"]
+    assert made.out_of_memory() == []
+    made.trouble(7, Cause.OUT_OF_MEMORY, "of a feeder that is none of ours", 12)
+    assert made.notes() == ["feeder-0: no node has room"]

@@ -66,6 +66,11 @@ HELD_UP = status(
     Ready=("True", "Serving", "all serve", T0),
     Progressing=("True", "RolloutStuck", "feeders that are being rolled out cannot start: no such image", T1),
 )
+HUNGRY = status(
+    Phase.RUNNING,
+    Ready=("True", "Serving", "all serve", T0),
+    Progressing=("True", "OutOfMemory", "feeder-0: ran out of memory", T1),
+)
 STUCK = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "pod a: no secret"))
 
 
@@ -120,6 +125,7 @@ def test_each_reason_belongs_to_some_change():
         RESTARTED,
         STUCK,
         SHORT,
+        HUNGRY,
         HELD_UP,
     )
     found = {e.reason for before in every for after in every for e in events_of(before, after)}

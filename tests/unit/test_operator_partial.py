@@ -85,6 +85,49 @@ def test_a_quota_and_the_supervisors_cause_are_told_too():
     assert told.message == "feeder pods that serve: 1 of 8; f-1: too late"
 
 
+HUNGRY = Cause(
+    "OutOfMemory", "feeder-0: the process that makes index 3 ran out of memory; its pod may use 420 MiB"
+)
+
+
+@pytest.mark.parametrize("replicas", [pytest.param(1, id="all-serve"), pytest.param(8, id="some-missing")])
+def test_feeders_killed_for_want_of_memory_are_told_while_the_job_serves(replicas: int):
+    whole = serving()
+    whole = after(whole, decided(whole))
+    hungry = replace(SUPERVISOR, desired=replicas, cause=HUNGRY)
+    observed = replace(whole, job=job(feeders={"replicas": replicas}), supervisor=hungry)
+    made = decided(observed)
+    told = condition(made, PROGRESSING)
+    assert (told.status, told.reason) == ("True", "OutOfMemory")
+    assert HUNGRY.text in told.message
+    assert made.status.phase is Phase.RUNNING
+    assert made.status.reason == "OutOfMemory", "a column of `kubectl get` has it"
+    (event,) = events_of(observed.status, made.status)
+    assert (event.reason, event.type) == (Reason.OUT_OF_MEMORY, "Warning")
+    assert HUNGRY.text in event.message
+
+
+def test_feeders_that_never_serve_for_want_of_memory_are_told_as_such():
+    made = decided(starting(ready=0, supervisor=replace(SUPERVISOR, desired=8, ready=0, cause=HUNGRY)))
+    told = condition(made, ConditionType.FEEDERS_READY)
+    assert (told.reason, made.status.reason) == ("OutOfMemory", "OutOfMemory")
+    assert HUNGRY.text in told.message
+
+
+def test_a_batch_that_failed_for_want_of_memory_is_the_reason_of_the_job():
+    whole = serving()
+    whole = after(whole, decided(whole))
+    failed = Cause("OutOfMemory", "trainer-0, rank 0, got from the feeders: 3 feeder processes ended")
+    made = decided(replace(whole, supervisor=replace(SUPERVISOR, failure=failed)))
+    assert made.status.reason == "OutOfMemory"
+    assert condition(made, READY).message == failed.text
+
+
+def test_the_reason_is_empty_while_a_job_is_as_asked_for():
+    whole = serving()
+    assert decided(whole).status.reason == ""
+
+
 def test_events_of_feeders_that_are_missing_are_looked_up_while_the_job_serves():
     placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2025-01-01T00:00:00Z"}
     waits = pod("feeder", started=False, conditions=[placed])

@@ -96,7 +96,7 @@ def test_a_pod_that_starts_runs_or_ended_well_is_in_no_trouble(status):
                 ]
             },
             "OutOfMemory",
-            "raise its memory limit, 1 restart",
+            "killed for want of memory, without a limit of its own: its node had no more; set ",
         ),
         ({"containerStatuses": [waiting("CrashLoopBackOff")]}, "ContainerCrashes", "CrashLoopBackOff"),
         ({"initContainerStatuses": [ended(3, "fetch")]}, "ContainerCrashes", "container fetch: exit code 3"),
@@ -203,7 +203,7 @@ def test_the_culprit_is_the_first_that_failed_in_time():
 def test_want_of_memory_comes_before_what_it_brought_down_also_within_the_same_second():
     killed = trainer(3, at(9, 137, reason="OOMKilled"))
     for second in (1, 9):
-        assert "raise its memory limit" in culprit(trainer(0, at(second, message=NCCL)), killed)
+        assert "killed for want of memory" in culprit(trainer(0, at(second, message=NCCL)), killed)
 
 
 def test_a_disrupted_pod_comes_before_what_it_brought_down():
@@ -229,3 +229,30 @@ def test_within_a_pod_the_container_that_was_killed_for_memory_comes_before_one_
     assert "container trainer" in str(observed.trouble_of(long_after))
     both = trainer(0, at(9, name="a", message=NCCL), at(3, name="b", message="KeyError"))
     assert "container b" in culprit(both)
+
+
+@pytest.mark.parametrize(
+    ("role", "container", "field"),
+    [
+        pytest.param("feeder", "feeder", "spec.feeders.resources.limits.memory", id="feeder"),
+        pytest.param("head", "head", "spec.ray.managed.head.resources.limits.memory", id="head"),
+        pytest.param("trainer", "dataloaderjob-sidecar", "spec.sidecar.resources.limits.memory", id="sidecar"),
+        pytest.param(
+            "trainer", "train", "resources.limits.memory of container train in spec.trainers.job.template", id="trainer"
+        ),
+        pytest.param(
+            "feeder", "logs", "resources.limits.memory of container logs in spec.feeders.template", id="users-own"
+        ),
+    ],
+)  # fmt: skip
+def test_a_container_killed_for_want_of_memory_names_limit_and_field(role: str, container: str, field: str):
+    limits = {"name": container, "resources": {"limits": {"memory": "420Mi"}}}
+    killed = {
+        "metadata": {"name": "p", "labels": {"dataloading.dev/role": role}},
+        "spec": {"containers": [limits]},
+        "status": {"containerStatuses": [ended(137, container, reason="OOMKilled")]},
+    }
+    found = observed.trouble_of(killed)
+    assert found is not None
+    assert found.reason == "OutOfMemory"
+    assert found.message == f"killed for want of memory, its limit is 420Mi: raise {field}"

@@ -5,7 +5,7 @@ Pure: times come in, and stay while a condition's status does.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -285,6 +285,16 @@ def _feeders(observed: Observed, pods: ConditionState) -> ConditionState:
     return ConditionState(False, "FeedersStart", count) if pods.holds else pods
 
 
+_TELLING = (
+    (ConditionType.FAILED, "True"),
+    (ConditionType.READY, "False"),
+    (ConditionType.PROGRESSING, "True"),
+)
+"""Conditions that say why a job is not as asked for, the first one that does."""
+_SAID = frozenset(stage.value for stage in Stage)
+"""Reasons that a phase says already."""
+
+
 def conditions(
     observed: Observed, result: StageResult, found: Parts, short: ConditionState | None, now: datetime
 ) -> tuple[Condition, ...]:
@@ -295,6 +305,15 @@ def conditions(
         )
         for kind, state in _all(result, found, _hindrance(observed), short or _left_behind(observed, now))
     )
+
+
+def reason_of(conditions: Iterable[Condition]) -> str:
+    """The reason for which a job is not as asked for, of its conditions; empty if it is, or if its phase says all."""
+    found = {condition.type: condition for condition in conditions}
+    for kind, bad in _TELLING:
+        if kind in found and found[kind].status == bad:
+            return "" if found[kind].reason in _SAID else found[kind].reason
+    return ""
 
 
 def not_ready(
@@ -313,7 +332,8 @@ def not_ready(
     ]
     known = {condition.type: condition for condition in (*before.conditions, *made)}
     ordered = tuple(known[kind] for kind in ConditionType if kind in known)
-    return before.model_copy(update={"conditions": ordered, "observed_generation": generation})
+    update = {"conditions": ordered, "reason": reason_of(ordered), "observed_generation": generation}
+    return before.model_copy(update=update)
 
 
 def reason_word(text: str, most: int = 128) -> str:

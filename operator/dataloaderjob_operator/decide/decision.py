@@ -27,6 +27,7 @@ from dataloaderjob_operator.decide.conditions import (
     conditions,
     find_stage,
     parts,
+    reason_of,
     serves,
 )
 from dataloaderjob_operator.decide.health import EventQuery, Health, Queries, diagnose, queries
@@ -100,10 +101,12 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     started = _started_at(observed, result, now)
     ended = observed.status.completion_time or show_time(now) if result.stage in ENDED else None
     short = shortage(observed, health)
+    made = conditions(observed, result, found, short, now)
     status = DataLoaderJobStatus(
         observed_generation=observed.generation,
         phase=_phase(result, serves=serves(found)),
-        conditions=conditions(observed, result, found, short, now),
+        reason=reason_of(made),
+        conditions=made,
         feeders=_feeders(observed, result),
         trainers=_trainers(observed, health, result, setup, now),
         loader=LoaderStatus() if result.stage in HELD else observed.status.loader,

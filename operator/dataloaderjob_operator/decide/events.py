@@ -53,6 +53,8 @@ class Reason(StrEnum):
     """It ended otherwise."""
     FEEDERS_MISSING = "FeedersMissing"
     """Fewer feeders serve than are asked for, and a job that runs goes on with those."""
+    OUT_OF_MEMORY = "OutOfMemory"
+    """Feeders are killed for want of memory, and a job that runs goes on with what they manage."""
     ROLLOUT_STUCK = "RolloutStuck"
     """New feeders do not start, and a job that runs goes on with those of before."""
     MANAGED_ELSEWHERE = "ManagedElsewhere"
@@ -68,6 +70,7 @@ WARNINGS = frozenset(
         Reason.RESTARTED,
         Reason.FAILED,
         Reason.FEEDERS_MISSING,
+        Reason.OUT_OF_MEMORY,
         Reason.ROLLOUT_STUCK,
         Reason.UNKNOWN_FIELD,
     }
@@ -79,6 +82,7 @@ REPEATED = frozenset(
         Reason.DEGRADED,
         Reason.RECOVERED,
         Reason.FEEDERS_MISSING,
+        Reason.OUT_OF_MEMORY,
         Reason.ROLLOUT_STUCK,
     }
 )
@@ -282,7 +286,7 @@ _ROWS = (
     ),
     *(
         _Row(reason, _moves_because(reason), _message(ConditionType.PROGRESSING), _cause)
-        for reason in (Reason.FEEDERS_MISSING, Reason.ROLLOUT_STUCK)
+        for reason in (Reason.FEEDERS_MISSING, Reason.OUT_OF_MEMORY, Reason.ROLLOUT_STUCK)
     ),
     _Row(Reason.NOT_READY, _new_cause, _why(ConditionType.READY), _cause),
     _Row(Reason.SERVING, _serves, _message(ConditionType.READY), _since(ConditionType.READY)),

@@ -15,6 +15,7 @@ from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.status import DataLoaderJobStatus, RayStatus
 from dataloaderjob.core.supervision import Rates
 from dataloaderjob_operator import names
+from dataloaderjob_operator.decide.memory_limits import want_of_memory
 from dataloaderjob_operator.kinds import Manifest
 
 METRICS_EVERY_S = 60.0
@@ -352,7 +353,7 @@ def _waiting(pod: Pod) -> Iterator[Trouble]:
             text = waiting.get("message") or reason
             ended = status.get("lastState", {}).get("terminated")
             if reason == "CrashLoopBackOff" and ended:
-                text = _crash(status, ended)
+                text = _crash(pod, status, ended)
             elif reason != text and not text.startswith(reason):
                 text = f"{reason}: {text}"
             yield _trouble(pod, status["name"], "OutOfMemory" if _oom(ended) else BY_WAITING[reason], text)
@@ -366,7 +367,7 @@ def _ended(pod: Pod) -> Iterator[Trouble]:
             again = _starts_again(pod, status)
             reason = "OutOfMemory" if _oom(ended) else CRASHES if again else "ContainerFailed"
             at = None if again else _end_of(ended)
-            text = _crash(status, ended) if again else _exit(ended)
+            text = _crash(pod, status, ended) if again else _exit(pod, status, ended)
             failed.append(_trouble(pod, status["name"], reason, text, at, is_root=_oom(ended)))
     for first in failed:
         yield from _brought_down(pod, first.ended_at)
@@ -379,7 +380,9 @@ def _brought_down(pod: Pod, at: datetime | None) -> Iterator[Trouble]:
         ended = status.get("lastState", {}).get("terminated")
         killed_at = _end_of(ended)
         if ended and _oom(ended) and at and killed_at and -1 <= (at - killed_at).total_seconds() <= CAUSED_S:
-            yield _trouble(pod, status["name"], "OutOfMemory", _crash(status, ended), killed_at, is_root=True)
+            yield _trouble(
+                pod, status["name"], "OutOfMemory", _crash(pod, status, ended), killed_at, is_root=True
+            )
 
 
 def _tries_again(pod: Pod) -> Iterator[Trouble]:
@@ -388,7 +391,7 @@ def _tries_again(pod: Pod) -> Iterator[Trouble]:
         ended = status.get("lastState", {}).get("terminated") or {}
         if "running" in status.get("state", {}) and not status.get("ready") and ended.get("exitCode", 0):
             yield _trouble(
-                pod, status["name"], "OutOfMemory" if _oom(ended) else CRASHES, _crash(status, ended)
+                pod, status["name"], "OutOfMemory" if _oom(ended) else CRASHES, _crash(pod, status, ended)
             )
 
 
@@ -415,19 +418,19 @@ def _oom(ended: Mapping[str, Any] | None) -> bool:
     return ended is not None and ended.get("reason") == "OOMKilled"
 
 
-def _crash(status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
+def _crash(pod: Pod, status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
     """The same words from a container's end until it is ready again."""
     count = int(status.get("restartCount") or 0)
-    return _exit(ended) + (f", {count} restart{'' if count == 1 else 's'}" if count else "")
+    return _exit(pod, status, ended) + (f", {count} restart{'' if count == 1 else 's'}" if count else "")
 
 
-def _exit(ended: Mapping[str, Any]) -> str:
+def _exit(pod: Pod, status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
     """Describes how a container ended, with the last words that it left for its node."""
     how = (
         f"killed by signal {ended['signal']}" if ended.get("signal") else f"exit code {ended.get('exitCode')}"
     )
     if _oom(ended):
-        how = "killed for want of memory: raise its memory limit"
+        how = want_of_memory(pod, str(status.get("name")))
     text = " ".join(str(ended.get("message") or "").split())
     return f"{how}: {_last(text)}" if text else how
 

@@ -4,6 +4,7 @@ ones while an update rolls. Pure.
 
 from __future__ import annotations
 
+from dataloaderjob.core.supervision import Cause
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.health import ConditionState, Health, RoleHealth
 from dataloaderjob_operator.decide.observed import Observed, condition_of, has_condition
@@ -20,15 +21,20 @@ def shortage(observed: Observed, health: Health) -> ConditionState | None:
     wanted, serving = observed.job.spec.feeders.replicas, observed.serving()
     live = observed.children.get(("Deployment", names.feeders(observed.job.name)), {"metadata": {}})
     cause = str(feeders.cause or "") or _refused(live)
+    told = None if observed.supervisor is None else observed.supervisor.cause
+    killed = told is not None and told.reason == Cause.OUT_OF_MEMORY
     if serving >= wanted:
-        return _rollout(live, feeders, wanted, cause)
-    supervisor = observed.supervisor
-    if not cause and supervisor is not None and supervisor.cause is not None:
-        cause = observed.describe(supervisor.cause)
+        # Feeders that serve again are killed again: nobody else tells why the job is slow.
+        short = (
+            ConditionState(True, Cause.OUT_OF_MEMORY, observed.describe(told)) if told and killed else None
+        )
+        return short or _rollout(live, feeders, wanted, cause)
+    if not cause and told is not None:
+        cause = observed.describe(told)
+    killed = killed or (feeders.cause is not None and feeders.cause.reason == Cause.OUT_OF_MEMORY)
     count = f"feeder pods that serve: {serving} of {wanted}"
-    return ConditionState(
-        True, "FeedersMissing" if cause else "FeedersStart", f"{count}; {cause}" if cause else count
-    )
+    reason = Cause.OUT_OF_MEMORY.value if killed else "FeedersMissing" if cause else "FeedersStart"
+    return ConditionState(True, reason, f"{count}; {cause}" if cause else count)
 
 
 def _rollout(live: Manifest, feeders: RoleHealth, wanted: int, cause: str) -> ConditionState | None:

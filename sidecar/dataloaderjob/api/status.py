@@ -167,6 +167,8 @@ class DataLoaderJobStatus(Model):
     """The generation of the spec that this is about."""
     phase: Annotated[Phase, WithJsonSchema({"type": "string"})] = Phase.PENDING  # others may follow
     """One word for the conditions."""
+    reason: Annotated[str, Field(max_length=128)] = ""
+    """Why the job is not as asked for, in the word of the condition that says more; empty if it is."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=BY_TYPE)] = ()
     """Facts about the job."""
     feeders: FeedersStatus = nested(FeedersStatus)

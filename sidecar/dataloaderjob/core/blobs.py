@@ -27,6 +27,7 @@ from typing import Any
 
 from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import RemoteProtocolError, ScratchTooSmall, ServiceUnavailable
+from dataloaderjob.core.memory import size_text
 
 CHUNK_NBYTES = 4 * 1024 * 1024
 NODE_KEEP_S = 600.0
@@ -173,9 +174,9 @@ class BlobStore:
         than it may is evicted."""
         for where, limit in self._scratch.items():
             if nbytes + kept > limit - limit // SPARE:
-                beside = f" beside {_size_text(kept)} that are there" if kept else ""
+                beside = f" beside {size_text(kept)} that are there" if kept else ""
                 raise ScratchTooSmall(
-                    f"the dataset and its code need {_size_text(nbytes)}{beside}, scratch has {_size_text(limit)}: "
+                    f"the dataset and its code need {size_text(nbytes)}{beside}, scratch has {size_text(limit)}: "
                     f"raise {where}, or have the dataset open files instead of holding arrays"
                 )
 
@@ -267,10 +268,6 @@ class BlobStore:
             yield
         finally:
             os.close(fd)
-
-
-def _size_text(nbytes: int) -> str:
-    return f"{nbytes / (1 << 30):.3g} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.3g} MiB"
 
 
 def chunks(sock: socket.socket, nbytes: int) -> Iterator[memoryview]:

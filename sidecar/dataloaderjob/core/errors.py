@@ -8,6 +8,7 @@
     │   ├── ServiceUnavailable  no sidecar there, or it refused us
     │   ├── DeadlineExceeded    a wait ran past its deadline; names who is late (also TimeoutError)
     │   └── FeederLost          feeders died again and again on one batch
+    │       └── OutOfMemory     each for want of memory
     ├── UserCodeError         the user's code raised a type that cannot be rebuilt here
     └── ProtocolError         what a peer sent is not the protocol
         ├── RemoteProtocolError   the peer's fault
@@ -52,6 +53,10 @@ class DeadlineExceeded(ServiceError, TimeoutError):
 
 class FeederLost(ServiceError):
     """Feeders died repeatedly while they made one batch."""
+
+
+class OutOfMemory(FeederLost):
+    """The kernel killed feeders' processes for want of memory; the message names the limit and the field to raise."""
 
 
 class UserCodeError(DataLoaderJobError, RuntimeError):

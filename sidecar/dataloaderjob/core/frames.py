@@ -145,6 +145,8 @@ class Flag(IntEnum):
     RESTORABLE = 16
     """Says in a slot's TICKET: there is a snapshot, or a digest of what was had, which are not sent to a builder that
     has begun. One that has not ends, and is asked again with them."""
+    MEMORY = 32
+    """Says in LOST: the kernel ended the process for want of memory."""
 
 
 FROM_RECEIVER = frozenset({Kind.TICKET, Kind.GRANT, Kind.CANCEL, Kind.BUNDLE, Kind.RELEASE, Kind.TAKEN})

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from dataloaderjob.core import ipc
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.memory import memory_limit
 
 T = TypeVar("T")
 
@@ -174,6 +175,8 @@ class FeederSettings:
     port: int = 0
     node: str = ""
     """Where it runs, by the provider's name for the place; for messages."""
+    memory_field: str = ""
+    """The field of the manifest that limits the memory of where it runs; empty where no manifest does."""
     sweeps_blobs: bool = False
     """The folder is this node's own: blobs that no feeder has used for long are removed."""
     shares_memory: bool = True
@@ -221,6 +224,8 @@ class SupervisorSettings:
     """A feeder that is no longer wanted may finish what it has for so long."""
     worker_register_timeout_s: int = 120
     """What the raylets were given; for messages."""
+    memory_field: str = ""
+    """The field of the manifest that limits the memory of feeders; empty where no manifest does."""
 
 
 def dump(settings: Any, path: Path) -> None:
@@ -282,23 +287,3 @@ def read_key(path: str | Path) -> bytes:
     if len(key) < 16:
         raise InputError(f"the job's key in {path} has {len(key)} bytes, at least 16 are needed")
     return key
-
-
-def memory_limit() -> int:
-    """Bytes this process may use: the smallest of the machine's memory and the cgroup's limit.
-
-    A memfd beyond the cgroup's limit ends in SIGKILL, not in an error, so it is read before anything
-    is touched.
-    """
-    limits = []
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemTotal:"):
-            limits.append(int(line.split()[1]) * 1024)
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(name).read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            limits.append(int(text))
-    return min(limits)

@@ -3,7 +3,7 @@
 The role in the handshake says what a connection is for:
 
 sidecar   s -> c  {"type": "feeders", "feeders": [{"name", "instance", "host", "port"}], "desired": n,
-                   "notes": [...]}  at once after the handshake and at every change
+                   "notes": [...], "out_of_memory": [name]}  at once after the handshake and at every change
           c -> s  {"type": "metrics", "metrics": {counter: n}, "receivers": n, "failures": [failure]}   every second and
                    at a failure; kept, the last one for each sidecar. A failure, {"rank", "feeder", "reason", "text"},
                    is there until its trainer has taken a batch after it
@@ -13,6 +13,8 @@ sidecar   s -> c  {"type": "feeders", "feeders": [{"name", "instance", "host", "
 feeder    c -> s  {"type": "ready", "host", "port", "instance", "pid", "node", "session"}
           s -> c  {"type": "drain"}                     no longer listed: say when nothing is owed to anybody
           c -> s  {"type": "drained"}
+          c -> s  {"type": "trouble", "cause", "why"}   it serves, and something is wrong all the same
+          c -> s  {"type": "ended", "cause", "why"}     the only message, of whoever started it: how its process ended
 blob      c -> s  {"type": "blob", "digest", "nbytes"}, then the bytes;  s -> c  {"type": "stored"}
           c -> s  {"type": "get", "digest", "nbytes", "host", "port"}   a feeder, which hands the blob on there
           s -> c  {"type": "blob", "digest", "nbytes"}, then the bytes, or {"type": "gone"}: nobody has it now, or
@@ -82,9 +84,11 @@ class Cause(StrEnum):
     HANGS = "FeederHangs"
     REFUSED = "FeederRefused"
     """Ray does not take it."""
+    OUT_OF_MEMORY = "OutOfMemory"
+    """Its process, or one of user code, was killed for want of memory; it may serve again by now."""
 
 
-LASTING = frozenset({Cause.REGISTER_TIMEOUT, Cause.FAILS, Cause.REFUSED})
+LASTING = frozenset({Cause.REGISTER_TIMEOUT, Cause.FAILS, Cause.REFUSED, Cause.OUT_OF_MEMORY})
 """Causes that starting once more does not take away."""
 
 
@@ -104,9 +108,10 @@ def ask(
 
 
 def worst(feeders: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The feeder of a status whose cause is to be told: of those that are not ready, the first with a lasting one."""
-    waiting = [f for f in feeders if f.get("state") != "ready" and f.get("why")]
-    return min(waiting, key=lambda f: f.get("cause") not in LASTING, default=None)
+    """The feeder of a status whose cause is to be told: the first with a lasting one, and of those that are not ready
+    before those that are."""
+    told = [f for f in feeders if f.get("why")]
+    return min(told, key=lambda f: (f.get("cause") not in LASTING, f.get("state") == "ready"), default=None)
 
 
 def brief(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,8 +143,11 @@ def index_of(name: str) -> int | None:
     return int(tail) if head == "feeder" and tail.isdecimal() and str(int(tail)) == tail else None
 
 
-def ended_text(code: int, words: str) -> str:
-    """How a feeder's process ended. `code`: as `subprocess` gives it; `words`: its last ones."""
+def ended_text(code: int, words: str, memory: str = "") -> str:
+    """How a feeder's process ended. `code`: as `subprocess` gives it; `words`: its last ones; `memory`: what there was
+    of it, where the kernel killed the process for want of it."""
+    if memory:
+        return f"its process ran out of memory, and the kernel killed it; {memory}"
     if code < 0:
         how = f"was killed by {signal_name(-code)}"
         if -code == signal.SIGKILL and not words:

@@ -15,11 +15,10 @@ from typing import Protocol
 from dataloaderjob.core import digests, frames, supervision
 from dataloaderjob.core.blobs import SLOTS, Bundle
 from dataloaderjob.core.frames import Flag
-from dataloaderjob.core.processes import signal_name
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
 from dataloaderjob.feeder import dealing
-from dataloaderjob.feeder.bundles import NOTE_AFTER_S, NOTE_EVERY_S, Templates
+from dataloaderjob.feeder.bundles import LOADING, NOTE_AFTER_S, NOTE_EVERY_S, Templates
 from dataloaderjob.feeder.channel import (
     Body,
     Channel,
@@ -34,6 +33,7 @@ from dataloaderjob.feeder.channel import (
     Watching,
 )
 from dataloaderjob.feeder.dealing import Needs
+from dataloaderjob.feeder.ends import End, Ends
 from dataloaderjob.feeder.feeding_states import State, Task
 from dataloaderjob.feeder.trials import Trials
 
@@ -61,7 +61,8 @@ class Owner(Watching, Protocol):
     def session_free(self) -> None: ...
     def built(self, task: Task, body: Body) -> None: ...
     def failed(self, task: Task, payload: bytes, flags: int) -> None: ...
-    def lost(self, task: Task, position: int, text: str) -> None: ...
+    def lost(self, task: Task, position: int, end: End) -> None: ...
+    def out_of_memory(self, text: str) -> None: ...
     def progress(self, task: Task, position: int) -> None: ...
     def bundle_failed(self, bundle: bytes, payload: bytes) -> None: ...
     def snapshot(self, bundle: Bundle, made: int, data: bytes) -> None: ...
@@ -78,6 +79,7 @@ class Builders:
         self, settings: FeederSettings, requests: socket.socket, owner: Owner, *, relayed: bool
     ) -> None:
         """`requests`: to the zygote. `relayed`: user code writes where this process does, not where the host does."""
+        self._ends = Ends(settings.memory_field)
         self.templates = Templates(settings, requests, owner, self, relayed=relayed)
         self._settings, self._owner, self._relayed = settings, owner, relayed
         self._trials = Trials(owner, self.templates)
@@ -174,7 +176,7 @@ class Builders:
             if session.task is None:
                 self._forget(session)
             else:
-                self._died(session, "was ended", ch.NOWHERE)
+                self._died(session, End("was ended"), ch.NOWHERE)
             return
         session.phase, session.ended_at = Phase.ENDING, time.monotonic()
 
@@ -192,6 +194,7 @@ class Builders:
 
     def tick(self, now: float, used: Callable[[bytes], bool], waiting: Callable[[bytes], list[Task]]) -> None:
         """What time asks for. Call about twice a second. `waiting`: the first tasks of a bundle that are not made."""
+        self._ends.look()
         self._trials.tick(now)
         for bundle, session in list(self._sessions.items()):
             if session.phase is Phase.ENDING:
@@ -231,8 +234,15 @@ class Builders:
             self._owner.bundle_failed(session.bundle.id, payload)
 
     def template_ended(self, template: Template) -> None:
+        end = self._ends.unknown("ended with the process that had loaded its dataset")
         for session in template.sessions[:]:
-            self._died(session, "ended with the process that had loaded its dataset", ch.NOWHERE)
+            self._died(session, end, ch.NOWHERE)
+
+    def loading_ended(self) -> End:
+        end = self._ends.unknown("ended while it did so")
+        if end.of_memory:
+            self._owner.out_of_memory(f"{LOADING} {end.text}")
+        return end
 
     def builder_ended(self, template: Template, message: Message) -> None:
         code, serial, position = ch.ENDED.unpack(message.payload)
@@ -241,7 +251,7 @@ class Builders:
             return
         if session.task is None or session.task.serial != serial:
             position = ch.NOWHERE
-        self._died(session, _how(code), position)
+        self._died(session, self._ends.of_code(code), position)
 
     # Builders
 
@@ -360,16 +370,17 @@ class Builders:
         if session.phase is Phase.BUSY:
             session.phase = Phase.FREE
 
-    def _died(self, session: Session, how: str, position: int) -> None:
+    def _died(self, session: Session, end: End, position: int) -> None:
         was, task = session.phase, session.task
         self._forget(session)
+        if end.of_memory:
+            work = "runs worker_init_fn" if task is None else f"makes {_describe(task, position)}"
+            self._owner.out_of_memory(f"the process that {work} {end.text}")
         if task is not None:
-            self._owner.lost(task, position, how)
+            self._owner.lost(task, position, end)
         if was is Phase.STARTING and self._hopeless(session):
-            text = (
-                f"{self._settings.name}: the process that runs worker_init_fn {how}, {MAX_FIRST_DEATHS} times"
-            )
-            self._owner.bundle_failed(session.bundle.id, supervision.pack_failure("ServiceError", text))
+            who = f"{self._settings.name}: the process that runs worker_init_fn"
+            self._owner.bundle_failed(session.bundle.id, end.failure(who, f", {MAX_FIRST_DEATHS} times"))
         else:
             self._owner.session_gone(session.bundle.id)
 
@@ -427,5 +438,5 @@ def _is_asked_again(session: Session, waiting: list[Task]) -> bool:
     return session.slot is not None and made is not None and any(t.ticket == made.ticket for t in waiting)
 
 
-def _how(code: int) -> str:
-    return f"ended with exit code {code}" if code >= 0 else f"was ended by {signal_name(-code)}"
+def _describe(task: Task, position: int) -> str:
+    return f"{frames.describe_keys(task.payload, None if position < 0 else position)} of batch {task.ticket}"

@@ -26,6 +26,7 @@ from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
 from dataloaderjob.feeder.blobs import BlobFetcher
 from dataloaderjob.feeder.channel import Channel, Kind, Message, Template, Watching
+from dataloaderjob.feeder.ends import End
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import Instruction
 
@@ -37,6 +38,8 @@ MAX_BUNDLES = 256
 """Manifests kept; the oldest that no ticket needs goes first."""
 MAX_IDLE_TEMPLATES = 8
 """Templates that no session uses: their loaders may have been collected, of which nobody tells."""
+LOADING = "the process that loads the dataset"
+LOOK = "look for a crash in native code or too little memory there; see what this feeder printed last"
 MAX_SPARES = 2
 """Most templates with a builder forked ahead."""
 _BACKOFF = Backoff(0.2, 5.0)
@@ -161,6 +164,7 @@ class TemplateOwner(Protocol):
     def load_failed(self, template: Template, payload: bytes) -> None: ...
     def builder_ended(self, template: Template, message: Message) -> None: ...
     def template_ended(self, template: Template) -> None: ...
+    def loading_ended(self) -> End: ...
 
 
 class Templates:
@@ -283,16 +287,14 @@ class Templates:
             self._owner.template_ended(template)
         elif not template.again:
             self.drop(template)
+            self._owner.loading_ended()
             another = self._load(template.bundle)
             another.again, another.sessions = True, template.sessions
             for session in another.sessions:
                 session.template = another
         else:
-            text = (
-                f"{self._settings.name}: the process that loads the dataset ended while it did so: look for a crash "
-                "in native code or too little memory there; see what this feeder printed last"
-            )
-            self._failed(template, supervision.pack_failure("ServiceError", text))
+            end = self._owner.loading_ended()
+            self._failed(template, end.failure(f"{self._settings.name}: {LOADING}", f": {LOOK}"))
 
     def _failed(self, template: Template, payload: bytes) -> None:
         self.drop(template)

@@ -19,12 +19,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from dataloaderjob.core import frames, sockets
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Header, Kind
 from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.settings import FeederSettings, read_key
+from dataloaderjob.core.supervision import Cause
 from dataloaderjob.feeder.blobs import connect_to_supervisor
 from dataloaderjob.feeder.channel import Body, SharedBuffer
 from dataloaderjob.feeder.feeding import Feeding
@@ -248,7 +250,7 @@ class Sender:
             elif isinstance(made, Fail):
                 self.control(Kind.FAILED, task, payload=payload, flags=flags)
             elif isinstance(made, Lost):
-                self.control(Kind.LOST, task, payload=payload, room=position + 1)
+                self.control(Kind.LOST, task, payload=payload, room=position + 1, flags=flags)
             elif isinstance(made, NeedBundle):
                 self.control(Kind.NEED_BUNDLE, task)
             touched.add(connection)
@@ -316,6 +318,14 @@ class Registration:
             "node": settings.node,
             "session": settings.session,
         }
+        self._trouble: dict[str, Any] | None = None
+        """The last one that has not been told yet."""
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def tell(self, cause: Cause, why: str) -> None:
+        """Has the supervisor hear what is wrong here although the feeder serves; from any thread."""
+        self._trouble = {"type": "trouble", "cause": cause.value, "why": why}
+        os.eventfd_write(self._wake, 1)
 
     def start(self) -> None:
         threading.Thread(target=self._forever, name="dlj-registration", daemon=True).start()
@@ -343,6 +353,12 @@ class Registration:
     def _listen(self, sock: socket.socket) -> None:
         """Listens until the connection ends, which raises ConnectionError."""
         while True:
+            if self._wake in select.select([sock.fileno(), self._wake], [], [])[0]:
+                os.eventfd_read(self._wake)
+                trouble, self._trouble = self._trouble, None
+                if trouble is not None:
+                    sockets.send_message(sock, trouble)
+                continue
             if sockets.recv_message(sock).get("type") == "drain":
                 while not self._idle():
                     time.sleep(DRAIN_POLL_S)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError
+from dataloaderjob.core.memory import MemoryWatch, describe_limit
 from dataloaderjob.core.processes import (
     Lines,
     ReapingLoop,
@@ -30,6 +31,8 @@ from dataloaderjob.feeder import server
 from dataloaderjob.feeder.zygote import EXIT_TOLD
 
 EXIT_FAILED = 1
+MEMORY_S = 5.0
+"""Interval between two looks at the kernel's count of processes that it has killed for want of memory."""
 _READ_NBYTES = 64 * 1024
 Zygote = tuple[socket.socket, int]
 """The socket over which it hears of feeders, and its pid."""
@@ -43,6 +46,8 @@ class _Feeder:
     pid: int
     code: int | None = None
     words: str = ""
+    memory: str = ""
+    """What there was of it, where it ran out."""
 
 
 class Host(ReapingLoop):
@@ -52,6 +57,7 @@ class Host(ReapingLoop):
         super().__init__()
         self.feeders: dict[str, _Feeder] = {}
         self._zygote, self._zygote_pid = zygote
+        self._memory = MemoryWatch()
         signal.signal(signal.SIGTERM, lambda *_: self.end())
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer
         if listener is not None:
@@ -119,6 +125,12 @@ class Host(ReapingLoop):
         for feeder in self.feeders.values():
             if feeder.pid == pid and feeder.code is None:
                 feeder.code = code
+                if code == -signal.SIGKILL and self._memory.killed:
+                    feeder.memory = describe_limit("")
+
+    def turn(self, timeout_s: float | None = None) -> None:
+        self._memory.look()
+        super().turn(MEMORY_S if timeout_s is None else timeout_s)
 
     # Requests of the local provider
 
@@ -146,7 +158,7 @@ class Host(ReapingLoop):
                 return {"type": "ok"}
             case "list":
                 listed = [
-                    {"name": f.name, "pid": f.pid, "code": f.code, "words": f.words}
+                    {"name": f.name, "pid": f.pid, "code": f.code, "words": f.words, "memory": f.memory}
                     for f in self.feeders.values()
                 ]
                 return {"type": "feeders", "feeders": listed}

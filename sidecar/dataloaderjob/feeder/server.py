@@ -26,10 +26,12 @@ from dataloaderjob.core.frames import Flag, Header, Kind, base_seed_of
 from dataloaderjob.core.processes import SEE_OUTPUT, allow_all_files, end_as
 from dataloaderjob.core.settings import FeederSettings, read_key
 from dataloaderjob.core.sockets import DATA, Acceptor, on_machine
+from dataloaderjob.core.supervision import Cause
 from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore
 from dataloaderjob.feeder.channel import Body, Channel
 from dataloaderjob.feeder.connections import ReceiverConnection, Registration, Sender
+from dataloaderjob.feeder.ends import End
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import Instruction, Task
 
@@ -51,6 +53,8 @@ class FeederServer:
         this process's output under its name."""
         self.settings = settings
         self.instance = os.urandom(8).hex()
+        self.registration: Registration | None = None
+        """Its connection to the supervisor; None without one."""
         key = read_key(settings.key_path)
         self._machine = Feeding(settings.max_ungranted)
         self._bundles = BundleStore(
@@ -334,8 +338,14 @@ class FeederServer:
     def failed(self, task: Task, payload: bytes, flags: int) -> None:
         self._through(task, self._machine.failed(task), payload, flags=flags)
 
-    def lost(self, task: Task, position: int, text: str) -> None:
-        self._through(task, self._machine.lost(task), text.encode(), position)
+    def lost(self, task: Task, position: int, end: End) -> None:
+        flags = Flag.MEMORY if end.of_memory else 0
+        self._through(task, self._machine.lost(task), end.text.encode(), position, flags)
+
+    def out_of_memory(self, text: str) -> None:
+        log.warning("%s: %s", self.settings.name, text)
+        if self.registration is not None:
+            self.registration.tell(Cause.OUT_OF_MEMORY, text)
 
     def progress(self, task: Task, position: int) -> None:
         connection = self._sender.connections.get(task.receiver)
@@ -401,9 +411,10 @@ def _serve(settings: FeederSettings, requests: socket.socket, ready_fd: int | No
         server = FeederServer(settings, requests, _facts(requests), relayed=relayed)
         host, port = server.address
         if settings.supervisor_host is not None:
-            Registration(
+            server.registration = Registration(
                 settings, host=host, port=port, instance=server.instance, idle=lambda: server.idle
-            ).start()
+            )
+            server.registration.start()
         if ready_fd is not None:
             ready = {"host": host, "port": port, "instance": server.instance, "pid": os.getpid()}
             os.write(ready_fd, json.dumps(ready).encode() + b"\n")

@@ -21,8 +21,9 @@ from pathlib import Path
 
 from dataloaderjob.core import folders, places
 from dataloaderjob.core.errors import DataLoaderJobError, InputError
+from dataloaderjob.core.memory import memory_limit
 from dataloaderjob.core.processes import alive
-from dataloaderjob.core.settings import LoaderSettings, memory_limit
+from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.local.children import Loop, Started
 from dataloaderjob.local.cluster import LocalCluster, ServicePlan
 from dataloaderjob.local.forks import Forked, environments

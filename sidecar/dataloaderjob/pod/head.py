@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from dataloaderjob.core.errors import InputError, ServiceError
+from dataloaderjob.core.memory import FEEDERS_FIELD
 from dataloaderjob.core.settings import NODE_BLOBS, NODE_FOLDER, SupervisorSettings, dump, read_key
 from dataloaderjob.core.sockets import EVERYWHERE
 from dataloaderjob.pod import entry
@@ -71,6 +72,7 @@ def supervisor_settings(settings: HeadSettings, address: str) -> SupervisorSetti
         feeder_resources={"feeder": 1.0},
         ready_timeout_s=settings.tuning.worker_register_timeout_s + REGISTER_MARGIN_S,
         worker_register_timeout_s=settings.tuning.worker_register_timeout_s,
+        memory_field=FEEDERS_FIELD,
     )
 
 

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dataloaderjob.core import sockets
@@ -68,6 +68,10 @@ class LocalProvider:
     def late(self, indices: Sequence[int], *, taken: int, now: float) -> list[Why]:  # noqa: ARG002  room is no question here
         feeders = {str(feeder["name"]): feeder for feeder in self._list()}
         return [_why(index, feeders.get(name_of(index))) for index in indices]
+
+    def out_of_memory(self) -> Mapping[str, str]:
+        """None: it kills nothing, and what the kernel does `late` tells."""
+        return {}
 
     def _list(self) -> list[dict[str, Any]]:
         feeders = self._ask({"type": "list"}, time.monotonic() + GONE_TIMEOUT_S).get("feeders", [])
@@ -127,5 +131,6 @@ def _why(index: int, feeder: dict[str, Any] | None) -> Why:
     code = feeder["code"]
     if code is None:
         return Why(index, Cause.STARTS, "its process runs, and has not reported yet")
-    words = str(feeder.get("words") or "").strip()
-    return Why(index, Cause.FAILS, ended_text(int(code), words), dead=True)
+    words, memory = str(feeder.get("words") or "").strip(), str(feeder.get("memory") or "")
+    cause = Cause.OUT_OF_MEMORY if memory else Cause.FAILS
+    return Why(index, cause, ended_text(int(code), words, memory), dead=True)

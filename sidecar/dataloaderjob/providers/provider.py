@@ -6,7 +6,7 @@ one, to end one, and why one does not come.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from dataloaderjob.core.settings import FeederSettings, SupervisorSettings
@@ -61,6 +61,10 @@ class Provider(Protocol):
         Raises ServiceError when that cannot be asked now.
         """
 
+    def out_of_memory(self) -> Mapping[str, str]:
+        """Nodes, by their addresses, where this provider killed feeders for want of memory of late, and what to say of
+        it. Raises ServiceError when that cannot be asked now."""
+
 
 def feeder_settings(
     settings: SupervisorSettings, index: int, num_feeders: int, session: str
@@ -71,4 +75,5 @@ def feeder_settings(
         key_path=settings.feeder_key_path or settings.key_path, blob_folder=settings.feeder_blob_folder,
         supervisor_host=settings.feeder_supervisor_host, supervisor_port=settings.port,
         bind_host=settings.feeder_bind_host, advertise_host=settings.feeder_advertise_host,
+        memory_field=settings.memory_field,
     )  # fmt: skip

@@ -377,7 +377,10 @@ class Sidecar:
         if client is None:
             listed: dict[str, Any] = {"feeders": self.settings.feeders, "desired": self._desired()}
         elif client.known:
-            listed = {"feeders": client.feeders, "desired": client.desired, "notes": client.notes}
+            listed = {
+                "feeders": client.feeders, "desired": client.desired, "notes": client.notes,
+                "out_of_memory": client.out_of_memory,
+            }  # fmt: skip
         else:
             return True
         try:

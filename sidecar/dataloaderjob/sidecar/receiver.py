@@ -258,6 +258,7 @@ class Receiver:
             message = json.loads(data)
             self.machine.desired_feeders = message.get("desired")
             self.machine.supervisor_notes = [str(n) for n in message.get("notes", [])]
+            self.machine.out_of_memory = frozenset(map(str, message.get("out_of_memory", ())))
             self.machine.set_feeders(now, [Endpoint(*e) for e in message["feeders"]])
 
     def _send_parent(self, message: dict[str, Any]) -> None:

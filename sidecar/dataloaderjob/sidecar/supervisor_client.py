@@ -40,6 +40,8 @@ class SupervisorClient:
         self.feeders: list[Endpoint] = []
         self.desired: int | None = None
         self.notes: list[str] = []
+        self.out_of_memory: list[str] = []
+        """Names of feeders whose memory ran out of late."""
         self.known = False
         """A list of feeders has come at least once."""
         self._key, self._job, self._name = key, job, name
@@ -134,6 +136,7 @@ class SupervisorClient:
             ]
             self.desired = message.get("desired")
             self.notes = [str(n) for n in message.get("notes", [])]
+            self.out_of_memory = [str(n) for n in message.get("out_of_memory", [])]
             self.known = True
             return True
         if message["type"] == "want":

@@ -24,6 +24,9 @@ from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.supervision import LASTING, Cause, index_of, name_of
 
 BACKOFF = Backoff(1.0, 30.0)
+TROUBLE_S = 60.0
+"""What was wrong with a feeder is told for so long after it happened last: one that is killed again and again serves in
+between."""
 DRAIN_GRACE_S = 0.5
 """A feeder with nothing to do may be asked by a receiver that has not read the new list yet."""
 
@@ -86,6 +89,14 @@ class Endpoint(NamedTuple):
     session: str = ""
 
 
+class Trouble(NamedTuple):
+    """What is wrong with a feeder, whether or not it serves just now."""
+
+    cause: Cause
+    why: str
+    until: float
+
+
 @dataclass(slots=True)
 class Member:
     """One feeder of the job."""
@@ -102,10 +113,18 @@ class Member:
     host: str = ""
     """Address of the node where it was to be, for messages."""
     endpoint: Endpoint | None = None
+    trouble: Trouble | None = None
 
     @property
     def name(self) -> str:
         return name_of(self.index)
+
+    @property
+    def told(self) -> tuple[Cause | None, str]:
+        """What to say of it: its trouble, unless it is for another cause that it does not come."""
+        if self.trouble is not None and self.cause in _EXPLAINED:
+            return self.trouble.cause, self.trouble.why
+        return self.cause, self.why
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +143,8 @@ class Drain:
 
 
 Instruction = Place | Kill | Drain
+_EXPLAINED = frozenset({None, Cause.STARTS, Cause.FAILS, Cause.LOST, Cause.OUT_OF_MEMORY})
+"""Causes of which a trouble may be the better one."""
 
 
 class FeederSet:
@@ -158,15 +179,19 @@ class FeederSet:
     def notes(self) -> list[str]:
         """What keeps feeders from being ready, a line each."""
         return [
-            f"{s.name}: {s.why}"
+            f"{s.name}: {s.told[1]}"
             for _, s in sorted(self.members.items())
-            if s.why and s.state not in (State.READY, State.DRAINING)
+            if s.told[1] and s.state is not State.DRAINING
         ]
+
+    def out_of_memory(self) -> list[str]:
+        """Names of the feeders whose processes were killed for want of memory of late."""
+        return [s.name for _, s in sorted(self.members.items()) if s.told[0] is Cause.OUT_OF_MEMORY]
 
     @property
     def next_deadline(self) -> float:
         """When `step` has something to do at the latest, if nothing happens before."""
-        return min((member.deadline for member in self.members.values()), default=float("inf"))
+        return min((_next_deadline(member) for member in self.members.values()), default=float("inf"))
 
     # Events
 
@@ -251,6 +276,19 @@ class FeederSet:
         member.why, member.cause = why, cause
         self.version += 1
 
+    def trouble(self, index: int, cause: Cause, why: str, now: float) -> None:
+        """Something is wrong with a member. The first text stays while it happens again and again: the samples at which
+        it does may all differ."""
+        member = self.members.get(index)
+        if member is None:
+            return
+        known = member.trouble
+        if known is not None and known.cause is cause:
+            member.trouble = known._replace(until=now + TROUBLE_S)
+            return
+        member.trouble = Trouble(cause, why, now + TROUBLE_S)
+        self.version += 1
+
     def step(self, now: float) -> list[Instruction]:
         """What the number of feeders and the time ask for now."""
         instructions: list[Instruction] = [Kill(i) for i in self._strays if i not in self.members]
@@ -265,6 +303,9 @@ class FeederSet:
         for index in [i for i in self.members if i >= self.desired]:
             instructions += self._unwant(self.members[index], now)
         for member in list(self.members.values()):
+            if member.trouble is not None and now >= member.trouble.until:
+                member.trouble = None
+                self.version += 1
             if now >= member.deadline:
                 instructions += self._late(member, now)
         return instructions
@@ -326,3 +367,7 @@ class FeederSet:
             member.deadline = now + BACKOFF.wait_s(member.failures)
         else:
             member.deadline = now + self._ready_timeout_s
+
+
+def _next_deadline(member: Member) -> float:
+    return member.deadline if member.trouble is None else min(member.deadline, member.trouble.until)

@@ -26,6 +26,7 @@ from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError, ServiceError
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, read_key
 from dataloaderjob.core.sockets import address_text
+from dataloaderjob.core.supervision import Cause
 from dataloaderjob.providers.provider import LOCAL, NAMES, RAY, Provider
 from dataloaderjob.supervisor.feeder_set import Endpoint, FeederSet, Instruction, Kill, Member, Place, State
 from dataloaderjob.supervisor.server import SupervisorServer, Witness
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 TICK_S = 1.0
 WITNESS_S = 60.0
 """Seconds for which a receiver's word counts that it cannot connect to a feeder; it says so every 20 s."""
+LEFT_S = 10.0
+"""Ray says some seconds later why it killed a process."""
 EXIT_FAILED = 1
 MAX_FAILURES = 16
 MAX_FAILURE_TEXT = 600
@@ -117,6 +120,9 @@ class Supervisor:
         self._reports = Reports()
         self._witnesses: dict[str, dict[Witness, float]] = {}
         """Receivers that could not connect to a feeder, and when that was, by its instance."""
+        self._left: dict[int, float] = {}
+        """When the connection of each feeder ended last."""
+        self._asked_for_memory_at = 0.0
         self._stopping = False
         self._started = time.monotonic()
         self._provider = provider_of(settings)
@@ -156,6 +162,7 @@ class Supervisor:
             for instruction in instructions:
                 self._act(instruction, desired)
             self._explain()
+            self._ask_for_memory()
 
     def _publisher(self) -> None:
         try:
@@ -217,10 +224,32 @@ class Supervisor:
             for why in found:
                 if (member := self._feeders.members.get(why.feeder)) is not None:
                     member.host = why.host or member.host
+                if why.cause is Cause.OUT_OF_MEMORY:
+                    self._feeders.trouble(why.feeder, why.cause, why.text, time.monotonic())
                 if why.dead:
                     self._feeders.failed(why.feeder, why.text, time.monotonic(), why.cause)
                 else:
                     self._feeders.explain(why.feeder, why.text, why.cause)
+
+    def _ask_for_memory(self) -> None:
+        """Asks whether memory is why feeders are gone, or were a moment ago."""
+        now = time.monotonic()
+        with self._lock:
+            gone = {m.index for m in self._awaited() if now - m.since > self._provider.explain_after_s}
+            gone |= {index for index, at in self._left.items() if now - at < LEFT_S}
+        if not gone or now - self._asked_for_memory_at < TICK_S:
+            return
+        self._asked_for_memory_at = now
+        try:
+            killed = self._provider.out_of_memory()
+        except ServiceError as exc:
+            log.warning("%s", exc)
+            return
+        with self._lock:
+            for member in (m for index, m in self._feeders.members.items() if index in gone):
+                host = member.host if member.endpoint is None else member.endpoint.host
+                if host in killed:
+                    self._feeders.trouble(member.index, Cause.OUT_OF_MEMORY, killed[host], now)
 
     def _end(self) -> None:
         with self._lock:
@@ -246,10 +275,19 @@ class Supervisor:
         with self._changed:
             before = self._feeders.version
             self._feeders.leave(name, instance, time.monotonic())
+            if (index := supervision.index_of(name)) is not None:
+                self._left[index] = time.monotonic()
             changed = self._feeders.version != before
             self._changed.notify_all()
         if changed:
             log.warning("%s (%s) is gone", name, instance)
+
+    def feeder_trouble(self, name: str, cause: Cause, why: str) -> None:
+        with self._changed:
+            if (index := supervision.index_of(name)) is not None:
+                self._feeders.trouble(index, cause, why, time.monotonic())
+            self._changed.notify_all()
+        log.warning("%s: %s", name, why)
 
     def feeder_drained(self, name: str, instance: str) -> None:
         with self._changed:
@@ -296,6 +334,7 @@ class Supervisor:
                 ],
                 "desired": self._feeders.desired,
                 "notes": self._feeders.notes(),
+                "out_of_memory": self._feeders.out_of_memory(),
             }
 
     def control(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -325,8 +364,8 @@ class Supervisor:
                     "name": member.name,
                     "state": member.state.name.lower(),
                     "seconds": round(now - member.since, 1),
-                    "why": member.why,
-                    "cause": member.cause,
+                    "why": member.told[1],
+                    "cause": member.told[0],
                     "host": member.host,
                     **({} if member.endpoint is None else member.endpoint._asdict()),
                 }

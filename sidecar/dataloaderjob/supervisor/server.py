@@ -21,10 +21,12 @@ from dataloaderjob.core import sockets, supervision
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import MAX_BODY_NBYTES
 from dataloaderjob.core.sockets import Acceptor
+from dataloaderjob.core.supervision import Cause
 from dataloaderjob.supervisor.blob_relay import IDLE_TIMEOUT_S, BlobRelay
 from dataloaderjob.supervisor.feeder_set import Endpoint
 
 log = logging.getLogger(__name__)
+MAX_WHY = 600
 SEND_TIMEOUT_S = 5
 """A peer that takes in nothing for so long is dropped; it connects again when it lives."""
 
@@ -38,6 +40,7 @@ class SupervisorState(Protocol):
 
     def feeder_ready(self, endpoint: Endpoint) -> bool: ...
     def feeder_left(self, name: str, instance: str) -> None: ...
+    def feeder_trouble(self, name: str, cause: Cause, why: str) -> None: ...
     def feeder_drained(self, name: str, instance: str) -> None: ...
     def replace(self, name: str, instance: str, reason: str, witness: Witness | None) -> None: ...
     def metrics(self, sidecar: str, metrics: dict[str, Any] | None) -> None: ...
@@ -157,6 +160,9 @@ class SupervisorServer:
 
     def _feeder(self, peer: _Peer) -> None:
         message = sockets.recv_message(peer.sock)
+        if message.get("type") == "ended":
+            self._trouble(peer, message)
+            return
         endpoint = Endpoint(
             peer.name,
             supervision.text(message, "instance"),
@@ -172,8 +178,11 @@ class SupervisorServer:
             if not self._state.feeder_ready(endpoint):
                 return
             while True:
-                if sockets.recv_message(peer.sock).get("type") == "drained":
+                message = sockets.recv_message(peer.sock)
+                if message.get("type") == "drained":
                     self._state.feeder_drained(endpoint.name, endpoint.instance)
+                elif message.get("type") == "trouble":
+                    self._trouble(peer, message)
         finally:
             with self._lock:
                 newest = self._feeders.get(endpoint.instance) is peer
@@ -182,6 +191,11 @@ class SupervisorServer:
             self._relay.left((endpoint.host, endpoint.port))
             if newest:
                 self._state.feeder_left(endpoint.name, endpoint.instance)
+
+    def _trouble(self, peer: _Peer, message: dict[str, Any]) -> None:
+        cause = supervision.text(message, "cause")
+        if cause in set(Cause):  # a feeder of a later release may know more of them
+            self._state.feeder_trouble(peer.name, Cause(cause), supervision.text(message, "why")[:MAX_WHY])
 
     def _blob(self, peer: _Peer) -> None:
         peer.sock.settimeout(IDLE_TIMEOUT_S)

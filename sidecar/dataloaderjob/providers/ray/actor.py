@@ -24,6 +24,7 @@ import json
 import logging
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -38,16 +39,20 @@ from ray._private import ray_logging
 from ray._private import services as ray_services
 from ray._private import worker as ray_worker
 
-from dataloaderjob.core.errors import ServiceError
+from dataloaderjob.core import sockets
+from dataloaderjob.core.errors import ProtocolError, ServiceError
+from dataloaderjob.core.memory import MemoryWatch, describe_limit
 from dataloaderjob.core.places import NODE_FOLDER_VARIABLE
 from dataloaderjob.core.processes import Lines, last_word
-from dataloaderjob.core.settings import NODE_BLOBS, NODE_OUTPUT, FeederSettings
-from dataloaderjob.core.supervision import ended_text, index_of
+from dataloaderjob.core.settings import NODE_BLOBS, NODE_OUTPUT, FeederSettings, read_key
+from dataloaderjob.core.supervision import Cause, ended_text, index_of
 from dataloaderjob.providers.ray.node import ray_of_tasks, start_host
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 5.0
+MEMORY_S = 5.0
+"""Interval between two looks at the kernel's count of processes that it has killed for want of memory."""
 LAST_WORDS_S = 2.0
 """A process of user code may hold the pipe open for longer than the host lived."""
 EXIT_BROKEN = 70
@@ -58,6 +63,15 @@ _HANDLER = "dataloaderjob"
 def at_home(settings: FeederSettings, folder: Path) -> FeederSettings:
     """The settings with the blobs in this node's folder: the supervisor does not know it."""
     return dataclasses.replace(settings, blob_folder=str(folder / NODE_BLOBS), sweeps_blobs=True)
+
+
+def tell_ended(settings: FeederSettings, why: str) -> None:
+    """Has the supervisor hear that a feeder's process was killed for want of memory. Raises OSError, ProtocolError."""
+    if settings.supervisor_host is None:
+        return
+    address, key = (settings.supervisor_host, settings.supervisor_port), read_key(settings.key_path)
+    with sockets.connect(address, key, role="feeder", name=settings.name, job=settings.job) as sock:
+        sockets.send_message(sock, {"type": "ended", "cause": Cause.OUT_OF_MEMORY.value, "why": why})
 
 
 def hand_over(name: str, folder: Path) -> int | None:
@@ -95,6 +109,7 @@ class Feeder:
         if folder := os.environ.get(NODE_FOLDER_VARIABLE):
             settings = at_home(settings, Path(folder))
             life = hand_over(settings.name, Path(folder))
+        self._settings = settings
         logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
         address = settings.advertise_host or settings.bind_host
         if address in _ANY:
@@ -114,7 +129,10 @@ class Feeder:
 
     def _end_with_host(self) -> None:
         """A process without a host is of no use: Ray starts another."""
-        self._host.wait()
+        code = self._host.wait()
+        if self._host.memory:
+            with contextlib.suppress(OSError, ProtocolError):  # the supervisor may be gone
+                tell_ended(self._settings, ended_text(code, "", self._host.memory))
         os._exit(EXIT_BROKEN)
 
 
@@ -128,6 +146,9 @@ class Host:
         """
         self._words = ""
         """The last line on its standard error."""
+        self.memory = ""
+        """What there was of it, where the host was killed for want of it."""
+        self._field, self._watch = settings.memory_field, MemoryWatch()
         with tempfile.TemporaryDirectory(prefix="dlj-feeder-") as folder:
             self._process, reader = start_host(settings, Path(folder), stderr=subprocess.PIPE, env=env)
             self._copier = threading.Thread(target=self._copy_errors, name="dlj-stderr", daemon=True)
@@ -138,11 +159,16 @@ class Host:
             self.about: dict[str, Any] = json.loads(line)
         except ValueError as exc:
             code = self.wait()
-            raise ServiceError(f"{settings.name}: {ended_text(code, self._words)}") from exc
+            raise ServiceError(f"{settings.name}: {ended_text(code, self._words, self.memory)}") from exc
 
     def wait(self) -> int:
         """The exit code, once its last words are shown."""
-        code = self._process.wait()
+        while (code := self._process.poll()) is None:
+            self._watch.look()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(MEMORY_S)
+        if code == -signal.SIGKILL and self._watch.killed:
+            self.memory = describe_limit(self._field)
         self._copier.join(LAST_WORDS_S)
         return code
 

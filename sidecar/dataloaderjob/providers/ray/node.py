@@ -94,12 +94,17 @@ class RayNode:
         return self.folder / "ray_current_cluster"
 
     def env(self) -> dict[str, str]:
-        """Environment for every process that talks to this Ray: authentication, tuning."""
+        """Environment for every process that talks to this Ray: authentication, tuning.
+
+        Ray's memory monitor is off where Ray has no tasks: it would end a feeder, with all that runs there, before the
+        kernel ended the one process of user code that grows, of which the feeder can tell.
+        """
         return {
             **self.tuning.env(),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token_path),
             "RAY_USAGE_STATS_ENABLED": "0",
+            **({} if self._tasks.cpus else {"RAY_memory_monitor_refresh_ms": "0"}),
         }
 
     def marks(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import select
 import socket
 import struct
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 import ray
 from ray._private import state as ray_state
 from ray._private import worker as ray_worker
-from ray.core.generated import gcs_pb2
+from ray.core.generated import common_pb2, gcs_pb2
 
 from dataloaderjob.core.errors import ServiceError, first_line
 from dataloaderjob.core.settings import SupervisorSettings
@@ -39,7 +40,10 @@ REGISTER_MARGIN_S = 1.0
 """The raylet looks at its own clock, and starts the process a moment after it has the actor."""
 JOIN_S = 10.0
 """So long a node may take to join Ray: want of room is told as the cause only then."""
+MEMORY_KILL_S = 30.0
+"""So long Ray's memory monitor is the cause for which a feeder is gone."""
 DEAD = "DEAD"
+_OUT_OF_MEMORY = common_pb2.WorkerExitType.Value("NODE_OUT_OF_MEMORY")  # type: ignore[attr-defined]
 _STARTUP_FAILED = "worker startup"
 """What Ray's GCS says of a process that never registered."""
 
@@ -227,6 +231,22 @@ class RayProvider:
             self._explainer.explain(indices, self._lives(indices), self._room(), taken=taken, now=now)
         )
 
+    def out_of_memory(self) -> Mapping[str, str]:
+        """What Ray's GCS says of workers that its memory monitor killed: of actors it does not."""
+        try:
+            table = ray_state.state._connect_and_get_accessor().get_worker_table()  # noqa: SLF001  the only way to it
+        except Exception as exc:
+            raise ServiceError(f"Ray does not say how its workers ended: {first_line(exc)}") from exc
+        workers = map(gcs_pb2.WorkerTableData.FromString, table)  # type: ignore[attr-defined]
+        since_ms = (time.time() - MEMORY_KILL_S) * 1000
+        return {
+            str(worker.worker_address.ip_address): monitor_text(
+                str(worker.exit_detail), self._settings.memory_field
+            )
+            for worker in workers
+            if not worker.is_alive and worker.exit_type == _OUT_OF_MEMORY and worker.end_time_ms > since_ms
+        }
+
     def _room(self) -> Room:
         """Asks for how many feeders there is room, and what Ray lacks for one more. Raises ServiceError."""
         needed = self._settings.feeder_resources
@@ -266,6 +286,18 @@ class RayProvider:
         state = table.ActorState.Name(actor.state)
         death = _last_line(actor.death_cause) if state == DEAD else ""
         return Life(state, bool(actor.address.worker_id), actor.num_restarts, death, actor.address.ip_address)
+
+
+def monitor_text(detail: str, field: str) -> str:
+    """What to say of a worker that Ray's memory monitor killed, from Ray's words of it (2.60)."""
+    found = re.search(r"was ([\d.]+ ?[KMGT]?B) used / ([\d.]+ ?[KMGT]?B) limit", detail)
+    used = f", with {found[1]} of {found[2]} in use" if found else ""
+    remedy = (
+        f"raise {field}, or make batches smaller"
+        if field
+        else "use fewer feeders or smaller batches, or free some"
+    )
+    return f"Ray's memory monitor killed its process, for its node ran out of memory{used}: {remedy}"
 
 
 def _last_line(cause: Any) -> str:

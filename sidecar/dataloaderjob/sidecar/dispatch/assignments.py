@@ -66,6 +66,8 @@ class Assignments:
         self.unconnected_noted_at = float("-inf")
         self.desired_feeders: int | None = None
         self.supervisor_notes: list[str] = []
+        self.out_of_memory: frozenset[str] = frozenset()
+        """Names of feeders of which the supervisor says that memory ran out there of late."""
         self.starved = False
         """An announced body waits for space: the shell should hear of ended leases at once."""
         self._versions = Versions()

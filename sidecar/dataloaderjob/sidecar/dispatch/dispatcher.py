@@ -228,7 +228,8 @@ class Dispatcher(Assignments):
         elif header.kind == Kind.FAILED:
             self._failed(now, attempt, payload, is_end=bool(header.flags & Flag.ENDED))
         elif header.kind == Kind.LOST:
-            self._lost(now, attempt, header.room - 1, payload.decode(errors="replace"))
+            how = payload.decode(errors="replace")
+            self._lost(now, attempt, header.room - 1, how, of_memory=bool(header.flags & Flag.MEMORY))
         self.dispatch(now)
 
     def _failed(self, now: float, attempt: Attempt, payload: bytes, *, is_end: bool) -> None:
@@ -330,13 +331,13 @@ class Dispatcher(Assignments):
         if ticket.slot is not None and ticket.slot.home == feeder.endpoint.instance:
             ticket.slot.begun = begun
 
-    def _strike(self, ticket: Ticket, reason: str) -> None:
+    def _strike(self, ticket: Ticket, reason: str, *, of_memory: bool) -> None:
         """A process ended while it made one of this ticket's samples."""
         ticket.strikes += 1
         if ticket.slot is not None and ticket.strikes > 1:
             ticket.slot.snapshots.clear()  # it may be what ends the process
         if ticket.strikes >= MAX_STRIKES and ticket.state in (State.QUEUED, State.ASKED):
-            self._fail_deadly(ticket, reason)
+            self._fail_deadly(ticket, reason, of_memory=of_memory)
 
     def confirm_strikes(self, feeder: FeederState) -> None:
         """The feeder's process has ended: that its connection broke counts against what it was making."""
@@ -345,16 +346,23 @@ class Dispatcher(Assignments):
             ticket.unconfirmed -= 1
             live = self.streams.get(ticket.stream.id) is ticket.stream
             if live and ticket.stream.tickets.get(ticket.number) is ticket:
-                self._strike(ticket, feeder.why_down)
+                note = self._memory_note(feeder.endpoint.name)
+                self._strike(ticket, note or feeder.why_down, of_memory=bool(note))
 
-    def _lost(self, now: float, attempt: Attempt, position: int, how: str) -> None:
+    def _memory_note(self, name: str) -> str:
+        """What the supervisor says of a feeder whose memory ran out; empty if it says no such thing."""
+        if name not in self.out_of_memory:
+            return ""
+        return next((note for note in self.supervisor_notes if note.startswith(f"{name}: ")), name)
+
+    def _lost(self, now: float, attempt: Attempt, position: int, how: str, *, of_memory: bool) -> None:
         """The feeder's process that made this ticket ended; the feeder goes on."""
         self._answered(now, attempt)
         if position >= 0:
             attempt.position = position
         self._lose(attempt)
         if attempt.position is not None:
-            self._strike(attempt.ticket, f"{attempt.feeder.endpoint.name}: it {how}")
+            self._strike(attempt.ticket, f"{attempt.feeder.endpoint.name}: it {how}", of_memory=of_memory)
 
     def _not_loaded(self, now: float, attempt: Attempt, payload: bytes) -> None:
         """User code could not be loaded there: other feeders are asked, a few, before the ticket fails."""
@@ -373,13 +381,16 @@ class Dispatcher(Assignments):
         else:
             self.drop_attempt(attempt, cancel=False)
 
-    def _fail_deadly(self, ticket: Ticket, reason: str) -> None:
+    def _fail_deadly(self, ticket: Ticket, reason: str, *, of_memory: bool) -> None:
+        sample = f"{frames.describe_keys(ticket.payload, ticket.position)} of batch {ticket.number}"
+        if of_memory:
+            text = f"{ticket.strikes} feeder processes ended while making {sample} (the last one, {reason})"
+            self.fail_service(ticket, "OutOfMemory", text)
+            return
         self.fail_service(
             ticket,
             "FeederLost",
-            f"{ticket.strikes} feeder processes died, each while making "
-            f"{frames.describe_keys(ticket.payload, ticket.position)} of batch {ticket.number} "
-            f"(the last one: {reason}): "
+            f"{ticket.strikes} feeder processes died, each while making {sample} (the last one: {reason}): "
             "look for os._exit, a crash in native code or too little memory there; see what the feeders "
             "printed last",
         )

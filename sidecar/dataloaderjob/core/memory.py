@@ -1,0 +1,131 @@
+"""The memory that this process may use, and the processes that the kernel killed for want of it, by the kernel's own
+counts (cgroup v1 and v2).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+FEEDERS_FIELD = "spec.feeders.resources.limits.memory"
+RECENT_S = 15.0
+"""The kernel counts a kill when it begins: a process that has gigabytes to give back ends seconds later."""
+
+
+class _Version(NamedTuple):
+    """The files of one version of cgroups."""
+
+    controller: str
+    """Its name in /proc/self/cgroup."""
+    root: str
+    limit: str
+    kills: str
+    """Lines of a name and a number, one of them `oom_kill`."""
+
+
+_VERSIONS = (
+    _Version("", "sys/fs/cgroup", "memory.max", "memory.events"),
+    _Version("memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.oom_control"),
+)
+_ROOT = Path("/")
+
+
+def size_text(nbytes: int) -> str:
+    """A number of bytes as people write it."""
+    return f"{nbytes / (1 << 30):.3g} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.3g} MiB"
+
+
+def memory_limit(root: Path = _ROOT) -> int:
+    """Bytes that this process may use: the smallest of the machine's memory and the limits of its cgroups.
+
+    A memfd beyond the cgroup's limit ends in SIGKILL, not in an error, so it is read before anything is touched.
+    """
+    limits = [limit for folder, version in _cgroups(root) if (limit := _limit(folder, version)) is not None]
+    return min([machine_memory(root), *limits])
+
+
+def machine_memory(root: Path = _ROOT) -> int:
+    """The memory of the whole machine in bytes."""
+    return next(
+        int(line.split()[1]) * 1024
+        for line in (root / "proc/meminfo").read_text().splitlines()
+        if line.startswith("MemTotal:")
+    )
+
+
+def kills(root: Path = _ROOT) -> int:
+    """Processes of this one's cgroup that the kernel has killed for want of memory; those of the whole machine where no
+    cgroup counts them, as at the root of version 2. 0 where neither is told."""
+    for folder, version in _cgroups(root):
+        if (found := _counter(folder / version.kills)) is not None:
+            return found
+    return _counter(root / "proc/vmstat") or 0
+
+
+def describe_limit(field: str, root: Path = _ROOT) -> str:
+    """How much memory there was, and what to do. `field`: of the manifest, where a pod has it; empty on one machine."""
+    limit, machine = memory_limit(root), machine_memory(root)
+    if field:
+        return f"its pod may use {size_text(limit)}: raise {field}, or make batches smaller"
+    whose = "this machine has" if limit >= machine else "its control group may use"
+    return f"{whose} {size_text(limit)}: use fewer feeders or smaller batches, or free some"
+
+
+class MemoryWatch:
+    """Tells whether the kernel has killed a process for want of memory of late. Call `look` about once a second."""
+
+    def __init__(self, count: Callable[[], int] = kills, clock: Callable[[], float] = time.monotonic) -> None:
+        self._count, self._clock = count, clock
+        self._seen = [(clock(), count())]
+        """The count at each time at which it was found changed, the first one RECENT_S ago or earlier."""
+
+    def look(self) -> None:
+        now, found = self._clock(), self._count()
+        if found != self._seen[-1][1]:
+            self._seen.append((now, found))
+        while len(self._seen) > 1 and self._seen[1][0] <= now - RECENT_S:
+            del self._seen[0]
+
+    @property
+    def killed(self) -> bool:
+        """Whether one was killed within the last RECENT_S."""
+        self.look()
+        return len(self._seen) > 1
+
+
+def _cgroups(root: Path) -> Iterator[tuple[Path, _Version]]:
+    """The folders of this process's cgroups that are to be seen from here, its own first, then those around it.
+
+    In a container the own folder is mounted as the root, whatever path the kernel gives.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    paths = {parts[1]: parts[2] for line in lines if len(parts := line.split(":", 2)) == 3}
+    for version in _VERSIONS:
+        top = root / version.root
+        own = top / paths.get(version.controller, "/").lstrip("/")
+        for folder in (own, *own.parents):
+            if (folder / version.limit).exists() or (folder / version.kills).exists():
+                yield folder, version
+            if folder == top:
+                break
+
+
+def _limit(folder: Path, version: _Version) -> int | None:
+    try:
+        text = (folder / version.limit).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _counter(path: Path) -> int | None:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)

@@ -1,0 +1,50 @@
+"""How the processes of user code end, and whether the kernel ended them for want of memory."""
+
+from __future__ import annotations
+
+import signal
+from typing import NamedTuple
+
+from dataloaderjob.core import supervision
+from dataloaderjob.core.memory import MemoryWatch, describe_limit
+from dataloaderjob.core.processes import signal_name
+
+
+class End(NamedTuple):
+    """How a process ended."""
+
+    text: str
+    """What it did, such as "was ended by SIGKILL"."""
+    of_memory: bool = False
+
+    def failure(self, who: str, more: str) -> bytes:
+        """The FAILED payload of what can be made nowhere for this. `more`: said where memory is not the cause."""
+        error, tail = ("OutOfMemory", "") if self.of_memory else ("ServiceError", more)
+        return supervision.pack_failure(error, f"{who} {self.text}{tail}")
+
+
+class Ends:
+    """Describes the ends of one feeder's processes. Call `look` about once a second."""
+
+    def __init__(self, memory_field: str, watch: MemoryWatch | None = None) -> None:
+        self._field = memory_field
+        self._watch = watch or MemoryWatch()
+
+    def look(self) -> None:
+        self._watch.look()
+
+    def of_code(self, code: int) -> End:
+        """`code`: as `subprocess` gives it."""
+        if code == -signal.SIGKILL:
+            return self.unknown(f"was ended by {signal_name(-code)}")
+        if code < 0:
+            return End(f"was ended by {signal_name(-code)}")
+        return End(f"ended with exit code {code}")
+
+    def unknown(self, text: str) -> End:
+        """The end of a process whose code is not known: `text`, unless memory ran out."""
+        if not self._watch.killed:
+            return End(text)
+        return End(
+            f"ran out of memory, and the kernel killed it; {describe_limit(self._field)}", of_memory=True
+        )
