@@ -112,6 +112,19 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="name of this operator in the Lease, that of its pod; without it, one that no other has",
     )
+    default = election.Timing()
+    parser.add_argument(
+        "--lease-seconds", type=int, default=default.lease_s,
+        help="time without a renewal of the Lease after which another operator takes it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lease-renew-seconds", type=float, default=default.renew_s,
+        help="time after which an operator that cannot renew the Lease writes nothing until it can",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lease-retry-seconds", type=float, default=default.retry_s,
+        help="interval between two attempts to get or renew the Lease",
+    )  # fmt: skip
     parser.add_argument("--sidecar-image", required=True, help="sidecar image for manifests that name none")
     parser.add_argument(
         "--sidecar-pull-secret",
@@ -170,6 +183,10 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     found = parser.parse_args(arguments)
     if (found.root_key_secret or found.lease) and not found.own_namespace:
         parser.error("--root-key-secret and --lease need --own-namespace NAME, where Secret and Lease are")
+    try:
+        timing = election.Timing(found.lease_seconds, found.lease_renew_seconds, found.lease_retry_seconds)
+    except ValueError as exc:
+        parser.error(str(exc))
     config = OperatorConfig(
         version=importlib.metadata.version("dataloaderjob"), sidecar_image=found.sidecar_image, root_key=b"",
         operator=_own_pod(parser, found.own_namespace, found.own_label),
@@ -180,7 +197,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     return Options(
         namespaces=tuple(found.namespace), config=config, root_key=found.root_key,
         root_key_secret=(found.own_namespace or "", found.root_key_secret or ""),
-        candidate=election.candidate(found.own_namespace, found.lease, found.identity),
+        candidate=election.candidate(found.own_namespace, found.lease, found.identity, timing),
         workers=found.workers, resync_s=found.resync_seconds, metrics_port=found.metrics_port,
         log_format=found.log_format,
     )  # fmt: skip
@@ -271,9 +288,10 @@ async def _turn(
         yield
         return
     health.stands_by = True
-    async with election.leading(client.api, candidate):
+    async with election.leading(
+        client.api, candidate, client.gate, lambda leads: metrics.leader.set(int(leads))
+    ):
         health.stands_by = False
-        metrics.leader.set(1)
         yield
 
 

@@ -18,6 +18,7 @@ from dataloaderjob_operator.decide.observed import UNKNOWN, Key
 from dataloaderjob_operator.kinds import KINDS, Manifest
 from dataloaderjob_operator.monitoring import Metrics
 from dataloaderjob_operator.names import MANAGER
+from dataloaderjob_operator.write_gate import WriteGate
 
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml; charset=utf-8"
@@ -47,6 +48,8 @@ class Client:
     api: kubernetes.ApiClient
     writes: int = 0
     metrics: Metrics = field(default_factory=Metrics)
+    gate: WriteGate = field(default_factory=WriteGate)
+    """Shut while this operator must not write."""
 
     @classmethod
     async def connect(cls, metrics: Metrics | None = None) -> Client:
@@ -76,7 +79,7 @@ class Client:
         """Creates an object. Returns False if one of its name is there."""
         path = _path(manifest["metadata"]["namespace"], manifest["kind"])
         try:
-            await self._request("POST", path, manifest, fieldManager=MANAGER)
+            await self._send("POST", path, manifest, fieldManager=MANAGER)
         except ApiError as exc:
             if exc.reason == "AlreadyExists":
                 return False
@@ -153,7 +156,19 @@ class Client:
     ) -> Manifest:
         """Sends a request and counts it. `what`: kind and verb, for the metrics."""
         self._count(*what)
-        return await self._request(method, path, body, kind, **query)
+        return await self._send(method, path, body, kind, **query)
+
+    async def _send(
+        self, method: str, path: str, body: Any = None, kind: str = JSON, **query: str
+    ) -> Manifest:
+        """Sends a request that writes, unless the gate is shut meanwhile."""
+        try:
+            async with self.gate.passing():
+                return await self._request(method, path, body, kind, **query)
+        except TimeoutError as exc:
+            raise ApiError(
+                0, f"{method} {path} was given up: the operator's Lease could not be renewed"
+            ) from exc
 
     def _count(self, kind: str, verb: str) -> None:
         self.writes += 1

@@ -1,8 +1,9 @@
 """The election: of several operators one works, the one that holds a Lease of their namespace.
 
 The client library has the protocol: who holds the Lease, and for how long without a renewal. Here is what it leaves
-open: a request that hangs or fails is an attempt that failed, who loses the Lease ends at once, and who ends gives it
-back, so that the next one need not wait.
+open: a request that hangs or fails is an attempt that failed, and who ends gives it back, so that the next one need not
+wait. Who cannot renew the Lease in time writes nothing until it has it again, and goes on if nobody had it meanwhile.
+Who finds it another's ends at once. So a control plane that stalls ends no operator that works alone.
 """
 
 from __future__ import annotations
@@ -23,16 +24,32 @@ from kubernetes.aio.leaderelection.leaderelection import LeaderElection
 from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
 from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 
+from dataloaderjob_operator.write_gate import WriteGate
+
 log = logging.getLogger(__name__)
 
-LEASE_S = 9
-"""Time without a renewal after which another operator takes the Lease: whole seconds, as the Lease has them."""
-RENEW_S = 6.0
-"""An operator that could not renew it for so long ends: before another one begins."""
-RETRY_S = 2.0
-"""Interval between two attempts. An operator that was killed has a successor after LEASE_S and this, 11 s, at most."""
 LOST = 3
 """Exit code of an operator that lost its Lease; its container is started again, and stands by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Times of the election in seconds, by default those of Kubernetes' own components (client-go)."""
+
+    lease_s: int = 15
+    """Time without a renewal after which another operator takes the Lease: whole seconds, as the Lease has them."""
+    renew_s: float = 10.0
+    """An operator that could not renew it for so long stops to write: before another one begins."""
+    retry_s: float = 2.0
+    """Interval between two attempts. An operator that was killed has a successor after lease_s and this at most."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for times with which two operators might work, or none."""
+        if not self.lease_s > self.renew_s > 2 * self.retry_s >= 2:
+            raise ValueError(
+                f"a lease of more seconds than the deadline of its renewal is needed, and that of more than twice the "
+                f"retry, which is 1 or more, found lease {self.lease_s}, renew {self.renew_s:g}, retry {self.retry_s:g}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +60,7 @@ class Candidate:
     lease: str
     identity: str
     """The pod's name: a container that is started anew goes on with the Lease of the last."""
+    timing: Timing = Timing()
 
 
 class Lock(LeaseLock):
@@ -58,63 +76,116 @@ class Lock(LeaseLock):
         return True
 
 
-def candidate(namespace: str | None, lease: str | None, identity: str | None) -> Candidate | None:
+def candidate(
+    namespace: str | None, lease: str | None, identity: str | None, timing: Timing
+) -> Candidate | None:
     """The candidate that options of the command line describe, None without a Lease."""
     if not lease or not namespace:
         return None
-    return Candidate(namespace, lease, identity or f"{socket.gethostname()}_{secrets.token_hex(4)}")
+    return Candidate(namespace, lease, identity or f"{socket.gethostname()}_{secrets.token_hex(4)}", timing)
 
 
 @contextlib.asynccontextmanager
 async def leading(
-    api: ApiClient, candidate: Candidate, lost: Callable[[], None] = lambda: os._exit(LOST)
+    api: ApiClient,
+    candidate: Candidate,
+    gate: WriteGate,
+    leads: Callable[[bool], None],
+    lost: Callable[[], None] = lambda: os._exit(LOST),
 ) -> AsyncIterator[None]:
-    """Waits for the Lease and renews it as long as the context lasts. `lost` is called when it is another's: by default
-    the process ends there and then, since each further write may be one too many."""
+    """Waits for the Lease and renews it as long as the context lasts. `leads` is told whether it is this operator's, as
+    far as that is known. `lost` is called when it is another's: by default the process ends there and then, since each
+    further write may be one too many."""
     logging.getLogger(LeaseLock.__module__).setLevel(logging.CRITICAL)  # a traceback for each lost race
-    lock = Lock(candidate.lease, candidate.namespace, candidate.identity, api)
-    election = LeaderElection(Config(lock, LEASE_S, RENEW_S, RETRY_S, _nothing, _nothing))
+    lock, timing = Lock(candidate.lease, candidate.namespace, candidate.identity, api), candidate.timing
+    config = Config(lock, timing.lease_s, timing.renew_s, timing.retry_s, _nothing, _nothing)
+    election = LeaderElection(config)
     log.info("%s waits for the Lease %s/%s", candidate.identity, candidate.namespace, candidate.lease)
-    while not await _attempt(election):
-        await asyncio.sleep(RETRY_S)
+    while not await _attempt(election, timing):
+        await asyncio.sleep(timing.retry_s)
     log.info("%s has the Lease and works", candidate.identity)
-    renewing = asyncio.create_task(_renew(election, candidate, lost), name="lease")
+    leads(True)
+    renewing = asyncio.create_task(_Term(election, candidate, gate, leads).keep(lost), name="lease")
     try:
         yield
     finally:
         renewing.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await renewing
-        await _give_back(lock)
+        await _give_back(lock, timing)
 
 
-async def _renew(election: LeaderElection, candidate: Candidate, lost: Callable[[], None]) -> None:
-    """Renews the Lease until it is lost."""
-    try:
-        while await _renewed(election, candidate):
-            await asyncio.sleep(RETRY_S)
-        log.error("the Lease %s is held by %s now; this operator ends", candidate.lease, _holder(election))
-    except TimeoutError:
-        log.error("could not renew the Lease %s for %.0f s; this operator ends", candidate.lease, RENEW_S)
-    except Exception:
-        log.exception("failed at renewing the Lease %s; this operator ends", candidate.lease)
-    lost()
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """The time in which an operator has the Lease."""
 
+    election: LeaderElection
+    candidate: Candidate
+    gate: WriteGate
+    leads: Callable[[bool], None]
 
-async def _renewed(election: LeaderElection, candidate: Candidate) -> bool:
-    """Renews it once. Returns False if it is another's. Raises TimeoutError."""
-    async with asyncio.timeout(RENEW_S):
-        while not await _attempt(election):
-            if _holder(election) != candidate.identity:
+    async def keep(self, lost: Callable[[], None]) -> None:
+        """Renews the Lease until it is another's."""
+        began = self._acquired_at()
+        try:
+            while await self._renewed() or await self._regained(began):
+                await asyncio.sleep(self.candidate.timing.retry_s)
+            log.error(
+                "the Lease %s is held by %s now; this operator ends",
+                self.candidate.lease,
+                _holder(self.election),
+            )
+        except Exception:
+            log.exception("failed at renewing the Lease %s; this operator ends", self.candidate.lease)
+        lost()
+
+    async def _renewed(self) -> bool:
+        """Renews it once, within the deadline. Returns False if that fails."""
+        timing = self.candidate.timing
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timing.renew_s):
+                while not await _attempt(self.election, timing):
+                    if self._is_anothers():
+                        return False
+                    await asyncio.sleep(timing.retry_s)
+            return True
+        return False
+
+    async def _regained(self, began: str | None) -> bool:
+        """Waits for the Lease without writing anything. Returns False once it was another's."""
+        if self._is_anothers():
+            return False
+        timing = self.candidate.timing
+        log.warning(
+            "could not renew the Lease %s for %g s; nothing is written until it is renewed",
+            self.candidate.lease, timing.renew_s,
+        )  # fmt: skip
+        self.leads(False)
+        self.gate.shut()
+        while not await _attempt(self.election, timing):
+            if self._is_anothers():
                 return False
-            await asyncio.sleep(RETRY_S)
-    return True
+            await asyncio.sleep(timing.retry_s)
+        if self._acquired_at() != began:  # somebody had it, and gave it back
+            return False
+        log.info("the Lease %s is renewed; this operator works on", self.candidate.lease)
+        self.gate.open()
+        self.leads(True)
+        return True
+
+    def _is_anothers(self) -> bool:
+        return _holder(self.election) not in (None, self.candidate.identity)
+
+    def _acquired_at(self) -> str | None:
+        """When this term began, as the Lease has it: a renewal leaves it as it is."""
+        record = self.election.observed_record
+        return None if record is None else str(record.acquire_time)
 
 
-async def _attempt(election: LeaderElection) -> bool:
+async def _attempt(election: LeaderElection, timing: Timing) -> bool:
     """Tries once to get or renew the Lease. Returns whether it is ours."""
     try:
-        async with asyncio.timeout(RENEW_S / 2):
+        async with asyncio.timeout(timing.renew_s / 2):
             return bool(await election.try_acquire_or_renew())
     except (ApiException, aiohttp.ClientError, TimeoutError, OSError) as exc:
         log.warning("cannot get at the Lease %s: %r", election.election_config.lock.name, exc)
@@ -126,10 +197,10 @@ def _holder(election: LeaderElection) -> str | None:
     return None if record is None else record.holder_identity
 
 
-async def _give_back(lock: LeaseLock) -> None:
-    """Lets the next operator have the Lease at once; where that fails, it waits for LEASE_S."""
+async def _give_back(lock: LeaseLock, timing: Timing) -> None:
+    """Lets the next operator have the Lease at once; where that fails, it waits until the Lease has run out."""
     with contextlib.suppress(ApiException, aiohttp.ClientError, TimeoutError, OSError):
-        async with asyncio.timeout(RETRY_S):
+        async with asyncio.timeout(timing.retry_s):
             await lock.get(lock.name, lock.namespace)
             lease = lock.lease_reference
             if lease is not None and lease.spec is not None and lease.spec.holder_identity == lock.identity:

@@ -34,11 +34,11 @@ def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     return found
 
 
-def kubeconfig(server: ApiServer, folder: Path) -> Path:
-    """Written to the folder, for whoever has the server's token."""
+def kubeconfig(server: ApiServer, folder: Path, url: str | None = None) -> Path:
+    """Written to the folder, for whoever has the server's token. `url`: of a way to the server, in place of its own."""
     config = {
         "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "clusters": [{"name": "s", "cluster": {"server": server.url, "insecure-skip-tls-verify": True}}],
+        "clusters": [{"name": "s", "cluster": {"server": url or server.url, "insecure-skip-tls-verify": True}}],
         "users": [{"name": "u", "user": {"token": server.token}}],
         "contexts": [{"name": "c", "context": {"cluster": "s", "user": "u"}}],
     }  # fmt: skip
@@ -50,10 +50,10 @@ def kubeconfig(server: ApiServer, folder: Path) -> Path:
 class Operator:
     """A process that can be killed and started again."""
 
-    def __init__(self, server: ApiServer, folder: Path) -> None:
+    def __init__(self, server: ApiServer, folder: Path, url: str | None = None) -> None:
         self._folder, self.port = folder, reserve_port()
         (folder / "root").write_bytes(ROOT)
-        self._kubeconfig = kubeconfig(server, folder)
+        self._kubeconfig = kubeconfig(server, folder, url)
         self.process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -11,6 +11,8 @@ from dataloaderjob.core.memory import (
     RECENT_S,
     MemoryWatch,
     describe_limit,
+    die_as,
+    die_first,
     kills,
     memory_limit,
 )
@@ -127,3 +129,18 @@ def test_only_the_kernels_own_signal_is_blamed_on_memory():
     assert [ends.of_code(code).of_memory for code in (-9, -11, 0, 3)] == [True, False, False, False]
     assert "ran out of memory" in ends.of_code(-9).text
     assert FEEDERS_FIELD in ends.unknown("ended while it did so").text
+
+
+@pytest.mark.parametrize(("own", "then"), [(0, 500), (990, 1000), (1000, 1000), (-500, 0)])
+def test_what_runs_user_code_is_never_taken_after_what_started_it(own: int, then: int, tmp_path: Path):
+    root = machine(tmp_path, {"proc/self/oom_score_adj": f"{own}\n"})
+    die_first(root)
+    assert int((root / "proc/self/oom_score_adj").read_text()) == then
+
+
+def test_a_worker_of_rays_is_taken_no_sooner_than_its_raylet(tmp_path: Path):
+    root = machine(tmp_path, {"proc/self/oom_score_adj": "1000\n", "proc/7/oom_score_adj": "990\n"})
+    die_as(7, root)
+    assert int((root / "proc/self/oom_score_adj").read_text()) == 990
+    die_as(8, root)
+    assert int((root / "proc/self/oom_score_adj").read_text()) == 990, "one that has ended says nothing"

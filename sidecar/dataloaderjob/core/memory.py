@@ -4,12 +4,15 @@ counts (cgroup v1 and v2).
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 FEEDERS_FIELD = "spec.feeders.resources.limits.memory"
+SCORE, MOST_SCORE = 500, 1000
+"""Points that a process gets, of a thousand for the whole memory (proc(5), oom_score_adj), and the most there are."""
 RECENT_S = 15.0
 """The kernel counts a kill when it begins: a process that has gigabytes to give back ends seconds later."""
 
@@ -62,6 +65,19 @@ def kills(root: Path = _ROOT) -> int:
         if (found := _counter(folder / version.kills)) is not None:
             return found
     return _counter(root / "proc/vmstat") or 0
+
+
+def die_first(root: Path = _ROOT) -> None:
+    """Has the kernel take this process before those that started it, once memory runs out."""
+    path = root / "proc/self/oom_score_adj"
+    with contextlib.suppress(OSError, ValueError):
+        path.write_text(str(min(MOST_SCORE, int(path.read_text()) + SCORE)))
+
+
+def die_as(pid: int, root: Path = _ROOT) -> None:
+    """Has the kernel think as well of this process, and of its children, as of `pid`."""
+    with contextlib.suppress(OSError):
+        (root / "proc/self/oom_score_adj").write_text((root / f"proc/{pid}/oom_score_adj").read_text())
 
 
 def describe_limit(field: str, root: Path = _ROOT) -> str:

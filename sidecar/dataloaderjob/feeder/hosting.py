@@ -120,7 +120,9 @@ class Host(ReapingLoop):
     def _ended(self, pid: int, code: int) -> None:
         if pid == self._zygote_pid:
             if code != EXIT_TOLD:
-                sys.stderr.write(f"feeder's host: the process that imports torch ended with code {code}\n")
+                killed = code == -signal.SIGKILL and self._memory.killed
+                how = f"ran out of memory; {describe_limit('')}" if killed else f"ended with code {code}"
+                sys.stderr.write(f"feeder's host: the process that imports torch {how}\n")
             self.end()
         for feeder in self.feeders.values():
             if feeder.pid == pid and feeder.code is None:

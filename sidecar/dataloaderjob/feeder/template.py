@@ -24,12 +24,10 @@ import torch
 from dataloaderjob.codec.bundles import UserCode, load_bundle
 from dataloaderjob.codec.failures import pack_failure
 from dataloaderjob.core.blobs import BlobStore, Bundle
+from dataloaderjob.core.memory import die_first
 from dataloaderjob.core.processes import call_itself, die_with_parent, end_as, end_group, lead_group
 from dataloaderjob.feeder import builder
 from dataloaderjob.feeder.channel import ENDED, NOWHERE, Channel, Kind
-
-_OOM_SCORE = b"500"
-"""Out of memory, the kernel takes a builder rather than the feeder that can tell of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -151,8 +149,7 @@ def _become_builder(code: UserCode, fd: int, place: mmap.mmap, nbytes: int, on_c
     call_itself("dlj-builder")
     if on_child is not None:
         signal.signal(signal.SIGCHLD, on_child)
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb") as out:
-        out.write(_OOM_SCORE)
+    die_first()
     builder.main(code, Channel(socket.socket(fileno=fd)), place, nbytes)
 
 

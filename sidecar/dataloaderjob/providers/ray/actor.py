@@ -24,7 +24,6 @@ import json
 import logging
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -41,7 +40,7 @@ from ray._private import worker as ray_worker
 
 from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import ProtocolError, ServiceError
-from dataloaderjob.core.memory import MemoryWatch, describe_limit
+from dataloaderjob.core.memory import MemoryWatch, describe_limit, die_as
 from dataloaderjob.core.places import NODE_FOLDER_VARIABLE
 from dataloaderjob.core.processes import Lines, last_word
 from dataloaderjob.core.settings import NODE_BLOBS, NODE_OUTPUT, FeederSettings, read_key
@@ -109,6 +108,8 @@ class Feeder:
         if folder := os.environ.get(NODE_FOLDER_VARIABLE):
             settings = at_home(settings, Path(folder))
             life = hand_over(settings.name, Path(folder))
+        # Ray has the kernel take its workers first: then a feeder's host would go before what grows in it.
+        die_as(os.getppid())
         self._settings = settings
         logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
         address = settings.advertise_host or settings.bind_host
@@ -167,7 +168,7 @@ class Host:
             self._watch.look()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(MEMORY_S)
-        if code == -signal.SIGKILL and self._watch.killed:
+        if code and self._watch.killed:  # the host also ends where what it needs was killed
             self.memory = describe_limit(self._field)
         self._copier.join(LAST_WORDS_S)
         return code
