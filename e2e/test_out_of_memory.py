@@ -9,6 +9,7 @@ from jobs import FEEDERS, TRAINER, Job, changed, job
 pytestmark = pytest.mark.timeout(300)
 FIELD = "spec.feeders.resources.limits.memory"
 TOLD_S = 30.0
+PIPELINES = "0e2b1f1c-8f0a-4d5e-9a57-3f1f3c0e7d11"
 HUNGRY = """
 import time, torch, dataloaderjob
 class Hungry(torch.utils.data.Dataset):
@@ -80,7 +81,10 @@ def test_a_sample_that_takes_all_memory_is_told_with_limit_and_field(
 
 def test_feeders_whose_limit_is_too_small_to_serve_say_so(start):
     tiny = {"requests": {"cpu": "50m", "memory": "200Mi"}, "limits": {"memory": "260Mi"}}
-    of: Job = start(changed(hungry(0.0), spec__feeders__resources=tiny, spec__startupDeadlineSeconds=600))
+    named = {"metadata__name": PIPELINES}  # a name that begins with a digit, as pipelines give them
+    of: Job = start(
+        changed(hungry(0.0), spec__feeders__resources=tiny, spec__startupDeadlineSeconds=600, **named)
+    )
     until(lambda: of.pods(FEEDERS), timeout_s=60, what="the pod of feeders")
     found = of.await_condition("FeedersReady", lambda c: c["reason"] == "OutOfMemory", 120)
     assert FIELD in found["message"]

@@ -148,6 +148,10 @@ class Packed(Mapping[str, Any]):
     __hash__ = None  # type: ignore[assignment]  # as of other mappings
 
 
+MEMORY_LIMITS = "memoryLimits"
+"""A field of ours in the spec of a pod as the cache keeps it."""
+
+
 def transform(thing: Object) -> dict[str, Any]:
     """Reduces an object to what the cache keeps."""
     kind = KINDS[thing["kind"]]
@@ -167,8 +171,21 @@ def _pod(pod: Object) -> Object:
             status[group] = [_only(container, CONTAINER_STATUS) for container in status[group]]
     if status.get("conditions"):
         status["conditions"] = [c for c in status["conditions"] if c.get("type") not in UNREAD_CONDITIONS]
-    kept = {**_only(spec, ("restartPolicy", "nodeName")), "initContainers": init}
+    kept = {
+        **_only(spec, ("restartPolicy", "nodeName")),
+        "initContainers": init,
+        MEMORY_LIMITS: _memory(spec),
+    }
     return {"kind": "Pod", "metadata": metadata, "spec": kept, "status": status}
+
+
+def _memory(spec: Object) -> dict[str, str]:
+    """The memory limits of a pod's containers, by their names."""
+    containers = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
+    limits = {
+        c.get("name"): ((c.get("resources") or {}).get("limits") or {}).get("memory") for c in containers
+    }
+    return {str(name): str(limit) for name, limit in limits.items() if limit is not None}
 
 
 def _only(thing: Object, names: Sequence[str]) -> dict[str, Any]:

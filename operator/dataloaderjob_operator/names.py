@@ -54,8 +54,19 @@ def settings_map(job: str, content: str) -> str:
 
 
 def head(job: str) -> str:
-    """The head's Deployment and its Service."""
+    """The head's Deployment."""
     return f"{job}-head"
+
+
+def head_service(job: str) -> str:
+    """The Service under which feeders, sidecars and the operator find the head."""
+    return _service(job, "head")
+
+
+def _service(job: str, role: str) -> str:
+    """Names of Services begin with a letter (RFC 1035), those of all else may begin with a digit. The name for the
+    Service of a job that does is no other job's."""
+    return f"{role[0]}-{job}-svc" if job[0].isdigit() else f"{job}-{role}"
 
 
 def feeders(job: str) -> str:
@@ -69,7 +80,7 @@ def trainers(job: str, attempt: int) -> str:
 
 def trainers_service(job: str) -> str:
     """The headless Service under which trainer pods find each other."""
-    return f"{job}-trainers"
+    return _service(job, "trainers")
 
 
 def policy(job: str, role: Role) -> str:

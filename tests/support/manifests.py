@@ -206,7 +206,7 @@ REFUSED_FIELDS = [
 ]
 
 REFUSED_BY_RULES = [
-    pytest.param({"metadata.name": "a" * 41}, "(41 characters); use at most 40 characters", id="long-name"),
+    pytest.param({"metadata.name": "a" * 45}, "(45 characters); use at most 44 characters", id="long-name"),
     pytest.param(
         {"metadata.name": "Mnist_1"}, '"Mnist_1"; use lower-case letters, digits and', id="bad-name"
     ),

@@ -48,7 +48,10 @@ def test_a_feeder_that_holds_the_last_place_itself_does_not_lack_room():
     both = Explainer(30)
     causes(both, {0: PENDING, 1: PENDING}, Room(1, FULL))
     assert causes(both, {0: PENDING, 1: PENDING}, Room(1, FULL), JOIN_S) == [Cause.STARTS, Cause.NO_ROOM]
-    (why,) = Explainer(30).explain([1], {1: PENDING}, Room(1, FULL), taken=1, now=0)
+    late = Explainer(30)
+    (why,) = late.explain([1], {1: PENDING}, Room(1, FULL), taken=1, now=0)
+    assert why.text == f"no node of Ray's has room for it yet ({FULL})", "nodes may be about to join"
+    (why,) = late.explain([1], {1: PENDING}, Room(1, FULL), taken=1, now=JOIN_S)
     assert why.text == f"no node has room ({FULL}): add nodes or lower the number of feeders"
 
 

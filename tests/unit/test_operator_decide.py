@@ -157,7 +157,9 @@ def test_pods_that_a_quota_refuses_are_reported_by_their_deployment():
     }
     children = {**observed.children, **live(FEEDERS, **refused)}
     made = decided(replace(observed, children=children, pods=(), supervisor=None))
-    assert condition(made, ConditionType.FEEDERS_READY).message == "exceeded quota"
+    assert condition(made, ConditionType.FEEDERS_READY).message == (
+        "exceeded quota; what such a pod asks for: spec.feeders.resources"
+    )
 
 
 def test_a_child_that_the_server_refuses_is_reported_in_the_servers_words():

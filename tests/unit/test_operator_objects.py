@@ -10,6 +10,7 @@ import pytest
 from manifests import manifest
 
 from dataloaderjob.api import DataLoaderJob, parse_object
+from dataloaderjob.api.job import MAX_NAME_LENGTH
 from dataloaderjob.core.settings import RayTuning, SidecarSettings
 from dataloaderjob_operator import names, objects
 from dataloaderjob_operator.kinds import keep_template, manifest_to_send, sealed
@@ -81,12 +82,34 @@ def test_every_child_is_owned_by_the_job_and_goes_with_it():
 
 
 def test_the_longest_name_of_a_job_leaves_room_for_those_of_its_children():
-    longest = "j" * 40
-    for child in children({"metadata.name": longest}, attempt=1000).values():
+    longest = "j" * MAX_NAME_LENGTH
+    for child in children({"metadata.name": longest}, attempt=9999).values():
         index = "-1023" if child["kind"] == "Job" else ""
-        assert len(child["metadata"]["name"]) <= 63 - len(index), (
+        most = 253 if child["kind"] in {"ConfigMap", "Secret"} else 63
+        assert len(child["metadata"]["name"]) <= most - len(index), (
             "a trainer pod's host name ends in its index"
         )
+
+
+PIPELINES = "0e2b1f1c-8f0a-4d5e-9a57-3f1f3c0e7d11"
+
+
+def test_a_job_named_by_a_uuid_has_services_whose_names_begin_with_a_letter():
+    made = children({"metadata.name": PIPELINES})
+    services = [child for child in made.values() if child["kind"] == "Service"]
+    assert [s["metadata"]["name"] for s in services] == [f"h-{PIPELINES}-svc", f"t-{PIPELINES}-svc"]
+    pod = made[f"Job/{PIPELINES}-trainers-0"]["spec"]["template"]["spec"]
+    assert pod["subdomain"] == f"t-{PIPELINES}-svc"
+    feeder = json.loads(made["ConfigMap/feeder"]["data"]["feeder.json"])
+    assert feeder["head"].startswith(f"h-{PIPELINES}-svc.team.svc")
+    others = {
+        child["metadata"]["name"]
+        for name in ("h-", "t-")
+        for child in children({"metadata.name": f"{name}1"}).values()
+    }
+    assert not others & {s["metadata"]["name"] for s in children({"metadata.name": "1"}).values()}, (
+        "no other job's"
+    )
 
 
 def test_a_job_that_is_on_no_cluster_has_no_children():

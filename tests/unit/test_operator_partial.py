@@ -75,11 +75,13 @@ def test_a_quota_and_the_supervisors_cause_are_told_too():
         "type": "ReplicaFailure",
         "status": "True",
         "reason": "FailedCreate",
-        "message": "exceeded quota",
+        "message": "exceeded quota: small",
     }
     children = {**serving().children, **live(FEEDERS, readyReplicas=1, conditions=[refused])}
     told = condition(decided(one_of_eight(children=children)), PROGRESSING)
-    assert told.message == "feeder pods that serve: 1 of 8; exceeded quota"
+    assert told.message == (
+        "feeder pods that serve: 1 of 8; exceeded quota: small; what such a pod asks for: spec.feeders.resources"
+    )
     slow = replace(SUPERVISOR, desired=8, cause=Cause("WorkerRegisterTimeout", "f-1: too late"))
     told = condition(decided(one_of_eight(supervisor=slow)), PROGRESSING)
     assert told.message == "feeder pods that serve: 1 of 8; f-1: too late"
@@ -336,7 +338,10 @@ def test_new_feeders_for_which_no_node_has_room_and_those_that_a_quota_refuses_a
         "message": "exceeded quota",
     }
     told = condition(decided(rolling(made=0, conditions=[refused])), PROGRESSING)
-    assert told.message == "feeders that are being rolled out cannot start: exceeded quota"
+    assert (
+        told.message
+        == "feeders that are being rolled out cannot start: exceeded quota; what such a pod asks for: spec.feeders.resources"
+    )
 
 
 def test_an_update_that_goes_well_is_under_way_until_no_old_feeder_is_left():

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dataloaderjob_operator.decide import observed
+from dataloaderjob_operator.kinds import transform
 
 
 def pod(name: str = "mnist-feeders-a", restart: str = "Always", **status: Any) -> dict[str, Any]:
@@ -246,13 +247,14 @@ def test_within_a_pod_the_container_that_was_killed_for_memory_comes_before_one_
     ],
 )  # fmt: skip
 def test_a_container_killed_for_want_of_memory_names_limit_and_field(role: str, container: str, field: str):
-    limits = {"name": container, "resources": {"limits": {"memory": "420Mi"}}}
+    limits = {"name": container, "resources": {"limits": {"memory": "420Mi", "cpu": "1"}}}
     killed = {
+        "kind": "Pod",
         "metadata": {"name": "p", "labels": {"dataloading.dev/role": role}},
         "spec": {"containers": [limits]},
         "status": {"containerStatuses": [ended(137, container, reason="OOMKilled")]},
     }
-    found = observed.trouble_of(killed)
+    found = observed.trouble_of(transform(killed))
     assert found is not None
     assert found.reason == "OutOfMemory"
     assert found.message == f"killed for want of memory, its limit is 420Mi: raise {field}"

@@ -18,7 +18,7 @@ from rig import until
 from dataloaderjob.api import parse_object
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.settings import FeederSettings, RayTasks, RayTuning, SupervisorSettings, load
-from dataloaderjob.pod import entry, feeder
+from dataloaderjob.pod import entry, feeder, reaping
 from dataloaderjob.pod.entry import (
     CRASH_WINDOW_S,
     MAX_CRASHES,
@@ -294,6 +294,42 @@ def test_pid_1_reaps_orphans_hands_on_signals_and_ends_as_the_main_process_does(
         assert alive(process.pid)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 7
+
+
+HEARS = """
+import ctypes, os, signal, subprocess, sys, time
+from dataloaderjob.pod import entry, reaping
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER, as above
+
+def orphan(script):
+    made = subprocess.run(["sh", "-c", f"({script}) >/dev/null 2>&1 & echo $!"], capture_output=True, text=True)
+    return int(made.stdout)
+
+def main():
+    many = int(sys.argv[1])
+    for _ in range(many):
+        subprocess.run(["sh", "-c", "true & true"])
+    sleeper, failing = orphan("sleep 60"), orphan("sleep 0.1; exit 3")
+    os.kill(sleeper, signal.SIGKILL)
+    print(reaping.how_ended(sleeper), "/", reaping.how_ended(failing), "/", reaping.how_ended(None), flush=True)
+
+sys.exit(entry.reap(main))
+"""
+
+
+def test_a_main_process_hears_how_processes_ended_that_were_not_its_own():
+    with script(HEARS.replace("sys.argv[1]", "'3'")) as process:
+        assert line(process) == "was killed by SIGKILL / ended with exit code 3 / ended"
+
+
+def test_ends_of_which_nobody_asks_for_months_leave_room_for_the_newest():
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    for pid in range(1, 20_000):
+        reaping._tell(reader, writer, reaping._END.pack(pid, 0))
+    reaping._tell(reader, writer, reaping._END.pack(20_000, -9))
+    ends = reaping.Ends()
+    ends.listen(reader)
+    assert ends.code(20_000) == -9
 
 
 def test_a_main_process_that_is_killed_is_told_as_a_shell_tells_it():

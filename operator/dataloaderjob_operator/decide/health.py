@@ -28,6 +28,7 @@ from dataloaderjob_operator.decide.observed import (
     role_of,
     trouble_of,
 )
+from dataloaderjob_operator.decide.resource_fields import with_field
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import Role
 from dataloaderjob_operator.objects.workloads import SIDECAR
@@ -193,6 +194,8 @@ def meaning(query: EventQuery, events: Iterable[Mapping[str, Any]]) -> Trouble |
     text = str(newest.get("message") or reason)
     for pattern, instead in _NOISE:
         text = pattern.sub(instead, text)
+    if query.kind == "Job":  # only trainers have one
+        text = with_field(text, Role.TRAINER)
     return Trouble(query.name, "", known, one_line(text, MAX_TROUBLE), kind=query.kind.replace("Pod", "pod"))
 
 
@@ -239,7 +242,8 @@ def _deployment(observed: Observed, name: str, health: RoleHealth, needed: int) 
         return ConditionState(False, cause.reason, str(cause))
     refused = condition_of(live, "ReplicaFailure")
     if refused is not None and refused["status"] == "True":
-        return ConditionState(False, refused.get("reason") or "PodsRefused", refused.get("message", ""))
+        text = with_field(refused.get("message", ""), health.role)
+        return ConditionState(False, refused.get("reason") or "PodsRefused", text)
     if health.replaced is not None:
         return ConditionState(False, health.replaced.reason, str(health.replaced))
     return _starts(health, f"{role} pods ready: {ready}, needed: {needed}")

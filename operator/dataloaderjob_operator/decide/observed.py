@@ -15,7 +15,7 @@ from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.status import DataLoaderJobStatus, RayStatus
 from dataloaderjob.core.supervision import Rates
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide.memory_limits import want_of_memory
+from dataloaderjob_operator.decide.resource_fields import want_of_memory
 from dataloaderjob_operator.kinds import Manifest
 
 METRICS_EVERY_S = 60.0

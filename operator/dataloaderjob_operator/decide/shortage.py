@@ -8,6 +8,7 @@ from dataloaderjob.core.supervision import Cause
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.health import ConditionState, Health, RoleHealth
 from dataloaderjob_operator.decide.observed import Observed, condition_of, has_condition
+from dataloaderjob_operator.decide.resource_fields import with_field
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import Role
 
@@ -55,7 +56,7 @@ def _rollout(live: Manifest, feeders: RoleHealth, wanted: int, cause: str) -> Co
 def _refused(live: Manifest) -> str:
     """What the API server says of pods that it does not take, such as for a quota."""
     refused = condition_of(live, "ReplicaFailure") or {}
-    return str(refused.get("message", "")) if refused.get("status") == "True" else ""
+    return with_field(str(refused.get("message", "")), Role.FEEDER) if refused.get("status") == "True" else ""
 
 
 def _late(live: Manifest, feeders: RoleHealth) -> str:

@@ -21,7 +21,7 @@ def head_service(job: DataLoaderJob) -> Manifest:
     """Makes the head found by name, also before it is ready: without that, DNS answers late on a fresh cluster."""
     return _headless(
         job,
-        names.head(job.name),
+        names.head_service(job.name),
         names.Role.HEAD,
         {"gcs": settings.GCS_PORT, "supervisor": settings.SUPERVISOR_PORT},
     )

@@ -185,7 +185,7 @@ def sidecar(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "key_path": f"{KEY_FOLDER}/{JOB_KEY}",
         "blobs": f"{RUN_FOLDER}/blobs",
         "scratch": scratch(job),
-        "supervisor_host": service_host(job, names.head(job.name), setup),
+        "supervisor_host": service_host(job, names.head_service(job.name), setup),
         "supervisor_port": SUPERVISOR_PORT,
         **dataclasses.asdict(job.spec.loader_settings()),
         "metrics_host": EVERYWHERE,  # probes and Prometheus come from outside the pod
@@ -199,7 +199,7 @@ def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "job": unique(job),
         "key_path": f"{KEY_FOLDER}/{JOB_KEY}",
         "token_path": f"{KEY_FOLDER}/{RAY_TOKEN}",
-        "host": service_host(job, names.head(job.name), setup),
+        "host": service_host(job, names.head_service(job.name), setup),
         "gcs_port": GCS_PORT,
         "supervisor_port": SUPERVISOR_PORT,
         "num_feeders": 1,  # where COUNT_FILE is not read; the operator soon says how many
@@ -214,7 +214,7 @@ def feeder(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
     return {
         "job": unique(job),
         "token_path": f"{KEY_FOLDER}/{RAY_TOKEN}",
-        "head": f"{service_host(job, names.head(job.name), setup)}:{GCS_PORT}",
+        "head": f"{service_host(job, names.head_service(job.name), setup)}:{GCS_PORT}",
         "processes": job.spec.feeders.processes_per_pod,
         "tuning": tuning(job),
         **tasks(job),

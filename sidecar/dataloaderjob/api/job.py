@@ -58,9 +58,10 @@ PLURAL = "dataloaderjobs"
 SHORT_NAME = "dlj"
 MANAGED_BY = f"{GROUP}/operator"
 """The operator's own name in `managedBy`."""
-MAX_NAME_LENGTH = 40
+MAX_NAME_LENGTH = 44
+"""Host names of trainers have 63 characters: the name, `-trainers-`, an attempt and a replica of four digits each."""
 """Names of children add up to 23 characters to the job's and must stay within 63."""
-_NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+_NAME = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 
 _HOST_NETWORK = "(has(self.{0}.template.spec.hostNetwork) && self.{0}.template.spec.hostNetwork)"
@@ -165,8 +166,13 @@ class DataLoaderJobSpec(Model):
 class Metadata(Model):
     """Kubernetes' object metadata."""
 
-    name: Annotated[str, Use("a name of lower-case letters, digits and hyphens, beginning with a letter")]
-    """Name: a letter, then letters, digits and hyphens, all in lower case, at most 40 characters."""
+    name: Annotated[
+        str,
+        Use(
+            "a name of lower-case letters, digits and hyphens, which begins and ends with a letter or a digit"
+        ),
+    ]
+    """Name: lower-case letters, digits and hyphens, a letter or a digit first and last, at most 44 characters."""
     namespace: Annotated[str | None, Field(max_length=63)] = None
     """Namespace of the job. Ignored on one machine."""
     labels: dict[str, str] = Field(default_factory=dict)
@@ -199,13 +205,13 @@ class Metadata(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="name",
-            use="at most 40 characters: names of pods and Services are made from it",
+            use="at most 44 characters: names of pods and Services are made from it",
             cel=f"size(self.name) <= {MAX_NAME_LENGTH}",
             found=in_quotes("self.name") + " + ' (' + string(size(self.name)) + ' characters)'",
         ),
         Rule(
             field="name",
-            use="lower-case letters, digits and hyphens, beginning with a letter",
+            use="lower-case letters, digits and hyphens, a letter or a digit first and last",
             cel=f"self.name.matches('{_NAME}')",
             found=in_quotes("self.name"),
         ),

@@ -1,9 +1,5 @@
 """What both main processes do around their work: settings, signals, exit code, and the end of all they started.
 
-PID 1 of the container hands signals on and reaps what is left to it; the real main process is its child. Ray's
-processes lose their parents all the time, and reaping them in the process that has children of its own would take
-the exit codes of those away.
-
 The main process waits for signals, the ends of processes, and time; when to start the supervisor again, and when that
 is of no use, is decided here (pure).
 
@@ -28,10 +24,12 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceError
-from dataloaderjob.core.processes import CRASH_WINDOW_S, MAX_CRASHES, Crashes, end_as, restart_wait_s
+from dataloaderjob.core.processes import CRASH_WINDOW_S, MAX_CRASHES, Crashes, restart_wait_s
 from dataloaderjob.core.settings import NODE_FOLDER, TEMP_DIR, RayTasks, RayTuning, load
 from dataloaderjob.core.sockets import parse_address
 from dataloaderjob.core.supervision import EXITS_RAY
+from dataloaderjob.pod import reaping
+from dataloaderjob.pod.reaping import SIGNALS, reap
 from dataloaderjob.providers.ray.node import NO_TASKS, RayNode, without_ray
 
 log = logging.getLogger(__name__)
@@ -41,7 +39,9 @@ _RAYS = ("session_*", "ray_current_cluster")
 POLL_S = 0.05
 MAX_RAY_EXITS = 3
 """Exits in a row with a Ray that seems to live."""
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+TERMINATION_LOG = Path("/dev/termination-log")
+"""File whose text the kubelet reports as a container's last words. Without it those are the last lines of its output,
+which Ray's processes write to as they end."""
 EXIT_FAILED = 1
 ADDRESS_VARIABLE = "POD_IP"
 """The address of the pod; without it, one machine alone is meant."""
@@ -166,37 +166,6 @@ class Restarts:
         raise ServiceError(f"the supervisor ended {why}: its lines above say more")
 
 
-def reap(main: Callable[[], int]) -> int:
-    """Runs `main` in a child and reaps everything that ends meanwhile; returns as that child ends. Call it before any
-    thread."""
-    awaited = {*SIGNALS, signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
-    pid = os.fork()
-    if pid == 0:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        end_as(main)
-    while True:
-        number = signal.sigwait(awaited)
-        if number == signal.SIGCHLD:
-            code = _reap_all(pid)
-            if code is not None:
-                return code
-        else:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-
-def _reap_all(main: int) -> int | None:
-    """Takes every zombie; the exit code of `main` if that is one of them."""
-    found = None
-    with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] == main:
-                code = os.waitstatus_to_exitcode(ended[1])
-                found = code if code >= 0 else 128 - code
-    return found
-
-
 class Part(Protocol):
     """A pod's work, in the main thread: `run`, then `close`."""
 
@@ -229,7 +198,16 @@ def _serve(kind: type[S], make: Callable[[S, Watch], Part], path: Path) -> int:
         return 0
     except (DataLoaderJobError, OSError) as exc:
         log.error("%s", exc)
+        if TERMINATION_LOG.exists():
+            with contextlib.suppress(OSError):
+                TERMINATION_LOG.write_text(f"{exc}\n")
     return EXIT_FAILED
+
+
+def ended(node: RayNode, names: Iterable[str]) -> ServiceError:
+    """The error of a node some of whose vital processes have ended, with how they did."""
+    told = " and ".join(f"{name} {reaping.how_ended(node.pid_of(name))}" for name in names)
+    return ServiceError(f"{told}: this container cannot go on, a fresh one can")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,7 +94,7 @@ class FeederPod:
         self._readiness.joined()
         while not self._watch.wait(READY_EVERY_S, vital.values()):
             self._readiness.look()
-        raise ServiceError("raylet ended: this container cannot go on, a fresh one can")
+        raise entry.ended(self._node, VITAL)
 
     def _await_head(self) -> str:
         """The address of the head's GCS, host by number, once it accepts.

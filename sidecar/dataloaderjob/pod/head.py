@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from dataloaderjob.core.errors import InputError, ServiceError
+from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.memory import FEEDERS_FIELD
 from dataloaderjob.core.settings import NODE_BLOBS, NODE_FOLDER, SupervisorSettings, dump, read_key
 from dataloaderjob.core.sockets import EVERYWHERE
@@ -123,7 +123,7 @@ class Head:
         ready = self._watch.wait(timeout_s, [*vital.values(), *others])
         gone = [name for name, pidfd in vital.items() if pidfd in ready]
         if gone:
-            raise ServiceError(f"{' and '.join(gone)} ended: this container cannot go on, a fresh one can")
+            raise entry.ended(self._node, gone)
 
     def close(self) -> None:
         if self._supervisor is not None:

@@ -148,6 +148,10 @@ class RayNode:
         self._record()
         return {p.pid: p.name for p in self._processes.values() if alive(p.pidfd)}
 
+    def pid_of(self, name: str) -> int | None:
+        """Pid of the process of this name, whether or not it lives; None if there was none."""
+        return next((p.pid for p in self._processes.values() if p.name == name), None)
+
     def alive(self) -> bool:
         """Whether all vital processes live."""
         return self._vital <= set(self.pids().values())

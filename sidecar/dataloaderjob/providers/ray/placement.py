@@ -115,8 +115,11 @@ class Explainer:
                 self._starting.pop(index, None)
                 joining = now - self._crowded.setdefault(index, now) < JOIN_S
                 lacking = room.lacking or "others have taken it"
-                text = f"no node has room ({lacking}): add nodes or lower the number of feeders"
-                yield Why(index, Cause.STARTS if joining else Cause.NO_ROOM, text)
+                if joining:
+                    yield Why(index, Cause.STARTS, f"no node of Ray's has room for it yet ({lacking})")
+                else:
+                    text = f"no node has room ({lacking}): add nodes or lower the number of feeders"
+                    yield Why(index, Cause.NO_ROOM, text)
             else:
                 free -= 1
                 self._crowded.pop(index, None)

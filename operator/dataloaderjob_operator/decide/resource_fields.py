@@ -1,13 +1,15 @@
-"""The memory limit of a container in a job's pod, and the field of the manifest that has it. Pure."""
+"""Fields of the manifest that have the resources of a job's pods, for messages about those. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from dataloaderjob.api.feeders import CONTAINER
 from dataloaderjob.api.ray import HEAD_CONTAINER
 from dataloaderjob.core.memory import FEEDERS_FIELD
+from dataloaderjob_operator.kinds import MEMORY_LIMITS
 from dataloaderjob_operator.names import LABEL_ROLE, Role
 from dataloaderjob_operator.objects.workloads import SIDECAR
 
@@ -16,6 +18,15 @@ _OWN = {
     (Role.HEAD, HEAD_CONTAINER): "spec.ray.managed.head.resources.limits.memory",
     (Role.TRAINER, SIDECAR): "spec.sidecar.resources.limits.memory",
 }
+_ASKED = {
+    Role.FEEDER: "spec.feeders.resources",
+    Role.HEAD: "spec.ray.managed.head.resources",
+    Role.TRAINER: "resources of the containers in spec.trainers.job.template, and spec.sidecar.resources",
+}
+_RESOURCES = re.compile(
+    r"(exceeded|failed) quota|(minimum|maximum) [\w.\-/]+ usage per|limit to request ratio|less than or equal to"
+)
+"""Kubernetes' words of quotas and LimitRanges (1.34)."""
 _TEMPLATES = {
     Role.FEEDER: "spec.feeders.template",
     Role.HEAD: "spec.ray.managed.head.template",
@@ -25,21 +36,18 @@ _TEMPLATES = {
 
 def want_of_memory(pod: Mapping[str, Any], container: str) -> str:
     """Describes that a container was killed for want of memory, with its limit and the field to raise."""
-    limit = _limit(pod, container)
+    limit = (pod.get("spec", {}).get(MEMORY_LIMITS) or {}).get(container)
     field = _field(pod, container)
     if limit is None:
         return f"killed for want of memory, without a limit of its own: its node had no more; set {field}"
     return f"killed for want of memory, its limit is {limit}: raise {field}"
 
 
-def _limit(pod: Mapping[str, Any], container: str) -> str | None:
-    spec = pod.get("spec", {})
-    for group in ("initContainers", "containers"):
-        for found in spec.get(group) or ():
-            if found.get("name") == container:
-                limit = ((found.get("resources") or {}).get("limits") or {}).get("memory")
-                return None if limit is None else str(limit)
-    return None
+def with_field(message: str, role: Role) -> str:
+    """Adds to the API server's refusal of a pod the field to change, where a quota or a LimitRange refuses it."""
+    if _RESOURCES.search(message) is None:
+        return message
+    return f"{message}; what such a pod asks for: {_ASKED[role]}"
 
 
 def _field(pod: Mapping[str, Any], container: str) -> str:
