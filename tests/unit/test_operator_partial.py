@@ -338,9 +338,9 @@ def test_new_feeders_for_which_no_node_has_room_and_those_that_a_quota_refuses_a
         "message": "exceeded quota",
     }
     told = condition(decided(rolling(made=0, conditions=[refused])), PROGRESSING)
-    assert (
-        told.message
-        == "feeders that are being rolled out cannot start: exceeded quota; what such a pod asks for: spec.feeders.resources"
+    assert told.message == (
+        "feeders that are being rolled out cannot start: exceeded quota; what such a pod asks for: "
+        "spec.feeders.resources"
     )
 
 

@@ -46,7 +46,7 @@ class Ends:
 
 
 ENDS = Ends()
-"""Of this process."""
+"""What this process hears."""
 
 
 def how_ended(pid: int | None) -> str:
