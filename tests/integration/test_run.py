@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from ports import reserve_port
 from rig import until
 
 from dataloaderjob.local import cli
-from dataloaderjob.local.status import LiveRun
+from dataloaderjob.local.status import LiveRun, live_runs
 
 PROVIDERS = pytest.mark.parametrize("provider", ["ray", "local"])
 
@@ -42,8 +44,32 @@ def test_two_replicas_train_and_their_batches_are_those_of_the_process_itself(tm
     assert run.left() == []
 
 
+@contextlib.contextmanager
+def a_script_beside(folder: Path) -> Iterator[str]:
+    """The folder of the service that a script without a manifest has, which runs meanwhile."""
+    base = folder / "scripts"
+    base.mkdir(mode=0o700)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("DATALOADERJOB_")}
+    process = subprocess.Popen(
+        [sys.executable, "train.py", "100000", "0.001"], cwd=folder,
+        env={**env, "DATALOADERJOB_DIR": str(base), "DATALOADERJOB_FEEDERS": "1"},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        yield until(
+            lambda: next((str(r.home) for r in live_runs() if r.about.get("script") == "train.py"), None),
+            60,
+            "its service",
+        )
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_status_and_scale_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     project = Project(tmp_path, 100_000, 0.001)
+    del project.manifest["spec"]["trainers"]["job"]["template"]["spec"]["containers"][0]["image"]
+    project.write()
     port = reserve_port()
     with socket.create_server(("127.0.0.1", port)):
         assert cli.main(["run", str(project.path), "--metrics-port", str(port)]) == 2, "it is taken"
@@ -58,11 +84,22 @@ def test_status_and_scale_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture
         run.find()
         home = str(run.home)
         assert cli.main(["status", "--dir", home]) == 0
-        assert "feeder-0 ready" in capsys.readouterr().out
-        assert cli.main(["scale", "2", "--dir", home]) == 0
+        told = capsys.readouterr().out
+        assert "feeder-0 ready" in told
+        assert re.search(rf"^small: {home}, .* batches, .* GB, now [0-9.]+ batches/s, .* stall ", told)
+        assert re.search(r"rank 0 .* ready, now [0-9.]+ batches/s, ", told)
+        with a_script_beside(tmp_path) as script:
+            assert cli.main(["status"]) == 0
+            assert f"train.py: {script}" in capsys.readouterr().out
+            assert cli.main(["scale", "2"]) == 0, "of the run with a manifest"
+            assert "small: 2 feeders from now on" in capsys.readouterr().out
         run.until("feeders 2/2")
-        assert cli.main(["scale", "-1", "--dir", home]) == 2
-        assert "found -1" in capsys.readouterr().err
+        for wrong, found in (
+            ("-1", "small needs 1 replicas of feeders at least, found -1"),
+            ("100000", "small may have 4096 replicas at most, found 100000"),
+        ):
+            assert cli.main(["scale", wrong, "--dir", home]) == 2
+            assert found in capsys.readouterr().err
         assert cli.main(["status", "--dir", str(tmp_path)]) == 2
         run.process.send_signal(signal.SIGTERM)
         assert run.end() == 143, run.text

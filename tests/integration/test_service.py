@@ -343,3 +343,39 @@ def test_a_service_that_is_killed_is_replaced_for_the_next_loader_and_leaves_not
     assert again.end() == 0, again.text
     assert digest(again.text.splitlines()) == project.reference()
     until(lambda: not services(base) and not os.listdir(base), 15, "the service ends")
+
+
+QUIET = """
+import sys, threading, traceback
+import torch, dataloaderjob
+
+class Locked(torch.utils.data.Dataset):
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return i
+
+loader = dataloaderjob.DataLoader(range(64), batch_size=8, num_workers=1)
+for batch in loader:
+    pass
+kept = iter(loader)
+next(kept)
+try:
+    iter(dataloaderjob.DataLoader(Locked(), num_workers=1))
+except dataloaderjob.InputError as error:
+    print(len(traceback.extract_tb(error.__traceback__)))
+"""
+
+
+def test_a_script_ends_without_warnings_and_its_errors_show_no_frames_of_ours(base: Path):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("DATALOADERJOB_")}
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "default", "-c", QUIET], env={**env, "DATALOADERJOB_DIR": str(base)},
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.stdout == "2\n", done.stderr
+    assert "Warning" not in done.stderr

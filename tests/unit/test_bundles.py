@@ -511,3 +511,15 @@ def test_a_dataset_that_fits_into_no_scratch_is_refused_before_it_is_hashed(tmp_
         make_bundle(parts, None, None, store=store, allow_pickle=False)
     assert not list(tmp_path.iterdir())
     make_bundle(parts[:2], None, None, store=store, allow_pickle=False)
+
+
+def test_a_large_dataset_is_announced_before_it_is_copied(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bundles, "ANNOUNCED_NBYTES", 4_000_000)
+    for large, told in (
+        (torch.zeros(500_000), ""),
+        (torch.zeros(1_500_000), "copying 5.72 MiB of the dataset"),
+    ):
+        bundles.make_bundle(large, None, None, store=store, allow_pickle=False)
+        assert capsys.readouterr().err == (f"[dataloaderjob] {told} for the feeders, once\n" if told else "")

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from world import World
 
 from dataloaderjob.core import errors
-from dataloaderjob.core.frames import TICKET_DEPTH, Kind
+from dataloaderjob.core.frames import TICKET_DEPTH, Header, Kind
+from dataloaderjob.feeder.bundles import is_due
 from dataloaderjob.sidecar.dispatch.dispatcher import LOAD_AGAIN, MAX_LOADS
 
 
@@ -498,3 +499,39 @@ def test_every_ticket_is_served_once_in_order_and_no_byte_is_lost(
     assert not reserved
     assert world.machine.placer.space.used_nbytes == 0
     assert not world.machine.placer.space.singles
+
+
+def test_of_feeders_that_still_load_the_same_one_says_so():
+    world = World(24)
+    feeders = [world.add_feeder() for _ in range(8)]
+    world.run(lambda: world.now > 1)
+
+    def note(feeder, text: str) -> None:
+        header = Header(Kind.NOTE, 0, 0, 0, 0, bytes(16), len(text), 0)
+        world.machine.frame(world.now, feeder.endpoint.instance, header, text.encode())
+        world.carry_out()
+
+    for seconds in (2, 7, 14):
+        for feeder in feeders:
+            note(feeder, f"loads user code and data (3.1 MB), since {seconds} s")
+        note(feeders[3], "slot 3 of the dataset: something of its own")
+        until = world.now + 5
+        world.run(lambda until=until: world.now > until)
+    told = [text.partition(": ")[2] for text in world.notes]
+    assert told == [
+        text
+        for seconds in (2, 7, 14)
+        for text in (
+            f"loads user code and data (3.1 MB), since {seconds} s",
+            "slot 3 of the dataset: something of its own",
+        )
+    ]
+
+
+def test_what_still_goes_on_is_told_ever_more_seldom():
+    told, noted_at = [], 0.0
+    for now in range(1000, 1600):
+        if is_due(float(now), 1000.0, noted_at):
+            noted_at = float(now)
+            told.append(now - 1000)
+    assert told == [2, 7, 14, 28, 56, 112, 224, 448]

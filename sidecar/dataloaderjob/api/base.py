@@ -23,6 +23,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
     Strict,
+    ValidationInfo,
     model_serializer,
     model_validator,
 )
@@ -40,6 +41,8 @@ Free = Annotated[dict[str, Any], Field(max_length=1024)]
 
 BREACHES = "breaches"
 """Type of the pydantic error that carries the broken rules of one model."""
+ONE_MACHINE = "one_machine"
+"""Key of a validation's context that is true where no cluster is to run the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class Rule:
     entry or key that the last `[]` stands for. Of mappings, keys and quantities can be seen."""
     found: str
     """CEL expression of type string: what was found."""
+    only_on_a_cluster: bool = False
+    """One machine ignores the field, and does without it."""
 
     @cached_property
     def whole(self) -> str:
@@ -129,8 +134,9 @@ class Model(BaseModel):
         return {key: value for key, value in data.items() if value is not None or key not in known}
 
     @model_validator(mode="after")
-    def _obey_rules(self) -> Self:
-        if self.RULES and (breaches := list(_breaches(self))):
+    def _obey_rules(self, info: ValidationInfo) -> Self:
+        one_machine = bool((info.context or {}).get(ONE_MACHINE))
+        if self.RULES and (breaches := list(_breaches(self, one_machine=one_machine))):
             raise _refusal(breaches)
         return self
 
@@ -316,11 +322,11 @@ Tree = dict[str, Any]
 """Fields by name, each with those below it; none below: all of them. To turn a whole job into CEL's values is dear."""
 
 
-def _breaches(model: Model) -> Iterator[Breach]:
+def _breaches(model: Model, *, one_machine: bool) -> Iterator[Breach]:
     seen = stored(model, _seen(type(model)))
     context = cel.Context({"self": seen}, _FUNCTIONS)
     for rule in model.RULES:
-        if _program(rule.whole).execute(context) is True:
+        if (one_machine and rule.only_on_a_cluster) or _program(rule.whole).execute(context) is True:
             continue
         for path, item in _places(rule.field, seen):
             context.add_variable("item", item)

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from dataloaderjob.api.base import Path, spell
+from dataloaderjob.api.base import ONE_MACHINE, Path, spell
 from dataloaderjob.api.job import API_VERSION, KIND, DataLoaderJob
 from dataloaderjob.api.problems import (
     ManifestError,
@@ -140,18 +140,21 @@ MAX_NBYTES = 1 << 20
 """A larger object would not fit into etcd either."""
 
 
-def load_manifest(path_or_text: str | os.PathLike[str]) -> DataLoaderJob:
+def load_manifest(path_or_text: str | os.PathLike[str], *, one_machine: bool = False) -> DataLoaderJob:
     """Reads the manifest at a path, or the manifest itself where a string has a line break or `key: value`.
+    `one_machine`: it may lack what only a cluster needs, such as an image.
 
     Raises ManifestError (an InputError) that names every problem.
     """
     if isinstance(path_or_text, str) and _is_text(path_or_text):
-        return parse_manifest(path_or_text)
+        return parse_manifest(path_or_text, one_machine=one_machine)
     path = FilePath(path_or_text)
-    return parse_manifest(_read(path), source=str(path))
+    return parse_manifest(_read(path), source=str(path), one_machine=one_machine)
 
 
-def parse_manifest(text: str | bytes, *, source: str = "manifest") -> DataLoaderJob:
+def parse_manifest(
+    text: str | bytes, *, source: str = "manifest", one_machine: bool = False
+) -> DataLoaderJob:
     """Raises ManifestError, whose message begins with `source`."""
     if isinstance(text, bytes):
         text = _decode(text, source)
@@ -166,7 +169,7 @@ def parse_manifest(text: str | bytes, *, source: str = "manifest") -> DataLoader
             f"one file for the {KIND} alone, without ---",
             line=documents[1].line,
         )
-    return _build(documents[0], source)
+    return _build(documents[0], source, one_machine=one_machine)
 
 
 def parse_object(data: Mapping[str, Any], *, source: str = "object") -> DataLoaderJob:
@@ -193,7 +196,9 @@ def parse_live(
     return _build(Document(data=kept, lines={}, line=None, problems=()), source, strict=False), tuple(doubts)
 
 
-def _build(document: Document, source: str, *, strict: bool = True) -> DataLoaderJob:
+def _build(
+    document: Document, source: str, *, strict: bool = True, one_machine: bool = False
+) -> DataLoaderJob:
     problems = list(document.problems)
     if not isinstance(document.data, Mapping):
         raise _whole(
@@ -205,7 +210,9 @@ def _build(document: Document, source: str, *, strict: bool = True) -> DataLoade
     if strict:
         problems += near_misses(DataLoaderJob, document.data, lines=document.lines)
     try:
-        job = DataLoaderJob.model_validate(document.data, by_alias=True, by_name=False)
+        job = DataLoaderJob.model_validate(
+            document.data, by_alias=True, by_name=False, context={ONE_MACHINE: one_machine}
+        )
     except ValidationError as exc:
         reported = {problem.path for problem in problems}
         more = translate(exc, DataLoaderJob, lines=document.lines)

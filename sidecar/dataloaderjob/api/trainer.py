@@ -94,9 +94,10 @@ class TrainerSpec(Model):
         ),
         Rule(
             field=f"{_FIRST}.image",
-            use="the image with your training code (one machine ignores it, the cluster needs it)",
+            use="the image with your training code",
             cel=f"has(self.{_FIRST}.image)",
             found="'no image'",
+            only_on_a_cluster=True,
         ),
         Rule(
             field=f"{CONTAINERS}.name",

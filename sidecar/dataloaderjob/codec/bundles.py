@@ -39,10 +39,13 @@ from dataloaderjob.codec.snapshot import Snapshot, Snapshots
 from dataloaderjob.core import values
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.errors import InputError, RemoteProtocolError, say
+from dataloaderjob.core.memory import size_text
 
 BLOB_NBYTES = 64 * 1024 * 1024
 """Buffers are put together up to this size, for a dataset of 10,000 arrays is not to be 10,000 files."""
 ALIGNMENT = 64
+ANNOUNCED_NBYTES = 1_000_000_000
+"""A copy of so many bytes takes seconds, of which people want to know before."""
 SLOW_S = 1.0
 SLOW_IMPORT_S = 1.0
 """An import that the dataset did not ask for and that took longer is told."""
@@ -103,7 +106,10 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 def _stored(snapshot: Snapshot, store: BlobStore) -> tuple[tuple[str, int], ...]:
     places: list[Place] = []
     groups = list(_groups(snapshot.buffers))
-    store.check_room(sum(_padded(buffer.nbytes) for buffer in snapshot.buffers))
+    total = sum(_padded(buffer.nbytes) for buffer in snapshot.buffers)
+    store.check_room(total)
+    if total >= ANNOUNCED_NBYTES:
+        say(f"copying {size_text(total)} of the dataset for the feeders, once")
     for blob, group in enumerate(groups, start=FIRST_BUFFER):
         offset = 0
         for buffer in group:

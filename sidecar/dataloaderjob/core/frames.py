@@ -149,6 +149,8 @@ class Flag(IntEnum):
     """Says in LOST: the kernel ended the process for want of memory."""
 
 
+SINCE = ", since "
+"""What stands before the time in a NOTE that says what a feeder still works at."""
 FROM_RECEIVER = frozenset({Kind.TICKET, Kind.GRANT, Kind.CANCEL, Kind.BUNDLE, Kind.RELEASE, Kind.TAKEN})
 FROM_FEEDER = frozenset(Kind) - FROM_RECEIVER
 

@@ -18,7 +18,7 @@ from dataloaderjob.core.frames import Flag
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
 from dataloaderjob.feeder import dealing
-from dataloaderjob.feeder.bundles import LOADING, NOTE_AFTER_S, NOTE_EVERY_S, Templates
+from dataloaderjob.feeder.bundles import LOADING, Templates, is_due
 from dataloaderjob.feeder.channel import (
     Body,
     Channel,
@@ -214,13 +214,13 @@ class Builders:
         """Lines that are due about sessions that take time to begin: (bundle, text)."""
         for bundle, session in self._sessions.items():
             since = session.since
-            if session.phase not in (Phase.LOADING, Phase.STARTING) or now - since < NOTE_AFTER_S:
+            if session.phase not in (Phase.LOADING, Phase.STARTING):
                 continue
-            if now - session.noted_at >= NOTE_EVERY_S:
+            if is_due(now, since, session.noted_at):
                 session.noted_at = now
                 loading = f"loads user code and data ({session.bundle.nbytes / 1e6:.1f} MB)"
                 what = loading if session.phase is Phase.LOADING else "runs worker_init_fn"
-                yield bundle, f"{what}, since {now - since:.0f} s"
+                yield bundle, f"{what}{frames.SINCE}{now - since:.0f} s"
 
     # Templates
 

@@ -21,6 +21,7 @@ from typing import Protocol
 from dataloaderjob.core import supervision
 from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, Bundle
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
+from dataloaderjob.core.frames import SINCE
 from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
@@ -122,12 +123,12 @@ class BundleStore:
     def notes(self, now: float) -> Iterator[tuple[bytes, str]]:
         """Lines that are due about blobs that take time to come: (bundle, text)."""
         for bundle_id, wait in self._waits.items():
-            if now - wait.since >= NOTE_AFTER_S and now - wait.noted_at >= NOTE_EVERY_S:
+            if is_due(now, wait.since, wait.noted_at):
                 wait.noted_at = now
                 since = now - wait.since
                 yield (
                     bundle_id,
-                    f"waits for {wait.nbytes / 1e6:.1f} MB of user code and data, since {since:.0f} s",
+                    f"waits for {wait.nbytes / 1e6:.1f} MB of user code and data{SINCE}{since:.0f} s",
                 )
 
     def _wanted(self, bundle_id: bytes) -> bool:
@@ -155,6 +156,11 @@ class BundleStore:
             self._here(bundle_id)
         else:
             self._lost(self._machine.bundle_lost(bundle_id), failure)
+
+
+def is_due(now: float, since: float, noted_at: float) -> bool:
+    """Whether to say that something still goes on, and has since then: ever more seldom."""
+    return now - since >= NOTE_AFTER_S and now - noted_at >= max(NOTE_EVERY_S, noted_at - since)
 
 
 class TemplateOwner(Protocol):

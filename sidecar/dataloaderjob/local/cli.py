@@ -11,6 +11,7 @@ from typing import Any
 
 from dataloaderjob import __version__
 from dataloaderjob.core.errors import DataLoaderJobError, InputError
+from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.providers.provider import NAMES as PROVIDERS
 
 EXIT_INPUT = 2
@@ -166,21 +167,21 @@ def _run(args: argparse.Namespace) -> int:
         ) from exc
     from dataloaderjob.local.run import run
 
-    job = load_manifest(args.manifest)
+    job = load_manifest(args.manifest, one_machine=True)
     return run(job, args.manifest, metrics_port=args.metrics_port, provider=args.provider, record=args.record)
 
 
 def _status(args: argparse.Namespace) -> int:
     from dataloaderjob.local.console import status_lines
-    from dataloaderjob.local.status import find_run, live_runs
+    from dataloaderjob.local.status import find_run, histories, live_runs
 
     runs = [find_run(args.dir)] if args.dir else live_runs()
     if not runs:
         _print("nothing of yours runs on this machine")
     elif args.watch:
         return _watch(args.dir)
-    for run in runs:
-        for line in status_lines(run):
+    for run, history in zip(runs, histories(runs), strict=True):
+        for line in status_lines(run, history):
             _print(line)
     return 0
 
@@ -204,15 +205,19 @@ def _scale(args: argparse.Namespace) -> int:
     from dataloaderjob.local.status import find_run
 
     run = find_run(args.dir)
-    least = int(run.about.get("min", 0))
+    least, per_pod = int(run.about.get("min", 0)), int(run.about.get("per_pod", 1))
+    most = MAX_FEEDERS // per_pod
+    if args.replicas > most:
+        times = f", {per_pod} feeders each," if per_pod > 1 else ""
+        raise InputError(f"{run.name} may have {most} replicas{times} at most, found {args.replicas}")
     if args.replicas < least:
         raise InputError(
-            f"{run.job} needs {least} replicas of feeders at least, found {args.replicas}: see "
+            f"{run.name} needs {least} replicas of feeders at least, found {args.replicas}: see "
             "spec.feeders.minAvailable"
         )
-    feeders = args.replicas * int(run.about.get("per_pod", 1))
+    feeders = args.replicas * per_pod
     run.ask({"type": "scale", "feeders": feeders})
-    _print(f"{run.job}: {feeders} feeders from now on")
+    _print(f"{run.name}: {feeders} feeders from now on")
     return 0
 
 

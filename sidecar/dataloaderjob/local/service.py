@@ -95,9 +95,10 @@ class Echo:
 class Service:
     """The cluster for as long as somebody uses it."""
 
-    def __init__(self, folder: Path, plan: ServicePlan, echo: Echo, host: Started) -> None:
-        """`host`: the feeder host, which has been started. Raises InputError for what cannot work."""
-        self._folder = folder
+    def __init__(self, folder: Path, script: str, plan: ServicePlan, echo: Echo, host: Started) -> None:
+        """`script`: what its starter is called. `host`: the feeder host, which has been started. Raises InputError for
+        what cannot work."""
+        self._folder, self._script = folder, script
         self._echo = echo
         self._loop = Loop()
         self._why: str | None = None
@@ -116,7 +117,7 @@ class Service:
         if self._starter is not None:
             self._loop.watch(self._starter, self._starter_ended)
         try:
-            self._cluster.start({"folder": str(self._folder)})
+            self._cluster.start({"folder": str(self._folder), "script": self._script})
             self._control.bind(str(self._folder / places.CONTROL_NAME))
             self._control.setblocking(False)
             self._loop.watch(self._control.fileno(), self._more_feeders)
@@ -236,6 +237,7 @@ def main(host: Forked) -> int:
     parser = argparse.ArgumentParser(description="serves the trainer processes of one launch on this machine")
     parser.add_argument("--dir", type=Path, required=True, help="folder of the socket")
     parser.add_argument("--feeders", type=int, required=True, help="number of feeders")
+    parser.add_argument("--script", default="", help="name of the script, for people")
     parser.add_argument("--echo", type=int, help="descriptor where user code in feeders is heard")
     args = parser.parse_args()
     started = Started(*host)
@@ -243,7 +245,7 @@ def main(host: Forked) -> int:
         with folders.room(args.dir, InputError):
             folders.check(args.dir, places.REMEDY)
             made = plan(args.dir, args.feeders, os.environ)
-            return Service(args.dir, made, Echo(args.echo), started).run()
+            return Service(args.dir, args.script, made, Echo(args.echo), started).run()
     except (DataLoaderJobError, OSError) as exc:
         fail(args.dir, str(exc))
         sys.stderr.write(f"service: {exc}\n")

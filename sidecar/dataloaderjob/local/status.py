@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ TIMEOUT_S = 3.0
 QUICK_S = 0.2
 """Pause between two questions while feeders are awaited."""
 SLOW_S = 1.0
+RATES_S = 1.0
+"""Time over which the rates of `dataloaderjob status` are measured."""
 WINDOW_S = 5.0
 """Rates are those of so many seconds: over one second a few large batches jump up and down."""
 Trainer = tuple[str, int]
@@ -215,6 +217,16 @@ class LiveRun:
     def job(self) -> str:
         return str(self.about["job"])
 
+    @property
+    def name(self) -> str:
+        """What its user calls it: the manifest's name, or the script that a private service serves."""
+        return str(self.about.get("script") or self.job)
+
+    @property
+    def is_private(self) -> bool:
+        """It serves a script without a manifest."""
+        return "manifest" not in self.about
+
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """The supervisor's answer. Raises OSError, ProtocolError, ServiceError."""
         key = read_key(self.home / "key")
@@ -239,16 +251,31 @@ def live_runs(folder: str | None = None) -> list[LiveRun]:
     return [run for home in homes if (run := _live_run(home)) is not None]
 
 
+def histories(runs: Sequence[LiveRun]) -> list[History]:
+    """What these runs report, with their rates over RATES_S where they have trainers."""
+    found = [History() for _ in runs]
+    for pause_s in (0.0, RATES_S):
+        if pause_s and not any(history.last.receivers for history in found):
+            break
+        time.sleep(pause_s)
+        for run, history in zip(runs, found, strict=True):
+            history.add(run.snapshot())
+    return found
+
+
 def find_run(folder: str | None) -> LiveRun:
-    """The run of this folder, or the only one there is. Raises InputError with those that can be chosen."""
+    """The run of this folder, or the only one there is; one of a manifest beside scripts that have none. Raises
+    InputError with those that can be chosen."""
     live = live_runs(folder)
+    if len(of_manifests := [run for run in live if not run.is_private]) == 1:
+        return of_manifests[0]
     if len(live) == 1:
         return live[0]
     if folder is not None:
         raise InputError(f"a live run is needed in {folder}, none was found: see `dataloaderjob status`")
     if not live:
         raise InputError("no run of yours lives on this machine: start one with `dataloaderjob run job.yaml`")
-    which = ", ".join(f"{run.home} ({run.job})" for run in live)
+    which = ", ".join(f"{run.home} ({run.name})" for run in live)
     raise InputError(f"one run is needed, found {len(live)}: choose by --dir one of {which}")
 
 

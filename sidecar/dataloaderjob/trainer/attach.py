@@ -139,6 +139,12 @@ def failure(path: str) -> str | None:
         return None if os.path.isdir(os.path.dirname(path)) else "it was killed, and its folder is gone"
 
 
+class _Lasting(socket.socket):
+    """A socket that its owner closes, and at the end of the process the kernel: no ResourceWarning is due."""
+
+    def __del__(self) -> None: ...
+
+
 def dial(path: str) -> socket.socket:
     """Connects to a sidecar's socket. OSErrors get a message that says what to do.
 
@@ -149,7 +155,7 @@ def dial(path: str) -> socket.socket:
             f"a Unix socket's path may have {ipc.MAX_PATH_NBYTES} bytes, {path!r} has {len(path.encode())}: "
             "choose a shorter folder (TMPDIR, or DATALOADERJOB_DIR)"
         )
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    sock = _Lasting(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     sock.settimeout(DIAL_TIMEOUT_S)
     try:
         sock.connect(path)

@@ -120,6 +120,8 @@ class _Seeded(_BaseDataLoaderIter):
             return self._next_data()
         except BaseException as exc:
             if isinstance(exc, Exception) and not self._has_lost():
+                if isinstance(exc, errors.InputError):  # the message says all, and the frames below are ours
+                    raise exc.with_traceback(None) from exc.__cause__
                 raise
             self._broken = (
                 f"{type(exc).__name__} came within next(), which ends an iterator: call iter(loader) for a new epoch, "

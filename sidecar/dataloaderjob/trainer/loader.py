@@ -240,7 +240,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if getattr(iterator, "dead", False) or isinstance(iterator, _SingleProcessDataLoaderIter):
             # persistent_workers, and forked since, or the sidecar did not come back, or a stream of this process
             self._iterator = None
-        return super().__iter__()
+        try:
+            return super().__iter__()
+        except InputError as exc:
+            # The message says all, and the frames below are ours.
+            raise exc.with_traceback(None) from exc.__cause__
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if self._is_stream and (self._stays_here or self._is_made_here()):

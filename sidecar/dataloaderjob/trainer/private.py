@@ -159,6 +159,7 @@ def _last_words(home: Path) -> str:
 def _launch(home: Path, feeders: int) -> None:
     command = [
         sys.executable, "-P", "-m", "dataloaderjob.local", "--dir", str(home), "--feeders", str(feeders),
+        "--script", _script(),
     ]  # fmt: skip
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     log = os.open(home / LOG_NAME, flags, 0o600)
@@ -166,7 +167,7 @@ def _launch(home: Path, feeders: int) -> None:
         with _standard_error() as echo:
             if echo is not None:  # where user code in feeders is heard, as that in torch's workers is
                 command += ["--echo", str(echo)]
-            process = subprocess.Popen(
+            process = _Detached(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 env=_environment(), pass_fds=() if echo is None else (echo,),
             )  # fmt: skip
@@ -175,6 +176,17 @@ def _launch(home: Path, feeders: int) -> None:
     (home / PID_NAME).write_text(f"{process.pid} {_started(process.pid)}")
     _children.append(process)
     say(f"starting feeders ({feeders}) on this machine; they end with this run")
+
+
+def _script() -> str:
+    """What the user calls this process."""
+    main = sys.modules["__main__"]
+    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:
+        return f"python -m {str(spec.name).removesuffix('.__main__')}"
+    if path is not None:
+        return os.path.basename(str(path))
+    return "a notebook" if "ipykernel" in sys.modules else "an interactive Python"
 
 
 def _wanted(home: Path) -> int:
@@ -195,6 +207,12 @@ def _poke(home: Path) -> None:
 
 _children: list[Any] = []
 """Popen objects of services that this process started: kept, or Python would warn and reap at random."""
+
+
+class _Detached(subprocess.Popen[bytes]):
+    """A process that outlives this one, as it is meant to: no ResourceWarning is due."""
+
+    def __del__(self, *_: object, **__: object) -> None: ...
 
 
 @contextlib.contextmanager

@@ -66,6 +66,8 @@ class Assignments:
         self.unconnected_noted_at = float("-inf")
         self.desired_feeders: int | None = None
         self.supervisor_notes: list[str] = []
+        self._noted: dict[str, float] = {}
+        """When a feeder last told that it still works at this."""
         self.out_of_memory: frozenset[str] = frozenset()
         """Names of feeders of which the supervisor says that memory ran out there of late."""
         self.starved = False

@@ -12,7 +12,7 @@ from typing import Any
 
 from dataloaderjob.core import frames
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.frames import Flag, Header, Kind
+from dataloaderjob.core.frames import SINCE, Flag, Header, Kind
 from dataloaderjob.core.processes import Backoff
 from dataloaderjob.sidecar.dispatch.assignments import MAX_STRIKES, Assignments
 from dataloaderjob.sidecar.dispatch.choose import first_place
@@ -37,6 +37,9 @@ MAX_LOADS = 3
 """So many feeders that cannot load a bundle fail its tickets; one may only lack a mount that comes later."""
 LOAD_AGAIN = Backoff(30.0, 600.0)
 """Pauses after which a feeder is asked again that could not load a bundle: it may have lacked a mount."""
+NOTES_APART_S = 4.0
+"""Feeders that begin together would each say the same."""
+MAX_NOTED = 64
 
 
 class Dispatcher(Assignments):
@@ -210,7 +213,7 @@ class Dispatcher(Assignments):
             self._snapshot(feeder, header.stream, payload)
             return
         if header.kind == Kind.NOTE:
-            self._out.append(Note(f"{feeder.endpoint.name}: {payload.decode(errors='replace')}"))
+            self._note(now, feeder, payload.decode(errors="replace"))
             return
         attempt = feeder.attempts.get((header.stream, header.ticket))
         if attempt is None:  # cancelled, or asked elsewhere since
@@ -231,6 +234,17 @@ class Dispatcher(Assignments):
             how = payload.decode(errors="replace")
             self._lost(now, attempt, header.room - 1, how, of_memory=bool(header.flags & Flag.MEMORY))
         self.dispatch(now)
+
+    def _note(self, now: float, feeder: FeederState, text: str) -> None:
+        """Hands on what a feeder tells; where all say that they still work at the same, one of them."""
+        what, since, _ = text.rpartition(SINCE)
+        if since:
+            if now - self._noted.get(what, float("-inf")) < NOTES_APART_S:
+                return
+            if len(self._noted) >= MAX_NOTED:
+                self._noted.clear()
+            self._noted[what] = now
+        self._out.append(Note(f"{feeder.endpoint.name}: {text}"))
 
     def _failed(self, now: float, attempt: Attempt, payload: bytes, *, is_end: bool) -> None:
         """No batch will come of this ticket. `is_end`: nothing failed, its slot has none, or it asked for no more."""
