@@ -101,3 +101,36 @@ def test_monais_own_loader_over_feeders_gives_the_same_in_each_run(rig: Rig) -> 
         found.append(samples_of(loader))
     assert found[0] == found[1]
     assert len(set(found[0])) == 2 * N
+
+
+def flips() -> Any:
+    keys, made = "picture", monai.transforms
+    return made.Compose(
+        [
+            made.EnsureChannelFirstd(keys, channel_dim="no_channel"), made.RandFlipd(keys, prob=0.5),
+            made.RandRotate90d(keys, prob=0.5), made.ResizeWithPadOrCropd(keys, spatial_size=(20, 20)),
+        ]
+    ).set_random_state(1)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_monais_inverse_takes_back_what_feeders_did_and_batches_name_no_process(rig: Rig) -> None:
+    pictures = [{"picture": torch.arange(256.0).reshape(16, 16) + i} for i in range(N)]
+
+    def given() -> tuple[list[Any], str]:
+        torch.manual_seed(0)
+        transform = flips()
+        inverse = transforms.Invertd("back", transform=transform, orig_keys="picture", nearest_interp=False)
+        loader = DataLoader(
+            monai.data.Dataset(pictures, transform), 4, num_workers=1,
+            collate_fn=monai.data.list_data_collate,
+        )  # fmt: skip
+        found = []
+        for batch in loader:
+            batch["back"] = batch["picture"].clone()
+            found += [inverse(sample)["back"] for sample in monai.data.decollate_batch(batch)]
+        return found, loader.digest
+
+    (taken_back, digest), (_, again) = given(), given()
+    assert all(torch.equal(a[0], b["picture"]) for a, b in zip(taken_back, pictures, strict=True))
+    assert digest == again, "the number of a process's object was in each batch"

@@ -11,9 +11,11 @@ import pickle
 import subprocess
 import sys
 import threading
+import unittest
 import weakref
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import cramjam
 import numpy as np
@@ -523,3 +525,56 @@ def test_a_large_dataset_is_announced_before_it_is_copied(
     ):
         bundles.make_bundle(large, None, None, store=store, allow_pickle=False)
         assert capsys.readouterr().err == (f"[dataloaderjob] {told} for the feeders, once\n" if told else "")
+
+
+class InTest(unittest.TestCase):
+    def collate(self, samples: list[Any]) -> Any:
+        return samples
+
+
+def _noted() -> Any:
+    made = mock.MagicMock()
+    made.__len__.return_value = 8
+    len(made)
+    return made
+
+
+def _with_handle() -> InTest:
+    made = InTest()
+    made.handle = threading.Lock()  # type: ignore[attr-defined]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("dataset", "collate", "words"),
+    [
+        pytest.param(
+            _noted, None, ("the calls that a mock has noted cannot be copied", "patch with new="), id="mock"
+        ),
+        pytest.param(
+            lambda: [1], lambda: _with_handle().collate,
+            ("collate_fn.__self__: ", "InTest", "use a function; num_workers=0"), id="method-of-a-test",
+        ),
+        pytest.param(
+            lambda: iter(torch.utils.data.DataLoader([1])), None, ("torchio's Queue", "num_workers=0"), id="a-loader",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_copied_is_named_with_what_helps(
+    store: BlobStore, dataset: Any, collate: Any, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(InputError) as error:
+        make_bundle(dataset(), collate and collate(), None, store=store, allow_pickle=False)
+    assert not [word for word in words if word not in str(error.value)], str(error.value)
+
+
+def test_the_global_that_a_method_uses_is_named_not_another_method(store: BlobStore) -> None:
+    exec(
+        "class Uses:\n"
+        "    def __len__(self):\n        return 8\n"
+        "    def __getitem__(self, i):\n        return HANDLE and i\n",
+        script := {"__name__": "__main__", "HANDLE": threading.Lock()},
+    )
+    with pytest.raises(InputError) as error:
+        make_bundle(script["Uses"](), None, None, store=store, allow_pickle=False)
+    assert "__getitem__: the global HANDLE: _thread.lock" in str(error.value)

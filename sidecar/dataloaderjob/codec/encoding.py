@@ -114,7 +114,8 @@ class _RefusedError(Exception):
         return (
             f"this leaf cannot travel from feeder to trainer: {found}. Let collate_fn return tensors, arrays, "
             "numbers, strings, dates, paths, enums or plain objects in lists, tuples, dicts or dataclasses, "
-            "or pass allow_pickle=True to the DataLoader to have such leaves pickled"
+            "or pass allow_pickle=True to the DataLoader, or to dataloaderjob.context() with another library's loader, "
+            "to have such leaves pickled"
         )
 
 

@@ -37,7 +37,7 @@ from torch.utils.data._utils import worker
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.worker import _generate_state
 
-from dataloaderjob.codec import names
+from dataloaderjob.codec import libraries, names
 from dataloaderjob.codec.held import NOTHING_HELD, HeldGenerators
 from dataloaderjob.codec.modules import MAINS
 from dataloaderjob.codec.pickling import UserCodePickler, rest_of, with_main
@@ -240,15 +240,7 @@ def seed_generators(seed: int) -> None:
     _seed_random(seed)
     _seed_numpy(seed >> 32)
     _seed_torch(seed & _INT64)
-    if (cv2 := sys.modules.get("cv2")) is not None:
-        seed_opencv(cv2, seed)
-
-
-def seed_opencv(cv2: Any, seed: int) -> None:
-    """OpenCV's generator, of the calling thread. Nobody can read it, so it is not put back."""
-    put = getattr(cv2, "setRNGSeed", None)  # absent while the module is imported
-    if put is not None:
-        put(seed & 0x7FFFFFFF)
+    libraries.seed(seed)
 
 
 def seed_worker(seed: int, number: int) -> None:
@@ -256,6 +248,7 @@ def seed_worker(seed: int, number: int) -> None:
     _seed_random(seed + number)
     _seed_torch((seed + number) & _INT64)
     _seed_numpy(_generate_state(seed, number))  # type: ignore[no-untyped-call]
+    libraries.leave_out_identities()
 
 
 def seed_sample(base_seed: int, position: int, key: Any) -> None:

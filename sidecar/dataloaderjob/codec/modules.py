@@ -159,11 +159,27 @@ def main_source() -> dict[str, Any]:
     }
 
 
+MOCK = "A mock stays in its process: patch with new= and a function"
+
+
+def is_mock(part: Any) -> bool:
+    """Whether it is one of unittest.mock's, or a function that stands for one (`autospec`)."""
+    mock = sys.modules.get("unittest.mock")
+    if mock is None:
+        return False
+    stands_for = vars(part).get("mock") if type(part) is types.FunctionType else part
+    return (
+        issubclass(type(stands_for), mock.NonCallableMock) or type(stands_for).__module__ == "unittest.mock"
+    )
+
+
 def is_defined_at(function: Any, module: str, path: str) -> bool:
     """Whether a fresh import of `module` makes this very function at `path`, judged by its code. All but functions
     of users count as made so: a library's wrapper is made by the library, or by the import of what it wraps."""
     if type(function) is not types.FunctionType:
         return True
+    if is_mock(function):
+        return False
     code, own = function.__code__, function.__globals__
     if own is getattr(sys.modules.get(module), "__dict__", None):
         is_generated = code.co_filename.startswith("<")  # as a dataclass's, it has a name of its own

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaderjob.codec.modules import MAINS, is_defined_at, is_users
+from dataloaderjob.codec.modules import MAINS, MOCK, is_defined_at, is_users
 from dataloaderjob.core.errors import InputError
 
 LRU: Any = type(functools.lru_cache(len))
@@ -348,9 +348,15 @@ class Fresh:
             try:
                 found = cls() if cls in _EXACT else cls.__new__(cls)
             except (TypeError, AttributeError) as exc:
+                is_mocked = type_name.startswith("unittest.mock.")
+                remedy = (
+                    f". {MOCK}, or use num_workers=0"
+                    if is_mocked
+                    else ": make it there, or in worker_init_fn"
+                )
                 raise InputError(
                     f"the dataset needs {module}.{path}, a {type_name}, which cannot be copied and which the import "
-                    "of that module in a feeder does not make: make it there, or in worker_init_fn"
+                    f"of that module in a feeder does not make{remedy}"
                 ) from exc
         self._claimed[id(found)] = found
         return found

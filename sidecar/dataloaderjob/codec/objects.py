@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dataloaderjob.codec import special, user_code
+from dataloaderjob.codec import graphs, special, user_code
 from dataloaderjob.codec.special import Carrier, StaysError, attributes_beside, is_rebuilt_from, no_content
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.layout import ClassName
@@ -66,7 +66,7 @@ def take_apart(item: Any) -> Apart:
     way = _way(item)
     carrier, cls = CARRIERS[way], None
     if carrier.fits is not None:
-        cls = user_code.class_name(type(item))
+        cls = user_code.class_name(type(item) if carrier.named is None else carrier.named(type(item)))
         if cls is None:
             raise StaysError(LOCAL)
     attributes = attributes_beside(item) if carrier.attributes else {}
@@ -157,7 +157,7 @@ def _way(item: Any) -> str:
             if is_rebuilt_from(cls, base):
                 return base.__name__
             raise StaysError("")
-    for way in ("PIL.Image", "tokenizers.Encoding", "instance"):
+    for way in ("PIL.Image", "tokenizers.Encoding", "torch_geometric", "instance"):
         fits = CARRIERS[way].fits
         if fits is not None and fits(cls):
             return way
@@ -322,6 +322,7 @@ CARRIERS: dict[str, Carrier] = {
     "tokenizers.Encoding": Carrier(
         take=lambda encoding: encoding.__getstate__(), make=_make_of_state, fits=_is_encoding, shared=True
     ),
+    "torch_geometric": graphs.CARRIER,
     "instance": Carrier(
         take=no_content, make=lambda cls, c: object.__new__(cls), fits=_is_plain_class,  # noqa: ARG005
         attributes=True, shared=True,

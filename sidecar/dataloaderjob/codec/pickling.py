@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from dataloaderjob.codec import names, reducers, user_code
-from dataloaderjob.codec.modules import MAINS, is_defined_at
+from dataloaderjob.codec.modules import MAINS, is_defined_at, is_mock
 
 MIN_BUFFER_NBYTES = 64 * 1024
 """Smaller buffers stay within the pickle."""
@@ -216,6 +216,10 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         found = reducers.reduce_special(obj)
         if found is not None:
             return found
+        if cls.__module__ == "unittest.mock" and isinstance(obj, tuple):
+            raise TypeError(
+                "the calls that a mock has noted cannot be copied"
+            )  # they recurse where they are loaded
         if names.delegates(cls):
             # Its own reduced form, with a function that gives it its state.
             return *(*obj.__reduce_ex__(4), None, None, None)[:5], names.set_state
@@ -261,6 +265,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         if names.look_up(module, path) is not obj:
             return False
         self._note_globals(module)
+        if is_mock(obj):
+            return False
         return is_defined_at(obj, module, path) or not self._travels(obj)
 
     def _travels(self, wrapper: types.FunctionType) -> bool:

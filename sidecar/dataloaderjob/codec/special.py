@@ -66,6 +66,8 @@ class Carrier:
     """The object, of its class (None where the way alone says it) and its content. Raises on other content."""
     fits: Callable[[type], bool] | None = None
     """Whether a class may be made in this way. None: no class is named."""
+    named: Callable[[type], type] | None = None
+    """The class that is named in place of the object's own."""
     attributes: bool = False
     """What is in `__dict__` travels, too."""
     shared: bool = False

@@ -6,6 +6,7 @@ What is left out, as narrowly as can be told, stays as the import makes it.
 from __future__ import annotations
 
 import functools
+import sys
 import time
 import types
 import warnings
@@ -15,8 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from dataloaderjob.codec.modules import MAINS
+from dataloaderjob.codec.modules import MAINS, MOCK, is_mock
 from dataloaderjob.codec.names import KEPT, Names
 from dataloaderjob.codec.pickling import why_not
 from dataloaderjob.codec.reducers import is_shared_memory
@@ -26,6 +28,7 @@ _SEARCH_S = 5.0
 """A list of a million samples is searched no longer than this; the message then names the list."""
 Part = tuple[str, Any]
 """(path, object)."""
+_MAX_DEPTH = 100
 _MAX_PATH = 240
 _OWN = frozenset({"__dict__", "__weakref__", "__builtins__"})
 """Attributes of a class or a module that lead back to it, or that no pickle holds."""
@@ -43,25 +46,75 @@ _MADE_ANEW = frozenset({
 
 
 def describe(roots: Mapping[str, Any], known: Names | None = None, user_modules: Collection[str] = ()) -> str:
-    """Returns `path: type (why)` of the innermost thing that does not pickle, as in
-    `dataset.lock: _thread.lock (TypeError: cannot pickle '_thread.lock' object)`."""
-    deadline = time.monotonic() + _SEARCH_S
-    seen: set[int] = set()
-    why = functools.partial(why_not, known=known, user_modules=user_modules)
-    parts: Iterable[Part] = roots.items()
-    found: tuple[str, Any, BaseException] | None = None
+    """Returns `path: type (why). Remedy` of the innermost thing that does not pickle, as in
+    `dataset.lock: _thread.lock (TypeError: cannot pickle '_thread.lock' object). Make it in worker_init_fn ...`."""
+    search = _Search(functools.partial(why_not, known=known, user_modules=user_modules))
     # Looking at attributes provokes what libraries say of deprecated ones; a script may have made that an error.
     with warnings.catch_warnings(action="ignore"):
-        while (failing := _first_failing(parts, seen, deadline, why)) is not None:
-            found = failing
-            parts = () if is_shared_memory(found[1]) else _parts(found[0], found[1])
+        found = search.innermost(roots.items())
     if found is None:
-        return " and ".join(roots)
+        return f"{' and '.join(roots)}. {_MAKE}"
     path, leaf, error = found
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
         reason = "linked too deeply for pickle: keep such objects in a list, and link them by index"
-    return f"{_cut(path)}: {full_name(type(leaf))} ({reason})"
+    return f"{_cut(path)}: {full_name(type(leaf))} ({reason}). {_remedy(leaf)}"
+
+
+_Failing = tuple[str, Any, BaseException]
+
+
+class _Search:
+    """Looks for what does not pickle, and why, for _SEARCH_S at most."""
+
+    def __init__(self, why: Callable[[Any], BaseException | None]) -> None:
+        self._why = why
+        self._deadline = time.monotonic() + _SEARCH_S
+        self._seen: set[int] = set()
+
+    def innermost(self, parts: Iterable[Part], depth: int = 0) -> _Failing | None:
+        """The innermost of the first part that fails; of functions and classes, which fail also for what others refer
+        to, one that has a reason within it goes first."""
+        vague = None
+        for found in self._failing(parts):
+            path, part, _ = found
+            if is_shared_memory(part) or _is_test_case(part) or depth >= _MAX_DEPTH:
+                return found
+            inner = self.innermost(_parts(path, part), depth + 1)
+            if inner is not None or not isinstance(part, types.FunctionType | type):
+                return inner or found
+            vague = vague or found
+        return vague
+
+    def _failing(self, parts: Iterable[Part]) -> Iterator[_Failing]:
+        for path, part in parts:
+            if time.monotonic() > self._deadline:
+                return
+            if id(part) not in self._seen:
+                error = self._why(part)
+                if error is not None:
+                    self._seen.add(id(part))
+                    yield path, part, error
+
+
+_MAKE = "Make it in worker_init_fn or when __getitem__ first needs it, or leave it out in __getstate__"
+_STAYS = "num_workers=0 has the batches made in this process"
+
+
+def _is_test_case(part: Any) -> bool:
+    """Whether it holds a whole run of tests."""
+    unittest = sys.modules.get("unittest")
+    return unittest is not None and isinstance(part, unittest.TestCase)
+
+
+def _remedy(leaf: Any) -> str:
+    if is_mock(leaf):
+        return f"{MOCK}; {_STAYS}"
+    if _is_test_case(leaf):
+        return f"A method of a TestCase takes along all that the run of tests holds: use a function; {_STAYS}"
+    if isinstance(leaf, _BaseDataLoaderIter):
+        return f"A dataset that loads by a loader of its own, as torchio's Queue does, stays where that is: {_STAYS}"
+    return _MAKE
 
 
 def _cut(path: str) -> str:

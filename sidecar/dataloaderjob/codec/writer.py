@@ -141,8 +141,7 @@ class Writer:
                 return False
             raise InputError(
                 f"feeders need a copy of the dataset and its functions, and this cannot be copied: "
-                f"{unpicklable.describe(roots, self.known, self.modules)}. Make it in worker_init_fn or when "
-                "__getitem__ first needs it, or leave it out in __getstate__"
+                f"{unpicklable.describe(roots, self.known, self.modules)}"
             ) from exc
         return True
 
