@@ -20,6 +20,7 @@ from batches import Numbers, fingerprint
 from feeder_client import Receiver, Squares, bundle_of
 from impostor import INSTANCE, Deed, InfiltratedRig, Link
 from live_job import LONGEST_WAIT_S, LiveJob
+from patience import PATIENCE_S
 from rig import until
 from strangers import call, heard
 
@@ -186,7 +187,8 @@ SUPERVISED = {
     "sidecar": [{"type": kind, **dict.fromkeys(("digest", "name", "instance", "reason"), v)}
                 for kind in ("have", "replace") for v in VALUES] + [{"type": v} for v in VALUES] + [{}],
     "feeder": [{"type": "ready", **dict.fromkeys(("instance", "host", "port", "pid", "node", "session"), v)}
-               for v in VALUES] + [{"type": "drained"}, {}],
+               for v in VALUES] + [{"type": "ended", "cause": v, "why": v} for v in VALUES]
+              + [{"type": "drained"}, {"type": "ended", "cause": "OutOfMemory"}, {}],
     "blob": [{"type": kind, "digest": v, "nbytes": v} for kind in ("get", "blob") for v in VALUES]
             + [{"type": "get", "digest": "../../key", "nbytes": 32}, {}],
     "receiver": [{"type": "status"}], "": [{"type": "status"}], "nobody": [{"type": "stop"}],
@@ -200,7 +202,7 @@ def test_messages_of_junk_end_their_connection_or_are_answered_with_an_error(job
         for message in SUPERVISED[role]:
             with call(job.ports["supervisor"]) as sock:
                 sockets.greet(sock, job.key, role=role, name="feeder-7", job=job.name)
-                sock.settimeout(10)
+                sock.settimeout(PATIENCE_S)
                 sockets.send_message(sock, message)
                 if role == "control":
                     assert sockets.recv_message(sock)["type"] == "error"

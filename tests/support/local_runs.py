@@ -143,16 +143,21 @@ def digest(lines: list[str]) -> str:
 
 def started_as(run_id: str, module: str) -> int:
     """Pid of the process of this run that was started as `module`: not of one that it forked."""
-    pids = [
-        pid for pid in reaper.tagged(run_id) if module in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    ]
-    parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
-    return next(pid for pid, parent in parents.items() if parent not in pids)
+    parents = {}
+    for pid in reaper.tagged(run_id):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+            if module in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                parents[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return next(pid for pid, parent in parents.items() if parent not in parents)
 
 
 def called(run_id: str, name: str) -> int:
     """Pid of the process of this run that `ps` shows by this name."""
-    return next(pid for pid in reaper.tagged(run_id) if Path(f"/proc/{pid}/comm").read_text().strip() == name)
+    for pid in reaper.tagged(run_id):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+                return pid
+    raise LookupError(f"no process of the run {run_id} is called {name}")
 
 
 class LocalRun:
