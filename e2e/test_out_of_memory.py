@@ -74,7 +74,7 @@ def test_a_sample_that_takes_all_memory_is_told_with_limit_and_field(
     until(lambda: warned(of, "OutOfMemory", words, FIELD), timeout_s=TOLD_S, what="an event with the field")
     of.await_phase("Failed", timeout_s=120)
     told = of.logs(TRAINER, "trainer")
-    assert "told: 3 feeder processes ended while making index 13 of batch 3 (the last one, feeder-0: " in told
+    assert "told: 3 feeder processes ended while making index 13 of batch 3 (feeder-0: " in told
     assert FIELD in told
     assert FIELD in of.condition("Failed")["message"]
 
@@ -90,6 +90,13 @@ def test_feeders_whose_limit_is_too_small_to_serve_say_so(start):
     assert FIELD in found["message"]
     assert "260Mi" in found["message"] or "260 MiB" in found["message"]
     assert reason(of) == "OutOfMemory"
+
+
+def test_a_job_named_by_a_uuid_trains_and_completes(start):
+    program = "import torch, dataloaderjob\nfor b in dataloaderjob.DataLoader(torch.arange(64), 4): print(b.tolist())"
+    of: Job = start(job(PIPELINES, program=program, trainers=2))
+    of.await_phase("Complete", timeout_s=200)
+    assert "60, 61, 62, 63" in of.logs(TRAINER, "trainer")
 
 
 def test_children_that_a_deleted_job_left_are_refused_by_name(operator: Cluster, namespace: str, start):

@@ -126,52 +126,60 @@ class _Term:
 
     async def keep(self, lost: Callable[[], None]) -> None:
         """Renews the Lease until it is another's."""
-        began = self._acquired_at()
+        began, timing = self._acquired_at(), self.candidate.timing
+        renewed_at: float | None = asyncio.get_running_loop().time() - timing.retry_s
         try:
-            while await self._renewed() or await self._regained(began):
-                await asyncio.sleep(self.candidate.timing.retry_s)
-            log.error(
-                "the Lease %s is held by %s now; this operator ends",
-                self.candidate.lease,
-                _holder(self.election),
+            while renewed_at is not None and self._acquired_at() == began:
+                await asyncio.sleep(timing.retry_s)
+                renewed_at = await self._renewed(renewed_at + timing.renew_s) or await self._regained()
+            holder = _holder(self.election)
+            whose = (
+                "has been another's, or was made anew"
+                if renewed_at is not None
+                else f"is held by {holder} now"
             )
+            log.error("the Lease %s %s; this operator ends", self.candidate.lease, whose)
         except Exception:
             log.exception("failed at renewing the Lease %s; this operator ends", self.candidate.lease)
         lost()
 
-    async def _renewed(self) -> bool:
-        """Renews it once, within the deadline. Returns False if that fails."""
-        timing = self.candidate.timing
+    async def _renewed(self, deadline: float) -> float | None:
+        """Renews it once until `deadline`, of the loop's clock. Returns when the attempt that did began; None if none
+        did."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timing.renew_s):
-                while not await _attempt(self.election, timing):
-                    if self._is_anothers():
-                        return False
-                    await asyncio.sleep(timing.retry_s)
-            return True
-        return False
+            async with asyncio.timeout_at(deadline):
+                return await self._got()
+        return None
 
-    async def _regained(self, began: str | None) -> bool:
-        """Waits for the Lease without writing anything. Returns False once it was another's."""
-        if self._is_anothers():
-            return False
+    async def _got(self) -> float | None:
+        """Tries until the Lease is this operator's. Returns when that attempt began; None once it is another's."""
         timing = self.candidate.timing
+        while True:
+            began = asyncio.get_running_loop().time()
+            if await _attempt(self.election, timing):
+                return began
+            if self._is_anothers():
+                return None
+            await asyncio.sleep(timing.retry_s)
+
+    async def _regained(self) -> float | None:
+        """Waits for the Lease without writing anything. Returns when the attempt that got it began; None once it is
+        another's."""
+        if self._is_anothers():
+            return None
         log.warning(
             "could not renew the Lease %s for %g s; nothing is written until it is renewed",
-            self.candidate.lease, timing.renew_s,
+            self.candidate.lease, self.candidate.timing.renew_s,
         )  # fmt: skip
         self.leads(False)
         self.gate.shut()
-        while not await _attempt(self.election, timing):
-            if self._is_anothers():
-                return False
-            await asyncio.sleep(timing.retry_s)
-        if self._acquired_at() != began:  # somebody had it, and gave it back
-            return False
-        log.info("the Lease %s is renewed; this operator works on", self.candidate.lease)
-        self.gate.open()
-        self.leads(True)
-        return True
+        before = self._acquired_at()
+        began = await self._got()
+        if began is not None and self._acquired_at() == before:  # else somebody had it, and gave it back
+            log.info("the Lease %s is renewed; this operator works on", self.candidate.lease)
+            self.gate.open()
+            self.leads(True)
+        return began
 
     def _is_anothers(self) -> bool:
         return _holder(self.election) not in (None, self.candidate.identity)

@@ -75,7 +75,12 @@ def feeders(job: str) -> str:
 
 def trainers(job: str, attempt: int) -> str:
     """The Indexed Job; its pods' host names are this, a hyphen and the replica's number."""
-    return f"{job}-trainers-{attempt}"
+    return f"{trainers_stem(job)}-{attempt}"
+
+
+def trainers_stem(job: str) -> str:
+    """What the names of all its Indexed Jobs begin with, before a hyphen and the attempt."""
+    return f"{job}-trainers"
 
 
 def trainers_service(job: str) -> str:

@@ -12,6 +12,7 @@ import yaml
 
 from chart import CHART, helm, render
 from dataloaderjob_operator.__main__ import parse
+from dataloaderjob_operator.election import Timing
 from dataloaderjob_operator.monitoring import LogFormat
 
 CRD = CHART.parents[1] / "crds" / "dataloaderjobs.yaml"
@@ -111,6 +112,9 @@ def test_several_operators_have_a_lease_a_budget_and_nodes_of_their_own() -> Non
     candidate = parse(container(found)["args"]).candidate
     assert candidate is not None
     assert (candidate.namespace, candidate.lease, candidate.identity) == ("ops", "r-operator", "$(POD_NAME)")
+    assert candidate.timing == Timing(15, 10.0, 2.0)
+    of_a_chart_before = render("--set", "replicas=2", "--set", "leaderElection=null")
+    assert parse(container(of_a_chart_before)["args"]).candidate == candidate
     assert "POD_NAME" in [variable["name"] for variable in container(found)["env"]]
     (rule,) = [rule for rule in found["Role", "r-operator-own"]["rules"] if "update" in rule["verbs"]]
     assert (rule["resources"], rule["resourceNames"]) == (["leases"], [candidate.lease])

@@ -6,7 +6,9 @@ Once a release is made its folder is never edited. A key that is added goes into
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import pickle
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,7 +22,7 @@ import dataloaderjob
 from dataloaderjob.api import parse_object
 from dataloaderjob.api.status import DataLoaderJobStatus
 from dataloaderjob.core import sockets, supervision
-from dataloaderjob.core.settings import SidecarSettings, load
+from dataloaderjob.core.settings import FeederSettings, SidecarSettings, load
 from dataloaderjob.pod.entry import FeederPodSettings, HeadSettings
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
 from dataloaderjob.sidecar.supervisor_client import SupervisorClient
@@ -163,3 +165,24 @@ def test_a_status_of_each_release_is_read(release: Path):
     found = DataLoaderJobStatus.model_validate(known(release, "job-status.json"))
     assert found.trainers.restarts == 1
     assert {condition.type for condition in found.conditions} >= {"Ready", "Progressing", "Failed"}
+
+
+ACTORS = (
+    "job", "name", "session", "index", "num_feeders", "key_path", "blob_folder", "supervisor_host", "supervisor_port",
+    "bind_host", "advertise_host", "port", "node", "sweeps_blobs", "shares_memory", "max_ungranted", "max_idle_nbytes",
+    "memory_field",
+)  # fmt: skip
+"""Fields in the order in which Ray has them in the pickle of an actor's argument."""
+
+
+def test_feeders_read_what_the_head_of_another_release_gave_their_actors():
+    names = [field.name for field in dataclasses.fields(FeederSettings)]
+    assert tuple(names[: len(ACTORS)]) == ACTORS, "add fields at the end, and here"
+    made = FeederSettings(job="j", key_path="k", blob_folder="b", max_ungranted=5, memory_field="f")
+    assert pickle.loads(pickle.dumps(made)) == made
+    state = [getattr(made, name) for name in names]
+    older, later = (object.__new__(FeederSettings) for _ in range(2))
+    older.__setstate__(state[: len(ACTORS) - 1])
+    assert older == dataclasses.replace(made, memory_field="")
+    later.__setstate__([*state, "of a later release"])
+    assert later == made

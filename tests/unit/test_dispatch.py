@@ -326,26 +326,51 @@ def test_a_batch_whose_builders_run_out_of_memory_fails_as_such():
     message = json.loads(world.failed[1, 5])
     assert message["service"] == "OutOfMemory"
     assert re.fullmatch(
-        r"3 feeder processes ended while making .* of batch 5 \(the last one, feeder-\d: it why\)",
+        r"3 feeder processes ended while making .* of batch 5 \(feeder-\d: it why\)",
         message["message"],
     )
     assert issubclass(errors.named("OutOfMemory"), errors.FeederLost), "who catches that gets this too"
 
 
-def test_feeders_of_whose_memory_the_supervisor_tells_are_not_merely_lost():
+def test_feeders_of_whose_memory_the_supervisor_tells_later_are_not_merely_lost():
     world = World(13)
     for _ in range(8):
         world.add_feeder()
     world.deadly.add((1, 5))
-    world.machine.out_of_memory = frozenset(f.endpoint.name for f in world.feeders.values())
-    world.machine.supervisor_notes = [
-        f"{name}: its pod may use 1 MiB" for name in world.machine.out_of_memory
-    ]
+    kill = world.kill
+
+    def tell(name: str) -> None:
+        world.machine.out_of_memory |= {name}
+        world.machine.supervisor_notes = [f"{n}: its pod may use 1 MiB" for n in world.machine.out_of_memory]
+
+    def killed(feeder) -> None:
+        kill(feeder)
+        world.at(0.5, lambda: tell(feeder.endpoint.name))
+
+    world.kill = killed
     trainer = world.open(1, 20)
     world.run(lambda: trainer.done)
     message = json.loads(world.failed[1, 5])
     assert message["service"] == "OutOfMemory"
-    assert re.search(r"\(the last one, feeder-\d: its pod may use 1 MiB\)", message["message"])
+    assert re.search(r"\(feeder-\d: its pod may use 1 MiB\)", message["message"])
+
+
+def test_a_crash_among_the_ends_of_a_batchs_processes_is_not_blamed_on_memory():
+    world = World(18)
+    for _ in range(3):
+        world.add_feeder()
+    world.poison.add((1, 5))
+    lost, times = world._lost, []
+
+    def one_crashes(feeder, key) -> None:
+        times.append(key)
+        world.hungry = {key} if len(times) > 1 else set()
+        lost(feeder, key)
+
+    world._lost = one_crashes
+    trainer = world.open(1, 40)
+    world.run(lambda: trainer.done)
+    assert json.loads(world.failed[1, 5])["service"] == "FeederLost"
 
 
 def test_a_bundle_that_some_feeders_cannot_load_is_made_by_the_others():

@@ -75,8 +75,12 @@ def test_feeders_that_end_while_they_make_a_ticket_are_deaths_once_the_superviso
         assert failed(machine) == []
         del left[instance]
         machine.set_feeders(at + 0.1, list(left.values()))
+    assert failed(machine) == [], "whether memory ran out there is not known yet"
+    assert machine.streams[1].tickets[0].attempts == [], "and no fourth one is asked"
+    overseer.tick(machine, 2.1 + overseer.LAST_WORDS_S)
     (message,) = failed(machine)
     assert "3 feeder processes died" in message
+    assert set(machine.feeders) == set(left), "those that died are forgotten then"
 
 
 def test_no_fourth_feeder_is_asked_while_three_may_have_died_of_a_ticket() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.core.supervision import Cause, index_of, name_of
+from dataloaderjob.core.supervision import Cause, index_of, name_of, worst
 from dataloaderjob.supervisor.feeder_set import (
     BACKOFF,
     TROUBLE_S,
@@ -314,3 +314,10 @@ def test_another_cause_for_which_a_feeder_does_not_come_goes_before_want_of_memo
     assert made.out_of_memory() == []
     made.trouble(7, Cause.OUT_OF_MEMORY, "of a feeder that is none of ours", 12)
     assert made.notes() == ["feeder-0: no node has room"]
+
+
+def test_a_feeder_that_is_missing_is_told_of_before_one_that_serves_and_was_killed():
+    serves = {"name": "feeder-0", "state": "ready", "cause": Cause.OUT_OF_MEMORY, "why": "ran out of memory"}
+    misses = {"name": "feeder-1", "state": "placing", "cause": Cause.NO_ROOM, "why": "no node has room"}
+    assert worst([serves, misses]) == misses
+    assert worst([serves]) == serves

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from manifests import manifest
 
+from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.observed import trouble_of
 from dataloaderjob_operator.kinds import transform
 from dataloaderjob_operator.names import Role
@@ -203,6 +204,20 @@ def with_pod(pod: dict[str, Any]) -> list[str]:
 )  # fmt: skip
 def test_a_pod_that_a_child_of_the_job_made_is_the_jobs(owner):
     assert with_pod(of_job(*owner)) == ["p"]
+
+
+def test_pods_of_a_job_whose_name_begins_with_a_digit_are_its_own():
+    """Its Services have other names than those of other jobs."""
+    cache = Cache(Clock())
+    on_cluster = {"metadata.uid": "u", "metadata.namespace": "team", "metadata.creationTimestamp": MADE}
+    cache.put({**manifest({**on_cluster, "metadata.name": "1mnist"}), "kind": "DataLoaderJob"})
+    labels = {"dataloading.dev/job": "1mnist", "dataloading.dev/role": "trainer"}
+    trainers = of_job(
+        "DataLoaderJob", "1mnist", "u", name=names.trainers("1mnist", 0), uid="t", labels=labels
+    )
+    cache.put({**trainers, "kind": "Job"})
+    cache.put(of_job("Job", names.trainers("1mnist", 0), "t", labels=labels))
+    assert [pod["metadata"]["name"] for pod in cache.of_role(("team", "1mnist"), Role.TRAINER)] == ["p"]
 
 
 @pytest.mark.parametrize(

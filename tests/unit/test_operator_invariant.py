@@ -231,8 +231,14 @@ def is_explained(cluster: Cluster, status: DataLoaderJobStatus, part: Condition)
         case reason if reason in BY_SUPERVISOR:
             return cluster.works(role) and reason == by_supervisor(role, cluster.reported)
     found = cluster.in_the_way(role)
+    if found and names_one_of(found, part.message):
+        return True
+    if part.reason == "PodsLeave" and not any(
+        pod["metadata"]["name"] in part.message for pod in cluster.pods(role)
+    ):
+        return cluster.due is not None  # it has just gone: a message alone is written anew some seconds later
     if found:
-        return names_one_of(found, part.message)
+        return False
     return cluster.due is not None or cluster.to_be_made(role)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from dataloaderjob_operator.decide import conditions
 from dataloaderjob_operator.decide.decision import Decision
 from dataloaderjob_operator.decide.events import Reason, events_of
 from dataloaderjob_operator.decide.health import ConditionState
-from dataloaderjob_operator.decide.observed import Cause, Observed, SupervisorStatus
+from dataloaderjob_operator.decide.observed import Cause, Observed, SupervisorStatus, show_time
 
 PROGRESSING, READY = ConditionType.PROGRESSING, ConditionType.READY
 BACKOFF = {"name": "feeder", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
@@ -107,6 +108,37 @@ def test_feeders_killed_for_want_of_memory_are_told_while_the_job_serves(replica
     (event,) = events_of(observed.status, made.status)
     assert (event.reason, event.type) == (Reason.OUT_OF_MEMORY, "Warning")
     assert HUNGRY.text in event.message
+
+
+def test_a_feeders_container_killed_for_want_of_memory_is_told_a_minute_though_it_is_ready_again():
+    ended = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": show_time(T0 - timedelta(seconds=20))}
+    container = {
+        "name": "feeder",
+        "ready": True,
+        "state": {"running": {}},
+        "lastState": {"terminated": ended},
+    }
+    back = {**pod("feeder", containerStatuses=[container]), "spec": {"memoryLimits": {"feeder": "420Mi"}}}
+    whole = serving()
+    whole = after(whole, decided(whole))
+    whole = replace(whole, pods=(*(p for p in whole.pods if "feeder" not in p["metadata"]["name"]), back))
+    made = decided(whole)
+    told = condition(made, PROGRESSING)
+    assert (told.reason, made.status.reason) == ("OutOfMemory", "OutOfMemory")
+    assert "its limit is 420Mi: raise spec.feeders.resources.limits.memory" in told.message
+    assert made.requeue_after_s == 40.0
+    assert decided(whole, 41).status.reason == ""
+
+
+def test_another_cause_for_missing_feeders_is_not_called_want_of_memory():
+    waiting = pod(
+        "feeder", started=False, conditions=[{"type": "PodScheduled", "status": "False", "message": "0/3"}]
+    )
+    told = condition(
+        decided(one_of_eight(waiting, supervisor=replace(SUPERVISOR, desired=8, cause=HUNGRY))), PROGRESSING
+    )
+    assert told.reason == "FeedersMissing"
+    assert "0/3" in told.message
 
 
 def test_feeders_that_never_serve_for_want_of_memory_are_told_as_such():

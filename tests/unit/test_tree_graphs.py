@@ -21,6 +21,10 @@ class Own(Data):
         return 0 if key == "edge_index" else super().__inc__(key, value, *args, **more)
 
 
+class OwnBatch(Batch):
+    """A user's kind of batch."""
+
+
 class Makes(Data):
     def __init__(self, x: Any = None) -> None:
         super().__init__(x=x)
@@ -89,6 +93,7 @@ def _with_private() -> Any:
         pytest.param(lambda: Batch.from_data_list([Makes(torch.zeros(1))]), id="batch-of-those"),
         pytest.param(lambda: TemporalData(src=torch.zeros(1)), id="events"),
         pytest.param(_with_private, id="private-attribute"),
+        pytest.param(lambda: OwnBatch.from_data_list([graph(1)]), id="users-batch"),
     ],
 )
 def test_what_is_more_than_its_stores_is_refused_with_the_option(made: Any):
@@ -127,3 +132,8 @@ def test_no_setter_of_the_users_runs_in_the_trainer():
 
     graphs.CARRIER.make(Sets, (False, [(None, {"loud": "x"}, {})]))
     assert Sets.calls == 0
+
+
+@pytest.mark.parametrize("cls", [OwnBatch, Batch, Makes, TemporalData, object, int])
+def test_a_class_that_is_no_graphs_is_not_made_as_one(cls: type):
+    assert not graphs.is_graph(cls)

@@ -42,7 +42,7 @@ from dataloaderjob_operator.decide.observed import (
     show_time,
 )
 from dataloaderjob_operator.decide.queueing import Queue, queue_of
-from dataloaderjob_operator.decide.shortage import shortage
+from dataloaderjob_operator.decide.shortage import shortage, told_until
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.objects import OperatorConfig
 
@@ -100,7 +100,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         observed = replace(observed, not_understood=not_understood(bug))
     started = _started_at(observed, result, now)
     ended = observed.status.completion_time or show_time(now) if result.stage in ENDED else None
-    short = shortage(observed, health)
+    short = shortage(observed, health, now)
     made = conditions(observed, result, found, short, now)
     status = DataLoaderJobStatus(
         observed_generation=observed.generation,
@@ -122,7 +122,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     only_counts = status == observed.status or _uncounted(status) == _uncounted(observed.status)
     status, counts_s = _counted(observed, status, now, only_counts=only_counts)
     loader, metrics_s = _loader(observed, result, found, now, changes=status != observed.status)
-    due = _due(observed, result, status, now)
+    due = _due(observed, result, status, now, told_until(health, now))
     lacking = {role for kind, role in ROLES.items() if not found[kind].holds}
     lacking |= {names.Role.FEEDER} if short is not None else set()
     looked_up = _queries(health, result, lacking, now)
@@ -337,14 +337,14 @@ def _tally(observed: Observed, result: StageResult, now: datetime) -> restarts.T
 
 
 def _due(
-    observed: Observed, result: StageResult, status: DataLoaderJobStatus, now: datetime
+    observed: Observed, result: StageResult, status: DataLoaderJobStatus, now: datetime, told: datetime | None
 ) -> datetime | None:
-    """The next moment at which time alone changes something."""
+    """The next moment at which time alone changes something. `told`: until when something is told."""
     started, ended = status.start_time, status.completion_time
     if result.stage in ENDED:
         ttl = observed.job.spec.ttl_seconds_after_finished
         return None if ttl is None or ended is None else parse_time(ended) + timedelta(seconds=ttl)
-    spec, moments = observed.job.spec, [restarts.next_stuck(observed, now)]
+    spec, moments = observed.job.spec, [restarts.next_stuck(observed, now), told]
     if result.stage is Stage.STARTING and status.scheduled_time is not None:
         moments.append(parse_time(status.scheduled_time) + timedelta(seconds=spec.startup_deadline_seconds))
     if started is not None and spec.active_deadline_seconds is not None:

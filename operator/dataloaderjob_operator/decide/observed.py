@@ -53,6 +53,8 @@ _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 UNKNOWN = "\ufffd"
 """Unicode's own sign for what cannot be shown."""
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufeff\ufffe\uffff]+")
+KILLED_S = 60.0
+"""A want of memory is told for so long after it killed a container last."""
 CAUSED_S = 60.0
 """Seconds within which a container fails that another one's end has brought down."""
 
@@ -257,6 +259,21 @@ def first_trouble(found: Iterable[Trouble | None]) -> Trouble | None:
         return not trouble.is_root, trouble.ended_at or _NEVER, trouble.pod
 
     return min((trouble for trouble in found if trouble), key=order, default=None)
+
+
+def killed_of_late(pod: Pod, now: datetime) -> Trouble | None:
+    """The want of memory that killed a container within the last KILLED_S, also one that is ready again.
+
+    On cgroup v2 the kubelet ends a whole container for it, which then serves until the next time.
+    """
+    for status in _containers(pod):
+        ended = status.get("lastState", {}).get("terminated")
+        killed_at = _end_of(ended)
+        if ended and _oom(ended) and killed_at and (now - killed_at).total_seconds() < KILLED_S:
+            return _trouble(
+                pod, status["name"], "OutOfMemory", _crash(pod, status, ended), killed_at, is_root=True
+            )
+    return None
 
 
 def trouble_of(pod: Pod) -> Trouble | None:

@@ -4,10 +4,19 @@ ones while an update rolls. Pure.
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from dataloaderjob.core.supervision import Cause
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.health import ConditionState, Health, RoleHealth
-from dataloaderjob_operator.decide.observed import Observed, condition_of, has_condition
+from dataloaderjob_operator.decide.observed import (
+    KILLED_S,
+    Observed,
+    condition_of,
+    first_trouble,
+    has_condition,
+    killed_of_late,
+)
 from dataloaderjob_operator.decide.resource_fields import with_field
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import Role
@@ -16,26 +25,33 @@ LATE = "ProgressDeadlineExceeded"
 """Kubernetes' reason for a Deployment none of whose new pods has become ready for long."""
 
 
-def shortage(observed: Observed, health: Health) -> ConditionState | None:
+def shortage(observed: Observed, health: Health, now: datetime) -> ConditionState | None:
     """Fewer feeders serve than are asked for, or an update of them is under way, and why; None if there are enough."""
     feeders = health.roles[Role.FEEDER]
     wanted, serving = observed.job.spec.feeders.replicas, observed.serving()
     live = observed.children.get(("Deployment", names.feeders(observed.job.name)), {"metadata": {}})
     cause = str(feeders.cause or "") or _refused(live)
+    killed_pod = first_trouble(killed_of_late(pod, now) for pod in feeders.pods)
     told = None if observed.supervisor is None else observed.supervisor.cause
     killed = told is not None and told.reason == Cause.OUT_OF_MEMORY
     if serving >= wanted:
         # Feeders that serve again are killed again: nobody else tells why the job is slow.
-        short = (
-            ConditionState(True, Cause.OUT_OF_MEMORY, observed.describe(told)) if told and killed else None
-        )
+        text = observed.describe(told) if told and killed else str(killed_pod or "")
+        short = ConditionState(True, Cause.OUT_OF_MEMORY, text) if text else None
         return short or _rollout(live, feeders, wanted, cause)
-    if not cause and told is not None:
+    if cause:
+        killed = feeders.cause is not None and feeders.cause.reason == Cause.OUT_OF_MEMORY
+    elif told is not None:
         cause = observed.describe(told)
-    killed = killed or (feeders.cause is not None and feeders.cause.reason == Cause.OUT_OF_MEMORY)
     count = f"feeder pods that serve: {serving} of {wanted}"
     reason = Cause.OUT_OF_MEMORY.value if killed else "FeedersMissing" if cause else "FeedersStart"
     return ConditionState(True, reason, f"{count}; {cause}" if cause else count)
+
+
+def told_until(health: Health, now: datetime) -> datetime | None:
+    """The moment at which a want of memory that killed a feeders' container is told no longer; None if none is told."""
+    found = first_trouble(killed_of_late(pod, now) for pod in health.roles[Role.FEEDER].pods)
+    return None if found is None or found.ended_at is None else found.ended_at + timedelta(seconds=KILLED_S)
 
 
 def _rollout(live: Manifest, feeders: RoleHealth, wanted: int, cause: str) -> ConditionState | None:

@@ -21,7 +21,7 @@ from dataloaderjob.api.problems import Problem
 from dataloaderjob.api.status import DataLoaderJobStatus, Phase
 from dataloaderjob_operator.decide.observed import Key, Observed, role_of
 from dataloaderjob_operator.kinds import Manifest, Packed, transform
-from dataloaderjob_operator.names import LABEL_JOB, Role, feeders, head, trainers_service
+from dataloaderjob_operator.names import LABEL_JOB, Role, feeders, head, trainers_stem
 
 WRITE_WINS_S = 120.0
 """Seconds for which a write of ours wins over an older version that a watch reports: kopf notices a dead connection
@@ -240,7 +240,7 @@ class Cache:
         kind, (stem, _, _) = by.get("kind"), str(by.get("name")).rpartition("-")
         if kind == "ReplicaSet":
             return stem in (head(owner[1]), feeders(owner[1]))
-        if kind != "Job" or stem != trainers_service(owner[1]):
+        if kind != "Job" or stem != trainers_stem(owner[1]):
             return False
         job = self.child(owner, ("Job", by["name"]))
         return job is None or (job["metadata"].get("uid") == by.get("uid") and _owned_by(job, uid))

@@ -39,7 +39,8 @@ def graph_class(cls: type) -> type:
     """The class that goes by its name: that of the graphs, of a batch."""
     pyg = sys.modules.get("torch_geometric.data")
     if pyg is not None and issubclass(cls, pyg.Batch):
-        return next(base for base in cls.__bases__ if not issubclass(base, pyg.Batch))
+        graphs = [base for base in cls.__bases__ if not issubclass(base, pyg.Batch)]
+        return graphs[0] if cls.__bases__ == (pyg.Batch, *graphs) and len(graphs) == 1 else cls
     return cls
 
 
@@ -49,10 +50,13 @@ def _base(cls: type) -> Any:
     if pyg is None:
         return None
     named = graph_class(cls)
+    if issubclass(named, pyg.Batch):  # a user's own kind of batch
+        return None
     for base in (pyg.Data, pyg.HeteroData):
         if issubclass(named, base):
             same = all(getattr(named, name, None) is getattr(base, name, None) for name in _DEFINED)
-            return base if same and not hasattr(named, "__del__") else None
+            own = {name for kind in named.__mro__[: named.__mro__.index(base)] for name in vars(kind)}
+            return base if same and not own & {"__del__", "__init_subclass__"} else None
     return None
 
 

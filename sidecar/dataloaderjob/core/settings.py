@@ -175,8 +175,6 @@ class FeederSettings:
     port: int = 0
     node: str = ""
     """Where it runs, by the provider's name for the place; for messages."""
-    memory_field: str = ""
-    """The field of the manifest that limits the memory of where it runs; empty where no manifest does."""
     sweeps_blobs: bool = False
     """The folder is this node's own: blobs that no feeder has used for long are removed."""
     shares_memory: bool = True
@@ -185,6 +183,17 @@ class FeederSettings:
     """Built batches kept for one receiver that has no room for them."""
     max_idle_nbytes: int = 1 << 30
     """Bundles that no session uses are kept loaded up to so many bytes as shipped, the last one always."""
+    memory_field: str = ""
+    """The field of the manifest that limits the memory of where it runs; empty where no manifest does."""
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        """Reads a pickle, in which Ray keeps what an actor was made with: the fields in their order, so that others are
+        only ever added behind them. One of an earlier version has fewer, one of a later version more."""
+        known = dataclasses.fields(self)
+        for field_, value in zip(known, state, strict=False):
+            object.__setattr__(self, field_.name, value)
+        for field_ in known[len(state) :]:
+            object.__setattr__(self, field_.name, field_.default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,10 +108,10 @@ def ask(
 
 
 def worst(feeders: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The feeder of a status whose cause is to be told: the first with a lasting one, and of those that are not ready
-    before those that are."""
+    """The feeder of a status whose cause is to be told: the first with a lasting one, of those that are not ready if
+    there are any."""
     told = [f for f in feeders if f.get("why")]
-    return min(told, key=lambda f: (f.get("cause") not in LASTING, f.get("state") == "ready"), default=None)
+    return min(told, key=lambda f: (f.get("state") == "ready", f.get("cause") not in LASTING), default=None)
 
 
 def brief(status: Mapping[str, Any]) -> dict[str, Any]:

@@ -374,7 +374,9 @@ class Builders:
         was, task = session.phase, session.task
         self._forget(session)
         if end.of_memory:
-            work = "runs worker_init_fn" if task is None else f"makes {_describe(task, position)}"
+            work = "runs worker_init_fn" if was is Phase.STARTING else "waits for work"
+            if task is not None:
+                work = f"makes {_describe(task, position)}"
             self._owner.out_of_memory(f"the process that {work} {end.text}")
         if task is not None:
             self._owner.lost(task, position, end)

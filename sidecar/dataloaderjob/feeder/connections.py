@@ -352,8 +352,11 @@ class Registration:
 
     def _listen(self, sock: socket.socket) -> None:
         """Listens until the connection ends, which raises ConnectionError."""
+        poll = select.poll()  # of descriptors of any number
+        for fd in (sock.fileno(), self._wake):
+            poll.register(fd, select.POLLIN)
         while True:
-            if self._wake in select.select([sock.fileno(), self._wake], [], [])[0]:
+            if self._wake in [fd for fd, _ in poll.poll()]:
                 os.eventfd_read(self._wake)
                 trouble, self._trouble = self._trouble, None
                 if trouble is not None:

@@ -40,8 +40,9 @@ class Ends:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not select.select([self._reader], [], [], left_s)[0]:
                 break
-            for one, code in _END.iter_unpack(os.read(self._reader, 512 * _END.size)):
-                self._codes[one] = code
+            with contextlib.suppress(BlockingIOError):  # PID 1 has taken them, of a full pipe
+                for one, code in _END.iter_unpack(os.read(self._reader, 512 * _END.size)):
+                    self._codes[one] = code
         return self._codes.get(pid)
 
 

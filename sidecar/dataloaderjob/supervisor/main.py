@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 TICK_S = 1.0
 WITNESS_S = 60.0
 """Seconds for which a receiver's word counts that it cannot connect to a feeder; it says so every 20 s."""
+ASK_AGAIN_S = 2.5
 LEFT_S = 10.0
 """Ray says some seconds later why it killed a process."""
 EXIT_FAILED = 1
@@ -235,9 +236,9 @@ class Supervisor:
         """Asks whether memory is why feeders are gone, or were a moment ago."""
         now = time.monotonic()
         with self._lock:
-            gone = {m.index for m in self._awaited() if now - m.since > self._provider.explain_after_s}
-            gone |= {index for index, at in self._left.items() if now - at < LEFT_S}
-        if not gone or now - self._asked_for_memory_at < TICK_S:
+            gone = {index for index, at in self._left.items() if now - at < LEFT_S}
+            gone |= {m.index for m in self._awaited() if m.cause is Cause.FAILS}
+        if not gone or now - self._asked_for_memory_at < ASK_AGAIN_S:
             return
         self._asked_for_memory_at = now
         try:

@@ -39,7 +39,7 @@ from ray._private import services as ray_services
 from ray._private import worker as ray_worker
 
 from dataloaderjob.core import sockets
-from dataloaderjob.core.errors import ProtocolError, ServiceError
+from dataloaderjob.core.errors import DataLoaderJobError, ServiceError
 from dataloaderjob.core.memory import MemoryWatch, describe_limit, die_as
 from dataloaderjob.core.places import NODE_FOLDER_VARIABLE
 from dataloaderjob.core.processes import Lines, last_word
@@ -130,11 +130,13 @@ class Feeder:
 
     def _end_with_host(self) -> None:
         """A process without a host is of no use: Ray starts another."""
-        code = self._host.wait()
-        if self._host.memory:
-            with contextlib.suppress(OSError, ProtocolError):  # the supervisor may be gone
-                tell_ended(self._settings, ended_text(code, "", self._host.memory))
-        os._exit(EXIT_BROKEN)
+        try:
+            code = self._host.wait()
+            if self._host.memory:
+                with contextlib.suppress(OSError, DataLoaderJobError):  # the supervisor may be gone
+                    tell_ended(self._settings, ended_text(code, "", self._host.memory))
+        finally:
+            os._exit(EXIT_BROKEN)
 
 
 class Host:
@@ -156,6 +158,7 @@ class Host:
             self._copier.start()
             with open(reader, "rb") as ready:
                 line = ready.readline()  # empty when the child ends: nobody else has the pipe
+        self._watch.look()
         try:
             self.about: dict[str, Any] = json.loads(line)
         except ValueError as exc:

@@ -261,6 +261,8 @@ class Assignments:
 
     def retire(self, feeder: FeederState) -> None:
         instance = feeder.endpoint.instance
+        if feeder.struck:  # why its process ended is not known yet
+            return
         if feeder.draining and not feeder.attempts and self.feeders.pop(instance, None) is not None:
             self.suspects.discard(instance)
             self._out.append(Close(instance, "no longer listed", False))

@@ -153,8 +153,6 @@ class Dispatcher(Assignments):
             feeder.draining = instance not in listed
             self.ranks.place(feeder)
         for feeder in list(self.feeders.values()):
-            if feeder.draining and not feeder.up:
-                self.confirm_strikes(feeder)
             self.retire(feeder)
         self.dispatch(now)
 
@@ -192,8 +190,6 @@ class Dispatcher(Assignments):
             if attempt.position is not None:
                 attempt.ticket.unconfirmed += 1
                 feeder.struck.append(attempt.ticket)
-        if feeder.draining:
-            self.confirm_strikes(feeder)
         self.retire(feeder)
         if not any(other.up for other in self.feeders.values()):
             self.feeders_lost_at = now
@@ -345,13 +341,14 @@ class Dispatcher(Assignments):
         if ticket.slot is not None and ticket.slot.home == feeder.endpoint.instance:
             ticket.slot.begun = begun
 
-    def _strike(self, ticket: Ticket, reason: str, *, of_memory: bool) -> None:
+    def _strike(self, ticket: Ticket, feeder: str, how: str, of_memory: bool | None) -> None:
         """A process ended while it made one of this ticket's samples."""
         ticket.strikes += 1
+        ticket.ends.append((feeder, how, of_memory))
         if ticket.slot is not None and ticket.strikes > 1:
             ticket.slot.snapshots.clear()  # it may be what ends the process
         if ticket.strikes >= MAX_STRIKES and ticket.state in (State.QUEUED, State.ASKED):
-            self._fail_deadly(ticket, reason, of_memory=of_memory)
+            self._fail_deadly(ticket)
 
     def confirm_strikes(self, feeder: FeederState) -> None:
         """The feeder's process has ended: that its connection broke counts against what it was making."""
@@ -360,14 +357,21 @@ class Dispatcher(Assignments):
             ticket.unconfirmed -= 1
             live = self.streams.get(ticket.stream.id) is ticket.stream
             if live and ticket.stream.tickets.get(ticket.number) is ticket:
-                note = self._memory_note(feeder.endpoint.name)
-                self._strike(ticket, note or feeder.why_down, of_memory=bool(note))
+                # That memory ran out there the supervisor hears later, if it does.
+                self._strike(ticket, feeder.endpoint.name, feeder.why_down, None)
 
-    def _memory_note(self, name: str) -> str:
-        """What the supervisor says of a feeder whose memory ran out; empty if it says no such thing."""
-        if name not in self.out_of_memory:
-            return ""
-        return next((note for note in self.supervisor_notes if note.startswith(f"{name}: ")), name)
+    def _want_of_memory(self, ticket: Ticket) -> str:
+        """How memory ran out while this ticket was made; empty unless that is why its processes ended, as far as is
+        known."""
+        found = ""
+        for name, how, of_memory in ticket.ends:
+            if of_memory is False:
+                return ""
+            if of_memory:
+                found = f"{name}: it {how}"
+            elif name in self.out_of_memory:
+                found = next((note for note in self.supervisor_notes if note.startswith(f"{name}: ")), name)
+        return found
 
     def _lost(self, now: float, attempt: Attempt, position: int, how: str, *, of_memory: bool) -> None:
         """The feeder's process that made this ticket ended; the feeder goes on."""
@@ -376,7 +380,7 @@ class Dispatcher(Assignments):
             attempt.position = position
         self._lose(attempt)
         if attempt.position is not None:
-            self._strike(attempt.ticket, f"{attempt.feeder.endpoint.name}: it {how}", of_memory=of_memory)
+            self._strike(attempt.ticket, attempt.feeder.endpoint.name, how, of_memory)
 
     def _not_loaded(self, now: float, attempt: Attempt, payload: bytes) -> None:
         """User code could not be loaded there: other feeders are asked, a few, before the ticket fails."""
@@ -395,12 +399,14 @@ class Dispatcher(Assignments):
         else:
             self.drop_attempt(attempt, cancel=False)
 
-    def _fail_deadly(self, ticket: Ticket, reason: str, *, of_memory: bool) -> None:
+    def _fail_deadly(self, ticket: Ticket) -> None:
         sample = f"{frames.describe_keys(ticket.payload, ticket.position)} of batch {ticket.number}"
-        if of_memory:
-            text = f"{ticket.strikes} feeder processes ended while making {sample} (the last one, {reason})"
+        if memory := self._want_of_memory(ticket):
+            text = f"{ticket.strikes} feeder processes ended while making {sample} ({memory})"
             self.fail_service(ticket, "OutOfMemory", text)
             return
+        name, how, of_memory = ticket.ends[-1]
+        reason = how if of_memory is None else f"{name}: it {how}"
         self.fail_service(
             ticket,
             "FeederLost",

@@ -36,6 +36,8 @@ TRANSFER_FLOOR_S = 1.5
 share one network, and a slow one is not a dead one."""
 STRIKE_AFTER_S = 10.0
 """A feeder whose connection broke and did not come back for so long has ended, even if nobody says so."""
+LAST_WORDS_S = 4.0
+"""So long after a feeder's process has ended the supervisor may be told that it was for want of memory."""
 UNCONNECTED_NOTE_S = 5.0
 """So long after the first ticket, or the last connection, people hear why no feeder is connected."""
 REPLACE_AFTER_S = 20.0
@@ -63,8 +65,11 @@ def _check_feeders(machine: Dispatcher, now: float) -> None:
         for bundle in [bundle for bundle, until in feeder.not_loaded.items() if now > until]:
             del feeder.not_loaded[bundle]
         if not feeder.up:
-            if feeder.struck and now - feeder.down_since > STRIKE_AFTER_S:
+            if feeder.struck and now - feeder.down_since > (
+                LAST_WORDS_S if feeder.draining else STRIKE_AFTER_S
+            ):
                 machine.confirm_strikes(feeder)
+                machine.retire(feeder)
             _maybe_replace(machine, now, feeder, now - feeder.down_since)
             continue
         stuck = next((a for a in feeder.attempts.values() if _transfer_late(now, a)), None)

@@ -119,6 +119,8 @@ class Ticket:
     first_asked_at: float | None = None
     retries: int = 0
     strikes: int = 0
+    ends: list[tuple[str, str, bool | None]] = field(default_factory=list)
+    """The feeder of each strike, how its process ended, and whether for want of memory; None: nobody has said yet."""
     unconfirmed: int = 0
     """Strikes of feeders whose connection broke: nobody knows yet whether their processes have ended."""
     probe: bool = False
