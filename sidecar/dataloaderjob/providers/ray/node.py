@@ -94,18 +94,19 @@ class RayNode:
         return self.folder / "ray_current_cluster"
 
     def env(self) -> dict[str, str]:
-        """Environment for every process that talks to this Ray: authentication, tuning.
-
-        Ray's memory monitor is off where Ray has no tasks: it would end a feeder, with all that runs there, before the
-        kernel ended the one process of user code that grows, of which the feeder can tell.
-        """
+        """Environment for every process that talks to this Ray: authentication, tuning."""
         return {
             **self.tuning.env(),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token_path),
             "RAY_USAGE_STATS_ENABLED": "0",
-            **({} if self._tasks.cpus else {"RAY_memory_monitor_refresh_ms": "0"}),
         }
+
+    def defaults(self) -> dict[str, str]:
+        """What Ray is told of unless the environment says otherwise: to leave want of memory to the kernel where it has
+        no tasks. Ray's monitor would end a feeder, with all that runs there, before the kernel ended the one process of
+        user code that grows, of which the feeder can tell."""
+        return {} if self._tasks.cpus else {"RAY_memory_monitor_refresh_ms": "0"}
 
     def marks(self) -> dict[str, str]:
         """What the node's processes, and so actors of feeders, are told of it."""
@@ -132,8 +133,8 @@ class RayNode:
         with contextlib.ExitStack() as stack:
             out = None if log_path is None else stack.enter_context(log_path.open("ab"))
             self._starter = subprocess.Popen(
-                command, env={**env, **self.marks(), **self.env()}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                start_new_session=True, cwd=cwd,
+                command, env={**self.defaults(), **env, **self.marks(), **self.env()}, stdin=subprocess.DEVNULL,
+                stdout=out, stderr=out, start_new_session=True, cwd=cwd,
             )  # fmt: skip
         self._record()
 
