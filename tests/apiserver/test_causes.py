@@ -132,7 +132,10 @@ def test_a_job_whose_pods_a_quota_refuses_reports_it_until_they_come(
     up(job, "mnist-head", "mnist-feeders")
     report(job, {**job.get("Job", "mnist-trainers-0"), "kind": "Job"}, "FailedCreate", QUOTA)
     message = because(job, "SidecarsReady", "PodsRefused")
-    assert message == ("Job mnist-trainers-0: a pod is forbidden: exceeded quota: team, requested: cpu=64")
+    assert message == (
+        "Job mnist-trainers-0: a pod is forbidden: exceeded quota: team, requested: cpu=64; what such a pod asks for: "
+        "resources of the containers in spec.trainers.job.template, and spec.sidecar.resources"
+    )
     assert because(job, "Ready", "PodsRefused") == message
     path = f"/api/v1/namespaces/{job.namespace}/events?fieldSelector=reason=NotReady"
     (event,) = until(lambda: server.request("GET", path)["items"], 5, "an event about the job")

@@ -83,10 +83,10 @@ def awaited_cause(pods: Pods, cause: str, timeout_s: float) -> dict[str, Any]:
     return dict(until(found, timeout_s, f"cause {cause}"))
 
 
-def lines(text: str, word: str) -> list[tuple[str, int]]:
-    """(feeder, sample) of each line that user code printed."""
-    found = [re.fullmatch(rf"\[(feeder-\d)\] {word} (\d+)", line) for line in text.splitlines()]
-    return [(m[1], int(m[2])) for m in found if m]
+def lines(text: str, word: str) -> list[tuple[str, int, str]]:
+    """(feeder, sample, time) of each line that user code printed."""
+    found = [re.fullmatch(rf"\[(feeder-\d)\] {word} (\d+) at (\d+)", line) for line in text.splitlines()]
+    return [(m[1], int(m[2]), m[3]) for m in found if m]
 
 
 def test_an_epoch_through_pods_is_that_of_num_workers_0_and_each_pod_shows_its_feeders_output(job: Job):
@@ -94,11 +94,11 @@ def test_an_epoch_through_pods_is_that_of_num_workers_0_and_each_pod_shows_its_f
     assert digest_of(loader(Loud(800))) == reference(800)
     for word, which in (("making", "out"), ("native", "err")):
 
-        def shown(which: str = which, word: str = word) -> list[list[tuple[str, int]]]:
+        def shown(which: str = which, word: str = word) -> list[list[tuple[str, int, str]]]:
             return [lines(getattr(pod, which), word) for pod in feeders]
 
-        until(lambda: len({i for each in shown() for _, i in each}) == 800, 10, "all lines")
-        assert [len({name for name, _ in each}) for each in shown()] == [1, 1], "each its own feeder's"
+        until(lambda: len({i for each in shown() for _, i, _ in each}) == 800, 10, "all lines")
+        assert [len({name for name, *_ in each}) for each in shown()] == [1, 1], "each its own feeder's"
         assert max(Counter(line for each in shown() for line in each).values()) == 1, "nothing twice"
     assert "making" not in head.out + head.err
     assert ":actor_name:" not in "".join(pod.out + pod.err for pod in feeders)
