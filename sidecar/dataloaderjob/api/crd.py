@@ -34,10 +34,10 @@ COLUMNS = (
     ("Phase", "string", ".status.phase", 0),
     ("Feeders", "string", ".status.feeders.summary", 0),
     ("Trainers", "string", ".status.trainers.summary", 0),
-    ("Reason", "string", ".status.reason", 0),
     ("GB/s", "string", ".status.loader.gbPerSecond", 0),
     ("Stall%", "string", ".status.loader.stallPercent", 0),
     ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Reason", "string", ".status.reason", 0),
     ("Batches/s", "string", ".status.loader.batchesPerSecond", 1),
     ("Restarts", "integer", ".status.trainers.restarts", 1),
 )
