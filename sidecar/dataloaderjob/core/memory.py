@@ -13,6 +13,8 @@ from typing import NamedTuple
 FEEDERS_FIELD = "spec.feeders.resources.limits.memory"
 SCORE, MOST_SCORE = 500, 1000
 """Points that a process gets, of a thousand for the whole memory (proc(5), oom_score_adj), and the most there are."""
+LOOK_S = 5.0
+"""Interval between two looks at the kernel's count of processes that it has killed for want of memory."""
 RECENT_S = 15.0
 """The kernel counts a kill when it begins: a process that has gigabytes to give back ends seconds later."""
 
@@ -84,13 +86,20 @@ def describe_limit(field: str, root: Path = _ROOT) -> str:
     """How much memory there was, and what to do. `field`: of the manifest, where a pod has it; empty on one machine."""
     limit, machine = memory_limit(root), machine_memory(root)
     if field:
-        return f"its pod may use {size_text(limit)}: raise {field}, or make batches smaller"
+        return f"its pod may use {size_text(limit)}: {remedy(field)}"
     whose = "this machine has" if limit >= machine else "its control group may use"
-    return f"{whose} {size_text(limit)}: use fewer feeders or smaller batches, or free some"
+    return f"{whose} {size_text(limit)}: {remedy(field)}"
+
+
+def remedy(field: str) -> str:
+    """What to do where memory ran out. `field` as for `describe_limit`."""
+    if field:
+        return f"raise {field}, or make batches smaller"
+    return "use fewer feeders or smaller batches, or free some"
 
 
 class MemoryWatch:
-    """Tells whether the kernel has killed a process for want of memory of late. Call `look` about once a second."""
+    """Tells whether the kernel has killed a process for want of memory of late. Call `look` every LOOK_S."""
 
     def __init__(self, count: Callable[[], int] = kills, clock: Callable[[], float] = time.monotonic) -> None:
         self._count, self._clock = count, clock

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError
-from dataloaderjob.core.memory import MemoryWatch, describe_limit
+from dataloaderjob.core.memory import LOOK_S, MemoryWatch, describe_limit
 from dataloaderjob.core.processes import (
     Lines,
     ReapingLoop,
@@ -31,8 +31,6 @@ from dataloaderjob.feeder import server
 from dataloaderjob.feeder.zygote import EXIT_TOLD
 
 EXIT_FAILED = 1
-MEMORY_S = 5.0
-"""Interval between two looks at the kernel's count of processes that it has killed for want of memory."""
 _READ_NBYTES = 64 * 1024
 Zygote = tuple[socket.socket, int]
 """The socket over which it hears of feeders, and its pid."""
@@ -132,7 +130,7 @@ class Host(ReapingLoop):
 
     def turn(self, timeout_s: float | None = None) -> None:
         self._memory.look()
-        super().turn(MEMORY_S if timeout_s is None else timeout_s)
+        super().turn(LOOK_S if timeout_s is None else timeout_s)
 
     # Requests of the local provider
 

@@ -40,7 +40,7 @@ from ray._private import worker as ray_worker
 
 from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import DataLoaderJobError, ServiceError
-from dataloaderjob.core.memory import MemoryWatch, describe_limit, die_as
+from dataloaderjob.core.memory import LOOK_S, MemoryWatch, describe_limit, die_as
 from dataloaderjob.core.places import NODE_FOLDER_VARIABLE
 from dataloaderjob.core.processes import Lines, last_word
 from dataloaderjob.core.settings import NODE_BLOBS, NODE_OUTPUT, FeederSettings, read_key
@@ -50,8 +50,6 @@ from dataloaderjob.providers.ray.node import ray_of_tasks, start_host
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 5.0
-MEMORY_S = 5.0
-"""Interval between two looks at the kernel's count of processes that it has killed for want of memory."""
 LAST_WORDS_S = 2.0
 """A process of user code may hold the pipe open for longer than the host lived."""
 EXIT_BROKEN = 70
@@ -65,7 +63,10 @@ def at_home(settings: FeederSettings, folder: Path) -> FeederSettings:
 
 
 def tell_ended(settings: FeederSettings, why: str) -> None:
-    """Has the supervisor hear that a feeder's process was killed for want of memory. Raises OSError, ProtocolError."""
+    """Has the supervisor hear that a feeder's process was killed for want of memory.
+
+    Raises InputError if the key cannot be read, OSError and ProtocolError if the supervisor cannot be told.
+    """
     if settings.supervisor_host is None:
         return
     address, key = (settings.supervisor_host, settings.supervisor_port), read_key(settings.key_path)
@@ -170,7 +171,7 @@ class Host:
         while (code := self._process.poll()) is None:
             self._watch.look()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(MEMORY_S)
+                self._process.wait(LOOK_S)
         if code and self._watch.killed:  # the host also ends where what it needs was killed
             self.memory = describe_limit(self._field)
         self._copier.join(LAST_WORDS_S)

@@ -25,6 +25,7 @@ from ray._private import worker as ray_worker
 from ray.core.generated import common_pb2, gcs_pb2
 
 from dataloaderjob.core.errors import ServiceError, first_line
+from dataloaderjob.core.memory import remedy
 from dataloaderjob.core.settings import SupervisorSettings
 from dataloaderjob.core.sockets import parse_address
 from dataloaderjob.core.supervision import EXIT_RAY_LATE, EXIT_RAY_LOST, Cause, index_of, name_of
@@ -295,12 +296,7 @@ def monitor_text(detail: str, field: str) -> str:
     """What to say of a worker that Ray's memory monitor killed, from Ray's words of it (2.60)."""
     found = re.search(r"was ([\d.]+ ?[KMGT]?B) used / ([\d.]+ ?[KMGT]?B) limit", detail)
     used = f", with {found[1]} of {found[2]} in use" if found else ""
-    remedy = (
-        f"raise {field}, or make batches smaller"
-        if field
-        else "use fewer feeders or smaller batches, or free some"
-    )
-    return f"Ray's memory monitor killed its process, for its node ran out of memory{used}: {remedy}"
+    return f"Ray's memory monitor killed its process, for its node ran out of memory{used}: {remedy(field)}"
 
 
 def _last_line(cause: Any) -> str:
