@@ -38,7 +38,7 @@ export PATH := $(abspath $(VENV)/bin):$(PATH)
 
 .DEFAULT_GOAL := help
 SUITES := test-unit test-contract test-integration test-parity test-apiserver test-chart
-.PHONY: help env data apiserver constraints images run test test-ci test-all durations record-parity $(SUITES) test-gpu e2e check generate docs dist bench bench-full bench-operator clean
+.PHONY: help env data apiserver constraints images run test test-ci test-all durations record-parity $(SUITES) test-gpu e2e check generate docs dist bench bench-full bench-petastorm bench-operator clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z0-9-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*  ## /\1\t/' | expand -t 18
@@ -200,6 +200,14 @@ bench: $(VENV)/.bench-installed  ## benchmarks, a good hour; writes bench/result
 
 bench-full: $(VENV)/.bench-installed  ## the whole grid of benchmarks, hours
 	python -m bench.run --full
+
+bench-petastorm: .venv-petastorm/.installed  ## an environment with Petastorm, for B20 of `make bench`: 2 GB
+
+.venv-petastorm/.installed:
+	$(PYTHON) -m venv .venv-petastorm
+	.venv-petastorm/bin/pip install petastorm==0.13.1 'pyarrow<15' 'numpy<2' 'pandas<3'
+	.venv-petastorm/bin/pip install "$(TORCH)" 'numpy<2' 'setuptools<81'  # it asks for a newer one than Petastorm
+	@touch $@
 
 bench-operator: env apiserver $(call wanted,kube-controller-manager) $(call wanted,kwok)  ## the operator with 1,000 jobs, under 15 minutes; kwok is used
 	PATH="$(PATH):$(abspath $(ENVTEST))" python -m bench.operator_scale

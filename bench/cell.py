@@ -27,6 +27,7 @@ MODULES = {
     "B17": "iterables",
     "B18": "raydata",
     "B19": "pictures",
+    "B20": "tables",
 }
 
 
@@ -35,7 +36,7 @@ def run(benchmark: str, party: str, case: dict[str, Any]) -> dict[str, Any]:
     name = MODULES[benchmark.split()[0]]
     made = importlib.import_module(f"bench.{name}").Case(**case)
     if party == OURS:
-        ours = importlib.import_module("bench.ours")
+        ours = importlib.import_module("bench.ours_start" if name == "start" else "bench.ours")
         return dict(ours.OURS[benchmark](made))
     return dict(importlib.import_module(f"bench.peers.{name}").PEERS[party](made))
 

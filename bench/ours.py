@@ -27,7 +27,7 @@ from bench import (
     raydata,
     raydata_trainers,
     samplers,
-    start,
+    tables,
     transport,
 )
 from bench.raybox import SCRATCH
@@ -254,6 +254,15 @@ def b19_pictures(case: pictures.Case) -> dict[str, Any]:
         return pictures.with_link(found, case, running.receiver())
 
 
+def b20_tables(case: tables.Case) -> dict[str, Any]:
+    """As many slots and feeders as producers; trainer, sidecar and receiver are the node's processes."""
+    with service(feeders=case.producers, shared_memory_nbytes=1_000_000_000, prefetch=16) as running:
+        from dataloaderjob import DataLoader
+
+        loader = DataLoader(tables.Tables(case), batch_size=None, num_workers=case.producers)
+        return tables.measure(iter(loader), case, node_pids=running.on_trainer_node)
+
+
 def b18_ray_data(case: raydata.Case) -> dict[str, Any]:
     """A Ray of its own, with the slot that reads from it; trainers, sidecar and receivers are the node's processes."""
     need("dataloaderjob.ray_data")
@@ -277,21 +286,6 @@ def b18_ray_data(case: raydata.Case) -> dict[str, Any]:
         head.stop()
 
 
-def b7_start(case: start.Case) -> dict[str, Any]:
-    """The private service of this machine, as a plain script gets it."""
-    need("dataloaderjob.local.service")
-    os.environ["DATALOADERJOB_DIR"] = os.environ.get(SCRATCH, "/tmp")
-    from dataloaderjob import DataLoader
-
-    def new_loader() -> Any:
-        return DataLoader(
-            start.Small(case), batch_size=case.batch, num_workers=case.producers,
-            persistent_workers=case.persistent,
-        )  # fmt: skip
-
-    return start.measure(new_loader, case)
-
-
 def b10_samplers(case: samplers.Case) -> dict[str, Any]:
     """Of one rank, as the peers."""
     need("dataloaderjob.samplers.distributed")
@@ -313,7 +307,6 @@ OURS = {
     "B1 state": b1_state,
     "B2": b2_transport,
     "B3": b3_end_to_end,
-    "B7": b7_start,
     "B8": b17_streams,
     "B10": b10_samplers,
     "B14": dispatcher.measure,
@@ -322,4 +315,5 @@ OURS = {
     "B17": b17_streams,
     "B18": b18_ray_data,
     "B19": b19_pictures,
+    "B20": b20_tables,
 }

@@ -16,6 +16,8 @@ from bench.links import Case as Link
 from bench.pictures import FEEDERS as FEEDERS_DECODE
 from bench.pictures import KINDS as PICTURES
 from bench.raydata import named as ray_data_case
+from bench.tables import PANDAS, PYARROW
+from bench.tables import Case as TableCase
 from bench.work import LARGE_NBYTES, MIDDLE_NBYTES, SMALL_NBYTES, size_name
 
 ROUNDS = 5
@@ -34,6 +36,7 @@ TITLES = {
     "B17": "Streams: slots beside torch's workers",
     "B18": "Ray Data: a trainer fed through the pool",
     "B19": "Pictures: decoded by the trainer's stage, by feeders, by torch's workers",
+    "B20": "Tables: Parquet files into one trainer",
 }
 FILES = {
     "B1": "b1-handoff",
@@ -48,6 +51,7 @@ FILES = {
     "B17": "b17-streams",
     "B18": "b18-ray-data",
     "B19": "b19-pictures",
+    "B20": "b20-tables",
 }
 
 DATALOADER_FD = "DataLoader, file_descriptor"
@@ -76,6 +80,10 @@ RAY_DATA: tuple[dict[str, Any], ...] = tuple(
     for trainers in (1, 2)
 )
 ITER_TORCH = "iter_torch_batches"
+TABLE_PEERS = {
+    PANDAS: ("DataLoader", "Petastorm, batches", "Petastorm, rows"),
+    PYARROW: ("DataLoader", "Petastorm, batches"),
+}
 BEST_PEER = "best peer"
 """A peer name of claims: whichever has the best median."""
 
@@ -125,6 +133,7 @@ def cells(benchmark: str, *, full: bool, smoke: bool) -> list[Cell]:
         "B17": _streams,
         "B18": _ray_data,
         "B19": _pictures,
+        "B20": _tables,
     }
     made = list(makers[benchmark](full))
     if full:
@@ -183,6 +192,7 @@ def _start(full: bool) -> Iterator[Cell]:
         yield Cell("B7", party, {}, ROUNDS)
         if party in (OURS, *KEEPING):
             yield Cell("B7", party, {"persistent": True}, ROUNDS)
+            yield Cell("B7", party, {"follows": True}, ROUNDS)
 
 
 def _samplers(full: bool) -> Iterator[Cell]:
@@ -264,6 +274,12 @@ def _pictures(full: bool) -> Iterator[Cell]:
             yield Cell("B19", party, {"kind": kind, "producers": 2, **times}, ROUNDS)
 
 
+def _tables(full: bool) -> Iterator[Cell]:
+    for reader, peers in TABLE_PEERS.items():
+        for party in (OURS, *peers):
+            yield Cell("B20", party, {"reader": reader, "seconds": 10.0 if full else 4.0}, ROUNDS)
+
+
 def _heavy_tail(full: bool) -> Iterator[Cell]:
     yield from _of_kinds("B8", (TAIL,), full)
 
@@ -283,6 +299,7 @@ def claims(benchmark: str, *, full: bool) -> list[Claim]:
         "B17": _stream_claims,
         "B18": _ray_data_claims,
         "B19": _picture_claims,
+        "B20": _table_claims,
     }
     return list(makers[benchmark](full))
 
@@ -417,6 +434,17 @@ def _start_claims(full: bool) -> Iterator[Claim]:
                     benchmark="B7", case=case, figure=figure, unit=unit, says=says, peer=peer,
                     target=target if peer == STARTERS[0] else None,
                 )  # fmt: skip
+    first: dict[str, Any] = {"benchmark": "B7", "unit": "s", "peer": STARTERS[0]}
+    yield Claim(
+        **first, case="2 producers, next script", figure="cold_s",
+        says="process start to first batch, DATALOADERJOB_KEEP", target=1 / 1.15,
+    )  # fmt: skip
+    yield Claim(
+        **first,
+        case="2 producers",
+        figure="later_s",
+        says="a loader 5 s after the last one, to its first batch",
+    )
 
 
 def _sampler_claims(full: bool) -> Iterator[Claim]:
@@ -538,3 +566,18 @@ def _heavy_tail_claims(full: bool) -> Iterator[Claim]:
 
 def _of_two(kinds: Iterable[str]) -> Iterator[str]:
     return (f"{kind}, 2 producers" for kind in kinds)
+
+
+def _table_claims(full: bool) -> Iterator[Claim]:
+    for reader, peers in TABLE_PEERS.items():
+        case: dict[str, Any] = {"benchmark": "B20", "case": TableCase(reader).name}
+        for peer in peers:
+            yield Claim(
+                **case, figure="rows_per_s", unit="row/s", says="flat out", lower_is_better=False, peer=peer
+            )
+        for figure, says in (
+            ("node_cpu_s_per_gb", "CPU on the trainer's node"),
+            ("all_cpu_s_per_gb", "CPU of all"),
+        ):
+            for peer in peers:
+                yield Claim(**case, figure=figure, unit="CPU-s/GB", says=says, peer=peer)

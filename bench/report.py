@@ -99,6 +99,12 @@ SUBJECTS = (
         "JPEGs that are decoded where batches are taken, or by feeders",
         "pictures; the device is the CPU here",
     ),
+    (
+        "B20",
+        "",
+        "Parquet files into one trainer: rows a second, CPU",
+        "tabular data",
+    ),
 )
 """Benchmark, words in its case, what is compared, for which work that matters; in the page's order. The first that fits
 takes a comparison. One that fits none stands for itself, so that none is left out."""

@@ -2,15 +2,23 @@
 
 Cold: from the start of the process (the harness notes it in BENCH_STARTED, Unix seconds) to the first
 batch, imports and service included. Warm: from `iter()` of a second loader in the same process. Gap: from
-the last batch of an epoch to the first of the next one, same loader. Sampled over a few short epochs.
+the last batch of an epoch to the first of the next one, same loader. Sampled over a few short epochs. Later: as
+warm, PAUSE_S after all loaders of the process are gone. Next script: cold, of a script that starts when another one of
+the same environment has ended.
 """
 
 from __future__ import annotations
 
+import gc
+import json
 import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +29,8 @@ from bench.work import Proof, sums
 
 STARTED = "BENCH_STARTED"
 SIDE = 128
+PAUSE_S = 5.0
+"""Longer than a service without clients waits for another rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +41,14 @@ class Case:
     epochs: int = 3
     persistent: bool = False
     """Workers, or feeders with their datasets, are kept from one epoch to the next."""
+    follows: bool = False
+    """Measured is the second of two scripts."""
     smoke: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.producers} producers" + (", persistent" if self.persistent else "")
+        how = ", persistent" if self.persistent else ", next script" if self.follows else ""
+        return f"{self.producers} producers{how}"
 
 
 class Small(torch.utils.data.Dataset[Any]):
@@ -83,4 +96,27 @@ def measure(new_loader: Callable[[], Iterable[Any]], case: Case) -> dict[str, An
     warm_s = time.time() - start
     proof.add(0, [np.asarray(batch)], expected[0])
     figures = {"cold_s": cold_s, "warm_s": warm_s, "gap_ms": 1e3 * median(gaps)}
+    if not case.smoke:
+        del loader, again
+        gc.collect()
+        time.sleep(PAUSE_S)
+        start = time.time()
+        batch = next(iter(new_loader()))
+        figures["later_s"] = time.time() - start
+        proof.add(0, [np.asarray(batch)], expected[0])
     return {"figures": {case.name: figures}, "proof": proof.as_json()}
+
+
+def measure_next_script(party: str, case: Case) -> dict[str, Any]:
+    """Runs one script of this party after another; the figures are the second's."""
+    spec = {"benchmark": "B7", "party": party, "case": {**asdict(case), "follows": False, "smoke": True}}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        for _ in range(2):
+            subprocess.run(
+                [sys.executable, "-m", "bench.cell", json.dumps(spec), str(out)],
+                env={**os.environ, STARTED: repr(time.time())}, check=True,
+            )  # fmt: skip
+        found = json.loads(out.read_text())
+    (figures,) = found["figures"].values()
+    return {"figures": {case.name: {"cold_s": figures["cold_s"]}}, "proof": found["proof"]}

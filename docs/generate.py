@@ -88,6 +88,10 @@ VARIABLES = (
         "Folder for the socket and files of a script's own service; others may not write to it.",
     ),
     (
+        places.KEEP_VARIABLE, "you", "trainer", "feeders end with their script",
+        "Seconds for which a script's own feeders stay after it, for the next script of the same environment.",
+    ),
+    (
         places.IN_FEEDER_VARIABLE, "feeder", "trainer", "not in a feeder",
         "`1` in feeders: a loader that is iterated there is refused, since it would wait for itself.",
     ),

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 
 from bench.raybox import ray_box
-from bench.start import SIDE, Case, Small, measure
+from bench.start import SIDE, Case, Small, measure, measure_next_script
 
 
 def torch_loader(case: Case) -> dict[str, Any]:
+    if case.follows:
+        return measure_next_script("DataLoader", case)
+
     def new_loader() -> Any:
         return torch.utils.data.DataLoader(
             Small(case), batch_size=case.batch, num_workers=case.producers,

@@ -1,8 +1,9 @@
 """Children of jobs on the API server: made and changed by server-side apply, deleted, and tried beforehand. Refusals
 are remembered until the API server takes the child.
 
-Before a job has any pods, those of its children that are made of the user's templates are tried by a dry run: where one
-is refused, no head or feeder waits for trainers that cannot be.
+Before a job has any pods, those of its children that are made of the user's templates are tried by a dry run, and then
+a pod of each, for LimitRanges, Pod Security and most policies look at pods alone: where one is refused, no head or
+feeder waits for trainers that cannot be.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataloaderjob_operator.decide.decision import WORKLOADS
 from dataloaderjob_operator.decide.observed import Key, Observed, key_of
 from dataloaderjob_operator.keys import JobSecrets
 from dataloaderjob_operator.kinds import KINDS, Manifest, Source, digest, manifest_to_send, sealed
+from dataloaderjob_operator.objects.pods import pod_of
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 
 log = logging.getLogger(__name__)
@@ -123,6 +125,7 @@ class ChildWriter:
         for manifest in wanted:
             try:
                 await self.api.try_apply(sealed(manifest))
+                await self._try_pod(manifest)
                 self.refusals[key].pop(key_of(manifest), None)
             except ApiError as exc:
                 if refusals.NO_DRY_RUN in exc.message:
@@ -133,6 +136,16 @@ class ChildWriter:
                 first = first or exc
         if first is not None:
             raise first
+
+    async def _try_pod(self, workload: Manifest) -> None:
+        try:
+            await self.api.try_create(pod_of(workload))
+        except ApiError as exc:
+            if refusals.is_of_the_trial(exc.message):
+                return
+            raise ApiError(
+                exc.code, refusals.of_a_pod(exc.message, workload), exc.retry_after_s, exc.reason
+            ) from exc
 
     def _note(self, key: JobKey, job: DataLoaderJob, manifest: Manifest, error: ApiError) -> None:
         """Remembers a refusal. Raises the error where the API server takes nothing at all."""

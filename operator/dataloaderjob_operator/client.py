@@ -95,6 +95,12 @@ class Client:
         """Asks the API server whether it would take an object, without an effect."""
         await self._apply("dry_run", manifest, dryRun="All")
 
+    async def try_create(self, manifest: Manifest) -> None:
+        """Asks the API server whether it would create an object, without an effect."""
+        path = _path(manifest["metadata"]["namespace"], manifest["kind"])
+        what = (manifest["kind"], "dry_run")
+        await self._write(what, "POST", path, manifest, fieldManager=MANAGER, dryRun="All")
+
     async def apply_status(
         self, namespace: str, name: str, version: str, status: Mapping[str, Any]
     ) -> Manifest:

@@ -385,6 +385,35 @@ def test_a_child_that_is_refused_is_reported_in_the_status_and_made_once_it_can_
     assert job.named() == NAMES
 
 
+def test_a_limit_range_is_told_with_the_field_before_anything_is_made(server: ApiServer) -> None:
+    """It looks at pods alone: the workloads are taken, and their pods are not."""
+    job = Operated(
+        server, manifest({**AT_ONCE, "spec.feeders.resources": {"limits": {"memory": "9Gi", "cpu": 1}}})
+    )
+    limit = {"limits": [{"type": "Container", "max": {"memory": "8Gi"}}]}
+    server.request(
+        "POST", f"/api/v1/namespaces/{job.namespace}/limitranges", {"metadata": {"name": "l"}, "spec": limit}
+    )
+    operator = job.operator()
+    told = why_a_child_is_refused(job, operator)
+    assert "maximum memory usage per Container is 8Gi, but limit is 9Gi" in told
+    assert told.endswith("what such a pod asks for: spec.feeders.resources")
+    assert not {"Deployment", "Job"} & {kind for kind, _ in job.named()}
+    server.request("DELETE", f"/api/v1/namespaces/{job.namespace}/limitranges/l")
+    job.reconcile_with(operator)
+    job.reconcile_with(operator)
+    assert job.named() == NAMES
+
+
+def test_pod_security_is_told_before_anything_is_made(server: ApiServer) -> None:
+    job = Operated(server, manifest(AT_ONCE))
+    label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    server.request("PATCH", f"/api/v1/namespaces/{job.namespace}", label, content_type=MERGE)
+    told = why_a_child_is_refused(job, job.operator())
+    assert 'violates PodSecurity "restricted:latest"' in told
+    assert not {"Deployment", "Job"} & {kind for kind, _ in job.named()}
+
+
 def test_trainers_that_have_lost_their_owner_are_refused_by_name_and_made_once_they_are_gone(
     server: ApiServer,
 ) -> None:

@@ -74,6 +74,9 @@ class MemoryApi:
     async def try_apply(self, wanted: dict[str, Any]) -> None:
         self._write("try", wanted["kind"], wanted["metadata"]["name"])
 
+    async def try_create(self, wanted: dict[str, Any]) -> None:
+        self._write("try", wanted["kind"], wanted["metadata"]["generateName"])
+
     async def apply_status(
         self, namespace: str, name: str, version: str, status: Mapping[str, Any]
     ) -> dict[str, Any]:

@@ -63,6 +63,10 @@ class Api:
         """Not counted as a write: nothing is written."""
         await self._client.try_apply(manifest)
 
+    async def try_create(self, manifest: dict[str, Any]) -> None:
+        """Not counted, as `try_apply`."""
+        await self._client.try_create(manifest)
+
     async def apply_status(
         self, namespace: str, name: str, version: str, status: Mapping[str, Any]
     ) -> dict[str, Any]:

@@ -101,9 +101,10 @@ def test_children_are_tried_before_the_first_is_made_and_never_again():
     job = Job()
     job.reconcile()
     tried = [name for verb, _, name in job.api.writes if verb == "try"]
-    assert tried == ["mnist-head", "mnist-feeders", "mnist-trainers-0"]
+    workloads = ["mnist-head", "mnist-feeders", "mnist-trainers-0"]
+    assert tried == [name for workload in workloads for name in (workload, f"{workload}-")]
     verbs = [verb for verb, *_ in job.api.writes]
-    assert verbs == ["status", *["try"] * 3, "create", *["apply"] * (CHILDREN - 1)]
+    assert verbs == ["status", *["try"] * 6, "create", *["apply"] * (CHILDREN - 1)]
     job.reconcile()
     job.edit(feeders={"replicas": 3})
     job.reconcile()
@@ -113,6 +114,61 @@ def test_children_are_tried_before_the_first_is_made_and_never_again():
 def test_a_webhook_that_cannot_be_tried_is_no_reason_to_make_nothing():
     error = ApiError(400, "admission webhook v.example.com does not support dry run")
     job = Job(fault=refuses("Deployment", "try", error))
+    job.reconcile()
+    assert len(job.made()) == CHILDREN
+
+
+LIMIT_RANGE = (
+    'pods "mnist-feeders-x2" is forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi'
+)
+LIMIT_RANGE_TOLD = f"{LIMIT_RANGE}; what such a pod asks for: spec.feeders.resources"
+POLICY = "admission webhook pods.example.com denied the request: spec.containers[0].image: no latest"
+POLICY_TOLD = (
+    "admission webhook pods.example.com denied the request: "
+    "spec.trainers.job.template.spec.containers[0].image: no latest"
+)
+PRIORITY = 'pods "mnist-trainers-0-" is forbidden: no PriorityClass with name high was found'
+PRIORITY_TOLD = f"spec.trainers.job.template.spec.priorityClassName: {PRIORITY}"
+
+
+def refuses_pods(of: str, error: ApiError):
+    return lambda write: error if write[:2] == ("try", "Pod") and write[2].startswith(of) else None
+
+
+@pytest.mark.parametrize(
+    ("workload", "said", "told"),
+    [
+        ("mnist-feeders", LIMIT_RANGE, LIMIT_RANGE_TOLD),
+        ("mnist-trainers", POLICY, POLICY_TOLD),
+        ("mnist-trainers", PRIORITY, PRIORITY_TOLD),
+    ],
+)
+def test_what_refuses_only_pods_is_told_before_anything_is_made(workload: str, said: str, told: str):
+    job = Job(
+        {"spec.trainers.job.template.spec.priorityClassName": "high"},
+        refuses_pods(workload, ApiError(403, said)),
+    )
+    for _ in range(2):
+        with pytest.raises(ApiError):
+            job.reconcile()
+    assert job.condition("Ready")["reason"] == "ChildRefused"
+    assert job.condition("Ready")["message"] == told
+    assert job.made() == set()
+    job.api.fault = lambda _: None
+    job.reconcile()
+    assert len(job.made()) == CHILDREN
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'pods "mnist-head-x" is forbidden: exceeded quota: team, requested: limits.cpu=2, used: limits.cpu=8',
+        'pods is forbidden: User "system:serviceaccount:ops:r-operator" cannot create resource "pods" in API group ""',
+        "admission webhook v.example.com does not support dry run",
+    ],
+)
+def test_a_trial_that_says_nothing_of_the_job_keeps_nothing_from_being_made(said: str):
+    job = Job(fault=refuses_pods("", ApiError(403, said)))
     job.reconcile()
     assert len(job.made()) == CHILDREN
 

@@ -57,6 +57,7 @@ class Rounds:
         made.regions, made._poll = {}, self
         made._by_fd = {n: Connection(n, made, clock) for n in range(FEEDERS)}
         made._connections = {connection.endpoint.instance: connection for connection in made._by_fd.values()}
+        made._used_at = 0.0
         made._dirty, made._flush, made._do = set(), lambda: None, self._note
         made._send_to_parent = lambda: None
         self.receiver = made

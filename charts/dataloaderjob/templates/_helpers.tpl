@@ -22,7 +22,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{/*
 What the operator may do where jobs are, and nothing that it does not do: tests compare this with what it asks the API
-server for. Secrets are only created: it reads none, and changes none.
+server for. Secrets are only created: it reads none, and changes none. Pods are created by dry runs alone, as trials.
 */}}
 {{- define "dataloaderjob.rules" -}}
 - apiGroups: [dataloading.dev]
@@ -36,7 +36,7 @@ server for. Secrets are only created: it reads none, and changes none.
   verbs: [update]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch]
+  verbs: [list, watch, create]
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create]

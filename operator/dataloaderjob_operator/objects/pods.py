@@ -263,3 +263,14 @@ def joined(ours: Iterable[Manifest], theirs: Iterable[Manifest]) -> list[Manifes
 
 def environment(variables: Mapping[str, str]) -> list[Manifest]:
     return [{"name": name, "value": value} for name, value in variables.items()]
+
+
+def pod_of(workload: Manifest) -> Manifest:
+    """A pod as the workload's controller would create it, owned by the job."""
+    template, metadata = workload["spec"]["template"], workload["metadata"]
+    own = {"namespace": metadata["namespace"], "generateName": f"{metadata['name']}-"}
+    owners = {"ownerReferences": metadata["ownerReferences"]}
+    return {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {**template["metadata"], **own, **owners},
+        "spec": template["spec"],
+    }  # fmt: skip

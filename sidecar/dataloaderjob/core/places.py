@@ -12,6 +12,8 @@ PID_NAME = "pid"
 """Pid and start time of the service; absent once it gave up."""
 FAILED_NAME = "failed"
 """Why it gave up."""
+LAUNCH_NAME = "launch"
+"""The launch that a service which stays after its script serves."""
 LOCK_NAME = "lock"
 LOG_NAME = "service.log"
 FILES = (
@@ -20,6 +22,7 @@ FILES = (
     CONTROL_NAME,
     HOST_NAME,
     FEEDERS_NAME,
+    LAUNCH_NAME,
     PID_NAME,
     FAILED_NAME,
     ".failed",
@@ -33,6 +36,7 @@ PREFETCH_VARIABLE = "DATALOADERJOB_PREFETCH"
 FEEDERS_VARIABLE = "DATALOADERJOB_FEEDERS"
 ALLOW_PICKLE_VARIABLE = "DATALOADERJOB_ALLOW_PICKLE"
 FOLDER_VARIABLE = "DATALOADERJOB_DIR"
+KEEP_VARIABLE = "DATALOADERJOB_KEEP"
 PATH_VARIABLE = "DATALOADERJOB_PATH"
 RUN_VARIABLE = "DATALOADERJOB_RUN_ID"
 IN_FEEDER_VARIABLE = "DATALOADERJOB_IN_FEEDER"

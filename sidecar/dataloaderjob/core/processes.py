@@ -14,8 +14,9 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
@@ -118,6 +119,39 @@ def alive(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return not poll.poll(0)
+
+
+def start_time(pid: int) -> str:
+    """When a live process was started, by the kernel's count: tells it from a later one with its number. Empty if
+    there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]
+
+
+def lives(path: Path) -> bool:
+    """Whether the process lives that this file names by pid and start time."""
+    try:
+        pid, started = path.read_text().split()
+    except (FileNotFoundError, ValueError):
+        return False
+    return start_time(int(pid)) == started
+
+
+@contextlib.contextmanager
+def standard_error() -> Iterator[int | None]:
+    """A descriptor of what this process writes its errors to; None if it has closed it."""
+    try:
+        fd = os.dup(2)
+    except OSError:
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 class Loop:

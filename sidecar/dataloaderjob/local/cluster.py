@@ -113,6 +113,7 @@ class LocalCluster:
         self._loop, self._show, self._broken = loop, show, broken
         self._folder, self._host_started = folder, host
         self._host_socket = (folder or self.home) / places.HOST_NAME
+        self._started_with = plan.num_feeders
         self._port = ReservedPort()
         self._key = new_key()
         self._children: dict[Part, Child] = {}
@@ -154,8 +155,23 @@ class LocalCluster:
 
     def raise_to(self, feeders: int) -> None:
         """There are to be at least so many feeders from now on."""
-        if feeders > self.plan.num_feeders:
+        if feeders > self._started_with:
             self._poller.raise_to(min(feeders, MAX_FEEDERS))
+
+    def forget_feeders(self) -> None:
+        """The next number of `raise_to` counts, whatever it was before."""
+        self._started_with = 0
+        self._poller.forget_feeders()
+
+    def tell(self, about: Mapping[str, Any]) -> None:
+        """Replaces what `start` was given in the file by which other commands find this run."""
+        found = {
+            "pid": os.getpid(), "run": self.run_id, "job": self.plan.job, "port": self._port.number,
+            "socket": self.socket,
+        }  # fmt: skip
+        with folders.room(self.home, InputError):
+            _write(self.home / f".{RUN_FILE}", json.dumps({**found, **about}).encode())
+        (self.home / f".{RUN_FILE}").rename(self.home / RUN_FILE)
 
     def tag(self, env: Mapping[str, str]) -> dict[str, str]:
         return {**env, places.RUN_VARIABLE: self.run_id}
@@ -166,13 +182,9 @@ class LocalCluster:
         Raises InputError, OSError.
         """
         self._reaper = self._start_reaper()
-        found = {
-            "pid": os.getpid(), "run": self.run_id, "job": self.plan.job, "port": self._port.number,
-            "socket": self.socket,
-        }  # fmt: skip
         with folders.room(self.home, InputError):
             _write(self.home / "key", self._key)
-            _write(self.home / RUN_FILE, json.dumps({**found, **about}).encode())
+        self.tell(about)
         self._do(self.policy.start())
         self._forks = False
         self._poller.start()

@@ -336,6 +336,9 @@ def status_lines(run: LiveRun, history: History) -> Iterator[str]:
         f"{run.name}: {run.home}, pid {run.about['pid']}, feeders {feeders}, "
         f"{total.get('next_calls', 0)} batches, {total.get('nbytes', 0) / 1e9:.3f} GB{_now(history.rates())}"
     )
+    if (until := run.kept_until) is not None:
+        at = time.strftime("%H:%M:%S", time.localtime(until))
+        yield f"  free for the next script until {at} (DATALOADERJOB_KEEP); kill {run.about['pid']} ends it"
     for feeder in found.supervisor.get("feeders", ()):
         why = f": {feeder['why']}" if feeder.get("why") else ""
         yield f"  {feeder['name']} {feeder['state']} for {feeder['seconds']:.0f} s{why}"

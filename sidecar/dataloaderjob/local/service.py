@@ -1,8 +1,9 @@
 """The private service of one launch: what `local.__main__` runs once the feeder host is on its way.
 
 Started by the first rank (`trainer.private`), detached, for all local ranks. The sidecar's socket is DIR/s;
-DIR/failed says why it could not serve. It ends after its last client and removes DIR. A trainer's installation is
-enough for it: it imports neither ray nor what reads manifests.
+DIR/failed says why it could not serve. It ends after its last client and removes DIR; or it stays a while for the next
+script of the same environment (`trainer.keeping`), which claims it. A trainer's installation is enough for it: it
+imports neither ray nor what reads manifests.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataloaderjob.core import folders, places
+from dataloaderjob.core.claims import GRANTED, MAX_FDS, MAX_NBYTES, REFUSED, Claim
 from dataloaderjob.core.errors import DataLoaderJobError, InputError
 from dataloaderjob.core.memory import memory_limit
 from dataloaderjob.core.processes import alive
@@ -47,6 +49,8 @@ class IdleShutdown:
     """Fed with what is seen, from time to time."""
 
     started: float
+    keep_s: float = 0.0
+    """How long the service is to stay after its last script."""
     _last_pool: float | None = None
     """When a pool was seen last."""
     _starter_gone: float | None = None
@@ -55,7 +59,7 @@ class IdleShutdown:
         """Whether the service should end. `receivers`: None while the sidecar does not say.
 
         Once it has had clients it stays as long as its starter, who may make another loader at any time, and LINGER_S
-        after the last of all. Without a client it ends LINGER_S after its starter, or after UNUSED_S.
+        or `keep_s` after the last of all. Without a client it ends so long after its starter, or after UNUSED_S.
         """
         if not starter_alive and self._starter_gone is None:
             self._starter_gone = now
@@ -64,9 +68,13 @@ class IdleShutdown:
         if receivers:
             self._last_pool = now
             return False
-        if self._starter_gone is not None:
-            return now - max(self._starter_gone, self._last_pool or 0.0) >= LINGER_S
+        if (since := self.free_since()) is not None:
+            return now - since >= max(LINGER_S, self.keep_s)
         return self._last_pool is None and now - self.started >= UNUSED_S
+
+    def free_since(self) -> float | None:
+        """The moment since which nobody has a use for it, if there is no pool; None while its starter lives."""
+        return None if self._starter_gone is None else max(self._starter_gone, self._last_pool or 0.0)
 
 
 class Echo:
@@ -95,17 +103,18 @@ class Echo:
 class Service:
     """The cluster for as long as somebody uses it."""
 
-    def __init__(self, folder: Path, script: str, plan: ServicePlan, echo: Echo, host: Started) -> None:
-        """`script`: what its starter is called. `host`: the feeder host, which has been started. Raises InputError for
-        what cannot work."""
-        self._folder, self._script = folder, script
+    def __init__(self, folder: Path, claim: Claim, plan: ServicePlan, echo: Echo, host: Started) -> None:
+        """`claim`: whom it was started for. `host`: the feeder host, which has been started. Raises InputError for what
+        cannot work."""
+        self._folder, self._claim = folder, claim
         self._echo = echo
         self._loop = Loop()
         self._why: str | None = None
         self._logged = 0
         self._over = False
-        self._starter = _open_starter()
-        self._idle = IdleShutdown(time.monotonic())
+        self._starter = _open(claim.pid)
+        self._idle = IdleShutdown(time.monotonic(), claim.keep_s)
+        self._told_idle = False
         self._control = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._cluster = LocalCluster(
             plan, self._loop, show=self._show, broken=self._broken, socket_path=str(folder / places.SOCKET_NAME),
@@ -114,13 +123,12 @@ class Service:
 
     def run(self) -> int:
         self._loop.signals((signal.SIGINT, signal.SIGTERM), lambda _: self._leave())
-        if self._starter is not None:
-            self._loop.watch(self._starter, self._starter_ended)
+        self._watch_starter()
         try:
-            self._cluster.start({"folder": str(self._folder), "script": self._script})
+            self._cluster.start({"folder": str(self._folder), "script": self._claim.script})
             self._control.bind(str(self._folder / places.CONTROL_NAME))
             self._control.setblocking(False)
-            self._loop.watch(self._control.fileno(), self._more_feeders)
+            self._loop.watch(self._control.fileno(), self._heard)
             self._more_feeders()
             self._loop.every(LOOK_S, self._look)
             self._loop.run(until=lambda: self._over)
@@ -131,13 +139,62 @@ class Service:
         self._keep_reason()
         return EXIT_FAILED
 
-    def _more_feeders(self) -> None:
-        """A rank wants more of them; there are never fewer than somebody asked for."""
+    def _heard(self) -> None:
+        """A script claims this service, or a rank wants more feeders."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                self._control.recv(64)
+                data, fds, _, _ = socket.recv_fds(self._control, MAX_NBYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+                if fds:
+                    self._answer(Claim.parse(data), *fds)
+        self._more_feeders()
+
+    def _answer(self, claim: Claim | None, reply: int, echo: int | None = None) -> None:
+        """Becomes the service of this launch, if it is nobody's. Takes both descriptors."""
+        granted = claim is not None and self._has_folder() and not self._over
+        if granted and claim is not None and not (self._is_starter_alive() and claim.run == self._claim.run):
+            granted = self._is_free() or claim.run == self._claim.run
+            if granted:
+                self._serve(claim, echo)
+                echo = None
+        with contextlib.suppress(OSError):
+            os.write(reply, GRANTED if granted else REFUSED)
+        for fd in (reply, *([] if echo is None else [echo])):
+            os.close(fd)
+
+    def _is_free(self) -> bool:
+        """Asked anew: what the last poll said may be a second old."""
+        return not self._is_starter_alive() and sidecar_status(self._cluster.socket).get("receivers") == []
+
+    def _serve(self, claim: Claim, echo: int | None) -> None:
+        """Becomes the launch's service, with as many feeders as that asks for."""
+        if claim.run != self._claim.run:
+            (self._folder / places.FEEDERS_NAME).unlink(missing_ok=True)
+            self._cluster.forget_feeders()
+        self._claim, self._echo, self._told_idle = claim, Echo(echo), False
+        if self._starter is not None:
+            self._loop.unwatch(self._starter)
+            os.close(self._starter)
+        self._starter = _open(claim.pid)
+        self._watch_starter()
+        self._idle = IdleShutdown(time.monotonic(), claim.keep_s)
+        self._tell()
+
+    def _tell(self, **more: float) -> None:
+        """Tells `dataloaderjob status` whom this serves."""
+        with contextlib.suppress(InputError, OSError):  # a disk that is full shall not end the service
+            self._cluster.tell({"folder": str(self._folder), "script": self._claim.script, **more})
+
+    def _more_feeders(self) -> None:
+        """There are never fewer of them than the launch asked for."""
         with contextlib.suppress(OSError, ValueError):
             self._cluster.raise_to(int((self._folder / places.FEEDERS_NAME).read_text()))
+
+    def _watch_starter(self) -> None:
+        if self._starter is not None:
+            self._loop.watch(self._starter, self._starter_ended)
+
+    def _is_starter_alive(self) -> bool:
+        return self._starter is not None and alive(self._starter)
 
     def _starter_ended(self) -> None:
         """What it wrote to may wait for our end of it: a pipe to `tee`, say."""
@@ -161,9 +218,17 @@ class Service:
             sys.stdout.flush()
 
     def _look(self) -> None:
-        starter_alive = self._starter is not None and alive(self._starter)
-        if self._idle.see(receivers=self._receivers(), starter_alive=starter_alive, now=time.monotonic()):
+        receivers, now = self._receivers(), time.monotonic()
+        if self._idle.see(receivers=receivers, starter_alive=self._is_starter_alive(), now=now):
             self._leave(unless_used=True)
+        elif receivers == 0 and self._claim.keep_s and (since := self._idle.free_since()) is not None:
+            self._tell_idle(self._claim.keep_s - (now - since))
+
+    def _tell_idle(self, left_s: float) -> None:
+        """Says once, for `dataloaderjob status`, that this waits for the next script."""
+        if not self._told_idle:
+            self._told_idle = True
+            self._tell(kept_until=time.time() + left_s)
 
     def _receivers(self) -> int | None:
         """Trainer processes that use the service; None while nobody says.
@@ -191,6 +256,7 @@ class Service:
                 status = sidecar_status(self._cluster.socket)
                 if not status or status["receivers"]:
                     return
+            self._control.close()  # who claims this service now shall not wait for an answer
             self._cluster.end_sidecar()
             if not is_anothers(self._folder, os.getpid()):
                 folders.remove(self._folder, places.FILES)
@@ -238,6 +304,8 @@ def main(host: Forked) -> int:
     parser.add_argument("--dir", type=Path, required=True, help="folder of the socket")
     parser.add_argument("--feeders", type=int, required=True, help="number of feeders")
     parser.add_argument("--script", default="", help="name of the script, for people")
+    parser.add_argument("--launch", default="", help="name of the launch, for those that claim this service")
+    parser.add_argument("--keep", type=float, default=0.0, help="seconds to stay after the last script")
     parser.add_argument("--echo", type=int, help="descriptor where user code in feeders is heard")
     args = parser.parse_args()
     started = Started(*host)
@@ -245,7 +313,8 @@ def main(host: Forked) -> int:
         with folders.room(args.dir, InputError):
             folders.check(args.dir, places.REMEDY)
             made = plan(args.dir, args.feeders, os.environ)
-            return Service(args.dir, args.script, made, Echo(args.echo), started).run()
+            claim = Claim(run=args.launch, pid=os.getppid(), keep_s=args.keep, script=args.script)
+            return Service(args.dir, claim, made, Echo(args.echo), started).run()
     except (DataLoaderJobError, OSError) as exc:
         fail(args.dir, str(exc))
         sys.stderr.write(f"service: {exc}\n")
@@ -254,8 +323,8 @@ def main(host: Forked) -> int:
         started.kill()
 
 
-def _open_starter() -> int | None:
+def _open(pid: int) -> int | None:
     try:
-        return os.pidfd_open(os.getppid())
+        return os.pidfd_open(pid)
     except OSError:
         return None

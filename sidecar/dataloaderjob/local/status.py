@@ -147,6 +147,7 @@ class Poller:
         self._pause = threading.Event()
         """Set to ask at once."""
         self._wanted = self._asked = 0
+        self._exactly = False
         self._thread = threading.Thread(target=self._run, name="dlj-poll", daemon=True)
 
     def start(self) -> None:
@@ -161,6 +162,11 @@ class Poller:
         """Has the supervisor keep at least so many feeders, as soon as it answers."""
         self._wanted = max(self._wanted, feeders)
         self._pause.set()
+
+    def forget_feeders(self) -> None:
+        """The next number that `raise_to` is given counts, also if it is smaller."""
+        self._wanted = self._asked = 0
+        self._exactly = True
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -181,9 +187,10 @@ class Poller:
             status = self._ask(self._control, {"type": "status"})
             wanted = self._wanted
             if wanted > self._asked:  # once: a later `scale` of the user's is the newer word
-                if wanted > int(status.get("desired", 0)):
+                exactly, desired = self._exactly, int(status.get("desired", 0))
+                if wanted > desired or (exactly and wanted != desired):
                     self._ask(self._control, {"type": "scale", "feeders": wanted})
-                self._asked = wanted
+                self._asked, self._exactly = wanted, False
             return status
         except (OSError, ProtocolError):
             if self._control is not None:
@@ -226,6 +233,11 @@ class LiveRun:
     def is_private(self) -> bool:
         """It serves a script without a manifest."""
         return "manifest" not in self.about
+
+    @property
+    def kept_until(self) -> float | None:
+        """When it ends unless another script claims it, Unix seconds; None while it serves one."""
+        return self.about.get("kept_until")
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """The supervisor's answer. Raises OSError, ProtocolError, ServiceError."""

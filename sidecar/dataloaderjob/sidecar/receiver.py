@@ -7,6 +7,7 @@ the dispatcher with events and carries out its instructions. Nothing of a batch 
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import socket
@@ -45,6 +46,8 @@ from dataloaderjob.sidecar.feeder_connection import FeederConnection, LinkError
 from dataloaderjob.sidecar.regions import Region
 
 PACKETS_AT_ONCE = 64
+IDLE_S = 30.0
+"""A pool that no loader reads from gives its memory back after so long; to touch it again costs less than to start."""
 
 
 class TrainerGone(Exception):
@@ -85,6 +88,8 @@ class Receiver:
         """The newest of each stream's slots that is not on its way to the trainer."""
         self._to_parent: deque[bytes] = deque()
         self._incoming = ipc.Assembler()
+        self._used_at = math.inf
+        """When a loader last read from the pool, or its trainer had a batch of it; infinite once its memory is back."""
         self._failure: tuple[int, int] | None = None
         """(stream, ticket) of the failure that the parent was told of, until a batch after it is taken."""
         self._dirty: set[FeederConnection] = set()
@@ -121,7 +126,9 @@ class Receiver:
         try:
             while True:
                 self._before_sleep()
-                cold = next((r for r in self.regions.values() if r.cold), None)
+                cold = (
+                    next((r for r in self.regions.values() if r.cold), None) if self.machine.streams else None
+                )
                 timeout = 0.0 if cold else max(0.0, next_tick - time.monotonic())
                 events = self._poll.poll(timeout)
                 now = time.monotonic()
@@ -174,6 +181,16 @@ class Receiver:
         self._send_to_parent()
         overseer.tick(self.machine, now)
         metrics.store(self.control, self.machine)
+        self._give_back(now)
+
+    def _give_back(self, now: float) -> None:
+        """Frees the pool's memory once nothing has been read from it, or kept of it, for IDLE_S."""
+        if self.machine.streams or self.machine.placer.space.used_nbytes:
+            self._used_at = now
+        elif now - self._used_at > IDLE_S:
+            self._used_at = math.inf
+            for region in self.regions.values():
+                region.give_back()
 
     # The trainer's socket
 

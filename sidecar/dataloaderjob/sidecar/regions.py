@@ -6,6 +6,7 @@ warm one to receive into (0.65 to 1.08 CPU-s/GB against 0.2), so the sidecar pop
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dataloaderjob.core.control import seal, sealed
 from dataloaderjob.core.errors import RemoteProtocolError
 
 MADV_POPULATE_WRITE = 23
+MADV_REMOVE = 9
 POPULATE_STEP_NBYTES = 16 << 20
 
 
@@ -42,6 +44,12 @@ class Region:
             self.populated = self.nbytes  # a kernel before 5.14: pages are touched as batches arrive
             return
         self.populated += step
+
+    def give_back(self) -> None:
+        """Frees the pages, in which nobody has anything; they are touched anew when there is something to receive."""
+        with contextlib.suppress(OSError):
+            self.map.madvise(MADV_REMOVE)
+            self.populated = 0
 
     def close(self) -> None:
         """Lets go of the memory here; views that are still being filled keep it until they end."""

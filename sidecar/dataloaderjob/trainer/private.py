@@ -1,8 +1,9 @@
 """The private service of this machine, for a trainer that no sidecar was announced to.
 
 One service for all local ranks of a launch, keyed by user and run: the first rank starts it, detached, so
-that no rank's death takes it along; the others attach; it ends after its last client. This module only
-starts the process, finds its socket, and asks it for more feeders; what runs there is `dataloaderjob.local.service`.
+that no rank's death takes it along; the others attach; it ends after its last client, or stays for the next script
+(`keeping`). This module only starts the process, finds its socket, and asks it for more feeders; what runs there is
+`dataloaderjob.local.service`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from dataloaderjob.core.places import (
     FEEDERS_NAME,
     FOLDER_VARIABLE,
     HOST_NAME,
+    KEEP_VARIABLE,
     LOCK_NAME,
     LOG_NAME,
     PATH_VARIABLE,
@@ -39,7 +40,8 @@ from dataloaderjob.core.places import (
     RUN_VARIABLE,
     SOCKET_NAME,
 )
-from dataloaderjob.core.processes import last_word
+from dataloaderjob.core.processes import last_word, lives, standard_error, start_time
+from dataloaderjob.trainer import keeping
 
 START_DEADLINE_S = 180.0
 LOOK_S = 0.005
@@ -82,6 +84,9 @@ def folder() -> Path:
     else:
         base = _default_base()
         folders.make(base, REMEDY)
+    if keeping.keep_seconds():
+        folders.make(base, REMEDY)
+        return keeping.home(base, run_key(), _script())
     path = base / run_key()
     folders.make(path, REMEDY)
     folders.mark(path)
@@ -105,7 +110,7 @@ def start(feeders: int) -> None:
     home, most = folder(), max(feeders, _asked)
     with folders.room(home, ServiceUnavailable), _locked(home):
         wanted = max(most, _wanted(home))
-        if _alive(home):
+        if lives(home / PID_NAME):
             if wanted > _wanted(home):
                 (home / FEEDERS_NAME).write_text(str(wanted))
                 _poke(home)
@@ -136,7 +141,7 @@ def wait() -> str:
             raise ServiceUnavailable(
                 f"the private service could not start: {(home / FAILED_NAME).read_text().strip()}"
             )
-        if not _alive(home):
+        if not lives(home / PID_NAME):
             raise ServiceUnavailable(
                 f"the private service ended while it started, and said {_last_words(home)}"
             )
@@ -157,14 +162,15 @@ def _last_words(home: Path) -> str:
 
 
 def _launch(home: Path, feeders: int) -> None:
+    keep_s = keeping.keep_seconds()
     command = [
         sys.executable, "-P", "-m", "dataloaderjob.local", "--dir", str(home), "--feeders", str(feeders),
-        "--script", _script(),
+        "--script", _script(), "--launch", run_key(), "--keep", str(keep_s),
     ]  # fmt: skip
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     log = os.open(home / LOG_NAME, flags, 0o600)
     try:
-        with _standard_error() as echo:
+        with standard_error() as echo:
             if echo is not None:  # where user code in feeders is heard, as that in torch's workers is
                 command += ["--echo", str(echo)]
             process = _Detached(
@@ -173,9 +179,10 @@ def _launch(home: Path, feeders: int) -> None:
             )  # fmt: skip
     finally:
         os.close(log)
-    (home / PID_NAME).write_text(f"{process.pid} {_started(process.pid)}")
+    (home / PID_NAME).write_text(f"{process.pid} {start_time(process.pid)}")
     _children.append(process)
-    say(f"starting feeders ({feeders}) on this machine; they end with this run")
+    until = f"stay for {keep_s:g} s after this run ({KEEP_VARIABLE})" if keep_s else "end with this run"
+    say(f"starting feeders ({feeders}) on this machine; they {until}")
 
 
 def _script() -> str:
@@ -242,41 +249,11 @@ def _is(fd: int, path: Path) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def _standard_error() -> Iterator[int | None]:
-    """A descriptor of what this process writes its errors to; None if it has closed it."""
-    try:
-        fd = os.dup(2)
-    except OSError:
-        yield None
-        return
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _alive(home: Path) -> bool:
-    try:
-        pid, started = (home / PID_NAME).read_text().split()
-    except (FileNotFoundError, ValueError):
-        return False
-    return _started(int(pid)) == started
-
-
-def _started(pid: int) -> str:
-    """Start time of a live process: tells it from a later one with its number. Empty if there is none."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] == "Z" else fields[19]
-
-
 def _environment() -> dict[str, str]:
     """The service sees what user code in feeders should see, and the import path of this process."""
     environment = dict(os.environ)
-    environment[PATH_VARIABLE] = os.pathsep.join(p for p in sys.path if p)
+    path = keeping.import_path() if keeping.keep_seconds() else sys.path
+    environment[PATH_VARIABLE] = os.pathsep.join(p for p in path if p)
     environment[RUN_VARIABLE] = secrets.token_hex(8)
     environment["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED") or "0"  # its feeders iterate sets alike
     return environment

@@ -87,7 +87,7 @@ def _attach_private() -> Client:
         from dataloaderjob.trainer import client as clients  # not beside the service's own start
 
         try:
-            return clients.connect(path, _rank())
+            return clients.connect(path, _rank(), keep=True)
         except OSError as exc:
             if attempt == 2 or os.path.exists(path):
                 raise ServiceUnavailable(f"the sidecar at {path} does not answer: {exc}") from exc

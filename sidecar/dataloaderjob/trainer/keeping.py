@@ -1,0 +1,183 @@
+"""A private service that stays after its script for the next one: DATALOADERJOB_KEEP, its seconds.
+
+Only a script in the same environment takes it, since feeders hold what they were started with: variables, import
+path, installed packages, limits. The folder's name says which environment that is. One service serves one launch at a
+time; whether it is free is its own word (`core.claims`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import math
+import os
+import re
+import resource
+import secrets
+import select
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from dataloaderjob.core import folders
+from dataloaderjob.core.claims import GRANTED, Claim
+from dataloaderjob.core.errors import InputError, say
+from dataloaderjob.core.places import CONTROL_NAME, KEEP_VARIABLE, LAUNCH_NAME, PID_NAME, REMEDY
+from dataloaderjob.core.processes import lives, standard_error
+
+ANSWER_S = 5.0
+"""A service answers at once, unless the machine is very busy."""
+MAX_KEEP_S = 7 * 24 * 3600.0
+_PREFIX = "k"
+_LOCK_NAME = ".keep"
+_OF_A_LAUNCH = re.compile(
+    r"(?:LOCAL_|GROUP_|ROLE_|GLOBAL_|NODE_)?RANK|MASTER_\w+|TORCHELASTIC_\w+|DATALOADERJOB_\w+|RAY_\w+|"
+    r"OMPI_COMM_WORLD_(?:LOCAL_|NODE_)?RANK|PMIX?_RANK|_|PWD|OLDPWD|SHLVL|COLUMNS|LINES|TERM\w*|COLORTERM|LS_COLORS|"
+    r"SSH_\w+|DISPLAY|WINDOWID|TMUX\w*|STY|WINDOW|VTE_VERSION|VSCODE_\w+|GIT_ASKPASS|XDG_SESSION_\w+|XDG_VTNR|XDG_SEAT|"
+    r"DBUS_SESSION_BUS_ADDRESS|INVOCATION_ID|JOURNAL_STREAM|JPY_\w+|PYTEST_CURRENT_TEST|BENCH_STARTED"
+)
+"""Variables of one launch or terminal, which no feeder goes by."""
+_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC)
+_NAMESPACES = ("mnt", "net", "pid", "user")
+
+
+def keep_seconds() -> float:
+    """Seconds for which the service stays after its script; 0 if it does not. Raises InputError."""
+    text = os.environ.get(KEEP_VARIABLE, "")
+    try:
+        found = float(text or 0)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found <= MAX_KEEP_S:
+        raise InputError(
+            f"{KEEP_VARIABLE} is the number of seconds for which feeders stay after their script, at most "
+            f"{MAX_KEEP_S:.0f}, found {text!r}: correct or unset it"
+        )
+    return found
+
+
+def import_path() -> list[str]:
+    """What feeders of a service that stays import from; the script's own folder travels with its code."""
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    own = {"", os.getcwd(), *([] if main is None else [os.path.dirname(os.path.abspath(main))])}
+    return [entry for entry in sys.path if entry not in own]
+
+
+def home(base: Path, launch: str, script: str) -> Path:
+    """The folder of this launch's service, which lives there or is to be started there.
+
+    `launch`: `trainer.private.run_key`. A service that an earlier script of the same environment left is taken over if
+    it is free. Raises ServiceUnavailable, InputError, OSError.
+    """
+    claim = Claim(run=launch, pid=os.getpid(), keep_s=keep_seconds(), script=script)
+    prefix = f"{_PREFIX}{environment_key(os.environ)}-"
+    with _locked(base):
+        found = [path for path in sorted(base.glob(f"{prefix}*")) if folders.is_own(path)]
+        own = [path for path in found if _launch_of(path) == launch]
+        for path in own:
+            if _ask(path, claim) in (
+                GRANTED,
+                None,
+            ):  # None: it has still to be started, or does not listen yet
+                return path
+        for path in found:
+            if path not in own and lives(path / PID_NAME) and _ask(path, claim) == GRANTED:
+                (path / LAUNCH_NAME).write_text(launch)
+                say(
+                    f"uses the feeders that an earlier script left; they stay for {claim.keep_s:g} s after this one"
+                )
+                return path
+        path = base / f"{prefix}{secrets.token_hex(2)}"
+        folders.make(path, REMEDY)
+        folders.mark(path)
+        (path / LAUNCH_NAME).write_text(launch)
+        return path
+
+
+def environment_key(variables: Mapping[str, str]) -> str:
+    """Names what feeders of this process would be started with; ten characters."""
+    path = import_path()
+    parts = [
+        sys.executable,
+        sorted(item for item in variables.items() if not _OF_A_LAUNCH.fullmatch(item[0])),
+        path,
+        [_changed_at(entry) for entry in path if entry.endswith("-packages")],
+        max(_changed_at(entry) for entry in _own_files()),
+        sorted(os.sched_getaffinity(0)),
+        os.getpriority(os.PRIO_PROCESS, 0),
+        [resource.getrlimit(limit) for limit in _LIMITS],
+        [_link(f"/proc/self/ns/{name}") for name in _NAMESPACES],
+        _text("/proc/self/cgroup"),
+    ]
+    return hashlib.sha256(repr(parts).encode(errors="surrogateescape")).hexdigest()[:10]
+
+
+def _own_files() -> Iterator[str]:
+    """Files and folders of this package: who develops it changes them in place."""
+    for folder, _, names in os.walk(Path(__file__).parents[1]):
+        if not folder.endswith("__pycache__"):
+            yield from (os.path.join(folder, name) for name in names if name.endswith(".py"))
+
+
+def _changed_at(path: str) -> int:
+    """When it was changed last; a folder of packages is whenever one is installed or removed. 0 if it is not there."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def _launch_of(path: Path) -> str:
+    """The launch for which the service of this folder was started, or that took it over last."""
+    return _text(str(path / LAUNCH_NAME))
+
+
+def _ask(path: Path, claim: Claim) -> bytes | None:
+    """What the service of this folder says to a claim; None if it does not listen, or not answer in time."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    try:
+        with (
+            standard_error() as echo,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock,
+        ):
+            sock.setblocking(False)
+            sock.connect(str(path / CONTROL_NAME))
+            socket.send_fds(sock, [claim.pack()], [write, *([] if echo is None else [echo])])
+    except OSError:
+        os.close(write)
+        os.close(read)
+        return None
+    os.close(write)
+    try:
+        poll = select.poll()
+        poll.register(read, select.POLLIN)
+        return (os.read(read, 1) or None) if poll.poll(ANSWER_S * 1000) else None
+    finally:
+        os.close(read)
+
+
+@contextlib.contextmanager
+def _locked(base: Path) -> Iterator[None]:
+    """Held while a service is chosen, so that the ranks of a launch choose the same one."""
+    fd = os.open(base / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

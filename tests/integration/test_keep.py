@@ -1,0 +1,179 @@
+"""DATALOADERJOB_KEEP: feeders that stay after their script serve the next one of the same environment, and it alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rig import until
+
+from dataloaderjob.local.status import LiveRun, live_runs
+from processes import alive
+
+SCRIPT = """
+    import os, sys, time
+    import torch
+    from dataloaderjob import DataLoader
+    from steps import scaled
+
+    class Numbers(torch.utils.data.Dataset):
+        def __len__(self):
+            return 12
+        def __getitem__(self, i):
+            return torch.tensor([scaled(i), len(os.environ.get("EXTRA", "")), "gone" in os.environ.get("PATH", "")])
+
+    def main():
+        torch.manual_seed(3)
+        loader = DataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=int(sys.argv[1]))
+        if len(sys.argv) > 2:
+            exec(sys.argv[2])
+        print([batch.tolist() for batch in loader], flush=True)
+        if len(sys.argv) > 3:
+            exec(sys.argv[3])
+
+    if __name__ == "__main__":
+        main()
+"""
+KEEP_S = 60
+
+
+@dataclass
+class Environment:
+    folder: Path
+    """Of script, module and service."""
+
+    def command(self, feeders: int, *actions: str) -> list[str]:
+        """`actions`: code for between the loader's making and its loop, and for after its loop."""
+        return [sys.executable, str(self.folder / "train.py"), str(feeders), *actions]
+
+    def variables(self, keep: str = str(KEEP_S), **more: str) -> dict[str, str]:
+        own = {"DATALOADERJOB_DIR": str(self.folder / "d"), "DATALOADERJOB_KEEP": keep}
+        return {**os.environ, **own, **more}
+
+    def script(self, feeders: int = 1, *actions: str, keep: str = str(KEEP_S), **more: str) -> str:
+        """Runs it; returns its output, and checks that nothing of ours holds its standard error after it."""
+        done = subprocess.run(
+            self.command(feeders, *actions), env=self.variables(keep, **more), capture_output=True, text=True,
+            timeout=120, check=True,
+        )  # fmt: skip
+        return done.stdout
+
+    def services(self) -> list[LiveRun]:
+        return [run for run in live_runs() if run.about.get("folder", "").startswith(str(self.folder))]
+
+    def pids(self) -> list[int]:
+        return sorted(run.about["pid"] for run in self.services())
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[Environment]:
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
+    (tmp_path / "steps.py").write_text("def scaled(i):\n    return i * 10\n")
+    made = Environment(tmp_path)
+    yield made
+    for pid in made.pids():
+        os.kill(pid, signal.SIGTERM)
+    until(lambda: not made.services(), 30, "the end of what was kept")
+    assert [path.name for path in (tmp_path / "d").iterdir()] in ([".keep"], [".dataloaderjob", ".keep"])
+
+
+def test_the_next_script_finds_the_feeders_of_the_one_before(environment):
+    first = environment.script()
+    (service,) = environment.services()
+    until(lambda: environment.services()[0].kept_until, 10, "free")
+    assert environment.services()[0].kept_until == pytest.approx(time.time() + KEEP_S, abs=10)
+    assert environment.script() == first, "the same data"
+    assert environment.pids() == [service.about["pid"]]
+
+
+def test_code_that_was_edited_between_two_scripts_counts(environment):
+    before = environment.script()
+    (environment.folder / "steps.py").write_text("def scaled(i):\n    return i * 1000\n")
+    after = environment.script()
+    assert "1000" in after
+    assert "1000" not in before
+    assert len(environment.pids()) == 1
+
+
+def test_a_script_gets_as_many_feeders_as_it_asks_for(environment):
+    environment.script(2)
+    until(lambda: environment.services()[0].snapshot().ready == 2, 30, "two feeders")
+    environment.script(1)
+    until(lambda: environment.services()[0].snapshot().desired == 1, 30, "one feeder")
+    environment.script(2)
+    until(lambda: environment.services()[0].snapshot().desired == 2, 30, "two again")
+    assert len(environment.pids()) == 1
+
+
+def test_another_environment_gets_feeders_of_its_own(environment):
+    environment.script()
+    assert ", 5, " in environment.script(EXTRA="12345")
+    assert ", 5, " not in environment.script()
+    assert len(environment.pids()) == 2
+
+
+def test_a_script_takes_no_feeders_that_another_one_may_still_use(environment):
+    waits = "import time; time.sleep(60)"
+    with subprocess.Popen(
+        environment.command(1, "", waits), env=environment.variables(), stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        try:
+            environment.script()
+            assert len(environment.pids()) == 2
+        finally:
+            other.kill()
+
+
+def test_feeders_of_a_script_that_was_killed_serve_the_next(environment):
+    kills = "import signal; os.kill(os.getpid(), signal.SIGKILL)"
+    with pytest.raises(subprocess.CalledProcessError):
+        environment.script(1, "", kills)
+    (pid,) = environment.pids()
+    environment.script()
+    assert environment.pids() == [pid]
+
+
+def test_a_service_that_was_killed_is_started_again(environment):
+    environment.script()
+    (pid,) = environment.pids()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(pid), 10, "its end")
+    environment.script()
+    assert len(environment.pids()) == 1
+
+
+def test_a_script_that_changes_its_variables_keeps_its_service(environment):
+    environment.script(1, 'os.environ["EXTRA"] = "1"', 'os.environ["EXTRA"] = "12"; print(list(loader))')
+    assert len(environment.pids()) == 1
+
+
+def test_ranks_of_one_launch_share_the_service_that_was_left(environment):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    for _ in range(2):
+        subprocess.run(
+            [*launch, *environment.command(1)[1:]], env=environment.variables(), timeout=120, check=True
+        )
+    assert len(environment.pids()) == 1
+
+
+def test_feeders_end_once_nobody_has_wanted_them_for_so_long(environment):
+    environment.script(keep="3.5")
+    (pid,) = environment.pids()
+    until(lambda: not alive(pid), 20, "the end")
+
+
+def test_without_the_variable_nothing_is_kept(environment):
+    environment.script()
+    (pid,) = environment.pids()
+    environment.script(keep="")
+    until(lambda: environment.pids() == [pid], 20, "the end of the second service")

@@ -1,0 +1,79 @@
+"""A pool that nobody reads from gives its memory back, and only then."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dataloaderjob.sidecar import regions
+from dataloaderjob.sidecar.receiver import IDLE_S, Receiver
+
+NBYTES = 4 << 20
+
+
+class Pool:
+    """A receiver without sockets, and what is known of its streams and its space."""
+
+    def __init__(self) -> None:
+        self.given_back = 0
+        self.streams: dict[int, Any] = {1: object()}
+        self.space = SimpleNamespace(used_nbytes=0)
+        made: Any = object.__new__(Receiver)
+        made.machine = SimpleNamespace(streams=self.streams, placer=SimpleNamespace(space=self.space))
+        made.regions, made._used_at = {1: SimpleNamespace(give_back=self._given)}, 0.0
+        self._receiver = made
+
+    def _given(self) -> None:
+        self.given_back += 1
+
+    def tick(self, now: float) -> int:
+        """Returns how often memory has been given back by then."""
+        self._receiver._give_back(now)
+        return self.given_back
+
+
+def test_an_idle_pool_gives_its_memory_back_once():
+    pool = Pool()
+    pool.tick(100.0)
+    pool.streams.clear()
+    assert pool.tick(100.0 + IDLE_S - 1) == 0
+    assert pool.tick(101.0 + IDLE_S) == 1
+    assert pool.tick(500.0) == 1
+    pool.streams[2] = object()
+    pool.tick(501.0)
+    pool.streams.clear()
+    assert pool.tick(502.0 + IDLE_S) == 2
+
+
+def test_a_pool_of_which_a_batch_is_kept_gives_nothing_back():
+    pool = Pool()
+    pool.streams.clear()
+    pool.space.used_nbytes = 4096
+    pool.tick(100.0)
+    assert pool.tick(1000.0) == 0
+
+
+def test_memory_that_was_given_back_is_free_and_can_be_filled_again():
+    region = regions.create(1, NBYTES, single=False)
+    while region.cold:
+        region.populate_some()
+    assert os.fstat(region.fd).st_blocks * 512 == NBYTES
+    region.give_back()
+    assert os.fstat(region.fd).st_blocks == 0
+    assert region.cold
+    region.view[:3] = b"abc"
+    assert bytes(region.view[:4]) == b"abc\0"
+    region.close()
+
+
+@pytest.mark.parametrize("populated", [0, NBYTES])
+def test_a_region_that_is_given_back_twice_stays_whole(populated: int):
+    region = regions.create(1, NBYTES, single=False)
+    region.populated = populated
+    region.give_back()
+    region.give_back()
+    assert (region.populated, os.fstat(region.fd).st_size) == (0, NBYTES)
+    region.close()

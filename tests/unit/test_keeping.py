@@ -1,0 +1,100 @@
+"""A private service that stays for the next script: which script may take it, and for how long it waits."""
+
+import os
+import sys
+
+import pytest
+
+from dataloaderjob.core.claims import Claim
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.local.service import LINGER_S, IdleShutdown
+from dataloaderjob.trainer import keeping
+
+CLAIM = Claim(run="ab12", pid=7, keep_s=600.0, script="train.py")
+
+
+def test_a_claim_arrives_as_it_was_sent():
+    assert Claim.parse(CLAIM.pack()) == CLAIM
+
+
+@pytest.mark.parametrize("text", [b"feeders", b"[]", b"{}", b'{"run": "a", "pid": null}', b"\xff", b""])
+def test_what_is_no_claim_is_not_taken_for_one(text):
+    assert Claim.parse(text) is None
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 0), ("0", 0), ("600", 600), ("0.5", 0.5)])
+def test_the_variable_gives_the_seconds(monkeypatch, text, seconds):
+    monkeypatch.setenv("DATALOADERJOB_KEEP", text)
+    assert keeping.keep_seconds() == seconds
+
+
+@pytest.mark.parametrize("text", ["10m", "-1", "nan", "inf", "1e9", "yes"])
+def test_a_variable_that_is_no_time_is_refused_by_name(monkeypatch, text):
+    monkeypatch.setenv("DATALOADERJOB_KEEP", text)
+    with pytest.raises(InputError, match=f"DATALOADERJOB_KEEP is the number of seconds .*'{text}'"):
+        keeping.keep_seconds()
+
+
+@pytest.mark.parametrize(
+    ("name", "matters"),
+    [
+        ("LOCAL_RANK", False),
+        ("MASTER_PORT", False),
+        ("SHLVL", False),
+        ("TERM", False),
+        ("DATALOADERJOB_KEEP", False),
+        ("DATA_ROOT", True),
+        ("OMP_NUM_THREADS", True),
+        ("LD_PRELOAD", True),
+        ("PYTHONHASHSEED", True),
+        ("LOCAL_WORLD_SIZE", True),
+        ("CUDA_VISIBLE_DEVICES", True),
+    ],
+)
+def test_a_variable_matters_unless_it_is_the_launch_s_own(name, matters):
+    plain = {"HOME": "/root"}
+    same = keeping.environment_key({**plain, name: "1"}) == keeping.environment_key(plain)
+    assert same is not matters
+
+
+def test_a_package_that_is_installed_makes_another_environment(tmp_path, monkeypatch):
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])
+    before = keeping.environment_key({})
+    (packages / "timm-1.0.dist-info").mkdir()
+    os.utime(packages, ns=(1, 1))
+    assert keeping.environment_key({}) != before
+
+
+def test_the_script_s_own_folder_makes_no_other_environment(tmp_path, monkeypatch):
+    path, keys = list(sys.path), set()
+    for folder in ("one", "other"):
+        script = tmp_path / folder / "train.py"
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+        monkeypatch.setattr(sys, "path", [str(script.parent), *path])
+        keys.add(keeping.environment_key({}))
+    assert len(keys) == 1
+
+
+def test_fewer_processors_make_another_environment(monkeypatch):
+    before = keeping.environment_key({})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {99})
+    assert keeping.environment_key({}) != before
+
+
+def test_a_service_that_is_kept_ends_after_its_seconds():
+    shutdown = IdleShutdown(0.0, 600.0)
+    assert not shutdown.see(receivers=1, starter_alive=True, now=10.0)
+    assert not shutdown.see(receivers=0, starter_alive=True, now=5_000.0), "its script lives"
+    assert shutdown.free_since() is None
+    assert not shutdown.see(receivers=0, starter_alive=False, now=5_001.0)
+    assert shutdown.free_since() == 5_001.0
+    assert not shutdown.see(receivers=0, starter_alive=False, now=5_600.0)
+    assert shutdown.see(receivers=0, starter_alive=False, now=5_601.0)
+
+
+def test_a_service_that_is_kept_shortly_still_waits_for_another_rank():
+    shutdown = IdleShutdown(0.0, 0.1)
+    assert not shutdown.see(receivers=1, starter_alive=False, now=10.0)
+    assert not shutdown.see(receivers=0, starter_alive=False, now=10.0 + LINGER_S - 0.1)
