@@ -130,6 +130,22 @@ def test_a_job_over_its_quota_says_so(operator: Cluster, namespace: str, start):
     settled(wrong, "Ready")
 
 
+def test_a_limit_range_that_feeders_exceed_is_told_before_anything_is_made(
+    operator: Cluster, namespace: str, start
+):
+    limit = {
+        "apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "small"},
+        "spec": {"limits": [{"type": "Container", "max": {"memory": "8Gi"}}]},
+    }  # fmt: skip
+    operator.apply(namespace, limit)
+    feeders = {"requests": {"memory": "9Gi", "cpu": "100m"}, "limits": {"memory": "9Gi", "cpu": "1"}}
+    wrong: Job = start(changed(job("wrong"), **PATIENT, spec__feeders__resources=feeders))
+    told(wrong, "Ready", "ChildRefused", "limit is 9Gi", "spec.feeders.resources")
+    assert not wrong.pods(FEEDERS)
+    operator.kubectl("delete", "limitrange", "small", "-n", namespace)
+    until(lambda: wrong.pods(FEEDERS), timeout_s=90, what="feeders, now that they may be")
+
+
 def test_a_dataset_that_raises_fails_the_job_with_its_own_words(start):
     program = BATCHES.format(body="raise ValueError(f'sample {i} is broken')")
     wrong: Job = start(

@@ -145,7 +145,7 @@ class Workers(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue, self.now = WorkQueue[str](most_first=1, most_following=1), 0.0
+        self.queue, self.now = WorkQueue[str](random.Random(0), most_first=1, most_following=1), 0.0
         self.busy: set[str] = set()
         self.unseen: set[str] = set()
 
