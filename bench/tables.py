@@ -23,7 +23,7 @@ from bench import machine
 FEATURES = tuple(f"f{i:02}" for i in range(40))
 GROUP_ROWS = 131_072
 ROWS = 1_048_576
-"""Of a file."""
+"""Rows in each file."""
 CHECKED = 8
 PANDAS, PYARROW = READERS = ("pandas", "pyarrow")
 FOLDER = machine.ROOT / "build" / "bench-tables"
@@ -70,7 +70,7 @@ def files(case: Case) -> list[Path]:
 
 
 class Tables(torch.utils.data.IterableDataset[Any]):
-    """Batches of rows, each worker's of every so manieth file."""
+    """Batches of rows, each worker's of every n-th file."""
 
     def __init__(self, case: Case) -> None:
         self._paths, self._case = files(case), case
@@ -107,11 +107,11 @@ def by_pyarrow(path: Path, rows: int) -> Iterator[tuple[torch.Tensor, torch.Tens
 
 def measure(stream: Iterator[Any], case: Case, *, node_pids: Callable[[], Iterable[int]]) -> dict[str, Any]:
     """`stream`: features and numbers of batches. `node_pids`: processes that must be on the trainer's node."""
-    warm = 2 if case.smoke else 16
+    warm, seen = 2 if case.smoke else 16, set[int]()
     for number in range(warm):
         features, numbers = next(stream)
         if number < CHECKED:
-            _check(np.asarray(features), np.asarray(numbers))
+            _check(np.asarray(features), np.asarray(numbers), seen)
     pids = sorted(set(node_pids()))
     node, rows, nbytes, began = machine.cpu_ns(pids), 0, 0, time.perf_counter()
     everything = machine.cpu_ns(own_tree())
@@ -132,9 +132,13 @@ def measure(stream: Iterator[Any], case: Case, *, node_pids: Callable[[], Iterab
     return {"figures": {case.name: figures}, "proof": proof}
 
 
-def _check(features: np.ndarray, numbers: np.ndarray) -> None:
-    """Raises RuntimeError unless the features are those of the rows with these numbers, each of which comes once."""
-    if len(set(numbers.tolist())) != len(numbers) or not np.array_equal(features, features_of(numbers)):
+def _check(features: np.ndarray, numbers: np.ndarray, seen: set[int]) -> None:
+    """Raises RuntimeError unless the features are those of the rows with these numbers, each of which comes once.
+
+    `seen`: numbers of the batches before; these are added."""
+    before = len(seen)
+    seen.update(numbers.tolist())
+    if len(seen) - before != len(numbers) or not np.array_equal(features, features_of(numbers)):
         raise RuntimeError(f"a batch of {len(numbers)} rows is not what its rows' numbers say")
 
 

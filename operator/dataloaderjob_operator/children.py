@@ -2,8 +2,8 @@
 are remembered until the API server takes the child.
 
 Before a job has any pods, those of its children that are made of the user's templates are tried by a dry run, and then
-a pod of each, for LimitRanges, Pod Security and most policies look at pods alone: where one is refused, no head or
-feeder waits for trainers that cannot be.
+a pod of each, since LimitRanges and Pod Security look at pods alone: where one is refused, no head or feeder waits for
+trainers that cannot be.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from staged_data import Photos, developed
 from torch.utils import data
 
 from dataloaderjob import DataLoader, InputError
+from dataloaderjob.core.control import W_REGISTERED
 from dataloaderjob.trainer import devices
 from dataloaderjob.trainer.ahead import AheadTaker
 from dataloaderjob.trainer.pool import Pool, Region
@@ -132,6 +133,7 @@ def beside_a_device(late: BusyDevice, capfd: pytest.CaptureFixture[str]) -> None
     for _ in DataLoader(Numbers(40), batch_size=4, device="late"):
         pass
     assert late.registered, "nobody has a view of it any more"
+    assert plain._client.control.words[W_REGISTERED], "the sidecar leaves its pages where they are"
     assert "another loader of this process has device=" not in capfd.readouterr().err
     rest = list(plain)
     assert in_order(rest) == list(range(4, 40))

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from rig import until
 
+from dataloaderjob.local.service import LINGER_S
 from dataloaderjob.local.status import LiveRun, live_runs
 from processes import alive
 
@@ -32,7 +33,8 @@ SCRIPT = """
 
     def main():
         torch.manual_seed(3)
-        loader = DataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=int(sys.argv[1]))
+        global made
+        made = loader = DataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=int(sys.argv[1]))
         if len(sys.argv) > 2:
             exec(sys.argv[2])
         print([batch.tolist() for batch in loader], flush=True)
@@ -48,7 +50,7 @@ KEEP_S = 60
 @dataclass
 class Environment:
     folder: Path
-    """Of script, module and service."""
+    """Has the script, its module and the folder of its services."""
 
     def command(self, feeders: int, *actions: str) -> list[str]:
         """`actions`: code for between the loader's making and its loop, and for after its loop."""
@@ -82,7 +84,7 @@ def environment(tmp_path: Path) -> Iterator[Environment]:
     for pid in made.pids():
         os.kill(pid, signal.SIGTERM)
     until(lambda: not made.services(), 30, "the end of what was kept")
-    assert [path.name for path in (tmp_path / "d").iterdir()] in ([".keep"], [".dataloaderjob", ".keep"])
+    assert {path.name for path in (tmp_path / "d").iterdir()} <= {".keep"}
 
 
 def test_the_next_script_finds_the_feeders_of_the_one_before(environment):
@@ -153,10 +155,64 @@ def test_a_service_that_was_killed_is_started_again(environment):
 
 
 def test_a_script_that_changes_its_variables_keeps_its_service(environment):
-    environment.script(1, 'os.environ["EXTRA"] = "1"', 'os.environ["EXTRA"] = "12"; print(list(loader))')
+    more = 'os.environ["EXTRA"] = "12"; print(len(list(DataLoader(Numbers(), num_workers=2))))'
+    assert environment.script(1, 'os.environ["EXTRA"] = "1"', more).endswith("\n12\n")
+    assert len(environment.pids()) == 1
+    until(lambda: environment.services()[0].snapshot().desired == 2, 30, "two feeders")
+
+
+@pytest.mark.slow
+def test_launches_of_one_name_after_each_other_get_the_feeders_that_each_asks_for(environment):
+    environment.script(2, MASTER_PORT="29500")
+    (pid,) = environment.pids()
+    environment.script(1, MASTER_PORT="29500")
+    until(lambda: environment.services()[0].snapshot().desired == 1, 30, "one feeder")
+    assert environment.pids() == [pid]
+
+
+@pytest.mark.slow
+def test_of_services_for_other_environments_only_two_wait(environment):
+    for number in range(4):
+        environment.script(EXTRA=str(number))
+    until(lambda: len(environment.pids()) == 3, 30, "the end of the oldest")
+
+
+def test_feeders_have_the_variables_of_the_script_that_they_serve(environment):
+    look = (
+        'Numbers.__getitem__ = lambda self, i: os.environ.get("SSH_AUTH_SOCK", ""); print(next(iter(loader)))'
+    )
+    for sock in ("/tmp/a", "/tmp/b"):
+        assert sock in environment.script(1, "", look, SSH_AUTH_SOCK=sock)
     assert len(environment.pids()) == 1
 
 
+def test_a_process_without_a_loader_gives_its_place_to_its_child(environment):
+    code = """
+import gc, subprocess
+del globals()["made"]
+gc.collect()
+time.sleep(2)
+done = subprocess.run([sys.executable, __file__, "1"], check=True, capture_output=True, text=True)
+print(done.stdout.strip())
+print([batch.tolist() for batch in DataLoader(Numbers(), batch_size=4, num_workers=1)])
+"""
+    lines = environment.script(1, "", code, keep="", MASTER_PORT="29501", RANK="0").splitlines()
+    assert len(lines) == 3
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.slow
+def test_two_scripts_at_once_share_no_service(environment):
+    environment.script()
+    waits = "import time; time.sleep(5)"
+    running = [
+        subprocess.Popen(environment.command(1, "", waits), env=environment.variables()) for _ in range(2)
+    ]
+    assert [process.wait(60) for process in running] == [0, 0]
+    assert len(environment.pids()) == 2
+
+
+@pytest.mark.slow
 def test_ranks_of_one_launch_share_the_service_that_was_left(environment):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     for _ in range(2):
@@ -166,12 +222,16 @@ def test_ranks_of_one_launch_share_the_service_that_was_left(environment):
     assert len(environment.pids()) == 1
 
 
+@pytest.mark.slow
 def test_feeders_end_once_nobody_has_wanted_them_for_so_long(environment):
-    environment.script(keep="3.5")
+    environment.script(keep="8")
     (pid,) = environment.pids()
+    time.sleep(LINGER_S + 1.5)
+    assert alive(pid)
     until(lambda: not alive(pid), 20, "the end")
 
 
+@pytest.mark.slow
 def test_without_the_variable_nothing_is_kept(environment):
     environment.script()
     (pid,) = environment.pids()

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from dataloaderjob.core.control import W_IDLE, W_REGISTERED
 from dataloaderjob.sidecar import regions
-from dataloaderjob.sidecar.receiver import IDLE_S, Receiver
+from dataloaderjob.sidecar.receiver import GIVES_WAY_S, IDLE_S, Receiver
 
 NBYTES = 4 << 20
 
@@ -17,13 +18,16 @@ NBYTES = 4 << 20
 class Pool:
     """A receiver without sockets, and what is known of its streams and its space."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, gives_back: bool = True) -> None:
         self.given_back = 0
+        self.words = [0] * 64
         self.streams: dict[int, Any] = {1: object()}
         self.space = SimpleNamespace(used_nbytes=0)
         made: Any = object.__new__(Receiver)
         made.machine = SimpleNamespace(streams=self.streams, placer=SimpleNamespace(space=self.space))
-        made.regions, made._used_at = {1: SimpleNamespace(give_back=self._given)}, 0.0
+        made.regions = {1: SimpleNamespace(give_back=self._given)}
+        made._used_at, made._is_given_back, made._gives_back = 0.0, False, gives_back
+        made.control = SimpleNamespace(words=self.words)
         self._receiver = made
 
     def _given(self) -> None:
@@ -54,6 +58,32 @@ def test_a_pool_of_which_a_batch_is_kept_gives_nothing_back():
     pool.space.used_nbytes = 4096
     pool.tick(100.0)
     assert pool.tick(1000.0) == 0
+
+
+def test_memory_that_a_device_has_registered_stays():
+    pool = Pool()
+    pool.words[W_REGISTERED] = 1
+    pool.streams.clear()
+    assert pool.tick(1000.0) == 0
+
+
+def test_the_pool_of_a_pod_stays_as_it_is():
+    pool = Pool(gives_back=False)
+    pool.streams.clear()
+    assert pool.tick(1000.0) == 0
+
+
+def test_a_trainer_that_reads_nothing_for_a_while_may_lose_its_place():
+    pool = Pool()
+    pool.tick(100.0)
+    pool.streams.clear()
+    pool.tick(100.0 + GIVES_WAY_S / 2)
+    assert pool.words[W_IDLE] == 0
+    pool.tick(101.0 + GIVES_WAY_S)
+    assert pool.words[W_IDLE] == 1
+    pool.streams[2] = object()
+    pool.tick(110.0)
+    assert pool.words[W_IDLE] == 0
 
 
 def test_memory_that_was_given_back_is_free_and_can_be_filled_again():

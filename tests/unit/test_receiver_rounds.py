@@ -53,11 +53,13 @@ class Rounds:
         self.rounds = 0
         made: Any = object.__new__(Receiver)
         made.machine = Dispatcher(LoaderSettings(shared_memory_nbytes=4 * FEEDERS * NBYTES))
-        made.control = SimpleNamespace(want=lambda starved: None, ended_leases=lambda highest: [])
+        made.control = SimpleNamespace(
+            want=lambda starved: None, ended_leases=lambda highest: [], words=[0] * 128
+        )
         made.regions, made._poll = {}, self
         made._by_fd = {n: Connection(n, made, clock) for n in range(FEEDERS)}
         made._connections = {connection.endpoint.instance: connection for connection in made._by_fd.values()}
-        made._used_at = 0.0
+        made._used_at, made._is_given_back, made._gives_back = 0.0, False, False
         made._dirty, made._flush, made._do = set(), lambda: None, self._note
         made._send_to_parent = lambda: None
         self.receiver = made

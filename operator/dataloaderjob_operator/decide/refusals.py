@@ -20,27 +20,25 @@ from dataloaderjob_operator.objects.workloads import RUN, SIDECAR
 
 NO_DRY_RUN = "does not support dry run"
 """The API server says so where an admission webhook cannot be asked without an effect."""
-_NO_RIGHT_TO_TRY = 'cannot create resource "pods"'
-"""Words of a refusal for want of rights (1.34), as an operator gets it that a chart of before installed."""
-_FULL = "exceeded quota"
-"""Words of a quota that is used up (1.34): others may free it, and events tell of it meanwhile."""
-_NEW_NAMESPACE = 'serviceaccount "default" not found'
-"""Each namespace gets that account, a moment after it was made."""
-_NAMED_BY_PODS = {
-    "no PriorityClass": "priorityClassName",
-    "error looking up service account": "serviceAccountName",
-    "RuntimeClass": "runtimeClassName",
-}
+_SAYS_NOTHING = (
+    NO_DRY_RUN,
+    'cannot create resource "pods"',  # a chart of an earlier release gives no such right
+    "exceeded quota",  # others may free it; events tell of it meanwhile
+    "status unknown for quota",  # of one that is new
+    "error looking up service account",  # it may be applied after the job
+    "cannot be handled as a Pod",  # a value that server-side apply of the workload took in its own way
+    "admission webhook",  # it may go by who creates a pod, or owns it
+    "ValidatingAdmissionPolicy",
+)
+"""Words (1.34) with which a pod that is tried is refused, and the job's own pods may not be."""
+_NAMED_BY_PODS = {"no PriorityClass": "priorityClassName", "RuntimeClass": "runtimeClassName"}
 """Words with which a pod is refused for what it names (1.34), and the field."""
-_NOT_READ = "cannot be handled as a Pod"
-"""Words for a value that server-side apply of the workload took in its own way (1.34)."""
 TRAINERS, FEEDERS, HEAD = (
     "spec.trainers.job.template",
     "spec.feeders.template",
     "spec.ray.managed.head.template",
 )
 _PATH = re.compile(r"\.?\bspec\.template((?:\.[A-Za-z][\w-]*|\[[^\]]*\])+)")
-_POD_PATH = re.compile(r"(?<![\w.\]])spec(?=\.(?!template\b))")
 _METADATA = re.compile(r"(?<![\w.\]])\.?metadata(?=\.(?:labels|annotations)\b)")
 _TOKEN = re.compile(r"\.([A-Za-z][\w-]*)|\[(?:([A-Za-z]\w*)=(?:\"([^\"]*)\"|([^\",\]]*))|(\d+))[^\]]*\]")
 _NOT_CONVERTED = "unable to convert"
@@ -70,14 +68,14 @@ _Token = str | int | tuple[str, str]
 
 
 def is_of_the_trial(message: str) -> bool:
-    """Whether a pod that is tried is refused for what says nothing of the job."""
-    says_nothing = (NO_DRY_RUN, _NO_RIGHT_TO_TRY, _FULL, _NEW_NAMESPACE, _NOT_READ)
-    return any(words in message for words in says_nothing)
+    """Whether a pod that is tried is refused for what may not hold for the job's own pods."""
+    return any(words in message for words in _SAYS_NOTHING)
 
 
 def of_a_pod(message: str, workload: Manifest) -> str:
-    """Makes of the refusal of a workload's pod one of the workload, with the field to change as far as it is known."""
-    told = _POD_PATH.sub("spec.template.spec", message)
+    """Words the refusal of a pod as one of its workload, with the field to change as far as it is known."""
+    name = workload["metadata"]["name"]
+    told = re.sub(rf"\b{re.escape(name)}-[a-z0-9]{{5}}\b", name, message)
     field = next((field for words, field in _NAMED_BY_PODS.items() if words in message), None)
     if field is not None:
         told = f"spec.template.spec.{field}: {told}"

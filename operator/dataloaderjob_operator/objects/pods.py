@@ -26,6 +26,8 @@ RESTRICTED = {
 }
 LAST_WORDS = {"terminationMessagePolicy": "FallbackToLogsOnError"}
 """Puts what a container printed last into its status, and from there into the job's conditions."""
+FROM_TEMPLATES = ("labels", "annotations", "finalizers")
+"""Metadata that controllers take from a template."""
 LOST_NODE_S = 30
 """Seconds after which a pod leaves a node that has been given up, where Kubernetes' own default is 300: the trainers of
 all other nodes stand still until then. The node has been silent for 40 s or more by that time."""
@@ -268,9 +270,9 @@ def environment(variables: Mapping[str, str]) -> list[Manifest]:
 def pod_of(workload: Manifest) -> Manifest:
     """A pod as the workload's controller would create it, owned by the job."""
     template, metadata = workload["spec"]["template"], workload["metadata"]
+    taken = {name: value for name, value in template["metadata"].items() if name in FROM_TEMPLATES}
     own = {"namespace": metadata["namespace"], "generateName": f"{metadata['name']}-"}
-    owners = {"ownerReferences": metadata["ownerReferences"]}
     return {
-        "apiVersion": "v1", "kind": "Pod", "metadata": {**template["metadata"], **own, **owners},
-        "spec": template["spec"],
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {**taken, **own, "ownerReferences": metadata["ownerReferences"]}, "spec": template["spec"],
     }  # fmt: skip

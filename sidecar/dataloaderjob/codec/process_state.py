@@ -28,6 +28,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dataloaderjob.core.places import KEEP_VARIABLE
+
 _PIXELS = 1024 * 1024 * 1024 // 4 // 3
 _IMPORTED_FOR_EFFECT = ("hdf5plugin", "pillow_avif", "pillow_heif", "pillow_jxl")
 """Libraries that register themselves with another when they are imported."""
@@ -209,11 +211,13 @@ class ProcessState:
         return self._variables[1]
 
     def _chosen(self) -> dict[str, str]:
-        found = {
-            name: value
-            for name, value in sorted(os.environ.items())
-            if not _NEVER.fullmatch(name) and (not _OWN.fullmatch(name) or self._at_start.get(name) != value)
-        }
+        kept = bool(os.environ.get(KEEP_VARIABLE))  # feeders of another script have that script's
+
+        def travels(name: str, value: str) -> bool:
+            own = _OWN.fullmatch(name) and self._at_start.get(name) == value
+            return not _NEVER.fullmatch(name) and (kept or not own)
+
+        found = {name: value for name, value in sorted(os.environ.items()) if travels(name, value)}
         self._seen.update(found)
         return found
 

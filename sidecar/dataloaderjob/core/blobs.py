@@ -36,6 +36,8 @@ PART_KEEP_S = 3600.0
 """A part that did not grow for so long: one write of 2 GiB takes minutes on a slow disk."""
 SLOTS = "slots"
 """The fact that a bundle's trainer needs a feeder that makes slots, and that a feeder or a sidecar can."""
+LAUNCH = "launch"
+"""The fact that names a trainer's launch, where feeders outlive it: none uses what another one loaded."""
 _PART = ".part-"
 SLOWEST = 1e6
 """Bytes a second: a feeder that gets less from another one asks again."""
@@ -100,7 +102,8 @@ class Bundle:
     @property
     def code(self) -> bytes:
         """Names what is loaded, whoever uses it."""
-        return hashlib.sha256("".join(digest for digest, _ in self.blobs).encode()).digest()[:16]
+        loaded = [*(digest for digest, _ in self.blobs), str(self.facts.get(LAUNCH, ""))]
+        return hashlib.sha256("".join(loaded).encode()).digest()[:16]
 
     @property
     def nbytes(self) -> int:

@@ -22,11 +22,13 @@ class Claim:
     run: str
     """The launch: `trainer.private.run_key`."""
     pid: int
-    """A process of it, for as long as which the service is not free."""
+    """A process of the launch: the service is not free while it lives."""
     keep_s: float
     """How long the service is to stay after it."""
     script: str
     """What its user calls it."""
+    ends: bool = False
+    """It wants the service to end, if that is free: too many wait."""
 
     def pack(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -38,7 +40,7 @@ class Claim:
             found = json.loads(data)
             return cls(
                 run=str(found["run"]), pid=int(found["pid"]), keep_s=float(found["keep_s"]),
-                script=str(found["script"]),
+                script=str(found["script"]), ends=bool(found["ends"]),
             )  # fmt: skip
         except (ValueError, TypeError, KeyError):
             return None

@@ -110,6 +110,8 @@ W_STEP_NS = 29  # T: time between the end of one next() and the start of the fol
 W_READY_CALLS = 30  # T: calls of next() that found their batch ready
 W_DIGEST = 31  # T: sum of the rolling digests of all loaders (`core.consumption`), modulo 2**64
 W_STAGE_NS = 32  # T: time in its device_stage
+W_IDLE = 33  # R: 1 once no iterator has lived, and nothing of the pool has been lent, for a while
+W_REGISTERED = 34  # T: 1 once a device may read the pool's memory by itself
 W_METRICS = 64  # R: its own of `sidecar.metrics.METRICS`, in their order
 
 _EMPTY_ROW = memoryview(bytes(8 * WINDOW)).cast("Q")

@@ -192,7 +192,7 @@ def _watch(folder: str | None) -> int:
 
     shown = Console()
     try:
-        watch(lambda: live_runs(folder), shown)
+        watch(lambda: [run for run in live_runs(folder) if folder or run.kept_until is None], shown)
     except KeyboardInterrupt:
         if shown.live:
             _print("")  # below the ^C

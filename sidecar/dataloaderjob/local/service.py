@@ -149,28 +149,37 @@ class Service:
         self._more_feeders()
 
     def _answer(self, claim: Claim | None, reply: int, echo: int | None = None) -> None:
-        """Becomes the service of this launch, if it is nobody's. Takes both descriptors."""
-        granted = claim is not None and self._has_folder() and not self._over
-        if granted and claim is not None and not (self._is_starter_alive() and claim.run == self._claim.run):
-            granted = self._is_free() or claim.run == self._claim.run
-            if granted:
-                self._serve(claim, echo)
-                echo = None
-        with contextlib.suppress(OSError):
-            os.write(reply, GRANTED if granted else REFUSED)
-        for fd in (reply, *([] if echo is None else [echo])):
-            os.close(fd)
+        """Becomes the service of this launch, or ends, if it is nobody's. Takes both descriptors."""
+        fds = [reply, *([] if echo is None else [echo])]
+        try:
+            if claim is None or self._over or not self._has_folder():
+                return
+            is_free, ours = self._is_free(), claim.run == self._claim.run
+            if not is_free and (claim.ends or not ours):
+                os.write(reply, REFUSED)
+                return
+            os.write(reply, GRANTED)  # one that has given up waiting does not get the service
+            if claim.ends:
+                self._leave(unless_used=True)
+            elif is_free or not self._is_starter_alive():
+                self._serve(claim, Echo(fds.pop() if echo is not None else None), anew=is_free)
+        except OSError:
+            return
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def _is_free(self) -> bool:
         """Asked anew: what the last poll said may be a second old."""
         return not self._is_starter_alive() and sidecar_status(self._cluster.socket).get("receivers") == []
 
-    def _serve(self, claim: Claim, echo: int | None) -> None:
-        """Becomes the launch's service, with as many feeders as that asks for."""
-        if claim.run != self._claim.run:
+    def _serve(self, claim: Claim, echo: Echo, *, anew: bool) -> None:
+        """Becomes the launch's service. `anew`: nobody uses it, and it gets as many feeders as the launch asks for."""
+        if anew:
             (self._folder / places.FEEDERS_NAME).unlink(missing_ok=True)
             self._cluster.forget_feeders()
-        self._claim, self._echo, self._told_idle = claim, Echo(echo), False
+        self._echo.close()
+        self._claim, self._echo, self._told_idle = claim, echo, False
         if self._starter is not None:
             self._loop.unwatch(self._starter)
             os.close(self._starter)
@@ -221,6 +230,9 @@ class Service:
         receivers, now = self._receivers(), time.monotonic()
         if self._idle.see(receivers=receivers, starter_alive=self._is_starter_alive(), now=now):
             self._leave(unless_used=True)
+        elif receivers and self._told_idle:
+            self._told_idle = False
+            self._tell()
         elif receivers == 0 and self._claim.keep_s and (since := self._idle.free_since()) is not None:
             self._tell_idle(self._claim.keep_s - (now - since))
 
@@ -265,6 +277,7 @@ class Service:
     def _broken(self, why: str) -> None:
         """The folder stays, with the reason in it, for ranks that wait or lose their sidecar now."""
         self._why = why
+        self._control.close()
         if not is_anothers(self._folder, os.getpid()):
             fail(self._folder, why)
         self._over = True

@@ -278,7 +278,7 @@ def histories(runs: Sequence[LiveRun]) -> list[History]:
 def find_run(folder: str | None) -> LiveRun:
     """The run of this folder, or the only one there is; one of a manifest beside scripts that have none. Raises
     InputError with those that can be chosen."""
-    live = live_runs(folder)
+    live = [run for run in live_runs(folder) if folder is not None or run.kept_until is None]
     if len(of_manifests := [run for run in live if not run.is_private]) == 1:
         return of_manifests[0]
     if len(live) == 1:

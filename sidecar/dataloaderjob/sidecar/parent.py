@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from dataloaderjob.core import ipc
 from dataloaderjob.core.blobs import SLOTS, BlobStore, Bundle
-from dataloaderjob.core.control import W_NEXT_CALLS, Control, sealed
+from dataloaderjob.core.control import W_IDLE, W_NEXT_CALLS, Control, sealed
 from dataloaderjob.core.errors import RemoteProtocolError, first_line
 from dataloaderjob.core.frames import PROTOCOL
 from dataloaderjob.core.processes import (
@@ -266,21 +266,35 @@ class Sidecar:
         for receiver in list(self.receivers.values()):
             if receiver.rank != rank:
                 continue
-            if alive(receiver.pidfd) and receiver.process != process:
+            if alive(receiver.pidfd) and receiver.process != process and not self._may_give_way(receiver):
                 raise RemoteProtocolError(
                     f"rank {rank} is held by the live process {receiver.trainer_pid}; process {pid} cannot have it "
                     "too: give each process its own RANK, or end the other one"
                 )
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(receiver.pid, signal.SIGKILL)
-            while receiver.pid in self.receivers:
-                time.sleep(0.001)
-                self._reap()
+            self._end(receiver)
+
+    def _end(self, receiver: ReceiverProcess) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(receiver.pid, signal.SIGKILL)
+        while receiver.pid in self.receivers:
+            time.sleep(0.001)
+            self._reap()
+
+    def _may_give_way(self, receiver: ReceiverProcess) -> bool:
+        """Whether its trainer has no loader in use: a client of a script's own service stays attached without one, and
+        attaches anew when it needs to."""
+        return self.settings.private and bool(receiver.control.words[W_IDLE])
+
+    def _running(self) -> int:
+        return sum(alive(receiver.pidfd) for receiver in self.receivers.values())
 
     def _share(self) -> LoaderSettings:
         """The settings of one more receiver: its share of the node's shared memory. Raises RemoteProtocolError."""
-        settings, running = self.settings, sum(alive(r.pidfd) for r in self.receivers.values())
-        if running < settings.processes:
+        settings = self.settings
+        if self._running() >= settings.processes:
+            for receiver in [r for r in self.receivers.values() if self._may_give_way(r)]:
+                self._end(receiver)
+        if (running := self._running()) < settings.processes:
             return settings
         if not settings.private:
             raise RemoteProtocolError(
@@ -332,7 +346,7 @@ class Sidecar:
             receiver = Receiver(
                 guest.sock, channel, *guest.fds[:4], settings=settings, key=self.key, job=self.settings.job,
                 name=f"{self.name}/rank-{rank}", process=str(hello["process"]),
-                rank=int(rank) if rank.isdecimal() else 0,
+                rank=int(rank) if rank.isdecimal() else 0, gives_back=self.settings.private,
             )  # fmt: skip
             if adoption := hello.get("adopt"):
                 receiver.adopt(adoption, guest.fds[4:])

@@ -7,7 +7,6 @@ the dispatcher with events and carries out its instructions. Nothing of a batch 
 from __future__ import annotations
 
 import json
-import math
 import os
 import select
 import socket
@@ -17,7 +16,7 @@ from typing import Any
 
 from dataloaderjob.core import frames, ipc, supervision
 from dataloaderjob.core.blobs import Bundle
-from dataloaderjob.core.control import FAILED, THERE, Control
+from dataloaderjob.core.control import FAILED, THERE, W_IDLE, W_REGISTERED, Control
 from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.frames import Header
 from dataloaderjob.core.settings import LoaderSettings
@@ -46,8 +45,10 @@ from dataloaderjob.sidecar.feeder_connection import FeederConnection, LinkError
 from dataloaderjob.sidecar.regions import Region
 
 PACKETS_AT_ONCE = 64
+GIVES_WAY_S = 1.0
+"""A trainer that has no iterator for so long may lose its place to another one (`W_IDLE`)."""
 IDLE_S = 30.0
-"""A pool that no loader reads from gives its memory back after so long; to touch it again costs less than to start."""
+"""The memory of a pool that nobody reads from is freed after so long."""
 
 
 class TrainerGone(Exception):
@@ -72,8 +73,10 @@ class Receiver:
         name: str,
         process: str = "",
         rank: int = 0,
+        gives_back: bool = False,
     ) -> None:
-        """`process` names the trainer's; each `rank` begins with other feeders."""
+        """`process` names the trainer's; each `rank` begins with other feeders. `gives_back`: an idle pool's memory."""
+        self._gives_back = gives_back
         self.control = Control(control_fd)
         self.machine = Dispatcher(settings, rank=rank)
         self.regions: dict[int, Region] = {}
@@ -88,8 +91,9 @@ class Receiver:
         """The newest of each stream's slots that is not on its way to the trainer."""
         self._to_parent: deque[bytes] = deque()
         self._incoming = ipc.Assembler()
-        self._used_at = math.inf
-        """When a loader last read from the pool, or its trainer had a batch of it; infinite once its memory is back."""
+        self._used_at = time.monotonic()
+        """When an iterator last lived, or its trainer had a batch of the pool."""
+        self._is_given_back = False
         self._failure: tuple[int, int] | None = None
         """(stream, ticket) of the failure that the parent was told of, until a batch after it is taken."""
         self._dirty: set[FeederConnection] = set()
@@ -184,11 +188,17 @@ class Receiver:
         self._give_back(now)
 
     def _give_back(self, now: float) -> None:
-        """Frees the pool's memory once nothing has been read from it, or kept of it, for IDLE_S."""
+        """Frees the pool's memory once nothing has been read from it, or kept of it, for IDLE_S.
+
+        Pages that a device has registered stay: it would go on reading the old ones.
+        """
+        words = self.control.words
         if self.machine.streams or self.machine.placer.space.used_nbytes:
-            self._used_at = now
-        elif now - self._used_at > IDLE_S:
-            self._used_at = math.inf
+            self._used_at, self._is_given_back = now, False
+        idle_s = now - self._used_at
+        words[W_IDLE] = idle_s > GIVES_WAY_S
+        if self._gives_back and idle_s > IDLE_S and not self._is_given_back and not words[W_REGISTERED]:
+            self._is_given_back = True
             for region in self.regions.values():
                 region.give_back()
 

@@ -395,6 +395,7 @@ class Client:
     def claim(self) -> list[Region]:
         """Regions that devices may read by themselves from here on, but for those of earlier calls."""
         with self.lock:  # no view is handed out meanwhile
+            self.control.words[ctl.W_REGISTERED] = 1  # its pages stay where they are from now on
             return self.pool.claim()
 
     def count_stage(self, ns: int) -> None:

@@ -30,6 +30,7 @@ from dataloaderjob.trainer.client import Client
 from dataloaderjob.trainer.progress import Epoch, Progress
 from dataloaderjob.trainer.recording import Recording, record_here, recorder
 from dataloaderjob.trainer.sampling import Recorded, first_keys
+from dataloaderjob.trainer.service import launch_facts
 from dataloaderjob.trainer.stream import Stream
 from dataloaderjob.trainer.taking import Taker, Unopened
 from dataloaderjob.trainer.tickets import as_keys, described, submit
@@ -286,7 +287,8 @@ class ServiceIterator(_Seeded):
             allow_pickle=self._pickle_allowed,
             slow=slow,
         )
-        return replace(made, held=self._held_by_classes()), store
+        facts = {**made.facts, **launch_facts()}
+        return replace(made, held=self._held_by_classes(), facts=facts), store
 
     def _held_by_classes(self) -> dict[str, int]:
         """The states of generators that do not travel with the dataset."""

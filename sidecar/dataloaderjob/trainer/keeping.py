@@ -8,6 +8,7 @@ time; whether it is free is its own word (`core.claims`).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import math
@@ -18,13 +19,14 @@ import secrets
 import select
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dataloaderjob.core import folders
 from dataloaderjob.core.claims import GRANTED, Claim
-from dataloaderjob.core.errors import InputError, say
-from dataloaderjob.core.places import CONTROL_NAME, KEEP_VARIABLE, LAUNCH_NAME, PID_NAME, REMEDY
+from dataloaderjob.core.errors import InputError, ServiceUnavailable, say
+from dataloaderjob.core.places import CONTROL_NAME, FILES, KEEP_VARIABLE, LAUNCH_NAME, PID_NAME, REMEDY
 from dataloaderjob.core.processes import lives, standard_error
 
 ANSWER_S = 5.0
@@ -32,15 +34,29 @@ ANSWER_S = 5.0
 MAX_KEEP_S = 7 * 24 * 3600.0
 _PREFIX = "k"
 _LOCK_NAME = ".keep"
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+LOCK_S = 60.0
+LOOK_S = 0.005
+MAX_FREE = 2
+"""Services of other environments that may wait while one more is started."""
+LEFTOVER_S = 3600.0
+"""A folder without a service is removed after so long."""
 _OF_A_LAUNCH = re.compile(
-    r"(?:LOCAL_|GROUP_|ROLE_|GLOBAL_|NODE_)?RANK|MASTER_\w+|TORCHELASTIC_\w+|DATALOADERJOB_\w+|RAY_\w+|"
-    r"OMPI_COMM_WORLD_(?:LOCAL_|NODE_)?RANK|PMIX?_RANK|_|PWD|OLDPWD|SHLVL|COLUMNS|LINES|TERM\w*|COLORTERM|LS_COLORS|"
-    r"SSH_\w+|DISPLAY|WINDOWID|TMUX\w*|STY|WINDOW|VTE_VERSION|VSCODE_\w+|GIT_ASKPASS|XDG_SESSION_\w+|XDG_VTNR|XDG_SEAT|"
-    r"DBUS_SESSION_BUS_ADDRESS|INVOCATION_ID|JOURNAL_STREAM|JPY_\w+|PYTEST_CURRENT_TEST|BENCH_STARTED"
+    r"(?:LOCAL_|GROUP_|ROLE_)?RANK|MASTER_\w+|TORCHELASTIC_\w+|(?:DATALOADERJOB|RAY|SLURM|OMPI|PMIX?|PRTE)_\w+|"
+    r"_|OLDPWD|SHLVL|COLUMNS|LINES|TERM\w*|COLORTERM|LS_COLORS|SSH_\w+|DISPLAY|WINDOWID|TMUX\w*|STY|WINDOW|VTE_VERSION|"
+    r"VSCODE_\w+|GIT_ASKPASS|XDG_SESSION_\w+|XDG_VTNR|XDG_SEAT|DBUS_SESSION_BUS_ADDRESS|INVOCATION_ID|JOURNAL_STREAM|"
+    r"JPY_\w+|PYTEST_CURRENT_TEST"
 )
-"""Variables of one launch or terminal, which no feeder goes by."""
-_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC)
+"""Variables of one launch or terminal: feeders start without them, and get a script's own with its code, but for a
+launcher's."""
+_LIMITS = sorted(name for name in dir(resource) if name.startswith("RLIMIT_") and name != "RLIMIT_NOFILE")
 _NAMESPACES = ("mnt", "net", "pid", "user")
+
+
+def shared(variables: Mapping[str, str]) -> dict[str, str]:
+    """What feeders of a service that stays start with; ours are for the service."""
+    own = "DATALOADERJOB_"
+    return {k: v for k, v in variables.items() if k.startswith(own) or not _OF_A_LAUNCH.fullmatch(k)}
 
 
 def keep_seconds() -> float:
@@ -74,26 +90,37 @@ def home(base: Path, launch: str, script: str) -> Path:
     claim = Claim(run=launch, pid=os.getpid(), keep_s=keep_seconds(), script=script)
     prefix = f"{_PREFIX}{environment_key(os.environ)}-"
     with _locked(base):
-        found = [path for path in sorted(base.glob(f"{prefix}*")) if folders.is_own(path)]
+        found = [path for path in sorted(base.glob(f"{_PREFIX}*-*")) if folders.is_own(path)]
         own = [path for path in found if _launch_of(path) == launch]
-        for path in own:
+        for path in own:  # whatever has changed in its environment since
             if _ask(path, claim) in (
                 GRANTED,
                 None,
             ):  # None: it has still to be started, or does not listen yet
                 return path
         for path in found:
-            if path not in own and lives(path / PID_NAME) and _ask(path, claim) == GRANTED:
+            fits = path not in own and path.name.startswith(prefix) and lives(path / PID_NAME)
+            if fits and _ask(path, claim) == GRANTED:
                 (path / LAUNCH_NAME).write_text(launch)
-                say(
-                    f"uses the feeders that an earlier script left; they stay for {claim.keep_s:g} s after this one"
-                )
+                until = f"they stay for {claim.keep_s:g} s after this one"
+                say(f"uses the feeders that an earlier script left; {until}")
                 return path
+        _make_room([path for path in found if path not in own], claim)
         path = base / f"{prefix}{secrets.token_hex(2)}"
         folders.make(path, REMEDY)
         folders.mark(path)
         (path / LAUNCH_NAME).write_text(launch)
         return path
+
+
+def _make_room(others: Sequence[Path], claim: Claim) -> None:
+    """Ends free services beyond MAX_FREE, the one claimed longest ago first, and removes what dead ones left."""
+    alive = [path for path in others if lives(path / PID_NAME)]
+    for path in sorted(alive, key=lambda path: _changed_at(str(path / LAUNCH_NAME)))[:-MAX_FREE]:
+        _ask(path, dataclasses.replace(claim, ends=True))
+    for path in others:
+        if path not in alive and time.time() - _changed_at(str(path)) / 1e9 > LEFTOVER_S:
+            folders.remove(path, FILES)
 
 
 def environment_key(variables: Mapping[str, str]) -> str:
@@ -107,7 +134,10 @@ def environment_key(variables: Mapping[str, str]) -> str:
         max(_changed_at(entry) for entry in _own_files()),
         sorted(os.sched_getaffinity(0)),
         os.getpriority(os.PRIO_PROCESS, 0),
-        [resource.getrlimit(limit) for limit in _LIMITS],
+        os.sched_getscheduler(0),
+        [resource.getrlimit(getattr(resource, name)) for name in _LIMITS],
+        resource.getrlimit(resource.RLIMIT_NOFILE)[1],  # feeders raise the other one themselves
+        (os.geteuid(), os.getegid(), sorted(os.getgroups())),
         [_link(f"/proc/self/ns/{name}") for name in _NAMESPACES],
         _text("/proc/self/cgroup"),
     ]
@@ -174,10 +204,22 @@ def _ask(path: Path, claim: Claim) -> bytes | None:
 
 @contextlib.contextmanager
 def _locked(base: Path) -> Iterator[None]:
-    """Held while a service is chosen, so that the ranks of a launch choose the same one."""
-    fd = os.open(base / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    """Held while a service is chosen, so that the ranks of a launch choose the same one. Raises ServiceUnavailable."""
+    fd, deadline = os.open(base / _LOCK_NAME, _OPEN, 0o600), time.monotonic() + LOCK_S
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as exc:
+                if time.monotonic() > deadline:
+                    raise ServiceUnavailable(
+                        f"another script of yours has been choosing feeders for {LOCK_S:.0f} s, and holds "
+                        f"{base / _LOCK_NAME}: let it go on, or end it"
+                    ) from exc
+                time.sleep(LOOK_S)
         yield
     finally:
+        with contextlib.suppress(OSError):  # a child that was forked meanwhile has the descriptor, too
+            fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)

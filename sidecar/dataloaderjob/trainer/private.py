@@ -32,6 +32,7 @@ from dataloaderjob.core.places import (
     FOLDER_VARIABLE,
     HOST_NAME,
     KEEP_VARIABLE,
+    LAUNCH_NAME,
     LOCK_NAME,
     LOG_NAME,
     PATH_VARIABLE,
@@ -180,6 +181,8 @@ def _launch(home: Path, feeders: int) -> None:
     finally:
         os.close(log)
     (home / PID_NAME).write_text(f"{process.pid} {start_time(process.pid)}")
+    if keep_s:
+        (home / LAUNCH_NAME).write_text(run_key())
     _children.append(process)
     until = f"stay for {keep_s:g} s after this run ({KEEP_VARIABLE})" if keep_s else "end with this run"
     say(f"starting feeders ({feeders}) on this machine; they {until}")
@@ -252,7 +255,9 @@ def _is(fd: int, path: Path) -> bool:
 def _environment() -> dict[str, str]:
     """The service sees what user code in feeders should see, and the import path of this process."""
     environment = dict(os.environ)
-    path = keeping.import_path() if keeping.keep_seconds() else sys.path
+    path = sys.path
+    if keeping.keep_seconds():
+        environment, path = keeping.shared(environment), keeping.import_path()
     environment[PATH_VARIABLE] = os.pathsep.join(p for p in path if p)
     environment[RUN_VARIABLE] = secrets.token_hex(8)
     environment["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED") or "0"  # its feeders iterate sets alike

@@ -7,6 +7,7 @@ import os
 import torch
 import torch.utils.data
 
+from dataloaderjob.core.blobs import LAUNCH
 from dataloaderjob.core.errors import InputError, ServiceUnavailable, say
 from dataloaderjob.core.places import (
     ALLOW_PICKLE_VARIABLE,
@@ -17,6 +18,7 @@ from dataloaderjob.core.places import (
 )
 from dataloaderjob.core.processes import hold_standard_descriptors
 from dataloaderjob.trainer import private
+from dataloaderjob.trainer.keeping import keep_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # at run time it is imported while the private service starts
@@ -102,6 +104,11 @@ def expect(workers: int) -> None:
 
 def is_private() -> bool:
     return not os.environ.get(SOCKET_VARIABLE) and not os.environ.get(IN_FEEDER_VARIABLE)
+
+
+def launch_facts() -> dict[str, str]:
+    """What a bundle says of this launch, where feeders may outlive it."""
+    return {LAUNCH: private.run_key()} if is_private() and keep_seconds() else {}
 
 
 def is_pickle_allowed() -> bool:
