@@ -268,16 +268,21 @@ class Service:
                 status = sidecar_status(self._cluster.socket)
                 if not status or status["receivers"]:
                     return
-            self._control.close()  # who claims this service now shall not wait for an answer
+            self._close_control()
             self._cluster.end_sidecar()
             if not is_anothers(self._folder, os.getpid()):
                 folders.remove(self._folder, places.FILES)
         self._over = True
 
+    def _close_control(self) -> None:
+        """Who claims this service from now on does not wait for an answer."""
+        self._loop.unwatch(self._control.fileno())
+        self._control.close()
+
     def _broken(self, why: str) -> None:
         """The folder stays, with the reason in it, for ranks that wait or lose their sidecar now."""
         self._why = why
-        self._control.close()
+        self._close_control()
         if not is_anothers(self._folder, os.getpid()):
             fail(self._folder, why)
         self._over = True
