@@ -163,6 +163,7 @@ def test_what_refuses_only_pods_is_told_before_anything_is_made(workload: str, s
         'pods is forbidden: User "system:serviceaccount:ops:r-operator" cannot create resource "pods" in API group ""',
         "admission webhook v.example.com does not support dry run",
         "admission webhook pods.example.com denied the request: a pod must be owned by a ReplicaSet or a Job",
+        'Internal error occurred: failed calling webhook "pods.example.com": no endpoints available',
         "ValidatingAdmissionPolicy 'owned' with binding 'owned' denied request: failed expression",
         'pods "mnist-head-x" is forbidden: error looking up service account a/default: not found',
         'pods "mnist-head-x" is forbidden: status unknown for quota: team, resources: pods',

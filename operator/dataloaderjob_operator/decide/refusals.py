@@ -28,6 +28,7 @@ _SAYS_NOTHING = (
     "error looking up service account",  # it may be applied after the job
     "cannot be handled as a Pod",  # a value that server-side apply of the workload took in its own way
     "admission webhook",  # it may go by who creates a pod, or owns it
+    "failed calling webhook",
     "ValidatingAdmissionPolicy",
 )
 """Words (1.34) with which a pod that is tried is refused, and the job's own pods may not be."""

@@ -141,7 +141,7 @@ class Service:
 
     def _heard(self) -> None:
         """A script claims this service, or a rank wants more feeders."""
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # nothing is left to read, or an answer was to leave
             while True:
                 data, fds, _, _ = socket.recv_fds(self._control, MAX_NBYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
                 if fds:

@@ -93,10 +93,8 @@ def home(base: Path, launch: str, script: str) -> Path:
         found = [path for path in sorted(base.glob(f"{_PREFIX}*-*")) if folders.is_own(path)]
         own = [path for path in found if _launch_of(path) == launch]
         for path in own:  # whatever has changed in its environment since
-            if _ask(path, claim) in (
-                GRANTED,
-                None,
-            ):  # None: it has still to be started, or does not listen yet
+            answer = _ask(path, claim)
+            if answer in (GRANTED, None):  # None: it has still to be started, or does not listen yet
                 return path
         for path in found:
             fits = path not in own and path.name.startswith(prefix) and lives(path / PID_NAME)
@@ -179,7 +177,7 @@ def _launch_of(path: Path) -> str:
 
 
 def _ask(path: Path, claim: Claim) -> bytes | None:
-    """What the service of this folder says to a claim; None if it does not listen, or not answer in time."""
+    """What the service of this folder says to a claim; None if it does not listen, or does not answer in time."""
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
         with (
