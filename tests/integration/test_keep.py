@@ -77,6 +77,16 @@ class Environment:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[Environment]:
+    yield from environments(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
+    """One for all tests that leave one service in it."""
+    yield from environments(tmp_path_factory.mktemp("warm"))
+
+
+def environments(tmp_path: Path) -> Iterator[Environment]:
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
     (tmp_path / "steps.py").write_text("def scaled(i):\n    return i * 10\n")
     made = Environment(tmp_path)
@@ -87,32 +97,32 @@ def environment(tmp_path: Path) -> Iterator[Environment]:
     assert {path.name for path in (tmp_path / "d").iterdir()} <= {".keep"}
 
 
-def test_the_next_script_finds_the_feeders_of_the_one_before(environment):
-    first = environment.script()
-    (service,) = environment.services()
-    until(lambda: environment.services()[0].kept_until, 10, "free")
-    assert environment.services()[0].kept_until == pytest.approx(time.time() + KEEP_S, abs=10)
-    assert environment.script() == first, "the same data"
-    assert environment.pids() == [service.about["pid"]]
+def test_the_next_script_finds_the_feeders_of_the_one_before(warm):
+    first = warm.script()
+    (service,) = warm.services()
+    until(lambda: warm.services()[0].kept_until, 10, "free")
+    assert warm.services()[0].kept_until == pytest.approx(time.time() + KEEP_S, abs=10)
+    assert warm.script() == first, "the same data"
+    assert warm.pids() == [service.about["pid"]]
 
 
-def test_code_that_was_edited_between_two_scripts_counts(environment):
-    before = environment.script()
-    (environment.folder / "steps.py").write_text("def scaled(i):\n    return i * 1000\n")
-    after = environment.script()
+def test_code_that_was_edited_between_two_scripts_counts(warm):
+    before = warm.script()
+    (warm.folder / "steps.py").write_text("def scaled(i):\n    return i * 1000\n")
+    after = warm.script()
     assert "1000" in after
     assert "1000" not in before
-    assert len(environment.pids()) == 1
+    assert len(warm.pids()) == 1
 
 
-def test_a_script_gets_as_many_feeders_as_it_asks_for(environment):
-    environment.script(2)
-    until(lambda: environment.services()[0].snapshot().ready == 2, 30, "two feeders")
-    environment.script(1)
-    until(lambda: environment.services()[0].snapshot().desired == 1, 30, "one feeder")
-    environment.script(2)
-    until(lambda: environment.services()[0].snapshot().desired == 2, 30, "two again")
-    assert len(environment.pids()) == 1
+def test_a_script_gets_as_many_feeders_as_it_asks_for(warm):
+    warm.script(2)
+    until(lambda: warm.services()[0].snapshot().ready == 2, 30, "two feeders")
+    warm.script(1)
+    until(lambda: warm.services()[0].snapshot().desired == 1, 30, "one feeder")
+    warm.script(2)
+    until(lambda: warm.services()[0].snapshot().desired == 2, 30, "two again")
+    assert len(warm.pids()) == 1
 
 
 def test_another_environment_gets_feeders_of_its_own(environment):
@@ -136,15 +146,16 @@ def test_a_script_takes_no_feeders_that_another_one_may_still_use(environment):
             other.kill()
 
 
-def test_feeders_of_a_script_that_was_killed_serve_the_next(environment):
+def test_feeders_of_a_script_that_was_killed_serve_the_next(warm):
     kills = "import signal; os.kill(os.getpid(), signal.SIGKILL)"
     with pytest.raises(subprocess.CalledProcessError):
-        environment.script(1, "", kills)
-    (pid,) = environment.pids()
-    environment.script()
-    assert environment.pids() == [pid]
+        warm.script(1, "", kills)
+    (pid,) = warm.pids()
+    warm.script()
+    assert warm.pids() == [pid]
 
 
+@pytest.mark.slow
 def test_a_service_that_was_killed_is_started_again(environment):
     environment.script()
     (pid,) = environment.pids()
@@ -177,13 +188,13 @@ def test_of_services_for_other_environments_only_two_wait(environment):
     until(lambda: len(environment.pids()) == 3, 30, "the end of the oldest")
 
 
-def test_feeders_have_the_variables_of_the_script_that_they_serve(environment):
+def test_feeders_have_the_variables_of_the_script_that_they_serve(warm):
     look = (
         'Numbers.__getitem__ = lambda self, i: os.environ.get("SSH_AUTH_SOCK", ""); print(next(iter(loader)))'
     )
     for sock in ("/tmp/a", "/tmp/b"):
-        assert sock in environment.script(1, "", look, SSH_AUTH_SOCK=sock)
-    assert len(environment.pids()) == 1
+        assert sock in warm.script(1, "", look, SSH_AUTH_SOCK=sock)
+    assert len(warm.pids()) == 1
 
 
 def test_a_process_without_a_loader_gives_its_place_to_its_child(environment):
