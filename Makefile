@@ -2,8 +2,8 @@
 #
 # Variables: PYTHON (3.11 or newer), TORCH (any pip requirement, or the path of a wheel), FASHION_MNIST (folder
 # of the data), KUBEBUILDER_ASSETS (folder with etcd and kube-apiserver), PYTEST_ARGS,
-# TEST_PROCESSES (how many files of tests run at a time); options of the main job as FASHION_EPOCHS=2,
-# FASHION_LIMIT=6000 and so on. For images and the cluster: REGISTRY, TAG, PYTHON_IMAGE, TORCH_INDEX, NODE_IMAGE (kind's,
+# TEST_PROCESSES (how many files of tests run at a time), E2E_PROCESSES (how many tests on a cluster do); options of the
+# main job as FASHION_EPOCHS=2, FASHION_LIMIT=6000 and so on. For images and the cluster: REGISTRY, TAG, PYTHON_IMAGE, TORCH_INDEX, NODE_IMAGE (kind's,
 # of another version of Kubernetes), E2E_ADDONS (program that installs JobSet and Kubeflow Trainer on a kind cluster).
 
 PYTHON ?= python3
@@ -12,6 +12,7 @@ PACKAGED_DATA := /usr/share/datasets/fashion-mnist
 FASHION_MNIST ?= $(PACKAGED_DATA)
 PYTEST_ARGS ?=
 TEST_PROCESSES ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
+E2E_PROCESSES ?= 2
 
 KUBEBUILDER_ASSETS ?= /usr/local/kubebuilder/bin
 APISERVER_VERSION ?= 1.34.1
@@ -175,7 +176,7 @@ test-chart: env  ## tests of what helm renders (helm is needed)
 	python -m pytest tests/chart $(PYTEST_ARGS)
 
 e2e: env images  ## tests on a real cluster, which kind makes and deletes (docker, kind, kubectl and helm are needed)
-	python -m pytest e2e $(PYTEST_ARGS)
+	python -m pytest e2e -n $(E2E_PROCESSES) --dist load --maxschedchunk 1 $(PYTEST_ARGS)
 
 check: env  ## format, lint, types, layers
 	ruff format --check .

@@ -1,9 +1,15 @@
-"""One cluster for all tests, made and deleted here; a namespace of its own for each test."""
+"""The clusters of the tests, made and deleted here; a namespace of its own for each test.
+
+Tests run in one process or in several (`-n 2`), which share one cluster and what is installed on it, or have one each
+(E2E_CLUSTERS=2).
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,10 +18,51 @@ import pytest
 from cluster import RELEASE, ROOT, SYSTEM, Cluster, Manifest, missing
 from collect import collect
 from jobs import Job
+from sharing import Shared, in_order, is_alone, number_of_cluster, uses_cluster
 
 pytest_plugins = ["durations"]
 ARTIFACTS = ROOT / "e2e" / "artifacts"
 FAILED = pytest.StashKey[bool]()
+SHARED = pytest.StashKey[Shared]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    theirs = getattr(config, "workerinput", {}).get("shared")
+    config.stash[SHARED] = Shared(Path(theirs or tempfile.mkdtemp(prefix="dataloaderjob-e2e-")))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node) -> None:
+    """A process that runs tests gets to know the folder."""
+    node.workerinput["shared"] = str(node.config.stash[SHARED].folder)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The process that has the others run deletes what they made, once they have ended."""
+    if hasattr(session.config, "workerinput"):
+        return
+    shared = session.config.stash[SHARED]
+    for name in shared.made("cluster"):
+        cluster = Cluster(name, shared.kubeconfig(name))
+        if name != os.environ.get("E2E_CLUSTER"):
+            cluster.delete()
+        elif name in shared.made("operator"):
+            cluster.helm("uninstall", RELEASE, "-n", SYSTEM, "--wait", "--ignore-not-found")
+    shutil.rmtree(shared.folder, ignore_errors=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = in_order(items)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """A test's time runs from its turn on."""
+    if not uses_cluster(item):
+        return (yield)
+    with item.config.stash[SHARED].turn(number_of_cluster(), alone=is_alone(item)):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -27,28 +74,39 @@ def pytest_runtest_makereport(item, call):
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if gone := missing():
-        pytest.fail(gone, pytrace=False)
-    kubeconfig = tmp_path_factory.mktemp("cluster") / "kubeconfig"
-    if name := os.environ.get("E2E_CLUSTER"):
-        yield Cluster.existing(name, kubeconfig)
-        return
-    made = Cluster.create(f"dataloaderjob-{os.getpid()}", kubeconfig)
-    try:
-        yield made
-    finally:
-        made.delete()
+def shared(pytestconfig: pytest.Config) -> Shared:
+    return pytestconfig.stash[SHARED]
 
 
 @pytest.fixture(scope="session")
-def operator(cluster: Cluster) -> Iterator[Cluster]:
+def cluster(shared: Shared) -> Cluster:
+    if gone := missing():
+        pytest.fail(gone, pytrace=False)
+    number = number_of_cluster()
+
+    def make() -> str:
+        name = os.environ.get("E2E_CLUSTER")
+        if name and number == 0:
+            return Cluster.existing(name, shared.kubeconfig(name)).name
+        name = f"dataloaderjob-{os.getpid()}"
+        return Cluster.create(name, shared.kubeconfig(name)).name
+
+    name = shared.once(f"cluster-{number}", make)
+    return Cluster(name, shared.kubeconfig(name))
+
+
+@pytest.fixture(scope="session")
+def operator(shared: Shared, cluster: Cluster) -> Cluster:
     """The cluster with the chart installed, in a namespace that enforces `restricted`."""
-    _restricted(cluster, SYSTEM)
-    if RELEASE not in cluster.helm("list", "-n", SYSTEM, "--short").split():
-        cluster.install()
-    yield cluster
-    cluster.helm("uninstall", RELEASE, "-n", SYSTEM, "--wait", "--ignore-not-found")
+
+    def install() -> str:
+        _restricted(cluster, SYSTEM)
+        if RELEASE not in cluster.helm("list", "-n", SYSTEM, "--short").split():
+            cluster.install()
+        return cluster.name
+
+    shared.once(f"operator-{number_of_cluster()}", install)
+    return cluster
 
 
 @pytest.fixture
@@ -83,8 +141,8 @@ def start(operator: Cluster, namespace: str) -> Callable[[Manifest], Job]:
 
 
 @pytest.fixture(scope="session")
-def local_digest(tmp_path_factory: pytest.TempPathFactory) -> str:
+def local_digest(shared: Shared, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of the main job, as its manifest is printed, run on this machine without Kubernetes."""
     import main_job
 
-    return main_job.run_here(Path(tmp_path_factory.mktemp("local")))
+    return shared.once("digest", lambda: main_job.run_here(Path(tmp_path_factory.mktemp("local"))))

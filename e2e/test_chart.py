@@ -19,6 +19,7 @@ def test_helm_test_runs_a_tiny_job_to_complete(operator: Cluster):
     assert "Complete" in said, said
 
 
+@pytest.mark.alone  # beside the main job its trainer finds no room
 def test_the_job_of_the_notes_runs_as_it_is_printed(operator: Cluster):
     notes = operator.helm("get", "notes", RELEASE, "-n", SYSTEM)
     found = _JOB.search(notes)
@@ -30,6 +31,7 @@ def test_the_job_of_the_notes_runs_as_it_is_printed(operator: Cluster):
     first.await_nothing()
 
 
+@pytest.mark.alone
 def test_the_operator_serves_its_metrics_and_logs_json_about_each_job(operator: Cluster, start):
     made: Job = start(job("seen"))
     made.await_phase("Running", timeout_s=90)
@@ -44,6 +46,7 @@ def test_the_operator_serves_its_metrics_and_logs_json_about_each_job(operator: 
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_uninstalled_without_keeping_the_definition_everything_goes(operator: Cluster, start):
     made: Job = start(job("gone"))
     made.await_phase("Running", timeout_s=90)

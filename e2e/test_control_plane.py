@@ -14,7 +14,7 @@ from jobs import RESTRICTED, RESTRICTED_POD, TRAINER, Job, job
 from nodes import await_api_server
 from streams import longest_gap_s, stream, stream_here, takes_batches
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 MAX_GAP_S = 5.0
 """Between two batches, of which there is one a second."""
 SAYS = "the policy is out of order"

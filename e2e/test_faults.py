@@ -11,7 +11,7 @@ from cluster import PLACE, RELEASE, SYSTEM, Cluster, Manifest, run, until
 from jobs import FEEDERS, HEAD, SMALL, TRAINER, Job, changed, example
 from main_job import run_here
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(1500)]
 PAUSE_S = 60.0
 OPERATOR = f"deployment/{RELEASE}-operator"
 

@@ -122,6 +122,7 @@ def test_another_image_rolls_feeders_and_an_immutable_field_is_refused(running: 
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_operator_may_be_upgraded_uninstalled_and_installed_under_another_name(running: Job):
     cluster, before = running.cluster, running.uids(*ALL)
     version = ["--set", "podAnnotations.example=upgraded"]
@@ -187,6 +188,7 @@ def ready_since(condition: Manifest, moment: datetime) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_job_recovers_when_its_head_dies_of_memory_and_when_its_node_is_drained(running: Job):
     cluster, (head,) = running.cluster, running.pods(HEAD)
     node = head["spec"]["nodeName"]

@@ -18,7 +18,7 @@ GCS, SUPERVISOR, MASTER = 6379, 6400, 29500
 
 
 def test_the_printed_manifest_runs_to_complete_with_the_digest_of_a_local_run(
-    operator: Cluster, namespace: str, local_digest: str, tmp_path: Path
+    local_digest: str, operator: Cluster, namespace: str, tmp_path: Path
 ):
     nodes = [node["metadata"]["name"] for node in operator.list("nodes", namespace)]
     with Recorder(nodes, tmp_path) as recorder:

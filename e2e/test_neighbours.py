@@ -9,7 +9,7 @@ from cluster import FEEDER, Cluster, Manifest, run, until
 from jobs import RESTRICTED, RESTRICTED_POD, Job
 from streams import stream, stream_here
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(900)]
 INSTALL = os.environ.get("E2E_ADDONS") or "e2e/support/addons.sh"
 """Called as `--name CLUSTER jobset trainer`, it puts them on a kind cluster."""
 POD: Manifest = {

@@ -18,7 +18,7 @@ from nodes import (
 )
 from streams import stream, stream_here, takes_batches
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(900)]
 TOLD_S = 90.0
 """From the moment at which the node is not ready."""
 NODE_OF_TRAINERS = "spec__trainers__job__template__spec__nodeSelector"

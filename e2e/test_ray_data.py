@@ -68,6 +68,7 @@ def told(of: Job, word: str) -> list[list[list[int]]]:
     ]
 
 
+@pytest.mark.alone  # on a busy machine its trainers may not come to agree on the pod that reads
 def test_ray_data_feeds_two_trainers_from_all_pods_and_goes_on_when_the_pod_that_reads_is_lost(
     operator: Cluster, namespace: str, start
 ):

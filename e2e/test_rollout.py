@@ -14,7 +14,7 @@ from cluster import Cluster, Manifest, until
 from jobs import FEEDERS, TRAINER, Job, job
 from streams import longest_gap_s
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1500)]
 BAD = "example.com/feeder:not-there"
 SETTLE_S = 60.0
 """The bad image has so long to take a second pod."""

@@ -11,7 +11,7 @@ from jobs import FEEDERS, HEAD, TRAINER, Job
 from next_release import Release, build
 from streams import longest_gap_s, stream, stream_here, takes_batches
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1500)]
 ALL = (HEAD, FEEDERS, TRAINER)
 NEW = "of_the_next_release"
 MAX_GAP_S = 5.0
