@@ -104,6 +104,10 @@ VARIABLES = (
         "The trainer's import path; the feeders of a script by itself get it as `PYTHONPATH`.",
     ),
     (
+        places.IMPORTED_VARIABLE, "private service", "feeder host", "not recorded",
+        "File in which feeders that stay after their script record what they have imported.",
+    ),
+    (
         places.RUN_VARIABLE, "`dataloaderjob run`, trainer", "the same, private service", "none",
         "Tag in the environment of all processes of one run, by which none of them is left behind.",
     ),

@@ -115,6 +115,47 @@ def test_code_that_was_edited_between_two_scripts_counts(warm):
     assert len(warm.pids()) == 1
 
 
+LAUNCH = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29653"}
+"""A launch that has the same name each time."""
+
+
+def test_a_launch_of_the_same_name_is_no_reason_to_share_an_environment(warm):
+    warm.script(**LAUNCH)
+    (first,) = warm.pids()
+    warm.script(**LAUNCH)
+    assert warm.pids() == [first]
+    warm.script(**LAUNCH, PYTHONHASHSEED="7")
+    assert len(warm.pids()) == 2
+    warm.script(**LAUNCH)
+    assert len(warm.pids()) == 2
+    (other,) = set(warm.pids()) - {first}
+    os.kill(other, signal.SIGTERM)
+    until(lambda: warm.pids() == [first], 30, "the end of the other one")
+
+
+def test_what_feeders_imported_before_it_was_edited_is_not_used(environment):
+    site = environment.folder / "site"
+    site.mkdir()
+    found = {"PYTHONPATH": str(site)}
+    for factor in (1, 10):
+        (site / "sitecustomize.py").write_text(f"import builtins\nbuiltins.factor = {factor}\n")
+        (environment.folder / "steps.py").write_text("def scaled(i):\n    return i * factor\n")
+        assert f"[{11 * factor}, 0, 0]" in environment.script(**found)
+    until(lambda: len(environment.pids()) == 1, 30, "the end of the first one")
+
+
+@pytest.mark.slow
+def test_a_service_that_hangs_holds_no_script_s_standard_error(environment):
+    environment.script()
+    (pid,) = environment.pids()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        environment.script()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert len(environment.pids()) == 2
+
+
 def test_a_script_gets_as_many_feeders_as_it_asks_for(warm):
     warm.script(2)
     until(lambda: warm.services()[0].snapshot().ready == 2, 30, "two feeders")

@@ -1,10 +1,13 @@
 """A private service that stays for the next script: which script may take it, and for how long it waits."""
 
 import os
+import resource
 import sys
+import types
 
 import pytest
 
+from dataloaderjob.core import imported
 from dataloaderjob.core.claims import Claim
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.local.service import LINGER_S, IdleShutdown
@@ -17,7 +20,10 @@ def test_a_claim_arrives_as_it_was_sent():
     assert Claim.parse(CLAIM.pack()) == CLAIM
 
 
-@pytest.mark.parametrize("text", [b"feeders", b"[]", b"{}", b'{"run": "a", "pid": null}', b"\xff", b""])
+@pytest.mark.parametrize(
+    "text",
+    [b"feeders", b"[]", b"{}", b'{"run": "a", "pid": null}', b"\xff", b"", b"[" * 8000, b'{"pid": Infinity}'],
+)
 def test_what_is_no_claim_is_not_taken_for_one(text):
     assert Claim.parse(text) is None
 
@@ -44,6 +50,7 @@ def test_a_variable_that_is_no_time_is_refused_by_name(monkeypatch, text):
         ("TERM", False),
         ("DATALOADERJOB_KEEP", False),
         ("DATA_ROOT", True),
+        ("MASTER_SEED", True),
         ("OMP_NUM_THREADS", True),
         ("LD_PRELOAD", True),
         ("PYTHONHASHSEED", True),
@@ -75,6 +82,27 @@ def test_the_script_s_own_folder_makes_no_other_environment(tmp_path, monkeypatc
         monkeypatch.setattr(sys, "path", [str(script.parent), *path])
         keys.add(keeping.environment_key({}))
     assert len(keys) == 1
+
+
+def test_the_soft_limit_of_files_makes_no_other_environment(monkeypatch):
+    before, real = keeping.environment_key({}), resource.getrlimit
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda n: (64, real(n)[1]) if n == resource.RLIMIT_NOFILE else real(n)
+    )
+    assert keeping.environment_key({}) == before
+
+
+def test_files_that_were_imported_are_current_until_one_changes(tmp_path, monkeypatch):
+    source, written = tmp_path / "timm.py", tmp_path / "imported"
+    source.write_text("depth = 12")
+    module = types.ModuleType("timm")
+    module.__file__ = str(source)
+    monkeypatch.setitem(sys.modules, "timm", module)
+    assert not imported.is_current(written)
+    imported.record(written)
+    assert imported.is_current(written)
+    source.write_text("depth = 24 ")
+    assert not imported.is_current(written)
 
 
 def test_fewer_processors_make_another_environment(monkeypatch):

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaderjob.core.places import KEEP_VARIABLE
+from dataloaderjob.core.places import KEEP_VARIABLE, SOCKET_VARIABLE
 
 _PIXELS = 1024 * 1024 * 1024 // 4 // 3
 _IMPORTED_FOR_EFFECT = ("hdf5plugin", "pillow_avif", "pillow_heif", "pillow_jxl")
@@ -38,7 +38,7 @@ _DIALECT = (
 )  # fmt: skip
 _TORCH_PRINTS: Any = torch._tensor_str.PRINT_OPTS  # noqa: SLF001  torch shows it nowhere else
 _NEVER = re.compile(
-    r"(?:\w+_)?RANK$|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE|ROLE_WORLD_SIZE|MASTER_\w+|TORCHELASTIC_\w+|TORCH_NCCL_\w+|NCCL_\w+|"
+    r"(?:\w+_)?RANK$|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE|ROLE_WORLD_SIZE|MASTER_(?:ADDR|PORT)|TORCHELASTIC_\w+|TORCH_NCCL_\w+|NCCL_\w+|"
     r"(?:OMPI|PMI|PMIX|SLURM|RAY|DATALOADERJOB|KUBERNETES|PYTHON|LD|CUDA|NVIDIA|JOB_COMPLETION|MALLOC)_\w+|"
     r"(?:HIP|ROCR|ZE)_\w+|PYTHON\w+|\w+_SERVICE_(?:HOST|PORT)\w*|\w+_PORT_\d+_\w+|\w+_PORT|"
     r"HOSTNAME|POD_\w+|_|PWD|OLDPWD|SHLVL|PYTEST_CURRENT_TEST|INVOCATION_ID|JOURNAL_STREAM"
@@ -211,7 +211,8 @@ class ProcessState:
         return self._variables[1]
 
     def _chosen(self) -> dict[str, str]:
-        kept = bool(os.environ.get(KEEP_VARIABLE))  # feeders of another script have that script's
+        # Feeders that stay have the variables of another script; those of a job or a run do not stay.
+        kept = os.environ.get(KEEP_VARIABLE, "0") not in ("", "0") and SOCKET_VARIABLE not in os.environ
 
         def travels(name: str, value: str) -> bool:
             own = _OWN.fullmatch(name) and self._at_start.get(name) == value

@@ -1,7 +1,8 @@
-"""What a script sends to a private service that may be free: a datagram with this text and one or two descriptors.
+"""What a script sends to a private service that may be free: a datagram with this text and a descriptor.
 
-The first is the writing end of a pipe, into which the service writes GRANTED or REFUSED; one that ends without either
-refuses, too. The second is where user code in feeders is heard, if anywhere. It imports nothing of ours.
+That is the writing end of a pipe, into which the service writes GRANTED, BUSY or FREE; one that ends without any of
+them refuses, too. Whom the service was granted to sends `echo_text` with a descriptor where user code in feeders is
+heard: not earlier, since a service that hangs would keep it. It imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import json
 from dataclasses import asdict, dataclass
 
 GRANTED = b"y"
-REFUSED = b"n"
+BUSY = b"b"
+"""Refused: another launch uses it."""
+FREE = b"f"
+"""Refused: nobody uses it, and the claim is for one that is in use."""
 MAX_NBYTES = 8192
-MAX_FDS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,8 @@ class Claim:
     """What its user calls it."""
     ends: bool = False
     """It wants the service to end, if that is free: too many wait."""
+    joins: bool = False
+    """It wants the service only if its launch uses it already."""
 
     def pack(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -40,7 +45,12 @@ class Claim:
             found = json.loads(data)
             return cls(
                 run=str(found["run"]), pid=int(found["pid"]), keep_s=float(found["keep_s"]),
-                script=str(found["script"]), ends=bool(found["ends"]),
+                script=str(found["script"]), ends=bool(found["ends"]), joins=bool(found["joins"]),
             )  # fmt: skip
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
             return None
+
+
+def echo_text(run: str) -> bytes:
+    """What goes with the descriptor of the launch to which the service was granted."""
+    return f"echo {run}".encode()

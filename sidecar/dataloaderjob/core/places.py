@@ -14,6 +14,8 @@ FAILED_NAME = "failed"
 """Why it gave up."""
 LAUNCH_NAME = "launch"
 """The launch that a service which stays after its script serves."""
+IMPORTED_NAME = "imported"
+"""Files from which the feeders of a service that stays have imported, as `core.imported` records them."""
 LOCK_NAME = "lock"
 LOG_NAME = "service.log"
 FILES = (
@@ -26,6 +28,8 @@ FILES = (
     PID_NAME,
     FAILED_NAME,
     ".failed",
+    IMPORTED_NAME,
+    f"{IMPORTED_NAME}.part",
     LOCK_NAME,
     LOG_NAME,
 )
@@ -39,6 +43,7 @@ FOLDER_VARIABLE = "DATALOADERJOB_DIR"
 KEEP_VARIABLE = "DATALOADERJOB_KEEP"
 PATH_VARIABLE = "DATALOADERJOB_PATH"
 RUN_VARIABLE = "DATALOADERJOB_RUN_ID"
+IMPORTED_VARIABLE = "DATALOADERJOB_IMPORTED"
 IN_FEEDER_VARIABLE = "DATALOADERJOB_IN_FEEDER"
 NODE_FOLDER_VARIABLE = "DATALOADERJOB_NODE_FOLDER"
 RAY_TASKS_VARIABLE = "DATALOADERJOB_RAY_TASKS"

@@ -22,11 +22,11 @@ import signal
 import socket
 import sys
 
-from dataloaderjob.core.places import IN_FEEDER_VARIABLE
+from dataloaderjob.core.places import IMPORTED_VARIABLE, IN_FEEDER_VARIABLE
 
 
-def start_zygote() -> tuple[socket.socket, int]:
-    """Returns the socket over which it hears of feeders, and its pid."""
+def start_zygote(imported: str | None = None) -> tuple[socket.socket, int]:
+    """Returns the socket over which it hears of feeders, and its pid. `imported`: where it says what it imported."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     parent = os.getpid()
     pid = os.fork()
@@ -35,7 +35,7 @@ def start_zygote() -> tuple[socket.socket, int]:
         here.close()
         from dataloaderjob.feeder import zygote
 
-        zygote.main(there, parent)
+        zygote.main(there, parent, imported)
     there.close()
     return here, pid
 
@@ -43,7 +43,7 @@ def start_zygote() -> tuple[socket.socket, int]:
 def main() -> int:
     os.environ[IN_FEEDER_VARIABLE] = "1"
     # Before all that this process needs for itself: importing torch takes longer than all else.
-    made = start_zygote()
+    made = start_zygote(os.environ.pop(IMPORTED_VARIABLE, None))
     from dataloaderjob.feeder import hosting
 
     return hosting.main(made)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dataloaderjob.core.blobs import Bundle
+from dataloaderjob.core.imported import record
 from dataloaderjob.core.processes import (
     ReapingLoop,
     call_itself,
@@ -177,8 +178,11 @@ def _become_template(
     template.main(bundle, Path(message["blobs"]), feeder, requests, socket.socket(fileno=channel))
 
 
-def main(host: socket.socket, parent: int) -> NoReturn:
-    """The whole life of the zygote's process, which the host, `parent`, forked."""
+def main(host: socket.socket, parent: int, imported: str | None = None) -> NoReturn:
+    """The whole life of the zygote's process, which the host, `parent`, forked.
+
+    `imported`: a file for what it has imported, which its templates do not import anew.
+    """
     die_with_parent(parent)
     call_itself("dlj-zygote")
     gc.disable()  # collections while modules are made take a tenth of the time, and find nothing
@@ -195,6 +199,9 @@ def main(host: socket.socket, parent: int) -> NoReturn:
     zygote.turn(0)  # feeders that wait go on while templates' modules are imported
     from dataloaderjob.feeder import template  # noqa: F401  templates have it then
 
+    if imported is not None:
+        with contextlib.suppress(OSError):  # nobody takes this service over then
+            record(Path(imported))
     gc.freeze()  # collections in children leave the pages that they share alone
     gc.enable()
     zygote.run()

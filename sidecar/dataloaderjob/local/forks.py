@@ -13,7 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from dataloaderjob.core.places import HOST_NAME, PATH_VARIABLE, RUN_VARIABLE
+from dataloaderjob.core.places import (
+    HOST_NAME,
+    IMPORTED_NAME,
+    IMPORTED_VARIABLE,
+    KEEP_VARIABLE,
+    PATH_VARIABLE,
+    RUN_VARIABLE,
+)
 
 HOST_MODULE = "dataloaderjob.feeder.host"
 PYTHON = (sys.executable, "-P", "-m")
@@ -44,6 +51,8 @@ def host_command(path: str) -> list[str]:
 def fork_host(folder: str) -> Forked:
     """Starts the feeder host of the private service that has this folder."""
     env = {**environments(os.environ)[1], RUN_VARIABLE: os.environ[RUN_VARIABLE]}
+    if os.environ.get(KEEP_VARIABLE):
+        env[IMPORTED_VARIABLE] = f"{folder}/{IMPORTED_NAME}"
     return fork("host", host_command(f"{folder}/{HOST_NAME}"), env, os.getcwd())
 
 

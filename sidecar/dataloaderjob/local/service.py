@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataloaderjob.core import folders, places
-from dataloaderjob.core.claims import GRANTED, MAX_FDS, MAX_NBYTES, REFUSED, Claim
+from dataloaderjob.core.claims import BUSY, FREE, GRANTED, MAX_NBYTES, Claim, echo_text
 from dataloaderjob.core.errors import DataLoaderJobError, InputError
 from dataloaderjob.core.memory import memory_limit
 from dataloaderjob.core.processes import alive
@@ -108,6 +108,7 @@ class Service:
         cannot work."""
         self._folder, self._claim = folder, claim
         self._echo = echo
+        self._is_unheard = False
         self._loop = Loop()
         self._why: str | None = None
         self._logged = 0
@@ -143,43 +144,54 @@ class Service:
         """A script claims this service, or a rank wants more feeders."""
         with contextlib.suppress(OSError):  # nothing is left to read, or an answer was to leave
             while True:
-                data, fds, _, _ = socket.recv_fds(self._control, MAX_NBYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
-                if fds:
-                    self._answer(Claim.parse(data), *fds)
+                data, fds, _, _ = socket.recv_fds(self._control, MAX_NBYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                if fds and data == echo_text(self._claim.run):
+                    self._be_heard(fds[0])
+                elif fds:
+                    self._answer(Claim.parse(data), fds[0])
         self._more_feeders()
 
-    def _answer(self, claim: Claim | None, reply: int, echo: int | None = None) -> None:
-        """Becomes the service of this launch, or ends, if it is nobody's. Takes both descriptors."""
-        fds = [reply, *([] if echo is None else [echo])]
+    def _answer(self, claim: Claim | None, reply: int) -> None:
+        """Becomes the service of this launch, or ends, if it is nobody's. Takes the descriptor."""
         try:
             if claim is None or self._over or not self._has_folder():
                 return
             is_free, ours = self._is_free(), claim.run == self._claim.run
             if not is_free and (claim.ends or not ours):
-                os.write(reply, REFUSED)
+                os.write(reply, BUSY)
+                return
+            if is_free and claim.joins:
+                os.write(reply, FREE)
                 return
             os.write(reply, GRANTED)  # one that has given up waiting does not get the service
             if claim.ends:
                 self._leave(unless_used=True)
             elif is_free or not self._is_starter_alive():
-                self._serve(claim, Echo(fds.pop() if echo is not None else None), anew=is_free)
+                self._serve(claim, anew=is_free)
         except OSError:
             return
         finally:
-            for fd in fds:
-                os.close(fd)
+            os.close(reply)
+
+    def _be_heard(self, fd: int) -> None:
+        """User code in feeders is heard there, if the launch was granted the service with its last claim."""
+        if self._is_unheard:
+            self._is_unheard = False
+            self._echo = Echo(fd)
+        else:
+            os.close(fd)
 
     def _is_free(self) -> bool:
         """Asked anew: what the last poll said may be a second old."""
         return not self._is_starter_alive() and sidecar_status(self._cluster.socket).get("receivers") == []
 
-    def _serve(self, claim: Claim, echo: Echo, *, anew: bool) -> None:
+    def _serve(self, claim: Claim, *, anew: bool) -> None:
         """Becomes the launch's service. `anew`: nobody uses it, and it gets as many feeders as the launch asks for."""
         if anew:
             (self._folder / places.FEEDERS_NAME).unlink(missing_ok=True)
             self._cluster.forget_feeders()
         self._echo.close()
-        self._claim, self._echo, self._told_idle = claim, echo, False
+        self._claim, self._is_unheard, self._told_idle = claim, True, False
         if self._starter is not None:
             self._loop.unwatch(self._starter)
             os.close(self._starter)
@@ -344,5 +356,5 @@ def main(host: Forked) -> int:
 def _open(pid: int) -> int | None:
     try:
         return os.pidfd_open(pid)
-    except OSError:
+    except (OSError, OverflowError):
         return None

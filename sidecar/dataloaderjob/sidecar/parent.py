@@ -40,6 +40,8 @@ from dataloaderjob.sidecar.supervisor_client import BundleGc, Failures, Supervis
 
 TICK_S = 0.5
 METRICS_EVERY_S = 1.0
+SWEEP_EVERY_S = 30.0
+"""A private service that waits for the next script gives up what the last ones have sent so often."""
 EXTRA_PROCESSES = 8
 """Processes of a launch that told nobody how many they are: together they get as much memory as the first."""
 MAX_ENDED = 64
@@ -93,6 +95,7 @@ class Sidecar:
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._select.register(self._wake_r, selectors.EVENT_READ, self._on_signal)
         self._metrics_at = 0.0
+        self._sweep_at = 0.0
         # Last: a socket that can be seen has a sidecar behind it.
         self._listener = TrainerListener(
             settings.socket, self._select, self._on_guest, private=settings.private
@@ -149,6 +152,9 @@ class Sidecar:
         if now >= self._metrics_at:
             self._metrics_at = now + METRICS_EVERY_S
             self._send_metrics()
+        if self.settings.private and not self.receivers and now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_EVERY_S
+            self._bundle_gc.sweep()
 
     def _send_metrics(self) -> None:
         if self._supervisor is not None:

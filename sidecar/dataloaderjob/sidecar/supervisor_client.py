@@ -220,7 +220,11 @@ class BundleGc:
         for key in [key for key in self._last if key[0] == receiver][:-MAX_LOADERS]:
             self._let_go([self._last.pop(key)])
         if before is None or before.code != bundle.code:
-            self._store.sweep(self._kept(), KEEP_UNUSED_S)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Removes what nobody uses, or has used lately."""
+        self._store.sweep(self._kept(), KEEP_UNUSED_S)
 
     def released(self, receiver: int, bundle_id: bytes) -> None:
         """The last stream with that bundle was closed."""

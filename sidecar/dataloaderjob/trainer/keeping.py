@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import glob
 import hashlib
 import math
 import os
@@ -23,10 +24,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dataloaderjob.core import folders
-from dataloaderjob.core.claims import GRANTED, Claim
+from dataloaderjob.core import folders, imported
+from dataloaderjob.core.claims import FREE, GRANTED, Claim, echo_text
 from dataloaderjob.core.errors import InputError, ServiceUnavailable, say
-from dataloaderjob.core.places import CONTROL_NAME, FILES, KEEP_VARIABLE, LAUNCH_NAME, PID_NAME, REMEDY
+from dataloaderjob.core.places import (
+    CONTROL_NAME,
+    FILES,
+    IMPORTED_NAME,
+    KEEP_VARIABLE,
+    LAUNCH_NAME,
+    PID_NAME,
+    REMEDY,
+)
 from dataloaderjob.core.processes import lives, standard_error
 
 ANSWER_S = 5.0
@@ -42,14 +51,17 @@ MAX_FREE = 2
 LEFTOVER_S = 3600.0
 """A folder without a service is removed after so long."""
 _OF_A_LAUNCH = re.compile(
-    r"(?:LOCAL_|GROUP_|ROLE_)?RANK|MASTER_\w+|TORCHELASTIC_\w+|(?:DATALOADERJOB|RAY|SLURM|OMPI|PMIX?|PRTE)_\w+|"
+    r"(?:LOCAL_|GROUP_|ROLE_)?RANK|MASTER_(?:ADDR|PORT)|TORCHELASTIC_\w+|(?:DATALOADERJOB|RAY|SLURM|OMPI|PMIX?|PRTE)_\w+|"
     r"_|OLDPWD|SHLVL|COLUMNS|LINES|TERM\w*|COLORTERM|LS_COLORS|SSH_\w+|DISPLAY|WINDOWID|TMUX\w*|STY|WINDOW|VTE_VERSION|"
     r"VSCODE_\w+|GIT_ASKPASS|XDG_SESSION_\w+|XDG_VTNR|XDG_SEAT|DBUS_SESSION_BUS_ADDRESS|INVOCATION_ID|JOURNAL_STREAM|"
     r"JPY_\w+|PYTEST_CURRENT_TEST"
 )
 """Variables of one launch or terminal: feeders start without them, and get a script's own with its code, but for a
 launcher's."""
-_LIMITS = sorted(name for name in dir(resource) if name.startswith("RLIMIT_") and name != "RLIMIT_NOFILE")
+_LIMITS = sorted(
+    {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
+    - {resource.RLIMIT_NOFILE}
+)
 _NAMESPACES = ("mnt", "net", "pid", "user")
 
 
@@ -77,33 +89,39 @@ def keep_seconds() -> float:
 def import_path() -> list[str]:
     """What feeders of a service that stays import from; the script's own folder travels with its code."""
     main = getattr(sys.modules["__main__"], "__file__", None)
-    own = {"", os.getcwd(), *([] if main is None else [os.path.dirname(os.path.abspath(main))])}
-    return [entry for entry in sys.path if entry not in own]
+    own = {"", *([] if main is None else [os.path.dirname(os.path.abspath(main))])}
+    with contextlib.suppress(FileNotFoundError):  # somebody removed it
+        own.add(os.getcwd())
+    return [entry for entry in map(os.fspath, sys.path) if entry not in own]
 
 
 def home(base: Path, launch: str, script: str) -> Path:
     """The folder of this launch's service, which lives there or is to be started there.
 
     `launch`: `trainer.private.run_key`. A service that an earlier script of the same environment left is taken over if
-    it is free. Raises ServiceUnavailable, InputError, OSError.
+    it is free, and if the files from which its feeders have imported are still the same. Raises ServiceUnavailable,
+    InputError, OSError.
     """
     claim = Claim(run=launch, pid=os.getpid(), keep_s=keep_seconds(), script=script)
     prefix = f"{_PREFIX}{environment_key(os.environ)}-"
     with _locked(base):
         found = [path for path in sorted(base.glob(f"{_PREFIX}*-*")) if folders.is_own(path)]
-        own = [path for path in found if _launch_of(path) == launch]
-        for path in own:  # whatever has changed in its environment since
-            answer = _ask(path, claim)
-            if answer in (GRANTED, None):  # None: it has still to be started, or does not listen yet
+        for path in found:
+            if _launch_of(path) == launch and _is_joined(
+                path, claim
+            ):  # whatever has changed in its environment since
                 return path
         for path in found:
-            fits = path not in own and path.name.startswith(prefix) and lives(path / PID_NAME)
-            if fits and _ask(path, claim) == GRANTED:
+            if not path.name.startswith(prefix) or not lives(path / PID_NAME):
+                continue
+            if not imported.is_current(path / IMPORTED_NAME):
+                _ask(path, dataclasses.replace(claim, ends=True))
+            elif _ask(path, claim) == GRANTED:
                 (path / LAUNCH_NAME).write_text(launch)
                 until = f"they stay for {claim.keep_s:g} s after this one"
                 say(f"uses the feeders that an earlier script left; {until}")
                 return path
-        _make_room([path for path in found if path not in own], claim)
+        _make_room(found, claim)
         path = base / f"{prefix}{secrets.token_hex(2)}"
         folders.make(path, REMEDY)
         folders.mark(path)
@@ -111,11 +129,27 @@ def home(base: Path, launch: str, script: str) -> Path:
         return path
 
 
+def _is_joined(path: Path, claim: Claim) -> bool:
+    """Whether this is the service of the claim's launch, which uses it already or has still to start it.
+
+    A launch may have the name of one that ended: what that one left is taken over as any other script's.
+    """
+    answer = _ask(path, dataclasses.replace(claim, joins=True))
+    if answer is not None:
+        return answer == GRANTED
+    if (path / PID_NAME).exists():
+        return lives(path / PID_NAME)  # it does not listen yet
+    return time.time() - _changed_at(str(path / LAUNCH_NAME)) / 1e9 < LOCK_S
+
+
 def _make_room(others: Sequence[Path], claim: Claim) -> None:
     """Ends free services beyond MAX_FREE, the one claimed longest ago first, and removes what dead ones left."""
     alive = [path for path in others if lives(path / PID_NAME)]
-    for path in sorted(alive, key=lambda path: _changed_at(str(path / LAUNCH_NAME)))[:-MAX_FREE]:
-        _ask(path, dataclasses.replace(claim, ends=True))
+    if len(alive) > MAX_FREE:
+        probe = dataclasses.replace(claim, joins=True)
+        free = [path for path in alive if _ask(path, probe) == FREE]
+        for path in sorted(free, key=lambda path: _changed_at(str(path / LAUNCH_NAME)))[:-MAX_FREE]:
+            _ask(path, dataclasses.replace(claim, ends=True))
     for path in others:
         if path not in alive and time.time() - _changed_at(str(path)) / 1e9 > LEFTOVER_S:
             folders.remove(path, FILES)
@@ -128,18 +162,28 @@ def environment_key(variables: Mapping[str, str]) -> str:
         sys.executable,
         sorted(item for item in variables.items() if not _OF_A_LAUNCH.fullmatch(item[0])),
         path,
-        [_changed_at(entry) for entry in path if entry.endswith("-packages")],
+        [
+            _changed_at(file)
+            for entry in path
+            if entry.endswith("-packages")
+            for file in (entry, *_pth_files(entry))
+        ],
         max(_changed_at(entry) for entry in _own_files()),
         sorted(os.sched_getaffinity(0)),
         os.getpriority(os.PRIO_PROCESS, 0),
         os.sched_getscheduler(0),
-        [resource.getrlimit(getattr(resource, name)) for name in _LIMITS],
+        [resource.getrlimit(number) for number in _LIMITS],
         resource.getrlimit(resource.RLIMIT_NOFILE)[1],  # feeders raise the other one themselves
         (os.geteuid(), os.getegid(), sorted(os.getgroups())),
         [_link(f"/proc/self/ns/{name}") for name in _NAMESPACES],
         _text("/proc/self/cgroup"),
     ]
     return hashlib.sha256(repr(parts).encode(errors="surrogateescape")).hexdigest()[:10]
+
+
+def _pth_files(folder: str) -> list[str]:
+    """Those by which packages are installed in place, say."""
+    return sorted(glob.glob(os.path.join(glob.escape(folder), "*.pth")))
 
 
 def _own_files() -> Iterator[str]:
@@ -180,30 +224,40 @@ def _ask(path: Path, claim: Claim) -> bytes | None:
     """What the service of this folder says to a claim; None if it does not listen, or does not answer in time."""
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
-        with (
-            standard_error() as echo,
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock,
-        ):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.setblocking(False)
             sock.connect(str(path / CONTROL_NAME))
-            socket.send_fds(sock, [claim.pack()], [write, *([] if echo is None else [echo])])
+            socket.send_fds(sock, [claim.pack()], [write])
+            os.close(write)
+            write = -1
+            poll = select.poll()
+            poll.register(read, select.POLLIN)
+            answer = (os.read(read, 1) or None) if poll.poll(ANSWER_S * 1000) else None
+            if answer == GRANTED and not claim.ends:
+                _be_heard(sock, claim)
+            return answer
     except OSError:
-        os.close(write)
-        os.close(read)
         return None
-    os.close(write)
-    try:
-        poll = select.poll()
-        poll.register(read, select.POLLIN)
-        return (os.read(read, 1) or None) if poll.poll(ANSWER_S * 1000) else None
     finally:
         os.close(read)
+        if write >= 0:
+            os.close(write)
+
+
+def _be_heard(sock: socket.socket, claim: Claim) -> None:
+    """Has the service write to this process's standard error, unless that is closed or the service is about to end."""
+    with standard_error() as echo, contextlib.suppress(OSError):
+        if echo is not None:
+            socket.send_fds(sock, [echo_text(claim.run)], [echo])
 
 
 @contextlib.contextmanager
 def _locked(base: Path) -> Iterator[None]:
     """Held while a service is chosen, so that the ranks of a launch choose the same one. Raises ServiceUnavailable."""
-    fd, deadline = os.open(base / _LOCK_NAME, _OPEN, 0o600), time.monotonic() + LOCK_S
+    path, deadline = base / _LOCK_NAME, time.monotonic() + LOCK_S
+    if path.is_symlink():
+        raise ServiceUnavailable(f"a plain file is needed at {path}, found a symbolic link: remove it")
+    fd = os.open(path, _OPEN, 0o600)
     try:
         while True:
             try:

@@ -86,8 +86,9 @@ def folder() -> Path:
         base = _default_base()
         folders.make(base, REMEDY)
     if keeping.keep_seconds():
-        folders.make(base, REMEDY)
-        return keeping.home(base, run_key(), _script())
+        with folders.room(base, ServiceUnavailable):
+            folders.make(base, REMEDY)
+            return keeping.home(base, run_key(), _script())
     path = base / run_key()
     folders.make(path, REMEDY)
     folders.mark(path)
