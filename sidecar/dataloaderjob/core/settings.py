@@ -149,6 +149,26 @@ class SidecarSettings(LoaderSettings):
             )
 
 
+def reads_other_releases(cls: type[T]) -> type[T]:
+    """Reads a pickle, in which Ray keeps what an actor was made with: the fields in their order.
+
+    So others are only ever added behind them. A pickle of an earlier version has fewer, one of a later version more. It
+    decorates the finished class, since the `dataclass` of Python 3.11.2, Debian 12's, puts a `__setstate__` of its
+    own over one in the class's body.
+    """
+
+    def set_state(self: T, state: Sequence[Any]) -> None:
+        known = dataclasses.fields(self)  # type: ignore[arg-type]
+        for field_, value in zip(known, state, strict=False):
+            object.__setattr__(self, field_.name, value)
+        for field_ in known[len(state) :]:
+            object.__setattr__(self, field_.name, field_.default)
+
+    cls.__setstate__ = set_state  # type: ignore[attr-defined]
+    return cls
+
+
+@reads_other_releases
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeederSettings:
     """One feeder process."""
@@ -185,15 +205,6 @@ class FeederSettings:
     """Bundles that no session uses are kept loaded up to so many bytes as shipped, the last one always."""
     memory_field: str = ""
     """The field of the manifest that limits the memory of where it runs; empty where no manifest does."""
-
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        """Reads a pickle, in which Ray keeps what an actor was made with: the fields in their order, so that others are
-        only ever added behind them. One of an earlier version has fewer, one of a later version more."""
-        known = dataclasses.fields(self)
-        for field_, value in zip(known, state, strict=False):
-            object.__setattr__(self, field_.name, value)
-        for field_ in known[len(state) :]:
-            object.__setattr__(self, field_.name, field_.default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
