@@ -21,7 +21,7 @@ from local_runs import LocalRun, Project, broken_host, broken_ray, digest, start
 from ports import reserve_port
 from rig import until
 
-from dataloaderjob.local import cli
+from dataloaderjob.local import cli, status
 from dataloaderjob.local.status import LiveRun, live_runs
 
 PROVIDERS = pytest.mark.parametrize("provider", ["ray", "local"])
@@ -66,7 +66,9 @@ def a_script_beside(folder: Path) -> Iterator[str]:
         process.wait()
 
 
-def test_status_and_scale_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_status_and_scale_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     project = Project(tmp_path, 100_000, 0.001)
     del project.manifest["spec"]["trainers"]["job"]["template"]["spec"]["containers"][0]["image"]
     project.write()
@@ -91,7 +93,10 @@ def test_status_and_scale_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture
         with a_script_beside(tmp_path) as script:
             assert cli.main(["status"]) == 0
             assert f"train.py: {script}" in capsys.readouterr().out
+            mine = [found for found in live_runs() if str(found.home) in (home, script)]
+            monkeypatch.setattr(status, "live_runs", lambda _: mine)  # other tests have runs meanwhile
             assert cli.main(["scale", "2"]) == 0, "of the run with a manifest"
+            monkeypatch.undo()
             assert "small: 2 feeders from now on" in capsys.readouterr().out
         run.until("feeders 2/2")
         for wrong, found in (
