@@ -3,8 +3,9 @@
 # Variables: PYTHON (3.11 or newer), TORCH (any pip requirement, or the path of a wheel), FASHION_MNIST (folder
 # of the data), KUBEBUILDER_ASSETS (folder with etcd and kube-apiserver), PYTEST_ARGS,
 # TEST_PROCESSES (how many files of tests run at a time), E2E_PROCESSES (how many tests on a cluster do); options of the
-# main job as FASHION_EPOCHS=2, FASHION_LIMIT=6000 and so on. For images and the cluster: REGISTRY, TAG, PYTHON_IMAGE, TORCH_INDEX, NODE_IMAGE (kind's,
-# of another version of Kubernetes), E2E_ADDONS (program that installs JobSet and Kubeflow Trainer on a kind cluster).
+# main job as FASHION_EPOCHS=2, FASHION_LIMIT=6000 and so on. For images and the cluster: REGISTRY, TAG, PYTHON_IMAGE,
+# TORCH_INDEX, NODE_IMAGE (kind's, of another version of Kubernetes), E2E_ADDONS (program that installs JobSet and
+# Kubeflow Trainer on a kind cluster).
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0

@@ -1,7 +1,6 @@
-"""The clusters of the tests, made and deleted here; a namespace of its own for each test.
+"""One cluster for all tests, made and deleted here; a namespace of its own for each test.
 
-Tests run in one process or in several (`-n 2`), which share one cluster and what is installed on it, or have one each
-(E2E_CLUSTERS=2).
+Tests run in one process or in several (`-n 2`), which share the cluster and what is installed on it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import pytest
 from cluster import RELEASE, ROOT, SYSTEM, Cluster, Manifest, missing
 from collect import collect
 from jobs import Job
-from sharing import Shared, in_order, is_alone, number_of_cluster, uses_cluster
+from sharing import Shared, in_order, is_alone, uses_cluster
 
 pytest_plugins = ["durations"]
 ARTIFACTS = ROOT / "e2e" / "artifacts"
@@ -42,11 +41,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput"):
         return
     shared = session.config.stash[SHARED]
-    for name in shared.made("cluster"):
-        cluster = Cluster(name, shared.kubeconfig(name))
+    if (name := shared.made("cluster")) is not None:
+        cluster = Cluster(name, shared.kubeconfig)
         if name != os.environ.get("E2E_CLUSTER"):
             cluster.delete()
-        elif name in shared.made("operator"):
+        elif shared.made("operator") is not None:
             cluster.helm("uninstall", RELEASE, "-n", SYSTEM, "--wait", "--ignore-not-found")
     shutil.rmtree(shared.folder, ignore_errors=True)
 
@@ -61,7 +60,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
     """A test's time runs from its turn on."""
     if not uses_cluster(item):
         return (yield)
-    with item.config.stash[SHARED].turn(number_of_cluster(), alone=is_alone(item)):
+    with item.config.stash[SHARED].turn(alone=is_alone(item)):
         return (yield)
 
 
@@ -82,17 +81,13 @@ def shared(pytestconfig: pytest.Config) -> Shared:
 def cluster(shared: Shared) -> Cluster:
     if gone := missing():
         pytest.fail(gone, pytrace=False)
-    number = number_of_cluster()
 
     def make() -> str:
-        name = os.environ.get("E2E_CLUSTER")
-        if name and number == 0:
-            return Cluster.existing(name, shared.kubeconfig(name)).name
-        name = f"dataloaderjob-{os.getpid()}"
-        return Cluster.create(name, shared.kubeconfig(name)).name
+        if name := os.environ.get("E2E_CLUSTER"):
+            return Cluster.existing(name, shared.kubeconfig).name
+        return Cluster.create(f"dataloaderjob-{os.getpid()}", shared.kubeconfig).name
 
-    name = shared.once(f"cluster-{number}", make)
-    return Cluster(name, shared.kubeconfig(name))
+    return Cluster(shared.once("cluster", make), shared.kubeconfig)
 
 
 @pytest.fixture(scope="session")
@@ -103,9 +98,9 @@ def operator(shared: Shared, cluster: Cluster) -> Cluster:
         _restricted(cluster, SYSTEM)
         if RELEASE not in cluster.helm("list", "-n", SYSTEM, "--short").split():
             cluster.install()
-        return cluster.name
+        return RELEASE
 
-    shared.once(f"operator-{number_of_cluster()}", install)
+    shared.once("operator", install)
     return cluster
 
 

@@ -1,7 +1,7 @@
 """A kind cluster and what the tests do with it, by the programs that a user has: kind, docker, kubectl, helm.
 
 Variables: NODE_IMAGE (kind's, for another version of Kubernetes), REGISTRY and TAG of the images, E2E_CLUSTER (name of
-a cluster that is there already, with the images; it is left as it is), E2E_CLUSTERS (how many are made).
+a cluster that is there already, with the images; it is left as it is).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "dataloaderjob"
 EXAMPLE = ROOT / "examples" / "fashion-mnist"
 CONFIG = Path("e2e/kind.yaml")
-"""kind's, of the cluster that most tests use."""
+"""kind's, of the cluster that most tests share."""
 REGISTRY = os.environ.get("REGISTRY") or "ghcr.io/dataloaderjob"
 TAG = os.environ.get("TAG") or __version__
 OPERATOR, SIDECAR, FEEDER = (f"{REGISTRY}/{part}:{TAG}" for part in ("operator", "sidecar", "feeder"))

@@ -1,13 +1,12 @@
-"""What the processes of one run of the tests have in common: clusters, and whose turn it is to use one.
+"""What the processes of one run of the tests have in common: one cluster, and whose turn it is to use it.
 
-Several tests use a cluster at a time, each in a namespace of its own. One that shakes what all of them need, such as a
-node, the operator or the API server, is marked `alone` and has its cluster for itself.
+Several tests use the cluster at a time, each in a namespace of its own. One that shakes what all of them need, such as
+a node, the operator or the API server, is marked `alone` and has the cluster for itself.
 """
 
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,21 +38,23 @@ class Shared:
             done.write_text(made)
             return made
 
-    def made(self, kind: str) -> list[str]:
-        """What `once` gave under this name, and under those that begin so."""
-        return [done.read_text() for done in sorted(self.folder.glob(f"{kind}*.done"))]
+    def made(self, name: str) -> str | None:
+        """What `once` gave, None if it gave nothing."""
+        done = self.folder / f"{name}.done"
+        return done.read_text() if done.exists() else None
 
-    def kubeconfig(self, cluster: str) -> Path:
-        return self.folder / f"kubeconfig-{cluster}"
+    @property
+    def kubeconfig(self) -> Path:
+        return self.folder / "kubeconfig"
 
     @contextmanager
-    def turn(self, cluster: int, *, alone: bool) -> Iterator[None]:
-        """The cluster of this number for this block: beside others, or alone.
+    def turn(self, *, alone: bool) -> Iterator[None]:
+        """The cluster for this block: beside others, or alone.
 
         Who waits to be alone holds the gate, so that those who come later wait, too.
         """
-        with (self.folder / f"turn-{cluster}.lock").open("w") as held:
-            with self._locked(f"gate-{cluster}.lock", fcntl.LOCK_EX):
+        with (self.folder / "turn.lock").open("w") as held:
+            with self._locked("gate.lock", fcntl.LOCK_EX):
                 fcntl.flock(held, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
             yield
 
@@ -62,12 +63,6 @@ class Shared:
         with (self.folder / name).open("w") as held:
             fcntl.flock(held, how)
             yield
-
-
-def number_of_cluster() -> int:
-    """Which one this process uses, of the `E2E_CLUSTERS` that there are."""
-    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    return process % int(os.environ.get("E2E_CLUSTERS", "1"))
 
 
 def uses_cluster(row: pytest.Item) -> bool:

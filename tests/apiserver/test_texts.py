@@ -24,11 +24,9 @@ WORDS = st.one_of(
     st.text(st.characters()),
     st.binary().map(lambda raw: raw.decode(errors="replace")),
     st.text(st.sampled_from(ODD + "\ud83d\ude22\udcff\uffff\"'\\#:&*!|>%@`-?{}[]")),
-    st.text(st.characters(), min_size=1, max_size=80).map(
-        lambda text: 3000 * text
-    ),  # a request has 3 MiB at most
+    st.text(st.characters(), min_size=1, max_size=80).map(lambda text: 3000 * text),
 )
-"""Of a process that dies."""
+"""Of a process that dies; the longest just fit into a request of 3 MiB."""
 PROPERTY = settings(
     max_examples=60,
     deadline=None,

@@ -22,7 +22,16 @@ def test_a_claim_arrives_as_it_was_sent():
 
 @pytest.mark.parametrize(
     "text",
-    [b"feeders", b"[]", b"{}", b'{"run": "a", "pid": null}', b"\xff", b"", b"[" * 8000, b'{"pid": Infinity}'],
+    [
+        b"feeders",
+        b"[]",
+        b"{}",
+        b'{"run": "a", "pid": null}',
+        b"\xff",
+        b"",
+        b"[" * 8000,
+        b'{"run": "a", "pid": Infinity}',
+    ],
 )
 def test_what_is_no_claim_is_not_taken_for_one(text):
     assert Claim.parse(text) is None

@@ -212,7 +212,7 @@ class ProcessState:
 
     def _chosen(self) -> dict[str, str]:
         # Feeders that stay have the variables of another script; those of a job or a run do not stay.
-        kept = os.environ.get(KEEP_VARIABLE, "0") not in ("", "0") and SOCKET_VARIABLE not in os.environ
+        kept = os.environ.get(KEEP_VARIABLE, "0") not in ("", "0") and not os.environ.get(SOCKET_VARIABLE)
 
         def travels(name: str, value: str) -> bool:
             own = _OWN.fullmatch(name) and self._at_start.get(name) == value

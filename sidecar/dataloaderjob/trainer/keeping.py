@@ -160,12 +160,7 @@ def environment_key(variables: Mapping[str, str]) -> str:
         sys.executable,
         sorted(item for item in variables.items() if not _OF_A_LAUNCH.fullmatch(item[0])),
         path,
-        [
-            _changed_at(file)
-            for entry in path
-            if entry.endswith("-packages")
-            for file in (entry, *_pth_files(entry))
-        ],
+        [_changed_at(entry) for entry in _of_packages(path)],
         max(_changed_at(entry) for entry in _own_files()),
         sorted(os.sched_getaffinity(0)),
         os.getpriority(os.PRIO_PROCESS, 0),
@@ -179,9 +174,12 @@ def environment_key(variables: Mapping[str, str]) -> str:
     return hashlib.sha256(repr(parts).encode(errors="surrogateescape")).hexdigest()[:10]
 
 
-def _pth_files(folder: str) -> list[str]:
-    """Those by which packages are installed in place, say."""
-    return sorted(glob.glob(os.path.join(glob.escape(folder), "*.pth")))
+def _of_packages(path: Sequence[str]) -> Iterator[str]:
+    """Folders of packages, and the files in them by which packages are installed in place, say."""
+    for folder in path:
+        if folder.endswith("-packages"):
+            yield folder
+            yield from sorted(glob.glob(os.path.join(glob.escape(folder), "*.pth")))
 
 
 def _own_files() -> Iterator[str]:
@@ -222,24 +220,23 @@ def _ask(path: Path, claim: Claim) -> bytes | None:
     """What the service of this folder says to a claim; None if it does not listen, or does not answer in time."""
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        with (
+            open(read, "rb", buffering=0) as answers,
+            open(write, "wb", buffering=0) as reply,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock,
+        ):
             sock.setblocking(False)
             sock.connect(str(path / CONTROL_NAME))
-            socket.send_fds(sock, [claim.pack()], [write])
-            os.close(write)
-            write = -1
+            socket.send_fds(sock, [claim.pack()], [reply.fileno()])
+            reply.close()
             poll = select.poll()
-            poll.register(read, select.POLLIN)
-            answer = (os.read(read, 1) or None) if poll.poll(ANSWER_S * 1000) else None
+            poll.register(answers, select.POLLIN)
+            answer = (answers.read(1) or None) if poll.poll(ANSWER_S * 1000) else None
             if answer == GRANTED and not claim.ends:
                 _be_heard(sock, claim)
             return answer
     except OSError:
         return None
-    finally:
-        os.close(read)
-        if write >= 0:
-            os.close(write)
 
 
 def _be_heard(sock: socket.socket, claim: Claim) -> None:
